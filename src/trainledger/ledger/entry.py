@@ -1,0 +1,123 @@
+"""One noun: an entry of the ledger, and the ledger itself.
+
+Closed form, trace and measurement all write this shape; every report reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import mul
+from typing import Any
+
+Int = Any  # int for one run, an array for many at once, a sympy expression for a formula
+
+PHASES = ("data", "forward", "recompute", "backward", "clip", "optimizer", "collective")
+KINDS = ("matmul", "attention", "elementwise", "norm", "softmax", "embedding", "reduction", "copy", "random", "update", "transfer")
+CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "logits and loss", "scratch", "buffers", "batch")
+BASES = ("exact", "bound", "assumed", "measured")
+
+Amounts = tuple[tuple[str, Int], ...]  # (category, nbytes) pairs
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operation: what it computes, moves, keeps, and what it does to memory.
+
+    ``flops`` counts 2 per multiply-add and 1 per element of pointwise work; ``model_flops`` is its part in
+    the model's own cost (matmuls and attention of forward and backward, recomputation left out).
+    ``kept`` are bytes it creates that a later phase reads; ``scratch`` lives only while it runs.
+    ``allocated`` and ``freed`` move the live bytes by category: allocated before it runs, freed after.
+    ``dtype`` is the format a matmul's inputs have, which decides the peak it runs against.
+    ``loop`` says which loops it runs in, outermost first, as (name, count) pairs. ``payload`` and ``group``
+    are the bytes and ranks of a collective. ``seconds`` is known only where it was measured.
+    """
+
+    name: str
+    path: str
+    phase: str
+    kind: str
+    flops: Int = 0
+    model_flops: Int = 0
+    read: Int = 0
+    written: Int = 0
+    kept: Int = 0
+    scratch: Int = 0
+    allocated: Amounts = ()
+    freed: Amounts = ()
+    dtype: str = ""
+    loop: tuple[tuple[str, Int], ...] = ()
+    payload: Int = 0
+    group: str = ""
+    seconds: float | None = None
+    basis: str = "exact"
+    source: str = ""
+
+    @property
+    def times(self) -> Int:
+        """How often it runs in one optimizer step."""
+        return reduce(mul, (count for _, count in self.loop), 1)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The entries of one optimizer step of one device, in the order they run.
+
+    ``resident`` is what is live before the step, by category; ``uncounted`` lists what has no rule, with
+    how often it ran; ``parameters`` are distinct trained elements; ``tokens`` pass through in the step.
+    """
+
+    entries: tuple[Entry, ...]
+    resident: Amounts = ()
+    parameters: Int = 0
+    tokens: Int = 0
+    micro_batches: Int = 1
+    uncounted: tuple[tuple[str, int], ...] = ()
+    writer: str = ""
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def total(self, amount: str) -> Int:
+        """The sum of one amount (``flops``, ``read``, ``kept`` …) over all entries, each as often as it runs."""
+        return sum(getattr(each, amount) * each.times for each in self.entries)
+
+    @property
+    def flops(self) -> Int:
+        return self.total("flops")
+
+    @property
+    def model_flops(self) -> Int:
+        return self.total("model_flops")
+
+    @property
+    def matmul_flops(self) -> Int:
+        """FLOPs of matmuls and attention kernels, what is called hardware FLOPs; pointwise work left out."""
+        return self.filter(lambda each: each.kind in ("matmul", "attention")).flops
+
+    @property
+    def kept_nbytes(self) -> Int:
+        """Bytes that one micro-batch's forward keeps for its backward."""
+        return self.total("kept") // self.micro_batches
+
+    def by(self, key: str, amount: str = "flops") -> dict[str, Int]:
+        """One amount split by an attribute of the entries (``phase``, ``kind``, ``basis`` …)."""
+        split: dict[str, Int] = {}
+        for each in self.entries:
+            label = getattr(each, key)
+            split[label] = split.get(label, 0) + getattr(each, amount) * each.times
+        return split
+
+    def filter(self, keep: Callable[[Entry], bool]) -> Ledger:
+        """The same ledger with the entries that ``keep`` accepts."""
+        return self._with(each for each in self.entries if keep(each))
+
+    def __add__(self, other: Ledger) -> Ledger:
+        return self._with((*self.entries, *other.entries))
+
+    def _with(self, entries: Iterable[Entry]) -> Ledger:
+        return replace(self, entries=tuple(entries))

@@ -1,0 +1,35 @@
+"""The cluster: which devices, how many, and what a calibration measured on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainledger.spec.setting import setting
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device of the catalog, or this machine as its calibration describes it.
+
+    Peaks are dense FLOP/s by dtype; what is unknown is absent, never zero and never another device's.
+    ``basis`` is ``assumed`` for a data sheet and ``measured`` for a calibration.
+    """
+
+    name: str
+    title: str
+    peak_flops_per_second: dict[str, float]
+    memory_nbytes: int | None = None
+    memory_bytes_per_second: float | None = None
+    power_watts: float | None = None
+    basis: str = "assumed"
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The devices of a run."""
+
+    device: str = setting("a device of the catalog, or this-machine", quantity="text", default="this-machine")
+    count: int = setting("how many of them", default=1, at_least=1)
+    backend: str = setting("torch device: auto, cpu, cuda or mps", quantity="text", default="auto", choices=("auto", "cpu", "cuda", "mps"))
+    price_per_device_hour: float | None = setting("what one device costs for an hour; absent = no bill", quantity="number", default=None, at_least=0)

@@ -1,0 +1,25 @@
+"""The data: which text, which tokenizer, how much is held out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainledger.spec.setting import setting
+
+STANDARD_LIBRARY = "python-standard-library"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """A corpus and its tokenizer."""
+
+    path: tuple[str, ...] = setting(
+        "files, globs or directories of text, .jsonl(.gz, .zst) or .parquet; "
+        f'"{STANDARD_LIBRARY}" = the text of the running interpreter\'s own library',
+        quantity="texts", default=(STANDARD_LIBRARY,),
+    )  # fmt: skip
+    text_field: str = setting("the field of a JSONL or Parquet record that holds the text", quantity="text", default="text")
+    tokenizer: str = setting('"bytes", "bpe" (trained on the corpus) or the path of a tokenizer.json', quantity="text", default="bytes")
+    vocab_size: int | None = setting("vocabulary of a bpe tokenizer; absent = model.vocab_size", default=None, at_least=257)
+    validation_fraction: float = setting("share of the documents held out", quantity="number", default=0.02, above=0, at_most=0.5)
+    cache: str = setting("directory of the token stores", quantity="text", default="cache")

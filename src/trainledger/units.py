@@ -1,0 +1,146 @@
+"""Quantities in text: the only place that knows what T, GB, GiB and w stand for.
+
+Counts and FLOPs are decimal (K = 1e3), bytes are decimal (GB = 1e9) or binary (GiB = 2**30), always
+written out, times are seconds.
+"""
+
+from __future__ import annotations
+
+KILO, MEGA, GIGA, TERA, PETA, EXA = 10**3, 10**6, 10**9, 10**12, 10**15, 10**18
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+SECONDS_PER_HOUR = 3600
+SECONDS_PER_DAY = 86400
+
+_COUNTS = {"": 1, "k": KILO, "m": MEGA, "b": GIGA, "g": GIGA, "t": TERA, "p": PETA, "e": EXA}
+_BYTES = {
+    "": 1, "b": 1, "kb": KILO, "mb": MEGA, "gb": GIGA, "tb": TERA, "pb": PETA,
+    "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB,
+}  # fmt: skip
+_SECONDS = {
+    "": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
+    "y": 365.25 * 86400.0,
+}  # fmt: skip
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The number and the unit of a quantity such as ``"1.5 GB"`` (a mantissa may end in ``e9``)."""
+    compact = text.strip().replace("_", "").replace(",", "")
+    for end in range(len(compact), 0, -1):
+        try:
+            float(compact[:end])
+        except ValueError:
+            continue
+        return compact[:end], compact[end:].strip()
+    return "", compact
+
+
+def _parse(text: str, units: dict[str, int] | dict[str, float], what: str, examples: str) -> float | int:
+    number, unit = _split(text)
+    scale = units.get(unit.lower())
+    if not number or scale is None or number.lower().lstrip("+-") in ("nan", "inf", "infinity"):
+        raise ValueError(f"{text!r} is not {what}; write it like {examples}")
+    if number.lstrip("+-").isdigit():
+        return int(number) * scale
+    return float(number) * scale
+
+
+def _whole(value: float | int, text: str, what: str) -> int:
+    if isinstance(value, float):
+        if not value.is_integer() and abs(value - round(value)) > 1e-9 * abs(value):
+            raise ValueError(f"{text!r} is not a whole number of {what}; the nearest is {round(value)}")
+        value = round(value)
+    return value
+
+
+def parse_count(text: str) -> int:
+    """A count in text as an integer.
+
+    >>> parse_count("15T"), parse_count("1e9"), parse_count("1.5k")
+    (15000000000000, 1000000000, 1500)
+    """
+    return _whole(_parse(text, _COUNTS, "a count", '"15T", "1e9" or 4096'), text, "things")
+
+
+def parse_nbytes(text: str) -> int:
+    """Bytes in text as an integer; GB is 1e9, GiB is 2**30.
+
+    >>> parse_nbytes("80GB"), parse_nbytes("1GiB")
+    (80000000000, 1073741824)
+    """
+    return _whole(_parse(text, _BYTES, "a number of bytes", '"80GB" or "1GiB"'), text, "bytes")
+
+
+def parse_seconds(text: str) -> float:
+    """A time in text as seconds.
+
+    >>> parse_seconds("2w"), parse_seconds("90min")
+    (1209600.0, 5400.0)
+    """
+    return float(_parse(text, _SECONDS, "a time", '"2w", "3d", "12h", "90min" or "30s"'))
+
+
+def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
+    for scale, unit in steps:
+        if abs(value) >= scale:
+            return f"{value / scale:.4g} {unit}".rstrip() if abs(value) / scale < 1e4 else f"{value / scale:.4e} {unit}"
+    scale, unit = steps[-1]
+    return f"{value / scale:.4g} {unit}".rstrip()
+
+
+def format_count(value: float) -> str:
+    """A count with three or four digits: 8.03 B, 15 T.
+
+    >>> format_count(8030261248), format_count(15 * 10**12), format_count(512)
+    ('8.03B', '15T', '512')
+    """
+    steps = ((TERA, "T"), (GIGA, "B"), (MEGA, "M"), (KILO, "K"), (1, ""))
+    return _scaled(value, steps).replace(" ", "")
+
+
+def format_nbytes(value: float) -> str:
+    """Bytes in decimal units.
+
+    >>> format_nbytes(80 * 10**9), format_nbytes(512)
+    ('80 GB', '512 B')
+    """
+    return _scaled(value, ((PETA, "PB"), (TERA, "TB"), (GIGA, "GB"), (MEGA, "MB"), (KILO, "kB"), (1, "B")))
+
+
+def format_flops(value: float) -> str:
+    """Floating-point operations (a count, not a rate).
+
+    >>> format_flops(6.3e24), format_flops(268435456)
+    ('6.300e+24 FLOP', '268.4 MFLOP')
+    """
+    if abs(value) >= 10**21:
+        return f"{value:.3e} FLOP"
+    steps = ((EXA, "EFLOP"), (PETA, "PFLOP"), (TERA, "TFLOP"), (GIGA, "GFLOP"), (MEGA, "MFLOP"), (KILO, "kFLOP"))
+    return _scaled(value, (*steps, (1, "FLOP")))
+
+
+def format_flops_per_second(value: float) -> str:
+    """A rate of floating-point operations.
+
+    >>> format_flops_per_second(989e12)
+    '989 TFLOP/s'
+    """
+    return format_flops(value) + "/s"
+
+
+def format_seconds(value: float) -> str:
+    """A time in the unit that reads best.
+
+    >>> format_seconds(0.0123), format_seconds(143.93 * 86400), format_seconds(75)
+    ('12.3 ms', '143.9 days', '1.25 min')
+    """
+    steps = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+    return _scaled(value, steps)
+
+
+def format_percent(value: float) -> str:
+    """A ratio as percent.
+
+    >>> format_percent(0.5)
+    '50.0 %'
+    """
+    return f"{100 * value:.1f} %"
