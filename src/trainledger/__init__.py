@@ -1,3 +1,71 @@
-"""trainledger accounts for every byte and every FLOP of a training run."""
+"""trainledger accounts for every byte and every FLOP of a training run.
+
+Every public name answers one question; a name is imported when it is first used, so that
+``import trainledger`` brings in neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_WHERE = {
+    "Calibration": "trainledger.spec.calibration",
+    "Cluster": "trainledger.spec.cluster",
+    "DataSpec": "trainledger.spec.data",
+    "Device": "trainledger.spec.cluster",
+    "Entry": "trainledger.ledger.entry",
+    "InvalidInput": "trainledger.spec.problem",
+    "Layout": "trainledger.spec.layout",
+    "Ledger": "trainledger.ledger.entry",
+    "ModelSpec": "trainledger.spec.model",
+    "Problem": "trainledger.spec.problem",
+    "Recipe": "trainledger.spec.recipe",
+    "Run": "trainledger.spec.run",
+    "account": "trainledger.ledger.step",
+    "device": "trainledger.catalog",
+    "device_of": "trainledger.api",
+    "load": "trainledger.api",
+    "meter": "trainledger.measure",
+    "model": "trainledger.api",
+    "napkin": "trainledger.plan.napkin",
+    "parameters": "trainledger.ledger.step",
+    "predict": "trainledger.predict",
+    "reconcile": "trainledger.reconcile",
+    "trace": "trainledger.trace",
+}
+
+if TYPE_CHECKING:
+    from trainledger.api import device_of, load, model
+    from trainledger.catalog import device
+    from trainledger.ledger.entry import Entry, Ledger
+    from trainledger.plan.napkin import napkin
+    from trainledger.spec.calibration import Calibration
+    from trainledger.spec.cluster import Cluster, Device
+    from trainledger.spec.data import DataSpec
+    from trainledger.spec.layout import Layout
+    from trainledger.spec.model import ModelSpec
+    from trainledger.spec.problem import InvalidInput, Problem
+    from trainledger.spec.recipe import Recipe
+    from trainledger.spec.run import Run
+
+__all__ = [
+    "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec",
+    "Problem", "Recipe", "Run", "device", "device_of", "load", "model", "napkin",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    where = _WHERE.get(name)
+    if where is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(where), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})

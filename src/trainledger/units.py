@@ -11,7 +11,7 @@ KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 SECONDS_PER_HOUR = 3600
 SECONDS_PER_DAY = 86400
 
-_COUNTS = {"": 1, "k": KILO, "m": MEGA, "b": GIGA, "g": GIGA, "t": TERA, "p": PETA, "e": EXA}
+_COUNTS = {"": 1, "k": KILO, "m": MEGA, "b": GIGA, "g": GIGA, "t": TERA, "p": PETA}
 _BYTES = {
     "": 1, "b": 1, "kb": KILO, "mb": MEGA, "gb": GIGA, "tb": TERA, "pb": PETA,
     "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB,
@@ -22,9 +22,21 @@ _SECONDS = {
 }  # fmt: skip
 
 
+_LONGEST = 40
+
+
+class NotAQuantity(ValueError):  # noqa: N818
+    """A text that is no quantity: the rule it breaks, and the nearest quantity where there is one."""
+
+    def __init__(self, text: str, rule: str, nearest: int | None = None) -> None:
+        self.rule = rule
+        self.nearest = nearest
+        super().__init__(f"{text[:_LONGEST]!r} {rule}" + (f"; the nearest is {nearest}" if nearest is not None else ""))
+
+
 def _split(text: str) -> tuple[str, str]:
     """The number and the unit of a quantity such as ``"1.5 GB"`` (a mantissa may end in ``e9``)."""
-    compact = text.strip().replace("_", "").replace(",", "")
+    compact = text.strip().replace("_", "").replace(",", "") if len(text) <= _LONGEST else ""
     for end in range(len(compact), 0, -1):
         try:
             float(compact[:end])
@@ -34,20 +46,21 @@ def _split(text: str) -> tuple[str, str]:
     return "", compact
 
 
-def _parse(text: str, units: dict[str, int] | dict[str, float], what: str, examples: str) -> float | int:
+def _parse(text: str, units: dict[str, int] | dict[str, float], rule: str) -> float | int:
     number, unit = _split(text)
     scale = units.get(unit.lower())
-    if not number or scale is None or number.lower().lstrip("+-") in ("nan", "inf", "infinity"):
-        raise ValueError(f"{text!r} is not {what}; write it like {examples}")
-    if number.lstrip("+-").isdigit():
-        return int(number) * scale
-    return float(number) * scale
+    if not number or scale is None:
+        raise NotAQuantity(text, rule)
+    value = int(number) * scale if number.lstrip("+-").isdigit() else float(number) * scale
+    if not -1e300 < value < 1e300:  # false for nan and inf as well
+        raise NotAQuantity(text, rule)
+    return value
 
 
 def _whole(value: float | int, text: str, what: str) -> int:
     if isinstance(value, float):
         if not value.is_integer() and abs(value - round(value)) > 1e-9 * abs(value):
-            raise ValueError(f"{text!r} is not a whole number of {what}; the nearest is {round(value)}")
+            raise NotAQuantity(text, f"is not a whole number of {what}", round(value))
         value = round(value)
     return value
 
@@ -58,7 +71,7 @@ def parse_count(text: str) -> int:
     >>> parse_count("15T"), parse_count("1e9"), parse_count("1.5k")
     (15000000000000, 1000000000, 1500)
     """
-    return _whole(_parse(text, _COUNTS, "a count", '"15T", "1e9" or 4096'), text, "things")
+    return _whole(_parse(text, _COUNTS, 'is not a count; write it like 4096, "1e9" or "15T"'), text, "things")
 
 
 def parse_nbytes(text: str) -> int:
@@ -67,7 +80,7 @@ def parse_nbytes(text: str) -> int:
     >>> parse_nbytes("80GB"), parse_nbytes("1GiB")
     (80000000000, 1073741824)
     """
-    return _whole(_parse(text, _BYTES, "a number of bytes", '"80GB" or "1GiB"'), text, "bytes")
+    return _whole(_parse(text, _BYTES, 'is not a number of bytes; write it like "80GB" or "1GiB"'), text, "bytes")
 
 
 def parse_seconds(text: str) -> float:
@@ -76,7 +89,17 @@ def parse_seconds(text: str) -> float:
     >>> parse_seconds("2w"), parse_seconds("90min")
     (1209600.0, 5400.0)
     """
-    return float(_parse(text, _SECONDS, "a time", '"2w", "3d", "12h", "90min" or "30s"'))
+    return float(_parse(text, _SECONDS, 'is not a time; write it like "2w", "3d", "12h", "90min" or "30s"'))
+
+
+def parse_number(text: str) -> float:
+    """A plain number in text; percent is a hundredth.
+
+    >>> parse_number("3e-4"), parse_number("50%")
+    (0.0003, 0.5)
+    """
+    value = _parse(text, {"": 1, "%": 1}, 'is not a number; write it like 0.5, "3e-4" or "50%"')
+    return float(value) / 100 if text.rstrip().endswith("%") else float(value)
 
 
 def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
@@ -104,6 +127,15 @@ def format_nbytes(value: float) -> str:
     ('80 GB', '512 B')
     """
     return _scaled(value, ((PETA, "PB"), (TERA, "TB"), (GIGA, "GB"), (MEGA, "MB"), (KILO, "kB"), (1, "B")))
+
+
+def format_gigabytes(value: float) -> str:
+    """Bytes in GB whatever their size, for columns that are compared.
+
+    >>> format_gigabytes(1120 * 10**9), format_gigabytes(12.345 * 10**9)
+    ('1,120 GB', '12.35 GB')
+    """
+    return f"{value / GIGA:,.0f} GB" if abs(value) >= 100 * GIGA else f"{value / GIGA:.4g} GB"
 
 
 def format_flops(value: float) -> str:

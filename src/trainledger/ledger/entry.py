@@ -9,12 +9,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import mul
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainledger.ledger.timeline import Peak
 
 Int = Any  # int for one run, an array for many at once, a sympy expression for a formula
 
 PHASES = ("data", "forward", "recompute", "backward", "clip", "optimizer", "collective")
-KINDS = ("matmul", "attention", "elementwise", "norm", "softmax", "embedding", "reduction", "copy", "random", "update", "transfer")
+KINDS = (
+    "matmul", "attention", "elementwise", "norm", "softmax", "embedding", "reduction", "copy", "allocate", "random",
+    "update", "transfer", "unknown",
+)  # fmt: skip
 CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "logits and loss", "scratch", "buffers", "batch")
 BASES = ("exact", "bound", "assumed", "measured")
 
@@ -111,6 +117,12 @@ class Ledger:
             label = getattr(each, key)
             split[label] = split.get(label, 0) + getattr(each, amount) * each.times
         return split
+
+    def peak(self) -> Peak:
+        """The most bytes live at once, by category, and the entry that runs then."""
+        from trainledger.ledger.timeline import peak
+
+        return peak(self)
 
     def filter(self, keep: Callable[[Entry], bool]) -> Ledger:
         """The same ledger with the entries that ``keep`` accepts."""

@@ -12,7 +12,8 @@ class Device:
     """A device of the catalog, or this machine as its calibration describes it.
 
     Peaks are dense FLOP/s by dtype; what is unknown is absent, never zero and never another device's.
-    ``basis`` is ``assumed`` for a data sheet and ``measured`` for a calibration.
+    ``memory_nbytes`` is the number on the box. ``link_bytes_per_second`` goes one way. ``unverified`` names
+    the numbers that were not read in the source. ``basis`` is ``assumed`` for a data sheet and ``measured`` for a calibration.
     """
 
     name: str
@@ -23,6 +24,11 @@ class Device:
     power_watts: float | None = None
     basis: str = "assumed"
     source: str = ""
+    date: str = ""
+    unverified: tuple[str, ...] = ()
+    link: str = ""
+    link_bytes_per_second: float | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,5 +37,9 @@ class Cluster:
 
     device: str = setting("a device of the catalog, or this-machine", quantity="text", default="this-machine")
     count: int = setting("how many of them", default=1, at_least=1)
-    backend: str = setting("torch device: auto, cpu, cuda or mps", quantity="text", default="auto", choices=("auto", "cpu", "cuda", "mps"))
-    price_per_device_hour: float | None = setting("what one device costs for an hour; absent = no bill", quantity="number", default=None, at_least=0)
+    backend: str = setting(
+        "torch device: auto, cpu, cuda or mps", quantity="text", default="auto", choices=("auto", "cpu", "cuda", "mps")
+    )
+    price_per_device_hour: float | None = setting(
+        "what one device costs for an hour; absent = no bill", quantity="number", default=None, at_least=0
+    )

@@ -18,8 +18,21 @@ class DataSpec:
         f'"{STANDARD_LIBRARY}" = the text of the running interpreter\'s own library',
         quantity="texts", default=(STANDARD_LIBRARY,),
     )  # fmt: skip
-    text_field: str = setting("the field of a JSONL or Parquet record that holds the text", quantity="text", default="text")
-    tokenizer: str = setting('"bytes", "bpe" (trained on the corpus) or the path of a tokenizer.json', quantity="text", default="bytes")
-    vocab_size: int | None = setting("vocabulary of a bpe tokenizer; absent = model.vocab_size", default=None, at_least=257)
-    validation_fraction: float = setting("share of the documents held out", quantity="number", default=0.02, above=0, at_most=0.5)
+    text_field: str = setting(
+        "the field of a JSONL or Parquet record that holds the text", quantity="text", default="text"
+    )
+    tokenizer: str = setting(
+        '"bytes", "bpe" (trained on the corpus) or the path of a tokenizer.json', quantity="text", default="bytes"
+    )
+    end_token: str | None = setting(
+        "token that ends a document in a tokenizer.json; absent = the first it has of "
+        "<|endoftext|>, <|end_of_text|>, </s>, <eos>",
+        quantity="text", default=None,
+    )  # fmt: skip
+    vocab_size: int | None = setting(
+        "vocabulary of a bpe tokenizer; absent = model.vocab_size", default=None, at_least=257
+    )
+    validation_fraction: float = setting(
+        "share of the documents held out", quantity="number", default=0.02, above=0, at_most=0.5
+    )
     cache: str = setting("directory of the token stores", quantity="text", default="cache")

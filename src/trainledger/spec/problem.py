@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+_LONGEST = 60
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with one field: what it was, the rule it breaks, and the nearest value that works."""
+    """One thing wrong with one field: what it was, the rule it breaks, and the nearest value that works.
+
+    ``value`` None says that the field was not given; ``nearest`` None says that no value is known to work.
+
+    >>> print(Problem("model.n_heads", 7, "must divide d_model = 64", 8))
+    model.n_heads = 7: must divide d_model = 64; nearest that works: 8
+    """
 
     field: str
     value: object
@@ -15,15 +24,16 @@ class Problem:
     nearest: object = None
 
     def __str__(self) -> str:
-        sentence = f"{self.field} = {self.value!r}: {self.rule}"
-        if self.nearest is not None:
-            sentence += f"; nearest that works: {self.nearest!r}" if not isinstance(self.nearest, str) else (
-                f"; nearest that works: {self.nearest}"
-            )
-        return sentence
+        field = self.field if self.field.isprintable() else repr(self.field)
+        given = f" = {shown(self.value)}" if self.value is not None else ""
+        sentence = f"{_short(field)}{given}: {self.rule}"
+        if self.nearest is None:
+            return sentence
+        nearest = self.nearest if isinstance(self.nearest, str) else shown(self.nearest)
+        return f"{sentence}; nearest that works: {nearest}"
 
 
-class InvalidInput(ValueError):
+class InvalidInput(ValueError):  # noqa: N818
     """Every problem found in an input; the command line prints each and exits with code 2."""
 
     def __init__(self, problems: list[Problem], where: str = "") -> None:
@@ -31,3 +41,41 @@ class InvalidInput(ValueError):
         self.where = where
         lines = [str(each) for each in problems]
         super().__init__("\n".join([f"{where}:", *("  " + line for line in lines)] if where else lines))
+
+
+def shown(value: object) -> str:
+    """A value of an input as short printable text, whatever it is.
+
+    >>> shown(True), shown("15T"), shown({"a": 1}), shown("x" * 100)[-8:]
+    ('true', "'15T'", 'a table', "xxxx...'")
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"a number of {round(value.bit_length() * 0.30103)} digits"
+    try:
+        text = repr(value)
+    except Exception:  # an input may be any object, and its repr any code
+        return f"a {type(value).__name__}"
+    return _short(text)
+
+
+def _short(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    return text[: _LONGEST - 4] + "..." + (text[-1] if text[-1] in "'\")]" else "")
+
+
+def nearest_text(wanted: str, known: Iterable[str]) -> str | None:
+    """The known word that a misspelt one probably means, or None.
+
+    >>> nearest_text("lerning_rate", ["learning_rate", "seed"])
+    'learning_rate'
+    """
+    from difflib import get_close_matches
+
+    by_lower = {each.lower(): each for each in known}
+    close = get_close_matches(wanted[:100].lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[close[0]] if close else None

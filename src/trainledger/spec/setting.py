@@ -6,10 +6,17 @@ this metadata; there is no second list of fields.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import MISSING, Field, field
 from typing import Any
 
+from trainledger.spec.problem import nearest_text
+from trainledger.units import NotAQuantity, parse_count, parse_nbytes, parse_number, parse_seconds
+
 QUANTITIES = ("count", "nbytes", "seconds", "number", "flag", "text", "texts")
+NONE = "none"  # TOML has no null: this text is None in a field that may be absent
+LARGEST_COUNT = 10**18
 
 
 def setting(
@@ -37,3 +44,109 @@ def setting(
 def rule_of(each: Field[Any]) -> dict[str, Any]:
     """The metadata that `setting` put on a dataclass field."""
     return dict(each.metadata)
+
+
+class Broken(Exception):  # noqa: N818
+    """A value that breaks the rule of its field."""
+
+    def __init__(self, rule: str, nearest: object = None) -> None:
+        self.rule = rule
+        self.nearest = nearest
+
+
+def read_value(each: Field[Any], value: Any) -> Any:
+    """A given value as the field's type and within its rule; raises Broken."""
+    rule = rule_of(each)
+    quantity, choices = rule["quantity"], rule["choices"]
+    if may_be_none(each) and (value is None or value == NONE) and NONE not in (choices or ()):
+        return None
+    if quantity in ("flag", "text", "texts"):
+        return _READ[quantity](value, choices)
+    try:
+        number = _READ[quantity](value, choices)
+    except NotAQuantity as error:
+        raise Broken(error.rule, error.nearest) from None
+    at_least, above, at_most = rule["at_least"], rule["above"], rule["at_most"]
+    if at_most is None and quantity == "count":
+        at_most = LARGEST_COUNT
+    if at_least is not None and number < at_least:
+        raise Broken(f"must be at least {at_least}", at_least)
+    if above is not None and number <= above:
+        raise Broken(f"must be above {above}")
+    if at_most is not None and number > at_most:
+        raise Broken(f"must be at most {at_most}", at_most)
+    return number
+
+
+def may_be_none(each: Field[Any]) -> bool:
+    """Whether the field may be absent."""
+    return "None" in str(each.type)
+
+
+def _whole(parse_text: Callable[[str], int], example: str, value: Any) -> int:
+    if isinstance(value, str):
+        return parse_text(value)
+    if isinstance(value, float):
+        if value.is_integer():
+            return int(value)
+        finite = value - value == 0
+        raise Broken("must be a whole number", round(value) if finite else None)
+    try:
+        return int(operator.index(value)) if not isinstance(value, bool) else int("")
+    except (TypeError, ValueError):
+        raise Broken(f"must be a whole number, such as {example}") from None
+
+
+def _number(parse_text: Callable[[str], float], value: Any) -> float:
+    if isinstance(value, str):
+        return parse_text(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Broken("must be a number")
+    try:
+        number = float(value) + 0.0  # minus zero becomes zero
+    except OverflowError:
+        raise Broken("must be a finite number") from None
+    if number - number != 0:
+        raise Broken("must be a finite number")
+    return number
+
+
+def _flag(value: Any, choices: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = value.lower() if isinstance(value, str) else value
+    guess = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+    raise Broken("must be true or false", guess.get(word) if isinstance(word, str) else None)
+
+
+def _text(value: Any, choices: tuple[str, ...] | None) -> str:
+    if not isinstance(value, str):
+        raise Broken("must be a text in quotes")
+    if choices is not None and value not in choices:
+        raise Broken(f"must be one of {', '.join(choices)}", nearest_text(value, choices))
+    if not value.strip() or "\0" in value:
+        raise Broken("must not be empty" if "\0" not in value else "must not hold a NUL character")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise Broken("must be Unicode text") from None
+    return str(value)
+
+
+def _texts(value: Any, choices: tuple[str, ...] | None) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (_text(value, choices),)
+    if not isinstance(value, list | tuple) or not value:
+        raise Broken("must be a text or a list of texts")
+    return tuple(_text(each, choices) for each in value)
+
+
+_READ: dict[str, Callable[[Any, Any], Any]] = {
+    "count": lambda value, _: _whole(parse_count, '4096 or "15T"', value),
+    "nbytes": lambda value, _: _whole(parse_nbytes, '"80GB"', value),
+    "seconds": lambda value, _: _number(parse_seconds, value),
+    "number": lambda value, _: _number(parse_number, value),
+    "flag": _flag,
+    "text": _text,
+    "texts": _texts,
+}

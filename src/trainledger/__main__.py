@@ -1,0 +1,6 @@
+"""``python -m trainledger`` is the command line."""
+
+from trainledger.cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,84 @@
+"""Models and devices: one TOML file each, every number with its source and the date it was read.
+
+A lookup parses one small file, so that the catalog costs nothing at start-up, however long it grows.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from typing import Any
+
+from trainledger.spec.cluster import Device
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.units import parse_nbytes
+
+_HERE = os.path.dirname(__file__)
+
+
+def model_names() -> list[str]:
+    """The names of the catalog's models.
+
+    >>> "llama-3-8b" in model_names()
+    True
+    """
+    return _names("models")
+
+
+def device_names() -> list[str]:
+    """The names of the catalog's devices."""
+    return _names("devices")
+
+
+def model(name: str, field: str = "model.preset") -> dict[str, Any]:
+    """The `ModelSpec` fields of a model; raises InvalidInput with the nearest name where it is unknown.
+
+    >>> model("gpt2")["d_model"]
+    768
+    """
+    fields: dict[str, Any] = model_entry(name, field)["model"]
+    return fields
+
+
+def model_entry(name: str, field: str = "model.preset") -> dict[str, Any]:
+    """Everything the catalog says of a model: title, exact ``parameters``, source, date, verified, fields."""
+    return _entry("models", name, field)
+
+
+def device(name: str, field: str = "cluster.device") -> Device:
+    """A device; raises InvalidInput with the nearest name where it is unknown.
+
+    >>> device("h100-sxm").peak_flops_per_second["bf16"], device("h100-sxm").memory_nbytes
+    (989500000000000.0, 80000000000)
+    """
+    entry = _entry("devices", name, field)
+    link = entry.get("link_bandwidth")
+    return Device(
+        name=name,
+        title=entry["title"],
+        peak_flops_per_second=entry["peak"],
+        memory_nbytes=parse_nbytes(entry["memory"]),
+        memory_bytes_per_second=float(parse_nbytes(entry["memory_bandwidth"])),
+        power_watts=float(entry["power_watts"]),
+        source=entry["source"],
+        date=str(entry["date"]),
+        unverified=tuple(entry["unverified"]),
+        link=entry["link"],
+        link_bytes_per_second=None if link is None else float(parse_nbytes(link)),
+        note=entry.get("note", ""),
+    )
+
+
+def _names(kind: str) -> list[str]:
+    return sorted(each[: -len(".toml")] for each in os.listdir(os.path.join(_HERE, kind)) if each.endswith(".toml"))
+
+
+def _entry(kind: str, name: str, field: str) -> dict[str, Any]:
+    known = _names(kind)  # a name is looked up in the listing, so that it can never be a path
+    if name not in known:
+        near = nearest_text(name, known)
+        like = [each for each in known if each.startswith(name)] if near is None else []
+        rule = f"is not in the catalog ({', '.join(like or known)})" if near is None else "is not in the catalog"
+        raise InvalidInput([Problem(field, name, rule, near)])
+    with open(os.path.join(_HERE, kind, f"{name}.toml"), "rb") as file:
+        return tomllib.load(file)

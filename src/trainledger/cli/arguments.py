@@ -1,0 +1,48 @@
+"""Flags that several verbs share, and how arguments and results are printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from trainledger.spec.problem import InvalidInput, Problem
+
+if TYPE_CHECKING:
+    from trainledger.spec.run import Run
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser without guessed abbreviations, whose errors are sentences of the usual kind."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidInput([Problem(self.prog, None, f"{message}; {self.prog} --help says what it takes")])
+
+
+def add_run(parser: argparse.ArgumentParser, default: str | None = "run.toml") -> None:
+    """A run file and its overrides: ``args.run`` and ``args.set``; `load_run` reads them."""
+    parser.add_argument("run", nargs="?" if default else None, default=default, metavar="RUN.toml", help="the run file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE",
+        help="change one field, such as recipe.micro_batch=2; may be repeated; an empty value takes it out",
+    )  # fmt: skip
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """``--json``: the result for programs."""
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def load_run(args: argparse.Namespace) -> Run:
+    """The run that `add_run`'s arguments name; raises InvalidInput."""
+    from trainledger.api import load
+
+    return load(args.run, args.set)
+
+
+def print_json(result: object) -> None:
+    """A result on standard output as JSON that any parser reads (no NaN)."""
+    print(json.dumps(result, indent=2, allow_nan=False, default=str))

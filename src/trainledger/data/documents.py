@@ -1,0 +1,282 @@
+"""Documents out of a piece of a corpus, one at a time, never a whole file that is large.
+
+A document is a small text file, a piece of a large one, or a record of JSONL or Parquet. Bytes that are not
+UTF-8, and halves of surrogate pairs in JSON, become U+FFFD, and the document says where the first of them stood:
+real corpora contain some, and one bad byte must not end a preparation of hours.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.units import KIB, MIB
+
+_PARAGRAPH_END = re.compile(rb"\n\r?\n")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a file: bytes ``start`` to ``stop`` (row groups of a Parquet file).
+
+    ``piece_nbytes`` is the nominal size of the documents that a large text file is cut into, 0 where the file is
+    one document.
+    """
+
+    path: str
+    kind: str
+    compression: str
+    file_nbytes: int
+    start: int
+    stop: int
+    piece_nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text and where it stands; ``repaired`` names the first place that was not UTF-8, empty where all was."""
+
+    text: str
+    place: str
+    repaired: str = ""
+
+
+def documents(segment: Segment, text_field: str) -> Iterator[Document]:
+    """The documents of a segment in order, those without text left out.
+
+    Raises InvalidInput naming file and offset or line for what cannot be read.
+    """
+    try:
+        present = os.stat(segment.path).st_size
+        if present != segment.file_nbytes:
+            rule = f"has {present} bytes and had {segment.file_nbytes} when preparing began: it is being changed"
+            raise InvalidInput([Problem("data.path", segment.path, rule, "a corpus that stays as it is")])
+        if segment.kind == "parquet":
+            from trainledger.data.parquet import parquet_documents
+
+            found = parquet_documents(segment, text_field)
+        else:
+            found = _records(segment, text_field) if segment.kind == "jsonl" else _texts(segment)
+        for document in found:
+            if document.text:
+                yield document
+    except OSError as error:
+        raise problem_of_reading(segment.path, error) from None
+
+
+def held_out(utf8: bytes, fraction: float) -> bool:
+    """Whether a document is held out, decided by a keyed hash of its text: equal documents never part."""
+    return split_hash(utf8) < fraction
+
+
+def split_hash(utf8: bytes) -> float:
+    """A document's place in [0, 1), uniform over documents."""
+    digest = hashlib.blake2b(utf8, digest_size=8, key=b"trainledger: held out").digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def clean(text: str) -> tuple[str, bool]:
+    """The text with lone halves of surrogate pairs replaced, and whether there were any.
+
+    >>> clean("a\\ud83d\\ude00"), clean("a\\ud83d")
+    (('a😀', True), ('a\ufffd', True))
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"), True
+    return text, False
+
+
+def imported(package: str, path: str) -> Any:
+    """A package that only some corpora need, or the sentence that says how to get it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        rule = f"needs the package {package.split('.')[0]} to be read, which is not installed"
+        raise InvalidInput([Problem("data.path", path, rule, 'pip install "trainledger[train]"')]) from None
+
+
+def problem_of_reading(path: str, error: OSError) -> InvalidInput:
+    """A corpus file that cannot be read, as a sentence."""
+    return InvalidInput([Problem("data.path", path, f"cannot be read: {error.strerror or error}")])
+
+
+# Text files.
+
+
+def _texts(segment: Segment) -> Iterator[Document]:
+    with open(segment.path, "rb") as file:
+        nul = file.read(8 * KIB).find(b"\0")
+        if nul >= 0:
+            rule = f"has a NUL byte at byte {nul}, so it is binary or UTF-16, not UTF-8 text"
+            raise InvalidInput([Problem("data.path", segment.path, rule, "the same text as UTF-8")])
+        if not segment.piece_nbytes:
+            file.seek(0)
+            yield _decoded(file.read(), segment.path, 0)
+            return
+        piece = segment.piece_nbytes
+        start = _piece_start(file, segment.start, segment)
+        for nominal in range(segment.start + piece, segment.stop + piece, piece):
+            stop = _piece_start(file, min(nominal, segment.stop), segment)
+            file.seek(start)
+            yield _decoded(file.read(stop - start), segment.path, start)
+            start = stop
+
+
+def _piece_start(file: BinaryIO, nominal: int, segment: Segment) -> int:
+    """Where the piece nominally at ``nominal`` begins: after the first paragraph end from there on, else after
+    the first line end, else at the first character; a function of the file and ``nominal`` alone, so that
+    segments agree on it without having read each other."""
+    if nominal in (0, segment.file_nbytes):
+        return nominal
+    file.seek(nominal)
+    window = file.read(segment.piece_nbytes)
+    paragraph = _PARAGRAPH_END.search(window)
+    if paragraph:
+        return nominal + paragraph.end()
+    line_end = window.find(b"\n")
+    if line_end >= 0:
+        return nominal + line_end + 1
+    continuation = 0
+    while continuation < min(3, len(window)) and window[continuation] & 0xC0 == 0x80:
+        continuation += 1
+    return nominal + continuation
+
+
+def _decoded(data: bytes, path: str, offset: int) -> Document:
+    place = f"{path} byte {offset}"
+    try:
+        return Document(data.decode(), place)
+    except UnicodeDecodeError as error:
+        return Document(data.decode(errors="replace"), place, f"{path} byte {offset + error.start}")
+
+
+# JSON lines.
+
+
+def _records(segment: Segment, text_field: str) -> Iterator[Document]:
+    number = 0
+    for number, (offset, line) in enumerate(_lines(segment), 1):
+        place = f"{segment.path}:{number}"
+        if segment.start:
+            place = f"{segment.path} byte {offset}"
+        try:
+            decoded, repaired = line.decode("utf-8-sig" if offset == 0 else "utf-8"), ""
+        except UnicodeDecodeError as error:
+            decoded, repaired = line.decode(errors="replace"), f"{place}, {error.start} bytes into the line"
+        if not decoded.strip():
+            continue
+        try:
+            record = json.loads(decoded)
+        except (ValueError, RecursionError) as error:
+            why = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+            raise _bad_line(segment, offset, number, f"is not JSON: {why}", "data.path") from None
+        if not isinstance(record, dict):
+            rule = f"is a JSON {_json_kind(record)}, not an object with a field {text_field!r}"
+            raise _bad_line(segment, offset, number, rule, "data.path")
+        if text_field not in record:
+            raise _bad_line(segment, offset, number, missing_field(text_field, list(record)), "data.text_field")
+        text = record[text_field]
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            rule = f"its field {text_field!r} is a JSON {_json_kind(text)}, not text"
+            raise _bad_line(segment, offset, number, rule, "data.text_field")
+        text, had_halves = clean(text)
+        yield Document(text, place, repaired or (place if had_halves else ""))
+
+
+def missing_field(wanted: str, fields: list[str]) -> str:
+    """The rule broken by a record without its text field."""
+    return f"has no field {wanted!r}; its fields are {', '.join(map(repr, fields)) or 'none'}"
+
+
+def _json_kind(value: object) -> str:
+    kinds = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
+    return kinds.get(type(value), "null")
+
+
+def _bad_line(segment: Segment, offset: int, number: int, rule: str, field: str) -> InvalidInput:
+    if segment.start:  # lines before the segment were not read, so they are counted now
+        with open(segment.path, "rb") as file:
+            remaining = offset
+            number = 1
+            while remaining and (block := file.read(min(MIB, remaining))):
+                number += block.count(b"\n")
+                remaining -= len(block)
+    return InvalidInput([Problem(field, f"{segment.path}:{number}", f"{rule} (the line begins at byte {offset})")])
+
+
+def _lines(segment: Segment) -> Iterator[tuple[int, bytes]]:
+    """The lines that begin in the segment, with the byte of the (decompressed) file where each begins."""
+    if not segment.compression:
+        with open(segment.path, "rb") as file:
+            # A line belongs to the segment in which it begins: the one running into this segment is read over.
+            offset = 0
+            if segment.start:
+                file.seek(segment.start - 1)
+                offset = segment.start - 1 + len(file.readline())
+            while offset < segment.stop and (line := file.readline()):
+                yield offset, line
+                offset += len(line)
+        return
+    offset, kept = 0, b""
+    for chunk in _decompressed(segment):
+        *whole, kept = (kept + chunk).split(b"\n")
+        for line in whole:
+            yield offset, line
+            offset += len(line) + 1
+    if kept:
+        yield offset, kept
+
+
+def _decompressed(segment: Segment) -> Iterator[bytes]:
+    """The bytes of a gzip or Zstandard file in pieces of at most a few MiB."""
+    with open(segment.path, "rb") as file:
+        pieces = _gunzipped(file) if segment.compression == "gz" else _unzstandard(file)
+        try:
+            yield from pieces
+        except (EOFError, gzip.BadGzipFile, zlib.error, _Damaged) as error:
+            cut = isinstance(error, EOFError)
+            what = "is truncated: its compressed stream ends" if cut else f"is corrupt ({error}): decompressing failed"
+            rule = f"{what} by byte {file.tell()} of {segment.file_nbytes}"
+            raise InvalidInput([Problem("data.path", segment.path, rule, "a whole copy of the file")]) from None
+
+
+class _Damaged(Exception):
+    """What zstandard says of a bad frame."""
+
+
+def _gunzipped(file: BinaryIO) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=file) as stream:
+        while piece := stream.read(MIB):
+            yield piece
+
+
+def _unzstandard(file: BinaryIO) -> Iterator[bytes]:
+    # stream_reader ends quietly on a truncated frame, so the frames are followed by hand.
+    zstandard = imported("zstandard", file.name)
+    frame = None
+    pending = b""
+    while pending or (pending := file.read(16 * KIB)):
+        if frame is None:
+            frame = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            yield frame.decompress(pending)
+        except zstandard.ZstdError as error:
+            raise _Damaged(str(error)) from None
+        pending = frame.unused_data if frame.eof else b""
+        if frame.eof:
+            frame = None
+    if frame is not None:
+        raise EOFError

@@ -1,0 +1,177 @@
+"""One shard of a token store: a part of the corpus, tokenized, in files that are whole or not there.
+
+Shard 3 consists of ``00003.train.u16`` and ``00003.validation.u16`` (tokens), ``….ends.u64`` beside each (where
+its documents end, counted in tokens), ``00003.counts.u64`` (how often each token occurs, train then validation),
+and ``00003.json``, written last, which records the others; a shard with a record is finished.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainledger.data.documents import Document, Segment, documents, split_hash
+from trainledger.data.files import FileRecord, FileWriter, check_size, problem_of_writing, sync_directory, write_whole
+from trainledger.data.tokenizer import Tokenizer
+from trainledger.spec.problem import Problem
+
+SPLITS = ("train", "validation")
+TOKENIZED_AT_ONCE = 2**18  # characters; an encoding takes some hundred bytes of memory per token
+DTYPES = {"uint16": "u16", "uint32": "u32"}
+
+
+@dataclass(frozen=True)
+class SplitRecord:
+    """How much of one split a shard holds."""
+
+    tokens: int
+    documents: int
+    text_nbytes: int
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """A finished shard: its files, its amounts, and what was not as it should be.
+
+    ``repaired`` counts documents with bytes that are no UTF-8, the first of them at ``first_repaired``.
+    ``smallest_hash`` is the smallest place of a document in [0, 1): with a validation fraction above it, that
+    document would be held out.
+    """
+
+    files: tuple[FileRecord, ...]
+    train: SplitRecord
+    validation: SplitRecord
+    repaired: int
+    first_repaired: str
+    smallest_hash: float
+
+
+def dtype_for(vocab_size: int) -> str:
+    """The smallest of uint16 and uint32 that holds every token id.
+
+    >>> dtype_for(65536), dtype_for(65537)
+    ('uint16', 'uint32')
+    """
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+def token_file(shard: int, split: str, dtype: str) -> str:
+    return f"{shard:05d}.{split}.{DTYPES[dtype]}"
+
+
+def ends_file(shard: int, split: str) -> str:
+    return f"{shard:05d}.{split}.ends.u64"
+
+
+def counts_file(shard: int) -> str:
+    return f"{shard:05d}.counts.u64"
+
+
+def write_shard(
+    directory: Path,
+    shard: int,
+    segments: Iterable[Segment],
+    *,
+    text_field: str,
+    tokenizer: Tokenizer,
+    validation_fraction: float,
+    advance: Callable[[int], None] = lambda nbytes: None,
+) -> ShardRecord:
+    """Tokenize the segments into the files of one shard and record it; ``advance`` is told of text bytes done.
+
+    The bytes written depend on the arguments and the text alone. Raises InvalidInput for text that cannot be
+    read and for a disk that cannot be written; nothing unfinished is left behind then.
+    """
+    dtype = dtype_for(tokenizer.vocab_size)
+    names = [name for split in SPLITS for name in (token_file(shard, split, dtype), ends_file(shard, split))]
+    writers: list[FileWriter] = []
+    try:
+        writers.extend(FileWriter(directory / name) for name in (*names, counts_file(shard)))
+        tokens, ends = writers[0:4:2], writers[1:4:2]
+        end = np.array([tokenizer.end_id], dtype=np.uint32)
+        counts = np.zeros((len(SPLITS), tokenizer.vocab_size), dtype=np.uint64)
+        totals = np.zeros((len(SPLITS), 3), dtype=np.int64)  # tokens, documents, bytes of text
+        repaired, first_repaired, smallest = 0, "", 1.0
+        for batch in _batches(documents(each, text_field) for each in segments):
+            chosen: tuple[list[npt.NDArray[np.uint32]], ...] = ([], [])
+            done = 0
+            for document, ids in zip(batch, tokenizer.encode([each.text for each in batch]), strict=True):
+                utf8 = document.text.encode()
+                place = split_hash(utf8)
+                side = int(place < validation_fraction)
+                chosen[side].extend((ids, end))
+                totals[side] += (len(ids) + 1, 1, len(utf8))
+                ends[side].write(int(totals[side, 0]).to_bytes(8, "little"))
+                smallest = min(smallest, place)
+                first_repaired = first_repaired or document.repaired
+                repaired += bool(document.repaired)
+                done += len(utf8)
+            for side, arrays in enumerate(chosen):
+                if arrays:
+                    together = np.concatenate(arrays)
+                    counts[side] += np.bincount(together, minlength=tokenizer.vocab_size).astype(np.uint64)
+                    tokens[side].write(together.astype(np.dtype(dtype).newbyteorder("<")).tobytes())
+            advance(done)
+        writers[-1].write(counts.astype("<u8").tobytes())
+        amounts = [SplitRecord(*(int(each) for each in row)) for row in totals]
+        files = tuple(each.finish() for each in writers)
+        record = ShardRecord(files, *amounts, repaired, first_repaired, smallest)
+        sync_directory(directory)
+        write_whole(directory / f"{shard:05d}.json", json.dumps(asdict(record)).encode())
+    except OSError as error:
+        raise problem_of_writing(directory, error) from None
+    finally:
+        for each in writers:
+            each.abandon()
+    return record
+
+
+def read_record(directory: Path, shard: int) -> ShardRecord | None:
+    """The record of a shard; None where it is not finished or a file of it has not the recorded size."""
+    try:
+        record = parse_record(json.loads((directory / f"{shard:05d}.json").read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return None if any(check_size(directory / each.name, each.nbytes) for each in record.files) else record
+
+
+def parse_record(told: dict[str, Any]) -> ShardRecord:
+    """A record out of its JSON."""
+    files = tuple(FileRecord(**each | {"crc32": tuple(each["crc32"])}) for each in told["files"])
+    splits = {name: SplitRecord(**told[name]) for name in SPLITS}
+    return ShardRecord(**told | {"files": files} | splits)
+
+
+def read_counts(directory: Path, shard: int) -> npt.NDArray[np.uint64]:
+    """How often each token occurs in a shard: [2, vocab_size], train then validation."""
+    return np.fromfile(directory / counts_file(shard), dtype="<u8").reshape(len(SPLITS), -1)
+
+
+def size_problems(directory: Path, records: Iterable[ShardRecord]) -> Iterator[Problem]:
+    """Every file of finished shards that is missing or has not its recorded size."""
+    for record in records:
+        for each in record.files:
+            if problem := check_size(directory / each.name, each.nbytes):
+                yield problem
+
+
+def _batches(sources: Iterable[Iterator[Document]]) -> Iterator[list[Document]]:
+    """The documents in order, gathered so that a batch has about `TOKENIZED_AT_ONCE` characters."""
+    batch: list[Document] = []
+    characters = 0
+    for source in sources:
+        for document in source:
+            batch.append(document)
+            characters += len(document.text)
+            if characters >= TOKENIZED_AT_ONCE:
+                yield batch
+                batch, characters = [], 0
+    if batch:
+        yield batch
+

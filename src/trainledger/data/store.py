@@ -1,0 +1,209 @@
+"""The token store: memory-mapped shards of tokens, and an index that says what they are.
+
+One directory per data: ``index.json`` (written last, so that a store with an index is complete),
+``tokenizer.json`` and the files of each shard (see `shard`). Tokens are little-endian uint16 where the
+vocabulary allows it, else uint32.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainledger.data.files import check_file, check_size
+from trainledger.data.shard import SPLITS, ShardRecord, ends_file, parse_record, size_problems, token_file
+from trainledger.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
+from trainledger.spec.problem import InvalidInput, Problem
+
+FORMAT = 1
+INDEX = "index.json"
+TOKENIZER = "tokenizer.json"
+OPEN_MAPS = 256  # an open map holds a file descriptor, and many systems allow 1,024
+
+
+class Split:
+    """The train or the validation part: one stream of tokens, its documents each followed by an end token."""
+
+    def __init__(self, directory: Path, name: str, dtype: str, vocab_size: int, records: Sequence[ShardRecord]) -> None:
+        self.name = name
+        self.vocab_size = vocab_size
+        self._directory = directory
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._files = [token_file(shard, name, dtype) for shard in range(len(records))]
+        parts = [getattr(each, name) for each in records]
+        self._tokens_before = [0, *itertools.accumulate(each.tokens for each in parts)]
+        self.tokens: int = self._tokens_before[-1]
+        self.documents: int = sum(each.documents for each in parts)
+        self.text_nbytes: int = sum(each.text_nbytes for each in parts)
+        self._map = functools.lru_cache(maxsize=OPEN_MAPS)(self._open)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of text per token, end tokens counted; loss in nats / ln 2 / this is bits per byte."""
+        return self.text_nbytes / max(self.tokens, 1)
+
+    def sequences(self, seq_len: int) -> int:
+        """Sequences of ``seq_len`` predicted tokens in the stream, each token predicted at most once."""
+        return max(self.tokens - 1, 0) // seq_len
+
+    def read(self, start: int, count: int) -> npt.NDArray[np.int64]:
+        """Tokens ``start`` to ``start + count`` of the stream, across shards.
+
+        Raises InvalidInput naming file and byte where a token is outside the vocabulary.
+        """
+        if start < 0 or start + count > self.tokens:
+            raise IndexError(f"tokens {start} to {start + count} of a {self.name} split of {self.tokens}")
+        tokens = np.empty(count, dtype=np.int64)
+        done = 0
+        while done < count:
+            shard, offset = self._place(start + done)
+            found = self._map(shard)[offset : offset + count - done]
+            tokens[done : done + len(found)] = found
+            done += len(found)
+        if count and tokens.max() >= self.vocab_size:
+            position = int(np.argmax(tokens >= self.vocab_size))
+            raise self._outside(start + position, int(tokens[position]))
+        return tokens
+
+    def document_ends(self, shard: int) -> npt.NDArray[np.uint64]:
+        """Where the documents of one shard end, counted in tokens of the shard's part of this split."""
+        return np.fromfile(self._directory / ends_file(shard, self.name), dtype="<u8")
+
+    def _place(self, position: int) -> tuple[int, int]:
+        shard = bisect.bisect_right(self._tokens_before, position) - 1
+        return shard, position - self._tokens_before[shard]
+
+    def _open(self, shard: int) -> npt.NDArray[Any]:
+        path = self._directory / self._files[shard]
+        tokens = self._tokens_before[shard + 1] - self._tokens_before[shard]
+        # A map reaching past the end of its file would end the process at the first look there.
+        if problem := check_size(path, tokens * self._dtype.itemsize):
+            raise InvalidInput([problem])
+        return np.memmap(path, dtype=self._dtype, mode="r")
+
+    def _outside(self, position: int, token: int) -> InvalidInput:
+        shard, offset = self._place(position)
+        path = self._directory / self._files[shard]
+        rule = f"the token at byte {offset * self._dtype.itemsize} is {token}, outside the vocabulary of {self.vocab_size}"
+        return InvalidInput([Problem("data.cache", str(path), rule, "remove this file and prepare again")])
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """A prepared corpus: its two splits, its tokenizer, and what the text itself says of a model's loss.
+
+    ``fingerprint`` names the data: stores with equal fingerprints give equal batches.
+    ``unigram_entropy_nats`` is the loss on the held-out tokens of a model that knows only how often each token
+    occurs in the train split, counts plus one.
+    """
+
+    directory: Path
+    index: dict[str, Any]
+    train: Split
+    validation: Split
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self.index["fingerprint"])
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.index["vocab_size"])
+
+    @property
+    def end_id(self) -> int:
+        """The token that ends a document."""
+        return int(self.index["end_id"])
+
+    @property
+    def unigram_entropy_nats(self) -> float:
+        return float(self.index["unigram_entropy_nats"])
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of text per token of the validation split, which turns its loss into bits per byte."""
+        return self.validation.bytes_per_token
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the tokens.
+
+        Raises InvalidInput where ``tokenizer.json`` is not the one the index names.
+        """
+        if self.index["tokenizer"]["name"] == "bytes":
+            return ByteTokenizer()
+        path = self.directory / TOKENIZER
+        try:
+            definition = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise InvalidInput([Problem("data.cache", str(path), f"cannot be read: {error}", _ANEW)]) from None
+        tokenizer = JsonTokenizer(self.index["tokenizer"]["name"], definition, self.end_id)
+        if tokenizer.fingerprint != self.index["tokenizer"]["fingerprint"]:
+            rule = "is not the tokenizer that these tokens were made with"
+            raise InvalidInput([Problem("data.cache", str(path), rule, _ANEW)])
+        return tokenizer
+
+    def verify(self) -> None:
+        """Read every file of the store and compare its SHA-256; InvalidInput names each that differs and where."""
+        self.tokenizer()
+        records = (parse_record(each) for each in self.index["shards"])
+        found = (check_file(self.directory / each.name, each) for record in records for each in record.files)
+        if problems := [each for each in found if each]:
+            raise InvalidInput(problems)
+
+
+_ANEW = "remove the directory and prepare again"
+
+
+def open_store(directory: Path) -> TokenStore:
+    """The store in a directory, after a check of its index and of the size of every file.
+
+    Raises InvalidInput naming what is missing, truncated or of another format.
+    """
+    path = directory / INDEX
+    try:
+        index = json.loads(path.read_text())
+        records = [parse_record(each) for each in index["shards"]] if index["format"] == FORMAT else []
+        splits = [Split(directory, name, index["dtype"], index["vocab_size"], records) for name in SPLITS]
+    except OSError as error:
+        raise InvalidInput([Problem("data.cache", str(path), f"cannot be read: {error.strerror}", _ANEW)]) from None
+    except (ValueError, KeyError, TypeError) as error:
+        rule = f"is damaged and does not tell what the store holds ({type(error).__name__}: {error})"
+        raise InvalidInput([Problem("data.cache", str(path), rule, _ANEW)]) from None
+    if index["format"] != FORMAT:
+        rule = f"is of format {index['format']}, and this version reads format {FORMAT}"
+        raise InvalidInput([Problem("data.cache", str(path), rule, _ANEW)])
+    if problems := list(size_problems(directory, records)):
+        raise InvalidInput(problems)
+    return TokenStore(directory, index, *splits)
+
+
+def check_vocabulary(store: TokenStore, model_vocab_size: int) -> None:
+    """Raise InvalidInput where the model's vocabulary is smaller than the data's."""
+    if model_vocab_size < store.vocab_size:
+        name = store.index["tokenizer"]["name"]
+        rule = f"is smaller than the data's vocabulary of {store.vocab_size} (tokenizer {name}, end of document included)"
+        raise InvalidInput([Problem("model.vocab_size", model_vocab_size, rule, store.vocab_size)])
+
+
+def check_lengths(store: TokenStore, seq_len: int) -> None:
+    """Raise InvalidInput where a split is shorter than one sequence and the token after it."""
+    problems = []
+    for split in (store.train, store.validation):
+        if not split.sequences(seq_len):
+            rule = (
+                f"needs {seq_len + 1} tokens in a row, and the {split.name} split of the corpus in "
+                f"{store.directory} has {split.tokens}"
+            )
+            nearest = split.tokens - 1 if split.tokens > 1 else "a larger corpus"
+            problems.append(Problem("recipe.seq_len", seq_len, rule, nearest))
+    if problems:
+        raise InvalidInput(problems)

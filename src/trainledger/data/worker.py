@@ -1,0 +1,76 @@
+"""A process that prepares shards: jobs come in as lines of JSON, progress and results go out as lines of JSON.
+
+Started as ``python -m trainledger.data.worker`` and not by `multiprocessing`, whose children run the caller's
+main script again: that would load torch into each of them, and would ask every script for a ``__main__`` guard.
+For each job the answer is any number of ``["advance", nbytes]``, then ``["done", result]`` or
+``["problems", [[field, value, rule, nearest], ...]]``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from trainledger.data.documents import Segment
+from trainledger.data.sample import sample_texts
+from trainledger.data.shard import write_shard
+from trainledger.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer, train_bpe
+from trainledger.spec.problem import InvalidInput
+
+Job = dict[str, Any]
+
+
+def run_job(job: Job, advance: Callable[[int], None]) -> str:
+    """Do one job: ``train bpe`` gives the definition of the tokenizer, ``write shard`` the name of the shard.
+
+    Raises InvalidInput as `write_shard` does.
+    """
+    segments = [Segment(**each) for each in job["segments"]]
+    if job["do"] == "train bpe":
+        texts = sample_texts(segments, job["text_field"], job["validation_fraction"])
+        return train_bpe(_counted(texts, advance), job["vocab_size"])
+    directory = Path(job["directory"])
+    tokenizer: Tokenizer = ByteTokenizer()
+    if job["tokenizer"] != "bytes":
+        definition = (directory / "tokenizer.json").read_text(encoding="utf-8")
+        tokenizer = JsonTokenizer(job["tokenizer"], definition, job["end_id"])
+    write_shard(
+        directory, job["shard"], segments, text_field=job["text_field"], tokenizer=tokenizer,
+        validation_fraction=job["validation_fraction"], advance=advance,
+    )  # fmt: skip
+    return f"{job['shard']:05d}"
+
+
+def _counted(texts: Iterable[str], advance: Callable[[int], None]) -> Iterator[str]:
+    for text in texts:
+        yield text
+        advance(len(text))
+
+
+def main() -> None:
+    """Serve jobs until the input ends, which it does when the parent is gone."""
+    # Ctrl-C reaches every process of the terminal; the parent decides what becomes of its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing that a library prints may be taken for an answer
+
+    def answer(*parts: object) -> None:
+        answers.write(json.dumps(parts) + "\n")
+        answers.flush()
+
+    for line in sys.stdin:
+        try:
+            answer("done", run_job(json.loads(line), lambda nbytes: answer("advance", nbytes)))
+        except InvalidInput as error:
+            answer("problems", [[each.field, str(each.value), each.rule, each.nearest] for each in error.problems])
+        except BrokenPipeError:
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What a writer notes while a step goes by: operations, and the life of each piece of memory.
+
+A storage's category may become clear only after its birth (it turned out to be kept, or to be a gradient),
+so entries are written when the step is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+from operator import mul
+from typing import Any
+
+from trainledger.ledger.entry import Amounts, Entry, Int
+
+Loop = tuple[tuple[str, Int], ...]
+
+
+class Storage:
+    """One piece of memory. ``cached`` means that each iteration of a loop leaves its own copy behind."""
+
+    __slots__ = ("__weakref__", "cached", "category", "kept", "loop", "nbytes", "phase")
+
+    def __init__(self, nbytes: Int, phase: str, category: str = "scratch", loop: Loop = ()) -> None:
+        self.nbytes = nbytes
+        self.phase = phase
+        self.category = category
+        self.loop = loop
+        self.kept = False
+        self.cached = False
+
+
+class Event:
+    """One operation, before the categories of its memory are known."""
+
+    __slots__ = ("allocated", "facts", "freed")
+
+    def __init__(self, allocated: list[Storage], **facts: Any) -> None:
+        self.allocated = allocated
+        self.freed: list[tuple[Storage, Int]] = []
+        self.facts = facts
+
+    def entry(self) -> Entry:
+        """The finished entry."""
+        phase = self.facts["phase"]
+        kept = sum(each.nbytes for each in self.allocated if each.kept) if phase == "forward" else 0
+        return Entry(
+            kept=kept,
+            allocated=amounts((each, 1) for each in self.allocated),
+            freed=amounts(self.freed),
+            **self.facts,
+        )
+
+
+def copies_left_behind(storage: Storage, loop: Loop) -> Int:
+    """How many copies die with a storage that loops inside ``loop`` made one after the other."""
+    if not storage.cached or storage.loop[: len(loop)] != loop:
+        return 1
+    return reduce(mul, (count for _, count in storage.loop[len(loop) :]), 1)
+
+
+def keep_what_lives(live: Iterable[Storage], phase: str) -> None:
+    """Mark what a phase made and left alive for the next as kept."""
+    for each in live:
+        if each.phase == phase and not each.kept and each.category != "gradients":
+            each.kept = True
+            if each.category == "scratch":
+                each.category = "activations"
+
+
+def amounts(storages: Iterable[tuple[Storage, Int]]) -> Amounts:
+    """Bytes by category."""
+    split: dict[str, Int] = {}
+    for each, copies in storages:
+        split[each.category] = split.get(each.category, 0) + each.nbytes * copies
+    return tuple(split.items())

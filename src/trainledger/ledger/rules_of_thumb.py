@@ -1,0 +1,184 @@
+"""Rules of thumb, fenced off: what people multiply on a napkin, each with its source.
+
+Nothing here feeds the ledger. The ledger counts; these stand beside it so that the difference can be
+seen. Every rule is plain arithmetic over its arguments (ints, arrays, symbols).
+
+N parameters, D tokens, L layers, d model width, T sequence length, C training FLOPs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Number = Any  # int, float, array or symbol
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of thumb: its formula as text, where it comes from, and what it leaves out."""
+
+    name: str
+    formula: str
+    source: str
+    leaves_out: str = ""
+
+
+@dataclass(frozen=True)
+class StateRecipe:
+    """Bytes per parameter that stay for the whole run, term by term."""
+
+    name: str
+    title: str
+    terms: tuple[tuple[str, int], ...]
+    source: str
+
+    @property
+    def bytes_per_parameter(self) -> int:
+        """The sum of the terms.
+
+        >>> STATES["fp32-adamw"].bytes_per_parameter
+        16
+        """
+        return sum(nbytes for _, nbytes in self.terms)
+
+
+KAPLAN = "Kaplan et al. 2020, Scaling Laws for Neural Language Models (arXiv 2001.08361), section 2.1"
+PALM = "Chowdhery et al. 2022, PaLM (arXiv 2204.02311), appendix B"
+CHINCHILLA = "Hoffmann et al. 2022, Training Compute-Optimal Large Language Models (arXiv 2203.15556), table 3"
+ZERO = "Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054), section 3.1"
+
+RULES = {
+    each.name: each
+    for each in (
+        Rule("training_flops", "C = 6 N D", KAPLAN, "attention scores, and the embedding counted as if multiplied"),
+        Rule("forward_flops_per_token", "2 N", KAPLAN, "attention scores"),
+        Rule("attention_flops_per_token", "12 L d T", PALM, "nothing of causality: masked scores count"),
+        Rule("block_parameters", "12 d^2 L", KAPLAN, "embeddings, norms, biases; supposes d_ff = 4 d"),
+        Rule("compute_optimal_tokens", "D = 20 N", CHINCHILLA, "data quality, and the cost of serving the model"),
+        Rule("training_seconds", "t = C / (devices x peak x MFU)", PALM, "restarts, evaluation, checkpoints"),
+    )
+}
+
+ADAM_MOMENTS = (("first moment", 4), ("second moment", 4))
+STATES = {
+    each.name: each
+    for each in (
+        StateRecipe(
+            "fp32-adamw", "fp32, AdamW (also bf16 autocast)",
+            (("parameters", 4), ("gradients", 4), *ADAM_MOMENTS), "Adam keeps two moments: arXiv 1412.6980, algorithm 1",
+        ),
+        StateRecipe(
+            "bf16-master-adamw", "bf16 with fp32 master weights, AdamW",
+            (("parameters", 2), ("gradients", 2), ("master parameters", 4), *ADAM_MOMENTS), ZERO,
+        ),
+        StateRecipe(
+            "bf16-master-fp32-gradients-adamw", "the same with fp32 gradients, AdamW",
+            (("parameters", 2), ("gradients", 4), ("master parameters", 4), *ADAM_MOMENTS),
+            "Megatron Core User Guide, Distributed Optimizer (bf16 parameters, fp32 gradients: 18)",
+        ),
+        StateRecipe(
+            "bf16-fp32-moments-adamw", "bf16 weights and gradients, fp32 moments, AdamW",
+            (("parameters", 2), ("gradients", 2), *ADAM_MOMENTS), "no master weights: small updates round away in bf16",
+        ),
+        StateRecipe(
+            "bf16-adamw", "bf16 throughout, AdamW",
+            (("parameters", 2), ("gradients", 2), ("first moment", 2), ("second moment", 2)),
+            "torch.optim keeps moments in the dtype of the parameters",
+        ),
+        StateRecipe(
+            "bf16-8bit-adamw", "bf16 with fp32 master weights, 8-bit AdamW",
+            (("parameters", 2), ("gradients", 2), ("master parameters", 4), ("first moment", 1), ("second moment", 1)),
+            "Dettmers et al. 2022 (arXiv 2110.02861), section 2; block scales (1.6 % of the moments) left out",
+        ),
+        StateRecipe(
+            "fp32-momentum", "fp32, SGD with momentum (RMSProp, AdaGrad)",
+            (("parameters", 4), ("gradients", 4), ("one accumulator", 4)), "torch.optim: one buffer per parameter",
+        ),
+        StateRecipe(
+            "fp32-sgd", "fp32, SGD", (("parameters", 4), ("gradients", 4)), "torch.optim: no state",
+        ),
+    )
+}  # fmt: skip
+
+
+def training_flops(parameters: Number, tokens: Number) -> Number:
+    """C = 6 N D: 2 N per token forward and 4 N backward.
+
+    >>> training_flops(70 * 10**9, 15 * 10**12) == 63 * 10**23
+    True
+    """
+    return 6 * parameters * tokens
+
+
+def parameters_of_flops(flops: Number, tokens: Number) -> Number:
+    """The N of C = 6 N D."""
+    return flops / (6 * tokens)
+
+
+def tokens_of_flops(flops: Number, parameters: Number) -> Number:
+    """The D of C = 6 N D."""
+    return flops / (6 * parameters)
+
+
+def forward_flops_per_token(parameters: Number) -> Number:
+    """2 N: a multiply and an add for each parameter.
+
+    >>> forward_flops_per_token(1_280_000_000)
+    2560000000
+    """
+    return 2 * parameters
+
+
+def attention_flops_per_token(n_layers: Number, d_model: Number, seq_len: Number) -> Number:
+    """12 L d T: scores and their weighted sum, forward and backward, masked scores included.
+
+    >>> attention_flops_per_token(32, 4096, 8192)
+    12884901888
+    """
+    return 12 * n_layers * d_model * seq_len
+
+
+def block_parameters(d_model: Number, n_layers: Number) -> Number:
+    """12 d^2 L: four square matrices of attention and eight of the MLP.
+
+    >>> block_parameters(2048, 24), block_parameters(1024, 12)
+    (1207959552, 150994944)
+    """
+    return 12 * d_model**2 * n_layers
+
+
+def compute_optimal_tokens(parameters: Number, tokens_per_parameter: Number = 20) -> Number:
+    """D = 20 N.
+
+    >>> compute_optimal_tokens(70 * 10**9)
+    1400000000000
+    """
+    return tokens_per_parameter * parameters
+
+
+def compute_optimal_parameters(flops: Number, tokens_per_parameter: Number = 20) -> Number:
+    """N = sqrt(C / (6 x 20)), from C = 6 N D and D = 20 N.
+
+    >>> round(compute_optimal_parameters(1.2e20))
+    1000000000
+    """
+    return (flops / (6 * tokens_per_parameter)) ** 0.5
+
+
+def training_seconds(flops: Number, devices: Number, peak_flops_per_second: Number, mfu: Number) -> Number:
+    """C / (devices x peak x MFU).
+
+    >>> round(training_seconds(6.3e24, 1024, 989.5e12, 0.5) / 86400, 1)
+    143.9
+    """
+    return flops / (devices * peak_flops_per_second * mfu)
+
+
+def static_nbytes(parameters: Number, recipe: str) -> Number:
+    """Bytes of parameters, gradients and optimizer state under one of `STATES`.
+
+    >>> static_nbytes(70 * 10**9, "fp32-adamw")
+    1120000000000
+    """
+    return parameters * STATES[recipe].bytes_per_parameter

@@ -1,0 +1,1 @@
+"""What really happens: a machine's rates, and a run's own ledger."""

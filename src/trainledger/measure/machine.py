@@ -1,0 +1,238 @@
+"""A calibration of this machine in half a minute: matmuls by shape and dtype, memory, attention, overhead.
+
+Every kernel is timed in short blocks, round after round over all kernels, so that a disturbance that lasts a
+second costs each kernel one block and no kernel all of its blocks. Blocks in which other processes used the
+processor are thrown away; where none is left, the fastest is taken and the calibration says ``busy``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from trainledger.measure.contention import Sample, watched
+from trainledger.measure.kernels import Kernel, fresh_bytes_per_second, kernels, operation_seconds
+from trainledger.spec.calibration import Calibration, KernelTime
+from trainledger.train.device import keep_freed_memory, synchronize
+from trainledger.units import MIB
+
+# A dtype this many times slower than fp32 in the same matmul is emulated, and not worth the wait.
+ABSURDLY_SLOW = 8.0
+ENOUGH_SAMPLES = 3
+
+
+@dataclass
+class _Timing:
+    kernel: Kernel
+    call: Callable[[], object]
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def undisturbed(self) -> list[Sample]:
+        return [each for each in self.samples if not each.disturbed]
+
+    def best(self) -> Sample:
+        """The median of the undisturbed samples, or the fastest of all where there is none."""
+        kept = self.undisturbed
+        if not kept:
+            return min(self.samples, key=lambda each: each.seconds)
+        return sorted(kept, key=lambda each: each.seconds)[(len(kept) - 1) // 2]
+
+
+def measure_machine(
+    backend: str = "cpu",
+    *,
+    quick: bool = False,
+    progress: Callable[[float, str], None] | None = None,
+) -> Calibration:
+    """Measure the machine under ``backend`` (cpu, cuda or mps) in about 20 s, or about 6 s if ``quick``.
+
+    ``progress`` is called with the share of the work done and the name of the kernel being timed.
+    """
+    device = torch.device(backend)
+    tell = progress or (lambda share, name: None)
+    notes: list[str] = []
+    fresh = fresh_bytes_per_second(device)
+    keep_freed_memory()  # as the engine does, which is what the rates are for
+    threads = torch.get_num_threads() if backend == "cpu" else 1
+    dtypes = ["fp32"]
+    if _worth_timing(device, torch.bfloat16):
+        dtypes.append("bf16")
+    else:
+        notes.append("bf16 matmuls are emulated on this machine and were left out")
+    chosen = kernels(device, dtypes, quick=quick)
+    seconds, rounds = (4.0, 3) if quick else (15.0, 5)
+    timings = _time_all(chosen, device, threads, seconds, rounds, tell)
+
+    overhead_samples = [_watch(lambda: operation_seconds(device), threads) for _ in range(5)]
+    overhead = _middle([(each, value) for each, value in overhead_samples])
+    tell(0.97, "storage")
+    storage = storage_bytes_per_second(8 * MIB if quick else 32 * MIB)
+    tell(1.0, "done")
+
+    samples = [each for timing in timings for each in timing.samples] + [each for each, _ in overhead_samples]
+    discarded = sum(each.disturbed for each in samples)
+    disturbed = [timing for timing in timings if not timing.undisturbed]
+    if any(each.others is None for each in samples):
+        notes.append("whether other processes disturbed the samples is unknown: this system has no /proc/stat")
+    if disturbed:
+        notes.append(
+            f"other processes kept the machine busy: {len(disturbed)} of {len(timings)} kernels have no undisturbed "
+            "sample and stand here with their fastest one; measure again on a quiet machine"
+        )
+    return Calibration(
+        title=title(device),
+        backend=backend,
+        date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        torch_version=torch.__version__,
+        threads=threads,
+        kernels=tuple(_kernel_time(each, overhead) for each in timings),
+        fresh_bytes_per_second=fresh,
+        operation_seconds=overhead,
+        storage_bytes_per_second=storage,
+        memory_nbytes=memory_nbytes(device),
+        samples=len(samples),
+        discarded=discarded,
+        busy=bool(disturbed),
+        notes=tuple(notes),
+    )
+
+
+def _time_all(
+    chosen: list[Kernel],
+    device: torch.device,
+    threads: int,
+    seconds: float,
+    rounds: int,
+    tell: Callable[[float, str], None],
+) -> list[_Timing]:
+    """``rounds`` blocks of every kernel in about ``seconds``, and up to as many again for disturbed ones."""
+    timings = [_Timing(each, each.build()) for each in chosen]
+    block = seconds / rounds / len(timings)
+    for timing in timings:
+        timing.call()
+        synchronize(device)
+    deadline = time.perf_counter() + 1.3 * seconds
+    for round_ in range(2 * rounds):
+        wanted = timings if round_ < rounds else [each for each in timings if len(each.undisturbed) < ENOUGH_SAMPLES]
+        for at, timing in enumerate(wanted):
+            if timing.samples and time.perf_counter() > deadline:
+                return timings
+            tell(0.95 * min(1.0, (round_ + at / len(wanted)) / rounds), timing.kernel.name)
+            timing.samples.append(_block(timing.call, device, threads, block))
+    return timings
+
+
+def _block(call: Callable[[], object], device: torch.device, threads: int, seconds: float) -> Sample:
+    """Run a kernel for about ``seconds``; the sample's seconds are those of one call."""
+    calls = 0
+    synchronize(device)
+    with watched(threads) as sample:
+        end = time.perf_counter() + seconds
+        burst = 1
+        while True:
+            for _ in range(burst):
+                call()
+            synchronize(device)
+            calls += burst
+            left = end - time.perf_counter()
+            if left <= 0:
+                break
+            # Few looks at the clock and few waits for the device, without running past the end.
+            burst = max(1, min(2 * burst, int(calls * left / (seconds - left + 1e-9))))
+    return Sample(sample.seconds / calls, sample.others, sample.disturbed)
+
+
+def _watch(measure: Callable[[], float], threads: int) -> tuple[Sample, float]:
+    with watched(threads) as sample:
+        value = measure()
+    return sample, value
+
+
+def _middle(samples: list[tuple[Sample, float]]) -> float:
+    kept = [value for sample, value in samples if not sample.disturbed]
+    return statistics.median(kept) if kept else min(value for _, value in samples)
+
+
+def _kernel_time(timing: _Timing, overhead: float) -> KernelTime:
+    """What the kernel itself takes: the cost of calling any operation is a number of its own."""
+    kernel, sample = timing.kernel, timing.best()
+    seconds = max(sample.seconds - overhead * kernel.operations, 0.1 * sample.seconds)
+    return KernelTime(
+        kind=kernel.kind, dtype=kernel.dtype, shape=kernel.shape, flops=kernel.flops, nbytes=kernel.nbytes,
+        seconds=seconds, phase=kernel.phase, others=None if sample.others is None else round(sample.others, 3),
+    )  # fmt: skip
+
+
+def _worth_timing(device: torch.device, dtype: torch.dtype) -> bool:
+    def seconds(kind: torch.dtype) -> float:
+        x_MK = torch.ones(256, 256, dtype=kind, device=device)
+        best = float("inf")
+        for _ in range(5):
+            start = time.perf_counter()
+            x_MK @ x_MK
+            synchronize(device)
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    try:
+        return seconds(dtype) < ABSURDLY_SLOW * seconds(torch.float32)
+    except RuntimeError:
+        return False
+
+
+def storage_bytes_per_second(nbytes: int, directory: str | None = None) -> float | None:
+    """How fast a checkpoint goes to disk: bytes written, synced and hashed per second; None where it fails."""
+    content = os.urandom(nbytes)
+    try:
+        with tempfile.TemporaryDirectory(dir=directory) as folder:
+            path = Path(folder) / "sample"
+            start = time.perf_counter()
+            with open(path, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            hashlib.sha256(path.read_bytes()).hexdigest()
+            return nbytes / (time.perf_counter() - start)
+    except OSError:
+        return None
+
+
+def title(device: torch.device) -> str:
+    """What the device is called: the name of the GPU, or of the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name" and value.strip():
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def memory_nbytes(device: torch.device) -> int | None:
+    """Memory of the device; on a CPU the machine's, or what its control group allows if that is less."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    sizes = list(_limits())
+    return min(sizes) if sizes else None
+
+
+def _limits() -> Iterator[int]:
+    with suppress(ValueError, OSError):
+        yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(ValueError, OSError):
+        yield int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))

@@ -1,0 +1,82 @@
+"""The engine's own step under the recorder: on fake tensors (a rehearsal) or for real (a measurement)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainledger.ledger.entry import Ledger
+from trainledger.nn.transformer import build
+from trainledger.spec.run import Run
+from trainledger.trace.recorder import Recorder
+from trainledger.train.optimizer import build_optimizer
+from trainledger.train.step import optimizer_step
+
+Batch = tuple[Tensor, Tensor]
+
+
+def rehearse(run: Run) -> Ledger:
+    """The ledger of one steady-state optimizer step of a run, traced on fake CPU tensors: nothing is computed."""
+    with FakeTensorMode():
+        return metered_step(run, *_build(run), _batches(run), writer="trace")
+
+
+def rehearse_really(run: Run) -> Ledger:
+    """The same step with real tensors and random tokens, recorded as it runs."""
+    return metered_step(run, *_build(run), _batches(run), writer="measure", clocked=True)
+
+
+def _build(run: Run) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = build(run.model, run.recipe)
+    return model, build_optimizer(model, run.recipe)
+
+
+def _batches(run: Run) -> list[Batch]:
+    shape = (run.recipe.device_batch, run.recipe.seq_len)
+    tokens = [torch.randint(0, run.model.vocab_size, shape) for _ in range(2 * run.recipe.grad_accum)]
+    return list(zip(tokens[::2], tokens[1::2], strict=True))
+
+
+def metered_step(
+    run: Run,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Sequence[Batch],
+    *,
+    writer: str,
+    clocked: bool = False,
+    warm_up: bool = True,
+) -> Ledger:
+    """One optimizer step under the recorder, as a ledger.
+
+    With ``warm_up`` a step is taken before, so that the optimizer's state exists, as in every step but the first.
+    """
+    if warm_up:
+        optimizer_step(model, optimizer, batches, run.recipe)
+    optimizer.zero_grad(set_to_none=True)
+    recorder = Recorder(model, clocked=clocked)
+    tell_resident(recorder, model, optimizer, [each for pair in batches for each in pair])
+    with ExitStack() as stack:
+        stack.enter_context(recorder)
+        result = optimizer_step(model, optimizer, batches, run.recipe, clock=recorder.phase)
+        stack.enter_context(nullcontext(result))
+    return recorder.ledger(
+        parameters=sum(each.numel() for each in model.parameters()),
+        tokens=run.recipe.tokens_per_step,
+        writer=writer,
+    )
+
+
+def tell_resident(
+    recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[Tensor]
+) -> None:
+    """Name what is live before a step: parameters, buffers, optimizer state, batch."""
+    recorder.resident(list(model.parameters()), "parameters")
+    recorder.resident(list(model.buffers()), "buffers")
+    states = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
+    recorder.resident(states, "optimizer state")
+    recorder.resident(list(batch), "batch")

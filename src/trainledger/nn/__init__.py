@@ -1,0 +1,1 @@
+"""The Transformer as plain torch modules, built from a `ModelSpec`."""

@@ -1,0 +1,1 @@
+"""Inverse questions: what is needed, what fits, what is missing."""

@@ -1,0 +1,320 @@
+"""The napkin: parameters, tokens, devices, days and MFU, any one of which follows from the other four."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, isfinite
+from typing import Any
+
+from trainledger import catalog
+from trainledger.ledger import rules_of_thumb as rules
+from trainledger.spec.cluster import Device
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.units import (
+    SECONDS_PER_DAY,
+    SECONDS_PER_HOUR,
+    NotAQuantity,
+    format_count,
+    format_percent,
+    parse_count,
+    parse_number,
+    parse_seconds,
+)
+
+UNKNOWNS = ("params", "tokens", "count", "days", "mfu")
+HIGHEST_PUBLISHED_MFU = 0.72  # of the collected published runs: FlashAttention-2 (arXiv 2307.08691), table 1
+_LARGEST, _SMALLEST = 1e18, 1e-6
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A result with the rule it comes from: as letters, with its numbers put in, and who says so."""
+
+    name: str
+    formula: str
+    numbers: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Napkin:
+    """What five numbers say about a training run; ``solved`` names the one that followed from the others.
+
+    ``count`` is whole devices; ``count_exact`` is what the equation gives. ``static_nbytes`` and
+    ``devices_for_static`` are by precision recipe (`rules_of_thumb.STATES`), before any activation.
+    """
+
+    params: int
+    tokens: int
+    count: int
+    count_exact: float
+    days: float
+    mfu: float
+    device: Device
+    dtype: str
+    peak_flops_per_second: float
+    solved: str
+    flops: int
+    device_hours: float
+    static_nbytes: dict[str, int]
+    devices_for_static: dict[str, int] | None
+    cost: float | None
+    formulas: tuple[Formula, ...]
+    remarks: tuple[str, ...]
+
+
+def napkin(
+    *,
+    device: str | Device,
+    params: Any = None,
+    tokens: Any = None,
+    count: Any = None,
+    days: Any = None,
+    mfu: Any = None,
+    price: Any = None,
+    dtype: str | None = None,
+) -> Napkin:
+    """Solve for the one of params, tokens, count, days and mfu that is not given; `InvalidInput` otherwise.
+
+    Values are numbers or text ("70B", "15T", "2w", "50%"); tokens may be "20x", that many per parameter.
+    Days alone is solved when no other is left out. ``price`` is money per device-hour.
+
+    >>> answer = napkin(params="70B", tokens="15T", device="h100-sxm", count=1024, mfu=0.5)
+    >>> round(answer.days, 1), answer.devices_for_static["fp32-adamw"]
+    (143.9, 14)
+    """
+    problems: list[Problem] = []
+    per_parameter = _tokens_per_parameter(tokens, problems)
+    given = {
+        "params": _read("params", params, parse_count, 1, _LARGEST, problems),
+        "tokens": _read("tokens", None if per_parameter else tokens, parse_count, 1, _LARGEST, problems),
+        "count": _read("count", count, parse_count, 1, _LARGEST, problems),
+        "days": _read("days", days, _parse_days, _SMALLEST, _LARGEST, problems),
+        "mfu": _read("mfu", mfu, parse_number, _SMALLEST, 1, problems),
+    }
+    money = _read("price", price, parse_number, 0, _LARGEST, problems)
+    chip = _device(device, problems)
+    peak, dtype = _peak(chip, dtype, problems)
+    raw = {"params": params, "tokens": tokens, "count": count, "days": days, "mfu": mfu}
+    missing = [name for name in UNKNOWNS if raw[name] is None]
+    if len(missing) != 1:
+        rule = f"exactly one of {', '.join(UNKNOWNS)} is left out and solved for; "
+        rule += f"left out: {', '.join(missing)}" if missing else "all five are given"
+        problems.append(Problem("napkin", None, rule))
+    if problems:
+        raise InvalidInput(problems)
+    assert chip is not None
+    solved = missing[0]
+    numbers, exact = _solve(solved, given, per_parameter, peak)
+    return _answer(solved, numbers, exact, chip, dtype, peak, money)
+
+
+def _solve(
+    solved: str, given: dict[str, Any], per_parameter: float | None, peak: float
+) -> tuple[dict[str, Any], float]:
+    """All five numbers, and the device count before it is rounded up."""
+    numbers = dict(given)
+    if solved in ("params", "tokens"):
+        flops = numbers["count"] * peak * numbers["mfu"] * numbers["days"] * SECONDS_PER_DAY
+        if solved == "tokens":
+            numbers["tokens"] = round(rules.tokens_of_flops(flops, numbers["params"]))
+        elif per_parameter is None:
+            numbers["params"] = round(rules.parameters_of_flops(flops, numbers["tokens"]))
+        else:
+            numbers["params"] = round(rules.compute_optimal_parameters(flops, per_parameter))
+    if per_parameter is not None:
+        numbers["tokens"] = round(rules.compute_optimal_tokens(numbers["params"], per_parameter))
+    for name in ("params", "tokens"):
+        if numbers[name] < 1:
+            raise InvalidInput([Problem("napkin", None, f"these devices and days pay for less than one of {name}")])
+    flops = rules.training_flops(numbers["params"], numbers["tokens"])
+    if solved == "days":
+        numbers["days"] = rules.training_seconds(flops, numbers["count"], peak, numbers["mfu"]) / SECONDS_PER_DAY
+    seconds = numbers["days"] * SECONDS_PER_DAY
+    if solved == "mfu":
+        numbers["mfu"] = rules.training_seconds(flops, numbers["count"], peak, seconds)
+    exact = float(numbers["count"] or 0)
+    if solved == "count":
+        exact = rules.training_seconds(flops, seconds, peak, numbers["mfu"])
+        numbers["count"] = ceil(exact * (1 - 1e-12))
+    return numbers, exact
+
+
+def _answer(
+    solved: str, numbers: dict[str, Any], exact: float, chip: Device, dtype: str, peak: float, price: float | None
+) -> Napkin:
+    params, tokens, days, mfu = numbers["params"], numbers["tokens"], numbers["days"], numbers["mfu"]
+    flops = rules.training_flops(params, tokens)
+    hours = exact * days * SECONDS_PER_DAY / SECONDS_PER_HOUR
+    static = {name: rules.static_nbytes(params, name) for name in rules.STATES}
+    memory = chip.memory_nbytes
+    fit = {name: -(-nbytes // memory) for name, nbytes in static.items()} if memory else None
+    return Napkin(
+        params=params, tokens=tokens, count=numbers["count"], count_exact=exact, days=days, mfu=mfu, device=chip,
+        dtype=dtype, peak_flops_per_second=peak, solved=solved, flops=flops, device_hours=hours,
+        static_nbytes=static, devices_for_static=fit, cost=None if price is None else price * hours,
+        formulas=tuple(_formulas(solved, params, tokens, exact, days, mfu, peak, flops, hours, price)),
+        remarks=tuple(_remarks(numbers, chip, dtype, fit)),
+    )  # fmt: skip
+
+
+def _formulas(
+    solved: str, params: int, tokens: int, count: float, days: float, mfu: float, peak: float, flops: int,
+    hours: float, price: float | None,
+) -> list[Formula]:  # fmt: skip
+    six_nd, time = rules.RULES["training_flops"], rules.RULES["training_seconds"]
+    n, d, c, f = short(params), short(tokens), short(flops), short(peak)
+    day = f"{SECONDS_PER_DAY} s"
+    found = [Formula("flops", six_nd.formula, f"6 x {n} x {d} = {c} FLOP", six_nd.source)]
+    rate = f"{short(count)} x {f} x {short(mfu)}"
+    texts = {
+        "days": ("C / (devices x peak x MFU)", f"{c} / ({rate}) / {day} = {short(days)} days"),
+        "mfu": ("MFU = C / (devices x peak x t)", f"{c} / ({short(count)} x {f} x {short(days)} x {day}) = {short(mfu)}"),
+        "count": ("devices = C / (peak x MFU x t)", f"{c} / ({f} x {short(mfu)} x {short(days)} x {day}) = {short(count)}"),
+        "params": ("N = devices x peak x MFU x t / (6 D)", f"{rate} x {short(days)} x {day} / (6 x {d}) = {n}"),
+        "tokens": ("D = devices x peak x MFU x t / (6 N)", f"{rate} x {short(days)} x {day} / (6 x {n}) = {d}"),
+    }  # fmt: skip
+    found.append(Formula(solved, *texts[solved], time.source))
+    found.append(Formula("device_hours", "devices x days x 24", f"{short(count)} x {short(days)} x 24 = {short(hours)}", "arithmetic"))  # fmt: skip
+    if price is not None:
+        bill = f"{short(hours)} x {short(price)} = {price * hours:,.0f}"
+        found.append(Formula("cost", "device-hours x price", bill, "arithmetic"))
+    optimal = rules.RULES["compute_optimal_tokens"]
+    found.append(Formula("tokens_per_parameter", "D / N", f"{d} / {n} = {short(tokens / params)}", optimal.source))
+    return found
+
+
+def _remarks(numbers: dict[str, Any], chip: Device, dtype: str, fit: dict[str, int] | None) -> list[str]:
+    remarks = []
+    mfu, count = numbers["mfu"], numbers["count"]
+    if mfu > 1:
+        remarks.append(f"Impossible: it needs {format_percent(mfu)} of the peak.")
+    elif mfu > HIGHEST_PUBLISHED_MFU:
+        highest = format_percent(HIGHEST_PUBLISHED_MFU)
+        remarks.append(f"Not plausible: {format_percent(mfu)} MFU is more than the highest published, about {highest}.")
+    if fit and fit["fp32-adamw"] > count:
+        remarks.append(
+            f"At 16 bytes per parameter the static state alone needs {fit['fp32-adamw']:,} of these devices, not {count:,}."
+        )
+    if f"peak.{dtype}" in chip.unverified:
+        remarks.append(f"The {dtype} peak of {chip.name} was not verified in a source.")
+    if chip.note:
+        remarks.append(f"{chip.name}: {chip.note}.")
+    return remarks
+
+
+def short(value: float) -> str:
+    """A number for a formula: plain where it is short, else with an exponent.
+
+    >>> short(70 * 10**9), short(1024), short(0.5), short(143.93)
+    ('7e10', '1024', '0.5', '143.9')
+    """
+    if value == int(value) and abs(value) < 1e5:
+        return str(int(value))
+    return f"{value:.4g}".replace("e+", "e")
+
+
+def _tokens_per_parameter(tokens: Any, problems: list[Problem]) -> float | None:
+    if not isinstance(tokens, str) or not tokens.strip().lower().endswith("x"):
+        return None
+    try:
+        value = parse_number(tokens.strip()[:-1])
+    except NotAQuantity:
+        value = 0.0
+    if not _SMALLEST <= value <= _LARGEST:
+        problems.append(Problem("tokens", tokens, 'tokens per parameter are written like "20x"', "20x"))
+        return 20.0
+    return value
+
+
+def _parse_days(text: str) -> float:
+    try:
+        return parse_number(text)
+    except NotAQuantity:
+        return parse_seconds(text) / SECONDS_PER_DAY
+
+
+def _read(
+    name: str, value: Any, parse: Callable[[str], Any], least: float, most: float, problems: list[Problem]
+) -> Any:
+    """A number or a quantity in text within its bounds; None where it is absent or wrong."""
+    if value is None:
+        return None
+    try:
+        number = parse(value) if isinstance(value, str) else value
+    except NotAQuantity as error:
+        problems.append(Problem(name, value, error.rule, error.nearest))
+        return None
+    if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
+        problems.append(Problem(name, value, "must be a finite number"))
+    elif parse is parse_count and number != int(number):
+        problems.append(Problem(name, value, "must be a whole number", round(number)))
+    elif name == "mfu" and 1 < number <= 100:
+        problems.append(Problem(name, value, "is a share of the peak, above 0 and at most 1", number / 100))
+    elif not least <= number <= most:
+        bound = least if number < least else most
+        rule = f"must be between {short(least)} and {short(most)}"
+        problems.append(Problem(name, value, rule, int(bound) if bound >= 1 else bound))
+    else:
+        return int(number) if parse is parse_count else float(number)
+    return None
+
+
+def _device(device: str | Device, problems: list[Problem]) -> Device | None:
+    if isinstance(device, Device):
+        return device
+    try:
+        if device != "this-machine":
+            return catalog.device(device, "device")
+        from trainledger.spec.calibration import find_calibration, to_device
+
+        calibration = find_calibration()
+        if calibration is not None:
+            return to_device(calibration)
+        problems.append(Problem("device", device, "was not measured yet; `trainledger measure machine` does it"))
+    except InvalidInput as error:
+        problems.extend(error.problems)
+    return None
+
+
+def _peak(device: Device | None, dtype: str | None, problems: list[Problem]) -> tuple[float, str]:
+    peaks = {} if device is None else device.peak_flops_per_second
+    chosen = dtype or next((each for each in ("bf16", "fp16", "fp32") if each in peaks), "bf16")
+    if device is not None and chosen not in peaks:
+        rule = f"{device.name} has no known peak for it; known: {', '.join(peaks)}"
+        problems.append(Problem("dtype", chosen, rule))
+    return peaks.get(chosen, 1.0), chosen
+
+
+def to_json(answer: Napkin) -> dict[str, Any]:
+    """The answer as plain data, every number with its formula."""
+    return {
+        "params": answer.params,
+        "tokens": answer.tokens,
+        "device": answer.device.name,
+        "dtype": answer.dtype,
+        "peak_flops_per_second": answer.peak_flops_per_second,
+        "count": answer.count,
+        "count_exact": answer.count_exact,
+        "mfu": answer.mfu,
+        "solved": answer.solved,
+        "flops": answer.flops,
+        "days": answer.days,
+        "device_hours": answer.device_hours,
+        "cost": answer.cost,
+        "bytes_per_parameter": {name: each.bytes_per_parameter for name, each in rules.STATES.items()},
+        "static_bytes": answer.static_nbytes,
+        "devices_for_static": answer.devices_for_static,
+        "formulas": {each.name: vars(each) for each in answer.formulas},
+        "remarks": list(answer.remarks),
+        "source": {"peak": answer.device.source, "date": answer.device.date},
+    }
+
+
+def headline(answer: Napkin) -> str:
+    """The run in one line."""
+    return (
+        f"{format_count(answer.params)} parameters, {format_count(answer.tokens)} tokens, "
+        f"{answer.count:,} x {answer.device.name} at {format_percent(answer.mfu)} MFU: {answer.days:,.4g} days"
+    )

@@ -1,0 +1,1 @@
+"""What a ledger means on a device: seconds, ratios, and the whole run."""

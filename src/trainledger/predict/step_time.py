@@ -1,0 +1,67 @@
+"""The time of one optimizer step on one device, from its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trainledger.ledger.entry import Ledger
+from trainledger.predict.roofline import EntryTime, Machine, NoRate, Roofline
+from trainledger.spec.cluster import Device
+
+Seconds = dict[str, float]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Predicted seconds of a step, split by phase, by kind and by what bounds each operation.
+
+    ``seconds`` is None where a rate is unknown, and ``notes`` says which. ``basis`` is ``bound`` for peaks of
+    a data sheet (no run is faster) and ``assumed`` for a roofline on measured rates.
+    """
+
+    seconds: float | None
+    by_phase: Seconds
+    by_kind: Seconds
+    by_bound: Seconds
+    basis: str
+    notes: tuple[str, ...] = ()
+    entries: tuple[EntryTime, ...] = ()
+
+
+def step_time(ledger: Ledger, machine: Machine) -> StepTime:
+    """Predicted time of one optimizer step: operations one after another, nothing overlapped.
+
+    Works on a device of the catalog, which gives a bound, and on a calibration.
+    """
+    if isinstance(machine, Device):
+        basis, notes = "bound", [f"peaks of {machine.title}'s data sheet: no run is faster, most are slower"]
+    else:
+        basis, notes = "assumed", [f"roofline on the rates measured on {machine.date}", *machine.notes]
+    try:
+        roofline = Roofline(machine)
+        times = tuple(roofline.time(each) for each in ledger if each.kind != "transfer" and not each.payload)
+    except NoRate as reason:
+        return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
+    untimed = len(ledger) - len(times)
+    if untimed:
+        notes.append(f"{untimed} transfers and collectives are not timed: no link was measured")
+    if ledger.uncounted:
+        names = ", ".join(name for name, _ in ledger.uncounted)
+        notes.append(f"FLOPs of operations without a rule are not in it: {names}")
+    return StepTime(
+        seconds=sum(each.seconds for each in times),
+        by_phase=_split((each.entry.phase, each.seconds) for each in times),
+        by_kind=_split((each.entry.kind, each.seconds) for each in times),
+        by_bound=_split((each.bound, each.seconds) for each in times),
+        basis=basis,
+        notes=tuple(notes),
+        entries=times,
+    )
+
+
+def _split(labelled: Iterable[tuple[str, float]]) -> Seconds:
+    split: Seconds = {}
+    for label, seconds in labelled:
+        split[label] = split.get(label, 0.0) + seconds
+    return split

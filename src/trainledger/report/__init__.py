@@ -1,0 +1,1 @@
+"""Tables and figures of anything the ledger knows: for the terminal, and as HTML that opens offline."""

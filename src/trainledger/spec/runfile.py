@@ -1,0 +1,280 @@
+"""The run file: TOML or a dict in, a checked `Run` out, and back again.
+
+All problems of a file are found in one go. Fields, units and rules come from the metadata that
+`trainledger.spec.setting.setting` put on the dataclasses; there is no second list of them here.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from trainledger.spec.cluster import Cluster
+from trainledger.spec.data import DataSpec
+from trainledger.spec.layout import Layout
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
+from trainledger.spec.setting import NONE, Broken, read_value, rule_of
+
+SECTIONS: dict[str, type[Any]] = {
+    "model": ModelSpec, "recipe": Recipe, "layout": Layout, "cluster": Cluster, "data": DataSpec,
+}  # fmt: skip
+LARGEST_FILE_NBYTES = 2**20
+
+Table = Mapping[str, Any]
+Resolver = Callable[[str], Table]
+Overrides = Mapping[str, Any] | Iterable[str]
+
+
+def read(
+    path: str | os.PathLike[str],
+    overrides: Overrides = (),
+    *,
+    presets: Resolver | None = None,
+    from_config: Resolver | None = None,
+) -> Run:
+    """The run in a TOML file; raises InvalidInput with every problem of the file."""
+    return parse(read_table(path), overrides, presets=presets, from_config=from_config, where=os.fspath(path))
+
+
+def parse(
+    table: Table,
+    overrides: Overrides = (),
+    *,
+    presets: Resolver | None = None,
+    from_config: Resolver | None = None,
+    where: str = "",
+) -> Run:
+    """The run that a table of sections says, after overrides such as ``"recipe.micro_batch=2"``.
+
+    ``presets`` and ``from_config`` give the model fields of a catalog name and of a Hugging Face
+    config.json; fields written beside them win. Raises InvalidInput with every problem.
+    """
+    problems: list[Problem] = []
+    sections = _sections(table, problems)
+    _override(sections, overrides, problems)
+    base = _model_base(sections["model"], presets, from_config, problems)
+    if base is not None:
+        own = {key: value for key, value in sections["model"].items() if key not in ("preset", "config")}
+        sections["model"] = {**base, **own}
+    parts = {
+        name: _part(name, cls, sections[name], problems, complete=name != "model" or base is not None)
+        for name, cls in SECTIONS.items()
+    }
+    if all(part is not None for part in parts.values()):
+        run = Run(**parts)
+        problems.extend(run.problems())
+        if not problems:
+            return run
+    else:
+        for part in parts.values():
+            problems.extend(part.problems() if hasattr(part, "problems") else ())
+    raise InvalidInput(problems, where)
+
+
+def read_table(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The table in a TOML file; raises InvalidInput where it cannot be read or is not TOML."""
+    where = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            content = file.read(LARGEST_FILE_NBYTES + 1)
+        if len(content) > LARGEST_FILE_NBYTES:
+            raise InvalidInput([Problem("run file", where, f"is longer than {LARGEST_FILE_NBYTES} bytes")])
+        return parse_toml(content.decode("utf-8-sig"), where)
+    except OSError as error:
+        rule = f"cannot be read: {error.strerror or error}"
+        raise InvalidInput([Problem("run file", where, rule, _nearest_file(where))]) from None
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise InvalidInput([Problem(f"line {line}", None, "is not UTF-8 text")], where) from None
+    except ValueError as error:  # a path with a NUL in it
+        if isinstance(error, InvalidInput):
+            raise
+        raise InvalidInput([Problem("run file", where, f"is no path: {error}")]) from None
+
+
+def parse_toml(text: str, where: str = "") -> dict[str, Any]:
+    """The table in TOML text; raises InvalidInput that names the line."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise InvalidInput([Problem("run file", None, "is nested too deeply")], where) from None
+    except ValueError as error:
+        message, _, place = str(error).partition(" (at ")
+        place = place.rstrip(")") if place.startswith("line") else "run file" if not place else "the last line"
+        raise InvalidInput([Problem(place, None, f"is not TOML: {message}")], where) from None
+
+
+def vocabulary_problem(vocab_size: int, needed: int, tokenizer: str) -> Problem | None:
+    """What is wrong where a tokenizer has more tokens than the model; the data room knows ``needed``."""
+    if needed <= vocab_size:
+        return None
+    return Problem("model.vocab_size", vocab_size, f"is smaller than the {needed} tokens of {tokenizer}", needed)
+
+
+def _nearest_file(path: str) -> str | None:
+    folder = os.path.dirname(path)
+    try:
+        names = os.listdir(folder or ".") if not os.path.exists(path) else []
+    except (OSError, ValueError):
+        return None
+    nearest = nearest_text(os.path.basename(path), [each for each in names if each.endswith(".toml")])
+    return os.path.join(folder, nearest) if nearest else None
+
+
+def _sections(table: object, problems: list[Problem]) -> dict[str, dict[str, Any]]:
+    """The known sections of a table as dicts of their own; anything else is a problem."""
+    sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    if not isinstance(table, Mapping):
+        problems.append(Problem("run", table, "must be a table with the sections " + ", ".join(SECTIONS)))
+        return sections
+    for name, content in table.items():
+        cls = SECTIONS.get(name) if isinstance(name, str) else None
+        if cls is None:
+            rule = f"unknown section; a run file has {', '.join(SECTIONS)}"
+            problems.append(Problem(str(name), content, rule, _nearest_field(str(name), SECTIONS)))
+        elif isinstance(content, cls):
+            sections[name] = {each.name: getattr(content, each.name) for each in fields(cls)}
+        elif isinstance(content, Mapping):
+            sections[name] = {str(key): value for key, value in content.items()}
+        else:
+            problems.append(Problem(name, content, f"must be a section: [{name}] and its fields below"))
+    return sections
+
+
+def _override(sections: dict[str, dict[str, Any]], overrides: Overrides, problems: list[Problem]) -> None:
+    """Put overrides into the sections; a value of None (or empty text) takes the field out."""
+    pairs = overrides.items() if isinstance(overrides, Mapping) else _split_overrides(overrides, problems)
+    for key, value in pairs:
+        section, dot, name = str(key).partition(".")
+        if not dot or section not in SECTIONS:
+            rule = "an override names section.field, such as recipe.micro_batch=2"
+            problems.append(Problem(str(key), value, rule, _nearest_field(str(key), ())))
+        elif value is None:
+            sections[section].pop(name, None)
+        else:
+            sections[section][name] = value
+
+
+def _split_overrides(overrides: Iterable[str], problems: list[Problem]) -> Iterator[tuple[str, Any]]:
+    for each in overrides:
+        key, equals, text = each.partition("=")
+        key = key.strip()
+        if not equals:
+            problems.append(Problem(each, None, "an override is written section.field=value"))
+        else:
+            yield key, _value_of_text(key, text.strip()) if text.strip() else None
+
+
+def _value_of_text(key: str, text: str) -> Any:
+    """The value of an override: TOML where it is TOML (and the field is no text), else the text itself."""
+    section, _, name = key.partition(".")
+    known = {each.name: each for each in fields(SECTIONS[section])} if section in SECTIONS else {}
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    value = table["value"] if len(table) == 1 else text
+    is_text = name in known and rule_of(known[name])["quantity"] == "text"
+    return text if is_text and not isinstance(value, str) else value
+
+
+def _nearest_field(name: str, more: Iterable[str]) -> str | None:
+    """The section or section.field that a name probably means."""
+    last = name.rpartition(".")[2]
+    for section, cls in SECTIONS.items():
+        if last in {each.name for each in fields(cls)}:
+            return f"{section}.{last}"
+    paths = [f"{section}.{each.name}" for section, cls in SECTIONS.items() for each in fields(cls)]
+    return nearest_text(name, more) or nearest_text(name, paths)
+
+
+def _model_base(
+    model: dict[str, Any], presets: Resolver | None, from_config: Resolver | None, problems: list[Problem]
+) -> Table | None:
+    """The fields that ``preset`` or ``config`` stands for; {} where neither is given, None where it failed."""
+    given = [(key, model[key]) for key in ("preset", "config") if key in model]
+    if not given:
+        return {}
+    key, value = given[0]
+    resolver = presets if key == "preset" else from_config
+    if len(given) > 1:
+        problems.append(Problem("model.config", given[1][1], "give either preset or config, not both"))
+    elif not isinstance(value, str) or not value:
+        problems.append(Problem(f"model.{key}", value, "must be a text in quotes"))
+    elif resolver is None:
+        problems.append(Problem(f"model.{key}", value, "cannot be looked up here; write the fields themselves"))
+    else:
+        try:
+            return resolver(value)
+        except InvalidInput as error:
+            problems.extend(error.problems)
+    return None
+
+
+def _part(section: str, cls: type[Any], table: Table, problems: list[Problem], *, complete: bool) -> Any:
+    """One section as its dataclass, or None where something is wrong with it."""
+    known = {each.name: each for each in fields(cls)}
+    values: dict[str, Any] = {}
+    found = len(problems)
+    for name, value in table.items():
+        path = f"{section}.{name}"
+        if name in known:
+            try:
+                values[name] = read_value(known[name], value)
+            except Broken as broken:
+                problems.append(Problem(path, value, broken.rule, broken.nearest))
+        elif not (section == "model" and name in ("preset", "config")):
+            near = nearest_text(name, known)
+            nearest = f"{section}.{near}" if near else _nearest_field(name, ())
+            rule = f"unknown field of [{section}]"
+            problems.append(Problem(path, value, rule if nearest else f"{rule}, which has {', '.join(known)}", nearest))
+    for name, each in known.items():
+        if complete and name not in table and each.default is MISSING:
+            problems.append(Problem(f"{section}.{name}", None, f"is missing ({rule_of(each)['doc']})"))
+    return cls(**values) if complete and len(problems) == found else None
+
+
+def resolved(run: Run) -> dict[str, dict[str, Any]]:
+    """Every field of a run, defaults included, as a table that `parse` reads back into an equal run."""
+
+    def plain(value: Any) -> Any:
+        return NONE if value is None else list(value) if isinstance(value, tuple) else value
+
+    return {
+        section: {each.name: plain(getattr(getattr(run, section), each.name)) for each in fields(cls)}
+        for section, cls in SECTIONS.items()
+    }
+
+
+def validated(run: Run) -> Run:
+    """The same run, checked as if it had been read from a file; raises InvalidInput."""
+    return parse(resolved(run))
+
+
+def to_toml(run: Run) -> str:
+    """The complete run file of a run: explicit, in fixed order, equal when read back."""
+    import tomli_w
+
+    return tomli_w.dumps(resolved(run))
+
+
+def digest(run: Run) -> str:
+    """SHA-256 (hexadecimal) of what a run is; where this machine keeps its token stores is left out."""
+    import hashlib
+    import json
+
+    content = resolved(run)
+    del content["data"]["cache"]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def run_name(run: Run) -> str:
+    """The name of the run's directory: the model's name and the beginning of the digest."""
+    safe = "".join(each if each.isascii() and (each.isalnum() or each in "-_.") else "-" for each in run.model.name)
+    return f"{safe[:60].lstrip('.-') or 'run'}-{digest(run)[:8]}"

@@ -1,0 +1,1 @@
+"""The ledger of code that was not written for us: any module or training step, on fake or real tensors."""

@@ -1,0 +1,186 @@
+"""What a dispatched operator is: its kind, its FLOPs, and whether it only makes a view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from trainledger.ledger import rules
+
+Args = tuple[Any, ...]
+Flops = tuple[int, int]  # done, and the model's own share of it
+
+
+@dataclass(frozen=True)
+class Operator:
+    """How one aten operator is accounted for."""
+
+    name: str
+    kind: str
+    flops: Callable[[Args, Any], Flops]
+    assumed: bool = False
+
+
+def _none(args: Args, out: Any) -> Flops:
+    return 0, 0
+
+
+def _mm(args: Args, out: Any) -> Flops:
+    a, b = args[0], args[1]
+    flops = rules.matmul_flops(a.shape[0], b.shape[1], a.shape[1])
+    return flops, flops
+
+
+def _addmm(args: Args, out: Any) -> Flops:
+    return _mm(args[1:], out)
+
+
+def _bmm(args: Args, out: Any) -> Flops:
+    a, b = args[0], args[1]
+    flops = rules.matmul_flops(a.shape[1], b.shape[2], a.shape[2], batch=a.shape[0])
+    return flops, flops
+
+
+def _baddbmm(args: Args, out: Any) -> Flops:
+    return _bmm(args[1:], out)
+
+
+def _attention_sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int, int]:
+    batch, heads, queries, head_dim = q.shape
+    return batch, heads, queries, k.shape[2], head_dim, v.shape[3]
+
+
+def _attention(args: Args, out: Any) -> Flops:
+    flops = rules.attention_flops(*_attention_sizes(*args[:3]))
+    return flops, flops
+
+
+def _attention_backward(args: Args, out: Any) -> Flops:
+    sizes = _attention_sizes(*args[1:4])
+    return rules.attention_backward_flops(*sizes), rules.attention_backward_model_flops(*sizes)
+
+
+def _convolution(args: Args, out: Any) -> Flops:
+    weight, transposed = args[1], args[6]
+    positions = args[0].shape[2:] if transposed else out.shape[2:]
+    taps = 1
+    for size in (*positions, *weight.shape):
+        taps *= size
+    flops = rules.matmul_flops(args[0].shape[0], 1, taps)
+    return flops, flops
+
+
+def _convolution_backward(args: Args, out: Any) -> Flops:
+    grad, image, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
+    forward, _ = _convolution((image, weight, None, None, None, None, transposed), grad)
+    flops = forward * (int(wanted[0]) + int(wanted[1]))
+    return flops, flops
+
+
+def _per_element(what: str) -> Callable[[Args, Any], Flops]:
+    count = rules.FLOPS_PER_ELEMENT[what]
+
+    def flops(args: Args, out: Any) -> Flops:
+        return count * sum(each.numel() for each in tensors_in(out)), 0
+
+    return flops
+
+
+def _per_input_element(what: str) -> Callable[[Args, Any], Flops]:
+    count = rules.FLOPS_PER_ELEMENT[what]
+
+    def flops(args: Args, out: Any) -> Flops:
+        return count * max((each.numel() for each in tensors_in(args)), default=0), 0
+
+    return flops
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of an argument or a result, looking into lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for each in value for tensor in tensors_in(each)]
+    if isinstance(value, dict):
+        return [tensor for each in value.values() for tensor in tensors_in(each)]
+    return []
+
+
+_RULES: dict[str, tuple[str, Callable[[Args, Any], Flops]]] = {
+    "aten::mm": ("matmul", _mm),
+    "aten::addmm": ("matmul", _addmm),
+    "aten::bmm": ("matmul", _bmm),
+    "aten::baddbmm": ("matmul", _baddbmm),
+    "aten::convolution": ("matmul", _convolution),
+    "aten::convolution_backward": ("matmul", _convolution_backward),
+}
+for _kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
+    _RULES[f"aten::_scaled_dot_product_{_kernel}"] = ("attention", _attention)
+    _backward = "flash_attention_for_cpu_backward" if _kernel.endswith("cpu") else f"{_kernel}_backward"
+    _RULES[f"aten::_scaled_dot_product_{_backward}"] = ("attention", _attention_backward)
+
+_BY_ELEMENT = {
+    "norm": (
+        ("native_layer_norm", "layernorm"), ("_fused_rms_norm", "rmsnorm"),
+        ("native_layer_norm_backward", "norm backward"), ("_fused_rms_norm_backward", "norm backward"),
+    ),
+    "softmax": (
+        ("_softmax", "softmax"), ("_log_softmax", "softmax"), ("_safe_softmax", "softmax"),
+        ("_softmax_backward_data", "softmax backward"), ("_log_softmax_backward_data", "softmax backward"),
+    ),
+}  # fmt: skip
+for _kind, _pairs in _BY_ELEMENT.items():
+    for _name, _what in _pairs:
+        _RULES[f"aten::{_name}"] = (_kind, _per_input_element(_what))
+for _name in ("sum", "mean", "linalg_vector_norm", "amax", "amin", "argmax", "max", "min", "cumsum", "var_mean", "var",
+              "any", "all", "prod", "logsumexp", "_foreach_norm", "norm", "_foreach_max", "std"):  # fmt: skip
+    _RULES[f"aten::{_name}"] = ("reduction", _per_input_element("reduction"))
+for _name in ("embedding", "embedding_dense_backward", "index_select", "gather", "scatter", "scatter_add", "index",
+              "index_put_", "index_put", "_unsafe_index", "index_add", "nll_loss_forward", "nll_loss_backward",
+              "slice_backward", "select_backward", "scatter_", "_index_put_impl_", "index_add_", "one_hot",
+              "masked_select", "nonzero", "topk", "sort", "embedding_renorm_"):  # fmt: skip
+    _RULES[f"aten::{_name}"] = ("embedding", _none)
+for _name in ("clone", "_to_copy", "copy_", "cat", "stack", "repeat", "fill_", "zero_", "full", "full_like", "zeros",
+              "zeros_like", "ones", "ones_like", "arange", "_foreach_copy_", "constant_pad_nd", "scalar_tensor", "roll",
+              "new_zeros", "new_full", "new_ones", "triu", "tril", "flip", "_foreach_zero_", "lift_fresh_copy", "split_with_sizes_copy",
+              "repeat_interleave", "lift_fresh", "eye", "linspace", "concatenate", "_foreach_clone"):  # fmt: skip
+    _RULES[f"aten::{_name}"] = ("copy", _none)
+for _name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_"):
+    _RULES[f"aten::{_name}"] = ("allocate", _none)
+for _name in ("native_dropout", "bernoulli_", "bernoulli", "rand", "randn", "randint", "randperm", "uniform_",
+              "normal_", "rand_like", "randn_like", "exponential_"):  # fmt: skip
+    _RULES[f"aten::{_name}"] = ("random", _none)
+for _name in ("_local_scalar_dense", "is_same_size", "equal", "sym_size", "item", "_assert_async", "_assert_scalar",
+              "_linalg_check_errors", "record_stream", "is_pinned"):  # fmt: skip
+    _RULES[f"aten::{_name}"] = ("transfer", _none)
+
+
+@cache
+def operator_of(func: OpOverload) -> Operator:
+    """The account of an operator; one that has no rule is of kind ``unknown`` and counts no FLOPs."""
+    schema = func._schema.name
+    name = schema.split("::")[1]
+    if schema in _RULES:
+        kind, flops = _RULES[schema]
+        return Operator(name, kind, flops, assumed=kind in ("norm", "softmax"))
+    if "_fused_" in name and name.endswith("_"):
+        return Operator(name, "update", _none, assumed=True)
+    if "_foreach_" in name:
+        outputs = _per_input_element("elementwise") if name.endswith("_") else _per_element("elementwise")
+        return Operator(name, "elementwise", outputs)
+    if torch.Tag.pointwise in func.tags or name in _POINTWISE:
+        return Operator(name, "elementwise", _per_element("elementwise"))
+    return Operator(schema, "unknown", _none)
+
+
+_POINTWISE = {
+    "silu_backward", "gelu_backward", "native_dropout_backward", "sigmoid_backward", "tanh_backward", "masked_fill",
+    "masked_fill_", "threshold_backward", "relu_", "softplus_backward", "hardtanh_backward", "where", "lerp",
+    "lerp_", "addcdiv_", "addcmul_", "glu", "glu_backward", "leaky_relu_backward", "elu_backward",
+}  # fmt: skip

@@ -1,0 +1,261 @@
+"""The witness: records every dispatched operation and the life of every storage, on fake or on real tensors.
+
+Memory is followed by storages, not tensors: a storage is live from the operation that made it until the
+last reference to it is gone, whoever holds it (a Python variable, autograd, an optimizer). What died between
+two operations counts as freed by the earlier one.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.nn.modules import module as module_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainledger.ledger.entry import Ledger
+from trainledger.ledger.record import Event, Storage, amounts, keep_what_lives
+from trainledger.trace.operators import operator_of, tensors_in
+
+DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+
+
+class Recorder(TorchDispatchMode):
+    """Records what is dispatched while it is active.
+
+    ``resident`` gives the tensors that are there before, by category. ``phase("backward")`` names what runs
+    inside; operations that autograd runs with gradients enabled during backward are recomputation.
+    ``clocked`` times each operation (real tensors on a synchronous device only).
+    """
+
+    def __init__(self, model: nn.Module | None = None, *, clocked: bool = False) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+        self.uncounted: dict[str, int] = {}
+        self.micro_batches = 0
+        self._clocked = clocked
+        self._live: dict[int, Storage] = {}
+        self._guards: dict[int, Any] = {}
+        self._resident: list[Storage] = []
+        self._phase = "forward"
+        self._recomputing = False
+        self._root = model
+        self._paths = {id(each): name for name, each in model.named_modules()} if model is not None else {}
+        self._stack: list[str] = []
+        self._path_of_node: dict[int, str] = {}
+        self._last_path = ""
+        self._hooks: list[Any] = []
+
+    # What was there before
+
+    def resident(self, tensors: Iterator[Tensor] | list[Tensor], category: str) -> None:
+        """Tell which live tensors belong to which category before the step; a storage is counted once."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._live:
+                record = Storage(storage.nbytes(), "resident", category)
+                self._watch(storage, record)
+                self._resident.append(record)
+
+    def categorize(self, tensors: Iterator[Tensor] | list[Tensor], category: str) -> None:
+        """Say what live storages turned out to be, back to their birth."""
+        for tensor in tensors:
+            record = self._live.get(tensor.untyped_storage()._cdata)
+            if record is not None:
+                record.category = category
+
+    # Phases and modules
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Operations inside belong to this phase."""
+        before, self._phase = self._phase, name
+        if name == "forward":
+            self.micro_batches += 1
+        elif name == "backward":
+            keep_what_lives(self._live.values(), "forward")
+        try:
+            yield
+        finally:
+            if name == "backward" and self._root is not None:
+                gradients = [each.grad for each in self._root.parameters() if each.grad is not None]
+                self.categorize(gradients, "gradients")
+            self._phase = before
+
+    def __enter__(self) -> Recorder:
+        self._hooks = [
+            module_hooks.register_module_forward_pre_hook(self._enter_module),
+            module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        for each in self._hooks:
+            each.remove()
+
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        path = self._paths.get(id(module))
+        self._stack.append(path if path is not None else (self._stack[-1] if self._stack else ""))
+
+    def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+        if module is self._root and self._phase == "forward":
+            for tensor in tensors_in(output):
+                record = self._live.get(tensor.untyped_storage()._cdata)
+                if record is not None and record.category == "scratch":
+                    record.category = "logits and loss"
+
+    def _where(self, phase: str) -> str:
+        """The module path of the operation that runs now; in backward, that of the forward operation it answers."""
+        if self._stack:
+            path = self._stack[-1]
+        elif phase == "forward":
+            path = "loss"
+        elif phase == "backward":
+            node = torch._C._current_autograd_node()
+            if node is None:
+                return "loss"
+            number: int = node._sequence_nr()  # type: ignore[attr-defined]
+            path = self._path_of_node.get(number, self._last_path)
+            self._last_path = path
+            return path
+        else:
+            return ""
+        if torch.is_grad_enabled():
+            self._path_of_node.setdefault(torch.autograd._get_sequence_nr() - 1, path)  # type: ignore[attr-defined]
+        return path
+
+    # Operations
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(hasattr(each, "__tensor_flatten__") for each in types):
+            return NotImplemented
+        if not self._clocked:
+            out, seconds = func(*args, **kwargs), None
+        else:
+            start = time.perf_counter()
+            out = func(*args, **kwargs)
+            seconds = time.perf_counter() - start
+        self._record(func, args, kwargs, out, seconds)
+        return out
+
+    def _record(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, seconds: float | None
+    ) -> None:
+        made: list[Storage] = []
+        written = 0
+        live = self._live
+        for tensor in tensors_in(out):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in live and storage.nbytes():
+                record = Storage(storage.nbytes(), self._phase)
+                self._watch(storage, record)
+                made.append(record)
+                written += storage.nbytes()
+        changes = func._schema.is_mutable
+        operator = operator_of(func)
+        if not made and not changes and operator.kind not in ("transfer", "reduction"):
+            return  # a view: no work, no bytes
+        phase = self._phase
+        if phase == "backward" and torch.is_grad_enabled() and torch._C._current_autograd_node() is not None:
+            phase = "recompute"
+            for record in made:
+                record.phase = phase
+            self._recomputing = True
+        elif self._recomputing:
+            self._recomputing = False
+            keep_what_lives(self._live.values(), "recompute")
+        inputs = tensors_in(args) + (tensors_in(list(kwargs.values())) if kwargs else [])
+        read = sum(touched_nbytes(each) for each in inputs)
+        if changes:
+            targets = _written_arguments(func, args, kwargs)
+            written += sum(touched_nbytes(each) for each in targets)
+        flops, model_flops = operator.flops(args, out)
+        path = self._where(phase)
+        if path == "loss":
+            for record in made:
+                record.category = "logits and loss"
+        if operator.kind == "unknown":
+            self.uncounted[operator.name] = self.uncounted.get(operator.name, 0) + 1
+        if operator.kind == "allocate":
+            read = written = 0
+        self.events.append(
+            Event(
+                made,
+                name=operator.name,
+                path=path,
+                phase=phase,
+                kind=operator.kind,
+                flops=flops,
+                model_flops=0 if phase == "recompute" else model_flops,
+                read=read,
+                written=written,
+                dtype=DTYPE_NAMES.get(inputs[0].dtype, "") if inputs else "",
+                seconds=seconds,
+                basis="assumed" if operator.assumed else "exact",
+                source=f"aten::{operator.name}",
+            )
+        )
+
+    def _watch(self, storage: Any, record: Storage) -> None:
+        key = storage._cdata
+        self._live[key] = record
+        self._guards[key] = weakref.ref(storage, self._died(key))
+
+    def _died(self, key: int) -> Callable[[Any], None]:
+        def gone(_: Any) -> None:
+            record = self._live.pop(key)
+            del self._guards[key]
+            if self.events:
+                self.events[-1].freed.append((record, 1))
+            else:
+                self._resident.remove(record)
+
+        return gone
+
+    # The ledger
+
+    def ledger(self, *, parameters: int, tokens: int, writer: str) -> Ledger:
+        """What was recorded so far, as entries in the order they ran."""
+        return Ledger(
+            entries=tuple(each.entry() for each in self.events),
+            resident=amounts((each, 1) for each in self._resident),
+            parameters=parameters,
+            tokens=tokens,
+            micro_batches=max(1, self.micro_batches),
+            uncounted=tuple(sorted(self.uncounted.items())),
+            writer=writer,
+        )
+
+
+def touched_nbytes(tensor: Tensor) -> int:
+    """Bytes of a tensor's elements, those of a broadcast dim counted once."""
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride:
+            elements *= size
+    return elements * tensor.element_size()
+
+
+def _written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    written = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            written.extend(tensors_in(value))
+    return written

@@ -1,0 +1,63 @@
+"""The torch device of a run: found or named, waited for, and its memory read."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import torch
+
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.units import KIB
+
+
+def find_device(backend: str) -> torch.device:
+    """The device that ``cluster.backend`` names; ``auto`` takes cuda, then mps, then cpu.
+
+    Raises `InvalidInput` where the named backend is not there.
+    """
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    found = next(name for name, there in present.items() if there)
+    name = found if backend == "auto" else backend
+    if not present.get(name, False):
+        rule = f"torch {torch.__version__} finds no such device on this machine"
+        raise InvalidInput([Problem("cluster.backend", backend, rule, found)])
+    return torch.device(name, 0) if name == "cuda" else torch.device(name)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until everything queued on an accelerator is done; a CPU is never behind."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def memory_in_use(device: torch.device) -> int | None:
+    """Bytes that torch holds on an accelerator, or that this process holds of main memory; None where unknown."""
+    if device.type == "cuda":
+        return torch.cuda.memory_reserved(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            line = next(each for each in status if each.startswith("VmRSS:"))
+    except (OSError, StopIteration):
+        return None
+    return int(line.split()[1]) * KIB
+
+
+def keep_freed_memory() -> bool:
+    """Make glibc keep large freed blocks for the next allocation; True where it could be set.
+
+    By default every tensor above 32 MiB is mapped afresh and given back when freed, so each operation on it pays
+    a page fault per 4 KiB. Elsewhere than on glibc this does nothing.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    m_trim_threshold, m_mmap_max, never = -1, -4, -1
+    return bool(mallopt(m_mmap_max, 0)) and bool(mallopt(m_trim_threshold, never))

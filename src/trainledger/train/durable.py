@@ -1,0 +1,50 @@
+"""Files that are there whole or not at all, whenever the power goes."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+# What the system says when a disk, a quota or a file-size limit is full.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def sync(path: Path) -> None:
+    """Have the system write a file's bytes, or a directory's names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file by new text in one motion."""
+    temporary = path.with_name(f".tmp-{path.name}")
+    temporary.write_text(text, encoding="utf-8")
+    sync(temporary)
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def write_json(path: Path, value: Mapping[str, object]) -> None:
+    """Replace a JSON file in one motion."""
+    write_atomically(path, json.dumps(value, indent=1) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_full(error: Exception) -> bool:
+    """Whether an error says that the disk, the quota or the size limit of files is reached."""
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    # safetensors wraps the system's error in its own and keeps only the text.
+    return any(f"os error {each}" in str(error) for each in FULL)

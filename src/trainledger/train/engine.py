@@ -1,0 +1,131 @@
+"""The run: a run file and a feed of batches in, trained weights out, stoppable at any instruction."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils.deterministic
+
+from trainledger.nn.init import initialize
+from trainledger.nn.transformer import Transformer, build
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import Run
+from trainledger.spec.runfile import digest
+from trainledger.train import checkpoint
+from trainledger.train.device import find_device, keep_freed_memory
+from trainledger.train.feed import OpenFeed
+from trainledger.train.loop import Say, Sitting, finished_from
+from trainledger.train.observer import Finished, Observer, TrainingState
+from trainledger.train.optimizer import build_optimizer
+from trainledger.train.precision import keep_fp32_exact
+from trainledger.train.run_directory import begin_or_match, locked, read_state
+from trainledger.train.seeds import init_seed
+
+
+def train(
+    run: Run,
+    run_dir: Path,
+    open_feed: OpenFeed,
+    *,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    say: Say | None = None,
+) -> Finished:
+    """Train a run in its directory to its last step, from its newest valid checkpoint where ``resume``.
+
+    Raises `InvalidInput` where the directory holds another run, one that was begun (without ``resume``) or one
+    that another process holds; `Diverged`, `Interrupted` or `CannotSave` where the run ends early. A finished run
+    is not touched again: with ``resume`` its result is given as it stands.
+    """
+    say = say or _say_on_stderr
+    device = find_device(run.cluster.backend)
+    with locked(run_dir):
+        begun = begin_or_match(run_dir, run)
+        earlier = read_state(run_dir)
+        if begun and not resume:
+            raise InvalidInput([_already(run_dir, earlier)])
+        if earlier is not None and earlier["state"] == "finished":
+            finished = finished_from(run_dir, earlier)
+            if checkpoint.damage(finished.checkpoint) is None:
+                say(f"{run_dir} is already finished.")
+                return finished
+        checkpoint.clean(run_dir)
+        with _arithmetic(run, device), ExitStack() as stack:
+            feed = open_feed(run, device)
+            stack.callback(feed.close)
+            state = _prepare(run, run_dir, device, resume=begun, say=say)
+            return Sitting(state, feed, observers, say).to_the_end(resumed=begun)
+
+
+def _prepare(run: Run, run_dir: Path, device: torch.device, *, resume: bool, say: Say) -> TrainingState:
+    """Model and optimizer as initialized, or as the newest valid checkpoint holds them."""
+    with device:
+        model = build(run.model, run.recipe)
+    optimizer = build_optimizer(model, run.recipe)
+    state = TrainingState(run, run_dir, device, model, optimizer)
+    path = checkpoint.latest_valid(run_dir, say) if resume else None
+    if path is None:
+        initialize(model, seed=init_seed(run.recipe.seed))
+        if resume:
+            say(f"{run_dir} has no valid checkpoint; the run starts at step 0.")
+    else:
+        facts = checkpoint.read_facts(path)
+        if facts["digest"] != digest(run):
+            rule = f"is a checkpoint of run {facts['digest'][:8]}, not of {digest(run)[:8]}"
+            raise InvalidInput([Problem("checkpoint", str(path), rule)])
+        checkpoint.load(path, model, optimizer)
+        for name in ("step", "loss", "validation_loss", "seconds"):
+            setattr(state, name, facts[name])
+        if facts["threads"] != torch.get_num_threads():
+            threads = f"{facts['threads']} threads and goes on with {torch.get_num_threads()}"
+            say(f"{path.name} was made with {threads}: the last bits may differ.")
+    if resume:
+        checkpoint.set_aside(run_dir, state.step if path else -1, say)
+    model.train()
+    if run.recipe.compile:
+        _compile(model)
+    return state
+
+
+def _compile(model: Transformer) -> None:
+    """Compile each block in place: one graph serves all blocks, and parameter names stay."""
+    for layer in model.layers:
+        layer.compile()
+
+
+@contextmanager
+def _arithmetic(run: Run, device: torch.device) -> Iterator[None]:
+    """The process-wide switches under which a run's numbers come out the same each time."""
+    keep_fp32_exact()
+    if device.type == "cpu":
+        keep_freed_memory()
+    if not (run.recipe.compile and device.type == "cpu"):
+        yield
+        return
+    # Compiled CPU kernels add up in an order that depends on timing unless told otherwise; eager ones do not.
+    before = torch.are_deterministic_algorithms_enabled()
+    filling: Any = torch.utils.deterministic
+    filled = filling.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    filling.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        filling.fill_uninitialized_memory = filled
+
+
+def _already(run_dir: Path, earlier: dict[str, Any] | None) -> Problem:
+    """Why a begun run is not begun again."""
+    if earlier is not None and earlier["state"] == "finished":
+        return Problem("run directory", str(run_dir), f"is already finished ({earlier['step']} steps)")
+    return Problem("run directory", str(run_dir), "holds this run, begun and not finished; --resume goes on with it")
+
+
+def _say_on_stderr(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)

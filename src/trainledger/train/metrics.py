@@ -1,0 +1,105 @@
+"""The curve of a run: one JSON object per line, written as things happen, and the same for TensorBoard.
+
+On resume the file is cut back to the checkpoint's step, so that each step stands in it once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trainledger.train.durable import sync, write_atomically
+from trainledger.train.observer import EvaluationRecord, Observer, StepRecord, TrainingState
+
+
+class Metrics:
+    """Appends lines to ``metrics.jsonl``; each is handed to the system before the next step begins."""
+
+    def __init__(self, run_dir: Path, *, after: int) -> None:
+        """Open the file for a sitting that begins ``after`` that many steps; later lines are cut off."""
+        self.path = run_dir / "metrics.jsonl"
+        cut_back(self.path, after)
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def step(self, record: StepRecord) -> None:
+        self._write(asdict(record))
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        fields = asdict(record)
+        del fields["unigram_entropy"]
+        self._write(fields)
+
+    def event(self, event: str, step: int, **facts: object) -> None:
+        """start, resume, checkpoint, finish, interrupted or failed."""
+        self._write({"event": event, "step": step, **facts})
+
+    def sync(self) -> None:
+        """Have the lines on the disk, so that no checkpoint is ahead of its curve."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, fields: Mapping[str, object]) -> None:
+        # JSON has no NaN and no infinity; what is not finite is written as null.
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
+        self._file.write(json.dumps(finite) + "\n")
+        self._file.flush()
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics file; a last line that was cut short by a crash is left out."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                fields = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(fields, dict):
+                yield fields
+
+
+def cut_back(path: Path, after: int) -> None:
+    """Drop the lines of steps beyond ``after`` and torn ones, in one motion."""
+    if path.exists():
+        kept = [json.dumps(each) + "\n" for each in read(path) if each.get("step", 0) <= after]
+        write_atomically(path, "".join(kept))
+        sync(path)
+
+
+class TensorBoard(Observer):
+    """The same curve in ``<run_dir>/tensorboard``, where the tensorboard package is installed."""
+
+    def __init__(self) -> None:
+        self._writer: Any = None
+
+    def on_start(self, state: TrainingState) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return
+        self._writer = SummaryWriter(str(state.run_dir / "tensorboard"), purge_step=state.step + 1)
+
+    def on_step_end(self, record: StepRecord) -> None:
+        if self._writer is None:
+            return
+        scalars = {"loss": record.loss, "learning_rate": record.learning_rate, "step_seconds": record.seconds}
+        if record.grad_norm is not None:
+            scalars["grad_norm"] = record.grad_norm
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, record.step)
+
+    def on_evaluation(self, record: EvaluationRecord) -> None:
+        if self._writer is not None:
+            self._writer.add_scalar("validation_loss", record.validation_loss, record.step)
+
+    def on_stop(self) -> None:
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,138 @@
+"""What the engine tells those who watch a run, and the clock of its phases."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from trainledger.spec.run import Run
+from trainledger.train.device import synchronize
+
+PHASES = ("data", "forward", "backward", "clip", "optimizer", "checkpoint", "evaluation")
+
+
+@dataclass
+class TrainingState:
+    """A run in progress: what a step changes, and where it happens. ``step`` counts optimizer steps done."""
+
+    run: Run
+    run_dir: Path
+    device: torch.device
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    seconds: float = 0.0  # of training so far, over all sittings
+    loss: float | None = None
+    validation_loss: float | None = None
+    unigram_entropy: float | None = None
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step, counted from 1; ``tokens`` and ``time`` (seconds) since the start of the run.
+
+    ``grad_norm`` is before clipping, None without clipping. ``phase_seconds`` is empty on steps of an
+    accelerator that were not waited for phase by phase.
+    """
+
+    step: int
+    loss: float
+    tokens: int
+    seconds: float
+    learning_rate: float
+    grad_norm: float | None
+    time: float
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """Mean loss over the held-out sequences after ``step`` steps, beside the corpus' unigram entropy (both in nats)."""
+
+    step: int
+    validation_loss: float
+    unigram_entropy: float | None
+    phase_seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that reached its last step. Losses in nats; ``seconds`` of training over all sittings."""
+
+    step: int
+    loss: float | None
+    validation_loss: float | None
+    unigram_entropy: float | None
+    tokens: int
+    seconds: float
+    run_dir: Path
+    checkpoint: Path
+
+
+class Observer(Protocol):
+    """One who watches a run; every method does nothing unless overridden. Steps are counted from 1."""
+
+    def on_start(self, state: TrainingState) -> None:
+        """Before the first step of this sitting; ``state.step`` steps are done already."""
+
+    def meters(self, step: int) -> bool:
+        """True where the phases of this step must be waited for on an accelerator."""
+        return False
+
+    def around_step(self, step: int) -> AbstractContextManager[object]:
+        """Entered around fetching the batch and the optimizer step."""
+        return nullcontext()
+
+    def around_phase(self, phase: str) -> AbstractContextManager[object]:
+        """Entered around each of `PHASES`, inside `around_step` for those that belong to a step."""
+        return nullcontext()
+
+    def on_step_end(self, record: StepRecord) -> None:
+        """After the step, outside `around_step`."""
+
+    def on_evaluation(self, record: EvaluationRecord) -> None:
+        """After an evaluation."""
+
+    def on_checkpoint(self, step: int, path: Path, seconds: float) -> None:
+        """After a checkpoint is safe on disk."""
+
+    def on_finish(self, finished: Finished) -> None:
+        """After the last step, its evaluation and its checkpoint."""
+
+    def on_stop(self) -> None:
+        """At the end of the sitting, however it ended."""
+
+
+class PhaseClock:
+    """Adds up wall seconds by phase; ``exact`` waits for the accelerator on both sides of each."""
+
+    def __init__(self, device: torch.device, observers: Sequence[Observer] = ()) -> None:
+        self.exact = device.type == "cpu"
+        self.seconds: dict[str, float] = {}
+        self._device = device
+        self._observers = observers
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        with ExitStack() as stack:
+            for each in self._observers:
+                stack.enter_context(each.around_phase(phase))
+            if self.exact:
+                synchronize(self._device)
+            started = time.perf_counter()
+            yield
+            if self.exact:
+                synchronize(self._device)
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - started
+
+    def take(self) -> dict[str, float]:
+        """The seconds since the last call (empty where they would be launch times only)."""
+        seconds, self.seconds = self.seconds, {}
+        return seconds if self.exact else {}
