@@ -6,6 +6,8 @@ Every public name answers one question; a name is imported when it is first used
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -27,17 +29,18 @@ _WHERE = {
     "device": "trainledger.catalog",
     "device_of": "trainledger.api",
     "load": "trainledger.api",
+    "machine_of": "trainledger.api",
     "meter": "trainledger.measure",
     "model": "trainledger.api",
     "napkin": "trainledger.plan.napkin",
     "parameters": "trainledger.ledger.step",
-    "predict": "trainledger.predict",
+    "predict": "trainledger.api",
     "reconcile": "trainledger.reconcile",
     "trace": "trainledger.trace",
 }
 
 if TYPE_CHECKING:
-    from trainledger.api import device_of, load, model
+    from trainledger.api import device_of, load, machine_of, model, predict
     from trainledger.catalog import device
     from trainledger.ledger.entry import Entry, Ledger
     from trainledger.plan.napkin import napkin
@@ -52,7 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec",
-    "Problem", "Recipe", "Run", "device", "device_of", "load", "model", "napkin",
+    "Problem", "Recipe", "Run", "device", "device_of", "load", "machine_of", "model", "napkin", "predict",
 ]  # fmt: skip
 
 
@@ -69,3 +72,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_WHERE})
+
+
+class _Face(ModuleType):
+    """Keeps ``trainledger.trace`` the function once the import system binds the room of the same name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _WHERE and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Face

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainledger import catalog
 from trainledger.spec import runfile
 from trainledger.spec.cluster import Device
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.run import Run
+
+if TYPE_CHECKING:
+    from trainledger.predict.forecast import Forecast
+    from trainledger.spec.calibration import Calibration
 
 THIS_MACHINE = "this-machine"
 
@@ -51,14 +55,33 @@ def config_fields(path: str) -> dict[str, Any]:
     return dict(vars(from_config(read_json(Path(path)), path)))
 
 
-def device_of(run: Run) -> Device | None:
-    """The device of a run: of the catalog, or this machine as its calibration measured it.
+def machine_of(run: Run) -> Device | Calibration | None:
+    """What predicts the times of a run: a device of the catalog, or the calibration of this machine.
 
-    None where this machine was not measured yet. Raises `InvalidInput` where the device is unknown.
+    None where this machine was not measured yet; with backend ``auto`` an accelerator's calibration comes
+    before the processor's. Raises `InvalidInput` where the device is unknown.
     """
     if run.cluster.device != THIS_MACHINE:
         return catalog.device(run.cluster.device)
-    from trainledger.spec.calibration import find_calibration, to_device
+    from trainledger.spec.calibration import find_calibration
 
-    calibration = find_calibration("cpu" if run.cluster.backend == "auto" else run.cluster.backend)
-    return None if calibration is None else to_device(calibration)
+    backends = ("cuda", "mps", "cpu") if run.cluster.backend == "auto" else (run.cluster.backend,)
+    return next((found for each in backends if (found := find_calibration(each)) is not None), None)
+
+
+def device_of(run: Run) -> Device | None:
+    """The machine of a run as a device: peaks, memory, bandwidth; as `machine_of` in all else."""
+    machine = machine_of(run)
+    if machine is None or isinstance(machine, Device):
+        return machine
+    from trainledger.spec.calibration import to_device
+
+    return to_device(machine)
+
+
+def predict(run: Run) -> Forecast:
+    """What a run will cost, from its closed-form ledger and its machine: steps, times, memory, MFU."""
+    from trainledger.ledger.step import account
+    from trainledger.predict.forecast import forecast
+
+    return forecast(run, account(run), machine_of(run))

@@ -76,9 +76,10 @@ def _names(kind: str) -> list[str]:
 def _entry(kind: str, name: str, field: str) -> dict[str, Any]:
     known = _names(kind)  # a name is looked up in the listing, so that it can never be a path
     if name not in known:
-        near = nearest_text(name, known)
-        like = [each for each in known if each.startswith(name)] if near is None else []
-        rule = f"is not in the catalog ({', '.join(like or known)})" if near is None else "is not in the catalog"
+        longer = [each for each in known if each.startswith(name)] if name else []
+        near = longer[0] if longer else nearest_text(name, known)
+        listed = longer if len(longer) > 1 else [] if near else known
+        rule = f"is not in the catalog ({', '.join(listed)})" if listed else "is not in the catalog"
         raise InvalidInput([Problem(field, name, rule, near)])
     with open(os.path.join(_HERE, kind, f"{name}.toml"), "rb") as file:
         return tomllib.load(file)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainledger.spec.problem import InvalidInput, Problem
@@ -45,4 +44,6 @@ def load_run(args: argparse.Namespace) -> Run:
 
 def print_json(result: object) -> None:
     """A result on standard output as JSON that any parser reads (no NaN)."""
+    import json
+
     print(json.dumps(result, indent=2, allow_nan=False, default=str))

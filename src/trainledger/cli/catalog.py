@@ -7,22 +7,47 @@ from typing import Any
 
 from trainledger import catalog
 from trainledger.cli.arguments import add_json, print_json
+from trainledger.plan.napkin import short
 from trainledger.report.table import table
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.units import format_count, format_flops_per_second, format_nbytes
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", nargs="?", choices=("models", "devices"), help="list only these")
+    parser.add_argument("what", nargs="?", help="models, devices, or the name of one of them (all)")
     add_json(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
-    kinds = (args.kind,) if args.kind else ("models", "devices")
-    if args.json:
-        print_json({kind: (models() if kind == "models" else devices()) for kind in kinds})
+    if args.what in (None, "models", "devices"):
+        lists = {"models": (models, _models), "devices": (devices, _devices)}
+        kinds = [args.what] if args.what else list(lists)
+        if args.json:
+            print_json({kind: lists[kind][0]() for kind in kinds})
+        else:
+            print("\n\n".join(lists[kind][1]() for kind in kinds))
         return 0
-    print("\n\n".join(_models() if kind == "models" else _devices() for kind in kinds))
+    entry = vars(catalog.device(args.what)) if args.what in catalog.device_names() else _entry(args.what)
+    if args.json:
+        print_json({args.what: entry})
+    else:
+        print(table([args.what, ""], [[key, _plain(value)] for key, value in entry.items() if value], align="ll"))
     return 0
+
+
+def _entry(name: str) -> dict[str, Any]:
+    if name not in catalog.model_names():
+        known = [*catalog.model_names(), *catalog.device_names()]
+        raise InvalidInput([Problem("name", name, "is not in the catalog", nearest_text(name, known))])
+    return catalog.model_entry(name)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} = {_plain(each)}" for key, each in value.items())
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    return short(value) if isinstance(value, float) else str(value)
 
 
 def models() -> dict[str, Any]:

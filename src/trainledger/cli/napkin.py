@@ -45,13 +45,14 @@ def text(answer: Napkin) -> str:
     rows = [[shown.get(each.name, each.name), each.formula, each.numbers] for each in answer.formulas]
     device = answer.device
     peak = f"{answer.dtype} peak of {device.title}: {format_flops_per_second(answer.peak_flops_per_second)}, dense"
+    sources = [fill(f"{what}: {source}", 80, subsequent_indent="  ") for what, source in _sources(answer)]
     parts = [
         headline(answer),
         table(["", "formula", "with its numbers"], rows, align="lll"),
         _static(answer),
         "\n".join([fill(peak, 80), *(fill(each, 80) for each in answer.remarks)]),
-        "Sources\n" + "\n".join(fill(f"{where}: {source}", 80, subsequent_indent="  ") for where, source in _sources(answer)),
-    ]  # fmt: skip
+        "\n".join(["Sources", *sources]),
+    ]
     return "\n\n".join(parts)
 
 
@@ -61,7 +62,8 @@ def _static(answer: Napkin) -> str:
     for name, recipe in STATES.items():
         terms = " + ".join(str(nbytes) for _, nbytes in recipe.terms)
         devices = "" if fit is None else f"{fit[name]:,}"
-        rows.append([recipe.title, f"{terms} = {recipe.bytes_per_parameter}", format_gigabytes(answer.static_nbytes[name]), devices])  # fmt: skip
+        total = format_gigabytes(answer.static_nbytes[name])
+        rows.append([recipe.title, f"{terms} = {recipe.bytes_per_parameter}", total, devices])
     memory = answer.device.memory_nbytes
     last = "devices" if memory is None else f"x {format_nbytes(memory)}"
     title = "Static state: parameters, gradients, optimizer; before any activation"

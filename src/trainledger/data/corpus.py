@@ -59,10 +59,11 @@ class Corpus:
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
-def find_corpus(paths: tuple[str, ...]) -> Corpus:
+def find_corpus(paths: tuple[str, ...], cache: Path) -> Corpus:
     """The files that ``data.path`` names, each once, in an order that depends on nothing but their names.
 
-    A directory gives every file under it that is not hidden and not binary (a NUL among its first 8 KiB).
+    A directory gives every file under it that is not hidden, not binary (a NUL among its first 8 KiB) and not in
+    ``cache``.
     The standard library gives its ``.py`` sources without ``site-packages``, without its own tests (most
     distributions leave them away) and without the build settings of one machine: about 12 MB for CPython 3.11.
 
@@ -73,7 +74,7 @@ def find_corpus(paths: tuple[str, ...]) -> Corpus:
     problems: list[Problem] = []
     for path in paths:
         found = 0
-        for file, in_directory in _files_of(path):
+        for file, in_directory in _files_of(path, os.path.realpath(cache)):
             found += 1
             source = _source(file)
             if isinstance(source, Problem):
@@ -177,10 +178,10 @@ def _segments(source: Source, target: int, corpus_nbytes: int) -> Iterator[tuple
         yield whole, source.nbytes
 
 
-def _files_of(path: str) -> Iterator[tuple[str, bool]]:
+def _files_of(path: str, cache: str) -> Iterator[tuple[str, bool]]:
     """The files a path, directory or glob stands for, and whether a directory was searched for them."""
     if path == STANDARD_LIBRARY:
-        for file in _walk(sysconfig.get_path("stdlib"), LEFT_OUT_OF_THE_LIBRARY):
+        for file in _walk(sysconfig.get_path("stdlib"), LEFT_OUT_OF_THE_LIBRARY, cache):
             if file.endswith(".py") and not os.path.basename(file).startswith("_sysconfig"):
                 yield file, True
         return
@@ -189,14 +190,17 @@ def _files_of(path: str) -> Iterator[tuple[str, bool]]:
     matches = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
     for match in matches:
         if os.path.isdir(match):
-            for file in _walk(match, {"__pycache__"}):
+            for file in _walk(match, {"__pycache__"}, cache):
                 yield file, True
         else:
             yield match, False
 
 
-def _walk(directory: str, left_out: set[str]) -> Iterator[str]:
+def _walk(directory: str, left_out: set[str], cache: str) -> Iterator[str]:
     for folder, folders, names in os.walk(directory):
+        if os.path.realpath(folder) == cache:
+            folders.clear()
+            continue
         folders[:] = sorted(each for each in folders if each not in left_out and not each.startswith("."))
         for name in sorted(names):
             if not name.startswith(".") and os.path.isfile(os.path.join(folder, name)):

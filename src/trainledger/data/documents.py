@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.data.files import file_problem
+from trainledger.spec.problem import InvalidInput
 from trainledger.units import KIB, MIB
 
 _PARAGRAPH_END = re.compile(rb"\n\r?\n")
@@ -59,7 +60,7 @@ def documents(segment: Segment, text_field: str) -> Iterator[Document]:
         present = os.stat(segment.path).st_size
         if present != segment.file_nbytes:
             rule = f"has {present} bytes and had {segment.file_nbytes} when preparing began: it is being changed"
-            raise InvalidInput([Problem("data.path", segment.path, rule, "a corpus that stays as it is")])
+            raise InvalidInput([file_problem("data.path", segment.path, rule, "prepare again when it is not")])
         if segment.kind == "parquet":
             from trainledger.data.parquet import parquet_documents
 
@@ -103,12 +104,12 @@ def imported(package: str, path: str) -> Any:
         return importlib.import_module(package)
     except ImportError:
         rule = f"needs the package {package.split('.')[0]} to be read, which is not installed"
-        raise InvalidInput([Problem("data.path", path, rule, 'pip install "trainledger[train]"')]) from None
+        raise InvalidInput([file_problem("data.path", path, rule, "pip install 'trainledger[train]'")]) from None
 
 
 def problem_of_reading(path: str, error: OSError) -> InvalidInput:
     """A corpus file that cannot be read, as a sentence."""
-    return InvalidInput([Problem("data.path", path, f"cannot be read: {error.strerror or error}")])
+    return InvalidInput([file_problem("data.path", path, f"cannot be read: {error.strerror or error}")])
 
 
 # Text files.
@@ -119,7 +120,7 @@ def _texts(segment: Segment) -> Iterator[Document]:
         nul = file.read(8 * KIB).find(b"\0")
         if nul >= 0:
             rule = f"has a NUL byte at byte {nul}, so it is binary or UTF-16, not UTF-8 text"
-            raise InvalidInput([Problem("data.path", segment.path, rule, "the same text as UTF-8")])
+            raise InvalidInput([file_problem("data.path", segment.path, rule, "convert it, or leave it out")])
         if not segment.piece_nbytes:
             file.seek(0)
             yield _decoded(file.read(), segment.path, 0)
@@ -214,7 +215,7 @@ def _bad_line(segment: Segment, offset: int, number: int, rule: str, field: str)
             while remaining and (block := file.read(min(MIB, remaining))):
                 number += block.count(b"\n")
                 remaining -= len(block)
-    return InvalidInput([Problem(field, f"{segment.path}:{number}", f"{rule} (the line begins at byte {offset})")])
+    return InvalidInput([file_problem(field, f"{segment.path}:{number}", f"{rule} (the line begins at byte {offset})")])
 
 
 def _lines(segment: Segment) -> Iterator[tuple[int, bytes]]:
@@ -246,14 +247,14 @@ def _decompressed(segment: Segment) -> Iterator[bytes]:
         pieces = _gunzipped(file) if segment.compression == "gz" else _unzstandard(file)
         try:
             yield from pieces
-        except (EOFError, gzip.BadGzipFile, zlib.error, _Damaged) as error:
+        except (EOFError, gzip.BadGzipFile, zlib.error, _DamagedError) as error:
             cut = isinstance(error, EOFError)
             what = "is truncated: its compressed stream ends" if cut else f"is corrupt ({error}): decompressing failed"
             rule = f"{what} by byte {file.tell()} of {segment.file_nbytes}"
-            raise InvalidInput([Problem("data.path", segment.path, rule, "a whole copy of the file")]) from None
+            raise InvalidInput([file_problem("data.path", segment.path, rule)]) from None
 
 
-class _Damaged(Exception):
+class _DamagedError(Exception):
     """What zstandard says of a bad frame."""
 
 
@@ -274,7 +275,7 @@ def _unzstandard(file: BinaryIO) -> Iterator[bytes]:
         try:
             yield frame.decompress(pending)
         except zstandard.ZstdError as error:
-            raise _Damaged(str(error)) from None
+            raise _DamagedError(str(error)) from None
         pending = frame.unused_data if frame.eof else b""
         if frame.eof:
             frame = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import zlib
@@ -69,10 +70,8 @@ class FileWriter:
 
     def abandon(self) -> None:
         """Close and remove what was written so far; nothing where it is already finished."""
-        try:
+        with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
             self._file.close()
-        except OSError:
-            pass  # closing flushes, which fails again on a full disk
         self._temporary.unlink(missing_ok=True)
 
 
@@ -96,6 +95,11 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def file_problem(field: str, path: Path | str, rule: str, remedy: str = "") -> Problem:
+    """What is wrong with a file; its whole path is told, which `Problem` would cut short as a value."""
+    return Problem(field, None, f"{path} {rule}" + (f"; {remedy}" if remedy else ""))
+
+
 def check_file(path: Path, wanted: FileRecord) -> Problem | None:
     """What is wrong with a whole file, read from end to end, naming the first differing MiB."""
     wrong = check_size(path, wanted.nbytes)
@@ -114,7 +118,7 @@ def check_file(path: Path, wanted: FileRecord) -> Problem | None:
         start = differing[0] * BLOCK_NBYTES
         place = f" between byte {start} and byte {min(start + BLOCK_NBYTES, wanted.nbytes)}"
     rule = f"is corrupt: its SHA-256 is not the recorded one, and it differs{place}"
-    return Problem("data.cache", str(path), rule, REMEDY)
+    return file_problem("data.cache", path, rule, REMEDY)
 
 
 REMEDY = "remove this file and prepare again, which makes this shard anew"
@@ -125,15 +129,15 @@ def check_size(path: Path, nbytes: int) -> Problem | None:
     try:
         present = path.stat().st_size
     except OSError as error:
-        return Problem("data.cache", str(path), f"cannot be read: {error.strerror}", REMEDY)
+        return file_problem("data.cache", path, f"cannot be read: {error.strerror}", REMEDY)
     if present == nbytes:
         return None
     how = f"is truncated: it ends at byte {present}, not" if present < nbytes else f"has {present} bytes, not"
-    return Problem("data.cache", str(path), f"{how} {nbytes}", REMEDY)
+    return file_problem("data.cache", path, f"{how} {nbytes}", REMEDY)
 
 
 def problem_of_writing(path: Path | str, error: OSError) -> InvalidInput:
     """A cache that cannot be written, as a sentence."""
     place = error.filename if isinstance(error.filename, str) else str(path)
     rule = f"cannot be written: {error.strerror or error}"
-    return InvalidInput([Problem("data.cache", place, rule, "a directory you may write to, on a disk with room")])
+    return InvalidInput([file_problem("data.cache", place, rule, "name a directory on a disk that takes more")])

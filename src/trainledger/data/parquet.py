@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainledger.data.documents import Document, Segment, clean, imported, missing_field
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.data.files import file_problem
+from trainledger.spec.problem import InvalidInput
 from trainledger.units import MIB
 
 ROWS_AT_ONCE = 256
@@ -25,11 +26,11 @@ def parquet_documents(segment: Segment, text_field: str) -> Iterator[Document]:
         fields = list(file.schema_arrow.names)
         if text_field not in fields:
             rule = missing_field(text_field, fields)
-            raise InvalidInput([Problem("data.text_field", segment.path, rule)])
+            raise InvalidInput([file_problem("data.text_field", segment.path, rule)])
         kind = file.schema_arrow.field(text_field).type
         if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind)):
             rule = f"its column {text_field!r} holds {kind}, not text"
-            raise InvalidInput([Problem("data.text_field", segment.path, rule)])
+            raise InvalidInput([file_problem("data.text_field", segment.path, rule)])
         for group in range(segment.start, min(segment.stop, file.num_row_groups)):
             row = 0
             batches = file.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=[text_field], use_threads=False)
@@ -39,7 +40,7 @@ def parquet_documents(segment: Segment, text_field: str) -> Iterator[Document]:
                 except (arrow.ArrowException, OSError) as error:
                     what = str(error).splitlines()[0]
                     rule = f"is corrupt in row group {group} after row {row}: {what}"
-                    raise InvalidInput([Problem("data.path", segment.path, rule, "a whole copy of the file")]) from None
+                    raise InvalidInput([file_problem("data.path", segment.path, rule)]) from None
                 if batch is None:
                     break
                 # Arrow does not check that its text is UTF-8, so the bytes are decoded here.
@@ -69,4 +70,4 @@ def _opened(path: str) -> Any:
         return parquet.ParquetFile(path, buffer_size=MIB, pre_buffer=False)
     except parquet.core.ArrowException as error:
         rule = f"is not a whole Parquet file: {str(error).splitlines()[0]}"
-        raise InvalidInput([Problem("data.path", path, rule, "a whole copy of the file")]) from None
+        raise InvalidInput([file_problem("data.path", path, rule)]) from None

@@ -119,9 +119,9 @@ def write_shard(
                     tokens[side].write(together.astype(np.dtype(dtype).newbyteorder("<")).tobytes())
             advance(done)
         writers[-1].write(counts.astype("<u8").tobytes())
-        amounts = [SplitRecord(*(int(each) for each in row)) for row in totals]
+        train, validation = (SplitRecord(*(int(each) for each in row)) for row in totals)
         files = tuple(each.finish() for each in writers)
-        record = ShardRecord(files, *amounts, repaired, first_repaired, smallest)
+        record = ShardRecord(files, train, validation, repaired, first_repaired, smallest)
         sync_directory(directory)
         write_whole(directory / f"{shard:05d}.json", json.dumps(asdict(record)).encode())
     except OSError as error:
@@ -174,4 +174,3 @@ def _batches(sources: Iterable[Iterator[Document]]) -> Iterator[list[Document]]:
                 batch, characters = [], 0
     if batch:
         yield batch
-

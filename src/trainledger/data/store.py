@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainledger.data.files import check_file, check_size
+from trainledger.data.files import REMEDY, check_file, check_size, file_problem
 from trainledger.data.shard import SPLITS, ShardRecord, ends_file, parse_record, size_problems, token_file
 from trainledger.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.runfile import vocabulary_problem
 
 FORMAT = 1
 INDEX = "index.json"
@@ -93,8 +94,10 @@ class Split:
     def _outside(self, position: int, token: int) -> InvalidInput:
         shard, offset = self._place(position)
         path = self._directory / self._files[shard]
-        rule = f"the token at byte {offset * self._dtype.itemsize} is {token}, outside the vocabulary of {self.vocab_size}"
-        return InvalidInput([Problem("data.cache", str(path), rule, "remove this file and prepare again")])
+        rule = (
+            f"the token at byte {offset * self._dtype.itemsize} is {token}, outside the vocabulary of {self.vocab_size}"
+        )
+        return InvalidInput([file_problem("data.cache", path, rule, REMEDY)])
 
 
 @dataclass(frozen=True)
@@ -144,11 +147,11 @@ class TokenStore:
         try:
             definition = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise InvalidInput([Problem("data.cache", str(path), f"cannot be read: {error}", _ANEW)]) from None
+            raise InvalidInput([file_problem("data.cache", path, f"cannot be read: {error}", _ANEW)]) from None
         tokenizer = JsonTokenizer(self.index["tokenizer"]["name"], definition, self.end_id)
         if tokenizer.fingerprint != self.index["tokenizer"]["fingerprint"]:
             rule = "is not the tokenizer that these tokens were made with"
-            raise InvalidInput([Problem("data.cache", str(path), rule, _ANEW)])
+            raise InvalidInput([file_problem("data.cache", path, rule, _ANEW)])
         return tokenizer
 
     def verify(self) -> None:
@@ -160,7 +163,7 @@ class TokenStore:
             raise InvalidInput(problems)
 
 
-_ANEW = "remove the directory and prepare again"
+_ANEW = "remove its directory and prepare again"
 
 
 def open_store(directory: Path) -> TokenStore:
@@ -174,13 +177,13 @@ def open_store(directory: Path) -> TokenStore:
         records = [parse_record(each) for each in index["shards"]] if index["format"] == FORMAT else []
         splits = [Split(directory, name, index["dtype"], index["vocab_size"], records) for name in SPLITS]
     except OSError as error:
-        raise InvalidInput([Problem("data.cache", str(path), f"cannot be read: {error.strerror}", _ANEW)]) from None
+        raise InvalidInput([file_problem("data.cache", path, f"cannot be read: {error.strerror}", _ANEW)]) from None
     except (ValueError, KeyError, TypeError) as error:
         rule = f"is damaged and does not tell what the store holds ({type(error).__name__}: {error})"
-        raise InvalidInput([Problem("data.cache", str(path), rule, _ANEW)]) from None
+        raise InvalidInput([file_problem("data.cache", path, rule, _ANEW)]) from None
     if index["format"] != FORMAT:
         rule = f"is of format {index['format']}, and this version reads format {FORMAT}"
-        raise InvalidInput([Problem("data.cache", str(path), rule, _ANEW)])
+        raise InvalidInput([file_problem("data.cache", path, rule, _ANEW)])
     if problems := list(size_problems(directory, records)):
         raise InvalidInput(problems)
     return TokenStore(directory, index, *splits)
@@ -188,10 +191,9 @@ def open_store(directory: Path) -> TokenStore:
 
 def check_vocabulary(store: TokenStore, model_vocab_size: int) -> None:
     """Raise InvalidInput where the model's vocabulary is smaller than the data's."""
-    if model_vocab_size < store.vocab_size:
-        name = store.index["tokenizer"]["name"]
-        rule = f"is smaller than the data's vocabulary of {store.vocab_size} (tokenizer {name}, end of document included)"
-        raise InvalidInput([Problem("model.vocab_size", model_vocab_size, rule, store.vocab_size)])
+    tokenizer = f"the tokenizer {store.index['tokenizer']['name']}, end of document included"
+    if problem := vocabulary_problem(model_vocab_size, store.vocab_size, tokenizer):
+        raise InvalidInput([problem])
 
 
 def check_lengths(store: TokenStore, seq_len: int) -> None:

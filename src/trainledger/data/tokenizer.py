@@ -81,7 +81,7 @@ class JsonTokenizer:
     @cached_property
     def vocab_size(self) -> int:
         """One more than the largest token id."""
-        return 1 + max(self._engine.get_vocab(with_added_tokens=True).values())
+        return 1 + int(max(self._engine.get_vocab(with_added_tokens=True).values()))
 
     @property
     def fingerprint(self) -> str:
@@ -140,8 +140,8 @@ def read_tokenizer(path: str, end_token: str | None) -> JsonTokenizer:
     try:
         definition = _canonical(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
-        rule = f'is neither "bytes" nor "bpe" nor a tokenizer.json that can be read ({why})'
+        why = f"({error.strerror})" if isinstance(error, OSError) else f"is not JSON ({error})"
+        rule = f'is neither "bytes" nor "bpe" nor a tokenizer.json that can be read: {file} {why}'
         raise InvalidInput([Problem("data.tokenizer", path, rule, '"bytes"')]) from None
     return json_tokenizer(path, definition, end_token)
 

@@ -1,6 +1,6 @@
 """A process that prepares shards: jobs come in as lines of JSON, progress and results go out as lines of JSON.
 
-Started as ``python -m trainledger.data.worker`` and not by `multiprocessing`, whose children run the caller's
+Started as a plain Python process and not by `multiprocessing`, whose children run the caller's
 main script again: that would load torch into each of them, and would ask every script for a ``__main__`` guard.
 For each job the answer is any number of ``["advance", nbytes]``, then ``["done", result]`` or
 ``["problems", [[field, value, rule, nearest], ...]]``.
@@ -56,20 +56,22 @@ def main() -> None:
     """Serve jobs until the input ends, which it does when the parent is gone."""
     # Ctrl-C reaches every process of the terminal; the parent decides what becomes of its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    pipe = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing that a library prints may be taken for an answer
 
     def answer(*parts: object) -> None:
-        answers.write(json.dumps(parts) + "\n")
-        answers.flush()
+        left = memoryview((json.dumps(parts) + "\n").encode())
+        try:
+            while left:
+                left = left[os.write(pipe, left) :]
+        except BrokenPipeError:
+            sys.exit("the process that asked for this is gone")
 
     for line in sys.stdin:
         try:
             answer("done", run_job(json.loads(line), lambda nbytes: answer("advance", nbytes)))
         except InvalidInput as error:
-            answer("problems", [[each.field, str(each.value), each.rule, each.nearest] for each in error.problems])
-        except BrokenPipeError:
-            return
+            answer("problems", [[each.field, each.value, each.rule, each.nearest] for each in error.problems])
 
 
 if __name__ == "__main__":

@@ -82,8 +82,8 @@ def _answered(process: subprocess.Popen[str], job: Job, advance: Callable[[int],
     ended = process.wait()
     how = f"was ended by signal {-ended}" if ended < 0 else f"failed with exit code {ended}"
     what = f"shard {job['shard']}" if "shard" in job else "the tokenizer"
-    rule = f"a process that prepared it {how}; what is finished is kept"
-    raise InvalidInput([Problem("data", what, rule, "the same command again")])
+    rule = f"a process that prepared it {how}; what is finished is kept for the next try"
+    raise InvalidInput([Problem("data", None, f"{what}: {rule}")])
 
 
 def _started() -> subprocess.Popen[str]:
@@ -91,7 +91,7 @@ def _started() -> subprocess.Popen[str]:
     path = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH", ""))))
     # One process per core does the work; the threads of the tokenizers package would only crowd them.
     environment = os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-m", "trainledger.data.worker"]
+    command = [sys.executable, "-c", "from trainledger.data.worker import main; main()"]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True, encoding="utf-8"
     )

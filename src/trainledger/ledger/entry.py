@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Int = Any  # int for one run, an array for many at once, a sympy expression for a formula
 
-PHASES = ("data", "forward", "recompute", "backward", "clip", "optimizer", "collective")
+PHASES = ("data", "forward", "recompute", "backward", "clip", "optimizer", "collective", "other")
 KINDS = (
     "matmul", "attention", "elementwise", "norm", "softmax", "embedding", "reduction", "copy", "allocate", "random",
     "update", "transfer", "unknown",

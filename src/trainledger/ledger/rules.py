@@ -25,6 +25,9 @@ FLOPS_PER_ELEMENT = {
     "reduction": 1,
 }
 
+# Elementary operations per parameter in each optimizer's own definition, weight decay left out.
+UPDATE_FLOPS_PER_PARAMETER = {"sgd": 2, "momentum": 4, "adagrad": 6, "rmsprop": 7, "adam": 12, "adamw": 12}
+
 
 def matmul_flops(m: Int, n: Int, k: Int, batch: Int = 1) -> Int:
     """FLOPs of ``batch`` products [m, k] @ [k, n]: a multiplication and an addition per term.

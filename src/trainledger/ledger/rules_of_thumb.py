@@ -66,20 +66,22 @@ STATES = {
     for each in (
         StateRecipe(
             "fp32-adamw", "fp32, AdamW (also bf16 autocast)",
-            (("parameters", 4), ("gradients", 4), *ADAM_MOMENTS), "Adam keeps two moments: arXiv 1412.6980, algorithm 1",
+            (("parameters", 4), ("gradients", 4), *ADAM_MOMENTS),
+            "Kingma and Ba 2015, Adam (arXiv 1412.6980), algorithm 1: two moments",
         ),
         StateRecipe(
             "bf16-master-adamw", "bf16 with fp32 master weights, AdamW",
             (("parameters", 2), ("gradients", 2), ("master parameters", 4), *ADAM_MOMENTS), ZERO,
         ),
         StateRecipe(
-            "bf16-master-fp32-gradients-adamw", "the same with fp32 gradients, AdamW",
+            "bf16-master-fp32-gradients-adamw", "bf16 with fp32 master weights and gradients, AdamW",
             (("parameters", 2), ("gradients", 4), ("master parameters", 4), *ADAM_MOMENTS),
             "Megatron Core User Guide, Distributed Optimizer (bf16 parameters, fp32 gradients: 18)",
         ),
         StateRecipe(
             "bf16-fp32-moments-adamw", "bf16 weights and gradients, fp32 moments, AdamW",
-            (("parameters", 2), ("gradients", 2), *ADAM_MOMENTS), "no master weights: small updates round away in bf16",
+            (("parameters", 2), ("gradients", 2), *ADAM_MOMENTS),
+            "no master weights: small updates round away in bf16",
         ),
         StateRecipe(
             "bf16-adamw", "bf16 throughout, AdamW",
@@ -89,7 +91,7 @@ STATES = {
         StateRecipe(
             "bf16-8bit-adamw", "bf16 with fp32 master weights, 8-bit AdamW",
             (("parameters", 2), ("gradients", 2), ("master parameters", 4), ("first moment", 1), ("second moment", 1)),
-            "Dettmers et al. 2022 (arXiv 2110.02861), section 2; block scales (1.6 % of the moments) left out",
+            "Dettmers et al. 2022 (arXiv 2110.02861), section 2; block scales left out",
         ),
         StateRecipe(
             "fp32-momentum", "fp32, SGD with momentum (RMSProp, AdaGrad)",

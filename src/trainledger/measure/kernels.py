@@ -147,8 +147,9 @@ def _others(device: torch.device, pool: _ColdPool) -> Iterator[Kernel]:
         return lambda: F.log_softmax(take_NV(), -1)
 
     def embedding() -> Callable[[], object]:
-        take_VD, ids_N = pool.take(vocabulary, width), torch.randint(vocabulary, (rows,), device=device)
-        return lambda: F.embedding(ids_N, take_VD())
+        table_VD = _random(device, torch.float32, vocabulary, width)
+        ids_N = torch.randint(vocabulary, (rows,), device=device)
+        return lambda: F.embedding(ids_N, table_VD)
 
     def reduction() -> Callable[[], object]:
         take_ND = pool.take(rows, width)

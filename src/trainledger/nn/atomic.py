@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import InvalidInput, Problem, shown
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def whole_directory(directory: Path, *, force: bool = False, ours: frozenset[str
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
     except OSError as error:
-        raise InvalidInput([Problem(str(directory), None, f"cannot be made here: {error.strerror}")]) from error
+        raise _refusal(directory, f"cannot be made here: {error.strerror}") from error
     try:
         yield partial
         for each in (*partial.iterdir(), partial):
@@ -42,14 +42,14 @@ def refuse_occupied(directory: Path, *, force: bool, ours: frozenset[str]) -> No
     if not os.path.lexists(directory):
         return
     if not directory.is_dir():
-        raise InvalidInput([Problem(str(directory), None, "exists and is not a directory")])
+        raise _refusal(directory, "exists and is not a directory")
     names = sorted(each.name for each in directory.iterdir())
     strangers = [name for name in names if name not in ours]
     if names and not force:
-        raise InvalidInput([Problem(str(directory), None, "exists and is not empty; --force replaces it")])
+        raise _refusal(directory, "exists and is not empty; --force replaces it")
     if strangers:
-        rule = f"holds {strangers[0]!r}, which this command did not write; it replaces only what it wrote itself"
-        raise InvalidInput([Problem(str(directory), None, rule)])
+        rule = f"holds {shown(strangers[0])}, which this command did not write; it replaces only what it wrote itself"
+        raise _refusal(directory, rule)
 
 
 def sync(path: Path) -> None:
@@ -79,3 +79,7 @@ def _put(partial: Path, directory: Path) -> None:
     sync(directory.parent)
     if former is not None:
         shutil.rmtree(former, ignore_errors=True)
+
+
+def _refusal(directory: Path, rule: str) -> InvalidInput:
+    return InvalidInput([Problem(directory.name, None, rule)], str(directory.parent))

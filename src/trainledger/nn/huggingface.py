@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,8 +23,9 @@ from trainledger.spec.huggingface import family_of, from_config, read_json, to_c
 from trainledger.spec.huggingface_keys import GPT2
 from trainledger.spec.problem import InvalidInput, Problem, shown
 
-CONFIG, INDEX, TOKENIZER = "config.json", "model.safetensors.index.json", "tokenizer.json"
-WRITTEN = frozenset({CONFIG, FILE, TOKENIZER})  # all that an export writes
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+WRITTEN = frozenset({CONFIG, FILE, TOKENIZER, TOKENIZER_CONFIG})  # all that an export writes
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 _PREFIX = {"llama": "model.", "gpt2": "transformer."}  # of every name but the head's
@@ -41,6 +41,15 @@ _GPT2_BLOCK = {
     "mlp.down_proj": "mlp.c_proj",
 }
 _GPT2_JOINED = {"self_attn.q_proj": 0, "self_attn.k_proj": 1, "self_attn.v_proj": 2}
+
+
+@dataclass(frozen=True)
+class TokenizerText:
+    """A tokenizer as an export carries it: the text of tokenizer.json, and the token that ends a document."""
+
+    definition: str
+    end_id: int
+    end_token: str
 
 
 @dataclass(frozen=True)
@@ -74,9 +83,14 @@ def place(ours: str, model_type: str) -> Place:
 
 
 def export_model(
-    model: Transformer, directory: Path, dtype: str = "fp32", *, tokenizer: Path | None = None, force: bool = False
+    model: Transformer,
+    directory: Path,
+    dtype: str = "fp32",
+    *,
+    tokenizer: TokenizerText | None = None,
+    force: bool = False,
 ) -> None:
-    """Write a directory that ``transformers`` opens: config.json, model.safetensors, and tokenizer.json if given.
+    """Write a directory that ``transformers`` opens: config.json, model.safetensors, and the tokenizer if given.
 
     It appears whole or not at all. ``dtype`` is fp32 or bf16 (rounded to nearest). ``force`` replaces an
     earlier export. `InvalidInput` where transformers has no such model or the directory is in use.
@@ -85,17 +99,23 @@ def export_model(
     config = to_config(model.spec, str(kind).removeprefix("torch."))
     with whole_directory(directory, force=force, ours=WRITTEN) as partial:
         save_file(_their_tensors(model, kind), partial / FILE, metadata={"format": "pt"})
-        (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         if tokenizer is not None:
-            shutil.copyfile(tokenizer, partial / TOKENIZER)
+            config["eos_token_id"] = tokenizer.end_id
+            (partial / TOKENIZER).write_text(tokenizer.definition, encoding="utf-8")
+            told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_token}
+            _write_json(partial / TOKENIZER_CONFIG, told | {"model_max_length": model.spec.max_seq_len})
+        _write_json(partial / CONFIG, config)
 
 
 def import_model(directory: Path) -> Transformer:
     """The model of a Hugging Face directory, in fp32 on the CPU; `InvalidInput` says all that does not fit."""
     if not directory.is_dir():
-        raise InvalidInput([Problem(str(directory), None, f"is not a directory with {CONFIG} and {FILE}")])
+        rule = f"is not a directory with {CONFIG} and {FILE}"
+        raise InvalidInput([Problem(directory.name, None, rule)], str(directory.parent))
     config = read_json(directory / CONFIG)
     spec, model_type = from_config(config, str(directory / CONFIG)), config["model_type"]
+    if spec.name == model_type and directory.resolve().name.isprintable():
+        spec = replace(spec, name=directory.resolve().name[:100])
     found = _bare(stored_in(_files(directory)), _PREFIX[model_type], str(directory))
     if spec.n_layers > len(found):
         rule = f"is more than the {len(found)} tensors in the directory"
@@ -109,6 +129,10 @@ def import_model(directory: Path) -> Transformer:
         rule = "differs from the input embedding, though config.json says tie_word_embeddings = true"
         raise InvalidInput([Problem(head.name, None, rule)], str(directory))
     return assemble(spec, tensors)
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _their_tensors(model: Transformer, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -1,17 +1,17 @@
 """Initialization that keeps the variance of activations constant in depth.
 
-What each matrix needs follows from what reads it. A product with a matrix of deviation 1 / sqrt(fan_in)
-gives unit variance for unit input, and pre-norm makes every block's input unit. Four matrices differ:
+Rule: a matrix has deviation 1 / sqrt(fan_in), so that unit input gives unit output; pre-norm makes the input of
+every block unit. What reads or follows a matrix changes that in four places:
 
-* o_proj and down_proj write into the residual stream, 2 n_layers times in all: each is divided by
-  sqrt(2 n_layers), so that the sum of what blocks add is the same at any depth (Radford et al. 2019, section 2.3).
-* Embeddings are read as they are, one row a token: deviation 1, the blocks' own scale, so that the stream has
-  variance 1 from its start; token and learned position share it, 1 / sqrt(2) each.
-* The head has half of what its fan_in gives: logits of unit variance would cost 1/2 nat above ln(V) at the
-  first step, those of variance 1/4 cost 1/8.
-* A tied matrix has the head's deviation: as an embedding of deviation 1 it would give each token a logit of
-  sqrt(d_model) for itself. The stream then starts small and gets its scale from the blocks; learned positions
-  start as small as the tokens.
+* o_proj and down_proj write into the residual stream, 2 n_layers times in all. Each is divided by
+  sqrt(2 n_layers), so that what all blocks add together is the same at any depth (Radford et al. 2019, section 2.3).
+* Embeddings have no fan-in: a row is read as it is. Deviation 1 starts the stream at variance 1, beside which each
+  block adds a little; a token's row and a learned position's share it, 1 / sqrt(2) each.
+* A tied matrix follows the rule for its use as head, 1 / sqrt(d_model): with deviation 1 every token would
+  begin with a logit near sqrt(d_model) for itself. The stream then starts small and the blocks give it its scale;
+  learned positions start as small as the tokens.
+* An untied head has half of the rule: logits of variance 1 put the first loss 1/2 nat above ln(V), of variance 1/4
+  they put it 1/8 above.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
 
 TRUNCATION = 3.0  # standard deviations
-LOGIT_DEVIATION = 0.5
+FIRST_LOGITS = 0.5  # deviation, untied
 # The deviation that is left when a standard normal is cut at TRUNCATION.
 _LEFT = math.sqrt(
     1 - 2 * TRUNCATION * math.exp(-(TRUNCATION**2) / 2) / math.sqrt(2 * math.pi) / math.erf(TRUNCATION / math.sqrt(2))
@@ -51,14 +51,15 @@ def initialize(model: Transformer, *, seed: int) -> None:
 
 def deviation(name: str, weight: nn.Parameter, spec: ModelSpec) -> float:
     """The standard deviation of a matrix or embedding, by its name."""
+    by_fan_in = 1 / math.sqrt(weight.shape[1])
     match name.split(".")[-2]:
         case "embed_tokens" | "embed_positions" if not spec.tie_embeddings:
-            return 1 / math.sqrt(2 if spec.positions == "learned" else 1)
-        case "embed_tokens" | "embed_positions" | "lm_head":
-            return LOGIT_DEVIATION / math.sqrt(spec.d_model)
+            return math.sqrt(0.5) if spec.positions == "learned" else 1.0
+        case "lm_head":
+            return FIRST_LOGITS * by_fan_in
         case "o_proj" | "down_proj":
-            return 1 / math.sqrt(weight.shape[1] * 2 * spec.n_layers)
-    return 1 / math.sqrt(weight.shape[1])
+            return by_fan_in / math.sqrt(2 * spec.n_layers)
+    return by_fan_in  # a row of a tied embedding has the head's fan-in, d_model
 
 
 def fill(weight: nn.Parameter, deviation: float, generator: torch.Generator) -> None:

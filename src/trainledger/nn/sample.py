@@ -22,16 +22,17 @@ def generate(
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
+    n_known: int | None = None,
     seed: int = 0,
 ) -> list[int]:
     """The prompt ``ids`` and ``n_tokens`` more, each drawn from softmax(logits / temperature).
 
-    ``temperature`` 0 takes the likeliest token; ``top_k`` leaves only that many to draw from. Past
-    ``max_seq_len`` the model sees the last ``max_seq_len`` tokens. Draws are made on the CPU and depend on
-    ``seed`` alone; the global generator is not touched. `InvalidInput` for an empty prompt and for ids
-    outside the vocabulary.
+    ``temperature`` 0 takes the likeliest token; ``top_k`` leaves only that many to draw from, ``n_known`` only
+    ids below it (a vocabulary may be padded beyond its tokenizer's). Past ``max_seq_len`` the model sees the
+    last ``max_seq_len`` tokens. Draws are made on the CPU and depend on ``seed`` alone; the global generator is
+    not touched. `InvalidInput` for an empty prompt and for ids outside the vocabulary.
     """
-    _check(model, ids, n_tokens, temperature, top_k)
+    _check(model, ids, n_tokens, temperature, top_k, seed)
     generator = torch.Generator().manual_seed(seed)
     device = model.embed_tokens.weight.device
     was_training = model.training
@@ -40,7 +41,8 @@ def generate(
     try:
         for _ in range(n_tokens):
             seen_1T = torch.tensor([written[-model.spec.max_seq_len :]], device=device)
-            written.append(_draw(model(seen_1T)[0, -1].float().cpu(), temperature, top_k, generator))
+            logits_V = model(seen_1T)[0, -1, :n_known].float().cpu()
+            written.append(_draw(logits_V, temperature, top_k, generator))
     finally:
         model.train(was_training)
     return written
@@ -57,7 +59,9 @@ def _draw(logits_V: Tensor, temperature: float, top_k: int | None, generator: to
     return int(torch.multinomial(weights_V, 1, generator=generator))
 
 
-def _check(model: Transformer, ids: Sequence[int], n_tokens: int, temperature: float, top_k: int | None) -> None:
+def _check(
+    model: Transformer, ids: Sequence[int], n_tokens: int, temperature: float, top_k: int | None, seed: int
+) -> None:
     size = model.spec.vocab_size
     problems = []
     if not len(ids):
@@ -71,5 +75,7 @@ def _check(model: Transformer, ids: Sequence[int], n_tokens: int, temperature: f
         problems.append(Problem("temperature", temperature, "must be a finite number of at least 0", 1.0))
     if top_k is not None and top_k < 1:
         problems.append(Problem("top_k", top_k, "must be at least 1", 1))
+    if not 0 <= seed < 2**63:
+        problems.append(Problem("seed", seed, "must be from 0 to 2**63 - 1", 0))
     if problems:
         raise InvalidInput(problems)

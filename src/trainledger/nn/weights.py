@@ -113,7 +113,7 @@ def write_weights(model: nn.Module, path: Path) -> None:
 def read_weights(spec: ModelSpec, path: Path) -> Transformer:
     """The model of a spec from a file of `write_weights`; `InvalidInput` names each tensor that does not fit."""
     if not path.is_file():
-        raise InvalidInput([Problem(str(path), None, "is not a file; a checkpoint has its weights there")])
+        raise InvalidInput([Problem(path.name, None, "is not there; it holds the weights")], str(path.parent))
     found = stored_in([path])
     if spec.n_layers > len(found):
         refuse([Problem("model.n_layers", spec.n_layers, f"the file holds only {len(found)} tensors")], str(path))
@@ -127,4 +127,4 @@ def _on_meta(spec: ModelSpec) -> Transformer:
 
 
 def _damaged(path: Path, error: Exception) -> InvalidInput:
-    return InvalidInput([Problem(str(path), None, f"cannot be read as safetensors: {error}")])
+    return InvalidInput([Problem(path.name, None, f"cannot be read as safetensors: {error}")], str(path.parent))

@@ -107,7 +107,7 @@ def napkin(
     assert chip is not None
     solved = missing[0]
     numbers, exact = _solve(solved, given, per_parameter, peak)
-    return _answer(solved, numbers, exact, chip, dtype, peak, money)
+    return _answer(solved, numbers, exact, chip, dtype, peak, money, per_parameter)
 
 
 def _solve(
@@ -142,8 +142,9 @@ def _solve(
 
 
 def _answer(
-    solved: str, numbers: dict[str, Any], exact: float, chip: Device, dtype: str, peak: float, price: float | None
-) -> Napkin:
+    solved: str, numbers: dict[str, Any], exact: float, chip: Device, dtype: str, peak: float, price: float | None,
+    per_parameter: float | None,
+) -> Napkin:  # fmt: skip
     params, tokens, days, mfu = numbers["params"], numbers["tokens"], numbers["days"], numbers["mfu"]
     flops = rules.training_flops(params, tokens)
     hours = exact * days * SECONDS_PER_DAY / SECONDS_PER_HOUR
@@ -154,29 +155,34 @@ def _answer(
         params=params, tokens=tokens, count=numbers["count"], count_exact=exact, days=days, mfu=mfu, device=chip,
         dtype=dtype, peak_flops_per_second=peak, solved=solved, flops=flops, device_hours=hours,
         static_nbytes=static, devices_for_static=fit, cost=None if price is None else price * hours,
-        formulas=tuple(_formulas(solved, params, tokens, exact, days, mfu, peak, flops, hours, price)),
+        formulas=tuple(_formulas(solved, params, tokens, exact, days, mfu, peak, flops, hours, price, per_parameter)),
         remarks=tuple(_remarks(numbers, chip, dtype, fit)),
     )  # fmt: skip
 
 
 def _formulas(
     solved: str, params: int, tokens: int, count: float, days: float, mfu: float, peak: float, flops: int,
-    hours: float, price: float | None,
+    hours: float, price: float | None, per_parameter: float | None,
 ) -> list[Formula]:  # fmt: skip
     six_nd, time = rules.RULES["training_flops"], rules.RULES["training_seconds"]
     n, d, c, f = short(params), short(tokens), short(flops), short(peak)
     day = f"{SECONDS_PER_DAY} s"
     found = [Formula("flops", six_nd.formula, f"6 x {n} x {d} = {c} FLOP", six_nd.source)]
     rate = f"{short(count)} x {f} x {short(mfu)}"
+    span = f"{short(days)} x {day}"
     texts = {
         "days": ("C / (devices x peak x MFU)", f"{c} / ({rate}) / {day} = {short(days)} days"),
-        "mfu": ("MFU = C / (devices x peak x t)", f"{c} / ({short(count)} x {f} x {short(days)} x {day}) = {short(mfu)}"),
-        "count": ("devices = C / (peak x MFU x t)", f"{c} / ({f} x {short(mfu)} x {short(days)} x {day}) = {short(count)}"),
-        "params": ("N = devices x peak x MFU x t / (6 D)", f"{rate} x {short(days)} x {day} / (6 x {d}) = {n}"),
-        "tokens": ("D = devices x peak x MFU x t / (6 N)", f"{rate} x {short(days)} x {day} / (6 x {n}) = {d}"),
-    }  # fmt: skip
+        "mfu": ("MFU = C / (devices x peak x t)", f"{c} / ({short(count)} x {f} x {span}) = {short(mfu)}"),
+        "count": ("devices = C / (peak x MFU x t)", f"{c} / ({f} x {short(mfu)} x {span}) = {short(count)}"),
+        "params": ("N = devices x peak x MFU x t / (6 D)", f"{rate} x {span} / (6 x {d}) = {n}"),
+        "tokens": ("D = devices x peak x MFU x t / (6 N)", f"{rate} x {span} / (6 x {n}) = {d}"),
+    }
+    if solved == "params" and per_parameter is not None:
+        six = f"6 x {short(per_parameter)}"
+        texts["params"] = ("N = sqrt(devices x peak x MFU x t / (6 D/N))", f"sqrt({rate} x {span} / ({six})) = {n}")
     found.append(Formula(solved, *texts[solved], time.source))
-    found.append(Formula("device_hours", "devices x days x 24", f"{short(count)} x {short(days)} x 24 = {short(hours)}", "arithmetic"))  # fmt: skip
+    spent = f"{short(count)} x {short(days)} x 24 = {short(hours)}"
+    found.append(Formula("device_hours", "devices x days x 24", spent, "arithmetic"))
     if price is not None:
         bill = f"{short(hours)} x {short(price)} = {price * hours:,.0f}"
         found.append(Formula("cost", "device-hours x price", bill, "arithmetic"))
@@ -194,9 +200,8 @@ def _remarks(numbers: dict[str, Any], chip: Device, dtype: str, fit: dict[str, i
         highest = format_percent(HIGHEST_PUBLISHED_MFU)
         remarks.append(f"Not plausible: {format_percent(mfu)} MFU is more than the highest published, about {highest}.")
     if fit and fit["fp32-adamw"] > count:
-        remarks.append(
-            f"At 16 bytes per parameter the static state alone needs {fit['fp32-adamw']:,} of these devices, not {count:,}."
-        )
+        needed = f"{fit['fp32-adamw']:,} of these devices, not {count:,}"
+        remarks.append(f"At 16 bytes per parameter the static state alone needs {needed}.")
     if f"peak.{dtype}" in chip.unverified:
         remarks.append(f"The {dtype} peak of {chip.name} was not verified in a source.")
     if chip.note:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainledger.spec.cluster import Device
+from trainledger.spec.plain import from_plain, replace_file, to_plain
 from trainledger.spec.problem import InvalidInput, Problem
 
 FORMAT = 1
@@ -35,6 +36,11 @@ class KernelTime:
     seconds: float
     phase: str = ""
     others: float | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        if self.kind not in KINDS:
+            yield Problem("kind", self.kind, f"must be one of {', '.join(KINDS)}")
+        yield from _out_of_range(self)
 
     @property
     def flops_per_second(self) -> float:
@@ -69,6 +75,9 @@ class Calibration:
     busy: bool = False
     notes: tuple[str, ...] = ()
     basis: str = "measured"
+
+    def problems(self) -> Iterator[Problem]:
+        yield from _out_of_range(self)
 
     @property
     def peak_flops_per_second(self) -> dict[str, float]:
@@ -123,89 +132,32 @@ def write_calibration(calibration: Calibration, path: str | os.PathLike[str]) ->
     """Store it as TOML; the file appears whole or not at all."""
     import tomli_w
 
-    def filled(record: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in record.items() if value is not None}
-
-    record = filled(asdict(calibration))
-    record["kernels"] = [filled(each) for each in record["kernels"]]
-    text = tomli_w.dumps({"format": FORMAT, **record})
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with open(draft, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_file(path, tomli_w.dumps({"format": FORMAT, **to_plain(calibration)}).encode())
 
 
 def read_calibration(path: str | os.PathLike[str]) -> Calibration:
     """The calibration in a file; raises InvalidInput with every problem found."""
+    where = os.fspath(path)
     try:
         with open(path, "rb") as file:
             record = tomllib.load(file)
     except OSError as error:
-        raise _invalid(path, "calibration", os.fspath(path), f"cannot be read: {error.strerror}") from error
+        rule = f"cannot be read: {error.strerror}; trainledger measure machine writes one"
+        raise InvalidInput([Problem("calibration", where, rule)]) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise _invalid(path, "calibration", os.fspath(path), f"is not TOML: {error}") from error
-    format = record.pop("format", None)
-    if format != FORMAT:
-        raise _invalid(path, "format", format, "is not a calibration that this version reads; measure again", FORMAT)
-    problems: list[Problem] = []
-    record["kernels"] = _read_each(KernelTime, record, "kernels", problems)
-    whole = _read(Calibration, record, "", problems)
-    if problems:
-        raise InvalidInput(problems, where=os.fspath(path))
-    assert isinstance(whole, Calibration)
-    return whole
+        raise InvalidInput([Problem("calibration", where, f"is not TOML: {error}")]) from error
+    written = record.pop("format", None)
+    if written != FORMAT:
+        rule = "is not a calibration that this version reads; measure again"
+        raise InvalidInput([Problem("format", written, rule, FORMAT)], where)
+    return from_plain(Calibration, record, where)
 
 
-def _invalid(path: str | os.PathLike[str], field: str, value: object, rule: str, nearest: object = None) -> Exception:
-    return InvalidInput([Problem(field, value, rule, nearest)], where=os.fspath(path))
-
-
-def _read_each(cls: type[Any], record: dict[str, Any], key: str, problems: list[Problem]) -> list[Any]:
-    tables = record.get(key, [])
-    if isinstance(tables, list) and all(isinstance(each, dict) for each in tables):
-        return [_read(cls, each, f"{key}[{at}].", problems) for at, each in enumerate(tables)]
-    problems.append(Problem(key, tables, "must be a list of tables"))
-    return []
-
-
-def _read(cls: type[Any], record: dict[str, Any], at: str, problems: list[Problem]) -> Any:
-    """One dataclass from a TOML table; what is wrong with it is added to ``problems``."""
-    known = {each.name: each for each in fields(cls)}
-    found = [Problem(at + key, record[key], "is not a field of a calibration") for key in record.keys() - known.keys()]
-    for name, each in known.items():
-        if name in record:
-            rule = _broken_rule(name, str(each.type), record[name])
-            found.extend([Problem(at + name, record[name], rule)] if rule else [])
-        elif each.default is MISSING:
-            found.append(Problem(at + name, None, "is missing"))
-    problems.extend(found)
-    if found:
-        return None
-    return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in record.items()})
-
-
-_MAY_BE_ZERO = ("flops", "operation_seconds", "samples", "discarded", "others")
-
-
-def _broken_rule(name: str, type_name: str, value: Any) -> str:
-    if type_name.startswith("tuple"):
-        whole = name == "shape" and isinstance(value, list) and not all(type(each) is int for each in value)
-        return "must be a list of whole numbers" if whole else "" if isinstance(value, list) else "must be a list"
-    if type_name == "str":
-        if name == "kind" and value not in KINDS:
-            return f"must be one of {', '.join(KINDS)}"
-        return "" if isinstance(value, str) else "must be a text"
-    if type_name == "bool":
-        return "" if isinstance(value, bool) else "must be true or false"
-    if isinstance(value, bool) or not isinstance(value, int if type_name.startswith("int") else (int, float)):
-        return "must be a whole number" if type_name.startswith("int") else "must be a number"
-    if value == 0 and name in _MAY_BE_ZERO:
-        return ""
-    return "" if 0 < value < float("inf") else "must be positive and finite"
+def _out_of_range(record: KernelTime | Calibration) -> Iterator[Problem]:
+    """Amounts that must be positive, or at least not negative."""
+    positive = ("seconds", "nbytes", "threads", "storage_bytes_per_second", "fresh_bytes_per_second", "memory_nbytes")
+    for name, value in vars(record).items():
+        if name in positive and value is not None and value <= 0:
+            yield Problem(name, value, "must be positive")
+        elif isinstance(value, int | float) and value < 0:
+            yield Problem(name, value, "must not be negative")

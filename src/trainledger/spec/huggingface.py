@@ -105,7 +105,9 @@ def left_out(config: Mapping[str, Any]) -> list[str]:
 def family_of(spec: ModelSpec) -> Family:
     """The family that expresses a spec, or `InvalidInput` with what keeps the nearest one from it."""
     obstacles = {family.model_type: list(_obstacles(spec, family)) for family in FAMILIES.values()}
-    nearest = min(obstacles, key=lambda each: len(obstacles[each]))
+    nearest = min(
+        obstacles, key=lambda each: (len(obstacles[each]), FAMILIES[each].always["positions"] != spec.positions)
+    )
     if obstacles[nearest]:
         _refuse(obstacles[nearest], f"neither llama nor gpt2 of transformers is such a model; nearest is {nearest}")
     return FAMILIES[nearest]

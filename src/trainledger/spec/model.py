@@ -43,9 +43,24 @@ class ModelSpec:
     gated: bool = setting("the MLP is gated (SwiGLU, GEGLU)", quantity="flag", default=True)
     positions: str = setting("how positions enter", quantity="text", default="rope", choices=POSITIONS)
     rope_theta: float = setting("base of the rotary frequencies", quantity="number", default=10000.0, above=0)
-    rope_factor: float | None = setting("Llama 3.1's scaling: long rotary waves are stretched this many times; absent = none", quantity="number", default=None, at_least=1)
-    rope_low_freq_factor: float = setting("waves longer than rope_original_seq_len over this are stretched in full", quantity="number", default=1.0, above=0)
-    rope_high_freq_factor: float = setting("waves shorter than rope_original_seq_len over this are left as they are", quantity="number", default=4.0, above=0)
+    rope_factor: float | None = setting(
+        "Llama 3.1's scaling: long rotary waves are stretched this many times; absent = none",
+        quantity="number",
+        default=None,
+        at_least=1,
+    )
+    rope_low_freq_factor: float = setting(
+        "waves longer than rope_original_seq_len over this are stretched in full",
+        quantity="number",
+        default=1.0,
+        above=0,
+    )
+    rope_high_freq_factor: float = setting(
+        "waves shorter than rope_original_seq_len over this are left as they are",
+        quantity="number",
+        default=4.0,
+        above=0,
+    )
     rope_original_seq_len: int = setting("longest sequence before the scaling", default=8192, at_least=1, at_most=10**9)
     attention_bias: bool = setting("biases in the attention projections", quantity="flag", default=False)
     mlp_bias: bool = setting("biases in the MLP", quantity="flag", default=False)
@@ -76,7 +91,9 @@ class ModelSpec:
             yield Problem("model.n_kv_heads", self.kv_heads, f"must divide n_heads = {self.n_heads}", kv)
         if self.rope_factor is not None and self.rope_high_freq_factor <= self.rope_low_freq_factor:
             rule = f"must be above rope_low_freq_factor = {self.rope_low_freq_factor}"
-            yield Problem("model.rope_high_freq_factor", self.rope_high_freq_factor, rule, 4 * self.rope_low_freq_factor)
+            yield Problem(
+                "model.rope_high_freq_factor", self.rope_high_freq_factor, rule, 4 * self.rope_low_freq_factor
+            )
         if self.norm_bias and self.norm == "rmsnorm":
             yield Problem("model.norm_bias", True, "rmsnorm has no bias", False)
 

@@ -54,7 +54,7 @@ def shown(value: object) -> str:
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, int) and value.bit_length() > 200:
-        return f"a number of {round(value.bit_length() * 0.30103)} digits"
+        return f"a number of about {round(value.bit_length() * 0.30103)} digits"
     try:
         text = repr(value)
     except Exception:  # an input may be any object, and its repr any code

@@ -101,6 +101,18 @@ def _per_input_element(what: str) -> Callable[[Args, Any], Flops]:
     return flops
 
 
+def _first_list(args: Args, out: Any) -> Flops:
+    return sum(each.numel() for each in args[0]), 0
+
+
+def _update(optimizer: str) -> Callable[[Args, Any], Flops]:
+    def flops(args: Args, out: Any) -> Flops:
+        name = "momentum" if optimizer == "sgd" and args[2] else optimizer
+        return rules.UPDATE_FLOPS_PER_PARAMETER.get(name, 0) * _first_list(args, out)[0], 0
+
+    return flops
+
+
 def tensors_in(value: Any) -> list[Tensor]:
     """The tensors of an argument or a result, looking into lists, tuples and dicts."""
     if isinstance(value, Tensor):
@@ -139,7 +151,7 @@ for _kind, _pairs in _BY_ELEMENT.items():
     for _name, _what in _pairs:
         _RULES[f"aten::{_name}"] = (_kind, _per_input_element(_what))
 for _name in ("sum", "mean", "linalg_vector_norm", "amax", "amin", "argmax", "max", "min", "cumsum", "var_mean", "var",
-              "any", "all", "prod", "logsumexp", "_foreach_norm", "norm", "_foreach_max", "std"):  # fmt: skip
+              "any", "all", "prod", "logsumexp", "norm", "std"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("reduction", _per_input_element("reduction"))
 for _name in ("embedding", "embedding_dense_backward", "index_select", "gather", "scatter", "scatter_add", "index",
               "index_put_", "index_put", "_unsafe_index", "index_add", "nll_loss_forward", "nll_loss_backward",
@@ -169,11 +181,10 @@ def operator_of(func: OpOverload) -> Operator:
     if schema in _RULES:
         kind, flops = _RULES[schema]
         return Operator(name, kind, flops, assumed=kind in ("norm", "softmax"))
-    if "_fused_" in name and name.endswith("_"):
-        return Operator(name, "update", _none, assumed=True)
-    if "_foreach_" in name:
-        outputs = _per_input_element("elementwise") if name.endswith("_") else _per_element("elementwise")
-        return Operator(name, "elementwise", outputs)
+    if name.startswith("_fused_") and name.endswith("_"):
+        return Operator(name, "update", _update(name[len("_fused_") : -1]), assumed=True)
+    if name.startswith("_foreach_"):
+        return Operator(name, "elementwise", _first_list)
     if torch.Tag.pointwise in func.tags or name in _POINTWISE:
         return Operator(name, "elementwise", _per_element("elementwise"))
     return Operator(schema, "unknown", _none)

@@ -26,6 +26,8 @@ from trainledger.trace.operators import operator_of, tensors_in
 
 DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 
+GATHERS = ("embedding", "index_select", "gather")
+
 
 class Recorder(TorchDispatchMode):
     """Records what is dispatched while it is active.
@@ -44,7 +46,7 @@ class Recorder(TorchDispatchMode):
         self._live: dict[int, Storage] = {}
         self._guards: dict[int, Any] = {}
         self._resident: list[Storage] = []
-        self._phase = "forward"
+        self._phase = "other"
         self._recomputing = False
         self._root = model
         self._paths = {id(each): name for name, each in model.named_modules()} if model is not None else {}
@@ -121,7 +123,7 @@ class Recorder(TorchDispatchMode):
         """The module path of the operation that runs now; in backward, that of the forward operation it answers."""
         if self._stack:
             path = self._stack[-1]
-        elif phase == "forward":
+        elif phase in ("forward", "other"):
             path = "loss"
         elif phase == "backward":
             node = torch._C._current_autograd_node()
@@ -185,6 +187,8 @@ class Recorder(TorchDispatchMode):
         if changes:
             targets = _written_arguments(func, args, kwargs)
             written += sum(touched_nbytes(each) for each in targets)
+        if operator.name in GATHERS:  # of the table, only the rows that come out are read
+            read += written - touched_nbytes(inputs[0])
         flops, model_flops = operator.flops(args, out)
         path = self._where(phase)
         if path == "loss":

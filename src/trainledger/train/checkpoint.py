@@ -72,6 +72,8 @@ def save(
         write_json(temporary / "training.json", {"format": FORMAT, "step": step, **facts})
         files = sorted(temporary.iterdir())
         for each in files:
+            # safetensors makes files that only their owner may read; a checkpoint is as readable as any file here.
+            shutil.copymode(temporary / "training.json", each)
             sync(each)
         hashes = {each.name: {"nbytes": each.stat().st_size, "sha256": sha256(each)} for each in files}
         write_json(temporary / MANIFEST, {"format": FORMAT, "files": hashes})

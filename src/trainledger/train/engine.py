@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.utils.deterministic
 
+from trainledger.data.loader import open_loader
 from trainledger.nn.init import initialize
 from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.problem import InvalidInput, Problem
@@ -30,16 +31,17 @@ from trainledger.train.seeds import init_seed
 def train(
     run: Run,
     run_dir: Path,
-    open_feed: OpenFeed,
     *,
     resume: bool = False,
     observers: Sequence[Observer] = (),
+    open_feed: OpenFeed = open_loader,
     say: Say | None = None,
 ) -> Finished:
     """Train a run in its directory to its last step, from its newest valid checkpoint where ``resume``.
 
-    Raises `InvalidInput` where the directory holds another run, one that was begun (without ``resume``) or one
-    that another process holds; `Diverged`, `Interrupted` or `CannotSave` where the run ends early. A finished run
+    ``open_feed`` brings the batches: by default those of ``run.data``, prepared where they are not yet.
+    Raises `InvalidInput` where the directory holds another run, one that was begun (without ``resume``) or one that
+    another process holds; `Diverged`, `Interrupted` or `CannotSave` where the run ends early. A finished run
     is not touched again: with ``resume`` its result is given as it stands.
     """
     say = say or _say_on_stderr

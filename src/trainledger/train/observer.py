@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -76,7 +75,7 @@ class Finished:
     checkpoint: Path
 
 
-class Observer(Protocol):
+class Observer:
     """One who watches a run; every method does nothing unless overridden. Steps are counted from 1."""
 
     def on_start(self, state: TrainingState) -> None:

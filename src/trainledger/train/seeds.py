@@ -1,4 +1,7 @@
-"""Seeds derived apart by use, so that changing one stream of chance leaves the others as they were."""
+"""Seeds derived apart by use, so that changing one stream of chance leaves the others as they were.
+
+The order of the data has its key from the same seed in `trainledger.data.sampler`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from hashlib import blake2b
 def derive(seed: int, use: str, *indices: int) -> int:
     """A seed of 63 bits for one use of a run's seed, by hashing (BLAKE2b) the use and its indices.
 
-    >>> derive(0, "data") == derive(0, "data"), derive(0, "data") == derive(0, "init")
+    >>> derive(0, "init") == derive(0, "init"), derive(0, "dropout") == derive(0, "init")
     (True, False)
     """
     text = ":".join([str(seed), use, *map(str, indices)])
@@ -18,11 +21,6 @@ def derive(seed: int, use: str, *indices: int) -> int:
 def init_seed(seed: int) -> int:
     """The seed of the initial weights."""
     return derive(seed, "init")
-
-
-def data_seed(seed: int) -> int:
-    """The seed of the order of the data."""
-    return derive(seed, "data")
 
 
 def dropout_seeds(seed: int, step: int, grad_accum: int) -> list[int]:

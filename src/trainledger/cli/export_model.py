@@ -1,0 +1,43 @@
+"""Write a trained model as a directory that Hugging Face transformers opens with equal logits."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from trainledger.cli.arguments import add_json, print_json
+from trainledger.units import format_count
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="RUN", help="a run directory, a checkpoint, or what import wrote")
+    parser.add_argument("out", type=Path, metavar="OUT_DIR", help="the directory to write; it appears whole or not")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="format of the weights (fp32)")
+    parser.add_argument("--force", action="store_true", help="replace an earlier export in OUT_DIR")
+    add_json(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    from trainledger.nn.huggingface import export_model
+    from trainledger.spec.huggingface import family_of
+    from trainledger.train.trained import load_trained, tokenizer_text
+
+    trained = load_trained(args.model, lambda sentence: print(sentence, file=sys.stderr))
+    tokenizer = None if trained.tokenizer is None else tokenizer_text(trained.tokenizer)
+    export_model(trained.model, args.out, args.dtype, tokenizer=tokenizer, force=args.force)
+    result = {
+        "directory": args.out,
+        "weights": trained.weights,
+        "model_type": family_of(trained.model.spec).model_type,
+        "dtype": args.dtype,
+        "parameters": sum(each.numel() for each in trained.model.parameters()),
+        "tokenizer": trained.tokenizer is not None,
+    }
+    if args.json:
+        print_json(result)
+    else:
+        size = f"{format_count(result['parameters'])} parameters in {args.dtype}"
+        print(f"{args.out}: {result['model_type']}, {size}, from {trained.weights}")
+        print(f"open it: transformers.AutoModelForCausalLM.from_pretrained({str(args.out)!r})")
+    return 0

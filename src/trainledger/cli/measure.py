@@ -1,0 +1,116 @@
+"""Measure this machine: matmul rates by shape and dtype, memory, attention and overhead, in half a minute.
+
+The rates are kept in a file that forecasts read; $TRAINLEDGER_CALIBRATION names another place for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from trainledger.cli.arguments import add_json, print_json
+from trainledger.report.table import table
+from trainledger.units import GIGA, format_flops_per_second, format_nbytes, format_seconds
+
+if TYPE_CHECKING:
+    from trainledger.spec.calibration import Calibration
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    machine = what.add_parser("machine", help="this machine's rates, kept for forecasts", description=__doc__)
+    machine.add_argument("--quick", action="store_true", help="fewer shapes and samples, about 8 s")
+    machine.add_argument("--backend", default="auto", help="auto, cpu, cuda or mps")
+    machine.add_argument("--output", metavar="FILE.toml", help="where to keep the calibration")
+    add_json(machine)
+
+
+def execute(args: argparse.Namespace) -> int:
+    from trainledger.spec.calibration import calibration_path, to_device, write_calibration
+    from trainledger.spec.plain import to_plain
+
+    with _progress() as tell:
+        from trainledger.measure.machine import measure_machine
+        from trainledger.train.device import find_device
+
+        calibration = measure_machine(find_device(args.backend).type, quick=args.quick, progress=tell)
+    path = Path(args.output) if args.output else calibration_path(calibration.backend)
+    write_calibration(calibration, path)
+    if args.json:
+        device = to_device(calibration)
+        print_json(
+            {
+                "path": str(path),
+                "peak_flops_per_second": device.peak_flops_per_second,
+                "memory_bytes_per_second": device.memory_bytes_per_second,
+                **to_plain(calibration),
+            }
+        )
+    else:
+        print(text(calibration))
+        print(f"\nKept in {path}")
+    return 0
+
+
+def text(calibration: Calibration) -> str:
+    """A calibration for a terminal of 80 columns."""
+    kernels = [
+        [
+            " ".join(filter(None, (each.kind, each.phase))),
+            each.dtype,
+            " x ".join(map(str, each.shape)),
+            f"{each.flops_per_second / GIGA:,.1f}" if each.kind in ("matmul", "attention") else "",
+            f"{each.bytes_per_second / GIGA:,.1f}",
+            format_seconds(each.seconds),
+        ]
+        for each in calibration.kernels
+    ]
+    return "\n\n".join(
+        [
+            f"{calibration.title}, {calibration.backend}, threads: {calibration.threads}",
+            table(["kernel", "dtype", "shape", "GFLOP/s", "GB/s", "one call"], kernels, align="lllrrr"),
+            table(["", ""], _summary(calibration), align="ll"),
+            *(fill(each, 80) for each in _remarks(calibration)),
+        ]
+    )
+
+
+def _summary(calibration: Calibration) -> list[list[str]]:
+    rows = [
+        [f"peak, {dtype}", format_flops_per_second(rate) + " (the best matmul)"]
+        for dtype, rate in calibration.peak_flops_per_second.items()
+    ]
+    if calibration.memory_bytes_per_second is not None:
+        rows.append(["memory", format_nbytes(calibration.memory_bytes_per_second) + "/s copied, read and write"])
+    if calibration.fresh_bytes_per_second is not None:
+        rows.append(["memory, fresh", format_nbytes(calibration.fresh_bytes_per_second) + "/s into untouched pages"])
+    rows.append(["one operation", format_seconds(calibration.operation_seconds) + " however small"])
+    if calibration.storage_bytes_per_second is not None:
+        rate = format_nbytes(calibration.storage_bytes_per_second)
+        rows.append(["storage", f"{rate}/s written, synced and hashed"])
+    return rows
+
+
+def _remarks(calibration: Calibration) -> Iterator[str]:
+    yield f"{calibration.samples} samples, {calibration.discarded} disturbed by other processes and left out."
+    yield from (f"Note: {each}." for each in calibration.notes)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[float, str], None]]:
+    """A bar on the terminal; nothing where standard error is none."""
+    if not sys.stderr.isatty():
+        yield lambda share, name: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("measuring"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting torch", total=1.0)
+        yield lambda share, name: bar.update(task, completed=share, description=name)

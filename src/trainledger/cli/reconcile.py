@@ -1,0 +1,43 @@
+"""Set what was forecast beside what was measured: ratios, where the differences sit, and the unexplained rest."""
+
+from __future__ import annotations
+
+import argparse
+from textwrap import fill
+
+from trainledger.cli.arguments import add_json, print_json
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="the directory of a run")
+    parser.add_argument("--html", metavar="OUT.html", help="also write one self-contained HTML file with figures")
+    add_json(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from trainledger.reconcile import to_json
+    from trainledger.report.reconciliation import text
+    from trainledger.report.record import read_run
+    from trainledger.spec.problem import InvalidInput, Problem
+
+    if not Path(args.run_dir).is_dir():
+        rule = "is not a directory; trainledger runs lists those there are"
+        raise InvalidInput([Problem("RUN_DIR", args.run_dir, rule)])
+    record = read_run(args.run_dir, ledgers=bool(args.html))
+    if record.forecast is None and not record.lines:
+        problems = [Problem("RUN_DIR", args.run_dir, f"holds no run: {each}") for each in record.missing]
+        raise InvalidInput(problems)
+    missing = [f"Missing: {each}." for each in record.missing]
+    if args.html:
+        from trainledger.report.html import NO_PLOTLY, plotly_js, write_html
+
+        write_html(record, args.html)
+        missing += [] if plotly_js() else [NO_PLOTLY]
+        missing.append(f"Written to {args.html}")
+    if args.json:
+        print_json({**to_json(record.reconciliation), "missing": list(record.missing), "html": args.html})
+    else:
+        print("\n".join([text(record.reconciliation), *(fill(each, 80) for each in missing)]))
+    return 0

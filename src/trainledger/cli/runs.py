@@ -1,0 +1,81 @@
+"""The runs so far: how each ended, and measured over predicted for its step time and its peak."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from trainledger.cli.arguments import add_json, print_json
+
+if TYPE_CHECKING:
+    from trainledger.report.record import RunRecord
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dir", default="runs", metavar="DIR", help="where the run directories are")
+    add_json(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from trainledger.report.record import is_run, read_run
+    from trainledger.report.table import table
+
+    folder = Path(args.dir)
+    found = sorted((each for each in folder.iterdir() if is_run(each)) if folder.is_dir() else [])
+    facts = [_facts(read_run(each, ledgers=False)) for each in found]
+    if args.json:
+        print_json({"dir": str(folder), "runs": facts})
+    elif not facts:
+        print(f"No runs in {folder}; trainledger train RUN.toml makes one.")
+    else:
+        columns = ["run", "state", "steps", "step time", "ratio", "peak", "ratio", "tokens/s", "MFU"]
+        print(table(columns, [_cells(each) for each in facts], align="llrrrrrrr"))
+        for each in facts:
+            if each["missing"]:
+                print(f"{each['run']}: {', '.join(each['missing'])}")
+    return 0
+
+
+def _facts(record: RunRecord) -> dict[str, Any]:
+    rows = record.reconciliation
+    steps = record.steps
+    step = steps[-1]["step"] if steps else 0
+    return {
+        "run": record.path.name,
+        "state": record.state.get("state", "unknown"),
+        "step": step,
+        "step_seconds": rows["step_seconds"].measured,
+        "step_seconds_ratio": rows["step_seconds"].ratio,
+        "peak_nbytes": rows["peak_nbytes"].measured,
+        "peak_nbytes_ratio": rows["peak_nbytes"].ratio,
+        "tokens_per_second": rows["tokens_per_second"].measured,
+        "tokens_per_second_ratio": rows["tokens_per_second"].ratio,
+        "mfu": rows["mfu"].measured,
+        "mfu_ratio": rows["mfu"].ratio,
+        "validation_loss": record.evaluations[-1]["validation_loss"] if record.evaluations else None,
+        "missing": list(record.missing),
+    }
+
+
+def _cells(facts: dict[str, Any]) -> list[str]:
+    from trainledger.units import format_count, format_nbytes, format_percent, format_seconds
+
+    def shown(name: str, show: Any) -> str:
+        return show(facts[name]) if facts[name] is not None else "-"
+
+    def ratio(value: float) -> str:
+        return f"{value:.3f}"
+
+    return [
+        facts["run"],
+        str(facts["state"]),
+        str(facts["step"]),
+        shown("step_seconds", format_seconds),
+        shown("step_seconds_ratio", ratio),
+        shown("peak_nbytes", format_nbytes),
+        shown("peak_nbytes_ratio", ratio),
+        shown("tokens_per_second", format_count),
+        shown("mfu", format_percent),
+    ]

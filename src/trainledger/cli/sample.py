@@ -1,0 +1,53 @@
+"""Let a trained model go on from a prompt. The same seed writes the same text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from trainledger.cli.arguments import add_json, print_json
+from trainledger.spec.problem import InvalidInput, Problem
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="RUN", help="a run directory, a checkpoint or a Hugging Face one")
+    parser.add_argument("--prompt", default="", help="the text to go on from (none: the start of a document)")
+    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="tokens to write (200)")
+    parser.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0 takes the likeliest token (0.8)")
+    parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens only")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws (0)")
+    add_json(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    from trainledger.nn.sample import generate
+    from trainledger.train.trained import load_trained
+
+    trained = load_trained(args.model, lambda sentence: print(sentence, file=sys.stderr))
+    tokenizer = trained.tokenizer
+    if tokenizer is None:
+        raise InvalidInput([Problem(args.model.name, None, "has no tokenizer.json, so no text can be read or written")])
+    try:
+        args.prompt.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput([Problem("--prompt", args.prompt, "is not UTF-8 text")]) from None
+    ids = tokenizer.encode([args.prompt])[0].tolist() or [tokenizer.end_id]
+    written = generate(
+        trained.model, ids, args.tokens,
+        temperature=args.temperature, top_k=args.top_k, n_known=tokenizer.vocab_size, seed=args.seed,
+    )  # fmt: skip
+    text = args.prompt + tokenizer.decode(written)[len(tokenizer.decode(ids)) :]
+    if args.json:
+        print_json({
+            "text": text, "prompt": args.prompt, "tokens": args.tokens, "temperature": args.temperature,
+            "top_k": args.top_k, "seed": args.seed, "weights": trained.weights,
+        })  # fmt: skip
+    else:
+        print(visible(text))
+    return 0
+
+
+def visible(text: str) -> str:
+    """Text that a terminal shows and does not obey: control characters but line ends and tabs become U+FFFD."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)

@@ -1,0 +1,234 @@
+"""Batches on a device, read ahead by a thread.
+
+Shapes: B sequences of a micro-batch, T = seq_len.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trainledger.data.prepare import prepare
+from trainledger.data.sampler import train_batch, validation_batch
+from trainledger.data.store import TokenStore, check_lengths, check_vocabulary
+from trainledger.spec.run import Run
+
+Batch = tuple[Tensor, Tensor]  # inputs_BT and targets_BT, int64
+STEPS_AHEAD = 2
+
+
+class Loader:
+    """The batches of a run: those of any step on, and the held-out ones.
+
+    ``rank`` of ``ranks`` gets its rows of every global batch. ``seconds_waited`` is how long the training loop has
+    stood waiting for data, in all iterations together. Use it as a context manager, or call `close`.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        *,
+        seed: int,
+        seq_len: int,
+        global_batch: int,
+        micro_batch: int,
+        eval_sequences: int = 64,
+        device: torch.device | str = "cpu",
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        check_lengths(store, seq_len)
+        if global_batch % (micro_batch * ranks):
+            raise ValueError(f"a batch of {global_batch} is not made of {ranks} ranks' micro-batches of {micro_batch}")
+        self.store = store
+        self.seed, self.seq_len, self.eval_sequences = seed, seq_len, eval_sequences
+        self.global_batch, self.micro_batch = global_batch, micro_batch
+        self.rank, self.ranks = rank, ranks
+        self.device = torch.device(device)
+        self.seconds_waited = 0.0
+        self._ahead: _ReadAhead | None = None
+
+    @property
+    def unigram_entropy(self) -> float:
+        """Loss in nats of a model that knows only how often each token occurs."""
+        return self.store.unigram_entropy_nats
+
+    def batches(self, first_step: int) -> Iterator[tuple[Batch, ...]]:
+        """The micro-batches of step ``first_step`` (0 is the first), of the next step, and so on without end.
+
+        Every tensor has memory of its own. One iteration at a time: a new one ends the one before. What goes wrong
+        while reading is raised here.
+        """
+        self.close()
+        ahead = self._ahead = _ReadAhead(self._read_step, first_step, self.device)
+        try:
+            while True:
+                began = time.perf_counter()
+                pending = ahead.get()
+                self.seconds_waited += time.perf_counter() - began
+                if pending is None:
+                    return
+                yield pending.arrived()
+        finally:
+            ahead.close()
+
+    def validation(self) -> Iterator[Batch]:
+        """The held-out sequences, ``eval_sequences`` of them or as many as there are, the same each time."""
+        for first in range(0, self.eval_sequences, self.micro_batch):
+            count = min(self.micro_batch, self.eval_sequences - first)
+            rows = validation_batch(self.store, first=first, count=count, seq_len=self.seq_len)
+            if not len(rows):
+                return
+            inputs_BT, targets_BT = _halves(rows)
+            yield inputs_BT.to(self.device), targets_BT.to(self.device)
+
+    def close(self) -> None:
+        """End the thread that reads ahead."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def _read_step(self) -> Callable[[int], list[Batch]]:
+        # A function without the loader in it, so that a forgotten loader can be collected and its thread ended.
+        store, micro_batch = self.store, self.micro_batch
+        sizes: dict[str, int] = {
+            "seed": self.seed, "global_batch": self.global_batch, "seq_len": self.seq_len, "rank": self.rank,
+            "ranks": self.ranks,
+        }  # fmt: skip
+
+        def read_step(step: int) -> list[Batch]:
+            rows = train_batch(store, step=step, **sizes)
+            return [_halves(rows[first : first + micro_batch]) for first in range(0, len(rows), micro_batch)]
+
+        return read_step
+
+
+def open_loader(run: Run, device: torch.device | str, *, progress: bool = True) -> Loader:
+    """The loader of a run file's data, prepared where it is not yet.
+
+    Raises InvalidInput for a corpus that cannot be prepared, a vocabulary larger than the model's, and a split shorter
+    than a sequence.
+    """
+    store = prepare(run.data, vocab_size=run.model.vocab_size, progress=progress)
+    check_vocabulary(store, run.model.vocab_size)
+    recipe = run.recipe
+    return Loader(
+        store, seed=recipe.seed, seq_len=recipe.seq_len, global_batch=recipe.global_batch,
+        micro_batch=recipe.device_batch, eval_sequences=recipe.eval_sequences, device=device,
+    )  # fmt: skip
+
+
+def _halves(rows: npt.NDArray[np.int64]) -> Batch:
+    """What the model sees and what it shall say next: [B, T + 1] tokens as two contiguous [B, T] tensors."""
+    inputs_BT, targets_BT = rows[:, :-1].copy(), rows[:, 1:].copy()
+    return torch.from_numpy(inputs_BT), torch.from_numpy(targets_BT)
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A step's micro-batches, whose copy to the device may still be under way on a stream of its own."""
+
+    batches: tuple[Batch, ...]
+    copied: Any = None
+
+    def arrived(self) -> tuple[Batch, ...]:
+        """The micro-batches, safe to use on the current stream."""
+        if self.copied is not None:
+            current = torch.cuda.current_stream()
+            current.wait_event(self.copied)
+            for batch in self.batches:
+                for tensor in batch:
+                    # The memory came from the copying stream; it must not be given out again before this one is done.
+                    tensor.record_stream(current)
+        return self.batches
+
+
+class _ReadAhead:
+    """A thread that reads steps in order and holds at most `STEPS_AHEAD` of them ready."""
+
+    def __init__(self, read_step: Callable[[int], list[Batch]], first_step: int, device: torch.device) -> None:
+        self._ready: queue.Queue[_Pending | BaseException | None] = queue.Queue(maxsize=STEPS_AHEAD)
+        self._ended = threading.Event()
+        arguments = (read_step, first_step, device, self._ready, self._ended)
+        self._thread = threading.Thread(target=_read_on, args=arguments, name="trainledger data", daemon=True)
+        self._thread.start()
+        weakref.finalize(self, self._ended.set)
+
+    def get(self) -> _Pending | None:
+        """The next step; None after `close`. Raises what the thread met."""
+        while not self._ended.is_set():
+            try:
+                found = self._ready.get(timeout=1.0)
+            except queue.Empty:
+                continue
+            if isinstance(found, BaseException):
+                raise found
+            return found
+        return None
+
+    def close(self) -> None:
+        self._ended.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def _read_on(
+    read_step: Callable[[int], list[Batch]],
+    step: int,
+    device: torch.device,
+    ready: queue.Queue[_Pending | BaseException | None],
+    ended: threading.Event,
+) -> None:
+    stream: Any = None
+    if device.type == "cuda":
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    while not ended.is_set():
+        item: _Pending | BaseException
+        try:
+            item = _on_device(read_step(step), device, stream)
+        except BaseException as error:  # raised again in the thread that asked
+            item = error
+        step += 1
+        while not ended.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+                break
+            except queue.Full:
+                continue
+        if isinstance(item, BaseException):
+            return
+
+
+def _on_device(batches: Sequence[Batch], device: torch.device, stream: Any) -> _Pending:
+    if device.type == "cpu":
+        return _Pending(tuple(batches))
+    if stream is None:
+        return _Pending(tuple((inputs_BT.to(device), targets_BT.to(device)) for inputs_BT, targets_BT in batches))
+    with torch.cuda.stream(stream):
+        moved = tuple(
+            (
+                inputs_BT.pin_memory().to(device, non_blocking=True),
+                targets_BT.pin_memory().to(device, non_blocking=True),
+            )
+            for inputs_BT, targets_BT in batches
+        )
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record(stream)
+    return _Pending(moved, copied)

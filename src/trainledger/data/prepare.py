@@ -1,0 +1,233 @@
+"""Makes the token store of a corpus, or finds it made.
+
+The store's directory is named by the identity of its content: the files of the corpus (kinds, sizes, SHA-256),
+the tokenizer, the held-out share. So a changed corpus or tokenizer makes a new store, and a killed preparation goes
+on where it was: shards with a record are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainledger.data.corpus import Corpus, find_corpus, identify, plan_shards, told
+from trainledger.data.documents import Segment
+from trainledger.data.files import file_problem, problem_of_writing, write_whole
+from trainledger.data.shard import ShardRecord, dtype_for, parse_record, read_counts, read_record
+from trainledger.data.store import FORMAT, INDEX, TOKENIZER, TokenStore, open_store
+from trainledger.data.tokenizer import BYTE_VALUES, ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
+from trainledger.data.workers import default_workers, run_jobs
+from trainledger.spec.data import DataSpec
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.units import MIB
+
+SMALLEST_BPE = BYTE_VALUES + 1
+WORTH_PROCESSES_NBYTES = 4 * MIB
+NAME_DIGITS = 16
+
+Advance = Callable[[int], None]
+Progress = Callable[[str, int | None], contextlib.AbstractContextManager[Advance]]
+
+
+def prepare(data: DataSpec, *, vocab_size: int | None, progress: bool, workers: int | None = None) -> TokenStore:
+    """The token store of a corpus, made where it does not exist yet.
+
+    ``vocab_size`` is that of a bpe tokenizer where ``data.vocab_size`` is absent. ``progress`` shows bars where
+    standard error is a terminal. ``workers`` are processes; absent, one per core up to four, and none for a corpus
+    under 4 MiB. The store's bytes do not depend on them.
+
+    Raises InvalidInput for text that cannot be read, a corpus too small to hold anything out, a cache that cannot
+    be written, and a store that is damaged.
+    """
+    cache = Path(data.cache).expanduser()
+    shown = _bars if progress and sys.stderr.isatty() else _nothing_shown
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        corpus = find_corpus(data.path, cache)
+        with shown("identifying the corpus", corpus.nbytes) as advance:
+            corpus = identify(corpus, cache, advance)
+        if workers is None:
+            workers = default_workers() if corpus.nbytes >= WORTH_PROCESSES_NBYTES else 0
+        plan = plan_shards(corpus)
+        tokenizer = _tokenizer(data, vocab_size, corpus, plan, cache, workers, shown)
+        fingerprint = _fingerprint(data, corpus, tokenizer)
+        directory = cache / f"tokens-{fingerprint[:NAME_DIGITS]}"
+        if not _is_complete(directory):
+            directory.mkdir(exist_ok=True)
+            with _locked(directory):
+                if not _is_complete(directory):
+                    _make(directory, fingerprint, data, corpus, plan, tokenizer, workers, shown)
+    except OSError as error:
+        raise problem_of_writing(cache, error) from None
+    return open_store(directory)
+
+
+def _make(
+    directory: Path,
+    fingerprint: str,
+    data: DataSpec,
+    corpus: Corpus,
+    plan: list[list[Segment]],
+    tokenizer: Tokenizer,
+    workers: int,
+    shown: Progress,
+) -> None:
+    """Write every shard that is not finished, then the index."""
+    for leftover in directory.glob("*.tmp"):
+        leftover.unlink(missing_ok=True)
+    write_whole(directory / TOKENIZER, tokenizer.definition.encode())
+    unfinished = [shard for shard in range(len(plan)) if read_record(directory, shard) is None]
+    jobs = [
+        _job("write shard", plan[shard], data, directory=str(directory), shard=shard, tokenizer=tokenizer.name,
+             end_id=tokenizer.end_id)
+        for shard in unfinished
+    ]  # fmt: skip
+    # How much text a compressed file holds is known only afterwards.
+    plain = all(each.kind != "parquet" and not each.compression for each in corpus.sources)
+    with shown("tokenizing", corpus.nbytes if plain and len(jobs) == len(plan) else None) as advance:
+        run_jobs(jobs, workers, advance)
+    found = [read_record(directory, shard) for shard in range(len(plan))]
+    records = [each for each in found if each is not None]
+    if len(records) != len(plan):
+        raise InvalidInput([file_problem("data.cache", directory, "lost files while they were written")])
+    _check_splits(records, data)
+    index = {
+        "format": FORMAT,
+        "fingerprint": fingerprint,
+        "dtype": dtype_for(tokenizer.vocab_size),
+        "vocab_size": tokenizer.vocab_size,
+        "end_id": tokenizer.end_id,
+        "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint},
+        "validation_fraction": data.validation_fraction,
+        "unigram_entropy_nats": _unigram_entropy_nats(directory, len(records)),
+        "corpus": {"sha256": corpus.sha256, "nbytes": corpus.nbytes, "files": told(corpus), "skipped": corpus.skipped},
+        "repaired": sum(each.repaired for each in records),
+        "first_repaired": next((each.first_repaired for each in records if each.repaired), ""),
+        "shards": [asdict(each) for each in records],
+    }
+    write_whole(directory / INDEX, json.dumps(index).encode())
+
+
+def _is_complete(directory: Path) -> bool:
+    """Whether there is an index and every file it names; whether they are whole is for `open_store` to say."""
+    try:
+        shards = json.loads((directory / INDEX).read_text())["shards"]
+        records = [parse_record(each) for each in shards]
+    except FileNotFoundError:
+        return False
+    except (ValueError, KeyError, TypeError):
+        return True
+    return all((directory / file.name).exists() for each in records for file in each.files)
+
+
+def _tokenizer(
+    data: DataSpec,
+    vocab_size: int | None,
+    corpus: Corpus,
+    plan: list[list[Segment]],
+    cache: Path,
+    workers: int,
+    shown: Progress,
+) -> Tokenizer:
+    if data.tokenizer == "bytes":
+        return ByteTokenizer()
+    if data.tokenizer != "bpe":
+        return read_tokenizer(data.tokenizer, data.end_token)
+    field, size = ("model.vocab_size", vocab_size) if data.vocab_size is None else ("data.vocab_size", data.vocab_size)
+    if size is None or size < SMALLEST_BPE:
+        rule = f"a byte-level bpe needs a vocabulary of at least {SMALLEST_BPE}: every byte and an end of document"
+        raise InvalidInput([Problem(field, size, rule, SMALLEST_BPE)])
+    named = f"{corpus.sha256} {data.text_field} {data.validation_fraction}"
+    trained = cache / "tokenizers" / f"bpe-{size}-{hashlib.sha256(named.encode()).hexdigest()[:NAME_DIGITS]}.json"
+    if not trained.exists():
+        trained.parent.mkdir(exist_ok=True)
+        job = _job("train bpe", [segment for shard in plan for segment in shard], data, vocab_size=size)
+        with shown("training the tokenizer", None) as advance:
+            (definition,) = run_jobs([job], min(workers, 1), advance)
+        write_whole(trained, definition.encode())
+    return json_tokenizer("bpe", trained.read_text(encoding="utf-8"))
+
+
+def _job(do: str, segments: list[Segment], data: DataSpec, **more: object) -> dict[str, Any]:
+    common = {"text_field": data.text_field, "validation_fraction": data.validation_fraction}
+    return {"do": do, "segments": [asdict(each) for each in segments]} | common | more
+
+
+def _fingerprint(data: DataSpec, corpus: Corpus, tokenizer: Tokenizer) -> str:
+    has_records = any(each.kind != "text" for each in corpus.sources)
+    identity = {
+        "format": FORMAT,
+        "corpus": corpus.sha256,
+        "text_field": data.text_field if has_records else "",
+        "tokenizer": tokenizer.fingerprint,
+        "validation_fraction": data.validation_fraction,
+    }
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def _check_splits(records: list[ShardRecord], data: DataSpec) -> None:
+    train = sum(each.train.documents for each in records)
+    validation = sum(each.validation.documents for each in records)
+    paths = ", ".join(data.path)
+    if not train + validation:
+        raise InvalidInput([Problem("data.path", paths, "holds no text: every document in it is empty")])
+    if train + validation == 1:
+        rule = "holds a single document, so that none can be held out"
+        raise InvalidInput([Problem("data.path", paths, rule, "at least two files, records or paragraphs")])
+    if not train:
+        rule = f"holds out all {validation} documents of the corpus and leaves none to train on"
+        raise InvalidInput([Problem("data.validation_fraction", data.validation_fraction, rule, "a larger corpus")])
+    if not validation:
+        needed = math.ceil(1000 * min(each.smallest_hash for each in records) + 1e-9) / 1000
+        rule = f"holds out none of the {train} documents of the corpus"
+        nearest: object = needed if needed <= 0.5 else "a larger corpus"
+        raise InvalidInput([Problem("data.validation_fraction", data.validation_fraction, rule, nearest)])
+
+
+def _unigram_entropy_nats(directory: Path, shards: int) -> float:
+    """Cross-entropy of the validation tokens under (count in train + 1) / (train tokens + vocabulary)."""
+    counts = sum((read_counts(directory, shard) for shard in range(shards)), start=np.uint64(0))
+    train, validation = np.asarray(counts, dtype=np.float64)
+    probability = (train + 1) / (train.sum() + len(train))
+    return float(-(validation * np.log(probability)).sum() / validation.sum())
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """One preparation of a store at a time; another one waits. The system gives the lock back when a process dies."""
+    import fcntl
+
+    with open(directory / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _nothing_shown(what: str, nbytes: int | None) -> Iterator[Advance]:
+    yield lambda done: None
+
+
+@contextlib.contextmanager
+def _bars(what: str, nbytes: int | None) -> Iterator[Advance]:
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(what, total=nbytes)
+        yield lambda done: bars.advance(task, done)

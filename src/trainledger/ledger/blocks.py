@@ -1,0 +1,321 @@
+"""The model on a tape: the same expressions as in `nn`, with sizes instead of tensors.
+
+Sizes: B sequences, T tokens, D d_model, H query heads, G key-value heads, K head width, F d_ff, V vocab_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from trainledger.ledger import operations as op
+from trainledger.ledger.entry import Int
+from trainledger.ledger.tape import Array, Frame, Leaf, Tape
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.recipe import Recipe
+
+Angles = tuple[Array, Array]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of one forward, and which kernels run it."""
+
+    spec: ModelSpec
+    B: Int
+    T: Int
+    attention: str
+    dropout: float
+    backend: str
+
+    @property
+    def rows(self) -> Int:
+        return self.B * self.T
+
+    @property
+    def fused_kernels(self) -> bool:
+        """Whether norms are one kernel: so on accelerators, while a CPU runs RMSNorm as six operations."""
+        return self.backend != "cpu"
+
+
+@dataclass(frozen=True)
+class BlockLeaves:
+    """The parameters of one block; absent where the spec has none."""
+
+    norm1: Leaf
+    norm1_bias: Leaf | None
+    q: Leaf
+    k: Leaf
+    v: Leaf
+    o: Leaf
+    attention_biases: tuple[Leaf | None, ...]
+    norm2: Leaf
+    norm2_bias: Leaf | None
+    gate: Leaf | None
+    up: Leaf
+    down: Leaf
+    mlp_biases: tuple[Leaf | None, ...]
+
+    def all(self) -> Iterator[Leaf]:
+        """In the order in which torch names them."""
+        q_bias, k_bias, v_bias, o_bias = self.attention_biases
+        gate_bias, up_bias, down_bias = self.mlp_biases
+        ordered = (
+            self.norm1, self.norm1_bias, self.q, q_bias, self.k, k_bias, self.v, v_bias, self.o, o_bias,
+            self.norm2, self.norm2_bias, self.gate, gate_bias, self.up, up_bias, self.down, down_bias,
+        )  # fmt: skip
+        return (each for each in ordered if each is not None)
+
+
+@dataclass(frozen=True)
+class ModelLeaves:
+    """The parameters of a model; one `BlockLeaves` stands for each of the equal blocks."""
+
+    tokens: Leaf
+    positions: Leaf | None
+    block: BlockLeaves
+    norm: Leaf
+    norm_bias: Leaf | None
+    head: Leaf
+    n_layers: Int = field(default=1)
+
+    def outside(self) -> tuple[list[Leaf], list[Leaf]]:
+        """Those before the blocks and those after, in torch's order, a tied head not counted again."""
+        before = [each for each in (self.tokens, self.positions) if each is not None]
+        after = [each for each in (self.norm, self.norm_bias) if each is not None]
+        return before, after if self.head is self.tokens else [*after, self.head]
+
+    def elements(self) -> Int:
+        before, after = self.outside()
+        in_block = sum(each.elements for each in self.block.all())
+        return sum(each.elements for each in (*before, *after)) + self.n_layers * in_block
+
+    def tensors(self) -> Int:
+        before, after = self.outside()
+        return len(before) + len(after) + self.n_layers * len(list(self.block.all()))
+
+
+def leaves_of(spec: ModelSpec) -> ModelLeaves:
+    """The parameters that a spec has."""
+    D, K, V = spec.d_model, spec.head_size, spec.vocab_size
+    H, G, F = spec.n_heads, spec.kv_heads, spec.d_ff
+
+    def matrix(path: str, elements: Int, uses: int = 1) -> Leaf:
+        return Leaf(path, elements, decayed=True, uses=uses)
+
+    def vector(path: str, elements: Int, exists: bool = True) -> Leaf | None:
+        return Leaf(path, elements, decayed=False) if exists else None
+
+    def scale(path: str) -> Leaf:
+        return Leaf(path, D, decayed=False)
+
+    attention, mlp = "self_attn", "mlp"
+    block = BlockLeaves(
+        norm1=scale("input_layernorm.weight"),
+        norm1_bias=vector("input_layernorm.bias", D, spec.norm_bias),
+        q=matrix(f"{attention}.q_proj.weight", D * H * K),
+        k=matrix(f"{attention}.k_proj.weight", D * G * K),
+        v=matrix(f"{attention}.v_proj.weight", D * G * K),
+        o=matrix(f"{attention}.o_proj.weight", H * K * D),
+        attention_biases=tuple(
+            vector(f"{attention}.{name}_proj.bias", size, spec.attention_bias)
+            for name, size in (("q", H * K), ("k", G * K), ("v", G * K), ("o", D))
+        ),
+        norm2=scale("post_attention_layernorm.weight"),
+        norm2_bias=vector("post_attention_layernorm.bias", D, spec.norm_bias),
+        gate=matrix(f"{mlp}.gate_proj.weight", D * F) if spec.gated else None,
+        up=matrix(f"{mlp}.up_proj.weight", D * F),
+        down=matrix(f"{mlp}.down_proj.weight", F * D),
+        mlp_biases=(
+            vector(f"{mlp}.gate_proj.bias", F, spec.mlp_bias and spec.gated),
+            vector(f"{mlp}.up_proj.bias", F, spec.mlp_bias),
+            vector(f"{mlp}.down_proj.bias", D, spec.mlp_bias),
+        ),
+    )
+    tokens = matrix("embed_tokens.weight", V * D, uses=2 if spec.tie_embeddings else 1)
+    return ModelLeaves(
+        tokens=tokens,
+        positions=matrix("embed_positions.weight", spec.max_seq_len * D) if spec.positions == "learned" else None,
+        block=block,
+        norm=scale("norm.weight"),
+        norm_bias=vector("norm.bias", D, spec.norm_bias),
+        head=tokens if spec.tie_embeddings else matrix("lm_head.weight", D * V),
+        n_layers=spec.n_layers,
+    )
+
+
+def norm(tape: Tape, sizes: Sizes, x: Array, w: Leaf, b: Leaf | None, path: str) -> Array:
+    """The spec's normalization."""
+    with tape.at(path):
+        if sizes.spec.norm == "layernorm":
+            return op.layer_norm(tape, x, w, b, sizes.rows, sizes.spec.d_model)
+        return op.rms_norm(tape, x, w, sizes.rows, sizes.spec.d_model, fused=sizes.fused_kernels)
+
+
+def rotate(tape: Tape, x: Array, angles: Angles) -> Array:
+    """Rotary positions: two half-width products each for cosine and sine."""
+    cos, sin = angles
+    a, b = op.chunk(tape, x, 2)
+    return op.concatenate(
+        tape,
+        (
+            op.subtract(tape, op.times_constant(tape, a, cos), op.times_constant(tape, b, sin)),
+            op.add(tape, op.times_constant(tape, b, cos), op.times_constant(tape, a, sin)),
+        ),
+    )
+
+
+def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, angles: Angles | None) -> Array:
+    """Self-attention with its four projections."""
+    spec, rows = sizes.spec, sizes.rows
+    D, H, G, K = spec.d_model, spec.n_heads, spec.kv_heads, spec.head_size
+    q_bias, k_bias, v_bias, o_bias = leaves.attention_biases
+    with tape.at("q_proj"):
+        q = op.linear(tape, x, leaves.q, q_bias, rows, D, H * K)
+    with tape.at("k_proj"):
+        k = op.linear(tape, x, leaves.k, k_bias, rows, D, G * K)
+    with tape.at("v_proj"):
+        v = op.linear(tape, x, leaves.v, v_bias, rows, D, G * K)
+    if sizes.attention == "sdpa":
+        if angles is not None:
+            q, k = rotate(tape, q, angles), rotate(tape, k, angles)
+        kernel = "flash_attention_for_cpu" if sizes.backend == "cpu" else "flash_attention"
+        y = op.fused_attention(tape, q, k, v, sizes.B, H, sizes.T, K, kernel=kernel)
+    else:
+        # Gradients come back with heads before tokens; without a rotation in between, a reshape must copy them.
+        many, turned = not op.is_one(H), angles is not None
+        few = not op.is_one(G)
+        q = op.contiguous(tape, q, forward=False, backward=many and not turned)
+        k = op.contiguous(tape, k, forward=False, backward=few and not turned)
+        v = op.contiguous(tape, v, forward=False, backward=few)
+        if angles is not None:
+            q, k = rotate(tape, q, angles), rotate(tape, k, angles)
+        y = written_out(tape, sizes, q, k, v)
+    # The fused kernels write tokens before heads, batched products heads before tokens.
+    apart = sizes.attention == "math" and not op.is_one(H)
+    flat = op.contiguous(tape, y, forward=True, backward=False) if apart else y
+    with tape.at("o_proj"):
+        return op.linear(tape, flat, leaves.o, o_bias, rows, H * K, D)
+
+
+def written_out(tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array) -> Array:
+    """Attention one operation after the other; copies where a batched product needs heads next to the batch."""
+    spec, B, T = sizes.spec, sizes.B, sizes.T
+    H, K = spec.n_heads, spec.head_size
+    repeats = H // spec.kv_heads
+    grouped = not op.is_one(repeats)
+    if grouped:
+        k, v = op.repeat(tape, k, repeats), op.repeat(tape, v, repeats)
+    apart = not op.is_one(B) and not op.is_one(H)  # batch and heads are not neighbours in memory
+    (square,) = tape.emit("ones", "copy", makes=[(T * T, "bool")])
+    (mask,) = tape.emit("triu", "copy", reads=[square], makes=[(T * T, "bool")])
+    del square
+    q = op.contiguous(tape, q, forward=apart, backward=False)
+    keys = op.contiguous(tape, k, forward=apart and not grouped, backward=False)
+    scores = op.batched_product(tape, q, keys, B * H, T, T, K)
+    del keys
+    scores = op.times_number(tape, scores)
+    weights = op.causal_softmax(tape, scores, mask)
+    values = op.contiguous(tape, v, forward=apart and not grouped, backward=False)
+    y = op.batched_product(tape, weights, values, B * H, T, K, T)
+    return op.contiguous(tape, y, forward=False, backward=apart)
+
+
+def mlp(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
+    """The feed-forward part, plain or gated."""
+    D, F, rows = sizes.spec.d_model, sizes.spec.d_ff, sizes.rows
+    gate_bias, up_bias, down_bias = leaves.mlp_biases
+
+    def project(name: str, x: Array, w: Leaf, b: Leaf | None, d_in: Int, d_out: Int) -> Array:
+        with tape.at(name):
+            return op.linear(tape, x, w, b, rows, d_in, d_out)
+
+    if leaves.gate is None:
+        h = op.activation(tape, project("up_proj", x, leaves.up, up_bias, D, F), sizes.spec.activation)
+    else:
+        h = op.multiply(
+            tape,
+            op.activation(tape, project("gate_proj", x, leaves.gate, gate_bias, D, F), sizes.spec.activation),
+            project("up_proj", x, leaves.up, up_bias, D, F),
+        )
+    return project("down_proj", h, leaves.down, down_bias, F, D)
+
+
+def block(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, angles: Angles | None) -> Array:
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    with tape.at("layers.*"):
+        x = op.add(tape, x, residual(tape, sizes, _attention_branch(tape, sizes, leaves, x, angles)))
+        return op.add(tape, x, residual(tape, sizes, _mlp_branch(tape, sizes, leaves, x)))
+
+
+def _attention_branch(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, angles: Angles | None) -> Array:
+    normed = norm(tape, sizes, x, leaves.norm1, leaves.norm1_bias, "input_layernorm")
+    with tape.at("self_attn"):
+        return attention(tape, sizes, leaves, normed, angles)
+
+
+def _mlp_branch(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
+    normed = norm(tape, sizes, x, leaves.norm2, leaves.norm2_bias, "post_attention_layernorm")
+    with tape.at("mlp"):
+        return mlp(tape, sizes, leaves, normed)
+
+
+def residual(tape: Tape, sizes: Sizes, x: Array) -> Array:
+    """What a branch adds to the stream, after dropout."""
+    with tape.at("dropout"):
+        return op.dropout(tape, x, sizes.dropout)
+
+
+def forward(tape: Tape, sizes: Sizes, leaves: ModelLeaves, ids: Array, *, checkpointing: bool) -> Array:
+    """Token ids to logits."""
+    spec = sizes.spec
+    with tape.at("embed_tokens"):
+        x = op.embedding(tape, ids, leaves.tokens, spec.d_model)
+    if leaves.positions is not None:
+        x = op.add_positions(tape, x, leaves.positions, sizes.B, sizes.T, spec.d_model)
+    with tape.at("dropout"):
+        x = op.dropout(tape, x, sizes.dropout)
+    angles = rotary(tape, sizes) if spec.positions == "rope" else None
+    with tape.loop("layers", spec.n_layers):
+        if checkpointing:
+            x = _checkpointed(tape, sizes, leaves.block, x, angles)
+        else:
+            x = block(tape, sizes, leaves.block, x, angles)
+    return head(tape, sizes, leaves, x)
+
+
+def _checkpointed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, angles: Angles | None) -> Array:
+    frame = Frame(tape, lambda: block(tape, sizes, leaves, x, angles))
+    with tape.checkpointing(frame):
+        return block(tape, sizes, leaves, x, angles)
+
+
+def rotary(tape: Tape, sizes: Sizes) -> Angles:
+    """Cosines and sines of the positions in the format of the products; in fp32 they are the model's buffers."""
+    count = sizes.T * (sizes.spec.head_size // 2)
+    with tape.at("rotary"):
+        buffers = (Array(count, "fp32", None), Array(count, "fp32", None))
+        return op.cast(tape, buffers[0], tape.compute_dtype), op.cast(tape, buffers[1], tape.compute_dtype)
+
+
+def head(tape: Tape, sizes: Sizes, leaves: ModelLeaves, x: Array) -> Array:
+    """The final norm and the logits."""
+    spec = sizes.spec
+    normed = norm(tape, sizes, x, leaves.norm, leaves.norm_bias, "norm")
+    with tape.at("lm_head"):
+        logits = op.linear(tape, normed, leaves.head, None, sizes.rows, spec.d_model, spec.vocab_size)
+    assert logits.memory is not None
+    logits.memory.record.category = "logits and loss"
+    return logits
+
+
+def loss(tape: Tape, logits: Array, targets: Array) -> Array:
+    """Mean cross entropy in fp32."""
+    with tape.at("loss"):
+        wide = op.cast(tape, logits, "fp32")
+        return op.negative_log_likelihood(tape, op.softmax(tape, wide, "_log_softmax"), targets)
+
+
+def sizes_of(spec: ModelSpec, recipe: Recipe, backend: str) -> Sizes:
+    """The sizes of one micro-batch of a recipe."""
+    return Sizes(spec, recipe.device_batch, recipe.seq_len, recipe.attention, recipe.dropout, backend)

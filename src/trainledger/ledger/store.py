@@ -1,0 +1,84 @@
+"""Ledgers on disk: JSON, compressed where the name ends in .gz, and read back without loss."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from trainledger.ledger.entry import Entry, Ledger
+from trainledger.spec.plain import replace_file
+from trainledger.spec.problem import InvalidInput, Problem
+
+FORMAT = 1
+_ENTRY = {each.name: each.default for each in fields(Entry)}
+_PAIRS = ("allocated", "freed", "loop", "resident", "uncounted")
+
+
+def to_json(ledger: Ledger) -> dict[str, Any]:
+    """A ledger of numbers as plain data; fields at their defaults are left out.
+
+    Raises TypeError for a ledger of arrays or symbols, which is not one run.
+    """
+    head = {name: getattr(ledger, name) for name in _HEAD}
+    entries = []
+    for each in ledger.entries:
+        facts = {name: getattr(each, name) for name in _ENTRY}
+        entries.append({name: value for name, value in facts.items() if value != _ENTRY[name]})
+    for record in (head, *entries):
+        for name, value in record.items():
+            if not _is_plain(value):
+                raise TypeError(f"{name} = {value!r} of a ledger is not a number that can be stored")
+    return {"format": FORMAT, **head, "entries": entries}
+
+
+def from_json(data: dict[str, Any]) -> Ledger:
+    """The ledger that `to_json` wrote; InvalidInput where it is not one."""
+    try:
+        if data["format"] != FORMAT:
+            raise InvalidInput([Problem("format", data["format"], "is not a ledger this version reads", FORMAT)])
+        entries = tuple(Entry(**_tuples(each)) for each in data["entries"])
+        return Ledger(entries, **_tuples({name: data[name] for name in _HEAD}))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput([Problem("ledger", None, f"is not what trainledger writes: {error}")]) from error
+
+
+_HEAD = tuple(each.name for each in fields(Ledger) if each.name != "entries")
+
+
+def write_ledger(ledger: Ledger, path: str | os.PathLike[str]) -> None:
+    """Store a ledger; the file appears whole or not at all, and equal ledgers give equal files."""
+    content = json.dumps(to_json(ledger), separators=(",", ":"), allow_nan=False).encode()
+    replace_file(path, gzip.compress(content, mtime=0) if os.fspath(path).endswith(".gz") else content)
+
+
+def read_ledger(path: str | os.PathLike[str]) -> Ledger:
+    """The ledger in a file; InvalidInput where it is missing, torn or something else."""
+    where = os.fspath(path)
+    try:
+        content = Path(path).read_bytes()
+        return from_json(json.loads(gzip.decompress(content) if where.endswith(".gz") else content))
+    except OSError as error:
+        rule = f"cannot be read: {error.strerror or error}"
+        raise InvalidInput([Problem(Path(path).name, None, rule)], where) from error
+    except (EOFError, zlib.error, ValueError) as error:
+        if isinstance(error, InvalidInput):
+            raise InvalidInput(list(error.problems), where) from error
+        raise InvalidInput([Problem(Path(path).name, None, f"is torn or no ledger: {error}")], where) from error
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_plain(each) for each in value)
+    return value is None or isinstance(value, str | int | float)
+
+
+def _tuples(record: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: tuple((str(key), amount) for key, amount in value) if name in _PAIRS else value
+        for name, value in record.items()
+    }

@@ -1,0 +1,230 @@
+"""What follows the gradients: joint clipping, and the optimizer's update in each of torch's three ways.
+
+``fused`` updates all tensors in one kernel without scratch; ``foreach`` makes lists of temporaries as large
+as all parameters of a group; ``loop`` goes tensor by tensor with temporaries as large as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainledger.ledger import operations as op
+from trainledger.ledger import rules
+from trainledger.ledger.blocks import ModelLeaves
+from trainledger.ledger.entry import Int
+from trainledger.ledger.tape import Array, Leaf, Tape
+from trainledger.spec.recipe import Recipe
+
+# State tensors of parameter size, and whether each parameter has a step counter (one fp32 scalar).
+STATES = {
+    "sgd": (0, False),
+    "momentum": (1, False),
+    "adagrad": (1, True),
+    "rmsprop": (1, True),
+    "adam": (2, True),
+    "adamw": (2, True),
+}
+
+
+def state_nbytes(leaves: ModelLeaves, recipe: Recipe) -> Int:
+    """Bytes of the optimizer's state: moments in fp32, and 4 bytes per tensor that counts its steps."""
+    moments, counts = STATES[recipe.optimizer]
+    return 4 * moments * leaves.elements() + (4 * leaves.tensors() if counts else 0)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The parameters of one torch parameter group: how many elements in how many tensors."""
+
+    decay: float
+    before: tuple[Leaf, ...]
+    block: tuple[Leaf, ...]
+    after: tuple[Leaf, ...]
+    n_layers: Int
+
+    @property
+    def elements(self) -> Int:
+        outside = sum(each.elements for each in (*self.before, *self.after))
+        return outside + self.n_layers * sum(each.elements for each in self.block)
+
+    @property
+    def tensors(self) -> Int:
+        return len(self.before) + len(self.after) + self.n_layers * len(self.block)
+
+
+def groups_of(leaves: ModelLeaves, weight_decay: float) -> tuple[Group, ...]:
+    """Matrices with decay, vectors without, as the engine groups them."""
+
+    def group(decayed: bool) -> Group:
+        before, after = leaves.outside()
+        block = list(leaves.block.all())
+        chosen = [tuple(each for each in part if each.decayed == decayed) for part in (before, block, after)]
+        return Group(weight_decay if decayed else 0.0, *chosen, leaves.n_layers)
+
+    return group(True), group(False)
+
+
+def each_parameter(tape: Tape, before: tuple[Leaf, ...], block: tuple[Leaf, ...], after: tuple[Leaf, ...],
+                   n_layers: Int) -> Iterator[Leaf]:  # fmt: skip
+    """Every parameter in torch's order inside the loops that repeat it.
+
+    The first block stands alone: what it finds left over from the parameter before it is not what the others find.
+    """
+    yield from before
+    with tape.at("layers.0"):
+        yield from block
+    if not op.is_one(n_layers):
+        with tape.loop("layers", n_layers - 1), tape.at("layers.*"):
+            yield from block
+    yield from after
+
+
+def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool) -> list[Array]:
+    """The joint L2 norm of all gradients, and all gradients scaled by it (Pascanu et al. 2013)."""
+    before, after = leaves.outside()
+    block = tuple(leaves.block.all())
+    elements, tensors = leaves.elements(), leaves.tensors()
+    everything = Array(elements, "fp32", None)
+    norms: list[Array] = []
+    if foreach:
+        norms += tape.emit("_foreach_norm", "reduction", reads=[everything], makes=[(tensors, "fp32")], flops=elements)
+    else:
+        for leaf in each_parameter(tape, tuple(before), block, tuple(after), leaves.n_layers):
+            gradient = Array(leaf.elements, "fp32", None)
+            makes = [(1, "fp32")]
+            made = tape.emit("linalg_vector_norm", "reduction", reads=[gradient], makes=makes, flops=leaf.elements)
+            memory = made[0].memory
+            assert memory is not None
+            memory.record.cached = True
+            norms += made
+            del made, memory
+    stacked = tape.emit("stack", "copy", reads=norms, makes=[(tensors, "fp32")])
+    total = tape.emit("linalg_vector_norm", "reduction", reads=stacked, makes=[(1, "fp32")], flops=tensors)
+    norms.clear()
+    del stacked
+    shifted = tape.emit("add", "elementwise", reads=total, makes=[(1, "fp32")], flops=1)
+    inverse = tape.emit("reciprocal", "elementwise", reads=shifted, makes=[(1, "fp32")], flops=1)
+    scale = tape.emit("mul", "elementwise", reads=inverse, makes=[(1, "fp32")], flops=1)
+    del shifted, inverse
+    clamped = tape.emit("clamp", "elementwise", reads=scale, makes=[(1, "fp32")], flops=1)
+    if foreach:
+        tape.emit("_foreach_mul_", "elementwise", reads=clamped, changes=[everything], flops=elements)
+    else:
+        for leaf in each_parameter(tape, tuple(before), block, tuple(after), leaves.n_layers):
+            gradient = Array(leaf.elements, "fp32", None)
+            tape.emit("mul_", "elementwise", reads=clamped, changes=[gradient], flops=leaf.elements)
+    return total
+
+
+def update(tape: Tape, leaves: ModelLeaves, recipe: Recipe) -> None:
+    """The optimizer's step over both groups."""
+    way = {"fused": _fused, "foreach": _foreach, "loop": _loop}[recipe.optimizer_implementation]
+    for group in groups_of(leaves, recipe.weight_decay):
+        way(tape, group, recipe.optimizer)
+
+
+def _fused(tape: Tape, group: Group, optimizer: str) -> None:
+    moments, counts = STATES[optimizer]
+    n = group.elements
+    if counts:
+        tape.emit("_foreach_add_", "elementwise", changes=[Array(group.tensors, "fp32", None)], flops=group.tensors)
+    kernel = "sgd" if optimizer == "momentum" else optimizer
+    changed = [Array(n, "fp32", None) for _ in range(1 + moments)]
+    read = [Array(n, "fp32", None), *([Array(group.tensors, "fp32", None)] if counts else [])]
+    flops = rules.UPDATE_FLOPS_PER_PARAMETER[optimizer] * n
+    tape.emit(f"_fused_{kernel}_", "update", reads=read, changes=changed, flops=flops, basis="assumed")
+
+
+def _foreach(tape: Tape, group: Group, optimizer: str) -> None:
+    """Each line of the rule as one kernel over lists of tensors; two of them may be temporaries at once."""
+    n = group.elements
+    everything = Array(n, "fp32", None)
+
+    def made(name: str, reads: list[Array]) -> list[Array]:
+        return tape.emit(f"_foreach_{name}", "elementwise", reads=reads, makes=[(n, "fp32")], flops=n)
+
+    def changed(name: str, target: Array, *reads: Array) -> None:
+        tape.emit(f"_foreach_{name}_", "elementwise", reads=reads, changes=[target], flops=n)
+
+    moments, counts = STATES[optimizer]
+    if counts:
+        tape.emit("_foreach_add_", "elementwise", changes=[Array(group.tensors, "fp32", None)], flops=group.tensors)
+    gradient = everything
+    if optimizer == "adamw" and group.decay:
+        changed("mul", everything)
+    elif group.decay:
+        (gradient,) = made("add", [everything, everything])
+    if optimizer in ("adam", "adamw"):
+        changed("lerp", everything, gradient)
+        changed("mul", everything)
+        changed("addcmul", everything, gradient, gradient)
+        del gradient
+        (root,) = made("sqrt", [everything])
+        changed("div", root)
+        changed("add", root)
+        changed("div", root)
+        changed("addcdiv", everything, everything, root)
+    elif optimizer in ("adagrad", "rmsprop"):
+        if optimizer == "rmsprop":
+            changed("mul", everything)
+        changed("addcmul", everything, gradient, gradient)
+        (root,) = made("sqrt", [everything])
+        changed("add", root)
+        if optimizer == "adagrad":
+            if gradient is everything:
+                gradient = made("mul", [everything])[0]
+            else:
+                changed("mul", gradient)
+        changed("addcdiv", everything, gradient, root)
+    else:
+        if moments:
+            changed("mul", everything)
+            changed("add", everything, gradient)
+            del gradient
+            gradient = everything
+        changed("add", everything, gradient)
+
+
+def _loop(tape: Tape, group: Group, optimizer: str) -> None:
+    """The rule tensor by tensor; a temporary lives on until the next tensor's takes its name."""
+    denominator: Array | None = None
+    for leaf in each_parameter(tape, group.before, group.block, group.after, group.n_layers):
+        n = leaf.elements
+        whole = Array(n, "fp32", None)
+
+        def made(name: str, *reads: Array) -> Array:
+            return tape.emit(name, "elementwise", reads=reads, makes=[(reads[0].elements, "fp32")], flops=reads[0].elements)[0]
+
+        def changed(name: str, target: Array, *reads: Array) -> None:
+            tape.emit(name, "elementwise", reads=reads, changes=[target], flops=target.elements)
+
+        moments, counts = STATES[optimizer]
+        if counts:
+            changed("add_", Array(1, "fp32", None))
+        gradient = whole
+        if optimizer == "adamw" and group.decay:
+            changed("mul_", whole)
+        elif group.decay:
+            gradient = made("add", whole, whole)
+        if optimizer in ("adam", "adamw"):
+            changed("lerp_", whole, gradient)
+            changed("mul_", whole)
+            changed("addcmul_", whole, gradient, gradient)
+            denominator = made("div", made("sqrt", whole))
+            changed("add_", denominator)
+            changed("addcdiv_", whole, whole, denominator)
+        elif optimizer in ("adagrad", "rmsprop"):
+            if optimizer == "rmsprop":
+                changed("mul_", whole)
+            changed("addcmul_", whole, gradient, gradient)
+            denominator = made("sqrt", whole)
+            changed("add_", denominator)
+            changed("addcdiv_", whole, gradient, denominator)
+        else:
+            if moments:
+                changed("mul_", whole)
+                changed("add_", whole, gradient)
+                gradient = whole
+            changed("add_", whole, gradient)
+        gradient = whole

@@ -1,0 +1,221 @@
+"""Forecast beside measurement: how far apart, where the difference sits, and the rest that nothing explains.
+
+For every quantity the differences of its parts and the unexplained rest sum to measured - predicted, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from trainledger.ledger.entry import Ledger
+from trainledger.ledger.measured import Measured, Spread, ledger_facts
+from trainledger.predict.forecast import Forecast
+from trainledger.predict.ratios import mfu
+
+Number = int | float
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a quantity on both sides; what one side does not have counts as 0 there."""
+
+    name: str
+    predicted: Number
+    measured: Number
+
+    @property
+    def difference(self) -> Fraction:
+        return Fraction(self.measured) - Fraction(self.predicted)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity, predicted and measured; either is None where it is not known.
+
+    ``unit`` is count, flops, nbytes, seconds, tokens_per_second or share.
+    """
+
+    quantity: str
+    title: str
+    unit: str
+    predicted: Number | None
+    measured: Number | None
+    basis: str = ""
+    parts: tuple[Part, ...] = ()
+    spread: Spread | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over predicted."""
+        if self.measured is None or not self.predicted:
+            return None
+        return float(self.measured / self.predicted)
+
+    @property
+    def difference(self) -> Fraction | None:
+        """Measured minus predicted, without rounding."""
+        if self.measured is None or self.predicted is None:
+            return None
+        return Fraction(self.measured) - Fraction(self.predicted)
+
+    @property
+    def unexplained(self) -> Fraction | None:
+        """What is left of the difference when the parts' differences are taken off."""
+        if self.difference is None:
+            return None
+        return self.difference - sum((each.difference for each in self.parts), Fraction())
+
+    @property
+    def where(self) -> tuple[str, Fraction] | None:
+        """The part that holds most of the difference, and how much; ``unexplained`` is a part as well."""
+        if self.unexplained is None:
+            return None
+        shares = [(each.name, each.difference) for each in self.parts] + [("unexplained", self.unexplained)]
+        largest = max(shares, key=lambda each: abs(each[1]))
+        return largest if largest[1] else None
+
+
+@dataclass(frozen=True)
+class Reconciliation:
+    """All quantities of a run, forecast beside measurement."""
+
+    rows: tuple[Row, ...]
+    device: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, quantity: str) -> Row:
+        return next(each for each in self.rows if each.quantity == quantity)
+
+    @property
+    def unexplained(self) -> dict[str, float]:
+        """The unexplained rest of each quantity that both sides have."""
+        return {each.quantity: float(each.unexplained) for each in self.rows if each.unexplained is not None}
+
+
+def reconcile(predicted: Forecast | Ledger, measured: Measured | Ledger) -> Reconciliation:
+    """Every quantity of a run on both sides; ledgers are taken for the quantities they hold."""
+    before = predicted if isinstance(predicted, Forecast) else Forecast(**ledger_facts(predicted))
+    after = measured if isinstance(measured, Measured) else Measured(**ledger_facts(measured))
+    return Reconciliation(tuple(_rows(before, after)), after.device or before.device, before.notes + after.notes)
+
+
+def _rows(before: Forecast, after: Measured) -> Iterator[Row]:
+    def row(quantity: str, title: str, unit: str, parts: tuple[Part, ...] = (), **options: Any) -> Row:
+        values = {
+            "predicted": getattr(before, quantity, None),
+            "measured": getattr(after, quantity, None),
+            "basis": before.basis.get(quantity, ""),
+        }
+        return Row(quantity, title, unit, parts=parts, **{**values, **options})
+
+    yield row("parameters", "parameters", "count")
+    yield Row(
+        "flops", "FLOPs per step", "flops", _matmul_flops(before.flops), _matmul_flops(after.flops),
+        before.basis.get("flops", ""), _parts(_matmuls(before.flops), _matmuls(after.flops)),
+    )  # fmt: skip
+    yield row("kept_nbytes", "kept for backward", "nbytes", _parts(before.kept_by_kind, after.kept_by_kind))
+    yield row("peak_nbytes", "peak memory", "nbytes", _parts(before.peak_by_category, after.peak_by_category))
+    if after.allocator_peak_nbytes is not None:
+        yield row(
+            "allocator_peak_nbytes", "peak, allocator's own", "nbytes", _dispatched(before, after),
+            predicted=before.peak_nbytes, basis=before.basis.get("peak_nbytes", ""),
+        )  # fmt: skip
+    step = after.step_seconds.median if after.step_seconds else None
+    yield row(
+        "step_seconds", "step time", "seconds", _phases(before.step_seconds_by_phase, after.step_seconds_by_phase),
+        measured=step, spread=after.step_seconds,
+    )  # fmt: skip
+    yield _tokens_per_second(before, after, step)
+    yield _mfu(before, after, step)
+    yield row("total_seconds", "total time", "seconds", _phases(before.seconds_by_phase, after.seconds_by_phase))
+
+
+def _matmuls(flops: Mapping[str, int]) -> dict[str, int]:
+    return {kind: count for kind, count in flops.items() if kind in ("matmul", "attention")}
+
+
+def _matmul_flops(flops: Mapping[str, int]) -> int | None:
+    return sum(_matmuls(flops).values()) if flops else None
+
+
+def _parts(before: Mapping[str, Number], after: Mapping[str, Number]) -> tuple[Part, ...]:
+    """Both sides by name; none where one side is not split, as nothing could be said about where it sits."""
+    if not before or not after:
+        return ()
+    return tuple(Part(name, before.get(name, 0), after.get(name, 0)) for name in dict.fromkeys((*before, *after)))
+
+
+def _phases(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[Part, ...]:
+    """By phase, recomputation counted with the backward it happens in, as clocks around phases do."""
+    folded = {name: seconds for name, seconds in before.items() if name != "recompute"}
+    if "recompute" in before:
+        folded["backward"] = folded.get("backward", 0.0) + before["recompute"]
+    return _parts(folded, after)
+
+
+def _dispatched(before: Forecast, after: Measured) -> tuple[Part, ...]:
+    if before.peak_nbytes is None or after.peak_nbytes is None:
+        return ()
+    return (Part("dispatched operations", before.peak_nbytes, after.peak_nbytes),)
+
+
+def _tokens_per_second(before: Forecast, after: Measured, step: float | None) -> Row:
+    tokens = after.tokens_per_step or before.tokens_per_step
+    measured = after.tokens_per_second
+    if measured is None and step and tokens:
+        measured = tokens / step
+    parts: tuple[Part, ...] = ()
+    if step and tokens and before.step_seconds:
+        parts = (Part("step time", tokens / before.step_seconds, tokens / step),)
+    basis = before.basis.get("tokens_per_second", "")
+    title = "tokens per second"
+    return Row("tokens_per_second", title, "tokens_per_second", before.tokens_per_second, measured, basis, parts)
+
+
+def _mfu(before: Forecast, after: Measured, step: float | None) -> Row:
+    """Both against the forecast's peak; parts: the step time with the FLOPs as predicted, then the FLOPs."""
+    peak, flops = before.peak_flops_per_second, after.model_flops or before.model_flops
+    measured = mfu(flops, step, peak) if peak and flops and step else None
+    parts: tuple[Part, ...] = ()
+    if measured is not None and before.mfu is not None and before.model_flops and peak and step:
+        between = mfu(before.model_flops, step, peak)
+        parts = (Part("step time", before.mfu, between), Part("model FLOPs", between, measured))
+    return Row("mfu", "MFU", "share", before.mfu, measured, before.basis.get("mfu", ""), parts)
+
+
+def to_json(reconciliation: Reconciliation) -> dict[str, Any]:
+    """The rows as plain data; differences as numbers (exact ones where the quantity is whole)."""
+    return {
+        "device": reconciliation.device,
+        "notes": list(reconciliation.notes),
+        "rows": [_row_json(each) for each in reconciliation.rows],
+    }
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    where = row.where
+    return {
+        "quantity": row.quantity,
+        "unit": row.unit,
+        "predicted": row.predicted,
+        "measured": row.measured,
+        "ratio": row.ratio,
+        "basis": row.basis,
+        "spread": vars(row.spread) if row.spread else None,
+        "difference": _plain(row.difference),
+        "where": None if where is None else {"part": where[0], "difference": _plain(where[1])},
+        "parts": [
+            {"name": each.name, "predicted": each.predicted, "measured": each.measured,
+             "difference": _plain(each.difference)} for each in row.parts
+        ],
+        "unexplained": _plain(row.unexplained),
+    }  # fmt: skip
+
+
+def _plain(value: Fraction | None) -> Number | None:
+    if value is None:
+        return None
+    return int(value) if value.denominator == 1 else float(value)

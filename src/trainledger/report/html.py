@@ -1,0 +1,120 @@
+"""One HTML file of a run that opens offline: the reconciliation, the figures, and everything they need inside."""
+
+from __future__ import annotations
+
+import json
+import os
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+
+from trainledger.report.figures import Figure, figures
+from trainledger.report.reconciliation import COLUMNS, cells_of, spread_sentence
+from trainledger.report.record import RunRecord
+from trainledger.spec.plain import replace_file
+
+NO_PLOTLY = "Figures need the web extra: pip install 'trainledger[web]'"
+# Nothing may be fetched, whatever stands in the data: the browser itself is told so.
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; }
+body { max-width: 980px; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+.where { color: #555; margin-top: 0; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th { text-align: left; border-bottom: 2px solid #222; font-weight: 600; }
+th, td { padding: .25rem .6rem; } td { border-bottom: 1px solid #e4e4e4; white-space: nowrap; }
+tr.part td { color: #555; border-bottom-color: #f1f1f1; } tr.part td:first-child { padding-left: 1.8rem; }
+.number { text-align: right; }
+figure { margin: 0; } .note { color: #555; }
+"""
+_SCRIPT = """
+const figures = JSON.parse(document.getElementById("figures").textContent);
+figures.forEach((figure, at) =>
+  Plotly.newPlot("figure-" + at, figure.data, figure.layout, {responsive: true, displaylogo: false}));
+"""
+
+
+def write_html(record: RunRecord, path: str | os.PathLike[str]) -> None:
+    """Store the report of a run as one file."""
+    replace_file(path, html(record).encode())
+
+
+def html(record: RunRecord) -> str:
+    """The report of a run; without plotly it has the table and a sentence instead of the figures."""
+    plotly = plotly_js()
+    drawn = figures(record)
+    parts = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(record.path.name)}: forecast and measurement</title><style>{_STYLE}</style></head><body>",
+        _head(record),
+        _table(record),
+        *_notes(record),
+    ]
+    if plotly is None:
+        parts.append(f'<p class="note">{escape(NO_PLOTLY)}</p>')
+    else:
+        parts += [
+            f'<h2>{escape(title)}</h2><figure><div id="figure-{at}"></div></figure>' for at, title in enumerate(drawn)
+        ]
+        parts.append(f"<script>{plotly}</script>")
+        parts.append(f'<script type="application/json" id="figures">{_embedded(list(drawn.values()))}</script>')
+        parts.append(f"<script>{_SCRIPT}</script>")
+    return "\n".join([*parts, "</body></html>\n"])
+
+
+def plotly_js() -> str | None:
+    """The text of plotly.js from the plotly package, or None where it is not installed."""
+    found = find_spec("plotly")
+    if found is None or found.origin is None:
+        return None
+    path = Path(found.origin).parent / "package_data" / "plotly.min.js"
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def _embedded(drawn: list[Figure]) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(drawn).replace("<", "\\u003c")
+
+
+def _head(record: RunRecord) -> str:
+    rows = record.reconciliation
+    facts = [rows.device, record.measured.date, str(record.state.get("state", "")), str(record.path)]
+    if record.measured.torch_version:
+        facts.insert(1, f"torch {record.measured.torch_version}")
+    return (
+        f"<h1>{escape(record.path.name)}: forecast and measurement</h1>"
+        f'<p class="where">{escape(" · ".join(each for each in facts if each))}</p>'
+    )
+
+
+def _table(record: RunRecord) -> str:
+    numbers = (1, 2, 3)
+
+    def cells(row: list[str], tag: str) -> str:
+        side = [' class="number"' if at in numbers else "" for at in range(len(row))]
+        return "".join(f"<{tag}{each}>{escape(cell)}</{tag}>" for each, cell in zip(side, row, strict=True))
+
+    body = "".join(
+        f"<tr{' class=part' if is_part else ''}>{cells(row, 'td')}</tr>"
+        for is_part, row in cells_of(record.reconciliation)
+    )
+    return (
+        f'<div class="wide"><table><thead><tr>{cells(list(COLUMNS), "th")}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _notes(record: RunRecord) -> list[str]:
+    rows = record.reconciliation
+    notes = ["The ratio is measured / predicted. Parts and the unexplained rest sum to the difference."]
+    if rows["step_seconds"].spread is not None:
+        notes.append(spread_sentence(rows["step_seconds"].spread))
+    notes += rows.notes
+    notes += [f"Not in this report: {each}." for each in record.missing]
+    return [f'<p class="note">{escape(each)}</p>' for each in notes]

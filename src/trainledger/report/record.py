@@ -1,0 +1,128 @@
+"""What a run directory holds, read tolerantly: a run that broke off is still a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainledger.ledger.entry import Ledger
+from trainledger.ledger.measured import Measured, measured_run
+from trainledger.ledger.store import read_ledger
+from trainledger.predict.forecast import Forecast
+from trainledger.reconcile import Reconciliation, reconcile
+from trainledger.spec.plain import read_json
+from trainledger.spec.problem import InvalidInput
+
+FILES = (
+    "run.toml", "forecast.json", "predicted-ledger.json.gz", "metrics.jsonl", "measured.json",
+    "measured-ledger.json.gz",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run directory in memory; ``missing`` has a sentence for each file that is not there or not whole."""
+
+    path: Path
+    state: dict[str, Any]
+    forecast: Forecast | None
+    measured: Measured
+    predicted_ledger: Ledger | None
+    measured_ledger: Ledger | None
+    lines: tuple[dict[str, Any], ...]
+    missing: tuple[str, ...]
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The lines of optimizer steps."""
+        return [each for each in self.lines if "loss" in each and "step" in each]
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The lines of evaluations."""
+        return [each for each in self.lines if "validation_loss" in each and "step" in each]
+
+    @property
+    def reconciliation(self) -> Reconciliation:
+        """Forecast beside measurement; what the directory does not hold is empty there."""
+        return reconcile(self.forecast or Forecast(), self.measured)
+
+
+def read_run(path: str | os.PathLike[str], *, ledgers: bool = True) -> RunRecord:
+    """Everything that a run directory holds; nothing missing or damaged in it is an error.
+
+    Without ``ledgers`` the two big files are left alone.
+    """
+    folder = Path(path)
+    missing: list[str] = []
+
+    def attempt(name: str, read: Callable[[Path], Any]) -> Any:
+        if not (folder / name).exists():
+            missing.append(f"{name} is not there")
+            return None
+        try:
+            return read(folder / name)
+        except InvalidInput as error:
+            missing.append(f"{name}: {error.problems[0].rule}")
+        except OSError as error:
+            missing.append(f"{name}: {error.strerror or error}")
+        return None
+
+    if not (folder / "run.toml").is_file():
+        missing.append("run.toml is not there")
+    lines = tuple(attempt("metrics.jsonl", read_metrics) or ())
+    measured = attempt("measured.json", lambda file: read_json(Measured, file))
+    return RunRecord(
+        path=folder,
+        state=_state(folder / "state.json"),
+        forecast=attempt("forecast.json", lambda file: read_json(Forecast, file)),
+        measured=measured or measured_run(lines),
+        predicted_ledger=attempt("predicted-ledger.json.gz", read_ledger) if ledgers else None,
+        measured_ledger=attempt("measured-ledger.json.gz", read_ledger) if ledgers else None,
+        lines=lines,
+        missing=tuple(missing),
+    )
+
+
+def is_run(path: Path) -> bool:
+    """Whether a path is the directory of a run, whole or not."""
+    return path.is_dir() and any((path / name).exists() for name in ("state.json", *FILES))
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a metrics file; a line torn by a crash is passed over."""
+    lines = []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for text in file:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(line, dict) and _is_sound(line):
+                lines.append(line)
+    return lines
+
+
+def _is_sound(line: dict[str, Any]) -> bool:
+    """Whether the numbers of a line are numbers, as everything that reads them expects."""
+    numbers = [line.get(name) for name in ("step", "tokens", "seconds", "time")]
+    phases = line.get("phase_seconds")
+    if phases is not None:
+        if not isinstance(phases, dict):
+            return False
+        numbers += list(phases.values())
+    if "loss" in line and not (line.get("step") and line.get("tokens") is not None):
+        return False
+    return all(each is None or (isinstance(each, int | float) and not isinstance(each, bool)) for each in numbers)
+
+
+def _state(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}

@@ -1,0 +1,129 @@
+"""Frozen dataclasses from plain data (what TOML and JSON files hold) and back, every wrong field a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainledger.spec.problem import InvalidInput, Problem
+
+T = TypeVar("T")
+_WORDS = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false"}
+
+
+def to_plain(value: Any) -> dict[str, Any]:
+    """A dataclass as a dict of plain values; fields that are None are left out, as TOML has no word for them."""
+
+    def filled(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {key: each for key, each in pairs if each is not None}
+
+    return asdict(value, dict_factory=filled)
+
+
+def from_plain(cls: type[T], data: object, where: str = "") -> T:
+    """A dataclass from a dict, its fields checked against their types; InvalidInput has every problem found.
+
+    A dataclass with ``problems()`` is asked for what its fields say against each other.
+    """
+    problems: list[Problem] = []
+    value = _dataclass(cls, data, "", problems)
+    if problems:
+        raise InvalidInput(problems, where)
+    return typing.cast(T, value)
+
+
+def read_json(cls: type[T], path: str | os.PathLike[str]) -> T:
+    """A dataclass from a JSON file; InvalidInput where the file is missing, torn or says something else."""
+    where = os.fspath(path)
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput([Problem(Path(path).name, None, f"cannot be read: {error.strerror}")], where) from error
+    except ValueError as error:
+        raise InvalidInput([Problem(Path(path).name, None, f"is not whole JSON: {error}")], where) from error
+    return from_plain(cls, data, where)
+
+
+def write_json(value: Any, path: str | os.PathLike[str]) -> None:
+    """A dataclass as a JSON file, which appears whole or not at all."""
+    replace_file(path, (json.dumps(to_plain(value), indent=1, allow_nan=False) + "\n").encode())
+
+
+def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file in one motion: a reader sees the old content or the new, and a crash leaves one of them."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with open(draft, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _dataclass(cls: type[Any], data: object, at: str, problems: list[Problem]) -> Any:
+    if not isinstance(data, dict):
+        problems.append(Problem(at or "file", None, f"must be a table of fields, not {type(data).__name__}"))
+        return None
+    hints = _hints(cls)  # type: ignore[arg-type]  # classes hash; mypy overlooks it
+    known = {each.name: each for each in fields(cls)}
+    found = [Problem(_join(at, key), data[key], "is not a known field") for key in data.keys() - known.keys()]
+    values = {}
+    for name, each in known.items():
+        if name in data:
+            values[name] = _value(hints[name], data[name], _join(at, name), found)
+        elif each.default is MISSING and each.default_factory is MISSING:
+            found.append(Problem(_join(at, name), None, "is missing"))
+    if not found:
+        value = cls(**values)
+        ask = getattr(value, "problems", None)
+        found = [Problem(_join(at, each.field), each.value, each.rule, each.nearest) for each in _asked(ask)]
+        if not found:
+            return value
+    problems.extend(found)
+    return None
+
+
+@cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _asked(ask: Any) -> Iterator[Problem]:
+    return ask() if ask is not None else iter(())
+
+
+def _value(hint: Any, data: Any, at: str, problems: list[Problem]) -> Any:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return None if data is None else _value(inner[0], data, at, problems)
+    if is_dataclass(hint):
+        return _dataclass(typing.cast(type[Any], hint), data, at, problems)
+    if origin is tuple:
+        if isinstance(data, list | tuple):
+            return tuple(_value(inner[0], each, f"{at}[{place}]", problems) for place, each in enumerate(data))
+        problems.append(Problem(at, data, "must be a list"))
+        return None
+    if origin is dict:
+        if isinstance(data, dict) and all(isinstance(key, str) for key in data):
+            return {key: _value(inner[1], each, _join(at, key), problems) for key, each in data.items()}
+        problems.append(Problem(at, data, "must be a table"))
+        return None
+    fits = isinstance(data, (int, float) if hint is float else hint) and (isinstance(data, bool) == (hint is bool))
+    if not fits or (isinstance(data, float) and not abs(data) < float("inf")):
+        problems.append(Problem(at, data, f"must be {_WORDS[hint]}"))
+    return data
+
+
+def _join(at: str, name: str) -> str:
+    return f"{at}.{name}" if at else name

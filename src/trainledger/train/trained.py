@@ -1,0 +1,149 @@
+"""A model on disk, however it got there: a run, one of its checkpoints, an import, a Hugging Face directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainledger.data.tokenizer import ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
+from trainledger.nn.atomic import whole_directory
+from trainledger.nn.huggingface import CONFIG, TOKENIZER, TokenizerText, import_model
+from trainledger.nn.transformer import Transformer
+from trainledger.nn.weights import FILE, read_weights, write_weights
+from trainledger.spec.huggingface import left_out, read_json
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import Run
+from trainledger.spec.runfile import parse, read, read_table, resolved
+from trainledger.train.checkpoint import damage, latest_valid
+
+RUN_FILE, MODEL_FILE = "run.toml", "model.toml"
+IMPORTED = frozenset({MODEL_FILE, FILE, TOKENIZER})  # all that `write_start` writes
+_ANY_RECIPE = {"seq_len": 1, "global_batch": 1, "steps": 1}  # a run file cannot do without
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with its weights on the CPU, the tokenizer it was trained with if known, and where both were found."""
+
+    model: Transformer
+    tokenizer: Tokenizer | None
+    weights: Path
+
+
+def load_trained(path: Path, say: Callable[[str], None]) -> Trained:
+    """The model in a run directory (its newest valid checkpoint), a checkpoint, an import or a Hugging Face directory.
+
+    ``say`` is told of damaged checkpoints that are passed over. Raises InvalidInput where there is no model.
+    """
+    if (path / RUN_FILE).is_file():
+        checkpoint = latest_valid(path, say)
+        if checkpoint is None:
+            raise _refusal(path, "has no valid checkpoint yet")
+        return _of_run(path, checkpoint)
+    if (path.resolve().parent.parent / RUN_FILE).is_file() and (path / FILE).is_file():
+        if wrong := damage(path):
+            raise _refusal(path, wrong)
+        return _of_run(path.resolve().parent.parent, path)
+    if (path / MODEL_FILE).is_file():
+        spec = _spec(read_table(path / MODEL_FILE), str(path / MODEL_FILE))
+        return Trained(read_weights(spec, path / FILE), _beside(path, None), path / FILE)
+    if (path / CONFIG).is_file():
+        return Trained(import_model(path), _beside(path, None), path / FILE)
+    what = f"is no run directory ({RUN_FILE}), checkpoint, import ({MODEL_FILE}) or Hugging Face directory ({CONFIG})"
+    raise _refusal(path, what if path.is_dir() else "is not a directory")
+
+
+def write_start(model: Transformer, directory: Path, *, tokenizer_json: str | None = None, force: bool = False) -> None:
+    """Write a model that training can start from: model.toml ([model] of a run file), model.safetensors under our
+    names, and tokenizer.json if given. The directory appears whole or not at all."""
+    import tomli_w
+
+    run = parse({"model": model.spec, "recipe": _ANY_RECIPE})
+    with whole_directory(directory, force=force, ours=IMPORTED) as partial:
+        (partial / MODEL_FILE).write_text(tomli_w.dumps({"model": resolved(run)["model"]}), encoding="utf-8")
+        write_weights(model, partial / FILE)
+        if tokenizer_json is not None:
+            (partial / TOKENIZER).write_text(tokenizer_json, encoding="utf-8")
+
+
+def tokenizer_text(tokenizer: Tokenizer) -> TokenizerText:
+    """A tokenizer as a tokenizer.json that `tokenizers` and `transformers` read."""
+    definition = byte_level(tokenizer) if isinstance(tokenizer, ByteTokenizer) else tokenizer.definition
+    return TokenizerText(definition, tokenizer.end_id, tokenizer.decode([tokenizer.end_id]))
+
+
+def byte_level(tokenizer: ByteTokenizer) -> str:
+    """The tokenizer.json of bytes: a byte-level BPE without merges, whose ids are the bytes."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    # Byte-level BPE writes each byte as one visible character (Radford et al. 2019): itself, or the next from 256 on.
+    rest = [each for each in range(256) if each not in printable]
+    letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(rest)}
+    end_token = tokenizer.decode([tokenizer.end_id])
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    bytes_to_letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
+        "added_tokens": [{"id": tokenizer.end_id, "content": end_token, "special": True, **flags}],
+        "pre_tokenizer": bytes_to_letters, "decoder": bytes_to_letters,
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+            "vocab": {letters[byte]: byte for byte in range(256)}, "merges": [],
+        },
+    })  # fmt: skip
+
+
+def tokenizer_json_in(directory: Path) -> str | None:
+    """The text of a directory's tokenizer.json, or None where it has none."""
+    path = directory / TOKENIZER
+    if not path.is_file():
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise _refusal(path, f"cannot be read: {error}") from None
+
+
+def config_notes(directory: Path) -> list[str]:
+    """Sentences on what a Hugging Face directory's config.json says that its spec does not hold."""
+    return left_out(read_json(directory / CONFIG))
+
+
+def _of_run(run_dir: Path, checkpoint: Path) -> Trained:
+    run = read(run_dir / RUN_FILE)
+    return Trained(read_weights(run.model, checkpoint / FILE), _tokenizer(run, run_dir), checkpoint / FILE)
+
+
+def _tokenizer(run: Run, run_dir: Path) -> Tokenizer:
+    """The tokenizer of a run: kept beside it, else what its data section names."""
+    kept = _beside(run_dir, run.data.end_token)
+    if kept is not None:
+        return kept
+    if run.data.tokenizer == "bytes":
+        return ByteTokenizer()
+    if run.data.tokenizer != "bpe":
+        return read_tokenizer(run.data.tokenizer, run.data.end_token)
+    from trainledger.data.prepare import prepare
+
+    return prepare(run.data, vocab_size=run.model.vocab_size, progress=True).tokenizer()
+
+
+def _beside(directory: Path, end_token: str | None) -> Tokenizer | None:
+    """The tokenizer in a directory's tokenizer.json, if it has one."""
+    definition = tokenizer_json_in(directory)
+    if definition is None:
+        return None
+    if definition == ByteTokenizer().definition:
+        return ByteTokenizer()
+    return json_tokenizer(str(directory / TOKENIZER), definition, end_token)
+
+
+def _spec(table: Mapping[str, object], where: str) -> ModelSpec:
+    return parse({"model": table.get("model", {}), "recipe": _ANY_RECIPE}, where=where).model
+
+
+def _refusal(path: Path, rule: str) -> InvalidInput:
+    return InvalidInput([Problem(path.name or str(path), None, rule)], str(path.parent))

@@ -1,0 +1,167 @@
+"""Every number of the catalog against the published tables, with its source and date."""
+
+import csv
+import datetime
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from trainledger import catalog
+from trainledger.api import model
+from trainledger.spec.problem import InvalidInput
+
+PUBLISHED = Path(__file__).parents[1] / "published"
+
+
+def rows(name):
+    with open(PUBLISHED / name, newline="", encoding="utf-8") as file:
+        return {row.get("model") or row["name"]: row for row in csv.DictReader(file)}
+
+
+COUNTS, HARDWARE = rows("param_counts.csv"), rows("hardware.csv")
+
+MODELS = {
+    "gpt2-medium": "gpt2-medium", "gpt2-large": "gpt2-large", "gpt2-xl": "gpt2-xl", "llama-7b": "LLaMA-7B",
+    "llama-65b": "LLaMA-65B", "llama-2-7b": "Llama-2-7b-hf", "llama-2-70b": "Llama-2-70b-hf",
+    "llama-3-8b": "Llama-3-8B", "llama-3-70b": "Llama-3-70B", "llama-3.1-8b": "Llama-3.1-8B",
+    "llama-3.1-70b": "Llama-3.1-70B", "llama-3.1-405b": "Llama-3.1-405B", "llama-3.2-1b": "Llama-3.2-1B",
+    "llama-3.2-3b": "Llama-3.2-3B", "tinyllama-1.1b": "tiny-llama-1.1b", "llama-13b": "open_llama_13b",
+    "llama-2-13b": "open_llama_13b",
+}  # fmt: skip
+# Counts that the table lacks; the catalog's files name where they were read.
+ALSO_PUBLISHED = {"gpt2": 124439808, "llama-30b": 32528943616}
+
+DEVICES = {
+    "v100-sxm-16gb": "V100 SXM2 16GB", "v100-sxm-32gb": "V100 SXM2/SXM3 32GB", "v100-pcie": "V100 PCIe", "t4": "T4",
+    "a10g": "A10G", "a100-sxm-40gb": "A100 SXM 40GB", "a100-sxm-80gb": "A100 SXM 80GB",
+    "a100-pcie-40gb": "A100 PCIe 40GB", "a100-pcie-80gb": "A100 PCIe 80GB", "h100-sxm": "H100 SXM 80GB",
+    "h100-pcie": "H100 PCIe 80GB", "h100-nvl": "H100 NVL 94GB", "h200": "H200 SXM 141GB", "b200": "B200 SXM 180GB",
+    "b300": "B300 SXM 288GB", "gb200": "GB200 186GB (per GPU)", "l4": "L4 24GB", "l40s": "L40S 48GB",
+    "rtx-3090": "RTX 3090 24GB", "rtx-4090": "RTX 4090 24GB", "rtx-5090": "RTX 5090 32GB", "mi300x": "MI300X 192GB",
+}  # fmt: skip
+
+
+def count(spec):
+    """Parameters from shapes, written here a second time so that the catalog has a witness of its own."""
+    d, width = spec.d_model, spec.n_heads * spec.head_size
+    kv = spec.kv_heads * spec.head_size
+    norm = d * (2 if spec.norm_bias else 1)
+    attention = d * width + 2 * d * kv + width * d + ((width + 2 * kv + d) if spec.attention_bias else 0)
+    mlp = d * spec.d_ff * (3 if spec.gated else 2)
+    mlp += (spec.d_ff * (2 if spec.gated else 1) + d) if spec.mlp_bias else 0
+    embeddings = spec.vocab_size * d * (1 if spec.tie_embeddings else 2)
+    embeddings += spec.max_seq_len * d if spec.positions == "learned" else 0
+    return embeddings + spec.n_layers * (attention + mlp + 2 * norm) + norm
+
+
+@pytest.mark.parametrize("name", catalog.model_names())
+def test_a_model_has_the_parameters_the_catalog_says(name):
+    assert count(model(name)) == catalog.model_entry(name)["parameters"]
+
+
+@pytest.mark.parametrize("name", sorted({*MODELS, *ALSO_PUBLISHED}))
+def test_parameters_are_those_published(name):
+    published = ALSO_PUBLISHED.get(name) or int(COUNTS[MODELS[name]]["exact_params"])
+    assert catalog.model_entry(name)["parameters"] == published
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_sizes_are_those_published(name):
+    spec, row = model(name), COUNTS[MODELS[name]]
+    sizes = ("n_layers", "d_model", "n_heads", "d_ff")
+    assert {each: str(getattr(spec, each)) for each in sizes} == {each: row[each] for each in sizes}
+    assert (str(spec.vocab_size), str(spec.kv_heads), str(spec.head_size)) == (
+        row["vocab"], row["n_kv_heads"], row["head_dim"],
+    )  # fmt: skip
+    assert (str(int(spec.tie_embeddings)), str(int(spec.gated)), spec.norm) == (row["tied"], row["gated"], row["norm"])
+    assert spec.positions == row["positional"]
+    assert spec.attention_bias == spec.mlp_bias == (row["biases"] == "all")
+    if row["max_learned_pos"]:
+        assert str(spec.max_seq_len) == row["max_learned_pos"]
+
+
+def test_every_model_is_either_published_or_a_teaching_size():
+    named = {*MODELS, *ALSO_PUBLISHED}
+    assert {each for each in catalog.model_names() if not each.startswith("teach-")} == named
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("teach-1m", 1), ("teach-10m", 10), ("teach-100m", 100), ("teach-gpt-1m", 1), ("teach-gpt-10m", 10)],
+)
+def test_a_teaching_size_is_about_the_size_it_is_called(name, millions):
+    assert count(model(name)) == pytest.approx(millions * 10**6, rel=0.1)
+
+
+def test_every_device_is_in_the_published_table():
+    assert set(catalog.device_names()) == set(DEVICES)
+
+
+@pytest.mark.parametrize("name", sorted(DEVICES))
+def test_a_device_is_as_published(name):
+    device, row = catalog.device(name), HARDWARE[DEVICES[name]]
+    published = {
+        each: float(row[f"peak_{each}"]) * 1e12
+        for each in ("fp32", "tf32", "fp16", "bf16", "fp8")
+        if row[f"peak_{each}"]
+    }
+    # The table rounds half of 1,979 TFLOP/s down to 989.
+    assert device.peak_flops_per_second == pytest.approx(published, rel=6e-4)
+    assert device.memory_nbytes == float(row["mem_gb"]) * 1e9
+    assert device.memory_bytes_per_second == pytest.approx(float(row["mem_bw_tbps"]) * 1e12)
+    assert device.power_watts == float(row["tdp_w"])
+    assert device.link_bytes_per_second == float(row["link_bw_gbps_uni"]) * 1e9
+    read_elsewhere = name == "a100-pcie-40gb" and "power:" in device.source
+    assert bool(device.unverified) == ("from memory" in row["notes"] and not read_elsewhere)
+
+
+def test_half_of_1979_is_the_dense_peak_of_an_h100():
+    assert catalog.device("h100-sxm").peak_flops_per_second["bf16"] == 1979e12 / 2
+
+
+@pytest.mark.parametrize("name", ["v100-sxm-16gb", "v100-pcie", "t4"])
+def test_a_peak_that_does_not_exist_is_absent(name):
+    assert "bf16" not in catalog.device(name).peak_flops_per_second
+
+
+@pytest.mark.parametrize("path", sorted(Path(catalog.__file__).parent.glob("*/*.toml")), ids=lambda path: path.stem)
+def test_every_file_names_its_source_and_date_and_nothing_unknown(path):
+    entry = tomllib.loads(path.read_text())
+    assert len(entry["source"]) > 10
+    assert isinstance(entry["date"], datetime.date)
+    known = {"title", "source", "date", "note"}
+    if path.parent.name == "models":
+        assert set(entry) <= known | {"parameters", "verified", "model"}
+        assert entry["model"]["name"] == path.stem
+    else:
+        more = {"memory", "memory_bandwidth", "link", "link_bandwidth", "power_watts", "unverified", "peak"}
+        assert set(entry) <= known | more
+        numbers = {f"peak.{each}" for each in entry["peak"]} | more
+        assert set(entry["unverified"]) <= numbers
+
+
+@pytest.mark.parametrize(
+    ("ask", "wanted", "sentence"),
+    [
+        (
+            catalog.model,
+            "llama-3-8",
+            "model.preset = 'llama-3-8': is not in the catalog; nearest that works: llama-3-8b",
+        ),
+        (catalog.model, "GPT2", "model.preset = 'GPT2': is not in the catalog; nearest that works: gpt2"),
+        (catalog.device, "h100", "(h100-nvl, h100-pcie, h100-sxm); nearest that works: h100-nvl"),
+        (catalog.device, "zx81", "cluster.device = 'zx81': is not in the catalog (a100-pcie-40gb, "),
+    ],
+)
+def test_an_unknown_name_brings_the_nearest(ask, wanted, sentence):
+    with pytest.raises(InvalidInput) as caught:
+        ask(wanted)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../models/gpt2", "", ".", f"..{os.sep}__init__", "gpt2\0", "x" * 10**5])
+def test_a_name_is_never_a_path(name):
+    with pytest.raises(InvalidInput):
+        catalog.device(name)

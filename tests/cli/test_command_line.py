@@ -1,0 +1,244 @@
+"""The command line as a person or a program meets it: exit codes, streams, and what is not imported."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from trainledger import __version__
+from trainledger.api import load
+from trainledger.cli import COMMANDS, main
+
+NAPKIN = ["napkin", "--params", "70B", "--tokens", "15T", "--device", "h100-sxm", "--count", "1024", "--mfu", "0.5"]
+
+
+def call(capsys, *words):
+    code = main(list(words))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_help_lists_every_verb(capsys):
+    code, out, err = call(capsys)
+    assert (code, err) == (0, "")
+    assert all(f"  {verb:<10} {does}" in out for verb, (_, does, _) in COMMANDS.items())
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert call(capsys, "--help") == (0, out, "")
+    assert call(capsys, "--version") == (0, f"trainledger {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("verb", "nearest"), [("napkn", "; nearest: napkin"), ("trian", "; nearest: train"), ("xyzzy", "")]
+)
+def test_an_unknown_verb_brings_the_nearest(capsys, verb, nearest):
+    code, out, err = call(capsys, verb)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[0] == f"trainledger has no verb '{verb}'{nearest}"
+
+
+@pytest.mark.parametrize("verb", ["napkin", "init", "catalog"])
+def test_each_verb_explains_itself(capsys, verb):
+    with pytest.raises(SystemExit) as caught:
+        main([verb, "--help"])
+    assert caught.value.code == 0
+    assert "--json" in capsys.readouterr().out
+
+
+# napkin
+
+
+def test_napkin_prints_the_answer_with_its_formulas(capsys):
+    code, out, err = call(capsys, *NAPKIN)
+    assert (code, err) == (0, "")
+    assert max(len(line) for line in out.splitlines()) <= 80
+    flat = " ".join(out.split())
+    for part in (
+        "143.9 days", "C = 6 N D", "6 x 7e10 x 1.5e13 = 6.3e24 FLOP", "6.3e24 / (1024 x 9.895e14 x 0.5) /",
+        "1024 x 143.9 x 24", "4 + 4 + 4 + 4 = 16 1,120 GB 14", "arXiv 2001.08361", "x 80 GB",
+    ):  # fmt: skip
+        assert part in flat, part
+
+
+def test_napkin_as_json(capsys):
+    code, out, _ = call(capsys, *NAPKIN, "--json", "--price", "2")
+    answer = json.loads(out)
+    assert code == 0
+    assert {"flops", "days", "device_hours", "static_bytes", "devices_for_static"} <= set(answer)
+    assert answer["flops"] == 63 * 10**23
+    assert round(answer["days"], 1) == 143.9
+    assert answer["static_bytes"]["fp32-adamw"] == 1120 * 10**9
+    assert answer["devices_for_static"]["fp32-adamw"] == 14
+    assert answer["bytes_per_parameter"]["fp32-adamw"] == 16
+    assert answer["cost"] == pytest.approx(2 * answer["device_hours"])
+    assert {"flops", "days", "device_hours", "cost"} <= set(answer["formulas"])
+    assert all(each["numbers"] and each["source"] for each in answer["formulas"].values())
+
+
+def test_wrong_input_is_a_sentence_and_code_2(capsys):
+    code, out, err = call(capsys, *NAPKIN[:-1], "1.5")
+    assert (code, out) == (2, "")
+    assert err == "mfu = '1.5': is a share of the peak, above 0 and at most 1; nearest that works: 0.015\n"
+
+
+def test_wrong_input_for_a_program_is_json_as_well(capsys):
+    code, out, err = call(capsys, *NAPKIN[:-1], "1.5", "--json")
+    assert code == 2
+    (problem,) = json.loads(out)["error"]
+    assert problem["field"] == "mfu"
+    assert problem["sentence"] == err.strip()
+
+
+@pytest.mark.parametrize(
+    "words", [["--parms", "70B"], ["--param", "70B"], [], ["--params"], ["--device", "t4", "extra"]]
+)
+def test_wrong_arguments_are_a_sentence_that_points_to_the_help(capsys, words):
+    code, out, err = call(capsys, "napkin", *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("trainledger napkin: ")
+    assert err.endswith("trainledger napkin --help says what it takes\n")
+    assert err.count("\n") == 1
+
+
+# init
+
+
+def test_init_writes_a_file_that_is_a_run(capsys, tmp_path):
+    path = tmp_path / "run.toml"
+    code, out, _ = call(capsys, "init", str(path))
+    assert (code, out) == (0, f"wrote {path}; next: trainledger plan {path}\n")
+    run = load(path)
+    assert (run.model.name, run.recipe.seq_len, run.data.tokenizer) == ("teach-10m", 256, "bpe")
+    assert run.model.tie_embeddings
+    assert os.listdir(tmp_path) == ["run.toml"]
+
+
+@pytest.mark.parametrize("preset", ["gpt2", "llama-3-70b", "teach-gpt-1m"])
+def test_init_from_any_preset(capsys, tmp_path, preset):
+    path = tmp_path / "run.toml"
+    assert call(capsys, "init", str(path), "--preset", preset, "--json")[0] == 0
+    assert load(path) == load(tomllib.loads(path.read_text()))
+    assert load(path).model.name == preset
+
+
+def test_init_never_overwrites_unless_told_to(capsys, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("precious")
+    code, _, err = call(capsys, "init", str(path))
+    assert (code, err) == (2, f"path = {str(path)[:56]!r}"[:0] + err)
+    assert "exists already; --force overwrites it" in err
+    assert path.read_text() == "precious"
+    assert call(capsys, "init", str(path), "--force")[0] == 0
+    assert load(path).model.name == "teach-10m"
+    assert os.listdir(tmp_path) == ["run.toml"]
+
+
+def test_init_into_what_is_no_file(capsys, tmp_path):
+    code, _, err = call(capsys, "init", str(tmp_path))
+    assert code == 2
+    assert "is a directory" in err
+    code, _, err = call(capsys, "init", str(tmp_path / "no" / "where.toml"))
+    assert code == 1
+    assert "No such file or directory" in err
+    assert call(capsys, "init", str(tmp_path / "x.toml"), "--preset", "gtp2")[2].endswith("nearest that works: gpt2\n")
+    assert os.listdir(tmp_path) == []
+
+
+# catalog
+
+
+def test_catalog_fits_80_columns_and_names_everything(capsys):
+    code, out, _ = call(capsys, "catalog")
+    assert code == 0
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert "llama-3-8b" in out
+    assert "989.5 TFLOP/s" in out
+
+
+def test_catalog_as_json_has_sources(capsys):
+    everything = json.loads(call(capsys, "catalog", "--json")[1])
+    assert everything["models"]["gpt2"]["parameters"] == 124439808
+    assert all(each["source"] and each["date"] for kind in everything.values() for each in kind.values())
+    assert set(json.loads(call(capsys, "catalog", "devices", "--json")[1])) == {"devices"}
+
+
+def test_catalog_of_one_name(capsys):
+    code, out, _ = call(capsys, "catalog", "h100-sxm")
+    assert code == 0
+    assert "9.895e14" in out
+    assert "stas00/ml-engineering" in out
+    assert json.loads(call(capsys, "catalog", "gpt2", "--json")[1])["gpt2"]["model"]["d_model"] == 768
+    assert call(capsys, "catalog", "gpt-2")[2] == "name = 'gpt-2': is not in the catalog; nearest that works: gpt2\n"
+
+
+# Processes
+
+
+def python(*words, **options):
+    command = [sys.executable, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)
+
+
+def test_the_module_is_the_command():
+    done = python("-m", "trainledger", *NAPKIN, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert round(json.loads(done.stdout)["days"], 1) == 143.9
+
+
+IMPORTS = "import sys; from trainledger.cli import main; code = main({words!r}); {more}; heavy = {heavy!r} & set(sys.modules); assert not heavy, heavy; sys.exit(code)"  # fmt: skip
+HEAVY = {"torch", "numpy", "rich", "tokenizers", "plotly"}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], NAPKIN, ["catalog"], ["catalog", "--json"]])
+def test_light_verbs_import_nothing_heavy(words):
+    done = python("-c", IMPORTS.format(words=words, more="pass", heavy=HEAVY))
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_test_of_light_imports_can_fail():
+    done = python("-c", IMPORTS.format(words=["--version"], more="import numpy", heavy=HEAVY))
+    assert "AssertionError: {'numpy'}" in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_traceback():
+    command = [sys.executable, "-c", "from trainledger.cli import main; raise SystemExit(main(['catalog', '--json']))"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+    process.stdout.close()
+    errors = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141
+    assert errors == ""
+
+
+def test_an_interrupt_is_one_line_and_code_130(tmp_path):
+    """A verb that waits is interrupted as by Ctrl-C: here `init` on a FIFO that nobody writes to."""
+    fifo = tmp_path / "run.toml"
+    os.mkfifo(fifo)
+    code = (
+        "import trainledger.api, trainledger.cli as cli, trainledger.cli.catalog as verb, sys\n"
+        "def execute(args):\n"
+        "    print('waiting', flush=True)\n"
+        "    trainledger.api.load(sys.argv[1])\n"
+        "verb.execute = execute\n"
+        "sys.exit(cli.main(['catalog']))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(fifo)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "\ninterrupted\n"
+
+
+def test_every_verb_has_its_module():
+    folder = Path(sys.modules["trainledger.cli"].__file__).parent
+    missing = [verb for verb, (_, _, module) in COMMANDS.items() if not (folder / f"{module}.py").exists()]
+    assert missing == []

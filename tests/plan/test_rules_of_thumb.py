@@ -1,0 +1,73 @@
+"""Rules of thumb against published examples; each is arithmetic that any number-like thing goes through."""
+
+import csv
+import doctest
+from pathlib import Path
+
+import pytest
+
+from trainledger.ledger import rules_of_thumb as rules
+
+with open(Path(__file__).parents[1] / "published" / "worked_examples.csv", newline="", encoding="utf-8") as file:
+    EXAMPLES = {row["id"]: row for row in csv.DictReader(file)}
+
+
+def test_the_examples_in_the_docstrings_hold():
+    failed, tried = doctest.testmod(rules)
+    assert tried >= 10
+    assert failed == 0
+
+
+# Each worked example that a rule answers, as the rule is called. `published` is compared where the
+# example's verdict is that it holds, `our_value` always.
+CALLS = {
+    "flops_70b": lambda: rules.training_flops(70e9, 15e12),
+    "flops_gpt3": lambda: rules.training_flops(175e9, 300e9),
+    "flops_300b": lambda: rules.training_flops(1.28e9, 300e9),
+    "days_70b": lambda: rules.training_seconds(rules.training_flops(70e9, 15e12), 1024, 1979e12 / 2, 0.5) / 86400,
+    "days_70b_88": lambda: rules.training_seconds(rules.training_flops(70e9, 15e12), 1024, 1979e12 / 2, 0.5) / 86400,
+    "days_1_28b": lambda: rules.training_seconds(rules.training_flops(1.28e9, 300e9), 8, 989e12, 0.5) / 86400,
+    "static_70b": lambda: rules.static_nbytes(70 * 10**9, "fp32-adamw") / 1e9,
+    "static_1_28b": lambda: rules.static_nbytes(1.28e9, "fp32-adamw") / 1e9,
+    "fit_8h100_16b": lambda: 8 * 80e9 / rules.STATES["fp32-adamw"].bytes_per_parameter,
+    "fit_8h100_12b": lambda: 8 * 80e9 / rules.STATES["bf16-fp32-moments-adamw"].bytes_per_parameter,
+    "params_1_2b": lambda: rules.block_parameters(2048, 24),
+    "params_1_28b": lambda: rules.block_parameters(2048, 24) + 32000 * 2048,
+    "params_150m": lambda: rules.block_parameters(1024, 12),
+    "forward_per_token": lambda: rules.forward_flops_per_token(1.28e9) / 1e9,
+}
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_worked_examples(name):
+    example, answer = EXAMPLES[name], CALLS[name]()
+    assert answer == pytest.approx(float(example["our_value"]), rel=1e-3)
+    published = example["published_value"]
+    if example["verdict"] == "holds" and " to " not in published:
+        assert answer == pytest.approx(float(published), rel=0.04)
+    if example["verdict"] == "wrong":
+        assert answer != pytest.approx(float(published), rel=0.04)
+
+
+def test_bytes_per_parameter_of_the_optimizers():
+    published = {"fp32-sgd": 8, "fp32-momentum": 12, "fp32-adamw": 16, "bf16-fp32-moments-adamw": 12}
+    published |= {"bf16-master-adamw": 16, "bf16-master-fp32-gradients-adamw": 18, "bf16-adamw": 8}
+    assert {name: rules.STATES[name].bytes_per_parameter for name in published} == published
+
+
+def test_every_rule_and_state_names_its_source():
+    for each in (*rules.RULES.values(), *rules.STATES.values()):
+        assert len(each.source) > 10, each.name
+
+
+def test_rules_take_symbols_and_arrays():
+    sympy = pytest.importorskip("sympy")
+    numpy = pytest.importorskip("numpy")
+    n, d, layers, t = sympy.symbols("N D L T", positive=True)
+    assert rules.training_flops(n, d) == 6 * n * d
+    assert sympy.simplify(rules.tokens_of_flops(rules.training_flops(n, d), n) - d) == 0
+    assert sympy.simplify(rules.parameters_of_flops(rules.training_flops(n, d), d) - n) == 0
+    assert rules.attention_flops_per_token(layers, d, t) == 12 * layers * d * t
+    optimal = rules.compute_optimal_parameters(rules.training_flops(n, rules.compute_optimal_tokens(n)))
+    assert float(sympy.simplify(optimal / n)) == pytest.approx(1)
+    assert rules.block_parameters(numpy.array([1024, 2048]), 12).tolist() == [150994944, 603979776]

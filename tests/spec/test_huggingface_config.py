@@ -1,0 +1,279 @@
+"""config.json to ModelSpec and back: what is understood, what is ignored, and what is refused by name."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainledger.spec.huggingface import LARGEST_NBYTES, from_config, left_out, read_json, to_config
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.problem import InvalidInput
+
+# As published (llama 3.2 1B; gpt2).
+LLAMA_32_1B = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
+    "eos_token_id": 128001, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+    "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
+    "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05, "rope_scaling": {
+        "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    }, "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "transformers_version": "4.45.0.dev0", "use_cache": True, "vocab_size": 128256,
+}  # fmt: skip
+GPT2 = {
+    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1, "bos_token_id": 50256,
+    "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
+    "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+    "resid_pdrop": 0.1, "summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True,
+    "summary_type": "cls_index", "summary_use_proj": True,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "vocab_size": 50257,
+}  # fmt: skip
+LLAMA = {
+    "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def refusal(config):
+    with pytest.raises(InvalidInput) as caught:
+        from_config(config)
+    return str(caught.value)
+
+
+def test_a_published_llama_config():
+    assert from_config(LLAMA_32_1B) == ModelSpec(
+        name="llama", vocab_size=128256, d_model=2048, n_layers=16, n_heads=32, n_kv_heads=8, d_ff=8192,
+        max_seq_len=131072, rope_theta=500000.0, rope_factor=32.0, tie_embeddings=True,
+    )  # fmt: skip
+
+
+def test_the_published_gpt2_config():
+    assert from_config(GPT2) == ModelSpec(
+        name="gpt2", vocab_size=50257, d_model=768, n_layers=12, n_heads=12, d_ff=3072, max_seq_len=1024,
+        norm="layernorm", norm_bias=True, activation="gelu_tanh", gated=False, positions="learned",
+        attention_bias=True, mlp_bias=True, tie_embeddings=True,
+    )  # fmt: skip
+    assert left_out(GPT2) == [
+        f"{key} = 0.1 is left out: dropout is recipe.dropout here"
+        for key in ("attn_pdrop", "embd_pdrop", "resid_pdrop")
+    ]
+
+
+def test_absent_keys_are_what_transformers_takes():
+    spec = from_config(LLAMA)
+    assert (spec.norm_eps, spec.activation, spec.rope_theta, spec.tie_embeddings) == (1e-6, "silu", 10000.0, False)
+    assert (spec.kv_heads, spec.head_size) == (4, 4)
+    nulls = {"num_key_value_heads": None, "head_dim": None, "rope_scaling": None}
+    assert from_config(LLAMA | nulls) == spec
+
+
+def test_both_forms_of_rotary_parameters_are_one():
+    old = {
+        "rope_theta": 5e5,
+        "rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4},
+    }
+    new = {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **old["rope_scaling"]}}
+    del new["rope_parameters"]["type"]
+    spec = from_config(LLAMA | old)
+    assert spec == from_config(LLAMA | new)
+    assert (spec.rope_factor, spec.rope_original_seq_len, spec.rope_theta) == (8.0, 64, 5e5)
+    assert from_config(LLAMA | {"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}).rope_theta == 7.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling.rope_type = 'linear': only default and llama3",
+        ),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_parameters.rope_type = 'yarn'"),
+        (
+            {"rope_scaling": {"rope_type": "default", "factor": 2.0}},
+            "rope_scaling.factor = 2.0: is no key of the rope type",
+        ),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_scaling.low_freq_factor: must be a number"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4}, "rope_theta": 5e5},
+            "rope_theta = 500000.0: contradicts rope_parameters.rope_theta = 10000.0",
+        ),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            "rope_parameters.partial_rotary_factor = 0.5: only whole heads",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5: only whole heads"),
+        ({"rope_scaling": ["linear"]}, "rope_scaling = ['linear']: must be a JSON object"),
+        ({"sliding_window": 4096}, "sliding_window = 4096: changes what the model computes"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types = ['sliding_attention']: only full_attention"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config = a table: changes what the model computes"),
+        ({"auto_map": {"AutoModel": "evil.py"}}, "auto_map = a table: changes what the model computes"),
+        ({"qk_norm": True}, "qk_norm = true: is no key that is known here for llama; it may change the model"),
+        ({"n_embd": 16}, "n_embd = 16: is no key that is known here for llama"),
+        ({"hidden_act": "relu2"}, "hidden_act = 'relu2': must be one of silu, swish, gelu"),
+        ({"hidden_size": "16"}, "hidden_size = '16': must be a number"),
+        ({"hidden_size": True}, "hidden_size = true: must be a whole number"),
+        ({"hidden_size": 16.5}, "hidden_size = 16.5: must be a whole number"),
+        ({"hidden_size": 0}, "hidden_size = 0: must be at least 1"),
+        ({"hidden_size": 10**40}, "hidden_size = "),
+        ({"hidden_size": [16]}, "hidden_size = [16]: must be a whole number"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps = inf: must be a finite number"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps = -1e-05: must be above 0"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings = 1: must be true or false"),
+        ({"tie_word_embeddings": "true"}, "tie_word_embeddings = 'true': must be true or false"),
+        ({"num_attention_heads": 3}, "num_attention_heads = 3: must divide d_model = 16"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads = 3: must divide n_heads = 4"),
+        ({"head_dim": 5}, "head_dim = 5: rotary positions turn pairs"),
+        ({"num_hidden_layers": None}, "num_hidden_layers: is missing (Transformer blocks)"),
+        (
+            {"model_type": "mamba"},
+            "model_type = 'mamba': must be one of the model types that are built here: llama, gpt2",
+        ),
+        ({"model_type": ["llama"]}, "model_type = ['llama']: must be one of"),
+        ({"model_type": None}, "model_type: must be one of"),
+    ],
+)
+def test_what_is_not_built_here_is_refused_by_name(changes, sentence):
+    assert sentence in refusal(LLAMA | changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scale_attn_by_inverse_layer_idx": True},
+        {"reorder_and_upcast_attn": True},
+        {"scale_attn_weights": False},
+        {"add_cross_attention": True},
+        {"rope_theta": 10000.0},
+    ],
+)
+def test_gpt2_variants_are_refused_by_name(changes):
+    assert f"{next(iter(changes))} = " in refusal(GPT2 | changes)
+
+
+def test_gpt2_keys_by_their_other_names():
+    other = {key: value for key, value in GPT2.items() if key != "n_embd"} | {"hidden_size": 768}
+    assert from_config(other) == from_config(GPT2)
+    assert "hidden_size = 769: is n_embd by another name, which is 768" in refusal(GPT2 | {"hidden_size": 769})
+
+
+def test_all_problems_come_at_once_but_not_without_end():
+    said = refusal(LLAMA | {"hidden_size": -1, "hidden_act": 3, "sliding_window": 1})
+    assert all(key in said for key in ("hidden_size", "hidden_act", "sliding_window"))
+    said = refusal(LLAMA | {f"key{number}": "x" * 10000 for number in range(10000)} | {"\x1b[31m": 1})
+    assert len(said.splitlines()) <= 22
+    assert len(said) < 5000
+    assert "\x1b" not in said
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+known_keys = st.sampled_from(sorted({*LLAMA_32_1B, *GPT2, "rope_parameters", "layer_types", "partial_rotary_factor"}))
+
+
+@given(base=st.sampled_from([LLAMA_32_1B, GPT2, {}]), changes=st.dictionaries(known_keys | st.text(), json_values))
+def test_any_json_is_a_spec_or_a_sentence(base, changes):
+    try:
+        spec = from_config({**base, **changes})
+    except InvalidInput as error:
+        said = error
+    else:
+        assert list(spec.problems()) == []
+        return
+    assert said.problems
+    assert all(line.isprintable() for line in str(said).split("\n"))
+
+
+@given(
+    kv_heads=st.integers(1, 4), ratio=st.integers(1, 4), half_width=st.integers(1, 8), own=st.integers(1, 9),
+    gpt2=st.booleans(), flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    activation=st.sampled_from(["silu", "gelu", "gelu_tanh"]), factor=st.sampled_from([None, 1.0, 8.0]),
+)  # fmt: skip
+def test_a_spec_survives_its_config(kv_heads, ratio, half_width, own, gpt2, flags, activation, factor):
+    heads = kv_heads * ratio
+    sizes = {
+        "vocab_size": 99, "d_model": 2 * half_width * heads, "n_layers": 2, "n_heads": heads, "d_ff": 7,
+        "max_seq_len": 64, "activation": activation, "tie_embeddings": flags[0],
+    }  # fmt: skip
+    if gpt2:
+        spec = ModelSpec(
+            name="gpt2", **sizes, norm="layernorm", norm_bias=True, gated=False, positions="learned",
+            attention_bias=True, mlp_bias=True,
+        )  # fmt: skip
+    else:
+        spec = ModelSpec(
+            name="llama", **sizes, n_kv_heads=None if ratio == 1 else kv_heads,
+            head_dim=None if own == half_width else 2 * own, attention_bias=flags[1], mlp_bias=flags[2],
+            rope_factor=factor, rope_theta=123.0,
+        )  # fmt: skip
+    config = json.loads(json.dumps(to_config(spec)))
+    assert from_config(config) == spec
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentences"),
+    [
+        ({"positions": "learned"}, ["nearest is llama", "model.positions = 'learned': every llama has 'rope'"]),
+        ({"norm": "layernorm"}, ["model.norm = 'layernorm': every llama has 'rmsnorm'"]),
+        ({"gated": False}, ["model.gated = false: every llama has true"]),
+        (
+            {"n_heads": 3, "head_dim": 4, "n_kv_heads": None},
+            ["model.n_heads = 3: transformers wants a divisor of d_model = 16"],
+        ),
+    ],
+)
+def test_what_neither_family_expresses_is_said(changes, sentences):
+    spec = replace(from_config(LLAMA), **changes)
+    with pytest.raises(InvalidInput) as caught:
+        to_config(spec)
+    for each in sentences:
+        assert each in str(caught.value)
+
+
+def test_gpt2_says_which_fields_stand_in_the_way():
+    spec = replace(from_config(GPT2), n_kv_heads=4, head_dim=32, norm_bias=False)
+    with pytest.raises(InvalidInput) as caught:
+        to_config(spec)
+    assert [each.field for each in caught.value.problems] == ["model.norm_bias", "model.head_dim", "model.n_kv_heads"]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "config.json: is not JSON"),
+        (b"{", "config.json: is not JSON"),
+        (b"\xff\xfe\x00", "config.json: is not JSON"),
+        (b"[1, 2]", "config.json = [1, 2]: must be a JSON object"),
+        (b"[" * 500_000, "config.json: is nested too deeply"),
+        (b'{"a":' * 500_000, "config.json: is nested too deeply"),
+        (b'{"hidden_size": ' + b"9" * 6000 + b"}", "config.json: is not JSON"),
+    ],
+    ids=["empty", "cut", "binary", "list", "brackets", "braces", "digits"],
+)
+def test_files_that_are_no_config(content, sentence, tmp_path):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(InvalidInput) as caught:
+        read_json(tmp_path / "config.json")
+    assert sentence in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_file_too_large_is_not_read(tmp_path):
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(5 * LARGEST_NBYTES)
+    with pytest.raises(InvalidInput, match=r"has 50 MB; more than 10 MB is no config\.json"):
+        read_json(tmp_path / "config.json")
+    with pytest.raises(InvalidInput, match="is not a file"):
+        read_json(tmp_path)
+
+
+def test_configs_are_read_without_torch():
+    code = "import sys, trainledger.spec.huggingface; assert not {'torch', 'numpy', 'rich'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,481 @@
+"""The run file: what it says is what is run, and what is wrong with it is said in sentences, all at once."""
+
+import dataclasses
+import os
+import string
+import tomllib
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from trainledger.spec.data import DataSpec
+from trainledger.spec.model import ACTIVATIONS, ModelSpec, nearest_divisor
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.recipe import OPTIMIZERS, PRECISIONS, SCHEDULES, Recipe
+from trainledger.spec.run import Run
+from trainledger.spec.runfile import (
+    SECTIONS,
+    digest,
+    parse,
+    parse_toml,
+    read,
+    resolved,
+    run_name,
+    to_toml,
+    validated,
+    vocabulary_problem,
+)
+from trainledger.spec.setting import rule_of
+from trainledger.spec.template import commented
+
+MODEL = {"vocab_size": 256, "d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 256, "max_seq_len": 128}
+RECIPE = {"seq_len": 128, "global_batch": 8, "steps": 10}
+
+
+def table(model=None, recipe=None, **sections):
+    return {"model": {**MODEL, **(model or {})}, "recipe": {**RECIPE, **(recipe or {})}, **sections}
+
+
+def refusal(source, overrides=(), **resolvers):
+    with pytest.raises(InvalidInput) as caught:
+        parse(source, overrides, **resolvers)
+    return [str(each) for each in caught.value.problems]
+
+
+# What is read
+
+
+def test_a_run_is_what_its_table_says():
+    run = parse(table({"norm": "layernorm"}, {"learning_rate": 1}, data={"path": "a/*.txt"}))
+    assert run.model == ModelSpec(**MODEL, norm="layernorm")
+    assert run.recipe == Recipe(**RECIPE, learning_rate=1.0)
+    assert isinstance(run.recipe.learning_rate, float)
+    assert run.data == DataSpec(path=("a/*.txt",))
+
+
+def test_quantities_are_read_from_text_and_from_whole_floats():
+    run = parse(table({"vocab_size": 1e3}, {"steps": "none", "tokens": "15T", "dropout": "10%", "grad_clip": "none"}))
+    assert (run.model.vocab_size, run.recipe.tokens, run.recipe.steps) == (1000, 15 * 10**12, None)
+    assert isinstance(run.model.vocab_size, int)
+    assert (run.recipe.dropout, run.recipe.grad_clip) == (0.1, None)
+
+
+def test_a_part_may_be_given_as_the_dataclass_itself():
+    assert parse({"model": ModelSpec(**MODEL), "recipe": Recipe(**RECIPE)}) == parse(table())
+
+
+def test_overrides_win_and_an_empty_one_takes_the_field_out():
+    changes = ["recipe.micro_batch=2", "recipe.steps=", "recipe.tokens=1M", "model.name=7", 'data.path=["a", "b"]',
+               "data.tokenizer=bpe", "recipe.compile=true", "recipe.learning_rate=3e-4"]  # fmt: skip
+    run = parse(table(), changes)
+    assert (run.recipe.micro_batch, run.recipe.steps, run.recipe.tokens) == (2, None, 10**6)
+    assert (run.model.name, run.data.path, run.data.tokenizer) == ("7", ("a", "b"), "bpe")
+    assert (run.recipe.compile, run.recipe.learning_rate) == (True, 3e-4)
+    assert parse(table(), {"recipe.micro_batch": 2, "recipe.steps": None, "recipe.tokens": 5}).recipe.tokens == 5
+
+
+def test_a_preset_stands_for_fields_and_fields_beside_it_win():
+    presets = {"small": {**MODEL, "name": "small"}}.__getitem__
+    run = parse({"model": {"preset": "small", "n_layers": 7}, "recipe": RECIPE}, presets=presets)
+    assert (run.model.name, run.model.n_layers, run.model.d_model) == ("small", 7, 64)
+
+
+def test_a_hugging_face_config_is_asked_of_its_resolver():
+    run = parse(
+        {"model": {"config": "config.json"}, "recipe": RECIPE}, from_config=lambda path: {**MODEL, "name": path}
+    )
+    assert run.model.name == "config.json"
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "sentence"),
+    [
+        ({"n_heads": 7}, {}, "model.n_heads = 7: must divide d_model = 64 where head_dim is not given"
+         "; nearest that works: 8"),
+        ({"n_heads": 64}, {}, "model.n_heads = 64: rotary positions turn pairs, so the head width must be even, not 1"
+         "; nearest that works: 32"),
+        ({"head_dim": 7}, {}, "model.head_dim = 7: rotary positions turn pairs, so the head width must be even"
+         "; nearest that works: 8"),
+        ({"n_kv_heads": 3}, {}, "model.n_kv_heads = 3: must divide n_heads = 4; nearest that works: 4"),
+        ({"norm_bias": True}, {}, "model.norm_bias = true: rmsnorm has no bias; nearest that works: false"),
+        ({"n_layers": 1.5}, {}, "model.n_layers = 1.5: must be a whole number; nearest that works: 2"),
+        ({"n_layers": True}, {}, 'model.n_layers = true: must be a whole number, such as 4096 or "15T"'),
+        ({"n_layers": 0}, {}, "model.n_layers = 0: must be at least 1; nearest that works: 1"),
+        ({"d_ff": -4}, {}, "model.d_ff = -4: must be at least 1; nearest that works: 1"),
+        ({"n_layers": 10**30}, {}, f"model.n_layers = {10**30}: must be at most 100000; nearest that works: 100000"),
+        ({"n_layers": 10**5000}, {}, "model.n_layers = a number of about 5000 digits: must be at most 100000"
+         "; nearest that works: 100000"),
+        ({"n_layers": [2]}, {}, 'model.n_layers = [2]: must be a whole number, such as 4096 or "15T"'),
+        ({"n_layers": {"a": 1}}, {}, 'model.n_layers = a table: must be a whole number, such as 4096 or "15T"'),
+        ({"d_model": "64X"}, {}, "model.d_model = '64X': is not a count; write it like 4096, \"1e9\" or \"15T\""),
+        ({"d_model": float("inf")}, {}, "model.d_model = inf: must be a whole number"),
+        ({"norm_eps": float("nan")}, {}, "model.norm_eps = nan: must be a finite number"),
+        ({"norm_eps": 10**400}, {}, "model.norm_eps = a number of about 400 digits: must be a finite number"),
+        ({"norm_eps": 0}, {}, "model.norm_eps = 0: must be above 0"),
+        ({"norm": "layrnorm"}, {}, "model.norm = 'layrnorm': must be one of rmsnorm, layernorm"
+         "; nearest that works: layernorm"),
+        ({"norm": 3}, {}, "model.norm = 3: must be a text in quotes"),
+        ({"name": ""}, {}, "model.name = '': must not be empty"),
+        ({"name": "a\0b"}, {}, "model.name = 'a\\x00b': must not hold a NUL character"),
+        ({"name": "\udc80"}, {}, "model.name = '\\udc80': must be Unicode text"),
+        ({"gated": 1}, {}, "model.gated = 1: must be true or false"),
+        ({"gated": "yes"}, {}, "model.gated = 'yes': must be true or false; nearest that works: true"),
+        ({"n_layer": 2}, {}, "model.n_layer = 2: unknown field of [model]; nearest that works: model.n_layers"),
+        ({"seq_len": 2}, {}, "model.seq_len = 2: unknown field of [model]; nearest that works: model.max_seq_len"),
+        ({"micro_batch": 2}, {}, "model.micro_batch = 2: unknown field of [model]"
+         "; nearest that works: recipe.micro_batch"),
+        ({"preset": 5}, {}, "model.preset = 5: must be a text in quotes"),
+        ({"preset": "x"}, {}, "model.preset = 'x': cannot be looked up here; write the fields themselves"),
+        ({"preset": "x", "config": "y"}, {}, "model.config = 'y': give either preset or config, not both"),
+        ({}, {"global_batch": 7, "micro_batch": 2}, "recipe.global_batch = 7: must be a multiple of micro_batch = 2"
+         "; nearest that works: 8"),
+        ({}, {"tokens": 5}, "recipe.tokens = 5: give either tokens or steps, not both and not neither"),
+        ({}, {"steps": "none"}, "recipe.tokens: give either tokens or steps, not both and not neither"),
+        ({}, {"seq_len": 256}, "recipe.seq_len = 256: is longer than model.max_seq_len = 128; nearest that works: 128"),
+        ({}, {"warmup_steps": 11}, "recipe.warmup_steps = 11: is longer than the run of 10 steps"
+         "; nearest that works: 10"),
+        ({}, {"optimizer": "rmsprop", "optimizer_loop": "fused"}, "recipe.optimizer_loop = 'fused': torch has no fused RMSProp"
+         "; nearest that works: foreach"),
+        ({}, {"dropout": 1.5}, "recipe.dropout = 1.5: must be at most 0.99; nearest that works: 0.99"),
+        ({}, {"learning_rate": "fast"}, "recipe.learning_rate = 'fast': is not a number; write it like 0.5, \"3e-4\" or \"50%\""),
+        ({}, {"precision": "fp8"}, "recipe.precision = 'fp8': must be one of fp32, bf16-mixed"),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_one_sentence_with_the_nearest_value_that_works(model, recipe, sentence):
+    assert refusal(table(model, recipe)) == [sentence]
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ({**table(), "modle": {}}, "modle = a table: unknown section; a run file has model, recipe, layout, cluster, data"
+         "; nearest that works: model"),
+        ({**table(), "seq_len": 5}, "seq_len = 5: unknown section; a run file has model, recipe, layout, cluster, data"
+         "; nearest that works: recipe.seq_len"),
+        ({**table(), "layout": "auto"}, "layout = 'auto': must be a section: [layout] and its fields below"),
+        ({**table(), 5: 5}, "5 = 5: unknown section; a run file has model, recipe, layout, cluster, data"),
+        (table(layout={"shard": 8}), "layout.shard = 8: only one device is accounted for and trained so far"
+         "; nearest that works: 1"),
+        (table(data={"path": []}), "data.path = []: must be a text or a list of texts"),
+        (table(data={"path": ["a", 5]}), "data.path = ['a', 5]: must be a text in quotes"),
+        (table(data={"validation_fraction": "60%"}), "data.validation_fraction = '60%': must be at most 0.5"
+         "; nearest that works: 0.5"),
+        (table(cluster={"backend": "gpu"}), "cluster.backend = 'gpu': must be one of auto, cpu, cuda, mps"
+         "; nearest that works: cpu"),
+        ({**table(), "a\nb": 1}, "'a\\nb' = 1: unknown section; a run file has model, recipe, layout, cluster, data"),
+    ],
+)  # fmt: skip
+def test_a_wrong_section_is_one_sentence(source, sentence):
+    assert refusal(source) == [sentence]
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("recipe.seed", "recipe.seed: an override is written section.field=value"),
+        ("micro_batch=2", "micro_batch = 2: an override names section.field, such as recipe.micro_batch=2"
+         "; nearest that works: recipe.micro_batch"),
+        ("recipe.lr=1", "recipe.lr = 1: unknown field of [recipe], which has "),
+        ("recipe.learningrate=1", "recipe.learningrate = 1: unknown field of [recipe]"
+         "; nearest that works: recipe.learning_rate"),
+        ("recipe.seed=1.5", "recipe.seed = 1.5: must be a whole number; nearest that works: 2"),
+        ("recipe.seed=1\nrecipe.steps=5", "recipe.seed = '1\\nrecipe.steps=5': is not a count"),
+        ("recipe.seed=" + "[" * 5000, "recipe.seed = '[[["),
+    ],
+)  # fmt: skip
+def test_a_wrong_override_is_one_sentence(override, sentence):
+    (only,) = refusal(table(), [override])
+    assert only.startswith(sentence)
+
+
+def test_missing_fields_say_what_they_mean():
+    assert refusal({"recipe": RECIPE, "model": {**MODEL, "n_heads": "none"}}) == [
+        'model.n_heads = \'none\': is not a count; write it like 4096, "1e9" or "15T"'
+    ]
+    missing = refusal({})
+    assert "model.d_model: is missing (width of the residual stream)" in missing
+    assert "recipe.seq_len: is missing (tokens in a sequence)" in missing
+    assert len(missing) == 8
+
+
+def test_all_problems_of_a_file_come_in_one_go():
+    source = table({"n_heads": 7, "norm": 1}, {"global_batch": 7, "micro_batch": 2, "lr": 1}, data={"path": 5}, extra=1)
+    found = refusal(source, ["recipe.seed=-1"])
+    fields = [each.partition(" ")[0] for each in found]
+    assert sorted(fields) == ["data.path", "extra", "model.norm", "recipe.lr", "recipe.seed"]
+    # what the fields of one section say against each other is found while another section is wrong
+    assert len(refusal(table({"n_heads": 7}, {"global_batch": 7, "micro_batch": 2, "seed": True}))) == 2
+
+
+def test_an_unknown_preset_brings_its_own_problem_and_no_missing_fields():
+    def presets(name):
+        from trainledger.spec.problem import Problem
+
+        raise InvalidInput([Problem("model.preset", name, "is not in the catalog", "gpt2")])
+
+    found = refusal({"model": {"preset": "gtp2", "n_layers": -1}, "recipe": RECIPE}, presets=presets)
+    assert found == [
+        "model.preset = 'gtp2': is not in the catalog; nearest that works: gpt2",
+        "model.n_layers = -1: must be at least 1; nearest that works: 1",
+    ]
+
+
+def test_the_sentence_for_a_vocabulary_that_is_too_small():
+    assert vocabulary_problem(256, 256, "bytes") is None
+    assert str(vocabulary_problem(100, 257, "the tokenizer bytes")) == (
+        "model.vocab_size = 100: is smaller than the 257 tokens of the tokenizer bytes; nearest that works: 257"
+    )
+
+
+@given(st.integers(1, 3000), st.integers(1, 5000))
+def test_the_nearest_divisor_is_a_divisor_and_none_is_nearer(whole, wanted):
+    found = nearest_divisor(whole, wanted)
+    divisors = [each for each in range(1, whole + 1) if whole % each == 0]
+    assert found in divisors
+    assert abs(found - wanted) == min(abs(each - wanted) for each in divisors)
+
+
+@given(
+    st.integers(1, 200), st.integers(1, 40), st.integers(1, 12), st.sampled_from(["rope", "learned"]),
+    st.integers(1, 50), st.integers(1, 50),
+)  # fmt: skip
+def test_taking_the_nearest_values_mends_a_file(d_model, n_heads, n_kv_heads, positions, global_batch, micro_batch):
+    sections = table(
+        {"d_model": d_model, "n_heads": n_heads, "n_kv_heads": n_kv_heads, "positions": positions},
+        {"global_batch": global_batch, "micro_batch": micro_batch},
+    )
+    for _ in range(3):
+        try:
+            parse(sections)
+        except InvalidInput as error:
+            for problem in error.problems:
+                if problem.nearest is None:
+                    assert d_model % 2  # no number of heads gives an odd width an even head
+                    return
+                section, field = problem.field.split(".")
+                sections[section][field] = problem.nearest
+        else:
+            return
+    parse(sections)
+
+
+# Files
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
+    def wrong(path):
+        with pytest.raises(InvalidInput) as caught:
+            read(path)
+        assert len(caught.value.problems) == 1
+        return str(caught.value)
+
+    (tmp_path / "run.toml").write_text(to_toml(parse(table())))
+    assert "cannot be read: No such file or directory; nearest that works:" in wrong(tmp_path / "rnu.toml")
+    assert "cannot be read: Is a directory" in wrong(tmp_path)
+    assert "is no path" in wrong("a\0b")
+    latin = tmp_path / "latin.toml"
+    latin.write_bytes(b'[model]\nname = "caf\xe9"\n')
+    assert wrong(latin) == f"{latin}:\n  line 2: is not UTF-8 text"
+    huge = tmp_path / "huge.toml"
+    huge.write_bytes(b"#" * (2**20 + 1))
+    assert "is longer than 1048576 bytes" in wrong(huge)
+    if os.path.exists("/dev/zero"):
+        assert "is longer than 1048576 bytes" in wrong("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[model]\nd_model 64\n", "line 2, column 9: is not TOML: Expected '=' after a key in a key/value pair"),
+        ("a = 1\na = 2\n", "line 2, column 6: is not TOML: Cannot overwrite a value"),
+        ('a = "', "the last line: is not TOML: "),
+        ("a = " + "[" * 100_000, "run file: is nested too deeply"),
+        ("a = " + "9" * 5000, "run file: is not TOML: Exceeds the limit"),
+    ],
+)
+def test_broken_toml_names_the_line(text, sentence):
+    with pytest.raises(InvalidInput) as caught:
+        parse_toml(text)
+    (problem,) = caught.value.problems
+    assert str(problem).startswith(sentence)
+
+
+def test_a_byte_order_mark_and_windows_lines_are_no_error(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + to_toml(parse(table())).replace("\n", "\r\n").encode())
+    assert read(path) == parse(table())
+
+
+def test_the_file_is_named_before_its_problems(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("[model]\nd_model = -1\n")
+    with pytest.raises(InvalidInput) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}:\n  model.d_model = -1: must be at least 1")
+
+
+# There and back
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(str.strip)
+FLOATS = st.floats(1e-30, 1e30)
+
+
+@st.composite
+def runs(draw):
+    heads = draw(st.integers(1, 8))
+    kv = draw(st.sampled_from([each for each in range(1, heads + 1) if heads % each == 0]))
+    model = ModelSpec(
+        name=draw(TEXTS), vocab_size=draw(st.integers(1, 10**6)), d_model=draw(st.integers(1, 99)),
+        n_layers=draw(st.integers(1, 99)),
+        n_heads=heads, n_kv_heads=draw(st.sampled_from([kv, None])), head_dim=2 * draw(st.integers(1, 64)),
+        d_ff=draw(st.integers(1, 999)),
+        max_seq_len=1000, norm="layernorm", norm_eps=draw(FLOATS), norm_bias=draw(st.booleans()),
+        activation=draw(st.sampled_from(ACTIVATIONS)), gated=draw(st.booleans()), rope_theta=draw(FLOATS),
+        attention_bias=draw(st.booleans()), mlp_bias=draw(st.booleans()), tie_embeddings=draw(st.booleans()),
+    )  # fmt: skip
+    micro = draw(st.integers(1, 9))
+    steps = draw(st.none() | st.integers(1, 10**9))
+    recipe = Recipe(
+        seq_len=draw(st.integers(1, 1000)), global_batch=micro * draw(st.integers(1, 9)), micro_batch=micro,
+        steps=steps,
+        tokens=draw(st.integers(1, 10**18)) if steps is None else None, precision=draw(st.sampled_from(PRECISIONS)),
+        optimizer=draw(st.sampled_from(OPTIMIZERS)), learning_rate=draw(FLOATS), grad_clip=draw(st.none() | FLOATS),
+        schedule=draw(st.sampled_from(SCHEDULES)), dropout=draw(st.floats(0, 0.99)), seed=draw(st.integers(0, 10**18)),
+        eval_every=draw(st.none() | st.integers(1, 10**6)), compile=draw(st.booleans()),
+    )  # fmt: skip
+    data = DataSpec(path=tuple(draw(st.lists(TEXTS, min_size=1, max_size=3))), tokenizer=draw(TEXTS), cache=draw(TEXTS))
+    return Run(model=model, recipe=recipe, data=data)
+
+
+@given(runs())
+def test_a_run_written_and_read_back_is_equal_in_content_and_name(run):
+    text = to_toml(run)
+    back = parse(tomllib.loads(text))
+    assert back == run
+    assert to_toml(back) == text
+    assert (digest(back), run_name(back)) == (digest(run), run_name(run))
+    assert validated(run) == run
+
+
+def test_the_resolved_file_names_every_field():
+    content = resolved(parse(table()))
+    assert {section: set(each) for section, each in content.items()} == {
+        section: {field.name for field in dataclasses.fields(cls)} for section, cls in SECTIONS.items()
+    }
+
+
+def test_the_digest_sees_everything_but_the_cache():
+    run = parse(table())
+    assert len(digest(run)) == 64
+    assert digest(parse(table(data={"cache": "elsewhere"}))) == digest(run)
+    for section, field, value in [
+        ("recipe", "seed", 1), ("recipe", "learning_rate", 0.1), ("model", "n_layers", 3), ("data", "path", ["x"]),
+        ("cluster", "count", 2), ("model", "name", "other"),
+    ]:  # fmt: skip
+        assert digest(parse(table(), {f"{section}.{field}": value})) != digest(run), field
+    assert digest(parse(table({"vocab_size": "256"}, {"dropout": -0.0}))) == digest(run)
+
+
+@given(TEXTS)
+def test_a_run_name_is_one_plain_directory_name(name):
+    made = run_name(parse(table({"name": name})))
+    assert set(made) <= set(string.ascii_letters + string.digits + "-_.")
+    assert not made.startswith(".")
+    assert len(made) <= 70
+
+
+def test_an_unchecked_run_is_checked():
+    run = Run(model=ModelSpec(**{**MODEL, "n_heads": 7}), recipe=Recipe(**RECIPE))
+    with pytest.raises(InvalidInput, match="must divide d_model"):
+        validated(run)
+
+
+def test_the_commented_file_shows_every_field_and_reads_as_the_same_run():
+    given_fields = {"model": {"preset": "p"}, "recipe": RECIPE}
+    text = commented(given_fields, {**MODEL, "name": "p"})
+    presets = {"p": {**MODEL, "name": "p"}}.__getitem__
+    assert parse(tomllib.loads(text), presets=presets) == parse(given_fields, presets=presets)
+    assert max(len(line) for line in text.splitlines()) <= 120
+    for cls in SECTIONS.values():
+        for field in dataclasses.fields(cls):
+            assert f"{field.name} = " in text
+            assert rule_of(field)["doc"].split()[0] in text
+
+
+def test_the_commented_defaults_are_the_defaults():
+    """Every line that shows a default may be switched on without changing the run."""
+    text = commented({"model": MODEL, "recipe": RECIPE})
+    switched = "\n".join(
+        line[2:] if line.startswith("# ") and " = " in line[:30] else line for line in text.splitlines()
+    )
+    assert parse(tomllib.loads(switched)) == parse(table())
+
+
+# Junk
+
+
+def attempt(function, *args):
+    """What a function gives, or the problems it finds; any other error is the test's failure."""
+    try:
+        return function(*args), ()
+    except InvalidInput as error:
+        return None, error.problems
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = {section: [field.name for field in dataclasses.fields(cls)] for section, cls in SECTIONS.items()}
+
+
+@st.composite
+def junk_tables(draw):
+    """Tables of the right shape with a wrong thing here and there, or of no shape at all."""
+    made = table()
+    for _ in range(draw(st.integers(0, 4))):
+        section = draw(st.sampled_from(list(SECTIONS)))
+        field = draw(st.sampled_from(FIELDS[section]) | st.text() | st.sampled_from(["preset", "config"]))
+        content = made.setdefault(section, {})
+        if isinstance(content, dict):
+            content[field] = draw(JUNK)
+        if draw(st.integers(0, 9)) == 0:
+            made[draw(st.sampled_from(list(SECTIONS)) | st.text())] = draw(JUNK)
+    return made
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@given(junk_tables() | JUNK, st.lists(st.text(), max_size=2))
+@example({"model": None}, ["="])
+@example([], ["model.="])
+@example({"model": {"name": float("nan")}}, ["model.name=\n=\n"])
+def test_junk_is_a_run_or_sentences_and_never_another_error(source, overrides):
+    run, problems = attempt(parse, source, overrides)
+    assert (run is None) == bool(problems)
+    assert all(str(each).isprintable() and len(str(each)) < 1500 for each in problems)
+    if run is not None:
+        assert parse(resolved(run)) == run
+
+
+@settings(max_examples=200)
+@given(
+    st.text()
+    | st.lists(st.sampled_from(["[", "]", "model", "=", ".", '"', "\n", "{", "1", "'''", "a", "#"])).map("".join)
+)
+def test_any_text_is_toml_or_a_sentence(text):
+    made, problems = attempt(parse_toml, text)
+    assert len(problems) == (0 if isinstance(made, dict) else 1)
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_run_file_or_sentences(tmp_path, content):
+    path = tmp_path / "run.toml"
+    path.write_bytes(content)
+    with pytest.raises(InvalidInput):
+        read(path)

@@ -1,0 +1,100 @@
+"""The Python face: one flat list of names, each imported when it is used."""
+
+import subprocess
+import sys
+
+import pytest
+
+import trainledger as tl
+from trainledger.api import machine_of
+
+RECIPE = {"seq_len": 128, "global_batch": 4, "steps": 10}
+
+
+def fresh(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    done = fresh(
+        "import trainledger, sys; bad = {'torch', 'numpy', 'rich', 'argparse'} & set(sys.modules); assert not bad, bad"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_test_of_light_imports_can_fail():
+    done = fresh("import trainledger, numpy, sys; bad = {'torch', 'numpy'} & set(sys.modules); assert not bad, bad")
+    assert "AssertionError: {'numpy'}" in done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(tl._WHERE))
+def test_every_public_name_is_there(name):
+    if name in ("meter", "trace"):
+        pytest.importorskip("torch")
+    assert name in dir(tl)
+    assert callable(getattr(tl, name))
+
+
+def test_a_name_that_is_also_a_room_stays_the_function():
+    pytest.importorskip("torch")
+    done = fresh("import trainledger.trace.operators; import trainledger as tl; assert callable(tl.trace), tl.trace")
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'trainledger' has no attribute 'nothing'"):
+        _ = tl.nothing
+
+
+def test_load_from_a_dict_and_from_a_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\npreset = "gpt2"\n[recipe]\nseq_len = 128\nglobal_batch = 4\nsteps = 10\n')
+    changes = {"recipe.micro_batch": 2, "model.n_layers": 3}
+    run = tl.load(path, changes)
+    assert run == tl.load(str(path), ["recipe.micro_batch=2", "model.n_layers=3"])
+    assert run == tl.load({"model": {"preset": "gpt2"}, "recipe": RECIPE}, changes)
+    assert (run.model.d_model, run.model.n_layers, run.recipe.grad_accum) == (768, 3, 2)
+
+
+def test_load_of_a_hugging_face_config(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(
+        '{"model_type": "gpt2", "vocab_size": 300, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}'
+    )
+    run = tl.load({"model": {"config": str(path), "n_layers": 3}, "recipe": RECIPE})
+    assert (run.model.vocab_size, run.model.d_model, run.model.n_layers, run.model.positions) == (300, 64, 3, "learned")
+    with pytest.raises(tl.InvalidInput):
+        tl.load({"model": {"config": str(tmp_path / "nothing.json")}, "recipe": RECIPE})
+
+
+def test_model_of_the_catalog_with_changes():
+    assert tl.model("gpt2", n_layers=1).n_layers == 1
+    with pytest.raises(tl.InvalidInput, match="nearest that works: 12"):
+        tl.model("gpt2", n_heads=11)
+
+
+def test_the_machine_of_a_run_is_the_catalogs_or_none_before_it_was_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TRAINLEDGER_CALIBRATION", raising=False)
+    source = {"model": {"preset": "gpt2"}, "recipe": RECIPE}
+    assert tl.device_of(tl.load(source, {"cluster.device": "l4"})) == tl.device("l4")
+    assert tl.device_of(tl.load(source)) is None
+    with pytest.raises(tl.InvalidInput, match="nearest that works: l40s|nearest that works: l4"):
+        tl.device_of(tl.load(source, {"cluster.device": "l40"}))
+
+
+def test_the_machine_of_a_run_is_its_calibration_once_measured(tmp_path, monkeypatch):
+    from trainledger.spec.calibration import Calibration, KernelTime, calibration_path, write_calibration
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TRAINLEDGER_CALIBRATION", raising=False)
+    matmul = KernelTime(kind="matmul", dtype="fp32", shape=(8, 8, 8), flops=1024, nbytes=768, seconds=1e-6)
+    measured = Calibration(
+        title="a processor", backend="cpu", date="2026-01-01", torch_version="2.13.0", threads=2, kernels=(matmul,)
+    )
+    write_calibration(measured, calibration_path("cpu"))
+    run = tl.load({"model": {"preset": "gpt2"}, "recipe": RECIPE})
+    assert machine_of(run) == measured
+    device = tl.device_of(run)
+    assert device.peak_flops_per_second == {"fp32": pytest.approx(1.024e9)}
+    assert device.basis == "measured"

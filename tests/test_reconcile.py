@@ -1,0 +1,128 @@
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainledger.ledger.entry import CATEGORIES, Entry, Ledger
+from trainledger.ledger.measured import Measured, Spread
+from trainledger.predict.forecast import Forecast
+from trainledger.reconcile import Row, reconcile, to_json
+
+nbytes = st.integers(0, 2**50)
+seconds = st.floats(1e-6, 1e6)
+by_category = st.dictionaries(st.sampled_from(CATEGORIES), nbytes)
+phases = st.dictionaries(st.sampled_from(["data", "forward", "backward", "recompute", "optimizer", "other"]), seconds)
+
+
+@st.composite
+def forecasts(draw):
+    return Forecast(
+        parameters=draw(nbytes),
+        tokens_per_step=draw(st.integers(1, 10**7)),
+        flops=draw(st.dictionaries(st.sampled_from(["matmul", "attention", "norm"]), nbytes)),
+        model_flops=draw(nbytes),
+        kept_nbytes=draw(nbytes),
+        kept_by_kind=draw(st.dictionaries(st.sampled_from(["matmul", "norm"]), nbytes)),
+        peak_nbytes=draw(nbytes),
+        peak_by_category=draw(by_category),
+        step_seconds=draw(seconds),
+        step_seconds_by_phase=draw(phases),
+        tokens_per_second=draw(seconds),
+        total_seconds=draw(st.none() | seconds),
+        seconds_by_phase=draw(phases),
+        mfu=draw(st.floats(0.0, 1.0)),
+        peak_flops_per_second=draw(st.none() | st.floats(1e9, 1e15)),
+    )
+
+
+@st.composite
+def measurements(draw):
+    median = draw(seconds)
+    return Measured(
+        parameters=draw(nbytes),
+        flops=draw(st.dictionaries(st.sampled_from(["matmul", "attention", "norm"]), nbytes)),
+        model_flops=draw(nbytes),
+        kept_nbytes=draw(nbytes),
+        kept_by_kind=draw(st.dictionaries(st.sampled_from(["matmul", "norm"]), nbytes)),
+        peak_nbytes=draw(nbytes),
+        peak_by_category=draw(by_category),
+        allocator_peak_nbytes=draw(st.none() | nbytes),
+        step_seconds=Spread(median=median, low=median, high=median, count=1),
+        step_seconds_by_phase=draw(phases),
+        tokens_per_second=draw(st.none() | seconds),
+        total_seconds=draw(st.none() | seconds),
+        seconds_by_phase=draw(phases),
+    )
+
+
+@given(forecasts(), measurements())
+def test_parts_and_the_unexplained_rest_sum_to_the_difference_exactly(predicted, measured):
+    for row in reconcile(predicted, measured).rows:
+        if row.measured is None or row.predicted is None:
+            assert row.unexplained is None
+            continue
+        listed = sum((Fraction(each.measured) - Fraction(each.predicted) for each in row.parts), Fraction())
+        assert listed + row.unexplained == Fraction(row.measured) - Fraction(row.predicted)
+
+
+@given(forecasts(), measurements())
+def test_the_json_form_of_whole_quantities_balances_in_integers(predicted, measured):
+    for row in to_json(reconcile(predicted, measured))["rows"]:
+        if row["unit"] in ("nbytes", "flops", "count") and row["difference"] is not None:
+            assert all(type(each["difference"]) is int for each in row["parts"])
+            assert sum(each["difference"] for each in row["parts"]) + row["unexplained"] == row["difference"]
+
+
+def test_a_difference_that_no_category_holds_is_unexplained():
+    predicted = Forecast(peak_nbytes=100, peak_by_category={"parameters": 60, "activations": 40})
+    measured = Measured(peak_nbytes=130, peak_by_category={"parameters": 60, "activations": 45})
+    row = reconcile(predicted, measured)["peak_nbytes"]
+    assert (row.difference, row.unexplained, row.where) == (30, 25, ("unexplained", 25))
+    assert row.ratio == pytest.approx(1.3)
+
+
+def test_the_part_with_the_largest_difference_is_named():
+    predicted = Forecast(step_seconds=1.0, step_seconds_by_phase={"forward": 0.25, "backward": 0.5, "recompute": 0.25})
+    spread = Spread(median=1.5, low=1.4, high=1.6, count=9)
+    measured = Measured(step_seconds=spread, step_seconds_by_phase={"forward": 0.25, "backward": 1.0, "data": 0.125})
+    row = reconcile(predicted, measured)["step_seconds"]
+    assert [each.name for each in row.parts] == ["forward", "backward", "data"]  # recomputation is part of backward
+    assert row.where == ("backward", Fraction(1, 4))
+    assert row.unexplained == Fraction(1, 8)
+
+
+def test_scratch_of_the_library_is_the_allocators_unexplained_rest():
+    measured = Measured(peak_nbytes=110, allocator_peak_nbytes=117)
+    row = reconcile(Forecast(peak_nbytes=100), measured)["allocator_peak_nbytes"]
+    assert (row.predicted, row.measured, row.unexplained) == (100, 117, 7)
+
+
+def test_lower_mfu_is_the_step_time_and_the_flops():
+    predicted = Forecast(model_flops=800, step_seconds=1.0, mfu=0.5, peak_flops_per_second=1600.0)
+    measured = Measured(model_flops=1000, step_seconds=Spread(median=2.0, low=2.0, high=2.0, count=1))
+    row = reconcile(predicted, measured)["mfu"]
+    assert row.measured == 1000 / (2 * 1600)
+    assert {each.name: float(each.difference) for each in row.parts} == {"step time": -0.25, "model FLOPs": 0.0625}
+
+
+def test_without_a_peak_there_is_no_mfu():
+    measured = Measured(model_flops=10, step_seconds=Spread(median=2.0, low=2.0, high=2.0, count=1))
+    assert reconcile(Forecast(model_flops=10), measured)["mfu"].measured is None
+
+
+def test_nothing_measured_gives_rows_without_a_verdict():
+    rows = reconcile(Forecast(parameters=3, step_seconds=1.0), Measured()).rows
+    assert all(isinstance(each, Row) and each.measured is None and each.ratio is None for each in rows)
+
+
+def test_ledgers_reconcile_in_what_they_hold():
+    entry = Entry(
+        "mm", "block.0", "forward", "matmul", flops=100, model_flops=100, kept=8, allocated=(("activations", 8),)
+    )
+    one = Ledger((entry,), resident=(("parameters", 40),), parameters=10, tokens=4)
+    other = Ledger((entry, entry), resident=(("parameters", 40),), parameters=10, tokens=4)
+    result = reconcile(one, other)
+    assert (result["parameters"].difference, result["flops"].difference) == (0, 100)
+    assert result["flops"].where == ("matmul", 100)
+    assert result["peak_nbytes"].parts[-1].difference == 8
