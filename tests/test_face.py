@@ -1,5 +1,7 @@
 """The Python face: one flat list of names, each imported when it is used."""
 
+import doctest
+import importlib
 import subprocess
 import sys
 
@@ -36,8 +38,8 @@ def test_every_public_name_is_there(name):
 
 
 def test_a_name_that_is_also_a_room_stays_the_function():
-    pytest.importorskip("torch")
-    done = fresh("import trainledger.trace.operators; import trainledger as tl; assert callable(tl.trace), tl.trace")
+    rooms = "import trainledger.reconcile, trainledger.predict.forecast"
+    done = fresh(f"{rooms}; import trainledger as tl; assert callable(tl.reconcile); assert callable(tl.predict)")
     assert done.returncode == 0, done.stderr
 
 
@@ -54,6 +56,12 @@ def test_load_from_a_dict_and_from_a_file(tmp_path):
     assert run == tl.load(str(path), ["recipe.micro_batch=2", "model.n_layers=3"])
     assert run == tl.load({"model": {"preset": "gpt2"}, "recipe": RECIPE}, changes)
     assert (run.model.d_model, run.model.n_layers, run.recipe.grad_accum) == (768, 3, 2)
+
+
+def test_preset_device_and_fields_are_wrong_in_one_go():
+    with pytest.raises(tl.InvalidInput) as caught:
+        tl.load({"model": {"preset": "gtp2"}, "recipe": {**RECIPE, "seed": -1}, "cluster": {"device": "h200x"}})
+    assert [each.field for each in caught.value.problems] == ["model.preset", "recipe.seed", "cluster.device"]
 
 
 def test_load_of_a_hugging_face_config(tmp_path):
@@ -79,8 +87,10 @@ def test_the_machine_of_a_run_is_the_catalogs_or_none_before_it_was_measured(tmp
     source = {"model": {"preset": "gpt2"}, "recipe": RECIPE}
     assert tl.device_of(tl.load(source, {"cluster.device": "l4"})) == tl.device("l4")
     assert tl.device_of(tl.load(source)) is None
-    with pytest.raises(tl.InvalidInput, match="nearest that works: l40s|nearest that works: l4"):
-        tl.device_of(tl.load(source, {"cluster.device": "l40"}))
+    with pytest.raises(
+        tl.InvalidInput, match=r"cluster.device = 'l40': is not in the catalog; nearest that works: l40s"
+    ):
+        tl.load(source, {"cluster.device": "l40"})
 
 
 def test_the_machine_of_a_run_is_its_calibration_once_measured(tmp_path, monkeypatch):
@@ -98,3 +108,10 @@ def test_the_machine_of_a_run_is_its_calibration_once_measured(tmp_path, monkeyp
     device = tl.device_of(run)
     assert device.peak_flops_per_second == {"fp32": pytest.approx(1.024e9)}
     assert device.basis == "measured"
+
+
+@pytest.mark.parametrize("name", ["api", "catalog", "plan.napkin", "spec.model", "spec.problem"])
+def test_the_examples_in_the_docstrings_hold(name):
+    failed, tried = doctest.testmod(importlib.import_module(f"trainledger.{name}"))
+    assert tried > 0
+    assert failed == 0

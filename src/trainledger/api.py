@@ -31,9 +31,11 @@ def load(
     >>> run.model.n_layers, run.recipe.total_steps
     (12, 122070)
     """
-    if isinstance(source, Mapping):
-        return runfile.parse(source, overrides, presets=catalog.model, from_config=config_fields)
-    return runfile.read(source, overrides, presets=catalog.model, from_config=config_fields)
+    table = source if isinstance(source, Mapping) else runfile.read_table(source)
+    where = "" if isinstance(source, Mapping) else os.fspath(source)
+    return runfile.parse(
+        table, overrides, presets=catalog.model, from_config=config_fields, devices=_known_device, where=where
+    )
 
 
 def model(name: str, **fields: Any) -> ModelSpec:
@@ -53,6 +55,11 @@ def config_fields(path: str) -> dict[str, Any]:
     from trainledger.spec.huggingface import from_config, read_json
 
     return dict(vars(from_config(read_json(Path(path)), path)))
+
+
+def _known_device(name: str) -> None:
+    if name != THIS_MACHINE and name not in catalog.device_names():
+        catalog.device(name)
 
 
 def machine_of(run: Run) -> Device | Calibration | None:

@@ -11,7 +11,8 @@ from fractions import Fraction
 from typing import Any
 
 from trainledger.ledger.entry import Ledger
-from trainledger.ledger.measured import Measured, Spread, ledger_facts
+from trainledger.ledger.measured import Measured, Spread
+from trainledger.ledger.summary import summary
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.ratios import mfu
 
@@ -97,8 +98,8 @@ class Reconciliation:
 
 def reconcile(predicted: Forecast | Ledger, measured: Measured | Ledger) -> Reconciliation:
     """Every quantity of a run on both sides; ledgers are taken for the quantities they hold."""
-    before = predicted if isinstance(predicted, Forecast) else Forecast(**ledger_facts(predicted))
-    after = measured if isinstance(measured, Measured) else Measured(**ledger_facts(measured))
+    before = predicted if isinstance(predicted, Forecast) else Forecast(**summary(predicted))
+    after = measured if isinstance(measured, Measured) else Measured(**summary(measured))
     return Reconciliation(tuple(_rows(before, after)), after.device or before.device, before.notes + after.notes)
 
 
@@ -120,7 +121,7 @@ def _rows(before: Forecast, after: Measured) -> Iterator[Row]:
     yield row("peak_nbytes", "peak memory", "nbytes", _parts(before.peak_by_category, after.peak_by_category))
     if after.allocator_peak_nbytes is not None:
         yield row(
-            "allocator_peak_nbytes", "peak, allocator's own", "nbytes", _dispatched(before, after),
+            "allocator_peak_nbytes", "allocator's peak", "nbytes", _dispatched(before, after),
             predicted=before.peak_nbytes, basis=before.basis.get("peak_nbytes", ""),
         )  # fmt: skip
     step = after.step_seconds.median if after.step_seconds else None
@@ -159,7 +160,7 @@ def _phases(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[Pa
 def _dispatched(before: Forecast, after: Measured) -> tuple[Part, ...]:
     if before.peak_nbytes is None or after.peak_nbytes is None:
         return ()
-    return (Part("dispatched operations", before.peak_nbytes, after.peak_nbytes),)
+    return (Part("dispatched", before.peak_nbytes, after.peak_nbytes),)
 
 
 def _tokens_per_second(before: Forecast, after: Measured, step: float | None) -> Row:

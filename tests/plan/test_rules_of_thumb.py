@@ -14,7 +14,7 @@ with open(Path(__file__).parents[1] / "published" / "worked_examples.csv", newli
 
 def test_the_examples_in_the_docstrings_hold():
     failed, tried = doctest.testmod(rules)
-    assert tried >= 10
+    assert tried >= 9
     assert failed == 0
 
 

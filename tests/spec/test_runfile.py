@@ -138,10 +138,12 @@ def test_a_hugging_face_config_is_asked_of_its_resolver():
         ({}, {"seq_len": 256}, "recipe.seq_len = 256: is longer than model.max_seq_len = 128; nearest that works: 128"),
         ({}, {"warmup_steps": 11}, "recipe.warmup_steps = 11: is longer than the run of 10 steps"
          "; nearest that works: 10"),
-        ({}, {"optimizer": "rmsprop", "optimizer_loop": "fused"}, "recipe.optimizer_loop = 'fused': torch has no fused RMSProp"
+        ({}, {"optimizer": "rmsprop", "optimizer_loop": "fused"}, "recipe.optimizer_loop = 'fused': "
+         "torch has no fused RMSProp"
          "; nearest that works: foreach"),
         ({}, {"dropout": 1.5}, "recipe.dropout = 1.5: must be at most 0.99; nearest that works: 0.99"),
-        ({}, {"learning_rate": "fast"}, "recipe.learning_rate = 'fast': is not a number; write it like 0.5, \"3e-4\" or \"50%\""),
+        ({}, {"learning_rate": "fast"}, "recipe.learning_rate = 'fast': "
+         "is not a number; write it like 0.5, \"3e-4\" or \"50%\""),
         ({}, {"precision": "fp8"}, "recipe.precision = 'fp8': must be one of fp32, bf16-mixed"),
     ],
 )  # fmt: skip
@@ -152,7 +154,8 @@ def test_a_wrong_field_is_one_sentence_with_the_nearest_value_that_works(model, 
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ({**table(), "modle": {}}, "modle = a table: unknown section; a run file has model, recipe, layout, cluster, data"
+        ({**table(), "modle": {}}, "modle = a table: unknown section; "
+         "a run file has model, recipe, layout, cluster, data"
          "; nearest that works: model"),
         ({**table(), "seq_len": 5}, "seq_len = 5: unknown section; a run file has model, recipe, layout, cluster, data"
          "; nearest that works: recipe.seq_len"),

@@ -30,6 +30,8 @@ def tiny_run(model: dict[str, Any] | None = None, **recipe: Any) -> Run:
 class CountingFeed:
     """Sequences that count upwards from a random start: learnable, and a pure function of (seed, step)."""
 
+    fingerprint = "counting"
+    tokenizer_definition: str | None = None
     unigram_entropy: float | None = float(np.log(64))
 
     def __init__(self, run: Run, device: torch.device) -> None:

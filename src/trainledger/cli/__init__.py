@@ -1,7 +1,7 @@
 """The command line: a table of verbs, each in a module of its own that is imported when it is called.
 
 Exit codes: 0 done; 1 it was tried and failed; 2 the input was wrong, with a sentence for each problem;
-130 interrupted; 141 the reader of the output went away.
+130 interrupted; 141 the reader of the output went away. A verb that has more of them says so in its help.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "export": ("Look back", "write a model that transformers opens", "export_model"),
     "import": ("Look back", "read a model that transformers wrote", "import_model"),
 }
+LIGHT = ("init", "napkin", "plan", "catalog", "runs")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit code."""
+    """Run one verb and return the exit code; without ``argv`` the process is the command's own."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(words)
-        sys.stdout.flush()
+        code = _run(words, own_process=argv is None)
+        if sys.stdout is not None:  # None where the process was started with it closed
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
@@ -45,9 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Python flushes standard output once more on its way out; let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER
+    except OSError as error:
+        print(f"trainledger: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], own_process: bool) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
         return DONE
@@ -64,12 +70,16 @@ def _run(words: list[str]) -> int:
         print(f"trainledger has no verb {shown(verb)}" + (f"; nearest: {near}" if near else ""), file=sys.stderr)
         print("trainledger --help lists them all", file=sys.stderr)
         return WRONG_INPUT
-    return _call(verb, rest)
+    return _call(verb, rest, own_process)
 
 
-def _call(verb: str, rest: list[str]) -> int:
+def _call(verb: str, rest: list[str], own_process: bool) -> int:
     from importlib import import_module
 
+    if own_process and verb in LIGHT:
+        from trainledger.cli.startup import start_light
+
+        start_light()
     from trainledger.cli.arguments import Parser
     from trainledger.spec.problem import InvalidInput
 

@@ -1,7 +1,4 @@
-"""Measure this machine: matmul rates by shape and dtype, memory, attention and overhead, in half a minute.
-
-The rates are kept in a file that forecasts read; $TRAINLEDGER_CALIBRATION names another place for it.
-"""
+"""Measure this machine, or one optimizer step of a run on it."""
 
 from __future__ import annotations
 
@@ -13,24 +10,37 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from trainledger.cli.arguments import add_json, print_json
+from trainledger.cli.arguments import add_json, add_run, load_run, print_json
 from trainledger.report.table import table
-from trainledger.units import GIGA, format_flops_per_second, format_nbytes, format_seconds
+from trainledger.units import GIGA, format_count, format_flops, format_flops_per_second, format_nbytes, format_seconds
+
+_MACHINE = """Measure this machine: matmul rates by shape and dtype, memory, attention and overhead, in half a
+minute. The rates are kept in a file that forecasts read; $TRAINLEDGER_CALIBRATION names another place for it."""
+_STEP = """Run one optimizer step of a run file on random tokens, recording every operation and every byte."""
 
 if TYPE_CHECKING:
+    from trainledger.ledger.entry import Ledger
     from trainledger.spec.calibration import Calibration
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
-    machine = what.add_parser("machine", help="this machine's rates, kept for forecasts", description=__doc__)
+    machine = what.add_parser("machine", help="this machine's rates, kept for forecasts", description=_MACHINE)
     machine.add_argument("--quick", action="store_true", help="fewer shapes and samples, about 8 s")
     machine.add_argument("--backend", default="auto", help="auto, cpu, cuda or mps")
     machine.add_argument("--output", metavar="FILE.toml", help="where to keep the calibration")
     add_json(machine)
+    step = what.add_parser("step", help="one real step with random tokens, operation by operation", description=_STEP)
+    add_run(step)
+    step.add_argument("--output", metavar="FILE.json.gz", help="keep the measured ledger there")
+    add_json(step)
 
 
 def execute(args: argparse.Namespace) -> int:
+    return _measure_machine(args) if args.what == "machine" else _measure_step(args)
+
+
+def _measure_machine(args: argparse.Namespace) -> int:
     from trainledger.spec.calibration import calibration_path, to_device, write_calibration
     from trainledger.spec.plain import to_plain
 
@@ -57,6 +67,39 @@ def execute(args: argparse.Namespace) -> int:
     return 0
 
 
+def _measure_step(args: argparse.Namespace) -> int:
+    run = load_run(args)
+
+    from trainledger.ledger.store import write_ledger
+    from trainledger.ledger.summary import summary
+    from trainledger.measure.step import rehearse_really
+
+    ledger = rehearse_really(run)
+    if args.output:
+        write_ledger(ledger, args.output)
+    if args.json:
+        print_json({**summary(ledger), "seconds_by_kind": _seconds(ledger, "kind"), "output": args.output})
+        return 0
+    facts = summary(ledger)
+    rows = [
+        [kind, format_flops(facts["flops"].get(kind, 0)), format_seconds(seconds)]
+        for kind, seconds in _seconds(ledger, "kind").items()
+    ]
+    print(f"{format_count(facts['parameters'])} parameters, {len(ledger)} operations in one optimizer step")
+    print(f"peak {format_nbytes(facts['peak_nbytes'])}, kept for backward {format_nbytes(facts['kept_nbytes'])}\n")
+    print(table(["kind", "FLOPs", "time"], rows, align="lrr"))
+    print("\nTimes are those under the recorder, which makes small operations look slow.")
+    return 0
+
+
+def _seconds(ledger: Ledger, key: str) -> dict[str, float]:
+    split: dict[str, float] = {}
+    for each in ledger:
+        if each.seconds is not None:
+            split[getattr(each, key)] = split.get(getattr(each, key), 0.0) + each.seconds
+    return split
+
+
 def text(calibration: Calibration) -> str:
     """A calibration for a terminal of 80 columns."""
     kernels = [
@@ -74,7 +117,7 @@ def text(calibration: Calibration) -> str:
         [
             f"{calibration.title}, {calibration.backend}, threads: {calibration.threads}",
             table(["kernel", "dtype", "shape", "GFLOP/s", "GB/s", "one call"], kernels, align="lllrrr"),
-            table(["", ""], _summary(calibration), align="ll"),
+            table(["in short", ""], _summary(calibration), align="ll"),
             *(fill(each, 80) for each in _remarks(calibration)),
         ]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from trainledger.cli.arguments import add_json, print_json
@@ -34,7 +35,7 @@ def execute(args: argparse.Namespace) -> int:
         print(table(columns, [_cells(each) for each in facts], align="llrrrrrrr"))
         for each in facts:
             if each["missing"]:
-                print(f"{each['run']}: {', '.join(each['missing'])}")
+                print(fill(f"{each['run']}: {', '.join(each['missing'])}", 80, subsequent_indent="  "))
     return 0
 
 

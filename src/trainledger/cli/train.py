@@ -39,11 +39,11 @@ def execute(args: argparse.Namespace) -> int:
     except Stopped as end:
         print(end, file=sys.stderr)
         if args.json:
-            print_json({"run_dir": run_dir, "stopped": str(end), "exit_code": end.exit_code})
+            print_json({"state": "stopped", "run_dir": run_dir, "why": str(end), "exit_code": end.exit_code})
         return end.exit_code
     # --- after the run: reconciling goes here ---
     if args.json:
-        print_json(vars(finished))
+        print_json({"state": "finished", **vars(finished)})
         return 0
     took = f"{format_count(finished.tokens)} tokens in {format_seconds(finished.seconds)}"
     print(f"{run_dir}: {finished.step} steps, {took}")

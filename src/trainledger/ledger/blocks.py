@@ -152,10 +152,10 @@ def norm(tape: Tape, sizes: Sizes, x: Array, w: Leaf, b: Leaf | None, path: str)
         return op.rms_norm(tape, x, w, sizes.rows, sizes.spec.d_model, fused=sizes.fused_kernels)
 
 
-def rotate(tape: Tape, x: Array, angles: Angles) -> Array:
+def rotate(tape: Tape, sizes: Sizes, x: Array, heads: Int, angles: Angles) -> Array:
     """Rotary positions: two half-width products each for cosine and sine."""
     cos, sin = angles
-    a, b = op.chunk(tape, x, 2)
+    a, b = op.halves(tape, x, sizes.rows * heads * (sizes.spec.head_size // 2))
     return op.concatenate(
         tape,
         (
@@ -178,7 +178,7 @@ def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, angles: A
         v = op.linear(tape, x, leaves.v, v_bias, rows, D, G * K)
     if sizes.attention == "sdpa":
         if angles is not None:
-            q, k = rotate(tape, q, angles), rotate(tape, k, angles)
+            q, k = rotate(tape, sizes, q, H, angles), rotate(tape, sizes, k, G, angles)
         kernel = "flash_attention_for_cpu" if sizes.backend == "cpu" else "flash_attention"
         y = op.fused_attention(tape, q, k, v, sizes.B, H, sizes.T, K, kernel=kernel)
     else:
@@ -189,7 +189,7 @@ def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, angles: A
         k = op.contiguous(tape, k, forward=False, backward=few and not turned)
         v = op.contiguous(tape, v, forward=False, backward=few)
         if angles is not None:
-            q, k = rotate(tape, q, angles), rotate(tape, k, angles)
+            q, k = rotate(tape, sizes, q, H, angles), rotate(tape, sizes, k, G, angles)
         y = written_out(tape, sizes, q, k, v)
     # The fused kernels write tokens before heads, batched products heads before tokens.
     apart = sizes.attention == "math" and not op.is_one(H)

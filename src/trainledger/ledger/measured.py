@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainledger.ledger.entry import Ledger
+from trainledger.ledger.summary import summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +71,15 @@ class Measured:
 
 
 WARM_UP_STEPS = 2
+ENOUGH_STEPS = 5
 
 
 def measured_run(
     lines: Iterable[Mapping[str, Any]],
     ledger: Ledger | None = None,
     *,
-    leave_out: Collection[int] = (),
+    metered: Collection[int] = (),
+    disturbed: Collection[int] = (),
     allocator_peak_nbytes: int | None = None,
     device: str = "",
     torch_version: str = "",
@@ -85,10 +88,12 @@ def measured_run(
 ) -> Measured:
     """A run's measurement from the lines of its metrics file and the ledger of its metered step.
 
-    The first steps of each sitting are warm-up and not steady; nor are those in ``leave_out`` (metered ones,
-    disturbed ones).
+    The first steps of each sitting are warm-up and not steady; nor are ``metered`` steps, and ``disturbed``
+    ones unless hardly any other is left, which is then said in the notes.
     """
-    steps, phases, total, warm, tokens = [], dict[str, float](), None, 0, None
+    steps: dict[int, tuple[float, dict[str, float]]] = {}
+    phases: dict[str, float] = {}
+    total, warm, tokens = None, 0, None
     for line in lines:
         for name, seconds in (line.get("phase_seconds") or {}).items():
             phases[name] = phases.get(name, 0.0) + seconds
@@ -96,14 +101,19 @@ def measured_run(
             warm = WARM_UP_STEPS
         elif line.get("event") == "finish":
             total = line.get("seconds")
-        elif isinstance(line.get("seconds"), int | float) and "loss" in line:
+        elif "loss" in line and line.get("seconds") is not None:
             total, tokens = line.get("time", total), line["tokens"] / line["step"]
             if warm:
                 warm -= 1
-            elif line["step"] not in leave_out:
-                steps.append((line["seconds"], line.get("phase_seconds") or {}))
-    times = spread((seconds for seconds, _ in steps), discarded=len(leave_out))
-    facts = ledger_facts(ledger) if ledger is not None else {}
+            elif line["step"] not in metered:
+                steps[line["step"]] = line["seconds"], line.get("phase_seconds") or {}
+    quiet = [each for step, each in steps.items() if step not in disturbed]
+    if len(quiet) < min(len(steps), ENOUGH_STEPS):
+        busy = f"other processes kept the machine busy: all but {len(quiet)} of {len(steps)} steps were disturbed"
+        notes = (*notes, f"{busy}, and the step time is that of all of them")
+        quiet = list(steps.values())
+    times = spread((seconds for seconds, _ in quiet), discarded=len(steps) - len(quiet))
+    facts = summary(ledger) if ledger is not None else {}
     if tokens is not None:
         facts.setdefault("tokens_per_step", round(tokens))
     return Measured(
@@ -111,7 +121,7 @@ def measured_run(
             **facts,
             "allocator_peak_nbytes": allocator_peak_nbytes,
             "step_seconds": times,
-            "step_seconds_by_phase": _middle_half(steps, times),
+            "step_seconds_by_phase": _middle_half(quiet),
             "tokens_per_second": tokens / times.median if times and tokens else None,
             "total_seconds": total,
             "seconds_by_phase": phases,
@@ -123,26 +133,10 @@ def measured_run(
     )
 
 
-def _middle_half(steps: list[tuple[float, dict[str, float]]], times: Spread | None) -> dict[str, float]:
-    """Mean seconds by phase over the steps between the quartiles, which sum to about the median step."""
-    if times is None:
-        return {}
-    middle = [split for seconds, split in steps if times.low <= seconds <= times.high and split]
+def _middle_half(steps: list[tuple[float, dict[str, float]]]) -> dict[str, float]:
+    """Mean seconds by phase over the half of the steps around the median, which sum to about the median step."""
+    ordered = sorted((each for each in steps if each[1]), key=lambda each: each[0])
+    quarter = len(ordered) // 4
+    middle = [split for _, split in ordered[quarter : len(ordered) - quarter]]
     names = dict.fromkeys(name for split in middle for name in split)
     return {name: sum(split.get(name, 0.0) for split in middle) / len(middle) for name in names}
-
-
-def ledger_facts(ledger: Ledger) -> dict[str, Any]:
-    """The fields of `Measured` (and of a forecast) that a step's ledger holds."""
-    peak = ledger.peak()
-    kept = ledger.filter(lambda each: bool(each.kept)).by("kind", "kept")
-    return {
-        "parameters": ledger.parameters,
-        "tokens_per_step": ledger.tokens,
-        "flops": {kind: flops for kind, flops in ledger.by("kind").items() if flops},
-        "model_flops": ledger.model_flops,
-        "kept_nbytes": ledger.kept_nbytes,
-        "kept_by_kind": {kind: nbytes // ledger.micro_batches for kind, nbytes in kept.items()},
-        "peak_nbytes": peak.nbytes,
-        "peak_by_category": dict(peak.by_category),
-    }

@@ -208,15 +208,14 @@ def dropout(tape: Tape, x: Array, probability: float) -> Array:
 # Moving data
 
 
-def chunk(tape: Tape, x: Array, parts: int) -> list[Array]:
-    """Views of equal parts; their gradients are copied together."""
-    share, dtype = x.elements // parts, x.dtype
+def halves(tape: Tape, x: Array, half: Int) -> list[Array]:
+    """Views of the two halves of ``half`` elements each; their gradients are copied together."""
+    dtype = x.dtype
 
     def backward(*gradients: Array) -> Gradients:
-        return list(tape.emit("cat", "copy", reads=gradients, makes=[(share * parts, dtype)]))
+        return list(tape.emit("cat", "copy", reads=gradients, makes=[(2 * half, dtype)]))
 
-    ports = tape.fork([x.node], (), backward, parts)
-    return [x.view(share, port) for port in ports]
+    return [x.view(half, port) for port in tape.fork([x.node], (), backward, 2)]
 
 
 def concatenate(tape: Tape, parts: Sequence[Array]) -> Array:

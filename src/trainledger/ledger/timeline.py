@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import groupby
 
 from trainledger.ledger.entry import Amounts, Entry, Int, Ledger
@@ -72,6 +73,24 @@ def _walk(entries: Sequence[tuple[int, Entry]], live: Live, depth: int, iteratio
         for key, step in change.items():
             live[key] = before.get(key, 0) + (count - 1) * step
         yield from _walk(body, live, depth + 1, (*iteration, count - 1))
+
+
+def peak_nbytes(ledger: Ledger) -> Int:
+    """The most live bytes of the step, for ints, arrays (one peak per element) and symbols."""
+    return reduce(larger, (each.nbytes for each in timeline(ledger)))
+
+
+def larger(a: Int, b: Int) -> Int:
+    """The larger of two sizes, whatever their kind."""
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    if any(hasattr(each, "free_symbols") for each in (a, b)):
+        import sympy
+
+        return sympy.Max(a, b)
+    import numpy
+
+    return numpy.maximum(a, b)
 
 
 def _is_nonzero(amount: Int) -> bool:

@@ -2,7 +2,7 @@
 
 Every kernel is timed in short blocks, round after round over all kernels, so that a disturbance that lasts a
 second costs each kernel one block and no kernel all of its blocks. Blocks in which other processes used the
-processor are thrown away; where none is left, the fastest is taken and the calibration says ``busy``.
+processor are thrown away; where none is left, the fastest calls count and the calibration says ``busy``.
 """
 
 from __future__ import annotations
@@ -30,24 +30,39 @@ from trainledger.units import MIB
 # A dtype this many times slower than fp32 in the same matmul is emulated, and not worth the wait.
 ABSURDLY_SLOW = 8.0
 ENOUGH_SAMPLES = 3
+BURST_SECONDS = 0.004
+
+
+@dataclass(frozen=True)
+class Block:
+    """Calls of one kernel for a fraction of a second: mean seconds of a call, and of the fastest few in a row."""
+
+    seconds: float
+    fastest: float
+    others: float | None = None
+    disturbed: bool = False
 
 
 @dataclass
-class _Timing:
+class Timing:
+    """A kernel, its call, and the blocks timed so far."""
+
     kernel: Kernel
     call: Callable[[], object]
-    samples: list[Sample] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
 
     @property
-    def undisturbed(self) -> list[Sample]:
-        return [each for each in self.samples if not each.disturbed]
+    def undisturbed(self) -> list[Block]:
+        return [each for each in self.blocks if not each.disturbed]
 
-    def best(self) -> Sample:
-        """The median of the undisturbed samples, or the fastest of all where there is none."""
-        kept = self.undisturbed
-        if not kept:
-            return min(self.samples, key=lambda each: each.seconds)
-        return sorted(kept, key=lambda each: each.seconds)[(len(kept) - 1) // 2]
+    def best(self) -> tuple[float, float | None]:
+        """Seconds of a call and others' share: the median undisturbed block, or the fastest calls of all."""
+        kept = sorted(self.undisturbed, key=lambda each: each.seconds)
+        if kept:
+            middle = kept[(len(kept) - 1) // 2]
+            return middle.seconds, middle.others
+        fastest = min(self.blocks, key=lambda each: each.fastest)
+        return fastest.fastest, fastest.others
 
 
 def measure_machine(
@@ -81,7 +96,7 @@ def measure_machine(
     storage = storage_bytes_per_second(8 * MIB if quick else 32 * MIB)
     tell(1.0, "done")
 
-    samples = [each for timing in timings for each in timing.samples] + [each for each, _ in overhead_samples]
+    samples = [each for timing in timings for each in timing.blocks] + [each for each, _ in overhead_samples]
     discarded = sum(each.disturbed for each in samples)
     disturbed = [timing for timing in timings if not timing.undisturbed]
     if any(each.others is None for each in samples):
@@ -89,7 +104,7 @@ def measure_machine(
     if disturbed:
         notes.append(
             f"other processes kept the machine busy: {len(disturbed)} of {len(timings)} kernels have no undisturbed "
-            "sample and stand here with their fastest one; measure again on a quiet machine"
+            "sample and stand here with their fastest calls; measure again on a quiet machine"
         )
     return Calibration(
         title=title(device),
@@ -116,9 +131,9 @@ def _time_all(
     seconds: float,
     rounds: int,
     tell: Callable[[float, str], None],
-) -> list[_Timing]:
+) -> list[Timing]:
     """``rounds`` blocks of every kernel in about ``seconds``, and up to as many again for disturbed ones."""
-    timings = [_Timing(each, each.build()) for each in chosen]
+    timings = [Timing(each, each.build()) for each in chosen]
     block = seconds / rounds / len(timings)
     for timing in timings:
         timing.call()
@@ -127,31 +142,29 @@ def _time_all(
     for round_ in range(2 * rounds):
         wanted = timings if round_ < rounds else [each for each in timings if len(each.undisturbed) < ENOUGH_SAMPLES]
         for at, timing in enumerate(wanted):
-            if timing.samples and time.perf_counter() > deadline:
+            if timing.blocks and time.perf_counter() > deadline:
                 return timings
             tell(0.95 * min(1.0, (round_ + at / len(wanted)) / rounds), timing.kernel.name)
-            timing.samples.append(_block(timing.call, device, threads, block))
+            timing.blocks.append(_block(timing.call, device, threads, block))
     return timings
 
 
-def _block(call: Callable[[], object], device: torch.device, threads: int, seconds: float) -> Sample:
-    """Run a kernel for about ``seconds``; the sample's seconds are those of one call."""
-    calls = 0
+def _block(call: Callable[[], object], device: torch.device, threads: int, seconds: float) -> Block:
+    """Run a kernel for about ``seconds``, looking at the clock (and waiting for the device) every few calls."""
+    calls, burst, fastest = 0, 1, float("inf")
     synchronize(device)
     with watched(threads) as sample:
-        end = time.perf_counter() + seconds
-        burst = 1
-        while True:
+        start = before = time.perf_counter()
+        while before - start < seconds:
             for _ in range(burst):
                 call()
             synchronize(device)
+            now = time.perf_counter()
             calls += burst
-            left = end - time.perf_counter()
-            if left <= 0:
-                break
-            # Few looks at the clock and few waits for the device, without running past the end.
-            burst = max(1, min(2 * burst, int(calls * left / (seconds - left + 1e-9))))
-    return Sample(sample.seconds / calls, sample.others, sample.disturbed)
+            fastest = min(fastest, (now - before) / burst)
+            burst = max(1, int(BURST_SECONDS / fastest))
+            before = now
+    return Block((before - start) / calls, fastest, sample.others, sample.disturbed)
 
 
 def _watch(measure: Callable[[], float], threads: int) -> tuple[Sample, float]:
@@ -165,13 +178,13 @@ def _middle(samples: list[tuple[Sample, float]]) -> float:
     return statistics.median(kept) if kept else min(value for _, value in samples)
 
 
-def _kernel_time(timing: _Timing, overhead: float) -> KernelTime:
+def _kernel_time(timing: Timing, overhead: float) -> KernelTime:
     """What the kernel itself takes: the cost of calling any operation is a number of its own."""
-    kernel, sample = timing.kernel, timing.best()
-    seconds = max(sample.seconds - overhead * kernel.operations, 0.1 * sample.seconds)
+    kernel, (called, others) = timing.kernel, timing.best()
+    seconds = max(called - overhead * kernel.operations, 0.1 * called)
     return KernelTime(
         kind=kernel.kind, dtype=kernel.dtype, shape=kernel.shape, flops=kernel.flops, nbytes=kernel.nbytes,
-        seconds=seconds, phase=kernel.phase, others=None if sample.others is None else round(sample.others, 3),
+        seconds=seconds, phase=kernel.phase, others=None if others is None else round(others, 3),
     )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from trainledger.ledger.entry import Ledger
 from trainledger.nn.transformer import build
 from trainledger.spec.run import Run
 from trainledger.trace.recorder import Recorder
+from trainledger.trace.trace import make_states
 from trainledger.train.optimizer import build_optimizer
 from trainledger.train.step import optimizer_step
 
@@ -53,17 +53,14 @@ def metered_step(
 ) -> Ledger:
     """One optimizer step under the recorder, as a ledger.
 
-    With ``warm_up`` a step is taken before, so that the optimizer's state exists, as in every step but the first.
+    With ``warm_up`` the optimizer's state is made before, so that the step is like every one but the first.
     """
     if warm_up:
-        optimizer_step(model, optimizer, batches, run.recipe)
-    optimizer.zero_grad(set_to_none=True)
+        make_states(model, optimizer)
     recorder = Recorder(model, clocked=clocked)
     tell_resident(recorder, model, optimizer, [each for pair in batches for each in pair])
-    with ExitStack() as stack:
-        stack.enter_context(recorder)
-        result = optimizer_step(model, optimizer, batches, run.recipe, clock=recorder.phase)
-        stack.enter_context(nullcontext(result))
+    with recorder:
+        optimizer_step(model, optimizer, batches, run.recipe, clock=recorder.phase)
     return recorder.ledger(
         parameters=sum(each.numel() for each in model.parameters()),
         tokens=run.recipe.tokens_per_step,

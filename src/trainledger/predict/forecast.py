@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from trainledger.ledger.entry import BASES, Ledger
-from trainledger.ledger.measured import ledger_facts
+from trainledger.ledger.summary import summary
 from trainledger.predict.ratios import hfu, matmul_dtype, mfu
 from trainledger.predict.roofline import Machine, NoRate, peak_rate
 from trainledger.predict.run_time import run_time
 from trainledger.predict.step_time import StepTime, step_time
-from trainledger.spec.calibration import Calibration
+from trainledger.spec.cluster import Device
 from trainledger.spec.problem import Problem
 from trainledger.spec.run import Run
 
@@ -57,7 +57,7 @@ class Forecast:
 
 def forecast(run: Run, ledger: Ledger, machine: Machine | None) -> Forecast:
     """The forecast of a run from its ledger and the machine it runs on (None = unknown: no times, no MFU)."""
-    facts: dict[str, object] = {**ledger_facts(ledger), "matmul_dtype": matmul_dtype(ledger)}
+    facts: dict[str, object] = {**summary(ledger), "matmul_dtype": matmul_dtype(ledger)}
     counted = "assumed" if ledger.uncounted else "exact"
     basis = {"parameters": "exact", "flops": counted, "kept_nbytes": "exact", "peak_nbytes": "exact"}
     notes: list[str] = []
@@ -91,7 +91,7 @@ def _times(run: Run, ledger: Ledger, step: StepTime, machine: Machine, notes: li
         step.seconds,
         by_phase=step.by_phase,
         checkpoint_nbytes=state.get("parameters", 0) + state.get("optimizer state", 0),
-        storage_bytes_per_second=machine.storage_bytes_per_second if isinstance(machine, Calibration) else None,
+        storage_bytes_per_second=None if isinstance(machine, Device) else machine.storage_bytes_per_second,
     )
     notes += whole.notes
     return {

@@ -10,12 +10,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias
 
 from trainledger.ledger.entry import Entry
-from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.spec.cluster import Device
 
-Machine = Device | Calibration
+if TYPE_CHECKING:
+    from trainledger.spec.calibration import Calibration, KernelTime
+
+Machine: TypeAlias = "Device | Calibration"
 COMPUTE_KINDS = ("matmul", "attention")
 
 
@@ -42,7 +45,7 @@ class Roofline:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self._kernels: dict[tuple[str, str, bool], list[KernelTime]] = {}
-        if isinstance(machine, Calibration):
+        if not isinstance(machine, Device):
             for each in sorted(machine.kernels, key=lambda each: each.nbytes):
                 dtype = each.dtype if each.kind in COMPUTE_KINDS else ""
                 self._kernels.setdefault((each.kind, dtype, each.phase == "backward"), []).append(each)

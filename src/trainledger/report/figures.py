@@ -12,7 +12,7 @@ from trainledger.ledger.entry import CATEGORIES, Ledger
 from trainledger.ledger.timeline import Moment, timeline
 from trainledger.reconcile import Reconciliation
 from trainledger.report.record import RunRecord
-from trainledger.units import GIGA, format_seconds
+from trainledger.units import GIGA, MEGA, format_seconds
 
 Figure = dict[str, Any]
 
@@ -41,8 +41,11 @@ def memory_timeline(predicted: Ledger | None, measured: Ledger | None) -> Figure
     if not sides:
         return None
     lanes = [(name, *_stacked(timeline(ledger))) for name, ledger in sides]
-    highest = max(sum(column) for _, _, live, _ in lanes for column in zip(*live.values(), strict=True)) / GIGA
-    layout = _layout(height=240 * len(lanes) + 80, hovermode="x unified")
+    highest = max(sum(column) for _, _, live, _ in lanes for column in zip(*live.values(), strict=True))
+    scale, unit = (GIGA, "GB") if highest >= GIGA else (MEGA, "MB")
+    top_of_axis = 1.12 * highest / scale
+    layout = _layout(height=240 * len(lanes) + 100, hovermode="x unified")
+    layout["margin"] |= {"t": 70}
     layout["annotations"] = []
     data = []
     for at, (name, x, live, phases) in enumerate(lanes):
@@ -52,25 +55,26 @@ def memory_timeline(predicted: Ledger | None, measured: Ledger | None) -> Figure
                 {
                     "type": "scatter", "mode": "lines", "name": category, "legendgroup": category,
                     "showlegend": at == 0, "stackgroup": name, "line": {"width": 0.5, "color": _COLOUR_OF[category]},
-                    "x": x, "y": [each / GIGA for each in nbytes], "xaxis": f"x{axis}", "yaxis": f"y{axis}",
-                    "hovertemplate": "%{y:.4f} GB",
+                    "x": x, "y": [each / scale for each in nbytes], "xaxis": f"x{axis}", "yaxis": f"y{axis}",
+                    "hovertemplate": f"%{{y:.4f}} {unit}",
                 }
             )  # fmt: skip
         top, bottom = 1 - at / len(lanes), 1 - (at + 1) / len(lanes)
         gap = 0.12 if len(lanes) > 1 else 0.0
         layout[f"yaxis{axis}"] = {
-            "title": {"text": f"{name} (GB)"}, "domain": [bottom + gap / 2, top - gap / 2],
-            "range": [0, 1.12 * highest], "anchor": f"x{axis}",
+            "title": {"text": f"{name} ({unit})"}, "domain": [bottom + gap / 2, top - gap / 2],
+            "range": [0, top_of_axis], "anchor": f"x{axis}",
         }  # fmt: skip
-        layout[f"xaxis{axis}"] = {"title": {"text": "operations"}, "anchor": f"y{axis}", "range": [0, x[-1]]}
+        layout[f"xaxis{axis}"] = {"anchor": f"y{axis}", "range": [0, x[-1]]}
         for start, phase in phases:
             layout["annotations"].append(
                 {
-                    "x": start, "y": 1.12 * highest, "xref": f"x{axis}", "yref": f"y{axis}", "text": phase,
+                    "x": start, "y": top_of_axis, "xref": f"x{axis}", "yref": f"y{axis}", "text": phase,
                     "showarrow": False, "xanchor": "left", "yanchor": "top", "font": {"size": 11, "color": "#555"},
                 }
             )  # fmt: skip
             layout["shapes"].append(_line("v", start, "#bbb", f"x{axis}", f"y{axis} domain"))
+    layout[f"xaxis{len(lanes) if len(lanes) > 1 else ''}"]["title"] = {"text": "operations of one optimizer step"}
     return {"data": data, "layout": layout}
 
 
@@ -211,9 +215,10 @@ def phase_times(rows: Reconciliation) -> Figure | None:
 
 def _layout(**options: Any) -> dict[str, Any]:
     layout: dict[str, Any] = {
-        "template": "none", "height": 360, "margin": {"l": 70, "r": 20, "t": 30, "b": 50}, "shapes": [],
+        "template": "none", "height": 360, "margin": {"l": 70, "r": 40, "t": 30, "b": 50}, "shapes": [],
         "font": {"family": "system-ui, sans-serif", "size": 13}, "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)", "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        "modebar": {"orientation": "v", "bgcolor": "rgba(0,0,0,0)", "color": "#bbb", "activecolor": "#555"},
     }  # fmt: skip
     return layout | options
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trainledger.report.figures import Figure, figures
-from trainledger.report.reconciliation import COLUMNS, cells_of, spread_sentence
+from trainledger.report.reconciliation import COLUMNS, cells_of, sentence, spread_sentence
 from trainledger.report.record import RunRecord
 from trainledger.spec.plain import replace_file
 
@@ -115,6 +115,6 @@ def _notes(record: RunRecord) -> list[str]:
     notes = ["The ratio is measured / predicted. Parts and the unexplained rest sum to the difference."]
     if rows["step_seconds"].spread is not None:
         notes.append(spread_sentence(rows["step_seconds"].spread))
-    notes += rows.notes
+    notes += [sentence(each) for each in rows.notes]
     notes += [f"Not in this report: {each}." for each in record.missing]
     return [f'<p class="note">{escape(each)}</p>' for each in notes]

@@ -23,7 +23,7 @@ def text(reconciliation: Reconciliation) -> str:
     spread = reconciliation["step_seconds"].spread
     if spread is not None:
         lines.append(spread_sentence(spread))
-    lines += reconciliation.notes
+    lines += [sentence(each) for each in reconciliation.notes]
     return "\n".join([lines[0], "", *(fill(each, WIDTH) for each in lines[1:])])
 
 
@@ -35,7 +35,7 @@ def cells_of(reconciliation: Reconciliation) -> list[tuple[bool, list[str]]]:
         if row.unexplained or (row.parts and (row.quantity in _ALWAYS_SPLIT or row.difference)):
             cells.extend((True, _part_cells(each, row.unit)) for each in row.parts if each.predicted or each.measured)
             if row.unexplained is not None:
-                cells.append((True, ["unexplained", "", signed(row.unexplained, row.unit), "", "", ""]))
+                cells.append((True, ["unexplained", "", "", "", "", signed(row.unexplained, row.unit)]))
     return cells
 
 
@@ -65,6 +65,8 @@ def shown(value: Number | None, unit: str) -> str:
     """An amount in its unit."""
     if value is None:
         return _UNKNOWN
+    if not value:
+        return "0"
     if unit == "nbytes":
         return format_nbytes(value)
     if unit == "flops":
@@ -84,8 +86,17 @@ def signed(value: Fraction, unit: str) -> str:
     return ("+" if value > 0 else "-") + shown(abs(number), unit)
 
 
+def sentence(note: str) -> str:
+    """A note with a capital in front and a stop behind.
+
+    >>> sentence("no MFU: the peak is unknown")
+    'No MFU: the peak is unknown.'
+    """
+    return note[:1].upper() + note[1:] + ("" if note.endswith(".") else ".")
+
+
 def spread_sentence(spread: Spread) -> str:
     """How the steps were spread."""
-    discarded = f"; {spread.discarded} left out" if spread.discarded else ""
+    discarded = f"; {spread.discarded} disturbed ones left out" if spread.discarded else ""
     low, high = format_seconds(spread.low), format_seconds(spread.high)
     return f"Step time is the median of {spread.count} steps, the middle half from {low} to {high}{discarded}."

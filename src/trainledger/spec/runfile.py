@@ -37,9 +37,13 @@ def read(
     *,
     presets: Resolver | None = None,
     from_config: Resolver | None = None,
+    devices: Callable[[str], object] | None = None,
 ) -> Run:
     """The run in a TOML file; raises InvalidInput with every problem of the file."""
-    return parse(read_table(path), overrides, presets=presets, from_config=from_config, where=os.fspath(path))
+    table = read_table(path)
+    return parse(
+        table, overrides, presets=presets, from_config=from_config, devices=devices, where=os.fspath(path)
+    )  # fmt: skip
 
 
 def parse(
@@ -48,12 +52,14 @@ def parse(
     *,
     presets: Resolver | None = None,
     from_config: Resolver | None = None,
+    devices: Callable[[str], object] | None = None,
     where: str = "",
 ) -> Run:
     """The run that a table of sections says, after overrides such as ``"recipe.micro_batch=2"``.
 
     ``presets`` and ``from_config`` give the model fields of a catalog name and of a Hugging Face
-    config.json; fields written beside them win. Raises InvalidInput with every problem.
+    config.json; fields written beside them win. ``devices`` raises InvalidInput for a device that is
+    unknown. Raises InvalidInput with every problem.
     """
     problems: list[Problem] = []
     sections = _sections(table, problems)
@@ -66,6 +72,8 @@ def parse(
         name: _part(name, cls, sections[name], problems, complete=name != "model" or base is not None)
         for name, cls in SECTIONS.items()
     }
+    if devices is not None and parts["cluster"] is not None:
+        _resolve(devices, parts["cluster"].device, problems)
     if all(part is not None for part in parts.values()):
         run = Run(**parts)
         problems.extend(run.problems())
@@ -210,11 +218,18 @@ def _model_base(
     elif resolver is None:
         problems.append(Problem(f"model.{key}", value, "cannot be looked up here; write the fields themselves"))
     else:
-        try:
-            return resolver(value)
-        except InvalidInput as error:
-            problems.extend(error.problems)
+        found: Table | None = _resolve(resolver, value, problems)
+        return found
     return None
+
+
+def _resolve(resolver: Callable[[str], Any], value: str, problems: list[Problem]) -> Any:
+    """What a resolver gives, or None and its problems."""
+    try:
+        return resolver(value)
+    except InvalidInput as error:
+        problems.extend(error.problems)
+        return None
 
 
 def _part(section: str, cls: type[Any], table: Table, problems: list[Problem], *, complete: bool) -> Any:

@@ -32,12 +32,14 @@ GATHERS = ("embedding", "index_select", "gather")
 class Recorder(TorchDispatchMode):
     """Records what is dispatched while it is active.
 
-    ``resident`` gives the tensors that are there before, by category. ``phase("backward")`` names what runs
-    inside; operations that autograd runs with gradients enabled during backward are recomputation.
-    ``clocked`` times each operation (real tensors on a synchronous device only).
+    ``resident`` gives the tensors that are there before, by category; what is read without having been made
+    or told was there as well, as part of the batch. ``phase("backward")`` names what runs inside; with
+    ``find_phases`` the recorder tells forward from backward itself (autograd runs the latter). Operations
+    that autograd runs with gradients enabled are recomputation. ``clocked`` times each operation (real
+    tensors on a synchronous device only).
     """
 
-    def __init__(self, model: nn.Module | None = None, *, clocked: bool = False) -> None:
+    def __init__(self, model: nn.Module | None = None, *, clocked: bool = False, find_phases: bool = False) -> None:
         super().__init__()
         self.events: list[Event] = []
         self.uncounted: dict[str, int] = {}
@@ -47,6 +49,7 @@ class Recorder(TorchDispatchMode):
         self._guards: dict[int, Any] = {}
         self._resident: list[Storage] = []
         self._phase = "other"
+        self._find_phases = find_phases
         self._recomputing = False
         self._root = model
         self._paths = {id(each): name for name, each in model.named_modules()} if model is not None else {}
@@ -78,18 +81,29 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Operations inside belong to this phase."""
-        before, self._phase = self._phase, name
-        if name == "forward":
-            self.micro_batches += 1
-        elif name == "backward":
-            keep_what_lives(self._live.values(), "forward")
+        before = self._phase
+        self._begin(name)
         try:
             yield
         finally:
-            if name == "backward" and self._root is not None:
-                gradients = [each.grad for each in self._root.parameters() if each.grad is not None]
-                self.categorize(gradients, "gradients")
-            self._phase = before
+            self._begin(before)
+
+    def _begin(self, phase: str) -> None:
+        """Leave one phase for another: what a forward leaves alive for the backward is kept by that."""
+        before, self._phase = self._phase, phase
+        if before == "backward" and self._root is not None:
+            gradients = [each.grad for each in self._root.parameters() if each.grad is not None]
+            self.categorize(gradients, "gradients")
+        if phase == "backward":
+            self.micro_batches += 1
+            keep_what_lives(self._live.values(), "forward")
+
+    def _notice_phase(self) -> None:
+        if self._phase not in ("other", "forward", "backward"):
+            return
+        phase = "forward" if torch._C._current_autograd_node() is None else "backward"
+        if phase != self._phase:
+            self._begin(phase)
 
     def __enter__(self) -> Recorder:
         self._hooks = [
@@ -159,9 +173,15 @@ class Recorder(TorchDispatchMode):
     def _record(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, seconds: float | None
     ) -> None:
+        if self._find_phases:
+            self._notice_phase()
         made: list[Storage] = []
         written = 0
         live = self._live
+        inputs = tensors_in(args) + (tensors_in(list(kwargs.values())) if kwargs else [])
+        for tensor in inputs:
+            if tensor.untyped_storage()._cdata not in live:
+                self.resident([tensor], "batch")
         for tensor in tensors_in(out):
             storage = tensor.untyped_storage()
             if storage._cdata not in live and storage.nbytes():
@@ -182,7 +202,6 @@ class Recorder(TorchDispatchMode):
         elif self._recomputing:
             self._recomputing = False
             keep_what_lives(self._live.values(), "recompute")
-        inputs = tensors_in(args) + (tensors_in(list(kwargs.values())) if kwargs else [])
         read = sum(touched_nbytes(each) for each in inputs)
         if changes:
             targets = _written_arguments(func, args, kwargs)
@@ -259,6 +278,8 @@ def touched_nbytes(tensor: Tensor) -> int:
 def _written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     written = []
     for index, argument in enumerate(func._schema.arguments):
+        if argument.name == "grads":  # fused optimizers write gradients only where a loss scale is taken off
+            continue
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[index] if index < len(args) else kwargs.get(argument.name)
             written.extend(tensors_in(value))

@@ -1,10 +1,11 @@
 """Checkpoints: directories that appear whole, carry the hash of each file, and are believed only when it fits.
 
-    <run_dir>/checkpoints/step-00000100/
-        model.safetensors      parameters by name (a tied weight once)
-        optimizer.safetensors  optimizer state as "<state>/<parameter>"
-        training.json          step, losses, seconds, the run's fields
-        manifest.json          size and SHA-256 of each file above
+``<run_dir>/checkpoints/step-00000100/`` holds
+
+- ``model.safetensors``: parameters by name (a tied weight once)
+- ``optimizer.safetensors``: optimizer state as ``<state>/<parameter>``
+- ``training.json``: step, losses, seconds, and what run, data and number of threads it is of
+- ``manifest.json``: size and SHA-256 of each file above
 
 Batches and dropout are functions of the step, so no generator state is stored. No file holds pickled objects.
 """

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.utils.deterministic
 
-from trainledger.data.loader import open_loader
 from trainledger.nn.init import initialize
 from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.problem import InvalidInput, Problem
@@ -19,7 +18,8 @@ from trainledger.spec.run import Run
 from trainledger.spec.runfile import digest
 from trainledger.train import checkpoint
 from trainledger.train.device import find_device, keep_freed_memory
-from trainledger.train.feed import OpenFeed
+from trainledger.train.durable import write_atomically
+from trainledger.train.feed import Feed, OpenFeed, open_store
 from trainledger.train.loop import Say, Sitting, finished_from
 from trainledger.train.observer import Finished, Observer, TrainingState
 from trainledger.train.optimizer import build_optimizer
@@ -34,14 +34,14 @@ def train(
     *,
     resume: bool = False,
     observers: Sequence[Observer] = (),
-    open_feed: OpenFeed = open_loader,
+    open_feed: OpenFeed = open_store,
     say: Say | None = None,
 ) -> Finished:
     """Train a run in its directory to its last step, from its newest valid checkpoint where ``resume``.
 
     ``open_feed`` brings the batches: by default those of ``run.data``, prepared where they are not yet.
-    Raises `InvalidInput` where the directory holds another run, one that was begun (without ``resume``) or one that
-    another process holds; `Diverged`, `Interrupted` or `CannotSave` where the run ends early. A finished run
+    Raises `InvalidInput` where the directory holds another run, one that was begun (without ``resume``), one begun
+    on other text, or one that another process holds; `Diverged`, `Interrupted` or `CannotSave` where the run ends early. A finished run
     is not touched again: with ``resume`` its result is given as it stands.
     """
     say = say or _say_on_stderr
@@ -60,11 +60,13 @@ def train(
         with _arithmetic(run, device), ExitStack() as stack:
             feed = open_feed(run, device)
             stack.callback(feed.close)
-            state = _prepare(run, run_dir, device, resume=begun, say=say)
+            if feed.tokenizer_definition is not None:
+                write_atomically(run_dir / "tokenizer.json", feed.tokenizer_definition)
+            state = _prepare(run, run_dir, device, feed, resume=begun, say=say)
             return Sitting(state, feed, observers, say).to_the_end(resumed=begun)
 
 
-def _prepare(run: Run, run_dir: Path, device: torch.device, *, resume: bool, say: Say) -> TrainingState:
+def _prepare(run: Run, run_dir: Path, device: torch.device, feed: Feed, *, resume: bool, say: Say) -> TrainingState:
     """Model and optimizer as initialized, or as the newest valid checkpoint holds them."""
     with device:
         model = build(run.model, run.recipe)
@@ -80,6 +82,9 @@ def _prepare(run: Run, run_dir: Path, device: torch.device, *, resume: bool, say
         if facts["digest"] != digest(run):
             rule = f"is a checkpoint of run {facts['digest'][:8]}, not of {digest(run)[:8]}"
             raise InvalidInput([Problem("checkpoint", str(path), rule)])
+        if facts["data"] != feed.fingerprint:
+            rule = "was begun on other text: the corpus or its tokenizer has changed since; put it back or begin anew"
+            raise InvalidInput([Problem("data.path", list(run.data.path), rule)], str(run_dir))
         checkpoint.load(path, model, optimizer)
         for name in ("step", "loss", "validation_loss", "seconds"):
             setattr(state, name, facts[name])

@@ -145,7 +145,8 @@ class Sitting:
             raise self.diverged("weights that are not finite")
         self.clock.exact = True
         with self.clock("checkpoint"):
-            facts = {**self.facts(), "digest": digest(state.run), "threads": torch.get_num_threads()}
+            facts = {**self.facts(), "digest": digest(state.run), "data": self.feed.fingerprint}
+            facts["threads"] = torch.get_num_threads()
             self.metrics.sync()
             path = checkpoint.save(state.run_dir, state.step, state.model, state.optimizer, facts)
             checkpoint.prune(state.run_dir, recipe.keep_last, recipe.keep_every)

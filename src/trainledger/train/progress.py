@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from trainledger.train.device import memory_in_use
 from trainledger.train.observer import EvaluationRecord, Finished, Observer, StepRecord, TrainingState
-from trainledger.units import format_count, format_nbytes, format_seconds
+from trainledger.units import format_count, format_nbytes, format_percent, format_seconds
 
 SECONDS_BETWEEN_LINES = 10.0
 STEPS_AVERAGED = 20
@@ -86,7 +86,7 @@ class Progress(Observer):
             f"{format_count(recipe.tokens_per_step / seconds)} tokens/s",
         ]
         if self._mfu is not None:
-            parts.append(f"MFU {self._mfu(seconds):.1%}")
+            parts.append(f"MFU {format_percent(self._mfu(seconds))}")
         nbytes = memory_in_use(self._state.device)
         if nbytes is not None:
             parts.append(format_nbytes(nbytes))

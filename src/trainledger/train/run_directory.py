@@ -1,10 +1,12 @@
 """The directory of a run: one process at a time, one run file, and a state that readers can trust.
 
-<run_dir>/run.toml      the resolved run file
-          state.json    running | finished | interrupted | failed, with the last step known
-          metrics.jsonl one line per step, evaluation and event
-          checkpoints/  see `checkpoint`
-          lock          held while a process trains here
+- ``run.toml``: the resolved run file
+- ``tokenizer.json``: what its text was tokenized with
+- ``state.json``: running, finished, interrupted or failed, with the last step known
+- ``metrics.jsonl``: one line per step, evaluation and event
+- ``checkpoints/``: see `checkpoint`
+- ``tensorboard/``: the curve once more
+- ``lock``: held while a process trains here
 """
 
 from __future__ import annotations

@@ -1,0 +1,61 @@
+"""The allocator as a witness of its own: the most bytes that were allocated at once, by its own events."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any
+
+import torch
+
+
+class AllocatorPeak:
+    """The most bytes allocated at once inside the block, on top of ``live_nbytes`` that were there before.
+
+    On CUDA the caching allocator's own maximum; on a CPU the profiler's allocation events of this thread.
+    ``nbytes`` is None where neither tells.
+    """
+
+    def __init__(self, device: torch.device, *, live_nbytes: int = 0) -> None:
+        self.nbytes: int | None = None
+        self._device = device
+        self._live = live_nbytes
+        self._profiler: Any = None
+
+    def __enter__(self) -> AllocatorPeak:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+        elif self._device.type == "cpu":
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it reports each start and stop otherwise
+            from torch.profiler import ProfilerActivity, profile
+
+            self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            self._profiler.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            self.nbytes = torch.cuda.max_memory_allocated(self._device)
+        elif self._profiler is not None:
+            self._profiler.__exit__(kind, error, trace)
+            self.nbytes = self._live + _highest(self._profiler)
+
+
+def _highest(profiler: Any) -> int:
+    """The highest sum of the allocation events so far; frees of what was there before are not among them."""
+    events: list[tuple[int, int]] = []
+    waiting = list(profiler.profiler.kineto_results.experimental_event_tree())
+    while waiting:
+        node = waiting.pop()
+        if node.tag.name == "Allocation":
+            events.append((node.start_time_ns, node.extra_fields.alloc_size))
+        waiting.extend(node.children)
+    live = highest = 0
+    for _, nbytes in sorted(events, key=lambda each: each[0]):
+        live += nbytes
+        highest = max(highest, live)
+    return highest

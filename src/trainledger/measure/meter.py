@@ -1,0 +1,127 @@
+"""A measured ledger: of a step of the engine's run, or of anybody's loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainledger.ledger.entry import Ledger
+from trainledger.measure.allocator import AllocatorPeak
+from trainledger.measure.step import tell_resident
+from trainledger.trace.recorder import Recorder
+from trainledger.train.observer import Observer, StepRecord, TrainingState
+
+# The third step of a sitting: the optimizer's state exists, and what the first steps warm up is warm.
+STEPS_BEFORE = 2
+
+
+class StepMeter(Observer):
+    """Meters two steps of a run: one operation by operation, the next by its allocator's own events.
+
+    ``ledger`` is None until the first of them is done; ``allocator_peak_nbytes`` until the second, or where
+    the allocator tells nothing. A run that ends before is simply not metered.
+    """
+
+    def __init__(self) -> None:
+        self.ledger: Ledger | None = None
+        self.allocator_peak_nbytes: int | None = None
+        self._recorder: Recorder | None = None
+        self._steps: tuple[int, ...] = ()
+
+    @property
+    def metered(self) -> frozenset[int]:
+        """Numbers of the steps that were slowed by metering."""
+        return frozenset(self._steps)
+
+    def on_start(self, state: TrainingState) -> None:
+        self._state = state
+        last = state.run.recipe.total_steps
+        first = min(state.step + STEPS_BEFORE + 1, last)
+        self._steps = tuple(each for each in (first, first + 1) if each <= last)
+
+    def meters(self, step: int) -> bool:
+        return step in self._steps
+
+    @contextmanager
+    def around_step(self, step: int) -> Iterator[None]:
+        if step not in self._steps:
+            yield
+        elif step == self._steps[0]:
+            yield from self._recorded()
+        else:
+            yield from self._watched()
+
+    def _recorded(self) -> Iterator[None]:
+        state = self._state
+        state.optimizer.zero_grad(set_to_none=True)
+        self._recorder = Recorder(state.model, clocked=state.device.type == "cpu")
+        tell_resident(self._recorder, state.model, state.optimizer, [])
+        with self._recorder:
+            yield
+        parameters = sum(each.numel() for each in state.model.parameters())
+        tokens = state.run.recipe.tokens_per_step
+        self.ledger = self._recorder.ledger(parameters=parameters, tokens=tokens, writer="measure")
+        self._recorder = None
+
+    def _watched(self) -> Iterator[None]:
+        self._state.optimizer.zero_grad(set_to_none=True)
+        before = sum(nbytes for _, nbytes in self.ledger.resident) if self.ledger is not None else 0
+        with AllocatorPeak(self._state.device, live_nbytes=before) as peak:
+            yield
+        self.allocator_peak_nbytes = peak.nbytes
+
+    def around_phase(self, phase: str) -> AbstractContextManager[Any]:
+        return nullcontext() if self._recorder is None else self._recorder.phase(phase)
+
+    def on_step_end(self, record: StepRecord) -> None:
+        self._recorder = None
+
+
+class Meter:
+    """What `meter` gives: the ledger of what ran inside, once the block is left."""
+
+    def __init__(self, recorder: Recorder, model: nn.Module) -> None:
+        self._recorder = recorder
+        self._model = model
+
+    @property
+    def ledger(self) -> Ledger:
+        parameters = sum(each.numel() for each in self._model.parameters())
+        return self._recorder.ledger(parameters=parameters, tokens=0, writer="measure")
+
+
+@contextmanager
+def meter(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[Meter]:
+    """Record anybody's training step as it runs: ``with meter(model, optimizer) as m: ...``, then ``m.ledger``.
+
+    Forward and backward are told apart by who runs an operation, the optimizer's step by its hooks. Start
+    with gradients set to None, as those that are there already are not followed. Code under torch.compile
+    runs eagerly inside.
+    """
+    recorder = Recorder(model, clocked=True, find_phases=True)
+    recorder.resident(list(model.parameters()), "parameters")
+    recorder.resident(list(model.buffers()), "buffers")
+    hooks = []
+    if optimizer is not None:
+        states = [each for state in optimizer.state.values() for each in state.values()]
+        recorder.resident([each for each in states if isinstance(each, torch.Tensor)], "optimizer state")
+        entered: list[AbstractContextManager[None]] = []
+
+        def before(*_: Any) -> None:
+            entered.append(recorder.phase("optimizer"))
+            entered[-1].__enter__()
+
+        def after(*_: Any) -> None:
+            entered.pop().__exit__(None, None, None)
+
+        hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+    try:
+        with recorder:
+            yield Meter(recorder, model)
+    finally:
+        for each in hooks:
+            each.remove()

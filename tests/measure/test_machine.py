@@ -1,0 +1,119 @@
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from trainledger.ledger.rules import matmul_flops
+from trainledger.measure.contention import ProcessorUse, others_between, processor_use, watched
+from trainledger.measure.kernels import kernels
+from trainledger.measure.machine import Block, Timing, memory_nbytes, storage_bytes_per_second
+from trainledger.spec.calibration import KINDS, read_calibration
+
+needs_proc_stat = pytest.mark.skipif(processor_use() is None, reason="this system has no /proc/stat")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A quick calibration by the command itself, in a process of its own."""
+    path = tmp_path_factory.mktemp("machine") / "sub" / "machine.toml"
+    command = [sys.executable, "-m", "trainledger", "measure", "machine", "--quick", "--json", "--output", str(path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    return json.loads(done.stdout), read_calibration(path), done.stderr
+
+
+def test_the_command_prints_what_it_keeps(measured):
+    printed, kept, errors = measured
+    assert printed["peak_flops_per_second"] == kept.peak_flops_per_second
+    assert printed["title"] == kept.title
+    assert len(printed["kernels"]) == len(kept.kernels)
+    assert errors == ""
+
+
+def test_a_calibration_has_every_kind_that_a_roofline_asks_for(measured):
+    _, kept, _ = measured
+    assert {each.kind for each in kept.kernels} == set(KINDS)
+    assert {each.phase for each in kept.kernels if each.kind == "attention"} == {"", "backward"}
+    assert kept.threads == 1
+    assert kept.torch_version == torch.__version__
+    assert kept.basis == "measured"
+    assert 0 < kept.operation_seconds < 1e-2
+    assert kept.memory_nbytes == memory_nbytes(torch.device("cpu"))
+
+
+def test_the_peak_is_the_best_matmul(measured):
+    _, kept, _ = measured
+    rates = [each.flops_per_second for each in kept.kernels if (each.kind, each.dtype) == ("matmul", "fp32")]
+    assert kept.peak_flops_per_second["fp32"] == max(rates)
+
+
+def test_disturbed_samples_are_counted_and_a_busy_machine_is_told(measured):
+    _, kept, _ = measured
+    assert 0 <= kept.discarded <= kept.samples
+    assert kept.busy == any("kept the machine busy" in each for each in kept.notes)
+
+
+def test_flops_of_the_kernels_are_those_of_the_ledgers_rules():
+    for each in kernels(torch.device("cpu"), ["fp32"]):
+        if each.kind == "matmul":
+            m, n, k = each.shape
+            assert each.flops == matmul_flops(m, n, k)
+            assert each.build()().shape == (m, n)
+
+
+def test_the_fastest_sample_stands_in_where_all_were_disturbed():
+    kernel = kernels(torch.device("cpu"), ["fp32"], quick=True)[0]
+    busy = [Block(3.0, 2.0, 1.0, disturbed=True), Block(2.5, 2.2, 1.0, disturbed=True)]
+    timing = Timing(kernel, kernel.build(), busy)
+    assert timing.best() == (2.0, 1.0)
+    timing.blocks += [Block(9.0, 1.0, 0.0), Block(5.0, 1.0, 0.1), Block(7.0, 1.0, 0.0)]
+    assert timing.best() == (7.0, 0.0)
+
+
+@needs_proc_stat
+def test_another_process_is_seen_and_our_own_work_is_not():
+    cores = len(os.sched_getaffinity(0))
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
+    try:
+        time.sleep(0.2)
+        with watched(cores) as sample:
+            time.sleep(0.5)
+    finally:
+        for each in hogs:
+            each.kill()
+            each.wait()
+    assert sample.others > 0.5 * cores
+    assert sample.disturbed
+
+
+@needs_proc_stat
+def test_own_work_and_idle_cores_are_not_company():
+    cores = len(os.sched_getaffinity(0))
+    before = ProcessorUse(0.0, 0.0, 0.0)
+    assert others_between(before, ProcessorUse(1.0, 1.0, 1.0), threads=1) == 0
+    assert others_between(before, ProcessorUse(1.0, 1.0 + cores - 1, 1.0), threads=1) == 0
+    assert others_between(before, ProcessorUse(1.0, 2.0, 1.0), threads=cores) == 1.0
+
+
+def test_unknown_is_not_undisturbed():
+    assert others_between(None, None, threads=1) is None
+
+
+def test_storage_that_cannot_be_written_is_unknown(tmp_path):
+    assert storage_bytes_per_second(1000, str(tmp_path)) > 0
+    assert list(tmp_path.iterdir()) == []
+    assert storage_bytes_per_second(1000, str(tmp_path / "absent")) is None
+
+
+def test_a_backend_that_is_not_there_is_a_sentence():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has the accelerator that the test asks for in vain")
+    command = [sys.executable, "-m", "trainledger", "measure", "machine", "--backend", "cuda"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "finds no such device on this machine; nearest that works: cpu" in done.stderr

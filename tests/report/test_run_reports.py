@@ -1,0 +1,234 @@
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(__file__))
+from make_run import STEPS, make_run
+
+from trainledger.ledger.timeline import timeline
+from trainledger.report import html as html_module
+from trainledger.report.figures import _unrolled, figures, loss_curve, memory_timeline
+from trainledger.report.html import html, write_html
+from trainledger.report.reconciliation import COLUMNS, cells_of, text
+from trainledger.report.record import FILES, read_run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "tiny")
+
+
+@pytest.fixture
+def copy(run_dir, tmp_path):
+    return Path(shutil.copytree(run_dir, tmp_path / "runs" / "tiny"))
+
+
+def trainledger(*words):
+    command = [sys.executable, "-m", "trainledger", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+# What a directory holds
+
+
+def test_a_whole_directory_misses_nothing(run_dir):
+    record = read_run(run_dir)
+    assert record.missing == ()
+    assert (len(record.steps), len(record.evaluations)) == (STEPS, 2)
+    assert record.predicted_ledger == record.measured_ledger
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_file_may_be_missing_or_torn(copy, name):
+    whole = (copy / name).read_bytes()
+    for content in (None, b"", whole[: len(whole) // 2], b"\x00\xff" * 50, b"[]"):
+        (copy / name).unlink(missing_ok=True)
+        if content is not None:
+            (copy / name).write_bytes(content)
+        record = read_run(copy)
+        if name not in ("run.toml", "metrics.jsonl") or content is None:
+            assert [each for each in record.missing if each.startswith(name)], (name, content)
+        text(record.reconciliation)
+        html(record)
+
+
+def test_a_torn_last_line_of_the_metrics_is_passed_over(copy):
+    with open(copy / "metrics.jsonl", "a") as file:
+        file.write('{"step": 13, "loss": 1.')
+    assert len(read_run(copy).steps) == STEPS
+
+
+def test_lines_that_are_no_metrics_are_passed_over(copy):
+    with open(copy / "metrics.jsonl", "a") as file:
+        file.write('{"step": "x", "loss": 1}\n{"step": 3, "loss": 1}\n3\nnull\n{"phase_seconds": {"a": "b"}}\n')
+    (copy / "measured.json").unlink()
+    record = read_run(copy)
+    assert len(record.steps) == STEPS
+    assert record.measured.step_seconds.count == STEPS - 2  # without measured.json the metrics still tell
+
+
+# In the terminal
+
+
+def test_the_table_has_every_quantity_and_fits_80_columns(run_dir):
+    shown = text(read_run(run_dir).reconciliation)
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    for title in ("parameters", "FLOPs per step", "kept for backward", "peak memory", "allocator's peak", "step time",
+                  "tokens per second", "MFU", "total time"):  # fmt: skip
+        assert re.search(rf"^{title} ", shown, re.MULTILINE), title
+    assert re.search(r"^parameters .* equal +exact$", shown, re.MULTILINE)
+    assert "- unexplained" in shown
+    assert "middle half from" in shown
+
+
+def test_the_allocators_rest_is_printed_as_unexplained(run_dir):
+    rows = cells_of(read_run(run_dir).reconciliation)
+    at = next(at for at, (_, row) in enumerate(rows) if row[0] == "allocator's peak")
+    assert rows[at][1][COLUMNS.index("difference sits in")] == "unexplained +4.096 kB"
+
+
+def test_reconcile_prints_and_writes(copy, tmp_path):
+    done = trainledger("reconcile", copy, "--html", tmp_path / "out.html")
+    assert done.returncode == 0, done.stderr
+    assert "step time" in done.stdout
+    assert (tmp_path / "out.html").stat().st_size > 1000
+    answer = json.loads(trainledger("reconcile", copy, "--json").stdout)
+    row = next(each for each in answer["rows"] if each["quantity"] == "peak_nbytes")
+    assert (row["difference"], row["unexplained"], row["ratio"]) == (0, 0, 1.0)
+
+
+def test_reconcile_of_nothing_is_a_sentence(tmp_path):
+    done = trainledger("reconcile", tmp_path / "absent")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is not a directory; trainledger runs lists those there are" in done.stderr
+    done = trainledger("reconcile", tmp_path)
+    assert done.returncode == 2
+    assert "holds no run: forecast.json is not there" in done.stderr
+
+
+def test_runs_lists_whole_and_broken_ones(copy):
+    broken = copy.parent / "broken"
+    broken.mkdir()
+    (broken / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0, "tokens": 64, "seconds": 1.0}\n{"ste')
+    (broken / "forecast.json").write_text('{"parameters": ')
+    (copy.parent / "no-run").mkdir()
+    (copy.parent / "file").write_text("x")
+    done = trainledger("runs", "--dir", copy.parent)
+    assert done.returncode == 0, done.stderr
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    assert re.search(r"^tiny +finished +12 .* 1\.000 ", done.stdout, re.MULTILINE)
+    assert re.search(r"^broken +unknown +1 +1 s", done.stdout, re.MULTILINE)
+    assert "forecast.json: is not whole JSON" in " ".join(done.stdout.split())
+    assert "no-run" not in done.stdout
+    listed = json.loads(trainledger("runs", "--dir", copy.parent, "--json").stdout)["runs"]
+    assert {each["run"]: each["step"] for each in listed} == {"broken": 1, "tiny": STEPS}
+
+
+def test_no_runs_is_said(tmp_path):
+    assert "No runs in" in trainledger("runs", "--dir", tmp_path / "absent").stdout
+
+
+# Figures
+
+
+def test_the_figures_are_figures_to_plotly(run_dir):
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    drawn = figures(read_run(run_dir))
+    assert list(drawn) == ["Memory over one step", "Loss", "Step time", "Time by phase"]
+    for each in drawn.values():
+        graph_objects.Figure(each).to_json()
+
+
+def test_the_memory_figure_shows_the_peak_of_both_sides(run_dir):
+    record = read_run(run_dir)
+    drawn = memory_timeline(record.predicted_ledger, record.measured_ledger)
+    for lane in ("predicted", "measured"):
+        columns = [each["y"] for each in drawn["data"] if each["stackgroup"] == lane]
+        assert max(map(sum, zip(*columns, strict=True))) == pytest.approx(record.forecast.peak_nbytes / 1e6)
+
+
+def test_operations_are_numbered_as_if_loops_were_written_out(run_dir):
+    ledger = read_run(run_dir).predicted_ledger
+    places = _unrolled(timeline(ledger))
+    assert places[-1] == sum(each.times for each in ledger) - 1
+    assert places == sorted(set(places))
+
+
+def test_the_loss_figure_has_the_unigram_entropy(run_dir):
+    drawn = loss_curve(read_run(run_dir))
+    assert [each["name"] for each in drawn["data"]] == ["training", "validation"]
+    assert "3.900" in drawn["layout"]["annotations"][0]["text"]
+
+
+def test_a_run_without_steps_has_no_curves(copy):
+    (copy / "metrics.jsonl").write_text("")
+    assert "Loss" not in figures(read_run(copy))
+
+
+# The page
+
+
+def test_text_of_the_run_cannot_become_markup(copy):
+    evil = '</script><img src="http://example.com/x">'
+    (copy / "state.json").write_text(json.dumps({"state": evil}))
+    page = html(read_run(copy))
+    assert evil not in page
+    assert "<b>machine" not in page
+    assert "&lt;b&gt;machine" in page
+
+
+def test_without_plotly_the_table_stands_and_a_sentence_says_what_is_missing(run_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(html_module, "find_spec", lambda name: None)
+    page = html(read_run(run_dir))
+    assert "pip install &#x27;trainledger[web]&#x27;" in page
+    assert "peak memory" in page
+    assert "<script" not in page
+
+
+def test_the_page_opens_offline_and_draws(run_dir, tmp_path):
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here, so whether the page draws was not looked at")
+    pytest.importorskip("plotly")
+    page = tmp_path / "report.html"
+    write_html(read_run(run_dir), page)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        asked: list[str] = []
+        threading.Thread(target=_note_requests, args=(proxy, asked), daemon=True).start()
+        flags = [
+            "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+            "--disable-component-update", "--disable-sync", "--disable-quic", "--virtual-time-budget=8000",
+            f"--user-data-dir={tmp_path / 'profile'}", f"--proxy-server=127.0.0.1:{proxy.getsockname()[1]}",
+            "--proxy-bypass-list=<-loopback>",
+        ]  # fmt: skip
+        command = [CHROMIUM, *flags, "--dump-dom", page.as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    own = [each for each in asked if not re.search(r"google|gstatic|chrome", each)]  # the browser's own affairs
+    assert own == []
+    body = done.stdout.partition("</table>")[2]
+    drawn = [part for part in body.split('id="figure-')[1:] if 'class="main-svg"' in part]
+    assert len(drawn) == 4
+    assert "unigram entropy" in body
+
+
+def _note_requests(proxy, asked):
+    while True:
+        try:
+            connection, _ = proxy.accept()
+        except OSError:
+            return
+        with connection:
+            connection.settimeout(2)
+            try:
+                asked.append(connection.recv(4096).decode(errors="replace").splitlines()[0])
+            except (OSError, IndexError):
+                asked.append("a connection without a request")

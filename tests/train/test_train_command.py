@@ -1,0 +1,83 @@
+"""`trainledger train` from the command line, on real text, with the data room's own store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainledger.cli import main
+
+RUN = """
+[model]
+name = "small"
+vocab_size = 257
+d_model = 32
+n_layers = 1
+n_heads = 2
+d_ff = 64
+max_seq_len = 32
+[recipe]
+seq_len = 32
+global_batch = 4
+steps = 30
+learning_rate = 1e-2
+eval_sequences = 8
+checkpoint_every = 10
+[data]
+path = "corpus/*.txt"
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    for number in range(60):
+        (tmp_path / "corpus" / f"{number}.txt").write_text(f"{number} times {number} is {number**2}. " * 20)
+    (tmp_path / "run.toml").write_text(RUN)
+    return tmp_path / "run.toml"
+
+
+def test_train_writes_a_run_and_says_what_it_learned(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(run_file)]) == 0
+    said = capsys.readouterr()
+    assert "validation loss" in said.out
+    assert "how often each token occurs" in said.out
+    (run_dir,) = Path("runs").iterdir()
+    assert run_dir.name.startswith("small-")
+    assert (run_dir / "run.toml").is_file()
+    assert (run_dir / "tokenizer.json").is_file()
+    assert list((run_dir / "tensorboard").iterdir())
+
+    assert main(["train", str(run_file)]) == 2
+    assert "is already finished" in capsys.readouterr().err
+
+    assert main(["train", str(run_file), "--resume", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["state"], told["step"], told["tokens"]) == ("finished", 30, 30 * 4 * 32)
+    assert told["validation_loss"] < told["unigram_entropy"]
+
+
+def test_a_changed_corpus_is_not_resumed_on(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(run_file)]) == 0
+    (run_dir,) = Path("runs").iterdir()
+    (run_dir / "state.json").write_text('{"state": "running", "step": 30}')
+    (run_file.parent / "corpus" / "0.txt").write_text("something else")
+    assert main(["train", str(run_file), "--resume"]) == 2
+    assert "was begun on other text" in capsys.readouterr().err
+
+
+def test_resume_where_nothing_was_begun_starts(run_file: Path) -> None:
+    assert main(["train", str(run_file), "--resume", "--set", "recipe.steps=2", "--dir", "elsewhere"]) == 0
+    assert len(list(Path("elsewhere").iterdir())) == 1
+
+
+def test_a_corpus_that_is_not_there_leaves_no_begun_run(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["train", str(run_file), "--set", "recipe.steps=2"]
+    (run_file.parent / "corpus").rename(run_file.parent / "away")
+    assert main(arguments) == 2
+    assert "corpus" in capsys.readouterr().err
+    (run_file.parent / "away").rename(run_file.parent / "corpus")
+    assert main(arguments) == 0
