@@ -86,9 +86,19 @@ def device_of(run: Run) -> Device | None:
     return to_device(machine)
 
 
+def kernels_of(run: Run) -> str:
+    """Whose kernels run it, as the closed form tells them apart: ``cpu``, or ``cuda`` for any accelerator."""
+    if run.cluster.device != THIS_MACHINE:
+        return "cuda"
+    if run.cluster.backend != "auto":
+        return "cpu" if run.cluster.backend == "cpu" else "cuda"
+    machine = machine_of(run)
+    return "cpu" if machine is None or isinstance(machine, Device) or machine.backend == "cpu" else "cuda"
+
+
 def predict(run: Run) -> Forecast:
     """What a run will cost, from its closed-form ledger and its machine: steps, times, memory, MFU."""
     from trainledger.ledger.step import account
     from trainledger.predict.forecast import forecast
 
-    return forecast(run, account(run), machine_of(run))
+    return forecast(run, account(run, backend=kernels_of(run)), machine_of(run))

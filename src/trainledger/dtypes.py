@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NumberFormat:
     """A binary floating-point format given by its exponent and mantissa widths.
 

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from trainledger.ledger.rules import matmul_flops
+from trainledger.ledger.store import read_ledger
 from trainledger.measure.contention import ProcessorUse, others_between, processor_use, watched
 from trainledger.measure.kernels import kernels
 from trainledger.measure.machine import Block, Timing, memory_nbytes, storage_bytes_per_second
+from trainledger.measure.quiet_steps import QuietSteps
 from trainledger.spec.calibration import KINDS, read_calibration
 
 needs_proc_stat = pytest.mark.skipif(processor_use() is None, reason="this system has no /proc/stat")
@@ -83,12 +85,17 @@ def test_another_process_is_seen_and_our_own_work_is_not():
         time.sleep(0.2)
         with watched(cores) as sample:
             time.sleep(0.5)
+        steps = QuietSteps()
+        with steps.around_step(7):
+            time.sleep(0.5)
     finally:
         for each in hogs:
             each.kill()
             each.wait()
     assert sample.others > 0.5 * cores
     assert sample.disturbed
+    assert steps.disturbed == {7}
+    assert not steps.unknown
 
 
 @needs_proc_stat
@@ -117,3 +124,17 @@ def test_a_backend_that_is_not_there_is_a_sentence():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "finds no such device on this machine; nearest that works: cpu" in done.stderr
+
+
+def test_one_real_step_is_measured_operation_by_operation(tmp_path):
+    run = tmp_path / "run.toml"
+    sizes = "vocab_size = 32\nd_model = 16\nn_layers = 2\nn_heads = 2\nd_ff = 32\nmax_seq_len = 8"
+    run.write_text(f"[model]\n{sizes}\n[recipe]\nseq_len = 8\nglobal_batch = 4\nmicro_batch = 2\nsteps = 1\n")
+    kept = tmp_path / "ledger.json.gz"
+    command = [sys.executable, "-m", "trainledger", "measure", "step", str(run), "--json", "--output", str(kept)]
+    printed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    ledger = read_ledger(kept)
+    assert printed["flops"]["matmul"] == ledger.by("kind")["matmul"]
+    assert printed["parameters"] == ledger.parameters
+    assert all(each.seconds is not None for each in ledger)
+    assert set(printed["seconds_by_kind"]) == {each.kind for each in ledger}

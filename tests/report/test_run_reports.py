@@ -195,29 +195,47 @@ def test_without_plotly_the_table_stands_and_a_sentence_says_what_is_missing(run
     assert "<script" not in page
 
 
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here, so the page was not looked at")
+
+
+@needs_chromium
 def test_the_page_opens_offline_and_draws(run_dir, tmp_path):
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here, so whether the page draws was not looked at")
     pytest.importorskip("plotly")
     page = tmp_path / "report.html"
     write_html(read_run(run_dir), page)
+    shown, asked = _open(page, tmp_path / "profile")
+    assert asked == []
+    body = shown.partition("</table>")[2]
+    drawn = [part for part in body.split('id="figure-')[1:] if 'class="main-svg"' in part]
+    assert len(drawn) == 4
+    assert "unigram entropy" in body
+
+
+@needs_chromium
+def test_a_page_that_asks_the_network_would_be_seen_and_the_policy_stops_it(run_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(html_module, "find_spec", lambda name: None)
+    guarded = html(read_run(run_dir)).replace("</body>", '<img src="http://elsewhere.test/x.png"></body>')
+    page = tmp_path / "report.html"
+    page.write_text(guarded.replace("Content-Security-Policy", "no-policy"))
+    assert any("elsewhere.test" in each for each in _open(page, tmp_path / "first")[1])
+    page.write_text(guarded)
+    assert _open(page, tmp_path / "second")[1] == []
+
+
+def _open(page, profile):
+    """The page's document after its scripts have run, and what it asked of the network (all goes to our socket)."""
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         asked: list[str] = []
         threading.Thread(target=_note_requests, args=(proxy, asked), daemon=True).start()
         flags = [
             "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
             "--disable-component-update", "--disable-sync", "--disable-quic", "--virtual-time-budget=8000",
-            f"--user-data-dir={tmp_path / 'profile'}", f"--proxy-server=127.0.0.1:{proxy.getsockname()[1]}",
+            f"--user-data-dir={profile}", f"--proxy-server=127.0.0.1:{proxy.getsockname()[1]}",
             "--proxy-bypass-list=<-loopback>",
         ]  # fmt: skip
         command = [CHROMIUM, *flags, "--dump-dom", page.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    own = [each for each in asked if not re.search(r"google|gstatic|chrome", each)]  # the browser's own affairs
-    assert own == []
-    body = done.stdout.partition("</table>")[2]
-    drawn = [part for part in body.split('id="figure-')[1:] if 'class="main-svg"' in part]
-    assert len(drawn) == 4
-    assert "unigram entropy" in body
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    return shown, [each for each in asked if not re.search(r"google|gstatic|chrome", each)]  # the browser's own
 
 
 def _note_requests(proxy, asked):

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,16 +118,15 @@ def test_the_manifest_says_size_and_sha256_of_each_file(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_a_sentence_and_the_old_checkpoints_stay(tmp_path: Path) -> None:
     """The kernel's own refusal: a limit on file size that the second process cannot go beyond."""
-    child = [sys.executable, str(Path(__file__).with_name("train_tiny.py")), str(tmp_path)]
-    # The first process saves step 2 and is stopped by its own limit later; metrics grow beyond it.
-    fields = {"steps": 6, "checkpoint_every": 2, "model": {"vocab_size": 512}}
-    whole = subprocess.run([*child, json.dumps(fields)], capture_output=True, text=True, check=True)
-    last = Path(whole.stdout.strip())
-    nbytes = (last / "model.safetensors").stat().st_size
+    fields: dict[str, Any] = {"steps": 6, "checkpoint_every": 2, "model": {"vocab_size": 512}}
+    run = tiny_run(fields["model"], steps=6, checkpoint_every=2)
+    last = train(run, tmp_path, open_feed=CountingFeed).checkpoint
+    largest = (last / "model.safetensors").stat().st_size - 1
     for each in ("model.safetensors", "optimizer.safetensors"):
         (last / each).unlink()  # so that the run has something left to save
-    limited = fields | {"largest_file": nbytes - 1}
-    full = subprocess.run([*child, json.dumps(limited), "resume"], capture_output=True, text=True)
+    child = [sys.executable, str(Path(__file__).with_name("train_tiny.py")), str(tmp_path)]
+    limited = json.dumps(fields | {"largest_file": largest})
+    full = subprocess.run([*child, limited, "resume"], capture_output=True, text=True)
     assert full.returncode == 4
     assert "Traceback" not in full.stderr
     assert "No space to save step 6" in full.stderr
@@ -134,5 +134,4 @@ def test_a_full_disk_is_a_sentence_and_the_old_checkpoints_stay(tmp_path: Path) 
     assert checkpoint.damage(tmp_path / "checkpoints" / "step-00000004") is None
     assert not list((tmp_path / "checkpoints").glob(".tmp-*"))
     assert json.loads((tmp_path / "state.json").read_text())["state"] == "failed"
-    again = subprocess.run([*child, json.dumps(fields), "resume"], capture_output=True, text=True)
-    assert again.returncode == 0
+    assert train(run, tmp_path, open_feed=CountingFeed, resume=True).step == 6

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from tiny_run import CountingFeed, tiny_run
 
 from trainledger.nn.transformer import build
@@ -16,7 +15,7 @@ def test_the_mean_is_over_tokens_whatever_the_batches() -> None:
     inputs_BT, targets_BT = ids_BT[:, :-1], ids_BT[:, 1:]
     uneven = [(inputs_BT[:3], targets_BT[:3]), (inputs_BT[3:], targets_BT[3:])]
     with torch.no_grad():
-        whole = F.cross_entropy(model(inputs_BT).flatten(0, 1), targets_BT.flatten()).item()
+        whole = torch.nn.functional.cross_entropy(model(inputs_BT).flatten(0, 1), targets_BT.flatten()).item()
     assert evaluate(model, uneven, "fp32") == pytest.approx(whole, rel=1e-6)
 
 

@@ -15,7 +15,10 @@ class Parser(argparse.ArgumentParser):
     """An argument parser without guessed abbreviations, whose errors are sentences of the usual kind."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
+        # Without a width argparse asks shutil for the terminal's, whose import costs more than the whole parse.
+        super().__init__(
+            allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80), **options
+        )
 
     def error(self, message: str) -> NoReturn:
         raise InvalidInput([Problem(self.prog, None, f"{message}; {self.prog} --help says what it takes")])

@@ -138,7 +138,7 @@ def plan_shards(corpus: Corpus) -> list[list[Segment]]:
 
     A shard takes about 1/64 of the corpus, at least 1 MiB and at most 1 GiB of file. A text file is one document
     unless it is over 1 MiB or over a twentieth of the corpus: then it is cut at paragraph ends into about 256
-    documents of 1 KiB to 256 KiB each. Uncompressed JSONL is dealt out by byte ranges, Parquet by row groups, a
+    documents of 1 KiB to 64 KiB each. Uncompressed JSONL is dealt out by byte ranges, Parquet by row groups, a
     compressed file goes to one shard whole.
     """
     target = min(max(corpus.nbytes // 64, MIB), GIB)
@@ -169,8 +169,8 @@ def _segments(source: Source, target: int, corpus_nbytes: int) -> Iterator[tuple
             stop = min(start + target, source.nbytes)
             yield replace(whole, start=start, stop=stop), stop - start
     elif source.nbytes > MIB or (source.nbytes > corpus_nbytes // 20 and source.nbytes > 2 * KIB):
-        piece = min(max(source.nbytes // PIECES_OF_A_CUT_FILE, KIB), 256 * KIB)
-        stride = max(target // piece, 1) * piece
+        piece = min(max(source.nbytes // PIECES_OF_A_CUT_FILE, KIB), 64 * KIB)
+        stride = -(-target // piece) * piece
         for start in range(0, source.nbytes, stride):
             stop = min(start + stride, source.nbytes)
             yield replace(whole, start=start, stop=stop, piece_nbytes=piece), stop - start

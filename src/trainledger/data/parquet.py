@@ -64,10 +64,10 @@ def _binary_like(arrow: Any, kind: Any) -> Any:
 
 
 def _opened(path: str) -> Any:
-    parquet = imported("pyarrow.parquet", path)
+    arrow, parquet = imported("pyarrow", path), imported("pyarrow.parquet", path)
     try:
         # Buffered reading decodes a column page by page; without it a whole row group is read at once.
         return parquet.ParquetFile(path, buffer_size=MIB, pre_buffer=False)
-    except parquet.core.ArrowException as error:
+    except arrow.ArrowException as error:
         rule = f"is not a whole Parquet file: {str(error).splitlines()[0]}"
         raise InvalidInput([file_problem("data.path", path, rule)]) from None

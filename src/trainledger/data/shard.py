@@ -22,7 +22,7 @@ from trainledger.data.tokenizer import Tokenizer
 from trainledger.spec.problem import Problem
 
 SPLITS = ("train", "validation")
-TOKENIZED_AT_ONCE = 2**18  # characters; an encoding takes some hundred bytes of memory per token
+TOKENIZED_AT_ONCE = 2**16  # characters; an encoding takes some hundred bytes of memory per token
 DTYPES = {"uint16": "u16", "uint32": "u32"}
 
 

@@ -21,7 +21,7 @@ from trainledger.spec.problem import InvalidInput, Problem
 Ids = npt.NDArray[np.uint32]
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 BYTE_VALUES = 256
-ENCODED_AT_ONCE = 2**20  # characters
+ENCODED_AT_ONCE = 2**18  # characters
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class JsonTokenizer:
         return _fingerprint(f"{self.definition} {self.end_id}")
 
     def encode(self, texts: list[str]) -> list[Ids]:
-        """The tokens of each text, without an end; a text over a million characters is encoded in parts that end
+        """The tokens of each text, without an end; a text over 262,144 characters is encoded in parts that end
         at a line end, because an encoding takes some hundred bytes of memory per token."""
         short = iter(self._encode_together([each for each in texts if len(each) <= ENCODED_AT_ONCE]))
         return [

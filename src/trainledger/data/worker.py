@@ -8,6 +8,7 @@ For each job the answer is any number of ``["advance", nbytes]``, then ``["done"
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -35,15 +36,19 @@ def run_job(job: Job, advance: Callable[[int], None]) -> str:
         texts = sample_texts(segments, job["text_field"], job["validation_fraction"])
         return train_bpe(_counted(texts, advance), job["vocab_size"])
     directory = Path(job["directory"])
-    tokenizer: Tokenizer = ByteTokenizer()
-    if job["tokenizer"] != "bytes":
-        definition = (directory / "tokenizer.json").read_text(encoding="utf-8")
-        tokenizer = JsonTokenizer(job["tokenizer"], definition, job["end_id"])
     write_shard(
-        directory, job["shard"], segments, text_field=job["text_field"], tokenizer=tokenizer,
+        directory, job["shard"], segments, text_field=job["text_field"],
+        tokenizer=_tokenizer(directory, job["tokenizer"], job["end_id"]),
         validation_fraction=job["validation_fraction"], advance=advance,
     )  # fmt: skip
     return f"{job['shard']:05d}"
+
+
+@functools.lru_cache(maxsize=1)  # a new tokenizer for every shard would keep some MB each time
+def _tokenizer(directory: Path, name: str, end_id: int) -> Tokenizer:
+    if name == "bytes":
+        return ByteTokenizer()
+    return JsonTokenizer(name, (directory / "tokenizer.json").read_text(encoding="utf-8"), end_id)
 
 
 def _counted(texts: Iterable[str], advance: Callable[[int], None]) -> Iterator[str]:

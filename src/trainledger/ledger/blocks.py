@@ -17,7 +17,7 @@ from trainledger.spec.recipe import Recipe
 Angles = tuple[Array, Array]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Sizes:
     """The sizes of one forward, and which kernels run it."""
 
@@ -38,7 +38,7 @@ class Sizes:
         return self.backend != "cpu"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class BlockLeaves:
     """The parameters of one block; absent where the spec has none."""
 
@@ -67,7 +67,7 @@ class BlockLeaves:
         return (each for each in ordered if each is not None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ModelLeaves:
     """The parameters of a model; one `BlockLeaves` stands for each of the equal blocks."""
 

@@ -63,6 +63,8 @@ class Entry:
     @property
     def times(self) -> Int:
         """How often it runs in one optimizer step."""
+        if not self.loop:
+            return 1
         return reduce(mul, (count for _, count in self.loop), 1)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 Number = Any  # int, float, array or symbol
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Rule:
     """A rule of thumb: its formula as text, where it comes from, and what it leaves out."""
 
@@ -24,7 +24,7 @@ class Rule:
     leaves_out: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class StateRecipe:
     """Bytes per parameter that stay for the whole run, term by term."""
 

@@ -28,11 +28,13 @@ def account(run: Run, *, backend: str = "cpu") -> Ledger:
     if not op.is_one(recipe.grad_accum):
         with tape.loop("micro-batches", recipe.grad_accum - 1):
             total = _micro_batch(tape, sizes, leaves, recipe, total)
+    held: list[Array] = []
     if recipe.grad_clip is not None:
         with tape.during("clip"):
             held = clip(tape, leaves, foreach=backend != "cpu")
     with tape.during("optimizer"):
         update(tape, leaves, recipe)
+    del total, held
     parameters = leaves.elements()
     resident = [
         ("parameters", 4 * parameters),
@@ -41,14 +43,12 @@ def account(run: Run, *, backend: str = "cpu") -> Ledger:
     ]
     if spec.positions == "rope":
         resident.append(("buffers", 2 * 4 * spec.max_seq_len * (spec.head_size // 2)))
-    ledger = tape.ledger(
+    return tape.ledger(
         resident=tuple((name, nbytes) for name, nbytes in resident if not _is_zero(nbytes)),
         parameters=parameters,
         tokens=recipe.device_batch * recipe.grad_accum * recipe.seq_len,
         micro_batches=recipe.grad_accum,
     )
-    del total
-    return ledger
 
 
 def _micro_batch(tape: Tape, sizes: Sizes, leaves: ModelLeaves, recipe: Recipe, total: Array | None) -> Array:

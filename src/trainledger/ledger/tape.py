@@ -24,7 +24,10 @@ Backward = Callable[..., Gradients]
 
 def nbytes_of(dtype: str) -> int:
     """Bytes of one element; integers and masks have their own names."""
-    return {"int64": 8, "bool": 1}.get(dtype) or FORMATS[dtype].nbytes
+    return _NBYTES[dtype]
+
+
+_NBYTES = {"int64": 8, "bool": 1, **{name: each.nbytes for name, each in FORMATS.items()}}
 
 
 class Memory:

@@ -16,7 +16,7 @@ from trainledger.ledger.entry import Amounts, Entry, Int, Ledger
 Live = dict[str, Int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Moment:
     """Live bytes by category while one entry runs, its scratch included."""
 
@@ -30,7 +30,7 @@ class Moment:
         return sum(self.live.values())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Peak:
     """The moment with the most live bytes."""
 

@@ -33,7 +33,7 @@ def state_nbytes(leaves: ModelLeaves, recipe: Recipe) -> Int:
     return 4 * moments * leaves.elements() + (4 * leaves.tensors() if counts else 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Group:
     """The parameters of one torch parameter group: how many elements in how many tensors."""
 
@@ -55,42 +55,45 @@ class Group:
 
 def groups_of(leaves: ModelLeaves, weight_decay: float) -> tuple[Group, ...]:
     """Matrices with decay, vectors without, as the engine groups them."""
+    whole = whole_of(leaves)
 
     def group(decayed: bool) -> Group:
-        before, after = leaves.outside()
-        block = list(leaves.block.all())
-        chosen = [tuple(each for each in part if each.decayed == decayed) for part in (before, block, after)]
+        parts = (whole.before, whole.block, whole.after)
+        chosen = [tuple(each for each in part if each.decayed == decayed) for part in parts]
         return Group(weight_decay if decayed else 0.0, *chosen, leaves.n_layers)
 
     return group(True), group(False)
 
 
-def each_parameter(tape: Tape, before: tuple[Leaf, ...], block: tuple[Leaf, ...], after: tuple[Leaf, ...],
-                   n_layers: Int) -> Iterator[Leaf]:  # fmt: skip
+def whole_of(leaves: ModelLeaves) -> Group:
+    """All parameters as one group."""
+    before, after = leaves.outside()
+    return Group(0.0, tuple(before), tuple(leaves.block.all()), tuple(after), leaves.n_layers)
+
+
+def each_parameter(tape: Tape, group: Group) -> Iterator[Leaf]:
     """Every parameter in torch's order inside the loops that repeat it.
 
     The first block stands alone: what it finds left over from the parameter before it is not what the others find.
     """
-    yield from before
-    with tape.at("layers.0"):
-        yield from block
-    if not op.is_one(n_layers):
-        with tape.loop("layers", n_layers - 1), tape.at("layers.*"):
-            yield from block
-    yield from after
+    yield from group.before
+    yield from group.block
+    if not op.is_one(group.n_layers):
+        with tape.loop("layers", group.n_layers - 1):
+            yield from group.block
+    yield from group.after
 
 
 def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool) -> list[Array]:
     """The joint L2 norm of all gradients, and all gradients scaled by it (Pascanu et al. 2013)."""
-    before, after = leaves.outside()
-    block = tuple(leaves.block.all())
-    elements, tensors = leaves.elements(), leaves.tensors()
+    group = whole_of(leaves)
+    elements, tensors = group.elements, group.tensors
     everything = Array(elements, "fp32", None)
     norms: list[Array] = []
     if foreach:
         norms += tape.emit("_foreach_norm", "reduction", reads=[everything], makes=[(tensors, "fp32")], flops=elements)
     else:
-        for leaf in each_parameter(tape, tuple(before), block, tuple(after), leaves.n_layers):
+        for leaf in each_parameter(tape, group):
             gradient = Array(leaf.elements, "fp32", None)
             makes = [(1, "fp32")]
             made = tape.emit("linalg_vector_norm", "reduction", reads=[gradient], makes=makes, flops=leaf.elements)
@@ -111,7 +114,7 @@ def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool) -> list[Array]:
     if foreach:
         tape.emit("_foreach_mul_", "elementwise", reads=clamped, changes=[everything], flops=elements)
     else:
-        for leaf in each_parameter(tape, tuple(before), block, tuple(after), leaves.n_layers):
+        for leaf in each_parameter(tape, group):
             gradient = Array(leaf.elements, "fp32", None)
             tape.emit("mul_", "elementwise", reads=clamped, changes=[gradient], flops=leaf.elements)
     return total
@@ -125,13 +128,16 @@ def update(tape: Tape, leaves: ModelLeaves, recipe: Recipe) -> None:
 
 
 def _fused(tape: Tape, group: Group, optimizer: str) -> None:
+    """One kernel over all tensors; Adagrad's counts its steps itself."""
     moments, counts = STATES[optimizer]
-    n = group.elements
+    n, steps = group.elements, Array(group.tensors, "fp32", None)
     if counts:
-        tape.emit("_foreach_add_", "elementwise", changes=[Array(group.tensors, "fp32", None)], flops=group.tensors)
-    kernel = "sgd" if optimizer == "momentum" else optimizer
+        tape.emit("_foreach_add_", "elementwise", changes=[steps], flops=steps.elements)
     changed = [Array(n, "fp32", None) for _ in range(1 + moments)]
-    read = [Array(n, "fp32", None), *([Array(group.tensors, "fp32", None)] if counts else [])]
+    read = [Array(n, "fp32", None)]
+    if counts:
+        (changed if optimizer == "adagrad" else read).append(steps)
+    kernel = "sgd" if optimizer == "momentum" else optimizer
     flops = rules.UPDATE_FLOPS_PER_PARAMETER[optimizer] * n
     tape.emit(f"_fused_{kernel}_", "update", reads=read, changes=changed, flops=flops, basis="assumed")
 
@@ -141,90 +147,115 @@ def _foreach(tape: Tape, group: Group, optimizer: str) -> None:
     n = group.elements
     everything = Array(n, "fp32", None)
 
-    def made(name: str, reads: list[Array]) -> list[Array]:
-        return tape.emit(f"_foreach_{name}", "elementwise", reads=reads, makes=[(n, "fp32")], flops=n)
+    def made(name: str, *reads: Array) -> Array:
+        return tape.emit(f"_foreach_{name}", "elementwise", reads=reads, makes=[(n, "fp32")], flops=n)[0]
 
     def changed(name: str, target: Array, *reads: Array) -> None:
         tape.emit(f"_foreach_{name}_", "elementwise", reads=reads, changes=[target], flops=n)
 
     moments, counts = STATES[optimizer]
     if counts:
-        tape.emit("_foreach_add_", "elementwise", changes=[Array(group.tensors, "fp32", None)], flops=group.tensors)
+        _count_steps(tape, group.tensors)
     gradient = everything
     if optimizer == "adamw" and group.decay:
         changed("mul", everything)
     elif group.decay:
-        (gradient,) = made("add", [everything, everything])
+        gradient = made("add", everything, everything)
     if optimizer in ("adam", "adamw"):
         changed("lerp", everything, gradient)
         changed("mul", everything)
         changed("addcmul", everything, gradient, gradient)
         del gradient
-        (root,) = made("sqrt", [everything])
+        _read_steps(tape, 2 * group.tensors)  # once for each of the two bias corrections
+        root = made("sqrt", everything)
         changed("div", root)
         changed("add", root)
-        changed("div", root)
         changed("addcdiv", everything, everything, root)
-    elif optimizer in ("adagrad", "rmsprop"):
-        if optimizer == "rmsprop":
-            changed("mul", everything)
+    elif optimizer == "adagrad":
+        _read_steps(tape, group.tensors)
         changed("addcmul", everything, gradient, gradient)
-        (root,) = made("sqrt", [everything])
+        root = made("sqrt", everything)
         changed("add", root)
-        if optimizer == "adagrad":
-            if gradient is everything:
-                gradient = made("mul", [everything])[0]
-            else:
-                changed("mul", gradient)
+        if gradient is everything:
+            gradient = made("mul", everything)
+        else:
+            changed("mul", gradient)
+        changed("addcdiv", everything, gradient, root)
+    elif optimizer == "rmsprop":
+        changed("mul", everything)
+        changed("addcmul", everything, gradient, gradient)
+        root = made("sqrt", everything)
+        changed("add", root)
         changed("addcdiv", everything, gradient, root)
     else:
         if moments:
             changed("mul", everything)
             changed("add", everything, gradient)
-            del gradient
             gradient = everything
         changed("add", everything, gradient)
 
 
+def _count_steps(tape: Tape, tensors: Int) -> None:
+    one = tape.emit("lift_fresh", "copy", makes=[(1, "fp32")])
+    tape.emit("_foreach_add_", "elementwise", reads=one, changes=[Array(tensors, "fp32", None)], flops=tensors)
+
+
+def _read_steps(tape: Tape, count: Int) -> None:
+    """The host reads step counters one by one."""
+    with tape.loop("tensors", count):
+        _read_step(tape)
+
+
+def _read_step(tape: Tape) -> None:
+    tape.emit("_local_scalar_dense", "transfer", reads=[Array(1, "fp32", None)])
+
+
 def _loop(tape: Tape, group: Group, optimizer: str) -> None:
     """The rule tensor by tensor; a temporary lives on until the next tensor's takes its name."""
-    denominator: Array | None = None
-    for leaf in each_parameter(tape, group.before, group.block, group.after, group.n_layers):
-        n = leaf.elements
-        whole = Array(n, "fp32", None)
+    moments, counts = STATES[optimizer]
+    root: Array | None = None
+    for leaf in each_parameter(tape, group):
+        whole = Array(leaf.elements, "fp32", None)
 
         def made(name: str, *reads: Array) -> Array:
-            return tape.emit(name, "elementwise", reads=reads, makes=[(reads[0].elements, "fp32")], flops=reads[0].elements)[0]
+            n = reads[0].elements
+            return tape.emit(name, "elementwise", reads=reads, makes=[(n, "fp32")], flops=n)[0]
 
         def changed(name: str, target: Array, *reads: Array) -> None:
-            tape.emit(name, "elementwise", reads=reads, changes=[target], flops=target.elements)
+            tape.emit(f"{name}_", "elementwise", reads=reads, changes=[target], flops=target.elements)
 
-        moments, counts = STATES[optimizer]
         if counts:
-            changed("add_", Array(1, "fp32", None))
+            changed("add", Array(1, "fp32", None))
+        if optimizer == "adagrad":
+            _read_step(tape)
         gradient = whole
         if optimizer == "adamw" and group.decay:
-            changed("mul_", whole)
+            changed("mul", whole)
         elif group.decay:
             gradient = made("add", whole, whole)
         if optimizer in ("adam", "adamw"):
-            changed("lerp_", whole, gradient)
-            changed("mul_", whole)
-            changed("addcmul_", whole, gradient, gradient)
-            denominator = made("div", made("sqrt", whole))
-            changed("add_", denominator)
-            changed("addcdiv_", whole, whole, denominator)
+            changed("lerp", whole, gradient)
+            changed("mul", whole)
+            changed("addcmul", whole, gradient, gradient)
+            _read_step(tape)
+            fresh = made("div", made("sqrt", whole))
+            changed("add", fresh)
+            root = fresh
+            changed("addcdiv", whole, whole, root)
         elif optimizer in ("adagrad", "rmsprop"):
             if optimizer == "rmsprop":
-                changed("mul_", whole)
-            changed("addcmul_", whole, gradient, gradient)
-            denominator = made("sqrt", whole)
-            changed("add_", denominator)
-            changed("addcdiv_", whole, gradient, denominator)
+                changed("mul", whole)
+            changed("addcmul", whole, gradient, gradient)
+            fresh = made("sqrt", whole)
+            if optimizer == "rmsprop":  # it names the root before it adds epsilon
+                root = fresh
+            changed("add", fresh)
+            root = fresh
+            changed("addcdiv", whole, gradient, root)
         else:
             if moments:
-                changed("mul_", whole)
-                changed("add_", whole, gradient)
+                changed("mul", whole)
+                changed("add", whole, gradient)
                 gradient = whole
-            changed("add_", whole, gradient)
-        gradient = whole
+            changed("add", whole, gradient)
+        del gradient

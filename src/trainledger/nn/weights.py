@@ -98,8 +98,6 @@ def assemble(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> Transformer:
     if spec.tie_embeddings:
         parameters["lm_head.weight"] = parameters["embed_tokens.weight"]
     model.load_state_dict(parameters, assign=True)
-    model.lm_head.weight = parameters["lm_head.weight"]  # loading made two parameters of a tied one
-    model.embed_tokens.weight = parameters["embed_tokens.weight"]
     if spec.positions == "rope":
         model.rotary = Rotary(spec)
     return model

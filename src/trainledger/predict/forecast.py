@@ -16,7 +16,7 @@ from trainledger.spec.problem import Problem
 from trainledger.spec.run import Run
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Forecast:
     """A run as predicted: one step's ledger in figures, its time, and the time of the whole.
 

@@ -26,7 +26,7 @@ class NoRate(ValueError):  # noqa: N818
     """A rate that is not known; its text is the sentence to print instead of a number."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class EntryTime:
     """Predicted seconds of an entry over the step, and what bounds them: compute, memory or overhead."""
 

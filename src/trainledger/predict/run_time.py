@@ -8,7 +8,7 @@ from trainledger.spec.run import Run
 from trainledger.units import SECONDS_PER_HOUR
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunTime:
     """Predicted time of a whole run; ``by_phase`` sums to ``total_seconds``.
 

@@ -12,7 +12,7 @@ from trainledger.spec.cluster import Device
 Seconds = dict[str, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class StepTime:
     """Predicted seconds of a step, split by phase, by kind and by what bounds each operation.
 

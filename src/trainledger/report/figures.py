@@ -178,11 +178,12 @@ def step_time_distribution(record: RunRecord) -> Figure | None:
         xaxis={"title": {"text": "seconds per step"}}, yaxis={"title": {"text": "steps"}}, bargap=0.02, showlegend=False
     )
     layout["annotations"] = []
+    layout["margin"] |= {"t": 60}
     for at, (name, value, colour) in enumerate(marks):
         layout["shapes"].append(_line("v", value, colour, "x", "y domain", dash="dash"))
         layout["annotations"].append(
             {
-                "x": value, "xref": "x", "y": 1 - 0.1 * at, "yref": "y domain", "xanchor": "left", "yanchor": "top",
+                "x": value, "xref": "x", "y": 1 + 0.07 * at, "yref": "y domain", "xanchor": "left", "yanchor": "bottom",
                 "text": f" {name} {format_seconds(value)}", "showarrow": False, "font": {"color": colour},
             }
         )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trainledger.spec.setting import setting
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Device:
     """A device of the catalog, or this machine as its calibration describes it.
 

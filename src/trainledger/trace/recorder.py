@@ -178,7 +178,9 @@ class Recorder(TorchDispatchMode):
         made: list[Storage] = []
         written = 0
         live = self._live
-        inputs = tensors_in(args) + (tensors_in(list(kwargs.values())) if kwargs else [])
+        operator = operator_of(func)
+        # The argument of lift_fresh is a number that has just become a tensor.
+        inputs = [] if operator.name == "lift_fresh" else tensors_in(args) + tensors_in(kwargs)
         for tensor in inputs:
             if tensor.untyped_storage()._cdata not in live:
                 self.resident([tensor], "batch")
@@ -190,7 +192,6 @@ class Recorder(TorchDispatchMode):
                 made.append(record)
                 written += storage.nbytes()
         changes = func._schema.is_mutable
-        operator = operator_of(func)
         if not made and not changes and operator.kind not in ("transfer", "reduction"):
             return  # a view: no work, no bytes
         phase = self._phase

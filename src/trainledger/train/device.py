@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 
 import torch
@@ -48,12 +49,14 @@ def memory_in_use(device: torch.device) -> int | None:
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc keep large freed blocks for the next allocation; True where it could be set.
+    """Make glibc keep large freed blocks for the next allocation; True where it was set.
 
     By default every tensor above 32 MiB is mapped afresh and given back when freed, so each operation on it pays
-    a page fault per 4 KiB. Elsewhere than on glibc this does nothing.
+    a page fault per 4 KiB; the price of keeping them is a larger resident set. A person who set glibc's own
+    ``MALLOC_*_`` variables or ``GLIBC_TUNABLES`` is left with that; elsewhere than on glibc this does nothing.
     """
-    if not sys.platform.startswith("linux"):
+    chosen = any(name.startswith("MALLOC_") and name.endswith("_") for name in os.environ)
+    if chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or not sys.platform.startswith("linux"):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -39,10 +39,10 @@ def train(
 ) -> Finished:
     """Train a run in its directory to its last step, from its newest valid checkpoint where ``resume``.
 
-    ``open_feed`` brings the batches: by default those of ``run.data``, prepared where they are not yet.
-    Raises `InvalidInput` where the directory holds another run, one that was begun (without ``resume``), one begun
-    on other text, or one that another process holds; `Diverged`, `Interrupted` or `CannotSave` where the run ends early. A finished run
-    is not touched again: with ``resume`` its result is given as it stands.
+    ``open_feed`` brings the batches: by default those of ``run.data``, prepared where they are not yet. A finished
+    run is not touched again: with ``resume`` its result is given as it stands. Raises `InvalidInput` where the
+    directory holds another run, one that was begun (without ``resume``), one begun on other text, or one that another
+    process holds; `Diverged`, `Interrupted` or `CannotSave` where the run ends early.
     """
     say = say or _say_on_stderr
     device = find_device(run.cluster.backend)

@@ -1,0 +1,63 @@
+"""Rules of thumb beside the ledger: what the napkin says of a model and a recipe, and how far off it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainledger.ledger import rules_of_thumb as thumb
+from trainledger.ledger.entry import Ledger
+from trainledger.spec.run import Run
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Beside:
+    """One quantity by a rule of thumb and by the ledger; ``unit`` is count, flops or nbytes.
+
+    ``why`` names what the rule leaves out or supposes.
+    """
+
+    quantity: str
+    rule: str
+    unit: str
+    by_rule: float
+    by_ledger: float
+    why: str
+
+    @property
+    def error(self) -> float:
+        """How far the rule is off, as a share of the ledger's figure."""
+        return self.by_rule / self.by_ledger - 1 if self.by_ledger else 0.0
+
+
+def beside(run: Run, ledger: Ledger) -> tuple[Beside, ...]:
+    """The rules that say something about a step of this run, each beside what the ledger counts."""
+    return tuple(_rows(run, ledger))
+
+
+def _rows(run: Run, ledger: Ledger) -> Iterator[Beside]:
+    spec, recipe = run.model, run.recipe
+    N, d, L, T = ledger.parameters, spec.d_model, spec.n_layers, recipe.seq_len
+    blocks = thumb.block_parameters(d, L)
+    table = spec.vocab_size * d
+    yield Beside(
+        "parameters", "12 d^2 L + V d", "count", blocks + table, N,
+        "supposes d_ff = 4 d without a gate, as many key-value as query heads, and one embedding matrix",
+    )  # fmt: skip
+    per_token = ledger.model_flops / ledger.tokens
+    attention = thumb.attention_flops_per_token(L, d, T)
+    yield Beside("FLOPs per token", "6 N", "flops", thumb.training_flops(N, 1), per_token, "no attention scores")
+    yield Beside(
+        "FLOPs per token", "6 N + 12 L d T", "flops", thumb.training_flops(N, 1) + attention, per_token,
+        "counts the input embedding as a product; heads as wide as d_model together",
+    )  # fmt: skip
+    static = dict(ledger.resident)
+    states = static.get("parameters", 0) + static.get("optimizer state", 0) + 4 * N
+    if recipe.optimizer in ("adamw", "adam"):
+        yield Beside(
+            "static state", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), states, "no step counters"
+        )
+        yield Beside(
+            "memory at the peak", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), ledger.peak().nbytes,
+            "no activations, logits, scratch; and gradients need not all exist at the peak",
+        )  # fmt: skip
