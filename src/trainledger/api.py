@@ -13,6 +13,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.run import Run
 
 if TYPE_CHECKING:
+    from trainledger.plan.plan import Plan
     from trainledger.predict.forecast import Forecast
     from trainledger.spec.calibration import Calibration
 
@@ -94,6 +95,14 @@ def kernels_of(run: Run) -> str:
         return "cpu" if run.cluster.backend == "cpu" else "cuda"
     machine = machine_of(run)
     return "cpu" if machine is None or isinstance(machine, Device) or machine.backend == "cpu" else "cuda"
+
+
+def plan(run: Run, *, mfu: float = 0.5) -> Plan:
+    """Everything that can be said of a run before it starts; ``mfu`` is for the napkin's days."""
+    from trainledger.ledger.step import account
+    from trainledger.plan.plan import make_plan
+
+    return make_plan(run, account(run, backend=kernels_of(run)), machine_of(run), mfu=mfu)
 
 
 def predict(run: Run) -> Forecast:

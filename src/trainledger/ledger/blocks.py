@@ -170,29 +170,26 @@ def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, angles: A
     spec, rows = sizes.spec, sizes.rows
     D, H, G, K = spec.d_model, spec.n_heads, spec.kv_heads, spec.head_size
     q_bias, k_bias, v_bias, o_bias = leaves.attention_biases
-    with tape.at("q_proj"):
-        q = op.linear(tape, x, leaves.q, q_bias, rows, D, H * K)
-    with tape.at("k_proj"):
-        k = op.linear(tape, x, leaves.k, k_bias, rows, D, G * K)
-    with tape.at("v_proj"):
-        v = op.linear(tape, x, leaves.v, v_bias, rows, D, G * K)
-    if sizes.attention == "sdpa":
-        if angles is not None:
-            q, k = rotate(tape, sizes, q, H, angles), rotate(tape, sizes, k, G, angles)
+    written = sizes.attention == "math"
+
+    def project(name: str, w: Leaf, b: Leaf | None, heads: Int, turned: bool) -> Array:
+        with tape.at(f"{name}_proj"):
+            y = op.linear(tape, x, w, b, rows, D, heads * K)
+        # Gradients of batched products have heads before tokens; where no rotation comes between, a reshape copies.
+        return op.contiguous(tape, y, forward=False, backward=written and not turned and not op.is_one(heads))
+
+    q = project("q", leaves.q, q_bias, H, angles is not None)
+    k = project("k", leaves.k, k_bias, G, angles is not None)
+    v = project("v", leaves.v, v_bias, G, False)
+    if angles is not None:
+        q, k = rotate(tape, sizes, q, H, angles), rotate(tape, sizes, k, G, angles)
+    if written:
+        y = written_out(tape, sizes, q, k, v)
+    else:
         kernel = "flash_attention_for_cpu" if sizes.backend == "cpu" else "flash_attention"
         y = op.fused_attention(tape, q, k, v, sizes.B, H, sizes.T, K, kernel=kernel)
-    else:
-        # Gradients come back with heads before tokens; without a rotation in between, a reshape must copy them.
-        many, turned = not op.is_one(H), angles is not None
-        few = not op.is_one(G)
-        q = op.contiguous(tape, q, forward=False, backward=many and not turned)
-        k = op.contiguous(tape, k, forward=False, backward=few and not turned)
-        v = op.contiguous(tape, v, forward=False, backward=few)
-        if angles is not None:
-            q, k = rotate(tape, sizes, q, H, angles), rotate(tape, sizes, k, G, angles)
-        y = written_out(tape, sizes, q, k, v)
     # The fused kernels write tokens before heads, batched products heads before tokens.
-    apart = sizes.attention == "math" and not op.is_one(H)
+    apart = written and not op.is_one(H)
     flat = op.contiguous(tape, y, forward=True, backward=False) if apart else y
     with tape.at("o_proj"):
         return op.linear(tape, flat, leaves.o, o_bias, rows, H * K, D)
@@ -210,10 +207,10 @@ def written_out(tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array) -> Array
     (square,) = tape.emit("ones", "copy", makes=[(T * T, "bool")])
     (mask,) = tape.emit("triu", "copy", reads=[square], makes=[(T * T, "bool")])
     del square
-    q = op.contiguous(tape, q, forward=apart, backward=False)
+    queries = op.contiguous(tape, q, forward=apart, backward=False)
     keys = op.contiguous(tape, k, forward=apart and not grouped, backward=False)
-    scores = op.batched_product(tape, q, keys, B * H, T, T, K)
-    del keys
+    scores = op.batched_product(tape, queries, keys, B * H, T, T, K)
+    del queries, keys
     scores = op.times_number(tape, scores)
     weights = op.causal_softmax(tape, scores, mask)
     values = op.contiguous(tape, v, forward=apart and not grouped, backward=False)
@@ -272,7 +269,7 @@ def forward(tape: Tape, sizes: Sizes, leaves: ModelLeaves, ids: Array, *, checkp
     with tape.at("embed_tokens"):
         x = op.embedding(tape, ids, leaves.tokens, spec.d_model)
     if leaves.positions is not None:
-        x = op.add_positions(tape, x, leaves.positions, sizes.B, sizes.T, spec.d_model)
+        x = op.add_positions(tape, x, leaves.positions, sizes.T, spec.d_model)
     with tape.at("dropout"):
         x = op.dropout(tape, x, sizes.dropout)
     angles = rotary(tape, sizes) if spec.positions == "rope" else None

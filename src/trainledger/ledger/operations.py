@@ -72,12 +72,13 @@ def linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, 
             dw = weight_gradient(g, x)
             return [input_gradient(g, matrix), dw]
         dx = input_gradient(g, matrix)
-        dw = weight_gradient(g, x)
-        return [*tape.emit("sum", "reduction", reads=[g], makes=[(d_out, dtype)], flops=g.elements), dw, dx]
+        return [g, weight_gradient(g, x), dx]
 
     bias_target = bias.node if bias is not None else None
-    targets = [x.node, matrix.node] if bias_target is None else [bias_target, matrix.node, x.node]
-    node = tape.node(targets, (x, matrix), backward)
+    if bias_target is None:
+        node = tape.node([x.node, matrix.node], (x, matrix), backward)
+    else:
+        node = tape.node([bias_target, matrix.node, x.node], (x, matrix), backward, sums=[(0, d_out)])
     reads = [x, matrix] if bias is None else [bias, x, matrix]
     name = "mm" if bias is None else "addmm"
     (y,) = tape.emit(name, "matmul", reads=reads, makes=[(rows * d_out, dtype)], flops=flops, model_flops=flops)
@@ -243,7 +244,7 @@ def repeat(tape: Tape, x: Array, repeats: Int) -> Array:
     (y,) = tape.emit("clone", "copy", reads=[x], makes=[(elements * repeats, x.dtype)])
 
     def backward(g: Array) -> Gradients:
-        return list(tape.emit("sum", "reduction", reads=[g], makes=[(elements, g.dtype)], flops=g.elements))
+        return [tape.sum(g, elements)]
 
     y.node = tape.node([x.node], (), backward)
     return y
@@ -263,7 +264,7 @@ def embedding(tape: Tape, ids: Array, table: Leaf, d_model: Int) -> Array:
     return y
 
 
-def add_positions(tape: Tape, x: Array, table: Leaf, batch: Int, seq_len: Int, d_model: Int) -> Array:
+def add_positions(tape: Tape, x: Array, table: Leaf, seq_len: Int, d_model: Int) -> Array:
     """x plus the first ``seq_len`` rows of a table, the same for each sequence."""
     size = table.elements
 
@@ -273,15 +274,8 @@ def add_positions(tape: Tape, x: Array, table: Leaf, batch: Int, seq_len: Int, d
     rows = Array(seq_len * d_model, "fp32", None, tape.node([table], (), rows_to_table))
     (y,) = tape.emit("add", "elementwise", reads=[x, rows], makes=[(x.elements, "fp32")], flops=x.elements)
 
-    def backward(g: Array) -> Gradients:
-        if is_one(batch):
-            return [g, g]
-        (summed,) = tape.emit(
-            "sum", "reduction", reads=[g], makes=[(seq_len * d_model, "fp32")], flops=g.elements
-        )
-        return [g, summed]
-
-    y.node = tape.node([x.node, rows.node], (), backward)
+    rows_sum = [(1, seq_len * d_model)]
+    y.node = tape.node([x.node, rows.node], (), lambda g: [g, g], sums=rows_sum)
     return y
 
 
@@ -341,13 +335,11 @@ def rms_norm(tape: Tape, x: Array, w: Leaf, rows: Int, width: Int, *, fused: boo
 
     def scale_backward(g: Array, x: Array, root: Array) -> Gradients:
         by_root = op("mul", [g, x], size)
-        dx = op("mul", [g, root], size)
-        return [dx, op("sum", [by_root], rows, "reduction", size)]
+        return [op("mul", [g, root], size), by_root]
 
     def weight_backward(g: Array, normed: Array) -> Gradients:
-        by_weight = op("mul", [g, normed], size)
-        dx = op("mul", [g, w.array()], size)
-        return [dx, op("sum", [by_weight], width, "reduction", size)]
+        by_normed = op("mul", [g, normed], size)
+        return [op("mul", [g, w.array()], size), by_normed]
 
     square_node = tape.node([x.node], (x,), square_backward)
     square = op("pow", [x], size)
@@ -357,9 +349,9 @@ def rms_norm(tape: Tape, x: Array, w: Leaf, rows: Int, width: Int, *, fused: boo
     root = op("rsqrt", [mean], rows)
     del square, mean
     root.node = tape.node([mean_node], (root,), rsqrt_backward)
-    scale_node = tape.node([x.node, root.node], (x, root), scale_backward)
+    scale_node = tape.node([x.node, root.node], (x, root), scale_backward, sums=[(1, rows)])
     normed = op("mul", [x, root], size)
-    weight_node = tape.node([scale_node, w], (normed,), weight_backward)
+    weight_node = tape.node([scale_node, w], (normed,), weight_backward, sums=[(1, width)])
     y = op("mul", [normed, w.array()], size)
     y.node = weight_node
     return y

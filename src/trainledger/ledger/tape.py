@@ -20,6 +20,7 @@ from trainledger.ledger.record import Event, Loop, Storage, copies_left_behind, 
 
 Gradients = list["Array | None"]
 Backward = Callable[..., Gradients]
+Sums = Sequence[tuple[int, Int]]
 
 
 def nbytes_of(dtype: str) -> int:
@@ -93,26 +94,44 @@ class Port:
 
 
 class Node:
-    """One step of the graph: what it saved, how its backward runs, and where gradients go on."""
+    """One step of the graph: what it saved, how its backward runs, and where gradients go on.
 
-    __slots__ = ("backward", "frame", "loop", "path", "ports", "saved", "targets")
+    ``sums`` says which of its gradients belong to a broadcast input, and that input's elements: they are
+    summed after its backward, by the engine and not by the step itself.
+    """
+
+    __slots__ = ("backward", "frame", "loop", "path", "ports", "saved", "sums", "targets")
 
     def __init__(
-        self, tape: Tape, targets: Sequence[Target], saved: tuple[Array, ...], backward: Backward, outputs: int
+        self, tape: Tape, targets: Sequence[Target], saved: tuple[Array, ...], backward: Backward, outputs: int, sums: Sums
     ) -> None:
         self.targets = list(targets)
         self.backward = backward
+        self.sums = sums
         self.path = tape.path
         self.loop = tape.loop_stack
         self.ports = [Port() for _ in range(outputs)]
         self.frame = tape.frame if saved else None
         self.saved: Any = saved if self.frame is None else self.frame.expect(saved)
 
-    def run(self) -> Gradients:
-        """Gradients for the targets; the incoming gradient and what was saved are let go afterwards."""
-        return self.backward(*[each.take() for each in self.ports], *self.take_saved())
+    def run(self, tape: Tape) -> Gradients:
+        """Gradients for the targets; the incoming gradients and what was saved are let go afterwards.
 
-    def take_saved(self) -> tuple[Array, ...]:
+        What a checkpointed block saves is let go before the sums: its node holds no reference of its own.
+        """
+        incoming = [each.take() for each in self.ports]
+        checkpointed = self.frame is not None
+        saved = self._take_saved()
+        gradients = self.backward(*incoming, *saved)
+        if checkpointed:
+            del saved
+        for index, elements in self.sums:
+            whole = _taken(gradients, index)
+            gradients[index] = tape.sum(whole, elements)
+            del whole
+        return gradients
+
+    def _take_saved(self) -> tuple[Array, ...]:
         saved, self.saved = self.saved, ()
         if self.frame is not None:
             frame, self.frame = self.frame, None
@@ -285,13 +304,17 @@ class Tape:
 
     # The graph
 
-    def node(self, targets: Sequence[Target], saved: tuple[Array, ...], backward: Backward) -> Port:
+    def node(
+        self, targets: Sequence[Target], saved: tuple[Array, ...], backward: Backward, *, sums: Sums = ()
+    ) -> Port:
         """A step of the graph; ``backward(gradient, *saved)`` gives one gradient per target."""
-        return self.fork(targets, saved, backward, 1)[0]
+        return self.fork(targets, saved, backward, 1, sums=sums)[0]
 
-    def fork(self, targets: Sequence[Target], saved: tuple[Array, ...], backward: Backward, outputs: int) -> list[Port]:
+    def fork(
+        self, targets: Sequence[Target], saved: tuple[Array, ...], backward: Backward, outputs: int, *, sums: Sums = ()
+    ) -> list[Port]:
         """A step of the graph with several outputs: its backward gets a gradient for each."""
-        node = Node(self, targets, saved, backward, outputs)
+        node = Node(self, targets, saved, backward, outputs, sums)
         if self.frame is None or not self.frame.collecting:
             self._nodes.append(node)
         return node.ports
@@ -328,7 +351,7 @@ class Tape:
             if all(each.gradient is None for each in node.ports):
                 continue
             self.path, self.loop_stack = node.path, node.loop
-            self._deliver(node.targets, node.run())
+            self._deliver(node.targets, node.run(self))
         self.path, self.loop_stack = path, loop
 
     def _deliver(self, targets: Sequence[Target], gradients: Gradients) -> None:
@@ -339,12 +362,12 @@ class Tape:
                 self._to_port(target, _taken(gradients, index))
 
     def _to_port(self, target: Port, gradient: Array) -> None:
-        target.gradient = gradient if target.gradient is None else self._sum(target.gradient, gradient)
+        target.gradient = gradient if target.gradient is None else self._plus(target.gradient, gradient)
 
     def _to_leaf(self, leaf: Leaf, gradient: Array) -> None:
         leaf.arrived += 1
         if leaf.pending is not None:
-            gradient = self._sum(leaf.pending, gradient)
+            gradient = self._plus(leaf.pending, gradient)
             leaf.pending = None
         if leaf.arrived < leaf.uses:
             leaf.pending = gradient
@@ -358,7 +381,11 @@ class Tape:
         gradient.memory.record.category = "gradients"
         leaf.gradient = gradient
 
-    def _sum(self, a: Array, b: Array) -> Array:
+    def sum(self, x: Array, elements: Int) -> Array:
+        """The sum of x over all but ``elements`` of its elements."""
+        return self.emit("sum", "reduction", reads=[x], makes=[(elements, x.dtype)], flops=x.elements)[0]
+
+    def _plus(self, a: Array, b: Array) -> Array:
         """Two gradients of one tensor; autograd adds them into a new one."""
         (total,) = self.emit("add", "elementwise", reads=[a, b], makes=[(a.elements, a.dtype)], flops=a.elements)
         return total

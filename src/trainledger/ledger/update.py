@@ -102,7 +102,7 @@ def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool) -> list[Array]:
             memory.record.cached = True
             norms += made
             del made, memory
-    stacked = tape.emit("stack", "copy", reads=norms, makes=[(tensors, "fp32")])
+    stacked = tape.emit("stack", "copy", reads=[Array(tensors, "fp32", None)], makes=[(tensors, "fp32")])
     total = tape.emit("linalg_vector_norm", "reduction", reads=stacked, makes=[(1, "fp32")], flops=tensors)
     norms.clear()
     del stacked

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -25,6 +26,9 @@ from trainledger.ledger.record import Event, Storage, amounts, keep_what_lives
 from trainledger.trace.operators import operator_of, tensors_in
 
 DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+DTYPE_NAMES |= {torch.int64: "int64", torch.bool: "bool"}
+
+_NO_NUMBER = 2**63  # nodes that add to a parameter's gradient have the largest number there is
 
 GATHERS = ("embedding", "index_select", "gather")
 
@@ -54,7 +58,9 @@ class Recorder(TorchDispatchMode):
         self._root = model
         self._paths = {id(each): name for name, each in model.named_modules()} if model is not None else {}
         self._stack: list[str] = []
-        self._path_of_node: dict[int, str] = {}
+        # From which autograd node on which module ran: nodes are numbered in the order of the forward.
+        self._first_nodes: list[int] = []
+        self._path_from: list[str] = []
         self._last_path = ""
         self._hooks: list[Any] = []
 
@@ -123,35 +129,38 @@ class Recorder(TorchDispatchMode):
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         path = self._paths.get(id(module))
         self._stack.append(path if path is not None else (self._stack[-1] if self._stack else ""))
+        self._mark(self._stack[-1])
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._stack:
             self._stack.pop()
+            self._mark(self._stack[-1] if self._stack else "loss")
         if module is self._root and self._phase == "forward":
             for tensor in tensors_in(output):
                 record = self._live.get(tensor.untyped_storage()._cdata)
                 if record is not None and record.category == "scratch":
                     record.category = "logits and loss"
 
+    def _mark(self, path: str) -> None:
+        self._first_nodes.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self._path_from.append(path)
+
     def _where(self, phase: str) -> str:
         """The module path of the operation that runs now; in backward, that of the forward operation it answers."""
         if self._stack:
-            path = self._stack[-1]
-        elif phase in ("forward", "other"):
-            path = "loss"
-        elif phase == "backward":
-            node = torch._C._current_autograd_node()
-            if node is None:
-                return "loss"
-            number: int = node._sequence_nr()  # type: ignore[attr-defined]
-            path = self._path_of_node.get(number, self._last_path)
-            self._last_path = path
-            return path
-        else:
+            return self._stack[-1]
+        if phase in ("forward", "other"):
+            return "loss"
+        if phase != "backward":
             return ""
-        if torch.is_grad_enabled():
-            self._path_of_node.setdefault(torch.autograd._get_sequence_nr() - 1, path)  # type: ignore[attr-defined]
-        return path
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return "loss"
+        number: int = node._sequence_nr()  # type: ignore[attr-defined]
+        if number < _NO_NUMBER:
+            at = bisect_right(self._first_nodes, number) - 1
+            self._last_path = self._path_from[at] if at >= 0 else "loss"
+        return self._last_path
 
     # Operations
 

@@ -46,7 +46,7 @@ class Progress(Observer):
             TextColumn("training"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[now]}"),
+            TextColumn("{task.fields[now]}", markup=False),
         )
         self._bar = Bar(*columns, console=Console(file=self._stream))
         self._task = self._bar.add_task("training", total=total, completed=state.step, now="")
@@ -95,7 +95,7 @@ class Progress(Observer):
 
     def _line(self, text: str) -> None:
         if self._bar is not None:
-            self._bar.console.print(text, highlight=False)
+            self._bar.console.print(text, highlight=False, markup=False)
         else:
             print(text, file=self._stream, flush=True)
         self._last_line = time.monotonic()

@@ -1,0 +1,65 @@
+"""A plan: everything that can be said of a run before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainledger.ledger.entry import Ledger
+from trainledger.ledger.rules_of_thumb import training_flops, training_seconds
+from trainledger.plan.beside import Beside, beside
+from trainledger.predict.forecast import Forecast, forecast
+from trainledger.predict.roofline import Machine
+from trainledger.spec.run import Run
+from trainledger.units import SECONDS_PER_DAY
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Napkin:
+    """6ND over what the devices do at a share of their peak: the first line of every plan."""
+
+    mfu: float
+    dtype: str
+    peak_flops_per_second: float
+    tokens: int
+    devices: int
+    days: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan:
+    """A run's ledger, its forecast, and the rules of thumb beside them; ``napkin`` is None without a known peak."""
+
+    run: Run
+    ledger: Ledger
+    forecast: Forecast
+    rules: tuple[Beside, ...]
+    napkin: Napkin | None
+    memory_nbytes: int | None
+
+
+def make_plan(run: Run, ledger: Ledger, machine: Machine | None, *, mfu: float = 0.5) -> Plan:
+    """The plan of a run from its ledger and its machine (None: not known, so no times)."""
+    memory = machine.memory_nbytes if machine is not None else None
+    return Plan(run, ledger, forecast(run, ledger, machine), beside(run, ledger), _napkin(run, ledger, machine, mfu), memory)
+
+
+def _napkin(run: Run, ledger: Ledger, machine: Machine | None, mfu: float) -> Napkin | None:
+    dtype = "bf16" if run.recipe.precision == "bf16-mixed" else "fp32"
+    peak = machine.peak_flops_per_second.get(dtype) if machine is not None else None
+    if peak is None:
+        return None
+    tokens = run.recipe.total_steps * run.recipe.tokens_per_step
+    seconds = training_seconds(training_flops(ledger.parameters, tokens), run.cluster.count, peak, mfu)
+    return Napkin(mfu, dtype, peak, tokens, run.cluster.count, seconds / SECONDS_PER_DAY)
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON takes it, the ledger left out."""
+    return {
+        "model": plan.run.model.name,
+        "forecast": vars(plan.forecast),
+        "rules_of_thumb": [{**vars(each), "error": each.error} for each in plan.rules],
+        "napkin": None if plan.napkin is None else vars(plan.napkin),
+        "memory_nbytes": plan.memory_nbytes,
+    }

@@ -1,0 +1,124 @@
+"""A plan for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trainledger.report.table import table
+from trainledger.units import (
+    format_count,
+    format_flops,
+    format_flops_per_second,
+    format_nbytes,
+    format_percent,
+    format_seconds,
+)
+
+if TYPE_CHECKING:
+    from trainledger.plan.plan import Plan
+
+_SHOW = {"count": format_count, "flops": format_flops, "nbytes": format_nbytes}
+
+
+def text(plan: Plan) -> str:
+    """The whole plan."""
+    return "\n\n".join(_parts(plan))
+
+
+def _parts(plan: Plan) -> Iterator[str]:
+    yield _head(plan)
+    yield _memory(plan)
+    yield _flops(plan)
+    if plan.forecast.step_seconds is not None:
+        yield _time(plan)
+    yield _rules(plan)
+    if plan.napkin is not None:
+        yield _napkin(plan)
+    if plan.forecast.notes:
+        from trainledger.report.reconciliation import sentence
+
+        yield "\n".join(sentence(each) for each in plan.forecast.notes)
+
+
+def _head(plan: Plan) -> str:
+    spec, recipe = plan.run.model, plan.run.recipe
+    batches = f", in {recipe.grad_accum} micro-batches of {recipe.device_batch}" if recipe.grad_accum > 1 else ""
+    return "\n".join(
+        [
+            f"{spec.name}: {plan.ledger.parameters:,} parameters in {spec.n_layers} blocks of width {spec.d_model}",
+            f"A step: {recipe.global_batch} sequences of {recipe.seq_len} tokens{batches}",
+            f"{recipe.precision}, {recipe.optimizer} ({recipe.optimizer_implementation}), {recipe.attention} attention, "
+            f"activation checkpointing {recipe.activation_checkpointing}",
+        ]
+    )
+
+
+def _memory(plan: Plan) -> str:
+    told = plan.forecast
+    assert told.peak_nbytes is not None
+    rows = [
+        [name, format_nbytes(nbytes), format_percent(nbytes / told.peak_nbytes)]
+        for name, nbytes in sorted(told.peak_by_category.items(), key=lambda each: -each[1])
+    ]
+    rows.append(["peak", format_nbytes(told.peak_nbytes), ""])
+    peak = plan.ledger.peak()
+    lines = [
+        "Memory of one device that holds the whole model",
+        table(["at the peak", "bytes", "share"], rows, align="lrr"),
+        f"The peak is at {peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}.",
+        f"Each micro-batch keeps {format_nbytes(told.kept_nbytes or 0)} for its backward.",
+    ]
+    if plan.memory_nbytes:
+        fits = "Fits in" if told.peak_nbytes <= plan.memory_nbytes else "Does NOT fit in"
+        lines.append(f"{fits} the device's {format_nbytes(plan.memory_nbytes)} (of which its own context takes some).")
+    return "\n".join(lines)
+
+
+def _flops(plan: Plan) -> str:
+    flops = plan.forecast.flops
+    rows = [[kind, format_flops(count)] for kind, count in sorted(flops.items(), key=lambda each: -each[1])]
+    rows.append(["model FLOPs", format_flops(plan.forecast.model_flops or 0)])
+    return (
+        table(["a step's work", "FLOPs"], rows, align="lr")
+        + "\nModel FLOPs are the matmuls and attention of forward and backward, nothing run twice."
+    )
+
+
+def _time(plan: Plan) -> str:
+    told = plan.forecast
+    assert told.step_seconds is not None
+    rows = [["step", format_seconds(told.step_seconds)]]
+    if told.tokens_per_second is not None:
+        rows.append(["tokens/s", f"{told.tokens_per_second:,.0f}"])
+    if told.mfu is not None and told.peak_flops_per_second is not None:
+        peak = f"{format_flops_per_second(told.peak_flops_per_second)} {told.matmul_dtype}"
+        rows.append(["MFU", f"{format_percent(told.mfu)} of {peak}"])
+    if told.total_seconds is not None:
+        rows.append([f"{plan.run.recipe.total_steps:,} steps", format_seconds(told.total_seconds)])
+    if told.device_hours is not None:
+        rows.append(["device-hours", f"{told.device_hours:,.4g}"])
+    if told.money is not None:
+        rows.append(["money", f"{told.money:,.2f}"])
+    basis = told.basis.get("step_seconds", "")
+    return f"Time on {told.device}\n" + table(["", basis], rows, align="ll")
+
+
+def _rules(plan: Plan) -> str:
+    rows = [
+        [
+            each.quantity, each.rule, _SHOW[each.unit](each.by_rule), _SHOW[each.unit](each.by_ledger),
+            f"{100 * each.error:+.1f} %",
+        ]
+        for each in plan.rules
+    ]  # fmt: skip
+    return table(["", "rule of thumb", "says", "ledger", "off by"], rows, align="llrrr")
+
+
+def _napkin(plan: Plan) -> str:
+    napkin = plan.napkin
+    assert napkin is not None
+    work = f"6 x {plan.ledger.parameters:.4g} x {napkin.tokens:.4g}"
+    speed = f"{napkin.devices:,} x {napkin.peak_flops_per_second:.4g} x {napkin.mfu:g}"
+    days = f"{napkin.days:,.1f} days" if napkin.days >= 1 else format_seconds(napkin.days * 86400)
+    return f"On a napkin: 6 N D / (devices x peak x MFU) = {work}\n  / ({speed}) = {days}"

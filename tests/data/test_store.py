@@ -1,0 +1,146 @@
+"""The token store: what is damaged is named, with file and byte."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainledger.data import TokenStore, check_lengths, check_vocabulary, open_store, prepare
+from trainledger.data.files import BLOCK_NBYTES
+from trainledger.spec.data import DataSpec
+from trainledger.spec.problem import InvalidInput
+
+SpecOf = Callable[..., DataSpec]
+
+
+@pytest.fixture
+def data(library: Path, spec_of: SpecOf) -> DataSpec:
+    return spec_of(library)
+
+
+@pytest.fixture
+def store(data: DataSpec) -> TokenStore:
+    return prepare(data, vocab_size=None, progress=False)
+
+
+def test_reading_goes_across_shards(store: TokenStore) -> None:
+    files = sorted(store.directory.glob("*.train.u16"))
+    assert len(files) > 1
+    whole = np.concatenate([np.fromfile(each, dtype="<u2") for each in files])
+    assert store.train.tokens == len(whole)
+    border = files[0].stat().st_size // 2
+    assert store.train.read(border - 5, 10).tolist() == whole[border - 5 : border + 5].tolist()
+    assert store.train.read(0, len(whole)).tolist() == whole.tolist()
+    with pytest.raises(IndexError, match=r"of a train split of"):
+        store.train.read(len(whole) - 1, 2)
+
+
+def test_a_truncated_shard_is_told_and_made_anew(data: DataSpec, store: TokenStore) -> None:
+    path = store.directory / "00001.train.u16"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    rule = f"data.cache: {path} is truncated: it ends at byte {len(whole) - 3}, not {len(whole)}; remove this file"
+    for again in (lambda: open_store(store.directory), lambda: prepare(data, vocab_size=None, progress=False)):
+        with pytest.raises(InvalidInput, match=re.escape(rule)):
+            again()
+    path.unlink()
+    prepare(data, vocab_size=None, progress=False).verify()
+    assert path.read_bytes() == whole
+
+
+def test_a_shard_truncated_under_an_open_store_is_told(store: TokenStore) -> None:
+    path = store.directory / "00000.train.u16"
+    with path.open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(InvalidInput, match=re.escape(f"{path} is truncated: it ends at byte 100")):
+        store.train.read(0, 10)
+
+
+def test_a_flipped_bit_is_found_and_located(store: TokenStore) -> None:
+    path = store.directory / "00000.train.u16"
+    nbytes = path.stat().st_size
+    assert nbytes > BLOCK_NBYTES
+    for offset, block in ((100, 0), (nbytes - 1, BLOCK_NBYTES)):
+        data = bytearray(path.read_bytes())
+        data[offset] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(InvalidInput) as caught:
+            open_store(store.directory).verify()
+        until = min(block + BLOCK_NBYTES, nbytes)
+        rule = f"{path} is corrupt: its SHA-256 is not the recorded one, and it differs between byte {block} and byte "
+        assert rule + str(until) in str(caught.value)
+        data[offset] ^= 1
+        path.write_bytes(data)
+    open_store(store.directory).verify()
+
+
+def test_every_damaged_file_is_told(store: TokenStore) -> None:
+    paths = [store.directory / each for each in ("00000.train.ends.u64", "00001.validation.u16", "00001.counts.u64")]
+    for path in paths:
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 128
+        path.write_bytes(data)
+    with pytest.raises(InvalidInput) as caught:
+        open_store(store.directory).verify()
+    assert [str(each).split()[1] for each in caught.value.problems] == [str(each) for each in paths]
+
+
+def test_a_token_outside_the_vocabulary_is_told_with_its_byte(store: TokenStore) -> None:
+    path = store.directory / "00001.train.u16"
+    first = (store.directory / "00000.train.u16").stat().st_size // 2
+    tokens = np.fromfile(path, dtype="<u2")
+    tokens[40] = 257
+    tokens.tofile(path)
+    reopened = open_store(store.directory)
+    reopened.train.read(first, 40)
+    rule = f"data.cache: {path} the token at byte 80 is 257, outside the vocabulary of 257; remove this file"
+    with pytest.raises(InvalidInput, match=re.escape(rule)):
+        reopened.train.read(first - 7, 60)
+
+
+def test_a_damaged_index_is_told(store: TokenStore) -> None:
+    path = store.directory / "index.json"
+    whole = path.read_text()
+    path.write_text(whole[: len(whole) // 2])
+    with pytest.raises(InvalidInput, match=re.escape(f"{path} is damaged and does not tell what the store holds")):
+        open_store(store.directory)
+    path.write_text(json.dumps(json.loads(whole) | {"format": 99}))
+    with pytest.raises(InvalidInput, match=re.escape(f"{path} is of format 99, and this version reads format 1")):
+        open_store(store.directory)
+    path.unlink()
+    with pytest.raises(InvalidInput, match=re.escape(f"{path} cannot be read: No such file")):
+        open_store(store.directory)
+
+
+def test_another_tokenizer_is_not_taken_for_the_stores(library: Path, spec_of: SpecOf) -> None:
+    store = prepare(spec_of(library, tokenizer="bpe"), vocab_size=300, progress=False)
+    other = prepare(spec_of(library, tokenizer="bpe"), vocab_size=301, progress=False)
+    (store.directory / "tokenizer.json").write_bytes((other.directory / "tokenizer.json").read_bytes())
+    with pytest.raises(InvalidInput, match="is not the tokenizer that these tokens were made with"):
+        store.tokenizer()
+
+
+def test_a_model_with_too_few_tokens_is_told(store: TokenStore) -> None:
+    check_vocabulary(store, 257)
+    check_vocabulary(store, 300)
+    with pytest.raises(InvalidInput) as caught:
+        check_vocabulary(store, 256)
+    assert str(caught.value) == (
+        "model.vocab_size = 256: is smaller than the 257 tokens of the tokenizer bytes, end of document included; "
+        "nearest that works: 257"
+    )
+
+
+def test_a_corpus_shorter_than_a_sequence_is_told_for_both_splits(store: TokenStore) -> None:
+    check_lengths(store, store.validation.tokens - 1)
+    with pytest.raises(InvalidInput) as caught:
+        check_lengths(store, store.train.tokens)
+    train, validation = map(str, caught.value.problems)
+    assert train.startswith(f"recipe.seq_len = {store.train.tokens}: needs {store.train.tokens + 1} tokens in a row")
+    assert f"the train split of the corpus in {store.directory} has {store.train.tokens}" in train
+    assert validation.endswith(f"has {store.validation.tokens}; nearest that works: {store.validation.tokens - 1}")
