@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from trainledger.frozen import frozen
 
 
-@dataclass(frozen=True, eq=False)
+@frozen
 class NumberFormat:
     """A binary floating-point format given by its exponent and mantissa widths.
 

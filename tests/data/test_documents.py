@@ -91,6 +91,15 @@ def test_segments_of_jsonl_lose_no_line(tmp_path: Path) -> None:
     assert [each.text for each in read(path)] == texts
 
 
+def test_a_line_that_begins_where_a_segment_does_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "even.jsonl"
+    lines = [json.dumps({"text": f"{n:06d}"}).ljust(1023) + "\n" for n in range(3000)]
+    path.write_text("".join(lines))
+    shards = plan_shards(find_corpus((str(path),), tmp_path / "cache"))
+    assert {each.start % 1024 for shard in shards for each in shard} == {0}
+    assert [int(each.text) for each in read(path)] == list(range(3000))
+
+
 def test_bytes_that_are_not_utf8_are_replaced_and_told(tmp_path: Path) -> None:
     path = tmp_path / "latin.txt"
     path.write_bytes(b"caf\xe9 au lait")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -81,14 +83,14 @@ def test_ranks_have_their_rows(store: TokenStore) -> None:
 
 
 def test_validation_is_the_same_each_time_and_ends(store: TokenStore) -> None:
-    with Loader(store, **SIZES, micro_batch=5, eval_sequences=12) as loader:
+    with Loader(store, **SIZES, micro_batch=4, eval_sequences=10) as loader:
         once, again = ([torch.cat(each) for each in zip(*loader.validation(), strict=True)] for _ in range(2))
         assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
-        wanted = validation_batch(store, first=0, count=12, seq_len=32)
+        wanted = validation_batch(store, first=0, count=10, seq_len=32)
         assert np.array_equal(once[0].numpy(), wanted[:, :-1])
         assert np.array_equal(once[1].numpy(), wanted[:, 1:])
     n = store.validation.sequences(32)
-    with Loader(store, **SIZES, micro_batch=7, eval_sequences=10 * n) as loader:
+    with Loader(store, **SIZES, micro_batch=6, eval_sequences=10 * n) as loader:
         assert sum(len(inputs_BT) for inputs_BT, _ in loader.validation()) == n
 
 
@@ -147,6 +149,18 @@ def test_a_forgotten_loader_ends_its_thread(store: TokenStore) -> None:
     assert not threads()
 
 
+def test_a_program_that_forgets_to_close_ends(store: TokenStore) -> None:
+    program = (
+        "import sys; from pathlib import Path; from trainledger.data import open_store\n"
+        "from trainledger.data.loader import Loader\n"
+        "loader = Loader(open_store(Path(sys.argv[1])), seed=0, seq_len=32, global_batch=4, micro_batch=4)\n"
+        "batches = loader.batches(0); next(batches); print('done')\n"
+    )
+    command = [sys.executable, "-c", program, str(store.directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
 def test_open_loader_checks_the_run(data: DataSpec) -> None:
     def run(vocab_size: int, seq_len: int) -> Run:
         model = ModelSpec(vocab_size=vocab_size, d_model=8, n_layers=1, n_heads=1, d_ff=8, max_seq_len=10**9)
@@ -155,9 +169,9 @@ def test_open_loader_checks_the_run(data: DataSpec) -> None:
     with open_loader(run(257, 16), "cpu", progress=False) as loader:
         assert [each.shape for each in next(loader.batches(0))[0]] == [(2, 16), (2, 16)]
         assert loader.unigram_entropy == loader.store.unigram_entropy_nats
-    with pytest.raises(InvalidInput, match="model.vocab_size = 256"):
+    with pytest.raises(InvalidInput, match=r"model\.vocab_size = 256"):
         open_loader(run(256, 16), "cpu", progress=False)
-    with pytest.raises(InvalidInput, match="recipe.seq_len = 1000000"):
+    with pytest.raises(InvalidInput, match=r"recipe\.seq_len = 1000000"):
         open_loader(run(257, 1_000_000), "cpu", progress=False)
 
 

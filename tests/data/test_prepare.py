@@ -149,6 +149,21 @@ def test_killed_at_any_moment_and_resumed_it_writes_the_same_bytes(
     assert max(kept) > 0
 
 
+def test_ctrl_c_ends_every_process_and_costs_nothing_finished(library: Path, spec_of: SpecOf) -> None:
+    data = spec_of(library, tokenizer="bpe")
+    process = start(data)
+    deadline = time.monotonic() + 60
+    while not list(Path(data.cache).glob("tokens-*/*.tmp")) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGINT)
+    _, complaint = process.communicate(timeout=30)
+    assert complaint.rstrip().endswith(b"KeyboardInterrupt")
+    assert complaint.count(b"Traceback") == 1  # the caller's; its workers say nothing
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    prepare(data, vocab_size=600, progress=False).verify()
+
+
 def test_finished_shards_are_kept(library: Path, spec_of: SpecOf) -> None:
     data = spec_of(library)
     store = prepare(data, vocab_size=None, progress=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def test_permutations_look_shuffled() -> None:
     for order in orders:
         assert abs(np.corrcoef(order, np.arange(n))[0, 1]) < 0.06
         assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.06
-    for one, other in zip(orders, orders[1:], strict=False):
+    for one, other in itertools.pairwise(orders):
         assert abs(np.corrcoef(one, other)[0, 1]) < 0.06
     # A place goes anywhere: over many keys the places it goes to fill every tenth about equally.
     first = [int(permute(np.zeros(1, dtype=np.uint64), 10, str(key).encode())[0]) for key in range(2000)]
@@ -122,10 +122,10 @@ def test_ranks_share_the_batch(store: TokenStore) -> None:
         train_batch(store, **sizes, rank=0, ranks=5)
 
 
-def test_the_batches_of_known_data_are_known(store: TokenStore) -> None:
-    # A change of this number changes every run: it belongs in the changelog.
-    digest = hashlib.sha256(sequences_of_step(1000, seed=0, step=3, global_batch=8, first=0, count=8).astype("<u8"))
-    assert digest.hexdigest()[:16] == "GOLDEN"
+def test_the_order_is_a_known_one() -> None:
+    # A change of these numbers changes every run: it belongs in the changelog.
+    chosen = sequences_of_step(1000, seed=0, step=3, global_batch=8, first=0, count=8)
+    assert chosen.tolist() == [772, 624, 42, 122, 56, 386, 689, 170]
 
 
 def test_validation_is_a_fixed_order_spread_over_the_split(store: TokenStore) -> None:

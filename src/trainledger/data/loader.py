@@ -8,7 +8,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -169,7 +168,6 @@ class _ReadAhead:
         arguments = (read_step, first_step, device, self._ready, self._ended)
         self._thread = threading.Thread(target=_read_on, args=arguments, name="trainledger data", daemon=True)
         self._thread.start()
-        weakref.finalize(self, self._ended.set)
 
     def get(self) -> _Pending | None:
         """The next step; None after `close`. Raises what the thread met."""

@@ -48,6 +48,8 @@ def prepare(data: DataSpec, *, vocab_size: int | None, progress: bool, workers: 
     Raises InvalidInput for text that cannot be read, a corpus too small to hold anything out, a cache that cannot
     be written, and a store that is damaged.
     """
+    if "\0" in data.cache:
+        raise InvalidInput([Problem("data.cache", data.cache, "has a NUL character, which no path has", "cache")])
     cache = Path(data.cache).expanduser()
     shown = _bars if progress and sys.stderr.isatty() else _nothing_shown
     try:

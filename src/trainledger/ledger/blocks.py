@@ -5,19 +5,21 @@ Sizes: B sequences, T tokens, D d_model, H query heads, G key-value heads, K hea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-
+from trainledger.frozen import frozen
 from trainledger.ledger import operations as op
+from trainledger.ledger.array import Array, Leaf
+from trainledger.ledger.attention import causal_softmax, fused_attention, softmax
 from trainledger.ledger.entry import Int
-from trainledger.ledger.tape import Array, Frame, Leaf, Tape
+from trainledger.ledger.norms import layer_norm, rms_norm
+from trainledger.ledger.parameters import BlockLeaves, ModelLeaves
+from trainledger.ledger.tape import Frame, Tape
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 
 Angles = tuple[Array, Array]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen
 class Sizes:
     """The sizes of one forward, and which kernels run it."""
 
@@ -38,118 +40,12 @@ class Sizes:
         return self.backend != "cpu"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class BlockLeaves:
-    """The parameters of one block; absent where the spec has none."""
-
-    norm1: Leaf
-    norm1_bias: Leaf | None
-    q: Leaf
-    k: Leaf
-    v: Leaf
-    o: Leaf
-    attention_biases: tuple[Leaf | None, ...]
-    norm2: Leaf
-    norm2_bias: Leaf | None
-    gate: Leaf | None
-    up: Leaf
-    down: Leaf
-    mlp_biases: tuple[Leaf | None, ...]
-
-    def all(self) -> Iterator[Leaf]:
-        """In the order in which torch names them."""
-        q_bias, k_bias, v_bias, o_bias = self.attention_biases
-        gate_bias, up_bias, down_bias = self.mlp_biases
-        ordered = (
-            self.norm1, self.norm1_bias, self.q, q_bias, self.k, k_bias, self.v, v_bias, self.o, o_bias,
-            self.norm2, self.norm2_bias, self.gate, gate_bias, self.up, up_bias, self.down, down_bias,
-        )  # fmt: skip
-        return (each for each in ordered if each is not None)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ModelLeaves:
-    """The parameters of a model; one `BlockLeaves` stands for each of the equal blocks."""
-
-    tokens: Leaf
-    positions: Leaf | None
-    block: BlockLeaves
-    norm: Leaf
-    norm_bias: Leaf | None
-    head: Leaf
-    n_layers: Int = field(default=1)
-
-    def outside(self) -> tuple[list[Leaf], list[Leaf]]:
-        """Those before the blocks and those after, in torch's order, a tied head not counted again."""
-        before = [each for each in (self.tokens, self.positions) if each is not None]
-        after = [each for each in (self.norm, self.norm_bias) if each is not None]
-        return before, after if self.head is self.tokens else [*after, self.head]
-
-    def elements(self) -> Int:
-        before, after = self.outside()
-        in_block = sum(each.elements for each in self.block.all())
-        return sum(each.elements for each in (*before, *after)) + self.n_layers * in_block
-
-    def tensors(self) -> Int:
-        before, after = self.outside()
-        return len(before) + len(after) + self.n_layers * len(list(self.block.all()))
-
-
-def leaves_of(spec: ModelSpec) -> ModelLeaves:
-    """The parameters that a spec has."""
-    D, K, V = spec.d_model, spec.head_size, spec.vocab_size
-    H, G, F = spec.n_heads, spec.kv_heads, spec.d_ff
-
-    def matrix(path: str, elements: Int, uses: int = 1) -> Leaf:
-        return Leaf(path, elements, decayed=True, uses=uses)
-
-    def vector(path: str, elements: Int, exists: bool = True) -> Leaf | None:
-        return Leaf(path, elements, decayed=False) if exists else None
-
-    def scale(path: str) -> Leaf:
-        return Leaf(path, D, decayed=False)
-
-    attention, mlp = "self_attn", "mlp"
-    block = BlockLeaves(
-        norm1=scale("input_layernorm.weight"),
-        norm1_bias=vector("input_layernorm.bias", D, spec.norm_bias),
-        q=matrix(f"{attention}.q_proj.weight", D * H * K),
-        k=matrix(f"{attention}.k_proj.weight", D * G * K),
-        v=matrix(f"{attention}.v_proj.weight", D * G * K),
-        o=matrix(f"{attention}.o_proj.weight", H * K * D),
-        attention_biases=tuple(
-            vector(f"{attention}.{name}_proj.bias", size, spec.attention_bias)
-            for name, size in (("q", H * K), ("k", G * K), ("v", G * K), ("o", D))
-        ),
-        norm2=scale("post_attention_layernorm.weight"),
-        norm2_bias=vector("post_attention_layernorm.bias", D, spec.norm_bias),
-        gate=matrix(f"{mlp}.gate_proj.weight", D * F) if spec.gated else None,
-        up=matrix(f"{mlp}.up_proj.weight", D * F),
-        down=matrix(f"{mlp}.down_proj.weight", F * D),
-        mlp_biases=(
-            vector(f"{mlp}.gate_proj.bias", F, spec.mlp_bias and spec.gated),
-            vector(f"{mlp}.up_proj.bias", F, spec.mlp_bias),
-            vector(f"{mlp}.down_proj.bias", D, spec.mlp_bias),
-        ),
-    )
-    tokens = matrix("embed_tokens.weight", V * D, uses=2 if spec.tie_embeddings else 1)
-    return ModelLeaves(
-        tokens=tokens,
-        positions=matrix("embed_positions.weight", spec.max_seq_len * D) if spec.positions == "learned" else None,
-        block=block,
-        norm=scale("norm.weight"),
-        norm_bias=vector("norm.bias", D, spec.norm_bias),
-        head=tokens if spec.tie_embeddings else matrix("lm_head.weight", D * V),
-        n_layers=spec.n_layers,
-    )
-
-
 def norm(tape: Tape, sizes: Sizes, x: Array, w: Leaf, b: Leaf | None, path: str) -> Array:
     """The spec's normalization."""
     with tape.at(path):
         if sizes.spec.norm == "layernorm":
-            return op.layer_norm(tape, x, w, b, sizes.rows, sizes.spec.d_model)
-        return op.rms_norm(tape, x, w, sizes.rows, sizes.spec.d_model, fused=sizes.fused_kernels)
+            return layer_norm(tape, x, w, b, sizes.rows, sizes.spec.d_model)
+        return rms_norm(tape, x, w, sizes.rows, sizes.spec.d_model, fused=sizes.fused_kernels)
 
 
 def rotate(tape: Tape, sizes: Sizes, x: Array, heads: Int, angles: Angles) -> Array:
@@ -170,24 +66,27 @@ def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, angles: A
     spec, rows = sizes.spec, sizes.rows
     D, H, G, K = spec.d_model, spec.n_heads, spec.kv_heads, spec.head_size
     q_bias, k_bias, v_bias, o_bias = leaves.attention_biases
-    written = sizes.attention == "math"
+    written, turned, grouped = sizes.attention == "math", angles is not None, not op.is_one(H // G)
 
-    def project(name: str, w: Leaf, b: Leaf | None, heads: Int, turned: bool) -> Array:
+    def project(name: str, w: Leaf, b: Leaf | None, heads: Int, *, copied: bool, heads_copied: bool) -> Array:
         with tape.at(f"{name}_proj"):
             y = op.linear(tape, x, w, b, rows, D, heads * K)
-        # Gradients of batched products have heads before tokens; where no rotation comes between, a reshape copies.
-        return op.contiguous(tape, y, forward=False, backward=written and not turned and not op.is_one(heads))
+            y = op.contiguous(tape, y, forward=False, backward=copied)
+        return op.contiguous(tape, y, forward=False, backward=heads_copied and not op.is_one(heads))
 
-    q = project("q", leaves.q, q_bias, H, angles is not None)
-    k = project("k", leaves.k, k_bias, G, angles is not None)
-    v = project("v", leaves.v, v_bias, G, False)
+    # Gradients of batched products have heads before tokens, that of the keys (transposed there) tokens last; a
+    # reshape must copy them. A rotation's own copy brings heads behind tokens, but keeps tokens last.
+    q = project("q", leaves.q, q_bias, H, copied=False, heads_copied=written and not turned)
+    k_copied = written and not grouped and not op.is_one(sizes.B)
+    k = project("k", leaves.k, k_bias, G, copied=k_copied, heads_copied=written and grouped and not turned)
+    v = project("v", leaves.v, v_bias, G, copied=False, heads_copied=written)
     if angles is not None:
         q, k = rotate(tape, sizes, q, H, angles), rotate(tape, sizes, k, G, angles)
     if written:
         y = written_out(tape, sizes, q, k, v)
     else:
         kernel = "flash_attention_for_cpu" if sizes.backend == "cpu" else "flash_attention"
-        y = op.fused_attention(tape, q, k, v, sizes.B, H, sizes.T, K, kernel=kernel)
+        y = fused_attention(tape, q, k, v, sizes.B, H, sizes.T, K, kernel=kernel)
     # The fused kernels write tokens before heads, batched products heads before tokens.
     apart = written and not op.is_one(H)
     flat = op.contiguous(tape, y, forward=True, backward=False) if apart else y
@@ -212,7 +111,7 @@ def written_out(tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array) -> Array
     scores = op.batched_product(tape, queries, keys, B * H, T, T, K)
     del queries, keys
     scores = op.times_number(tape, scores)
-    weights = op.causal_softmax(tape, scores, mask)
+    weights = causal_softmax(tape, scores, mask)
     values = op.contiguous(tape, v, forward=apart and not grouped, backward=False)
     y = op.batched_product(tape, weights, values, B * H, T, K, T)
     return op.contiguous(tape, y, forward=False, backward=apart)
@@ -273,6 +172,9 @@ def forward(tape: Tape, sizes: Sizes, leaves: ModelLeaves, ids: Array, *, checkp
     with tape.at("dropout"):
         x = op.dropout(tape, x, sizes.dropout)
     angles = rotary(tape, sizes) if spec.positions == "rope" else None
+    if angles is not None:
+        # All blocks read the same angles: they live until the backward of the first block is over.
+        x.node = tape.node([x.node], angles, lambda g, *_: [g])
     with tape.loop("layers", spec.n_layers):
         if checkpointing:
             x = _checkpointed(tape, sizes, leaves.block, x, angles)
@@ -310,7 +212,7 @@ def loss(tape: Tape, logits: Array, targets: Array) -> Array:
     """Mean cross entropy in fp32."""
     with tape.at("loss"):
         wide = op.cast(tape, logits, "fp32")
-        return op.negative_log_likelihood(tape, op.softmax(tape, wide, "_log_softmax"), targets)
+        return op.negative_log_likelihood(tape, softmax(tape, wide, "_log_softmax"), targets)
 
 
 def sizes_of(spec: ModelSpec, recipe: Recipe, backend: str) -> Sizes:

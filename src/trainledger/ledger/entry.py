@@ -6,10 +6,12 @@ Closed form, trace and measurement all write this shape; every report reads it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from operator import mul
 from typing import TYPE_CHECKING, Any
+
+from trainledger.frozen import frozen
 
 if TYPE_CHECKING:
     from trainledger.ledger.timeline import Peak
@@ -21,13 +23,15 @@ KINDS = (
     "matmul", "attention", "elementwise", "norm", "softmax", "embedding", "reduction", "copy", "allocate", "random",
     "update", "transfer", "unknown",
 )  # fmt: skip
-CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "logits and loss", "scratch", "buffers", "batch")
+CATEGORIES = (
+    "parameters", "gradients", "optimizer state", "activations", "logits and loss", "scratch", "buffers", "batch",
+)  # fmt: skip
 BASES = ("exact", "bound", "assumed", "measured")
 
 Amounts = tuple[tuple[str, Int], ...]  # (category, nbytes) pairs
 
 
-@dataclass(frozen=True)
+@frozen
 class Entry:
     """One operation: what it computes, moves, keeps, and what it does to memory.
 
@@ -68,7 +72,7 @@ class Entry:
         return reduce(mul, (count for _, count in self.loop), 1)
 
 
-@dataclass(frozen=True)
+@frozen
 class Ledger:
     """The entries of one optimizer step of one device, in the order they run.
 
@@ -113,12 +117,23 @@ class Ledger:
         return self.total("kept") // self.micro_batches
 
     def by(self, key: str, amount: str = "flops") -> dict[str, Int]:
-        """One amount split by an attribute of the entries (``phase``, ``kind``, ``basis`` …)."""
+        """One amount split by an attribute of the entries (``phase``, ``kind``, ``basis`` …).
+
+        By ``path`` the blocks of a model are taken together: ``layers.*`` for ``layers.0``, ``layers.1`` …
+        """
         split: dict[str, Int] = {}
         for each in self.entries:
             label = getattr(each, key)
+            if key == "path":
+                label = ".".join("*" if part.isdigit() else part for part in label.split("."))
             split[label] = split.get(label, 0) + getattr(each, amount) * each.times
         return split
+
+    def diff(self, other: Ledger, key: str = "kind", amount: str = "flops") -> dict[str, Int]:
+        """This ledger's amount less the other's, by an attribute of the entries; what is equal is left out."""
+        mine, theirs = self.by(key, amount), other.by(key, amount)
+        differences = {each: mine.get(each, 0) - theirs.get(each, 0) for each in {**mine, **theirs}}
+        return {label: rest for label, rest in differences.items() if _differs(rest)}
 
     def peak(self) -> Peak:
         """The most bytes live at once, by category, and the entry that runs then."""
@@ -135,3 +150,8 @@ class Ledger:
 
     def _with(self, entries: Iterable[Entry]) -> Ledger:
         return replace(self, entries=tuple(entries))
+
+
+def _differs(difference: Int) -> bool:
+    different = difference != 0
+    return bool(different.any()) if hasattr(different, "any") else bool(different)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from trainledger.frozen import frozen
 from trainledger.ledger.entry import Ledger
 from trainledger.ledger.summary import summary
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Spread:
     """The middle of repeated samples and how far they lie apart (quartiles); ``discarded`` were disturbed."""
 
@@ -40,7 +41,7 @@ def spread(samples: Iterable[float], discarded: int = 0) -> Spread | None:
     return Spread(median=at(0.5), low=at(0.25), high=at(0.75), count=len(ordered), discarded=discarded)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Measured:
     """A run as it was. Everything may be missing: a run may end before it was measured.
 

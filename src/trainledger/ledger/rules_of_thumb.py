@@ -8,13 +8,14 @@ N parameters, D tokens, L layers, d model width, T sequence length, C training F
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from trainledger.frozen import frozen
 
 Number = Any  # int, float, array or symbol
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen
 class Rule:
     """A rule of thumb: its formula as text, where it comes from, and what it leaves out."""
 
@@ -24,7 +25,7 @@ class Rule:
     leaves_out: str = ""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen
 class StateRecipe:
     """Bytes per parameter that stay for the whole run, term by term."""
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 from trainledger.ledger import operations as op
-from trainledger.ledger.blocks import ModelLeaves, Sizes, forward, leaves_of, loss, sizes_of
+from trainledger.ledger.array import Array
+from trainledger.ledger.blocks import Sizes, forward, loss, sizes_of
 from trainledger.ledger.entry import Int, Ledger
-from trainledger.ledger.tape import Array, Tape
+from trainledger.ledger.parameters import ModelLeaves, leaves_of
+from trainledger.ledger.tape import Tape
 from trainledger.ledger.update import clip, state_nbytes, update
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run

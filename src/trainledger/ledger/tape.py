@@ -11,86 +11,16 @@ Loops are followed once: `loop(name, count)` says that what runs inside runs ``c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from trainledger.dtypes import FORMATS
+from trainledger.ledger.array import Array, Leaf, Memory, Port, Target, nbytes_of
 from trainledger.ledger.entry import Amounts, Int, Ledger
 from trainledger.ledger.record import Event, Loop, Storage, copies_left_behind, keep_what_lives
 
-Gradients = list["Array | None"]
+Gradients = list[Array | None]
 Backward = Callable[..., Gradients]
 Sums = Sequence[tuple[int, Int]]
-
-
-def nbytes_of(dtype: str) -> int:
-    """Bytes of one element; integers and masks have their own names."""
-    return _NBYTES[dtype]
-
-
-_NBYTES = {"int64": 8, "bool": 1, **{name: each.nbytes for name, each in FORMATS.items()}}
-
-
-class Memory:
-    """What arrays and their views refer to; when the last reference is gone, its storage is free."""
-
-    __slots__ = ("record", "tape")
-
-    def __init__(self, tape: Tape, record: Storage) -> None:
-        self.tape = tape
-        self.record = record
-
-    def __del__(self) -> None:
-        self.tape.released(self.record)
-
-
-class Array:
-    """So many elements of a format; ``node`` says where its gradient goes (None: nowhere)."""
-
-    __slots__ = ("dtype", "elements", "memory", "node")
-
-    def __init__(self, elements: Int, dtype: str, memory: Memory | None, node: Target = None) -> None:
-        self.elements = elements
-        self.dtype = dtype
-        self.memory = memory
-        self.node = node
-
-    @property
-    def nbytes(self) -> Int:
-        return self.elements * nbytes_of(self.dtype)
-
-    def view(self, elements: Int | None = None, node: Target = None) -> Array:
-        """The same memory under another node, or a part of it."""
-        return Array(self.elements if elements is None else elements, self.dtype, self.memory, node)
-
-
-class Leaf:
-    """A parameter: its gradient stays. ``uses`` counts how often a forward reads it (2 for a tied embedding)."""
-
-    def __init__(self, path: str, elements: Int, *, decayed: bool, uses: int = 1) -> None:
-        self.path = path
-        self.elements = elements
-        self.decayed = decayed
-        self.uses = uses
-        self.arrived = 0
-        self.pending: Array | None = None
-        self.gradient: Array | None = None
-
-    def array(self) -> Array:
-        return Array(self.elements, "fp32", None, self)
-
-
-class Port:
-    """Where the gradient of one output of a node arrives."""
-
-    __slots__ = ("gradient",)
-
-    def __init__(self) -> None:
-        self.gradient: Array | None = None
-
-    def take(self) -> Array | None:
-        gradient, self.gradient = self.gradient, None
-        return gradient
 
 
 class Node:
@@ -103,7 +33,13 @@ class Node:
     __slots__ = ("backward", "frame", "loop", "path", "ports", "saved", "sums", "targets")
 
     def __init__(
-        self, tape: Tape, targets: Sequence[Target], saved: tuple[Array, ...], backward: Backward, outputs: int, sums: Sums
+        self,
+        tape: Tape,
+        targets: Sequence[Target],
+        saved: tuple[Array, ...],
+        backward: Backward,
+        outputs: int,
+        sums: Sums,
     ) -> None:
         self.targets = list(targets)
         self.backward = backward
@@ -140,10 +76,7 @@ class Node:
         return result
 
 
-Target = Port | Leaf | None
-
-
-class _EnoughRecomputed(Exception):
+class _EnoughRecomputed(Exception):  # noqa: N818
     """Everything the block's backward needs is there again."""
 
 
@@ -175,11 +108,8 @@ class Frame:
             again, self.again = self.again, None
             assert again is not None
             self.collecting = True
-            with self.tape.recomputing(self):
-                try:
-                    again()
-                except _EnoughRecomputed:
-                    pass
+            with self.tape.recomputing(self), suppress(_EnoughRecomputed):
+                again()
             del again
         arrays = self.arrays[index]
         self.arrays[index] = None
@@ -275,7 +205,7 @@ class Tape:
             record = Storage(elements * nbytes_of(dtype), self.phase, category, self.loop_stack)
             self._live[id(record)] = record
             records.append(record)
-            made.append(Array(elements, dtype, Memory(self, record)))
+            made.append(Array(elements, dtype, Memory(record, self.released)))
         touched = [*reads, *changes]
         self.events.append(
             Event(
@@ -299,14 +229,15 @@ class Tape:
     def released(self, record: Storage) -> None:
         """Called when the last reference to a piece of memory is gone."""
         self._live.pop(id(record), None)
-        if self.events:
-            self.events[-1].freed.append((record, copies_left_behind(record, self.loop_stack)))
+        if not self.events:
+            return
+        if len(self.events[-1].facts["loop"]) > len(self.loop_stack):
+            self.emit("release", "allocate")  # after a loop, where the loop's own last entry would free in each round
+        self.events[-1].freed.append((record, copies_left_behind(record, self.loop_stack)))
 
     # The graph
 
-    def node(
-        self, targets: Sequence[Target], saved: tuple[Array, ...], backward: Backward, *, sums: Sums = ()
-    ) -> Port:
+    def node(self, targets: Sequence[Target], saved: tuple[Array, ...], backward: Backward, *, sums: Sums = ()) -> Port:
         """A step of the graph; ``backward(gradient, *saved)`` gives one gradient per target."""
         return self.fork(targets, saved, backward, 1, sums=sums)[0]
 

@@ -7,30 +7,37 @@ at a place in the loop are linear in the iteration and are largest in the first 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
+from typing import Any
 
+from trainledger.frozen import frozen
 from trainledger.ledger.entry import Amounts, Entry, Int, Ledger
 
 Live = dict[str, Int]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen
 class Moment:
-    """Live bytes by category while one entry runs, its scratch included."""
+    """Live bytes by category while one entry runs, its scratch included.
+
+    ``happens`` is True but where the count of a loop is an array: there it says for which elements.
+    """
 
     entry: Entry
     index: int
-    iteration: tuple[int, ...]
+    iteration: tuple[Int, ...]
     live: Live
+    happens: Any = True
 
     @property
     def nbytes(self) -> Int:
-        return sum(self.live.values())
+        """The sum over the categories; zero where the moment does not come."""
+        nbytes = sum(self.live.values())
+        return nbytes if self.happens is True else nbytes * self.happens
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen
 class Peak:
     """The moment with the most live bytes."""
 
@@ -48,11 +55,14 @@ def _add(live: Live, amounts: Amounts, sign: int = 1) -> None:
 def timeline(ledger: Ledger) -> tuple[Moment, ...]:
     """The moments of a step in order; of each loop, the first and the last iteration."""
     live: Live = dict(ledger.resident)
-    return tuple(_walk(list(enumerate(ledger.entries)), live, 0, ()))
+    return tuple(_walk(list(enumerate(ledger.entries)), live, (), True))
 
 
-def _walk(entries: Sequence[tuple[int, Entry]], live: Live, depth: int, iteration: tuple[int, ...]) -> Iterator[Moment]:
+def _walk(
+    entries: Sequence[tuple[int, Entry]], live: Live, iteration: tuple[Int, ...], happens: Any
+) -> Iterator[Moment]:
     """The moments of a run of entries; ``live`` is moved to the state after it."""
+    depth = len(iteration)
     for loop, group in groupby(entries, key=lambda each: each[1].loop[depth : depth + 1]):
         body = list(group)
         if not loop:
@@ -61,36 +71,35 @@ def _walk(entries: Sequence[tuple[int, Entry]], live: Live, depth: int, iteratio
                 during = dict(live)
                 if _is_nonzero(entry.scratch):
                     _add(during, (("scratch", entry.scratch),))
-                yield Moment(entry, index, iteration, during)
+                yield Moment(entry, index, iteration, during, happens)
                 _add(live, entry.freed, -1)
             continue
         count = loop[0][1]
+        if isinstance(count, int) and count < 1:
+            continue
+        here = happens & (count > 0) if hasattr(count, "shape") else happens
         before = dict(live)
-        yield from _walk(body, live, depth + 1, (*iteration, 0))
-        if count == 1:
+        yield from _walk(body, live, (*iteration, 0), here)
+        if isinstance(count, int) and count == 1:
             continue
         change = {key: live[key] - before.get(key, 0) for key in live}
         for key, step in change.items():
             live[key] = before.get(key, 0) + (count - 1) * step
-        yield from _walk(body, live, depth + 1, (*iteration, count - 1))
+        yield from _walk(body, live, (*iteration, count - 1), here)
 
 
 def peak_nbytes(ledger: Ledger) -> Int:
-    """The most live bytes of the step, for ints, arrays (one peak per element) and symbols."""
-    return reduce(larger, (each.nbytes for each in timeline(ledger)))
-
-
-def larger(a: Int, b: Int) -> Int:
-    """The larger of two sizes, whatever their kind."""
-    if isinstance(a, int) and isinstance(b, int):
-        return max(a, b)
-    if any(hasattr(each, "free_symbols") for each in (a, b)):
+    """The most live bytes of the step, for ints, arrays (one peak per element) and symbols (an unevaluated Max)."""
+    sizes = [each.nbytes for each in timeline(ledger)]
+    if any(hasattr(each, "free_symbols") for each in sizes):
         import sympy
 
-        return sympy.Max(a, b)
+        return sympy.Max(*dict.fromkeys(sizes), evaluate=False)
+    if all(isinstance(each, int) for each in sizes):
+        return max(sizes)
     import numpy
 
-    return numpy.maximum(a, b)
+    return reduce(numpy.maximum, sizes)
 
 
 def _is_nonzero(amount: Int) -> bool:

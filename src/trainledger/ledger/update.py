@@ -7,13 +7,14 @@ as all parameters of a group; ``loop`` goes tensor by tensor with temporaries as
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from trainledger.frozen import frozen
 from trainledger.ledger import operations as op
 from trainledger.ledger import rules
-from trainledger.ledger.blocks import ModelLeaves
+from trainledger.ledger.array import Array, Leaf
 from trainledger.ledger.entry import Int
-from trainledger.ledger.tape import Array, Leaf, Tape
+from trainledger.ledger.parameters import ModelLeaves
+from trainledger.ledger.tape import Tape
 from trainledger.spec.recipe import Recipe
 
 # State tensors of parameter size, and whether each parameter has a step counter (one fp32 scalar).
@@ -33,7 +34,7 @@ def state_nbytes(leaves: ModelLeaves, recipe: Recipe) -> Int:
     return 4 * moments * leaves.elements() + (4 * leaves.tensors() if counts else 0)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen
 class Group:
     """The parameters of one torch parameter group: how many elements in how many tensors."""
 
@@ -59,8 +60,8 @@ def groups_of(leaves: ModelLeaves, weight_decay: float) -> tuple[Group, ...]:
 
     def group(decayed: bool) -> Group:
         parts = (whole.before, whole.block, whole.after)
-        chosen = [tuple(each for each in part if each.decayed == decayed) for part in parts]
-        return Group(weight_decay if decayed else 0.0, *chosen, leaves.n_layers)
+        before, block, after = (tuple(each for each in part if each.decayed == decayed) for part in parts)
+        return Group(weight_decay if decayed else 0.0, before, block, after, leaves.n_layers)
 
     return group(True), group(False)
 

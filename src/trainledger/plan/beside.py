@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from trainledger.frozen import frozen
 from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.entry import Ledger
 from trainledger.spec.run import Run
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen
 class Beside:
     """One quantity by a rule of thumb and by the ledger; ``unit`` is count, flops or nbytes.
 
@@ -30,12 +30,12 @@ class Beside:
         return self.by_rule / self.by_ledger - 1 if self.by_ledger else 0.0
 
 
-def beside(run: Run, ledger: Ledger) -> tuple[Beside, ...]:
+def beside(run: Run, ledger: Ledger, peak_nbytes: int) -> tuple[Beside, ...]:
     """The rules that say something about a step of this run, each beside what the ledger counts."""
-    return tuple(_rows(run, ledger))
+    return tuple(_rows(run, ledger, peak_nbytes))
 
 
-def _rows(run: Run, ledger: Ledger) -> Iterator[Beside]:
+def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[Beside]:
     spec, recipe = run.model, run.recipe
     N, d, L, T = ledger.parameters, spec.d_model, spec.n_layers, recipe.seq_len
     blocks = thumb.block_parameters(d, L)
@@ -58,6 +58,6 @@ def _rows(run: Run, ledger: Ledger) -> Iterator[Beside]:
             "static state", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), states, "no step counters"
         )
         yield Beside(
-            "memory at the peak", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), ledger.peak().nbytes,
+            "memory at the peak", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), peak_nbytes,
             "no activations, logits, scratch; and gradients need not all exist at the peak",
         )  # fmt: skip

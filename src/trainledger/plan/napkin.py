@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import ceil, isfinite
 from typing import Any
 
 from trainledger import catalog
+from trainledger.frozen import frozen
 from trainledger.ledger import rules_of_thumb as rules
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
@@ -27,7 +27,7 @@ HIGHEST_PUBLISHED_MFU = 0.72  # of the collected published runs: FlashAttention-
 _LARGEST, _SMALLEST = 1e18, 1e-6
 
 
-@dataclass(frozen=True)
+@frozen
 class Formula:
     """A result with the rule it comes from: as letters, with its numbers put in, and who says so."""
 
@@ -37,7 +37,7 @@ class Formula:
     source: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Napkin:
     """What five numbers say about a training run; ``solved`` names the one that followed from the others.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from trainledger.frozen import frozen
 from trainledger.ledger.entry import Ledger
 from trainledger.ledger.rules_of_thumb import training_flops, training_seconds
+from trainledger.ledger.timeline import Peak
 from trainledger.plan.beside import Beside, beside
 from trainledger.predict.forecast import Forecast, forecast
 from trainledger.predict.roofline import Machine
@@ -14,7 +15,7 @@ from trainledger.spec.run import Run
 from trainledger.units import SECONDS_PER_DAY
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen
 class Napkin:
     """6ND over what the devices do at a share of their peak: the first line of every plan."""
 
@@ -26,12 +27,13 @@ class Napkin:
     days: float
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen
 class Plan:
     """A run's ledger, its forecast, and the rules of thumb beside them; ``napkin`` is None without a known peak."""
 
     run: Run
     ledger: Ledger
+    peak: Peak
     forecast: Forecast
     rules: tuple[Beside, ...]
     napkin: Napkin | None
@@ -40,8 +42,16 @@ class Plan:
 
 def make_plan(run: Run, ledger: Ledger, machine: Machine | None, *, mfu: float = 0.5) -> Plan:
     """The plan of a run from its ledger and its machine (None: not known, so no times)."""
-    memory = machine.memory_nbytes if machine is not None else None
-    return Plan(run, ledger, forecast(run, ledger, machine), beside(run, ledger), _napkin(run, ledger, machine, mfu), memory)
+    peak = ledger.peak()
+    return Plan(
+        run=run,
+        ledger=ledger,
+        peak=peak,
+        forecast=forecast(run, ledger, machine),
+        rules=beside(run, ledger, peak.nbytes),
+        napkin=_napkin(run, ledger, machine, mfu),
+        memory_nbytes=machine.memory_nbytes if machine is not None else None,
+    )
 
 
 def _napkin(run: Run, ledger: Ledger, machine: Machine | None, mfu: float) -> Napkin | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from trainledger.frozen import frozen
 from trainledger.ledger.entry import BASES, Ledger
 from trainledger.ledger.summary import summary
 from trainledger.predict.ratios import hfu, matmul_dtype, mfu
@@ -16,7 +17,7 @@ from trainledger.spec.problem import Problem
 from trainledger.spec.run import Run
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@frozen(kw_only=True)
 class Forecast:
     """A run as predicted: one step's ledger in figures, its time, and the time of the whole.
 

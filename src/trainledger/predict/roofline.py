@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
+from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry
 from trainledger.spec.cluster import Device
 
@@ -26,7 +26,7 @@ class NoRate(ValueError):  # noqa: N818
     """A rate that is not known; its text is the sentence to print instead of a number."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen
 class EntryTime:
     """Predicted seconds of an entry over the step, and what bounds them: compute, memory or overhead."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from trainledger.frozen import frozen
 from trainledger.spec.run import Run
 from trainledger.units import SECONDS_PER_HOUR
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen
 class RunTime:
     """Predicted time of a whole run; ``by_phase`` sums to ``total_seconds``.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from trainledger.frozen import frozen
 from trainledger.ledger.entry import Ledger
 from trainledger.predict.roofline import EntryTime, Machine, NoRate, Roofline
 from trainledger.spec.cluster import Device
@@ -12,7 +12,7 @@ from trainledger.spec.cluster import Device
 Seconds = dict[str, float]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@frozen
 class StepTime:
     """Predicted seconds of a step, split by phase, by kind and by what bounds each operation.
 

@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trainledger.report.figures import Figure, figures
-from trainledger.report.reconciliation import COLUMNS, cells_of, sentence, spread_sentence
+from trainledger.report.reconciliation import COLUMNS, cells_of, spread_sentence
+from trainledger.report.table import sentence
 from trainledger.report.record import RunRecord
 from trainledger.spec.plain import replace_file
 

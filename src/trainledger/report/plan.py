@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainledger.report.table import table
+from trainledger.report.table import sentence, table
 from trainledger.units import (
     format_count,
     format_flops,
@@ -36,8 +36,6 @@ def _parts(plan: Plan) -> Iterator[str]:
     if plan.napkin is not None:
         yield _napkin(plan)
     if plan.forecast.notes:
-        from trainledger.report.reconciliation import sentence
-
         yield "\n".join(sentence(each) for each in plan.forecast.notes)
 
 
@@ -62,7 +60,7 @@ def _memory(plan: Plan) -> str:
         for name, nbytes in sorted(told.peak_by_category.items(), key=lambda each: -each[1])
     ]
     rows.append(["peak", format_nbytes(told.peak_nbytes), ""])
-    peak = plan.ledger.peak()
+    peak = plan.peak
     lines = [
         "Memory of one device that holds the whole model",
         table(["at the peak", "bytes", "share"], rows, align="lrr"),

@@ -86,15 +86,6 @@ def signed(value: Fraction, unit: str) -> str:
     return ("+" if value > 0 else "-") + shown(abs(number), unit)
 
 
-def sentence(note: str) -> str:
-    """A note with a capital in front and a stop behind.
-
-    >>> sentence("no MFU: the peak is unknown")
-    'No MFU: the peak is unknown.'
-    """
-    return note[:1].upper() + note[1:] + ("" if note.endswith(".") else ".")
-
-
 def spread_sentence(spread: Spread) -> str:
     """How the steps were spread."""
     discarded = f"; {spread.discarded} disturbed ones left out" if spread.discarded else ""

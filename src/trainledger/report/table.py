@@ -91,3 +91,12 @@ def _wrap(cell: str, width: int) -> list[str]:
             word = word[width:]
         line = word
     return [*lines, line] if line else lines
+
+
+def sentence(note: str) -> str:
+    """A note with a capital in front and a stop behind.
+
+    >>> sentence("no MFU: the peak is unknown")
+    'No MFU: the peak is unknown.'
+    """
+    return note[:1].upper() + note[1:] + ("" if note.endswith(".") else ".")

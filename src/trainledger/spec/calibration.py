@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from trainledger.frozen import frozen
 from trainledger.spec.cluster import Device
 from trainledger.spec.plain import from_plain, replace_file, to_plain
 from trainledger.spec.problem import InvalidInput, Problem
@@ -19,7 +19,7 @@ KINDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class KernelTime:
     """One kind of operation timed at one size: FLOPs and bytes counted as a ledger entry counts them.
 
@@ -51,7 +51,7 @@ class KernelTime:
         return self.nbytes / self.seconds
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Calibration:
     """The speed of one machine as measured: kernels by kind and size, overhead, memory, storage.
 

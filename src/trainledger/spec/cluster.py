@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from trainledger.frozen import frozen
 from trainledger.spec.setting import setting
 
 
-@dataclass(frozen=True, eq=False)
+@frozen
 class Device:
     """A device of the catalog, or this machine as its calibration describes it.
 
@@ -32,7 +31,7 @@ class Device:
     note: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Cluster:
     """The devices of a run."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from trainledger.frozen import frozen
 from trainledger.spec.setting import setting
 
 STANDARD_LIBRARY = "python-standard-library"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class DataSpec:
     """A corpus and its tokenizer."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from trainledger.frozen import frozen
 
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu",
@@ -11,7 +13,7 @@ ACTIVATIONS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@frozen
 class Family:
     """A model type of transformers: which key holds which field, and what is the same in all of its models."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
+from trainledger.frozen import frozen
 from trainledger.spec.problem import Problem
 from trainledger.spec.setting import setting
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Layout:
     """Devices along each way of splitting; one device is accounted for and trained so far."""
 

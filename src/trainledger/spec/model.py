@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import isqrt
 
+from trainledger.frozen import frozen
 from trainledger.spec.problem import Problem
 from trainledger.spec.setting import setting
 
@@ -14,7 +14,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 POSITIONS = ("rope", "learned")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class ModelSpec:
     """Sizes and choices of a GPT-2-style or Llama-style decoder (pre-norm blocks, causal attention).
 

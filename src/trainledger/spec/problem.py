@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from trainledger.frozen import frozen
 
 _LONGEST = 60
 
 
-@dataclass(frozen=True)
+@frozen
 class Problem:
     """One thing wrong with one field: what it was, the rule it breaks, and the nearest value that works.
 

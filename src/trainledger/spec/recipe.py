@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from trainledger.frozen import frozen
 from trainledger.spec.problem import Problem
 from trainledger.spec.setting import setting
 
@@ -16,7 +16,7 @@ CHECKPOINTING = ("none", "full")
 ATTENTIONS = ("sdpa", "math")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Recipe:
     """Batch, precision, optimizer, schedule, and how often things happen."""
 

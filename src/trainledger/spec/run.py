@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from trainledger.frozen import frozen
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.data import DataSpec
 from trainledger.spec.layout import Layout
@@ -13,7 +14,7 @@ from trainledger.spec.problem import Problem
 from trainledger.spec.recipe import Recipe
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True)
 class Run:
     """Model, recipe, layout, cluster and data of one run."""
 

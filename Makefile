@@ -1,0 +1,27 @@
+# `make run` and `make test` are all the set-up: each makes .venv, installs into it, and does its job.
+
+.PHONY: run test test-slow lint check bench
+
+run:            ## forecast, train, sample and reconcile a small run (about six minutes, installation included)
+	@./install all
+	@.venv/bin/trainledger demo
+
+test:           ## the tests that take minutes
+	@./install dev
+	@.venv/bin/python -m pytest
+
+test-slow:      ## those that take longer: 30 kills, a corpus of 1 GB, compiled resume
+	@./install dev
+	@.venv/bin/python -m pytest -m slow -s
+
+lint:           ## format, lint, types
+	@./install dev
+	@.venv/bin/ruff format --check .
+	@.venv/bin/ruff check .
+	@.venv/bin/mypy
+
+check: lint test
+
+bench:          ## start-up time, and the calibration against real steps
+	@./install dev
+	@.venv/bin/python bench/startup.py

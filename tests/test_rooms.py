@@ -1,0 +1,95 @@
+"""Who imports whom: data flows down the list of rooms, and a room imports only those it may."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trainledger
+
+SOURCE = Path(trainledger.__file__).parent
+CORE = {"frozen", "units", "dtypes"}
+LEDGER = {*CORE, "spec", "ledger"}
+PREDICT = {*LEDGER, "predict"}
+TRAIN = {*CORE, "spec", "nn", "data", "train"}
+EVERYTHING = None
+
+# Room: the rooms it may import (itself always), and whether it may import torch.
+ROOMS: dict[str, tuple[set[str] | None, bool]] = {
+    "frozen": (set(), False),
+    "units": (set(), False),
+    "dtypes": ({"frozen", "units"}, False),
+    "spec": (CORE, False),
+    "catalog": ({*CORE, "spec"}, False),
+    "ledger": (LEDGER, False),
+    "predict": (PREDICT, False),
+    "plan": ({*PREDICT, "catalog"}, False),
+    "trace": (LEDGER, True),
+    "nn": ({*CORE, "spec"}, True),
+    "data": ({*CORE, "spec"}, True),
+    "train": (TRAIN, True),
+    "measure": ({*LEDGER, "trace", "nn", "data", "train"}, True),
+    "reconcile": (PREDICT, False),
+    "report": ({*PREDICT, "plan", "reconcile"}, False),
+    "api": (EVERYTHING, False),
+    "closed_loop": (EVERYTHING, True),
+    "cli": (EVERYTHING, False),
+    "__init__": (EVERYTHING, False),
+    "__main__": (EVERYTHING, False),
+}
+HEAVY = {"torch", "numpy", "rich", "plotly", "tokenizers", "safetensors", "pyarrow", "zstandard", "sympy"}
+LIGHT_ROOMS = ("units", "dtypes", "spec", "catalog", "ledger", "predict", "plan", "api", "__init__")
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """The modules that a file imports, and whether it does so as soon as it is imported itself."""
+    tree = ast.parse(path.read_text())
+    late = set()
+    for node in ast.walk(tree):
+        typing_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or typing_only:
+            late |= {id(each) for each in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((each.name, id(node) not in late) for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((f"{node.module}.{each.name}", id(node) not in late) for each in node.names)
+
+
+def files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def test_every_room_is_in_the_plan() -> None:
+    assert {room_of(each) for each in files()} == set(ROOMS)
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda each: str(each.relative_to(SOURCE)))
+def test_a_file_imports_only_rooms_above_its_own(path: Path) -> None:
+    room = room_of(path)
+    allowed, torch_allowed = ROOMS[room]
+    for name, _ in imports(path):
+        parts = name.split(".")
+        if parts[0] == "trainledger" and len(parts) > 1 and parts[1] in ROOMS:
+            assert allowed is None or parts[1] == room or parts[1] in allowed, f"{path.name} imports {name}"
+        if parts[0] == "torch":
+            assert torch_allowed, f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("room", LIGHT_ROOMS)
+def test_light_rooms_import_nothing_heavy_at_once(room: str) -> None:
+    for path in files():
+        if room_of(path) == room:
+            heavy = {name for name, at_once in imports(path) if at_once and name.split(".")[0] in HEAVY}
+            assert not heavy, f"{path.name} imports {heavy} when it is imported"
+
+
+def test_the_reader_of_imports_sees_what_it_must_see(tmp_path: Path) -> None:
+    file = tmp_path / "file.py"
+    file.write_text("import torch\nfrom trainledger.train import step\ndef later():\n    import numpy\n")
+    assert dict(imports(file)) == {"torch": True, "trainledger.train.step": True, "numpy": False}
