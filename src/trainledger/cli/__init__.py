@@ -135,5 +135,8 @@ def _help() -> str:
         lines += ["", f"{group}:"]
         lines += [f"  {verb:<10} {does}" for verb, (at, does, _) in COMMANDS.items() if at == group]
     lines += ["", "trainledger VERB --help says more. Every verb takes --json.", ""]
-    lines += ["Exit codes: 0 done, 1 failed, 2 wrong input, 3 diverged, 4 disk full,", "130 interrupted, 141 no reader, 143 told to end."]
+    lines += [
+        "Exit codes: 0 done, 1 failed, 2 wrong input, 3 diverged, 4 disk full,",
+        "130 interrupted, 141 no reader, 143 told to end.",
+    ]
     return "\n".join(lines)

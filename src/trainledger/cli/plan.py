@@ -44,7 +44,11 @@ def run_or_model(args: argparse.Namespace) -> Run:
         return load_run(args)
     from trainledger.api import load
 
-    recipe: dict[str, Any] = {"seq_len": catalog.model(args.run)["max_seq_len"], "global_batch": 1, "precision": "bf16-mixed"}
+    recipe: dict[str, Any] = {
+        "seq_len": catalog.model(args.run)["max_seq_len"],
+        "global_batch": 1,
+        "precision": "bf16-mixed",
+    }
     if not any(each.startswith("recipe.tokens") for each in args.set):
         recipe["steps"] = 1
     return load({"model": {"preset": args.run}, "recipe": recipe}, args.set)

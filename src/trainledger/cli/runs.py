@@ -31,8 +31,8 @@ def execute(args: argparse.Namespace) -> int:
     elif not facts:
         print(f"No runs in {folder}; trainledger train RUN.toml makes one.")
     else:
-        columns = ["run", "state", "steps", "step time", "ratio", "peak", "ratio", "tokens/s", "MFU"]
-        print(table(columns, [_cells(each) for each in facts], align="llrrrrrrr"))
+        columns = ["run", "state", "steps", "step time", "ratio", "peak", "ratio", "MFU"]
+        print(table(columns, [_cells(each) for each in facts], align="llrrrrrr"))
         for each in facts:
             if each["missing"]:
                 print(fill(f"{each['run']}: {', '.join(each['missing'])}", 80, subsequent_indent="  "))
@@ -61,7 +61,7 @@ def _facts(record: RunRecord) -> dict[str, Any]:
 
 
 def _cells(facts: dict[str, Any]) -> list[str]:
-    from trainledger.units import format_count, format_nbytes, format_percent, format_seconds
+    from trainledger.units import format_nbytes, format_percent, format_seconds
 
     def shown(name: str, show: Any) -> str:
         return show(facts[name]) if facts[name] is not None else "-"
@@ -77,6 +77,5 @@ def _cells(facts: dict[str, Any]) -> list[str]:
         shown("step_seconds_ratio", ratio),
         shown("peak_nbytes", format_nbytes),
         shown("peak_nbytes_ratio", ratio),
-        shown("tokens_per_second", format_count),
         shown("mfu", format_percent),
     ]

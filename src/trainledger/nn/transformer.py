@@ -52,8 +52,7 @@ class Block(nn.Module):
     def forward(self, x_BTD: Tensor, angles: Angles | None) -> Tensor:
         """[B, T, D] in and out."""
         x_BTD = x_BTD + self.dropout(self.self_attn(self.input_layernorm(x_BTD), angles))
-        x_BTD = x_BTD + self.dropout(self.mlp(self.post_attention_layernorm(x_BTD)))
-        return x_BTD
+        return x_BTD + self.dropout(self.mlp(self.post_attention_layernorm(x_BTD)))
 
 
 class Transformer(nn.Module):
@@ -70,9 +69,7 @@ class Transformer(nn.Module):
         self.spec = spec
         self.checkpointing = checkpointing
         self.embed_tokens = nn.Embedding(spec.vocab_size, spec.d_model)
-        self.embed_positions = (
-            nn.Embedding(spec.max_seq_len, spec.d_model) if spec.positions == "learned" else None
-        )
+        self.embed_positions = nn.Embedding(spec.max_seq_len, spec.d_model) if spec.positions == "learned" else None
         self.rotary = Rotary(spec) if spec.positions == "rope" else None
         self.dropout = Dropout(dropout)
         self.layers = nn.ModuleList(Block(spec, attention, dropout) for _ in range(spec.n_layers))

@@ -54,9 +54,7 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[Beside]:
     static = dict(ledger.resident)
     states = static.get("parameters", 0) + static.get("optimizer state", 0) + 4 * N
     if recipe.optimizer in ("adamw", "adam"):
-        yield Beside(
-            "static state", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), states, "no step counters"
-        )
+        yield Beside("static state", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), states, "no step counters")
         yield Beside(
             "memory at the peak", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), peak_nbytes,
             "no activations, logits, scratch; and gradients need not all exist at the peak",

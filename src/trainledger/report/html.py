@@ -10,8 +10,8 @@ from pathlib import Path
 
 from trainledger.report.figures import Figure, figures
 from trainledger.report.reconciliation import COLUMNS, cells_of, spread_sentence
-from trainledger.report.table import sentence
 from trainledger.report.record import RunRecord
+from trainledger.report.table import sentence
 from trainledger.spec.plain import replace_file
 
 NO_PLOTLY = "Figures need the web extra: pip install 'trainledger[web]'"

@@ -46,8 +46,8 @@ def _head(plan: Plan) -> str:
         [
             f"{spec.name}: {plan.ledger.parameters:,} parameters in {spec.n_layers} blocks of width {spec.d_model}",
             f"A step: {recipe.global_batch} sequences of {recipe.seq_len} tokens{batches}",
-            f"{recipe.precision}, {recipe.optimizer} ({recipe.optimizer_implementation}), {recipe.attention} attention, "
-            f"activation checkpointing {recipe.activation_checkpointing}",
+            f"{recipe.precision}, {recipe.optimizer} ({recipe.optimizer_implementation}), {recipe.attention} attention,"
+            f" activation checkpointing {recipe.activation_checkpointing}",
         ]
     )
 

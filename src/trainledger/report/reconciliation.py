@@ -7,7 +7,7 @@ from textwrap import fill
 
 from trainledger.ledger.measured import Spread
 from trainledger.reconcile import Number, Part, Reconciliation, Row
-from trainledger.report.table import WIDTH, table
+from trainledger.report.table import WIDTH, sentence, table
 from trainledger.units import format_count, format_flops, format_nbytes, format_percent, format_seconds
 
 COLUMNS = ("", "predicted", "measured", "ratio", "basis", "difference sits in")
