@@ -202,16 +202,25 @@ def test_missing_fields_say_what_they_mean():
     missing = refusal({})
     assert "model.d_model: is missing (width of the residual stream)" in missing
     assert "recipe.seq_len: is missing (tokens in a sequence)" in missing
-    assert len(missing) == 8
+    assert len(missing) == 9  # six fields of the model, two of the recipe, and neither tokens nor steps
 
 
 def test_all_problems_of_a_file_come_in_one_go():
     source = table({"n_heads": 7, "norm": 1}, {"global_batch": 7, "micro_batch": 2, "lr": 1}, data={"path": 5}, extra=1)
     found = refusal(source, ["recipe.seed=-1"])
     fields = [each.partition(" ")[0] for each in found]
-    assert sorted(fields) == ["data.path", "extra", "model.norm", "recipe.lr", "recipe.seed"]
-    # what the fields of one section say against each other is found while another section is wrong
-    assert len(refusal(table({"n_heads": 7}, {"global_batch": 7, "micro_batch": 2, "seed": True}))) == 2
+    assert sorted(fields) == [
+        "data.path",
+        "extra",
+        "model.n_heads",
+        "model.norm",
+        "recipe.global_batch",
+        "recipe.lr",
+        "recipe.seed",
+    ]
+    # What fields say against each other is found while others are wrong, but not of those that are wrong themselves.
+    assert len(refusal(table({"n_heads": 7}, {"global_batch": 7, "micro_batch": 2, "seed": True}))) == 3
+    assert len(refusal(table({"n_heads": 7}, {"global_batch": 7, "micro_batch": -2, "seed": True}))) == 3
 
 
 def test_an_unknown_preset_brings_its_own_problem_and_no_missing_fields():

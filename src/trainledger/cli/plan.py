@@ -38,10 +38,11 @@ def execute(args: argparse.Namespace) -> int:
 
 def run_or_model(args: argparse.Namespace) -> Run:
     """The run file, or a default run of a catalog model where ``args.run`` is the name of one."""
-    from trainledger import catalog
+    import os
 
-    if args.run.endswith(".toml") or args.run not in catalog.model_names():
+    if args.run.endswith(".toml") or os.path.exists(args.run):
         return load_run(args)
+    from trainledger import catalog
     from trainledger.api import load
 
     recipe: dict[str, Any] = {

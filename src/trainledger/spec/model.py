@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from math import isqrt
+from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.spec.problem import Problem
@@ -65,6 +67,17 @@ class ModelSpec:
     attention_bias: bool = setting("biases in the attention projections", quantity="flag", default=False)
     mlp_bias: bool = setting("biases in the MLP", quantity="flag", default=False)
     tie_embeddings: bool = setting("input and output embedding are one matrix", quantity="flag", default=False)
+
+    @classmethod
+    def from_hf(cls, config: str | os.PathLike[str] | dict[str, Any]) -> ModelSpec:
+        """The spec of a Hugging Face config.json (its path or its contents); raises `InvalidInput`."""
+        from pathlib import Path
+
+        from trainledger.spec.huggingface import from_config, read_json
+
+        if isinstance(config, dict):
+            return from_config(config)
+        return from_config(read_json(Path(config)), os.fspath(config))
 
     @property
     def kv_heads(self) -> int:

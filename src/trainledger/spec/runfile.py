@@ -68,21 +68,25 @@ def parse(
     if base is not None:
         own = {key: value for key, value in sections["model"].items() if key not in ("preset", "config")}
         sections["model"] = {**base, **own}
-    parts = {
-        name: _part(name, cls, sections[name], problems, complete=name != "model" or base is not None)
-        for name, cls in SECTIONS.items()
-    }
-    if devices is not None and parts["cluster"] is not None:
+    parts, guessed = {}, set()
+    for name, cls in SECTIONS.items():
+        complete = name != "model" or base is not None
+        parts[name], stand_ins = _part(name, cls, sections[name], problems, complete=complete)
+        guessed |= stand_ins
+    if devices is not None and parts["cluster"] is not None and "device" not in guessed:
         _resolve(devices, parts["cluster"].device, problems)
     if all(part is not None for part in parts.values()):
         run = Run(**parts)
-        problems.extend(run.problems())
+        problems.extend(each for each in run.problems() if not _speaks_of(each, guessed))
         if not problems:
             return run
-    else:
-        for part in parts.values():
-            problems.extend(part.problems() if hasattr(part, "problems") else ())
     raise InvalidInput(problems, where)
+
+
+def _speaks_of(problem: Problem, names: set[str]) -> bool:
+    """Whether a problem between fields has to do with one of those names."""
+    words = f"{problem.field} {problem.rule}".replace(".", " ").replace(",", " ").split()
+    return not names.isdisjoint(words)
 
 
 def read_table(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -232,11 +236,17 @@ def _resolve(resolver: Callable[[str], Any], value: str, problems: list[Problem]
         return None
 
 
-def _part(section: str, cls: type[Any], table: Table, problems: list[Problem], *, complete: bool) -> Any:
-    """One section as its dataclass, or None where something is wrong with it."""
+def _part(
+    section: str, cls: type[Any], table: Table, problems: list[Problem], *, complete: bool
+) -> tuple[Any, set[str]]:
+    """One section as its dataclass, and the fields that are wrong or missing.
+
+    Those have a stand-in, so that what the others say against each other is found as well. None where the
+    section's base is not known.
+    """
     known = {each.name: each for each in fields(cls)}
     values: dict[str, Any] = {}
-    found = len(problems)
+    stand_ins: set[str] = set()
     for name, value in table.items():
         path = f"{section}.{name}"
         if name in known:
@@ -244,15 +254,21 @@ def _part(section: str, cls: type[Any], table: Table, problems: list[Problem], *
                 values[name] = read_value(known[name], value)
             except Broken as broken:
                 problems.append(Problem(path, value, broken.rule, broken.nearest))
+                stand_ins.add(name)
         elif not (section == "model" and name in ("preset", "config")):
             near = nearest_text(name, known)
             nearest = f"{section}.{near}" if near else _nearest_field(name, ())
             rule = f"unknown field of [{section}]"
             problems.append(Problem(path, value, rule if nearest else f"{rule}, which has {', '.join(known)}", nearest))
     for name, each in known.items():
-        if complete and name not in table and each.default is MISSING:
+        if each.default is not MISSING:
+            continue
+        if complete and name not in table:
             problems.append(Problem(f"{section}.{name}", None, f"is missing ({rule_of(each)['doc']})"))
-    return cls(**values) if complete and len(problems) == found else None
+        if name not in values:
+            values[name] = 1
+            stand_ins.add(name)
+    return cls(**values) if complete else None, stand_ins
 
 
 def resolved(run: Run) -> dict[str, dict[str, Any]]:

@@ -160,8 +160,9 @@ for _name in ("embedding", "embedding_dense_backward", "index_select", "gather",
     _RULES[f"aten::{_name}"] = ("embedding", _none)
 for _name in ("clone", "_to_copy", "copy_", "cat", "stack", "repeat", "fill_", "zero_", "full", "full_like", "zeros",
               "zeros_like", "ones", "ones_like", "arange", "_foreach_copy_", "constant_pad_nd", "scalar_tensor", "roll",
-              "new_zeros", "new_full", "new_ones", "triu", "tril", "flip", "_foreach_zero_", "lift_fresh_copy", "split_with_sizes_copy",
-              "repeat_interleave", "lift_fresh", "eye", "linspace", "concatenate", "_foreach_clone"):  # fmt: skip
+              "new_zeros", "new_full", "new_ones", "triu", "tril", "flip", "_foreach_zero_", "lift_fresh_copy",
+              "split_with_sizes_copy", "repeat_interleave", "lift_fresh", "eye", "linspace", "concatenate",
+              "_foreach_clone"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("copy", _none)
 for _name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_"):
     _RULES[f"aten::{_name}"] = ("allocate", _none)

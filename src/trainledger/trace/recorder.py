@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,12 +29,13 @@ from trainledger.trace.operators import operator_of, tensors_in
 DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 DTYPE_NAMES |= {torch.int64: "int64", torch.bool: "bool"}
 
+_DEVICE = torch.ops.prim.device.default
 _NO_NUMBER = 2**63  # nodes that add to a parameter's gradient have the largest number there is
 
 GATHERS = ("embedding", "index_select", "gather")
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records what is dispatched while it is active.
 
     ``resident`` gives the tensors that are there before, by category; what is read without having been made
@@ -44,7 +46,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, model: nn.Module | None = None, *, clocked: bool = False, find_phases: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self.uncounted: dict[str, int] = {}
         self.micro_batches = 0
@@ -116,13 +118,13 @@ class Recorder(TorchDispatchMode):
             module_hooks.register_module_forward_pre_hook(self._enter_module),
             module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         for each in self._hooks:
             each.remove()
 
@@ -156,7 +158,7 @@ class Recorder(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         if node is None:
             return "loss"
-        number: int = node._sequence_nr()  # type: ignore[attr-defined]
+        number: int = node._sequence_nr()
         if number < _NO_NUMBER:
             at = bisect_right(self._first_nodes, number) - 1
             self._last_path = self._path_from[at] if at >= 0 else "loss"
@@ -167,6 +169,8 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # most of what is dispatched on fake tensors
+            return args[0].fake_device
         kwargs = kwargs or {}
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return NotImplemented

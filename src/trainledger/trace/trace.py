@@ -80,7 +80,7 @@ def _step(
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise ValueError(f"the loss must be a scalar tensor, not {_told(value)}; give one with loss=")
     with phase("backward"):
-        value.backward()
+        value.backward()  # type: ignore[no-untyped-call]
     if optimizer is not None:
         with phase("optimizer"):
             optimizer.step()
@@ -146,7 +146,8 @@ def _on_fake(model: nn.Module, optimizer: torch.optim.Optimizer | None, mode: Fa
 
     places: list[tuple[dict[str, Any], str, Any]] = []
     for module in model.modules():
-        for slot in (module._parameters, module._buffers):
+        slots: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for slot in slots:
             places += [(slot, name, value) for name, value in slot.items() if isinstance(value, Tensor)]
     fake_already = all(isinstance(value, FakeTensor) for _, _, value in places)
     groups = [] if optimizer is None else optimizer.param_groups
