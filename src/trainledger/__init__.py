@@ -30,10 +30,10 @@ _WHERE = {
     "device_of": "trainledger.api",
     "load": "trainledger.api",
     "machine_of": "trainledger.api",
-    "meter": "trainledger.measure",
+    "meter": "trainledger.measure.meter",
     "model": "trainledger.api",
     "napkin": "trainledger.plan.napkin",
-    "parameters": "trainledger.ledger.step",
+    "parameters": "trainledger.ledger.parameters",
     "predict": "trainledger.api",
     "reconcile": "trainledger.reconcile",
     "trace": "trainledger.trace",
@@ -43,7 +43,11 @@ if TYPE_CHECKING:
     from trainledger.api import device_of, load, machine_of, model, predict
     from trainledger.catalog import device
     from trainledger.ledger.entry import Entry, Ledger
+    from trainledger.ledger.parameters import parameters
+    from trainledger.ledger.step import account
+    from trainledger.measure.meter import meter
     from trainledger.plan.napkin import napkin
+    from trainledger.reconcile import reconcile
     from trainledger.spec.calibration import Calibration
     from trainledger.spec.cluster import Cluster, Device
     from trainledger.spec.data import DataSpec
@@ -52,10 +56,12 @@ if TYPE_CHECKING:
     from trainledger.spec.problem import InvalidInput, Problem
     from trainledger.spec.recipe import Recipe
     from trainledger.spec.run import Run
+    from trainledger.trace import trace
 
 __all__ = [
     "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec",
-    "Problem", "Recipe", "Run", "device", "device_of", "load", "machine_of", "model", "napkin", "predict",
+    "Problem", "Recipe", "Run", "account", "device", "device_of", "load", "machine_of", "meter", "model", "napkin",
+    "parameters", "predict", "reconcile", "trace",
 ]  # fmt: skip
 
 

@@ -21,6 +21,10 @@ def account(run: Run, *, backend: str = "cpu") -> Ledger:
     Steady state: the optimizer's state exists, gradients do not. ``backend`` (cpu or cuda) says which kernels
     run; the CPU's are witnessed by the trace operation by operation. Left out: the allocator's rounding, library
     workspaces, and everything that the device's context takes.
+
+    The spec's and the recipe's sizes may be arrays (one account for each element) or symbols (formulas), head counts
+    excepted: they decide which operations run. So do a single micro-batch and, in written-out attention, a batch of
+    one: symbols, and arrays that hold other elements too, stand there for two and more; symbols for two blocks as well.
     """
     spec, recipe = run.model, run.recipe
     leaves = leaves_of(spec)

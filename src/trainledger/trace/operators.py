@@ -41,6 +41,16 @@ def _addmm(args: Args, out: Any) -> Flops:
     return _mm(args[1:], out)
 
 
+def _mv(args: Args, out: Any) -> Flops:
+    flops = rules.matmul_flops(args[0].shape[0], 1, args[0].shape[1])
+    return flops, flops
+
+
+def _dot(args: Args, out: Any) -> Flops:
+    flops = rules.matmul_flops(1, 1, args[0].shape[0])
+    return flops, flops
+
+
 def _bmm(args: Args, out: Any) -> Flops:
     a, b = args[0], args[1]
     flops = rules.matmul_flops(a.shape[1], b.shape[2], a.shape[2], batch=a.shape[0])
@@ -129,6 +139,10 @@ _RULES: dict[str, tuple[str, Callable[[Args, Any], Flops]]] = {
     "aten::addmm": ("matmul", _addmm),
     "aten::bmm": ("matmul", _bmm),
     "aten::baddbmm": ("matmul", _baddbmm),
+    "aten::_scaled_mm": ("matmul", _mm),
+    "aten::_int_mm": ("matmul", _mm),
+    "aten::mv": ("matmul", _mv),
+    "aten::dot": ("matmul", _dot),
     "aten::convolution": ("matmul", _convolution),
     "aten::convolution_backward": ("matmul", _convolution_backward),
 }
@@ -141,6 +155,10 @@ _BY_ELEMENT = {
     "norm": (
         ("native_layer_norm", "layernorm"), ("_fused_rms_norm", "rmsnorm"),
         ("native_layer_norm_backward", "norm backward"), ("_fused_rms_norm_backward", "norm backward"),
+        ("native_batch_norm", "layernorm"), ("_native_batch_norm_legit", "layernorm"),
+        ("cudnn_batch_norm", "layernorm"), ("native_batch_norm_backward", "norm backward"),
+        ("cudnn_batch_norm_backward", "norm backward"),
+        ("native_group_norm", "layernorm"), ("native_group_norm_backward", "norm backward"),
     ),
     "softmax": (
         ("_softmax", "softmax"), ("_log_softmax", "softmax"), ("_safe_softmax", "softmax"),
@@ -151,7 +169,8 @@ for _kind, _pairs in _BY_ELEMENT.items():
     for _name, _what in _pairs:
         _RULES[f"aten::{_name}"] = (_kind, _per_input_element(_what))
 for _name in ("sum", "mean", "linalg_vector_norm", "amax", "amin", "argmax", "max", "min", "cumsum", "var_mean", "var",
-              "any", "all", "prod", "logsumexp", "norm", "std"):  # fmt: skip
+              "any", "all", "prod", "logsumexp", "norm", "std", "max_pool2d_with_indices", "avg_pool2d",
+              "_adaptive_avg_pool2d"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("reduction", _per_input_element("reduction"))
 for _name in ("embedding", "embedding_dense_backward", "index_select", "gather", "scatter", "scatter_add", "index",
               "index_put_", "index_put", "_unsafe_index", "index_add", "nll_loss_forward", "nll_loss_backward",
@@ -195,4 +214,5 @@ _POINTWISE = {
     "silu_backward", "gelu_backward", "native_dropout_backward", "sigmoid_backward", "tanh_backward", "masked_fill",
     "masked_fill_", "threshold_backward", "relu_", "softplus_backward", "hardtanh_backward", "where", "lerp",
     "lerp_", "addcdiv_", "addcmul_", "glu", "glu_backward", "leaky_relu_backward", "elu_backward",
+    "max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward",
 }  # fmt: skip

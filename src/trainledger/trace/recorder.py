@@ -102,6 +102,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if before == "backward" and self._root is not None:
             gradients = [each.grad for each in self._root.parameters() if each.grad is not None]
             self.categorize(gradients, "gradients")
+        if before == "data":
+            for each in self._live.values():
+                if each.phase == "data":
+                    each.category = "batch"
         if phase == "backward":
             self.micro_batches += 1
             keep_what_lives(self._live.values(), "forward")
@@ -110,8 +114,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._phase not in ("other", "forward", "backward"):
             return
         phase = "forward" if torch._C._current_autograd_node() is None else "backward"
-        if phase != self._phase:
-            self._begin(phase)
+        if phase == self._phase:
+            return
+        if phase == "backward" and self.events and self.events[-1].facts["name"] == "ones_like":
+            seed = self.events[-1]  # the gradient that backward starts from is made just before it
+            seed.facts["phase"] = phase
+            for record in seed.allocated:
+                record.phase = phase
+        self._begin(phase)
 
     def __enter__(self) -> Recorder:
         self._hooks = [
@@ -204,6 +214,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._watch(storage, record)
                 made.append(record)
                 written += storage.nbytes()
+        if made and func.is_view:
+            # A real tensor met among fake ones is converted where it is read; its own storage is counted already.
+            for record in made:
+                record.phase, record.nbytes = "resident", 0
+            return
         changes = func._schema.is_mutable
         if not made and not changes and operator.kind not in ("transfer", "reduction"):
             return  # a view: no work, no bytes

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from trainledger.ledger.entry import Ledger
 from trainledger.trace.operators import tensors_in
 from trainledger.trace.recorder import Recorder
+from trainledger.trace.transformers import as_if_real
 
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor
 
@@ -35,7 +36,7 @@ def trace(
     state exists before), with ``first_step`` the one that creates it. Raises ValueError where no scalar loss
     can be had. Left out: what dispatch does not show (scratch inside a library's kernel, custom C++ memory).
     """
-    mode = _mode_of(model) or FakeTensorMode(allow_non_fake_inputs=True)
+    mode = _mode_of(model) or FakeTensorMode()
     with mode, _on_fake(model, optimizer, mode):
         inputs = _fake_batch(batch, mode)
         if optimizer is not None and not first_step:
@@ -48,7 +49,7 @@ def trace(
             states = [each for state in optimizer.state.values() for each in tensors_in(state)]
             recorder.resident(states, "optimizer state")
         recorder.resident(tensors_in(inputs), "batch")
-        with recorder:
+        with recorder, as_if_real():
             _step(model, inputs, loss, optimizer, autocast, recorder)
         tokens = next((each.numel() for each in tensors_in(inputs) if not each.is_floating_point()), 0)
         parameters = sum(each.numel() for each in model.parameters())
@@ -153,6 +154,7 @@ def _on_fake(model: nn.Module, optimizer: torch.optim.Optimizer | None, mode: Fa
     groups = [] if optimizer is None else optimizer.param_groups
     lists = [group["params"] for group in groups]
     state = None if optimizer is None else optimizer.state
+    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True  # a loss may hold targets of its own
     try:
         if not fake_already:
             for slot, name, value in places:
@@ -168,6 +170,7 @@ def _on_fake(model: nn.Module, optimizer: torch.optim.Optimizer | None, mode: Fa
                 }
         yield
     finally:
+        mode.allow_non_fake_inputs = before
         for slot, name, value in places:
             slot[name] = value
         for group, parameters in zip(groups, lists, strict=True):

@@ -1,0 +1,111 @@
+"""The checks that need an accelerator, in one command: ``PYTHONPATH=src python bench/gpu.py [OUT.json]``.
+
+Needs nothing but Python and torch. For a few models: the closed form for CUDA kernels against a real step in
+FLOPs, kept bytes and peak, the latter by the recorder and by the caching allocator; predicted step time, from a
+calibration made just before, against the median of real steps. Writes device, date and versions with the figures.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from trainledger.api import load
+from trainledger.ledger.step import account
+from trainledger.measure.allocator import AllocatorPeak
+from trainledger.measure.machine import measure_machine
+from trainledger.measure.step import metered_step
+from trainledger.nn.transformer import build
+from trainledger.predict.step_time import step_time
+from trainledger.spec.calibration import Calibration
+from trainledger.spec.run import Run
+from trainledger.train.optimizer import build_optimizer
+from trainledger.train.step import optimizer_step
+
+STEPS = 12
+
+
+def runs() -> Iterator[Run]:
+    """Both families, both precisions, with and without checkpointing, at sizes that keep a large device busy."""
+    for preset, seq_len, batch in (("gpt2", 1024, 8), ("gpt2-medium", 1024, 4), ("llama-3.2-1b", 2048, 2)):
+        for precision in ("fp32", "bf16-mixed"):
+            for checkpointing in ("none", "full"):
+                recipe = {
+                    "seq_len": seq_len, "global_batch": batch, "steps": 1, "precision": precision,
+                    "activation_checkpointing": checkpointing,
+                }  # fmt: skip
+                yield load({"model": {"preset": preset}, "recipe": recipe, "cluster": {"backend": "cuda"}})
+
+
+def compare(run: Run, calibration: Calibration) -> dict[str, Any]:
+    """One run's figures, predicted and measured."""
+    device = torch.device("cuda")
+    with device:
+        model = build(run.model, run.recipe)
+        shape = (run.recipe.device_batch, run.recipe.seq_len)
+        batch = tuple(torch.randint(0, run.model.vocab_size, shape) for _ in range(2))
+    optimizer = build_optimizer(model, run.recipe)
+    predicted = account(run, backend="cuda")
+    measured = metered_step(run, model, optimizer, [batch], writer="measure")
+    optimizer.zero_grad(set_to_none=True)
+    with AllocatorPeak(device) as allocator:
+        optimizer_step(model, optimizer, [batch], run.recipe)
+    seconds = []
+    for _ in range(STEPS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        optimizer_step(model, optimizer, [batch], run.recipe)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    time_predicted = step_time(predicted, calibration).seconds
+    return {
+        "model": run.model.name,
+        "precision": run.recipe.precision,
+        "activation_checkpointing": run.recipe.activation_checkpointing,
+        "matmul_flops": [predicted.matmul_flops, measured.matmul_flops],
+        "kept_nbytes": [predicted.kept_nbytes, measured.kept_nbytes],
+        "peak_nbytes": [predicted.peak().nbytes, measured.peak().nbytes, allocator.nbytes],
+        "step_seconds": [time_predicted, median(seconds[2:])],
+        "uncounted": dict(measured.uncounted),
+    }
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        sys.exit("no CUDA device here; nothing was measured")
+    name = torch.cuda.get_device_name()
+    slug = "".join(each if each.isalnum() else "-" for each in name.lower())
+    out = (
+        Path(sys.argv[1])
+        if len(sys.argv) > 1
+        else Path(__file__).parent / "results" / f"gpu-{slug}-{date.today()}.json"
+    )
+    calibration = measure_machine("cuda")
+    rows = []
+    for run in runs():
+        try:
+            row = compare(run, calibration)
+        except torch.OutOfMemoryError as error:
+            row = {"model": run.model.name, "precision": run.recipe.precision, "out_of_memory": str(error)}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        torch.cuda.empty_cache()
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
+    peaks = calibration.peak_flops_per_second
+    record = {"device": name, "date": date.today().isoformat(), "versions": versions, "peaks": peaks, "rows": rows}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"written to {out}")
+
+
+if __name__ == "__main__":
+    main()

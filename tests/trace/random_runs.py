@@ -1,0 +1,123 @@
+"""Small runs of every kind the engine trains, and what two ledgers of one run must agree in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from hypothesis import strategies as st
+
+from trainledger.ledger.entry import Entry, Ledger
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.recipe import OPTIMIZERS, Recipe
+from trainledger.spec.run import Run
+
+LLAMA = {
+    "norm": "rmsnorm", "norm_bias": False, "activation": "silu", "gated": True, "positions": "rope",
+    "attention_bias": False, "mlp_bias": False,
+}  # fmt: skip
+GPT2 = {
+    "norm": "layernorm", "norm_bias": True, "activation": "gelu_tanh", "gated": False, "positions": "learned",
+    "attention_bias": True, "mlp_bias": True,
+}  # fmt: skip
+
+
+def pick(*values: object) -> st.SearchStrategy[object]:
+    return st.sampled_from(values)
+
+
+@st.composite
+def models(draw: st.DrawFn, seq_len: int) -> ModelSpec:
+    """Llama-like, GPT-2-like, or any mixture of their parts."""
+    family = draw(pick("llama", "gpt2", "mixture"))
+    n_heads = draw(pick(1, 2, 3, 4, 6))
+    if family == "mixture":
+        norm = draw(pick("rmsnorm", "layernorm"))
+        parts = {
+            "norm": norm, "norm_bias": norm == "layernorm" and draw(st.booleans()),
+            "activation": draw(pick("silu", "gelu", "gelu_tanh")), "gated": draw(st.booleans()),
+            "positions": draw(pick("rope", "learned")), "attention_bias": draw(st.booleans()),
+            "mlp_bias": draw(st.booleans()),
+        }  # fmt: skip
+    else:
+        parts = LLAMA if family == "llama" else GPT2
+    heads_per_group = draw(st.sampled_from([each for each in (1, 2, 3, 6) if n_heads % each == 0]))
+    return ModelSpec(
+        vocab_size=draw(pick(5, 17, 64, 301)),
+        d_model=draw(pick(8, 12, 33, 64)),
+        n_layers=draw(pick(1, 2, 3)),
+        n_heads=n_heads,
+        n_kv_heads=None if family == "gpt2" else n_heads // heads_per_group,
+        head_dim=draw(pick(2, 4, 6, 16) if parts["positions"] == "rope" else pick(1, 3, 5, 16)),
+        d_ff=draw(pick(7, 32, 100)),
+        max_seq_len=seq_len + draw(pick(0, 3)),
+        tie_embeddings=draw(st.booleans()),
+        **parts,
+    )
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    """A model with a recipe of any precision, attention, checkpointing, accumulation and optimizer."""
+    micro_batch, grad_accum = draw(pick(1, 2, 3, 4)), draw(pick(1, 1, 2, 3))
+    optimizer = draw(st.sampled_from(OPTIMIZERS))
+    seq_len = draw(pick(2, 3, 8, 17))
+    recipe = Recipe(
+        seq_len=seq_len,
+        global_batch=micro_batch * grad_accum,
+        micro_batch=micro_batch,
+        steps=3,
+        precision=draw(pick("fp32", "bf16-mixed")),
+        attention=draw(pick("sdpa", "math")),
+        activation_checkpointing=draw(pick("none", "full")),
+        dropout=draw(pick(0.0, 0.1)),
+        optimizer=optimizer,
+        optimizer_loop=draw(pick("foreach", "loop") if optimizer == "rmsprop" else pick("fused", "foreach", "loop")),
+        weight_decay=draw(pick(0.0, 0.1)),
+        grad_clip=draw(pick(None, 1.0)),
+    )
+    return Run(model=draw(models(seq_len)), recipe=recipe)
+
+
+def run_of(*, gpt2: bool = False, model: dict[str, object] | None = None, **recipe: object) -> Run:
+    """A given small run: Llama-like unless ``gpt2``, with any fields changed."""
+    sizes = {"vocab_size": 1000, "d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 160, "max_seq_len": 32}
+    kind = {**GPT2, "tie_embeddings": True} if gpt2 else {**LLAMA, "n_kv_heads": 2}
+    batch = {"seq_len": 32, "global_batch": 4, "steps": 10}
+    return Run(model=ModelSpec(**{**sizes, **kind, **(model or {})}), recipe=Recipe(**{**batch, **recipe}))
+
+
+def unrolled(ledger: Ledger) -> list[Entry]:
+    """The operations of a step, each loop written out; what is let go after a loop joins the loop's last operation."""
+    entries: list[Entry] = []
+    for each in _written_out(ledger.entries, 0):
+        if each.name == "release":
+            entries[-1] = replace(entries[-1], freed=_added(entries[-1].freed, each.freed))
+        else:
+            entries.append(each)
+    return entries
+
+
+def _written_out(entries: Sequence[Entry], depth: int) -> Iterator[Entry]:
+    for loop, group in groupby(entries, key=lambda each: each.loop[depth : depth + 1]):
+        body = list(group)
+        for _ in range(loop[0][1] if loop else 1):
+            yield from _written_out(body, depth + 1) if loop else body
+
+
+def _added(*amounts: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    total: dict[str, int] = {}
+    for category, nbytes in (pair for each in amounts for pair in each):
+        total[category] = total.get(category, 0) + nbytes
+    return tuple(total.items())
+
+
+def live_nbytes(ledger: Ledger) -> list[int]:
+    """The live bytes while each operation of the unrolled step runs, and last those after it."""
+    live, history = sum(nbytes for _, nbytes in ledger.resident), []
+    for each in unrolled(ledger):
+        live += sum(nbytes for _, nbytes in each.allocated)
+        history.append(live)
+        live -= sum(nbytes for _, nbytes in each.freed)
+    return [*history, live]
