@@ -52,7 +52,8 @@ class Block(nn.Module):
     def forward(self, x_BTD: Tensor, angles: Angles | None) -> Tensor:
         """[B, T, D] in and out."""
         x_BTD = x_BTD + self.dropout(self.self_attn(self.input_layernorm(x_BTD), angles))
-        return x_BTD + self.dropout(self.mlp(self.post_attention_layernorm(x_BTD)))
+        y_BTD: Tensor = x_BTD + self.dropout(self.mlp(self.post_attention_layernorm(x_BTD)))
+        return y_BTD
 
 
 class Transformer(nn.Module):

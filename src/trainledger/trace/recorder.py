@@ -214,7 +214,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._watch(storage, record)
                 made.append(record)
                 written += storage.nbytes()
-        if made and func.is_view:
+        if made and inputs and func.is_view:
             # A real tensor met among fake ones is converted where it is read; its own storage is counted already.
             for record in made:
                 record.phase, record.nbytes = "resident", 0

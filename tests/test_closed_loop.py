@@ -1,0 +1,154 @@
+"""The whole loop on real text: forecast before, metered while, reconciled after, in real run directories."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainledger.cli import main
+from trainledger.report.record import read_run
+
+RUN = """
+[model]
+name = "small"
+vocab_size = 300
+d_model = 48
+n_layers = 3
+n_heads = 4
+n_kv_heads = 2
+d_ff = 96
+max_seq_len = 32
+tie_embeddings = true
+[recipe]
+seq_len = 32
+global_batch = 8
+micro_batch = 4
+steps = 12
+learning_rate = 1e-2
+eval_every = 4
+eval_sequences = 8
+checkpoint_every = 3
+[data]
+path = "corpus/*.txt"
+tokenizer = "bpe"
+validation_fraction = 0.1
+"""
+WHOLE = ("parameters", "flops", "kept_nbytes", "peak_nbytes")
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("machine") / "machine.toml"
+    assert main(["measure", "machine", "--quick", "--backend", "cpu", "--output", str(path), "--json"]) == 0
+    return path
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calibration: Path) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINLEDGER_CALIBRATION", str(calibration))
+    (tmp_path / "corpus").mkdir()
+    for number in range(80):
+        (tmp_path / "corpus" / f"{number}.txt").write_text(f"{number} times {number} is {number**2}, they say. " * 25)
+    (tmp_path / "run.toml").write_text(RUN)
+    return tmp_path / "run.toml"
+
+
+def only_run() -> Path:
+    (run_dir,) = Path("runs").iterdir()
+    return run_dir
+
+
+def rows(run_dir: Path) -> dict[str, Any]:
+    return {each.quantity: each for each in read_run(run_dir).reconciliation.rows}
+
+
+@pytest.mark.parametrize(
+    "changes", [[], ["recipe.precision=bf16-mixed", "recipe.activation_checkpointing=full", "recipe.dropout=0.1"]]
+)
+def test_forecast_and_measurement_agree_to_the_byte(
+    run_file: Path, capsys: pytest.CaptureFixture[str], changes: list[str]
+) -> None:
+    flags = [part for change in changes for part in ("--set", change)]
+    assert main(["train", str(run_file), "--set", "cluster.backend=cpu", *flags]) == 0
+    said = capsys.readouterr().out
+    assert "validation loss" in said
+    assert "unigram entropy" in said
+    assert "unexplained" in said
+
+    found = rows(only_run())
+    for name in WHOLE[:3]:
+        assert found[name].predicted == found[name].measured, name
+    for name in ("peak_nbytes", "allocator_peak_nbytes"):
+        assert abs(found[name].measured / found[name].predicted - 1) < 0.02, name
+    assert found["step_seconds"].measured > 0
+    assert found["step_seconds"].predicted > 0
+    assert found["mfu"].measured is not None
+    html = (only_run() / "report.html").read_text()
+    assert "kept for backward" in html
+
+
+def test_a_killed_run_keeps_its_forecast_and_is_measured_in_the_end(run_file: Path) -> None:
+    words = [sys.executable, "-m", "trainledger", "train", str(run_file), "--set", "recipe.steps=400"]
+    process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    metrics = None
+    for _ in range(600):
+        time.sleep(0.1)
+        found = list(Path("runs").glob("*/metrics.jsonl"))
+        if found and found[0].read_text().count('"grad_norm"') > 8:
+            metrics = found[0]
+            break
+    assert metrics is not None, "the run did not begin within a minute"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    run_dir = metrics.parent
+    forecast = (run_dir / "forecast.json").read_bytes()
+    assert not (run_dir / "measured.json").exists()
+    assert main(["reconcile", str(run_dir)]) == 0
+
+    assert main(["train", str(run_file), "--set", "recipe.steps=400", "--resume"]) == 0
+    assert (run_dir / "forecast.json").read_bytes() == forecast
+    found_rows = rows(run_dir)
+    for name in WHOLE[:3]:
+        assert found_rows[name].predicted == found_rows[name].measured, name
+
+
+def test_without_a_calibration_there_is_no_step_time_and_a_sentence_why(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TRAINLEDGER_CALIBRATION")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(run_file.parent / "nowhere"))
+    assert main(["train", str(run_file), "--json"]) == 0
+    forecast = json.loads((only_run() / "forecast.json").read_text())
+    assert forecast.get("step_seconds") is None
+    assert any("not measured yet" in each for each in forecast["notes"])
+    assert rows(only_run())["mfu"].predicted is None
+
+
+def test_the_demo_does_all_of_it(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The default run, cut down: the same verbs on a corpus of a few kilobytes."""
+    cut = [
+        "data.path=['corpus/*.txt']", "model.n_layers=1", "model.vocab_size=300", "recipe.steps=6", "recipe.warmup_steps=1",
+        "recipe.eval_every=3", "recipe.seq_len=32", "data.validation_fraction=0.1",
+    ]  # fmt: skip
+    flags = [part for change in cut for part in ("--set", change)]
+    assert main(["demo", *flags]) == 0
+    said = capsys.readouterr().out
+    for heading in (
+        "What it will cost",
+        "Training it",
+        "What the model writes",
+        "What was forecast, and what happened",
+    ):
+        assert heading in said
+    assert "def read(self, path):" in said
+    assert main(["demo", *flags, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "finished"
