@@ -121,3 +121,9 @@ def live_nbytes(ledger: Ledger) -> list[int]:
         history.append(live)
         live -= sum(nbytes for _, nbytes in each.freed)
     return [*history, live]
+
+
+def one_wide(run: Run) -> bool:
+    """Whether written-out attention meets a dim of one, where torch may see memory as laid out in two ways."""
+    width = run.model.head_size // (2 if run.model.positions == "rope" else 1)
+    return run.recipe.attention == "math" and width == 1

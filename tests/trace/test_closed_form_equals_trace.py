@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
-from random_runs import live_nbytes, run_of, runs, unrolled
+from random_runs import live_nbytes, one_wide, run_of, runs, unrolled
 
 from trainledger.ledger.entry import CATEGORIES, Entry, Ledger
 from trainledger.ledger.step import account
@@ -47,12 +47,6 @@ def same_peak(predicted: Ledger, traced: Ledger) -> None:
     for category in CATEGORIES:
         difference = mine.by_category.get(category, 0) - theirs.by_category.get(category, 0)
         assert abs(difference) <= 0.01 * theirs.nbytes, category
-
-
-def one_wide(run: Run) -> bool:
-    """Whether written-out attention meets a dim of one, where torch may see memory as laid out in two ways."""
-    width = run.model.head_size // (2 if run.model.positions == "rope" else 1)
-    return run.recipe.attention == "math" and width == 1
 
 
 def same_operations(predicted: Ledger, traced: Ledger, run: Run) -> None:
