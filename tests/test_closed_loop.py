@@ -136,8 +136,8 @@ def test_without_a_calibration_there_is_no_step_time_and_a_sentence_why(
 def test_the_demo_does_all_of_it(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The default run, cut down: the same verbs on a corpus of a few kilobytes."""
     cut = [
-        "data.path=['corpus/*.txt']", "model.n_layers=1", "model.vocab_size=300", "recipe.steps=6", "recipe.warmup_steps=1",
-        "recipe.eval_every=3", "recipe.seq_len=32", "data.validation_fraction=0.1",
+        "data.path=['corpus/*.txt']", "model.n_layers=1", "model.vocab_size=300", "recipe.steps=6",
+        "recipe.warmup_steps=1", "recipe.eval_every=3", "recipe.seq_len=32", "data.validation_fraction=0.1",
     ]  # fmt: skip
     flags = [part for change in cut for part in ("--set", change)]
     assert main(["demo", *flags]) == 0
