@@ -6,9 +6,9 @@ run:            ## forecast, train, sample and reconcile a small run (about six 
 	@./install all
 	@.venv/bin/trainledger demo
 
-test:           ## the tests that take minutes
+test:           ## the tests, in two processes of one thread each
 	@./install dev
-	@.venv/bin/python -m pytest
+	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2
 
 test-slow:      ## those that take longer: 30 kills, a corpus of 1 GB, compiled resume
 	@./install dev

@@ -12,9 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from trainledger import catalog
 from trainledger.cli import main
+from trainledger.closed_loop import is_it
+from trainledger.measure.machine import title
 from trainledger.report.record import read_run
+from trainledger.units import GIB
 
 RUN = """
 [model]
@@ -152,3 +157,47 @@ def test_the_demo_does_all_of_it(run_file: Path, capsys: pytest.CaptureFixture[s
     assert "def read(self, path):" in said
     assert main(["demo", *flags, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "finished"
+
+
+def test_an_evaluation_is_forecast_with_the_text_there_is(run_file: Path) -> None:
+    few, many = "recipe.eval_sequences=4", "recipe.eval_sequences=1000000"
+    seconds = []
+    for number, change in enumerate((few, many)):
+        words = ["train", str(run_file), "--set", change, "--set", "recipe.steps=3", "--dir", f"runs{number}"]
+        assert main([*words, "--json"]) == 0
+        (run_dir,) = Path(f"runs{number}").iterdir()
+        forecast = json.loads((run_dir / "forecast.json").read_text())
+        seconds.append(forecast["seconds_by_phase"]["evaluation"])
+    (note,) = [each for each in forecast["notes"] if "an evaluation takes" in each]
+    there = int(note.split("the ")[1].split(" held-out")[0].replace(",", ""))
+    assert note == f"an evaluation takes the {there:,} held-out sequences there are, not 1,000,000"
+    assert seconds[1] / seconds[0] == pytest.approx(there / 4)
+
+
+def test_a_run_file_of_another_machine_is_forecast_for_this_one(run_file: Path) -> None:
+    words = ["train", str(run_file), "--set", "cluster.device=h100-sxm", "--set", "cluster.backend=cpu"]
+    assert main([*words, "--set", "recipe.steps=3", "--json"]) == 0
+    forecast = json.loads((only_run() / "forecast.json").read_text())
+    here = title(torch.device("cpu"))
+    assert forecast["device"] == here
+    assert forecast["notes"][0] == f"run.toml names h100-sxm; this ran on {here} and is forecast for it"
+    assert forecast["basis"]["step_seconds"] == "assumed"
+
+
+@pytest.mark.parametrize(
+    ("name", "torch_name", "gib", "same"),
+    [
+        ("h100-sxm", "NVIDIA H100 80GB HBM3", 79.2, True),
+        ("h100-sxm", "NVIDIA H100 PCIe", 79.2, False),
+        ("h100-pcie", "NVIDIA H100 PCIe", 79.2, True),
+        ("h100-sxm", "NVIDIA H200", 139.8, False),
+        ("h200", "NVIDIA H200", 139.8, True),
+        ("a100-sxm-40gb", "NVIDIA A100-SXM4-80GB", 79.2, False),
+        ("a100-sxm-80gb", "NVIDIA A100-SXM4-80GB", 79.2, True),
+        ("rtx-4090", "NVIDIA GeForce RTX 4090", 23.6, True),
+        ("l4", "NVIDIA L40S", 44.4, False),
+        ("t4", "Tesla T4", 14.7, True),
+    ],
+)
+def test_a_device_is_known_by_its_name_and_memory(name: str, torch_name: str, gib: float, same: bool) -> None:
+    assert is_it(catalog.device(name), torch_name, int(gib * GIB)) == same

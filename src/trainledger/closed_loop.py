@@ -6,32 +6,88 @@ The engine knows nothing of this: forecast and meter watch it as observers and l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
 import torch
 
-from trainledger.api import machine_of
+from trainledger import catalog
+from trainledger.api import THIS_MACHINE
 from trainledger.ledger.entry import Ledger
 from trainledger.ledger.measured import Measured, measured_run
 from trainledger.ledger.step import account
 from trainledger.ledger.store import write_ledger
-from trainledger.measure.machine import title
+from trainledger.measure.machine import memory_nbytes, title
 from trainledger.measure.meter import StepMeter
 from trainledger.measure.quiet_steps import QuietSteps
+from trainledger.predict.fit import refuse_beyond
 from trainledger.predict.forecast import Forecast, forecast
+from trainledger.predict.roofline import Machine
 from trainledger.report.record import read_metrics
+from trainledger.spec.calibration import find_calibration
+from trainledger.spec.cluster import Device
 from trainledger.spec.plain import read_json, write_json
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
+from trainledger.train.device import find_device
 from trainledger.train.engine import train
 from trainledger.train.observer import Finished, Observer, TrainingState
 
 
-def forecast_on(run: Run, device: torch.device) -> tuple[Forecast, Ledger]:
-    """The forecast of a run on the device that will train it, and the closed-form ledger behind it."""
-    ledger = account(run, backend="cpu" if device.type == "cpu" else "cuda")
-    return forecast(run, ledger, machine_of(run)), ledger
+def forecast_on(run: Run, device: torch.device, *, validation_sequences: int | None = None) -> tuple[Forecast, Ledger]:
+    """The forecast of a run on the device that will train it, and the closed-form ledger behind it.
+
+    ``validation_sequences`` are those that an evaluation really has, where the text holds fewer than the recipe asks.
+    """
+    ledger = closed_form(run, device)
+    machine, notes = machine_on(run, device)
+    asked = run.recipe.eval_sequences
+    if validation_sequences is not None and validation_sequences < asked:
+        run = replace(run, recipe=replace(run.recipe, eval_sequences=validation_sequences))
+        notes += (f"an evaluation takes the {validation_sequences:,} held-out sequences there are, not {asked:,}",)
+    told = forecast(run, ledger, machine)
+    return replace(told, notes=(*notes, *told.notes)), ledger
+
+
+def closed_form(run: Run, device: torch.device) -> Ledger:
+    """The closed-form ledger of a run's step with the kernels of a device."""
+    return account(run, backend="cpu" if device.type == "cpu" else "cuda")
+
+
+def machine_on(run: Run, device: torch.device) -> tuple[Machine | None, tuple[str, ...]]:
+    """What predicts the times of a run on the device that trains it, and a note where the run file names another."""
+    named = run.cluster.device
+    if named == THIS_MACHINE:
+        return find_calibration(device.type), ()
+    sheet, here = catalog.device(named), title(device)
+    if device.type == "cuda" and is_it(sheet, here, memory_nbytes(device)):
+        return sheet, ()
+    return find_calibration(device.type), (f"run.toml names {named}; this ran on {here} and is forecast for it",)
+
+
+def is_it(sheet: Device, name: str, memory: int | None) -> bool:
+    """Whether a torch device of that name and memory is the one of a data sheet.
+
+    Its model word (H100, 4090) must stand in the name, the kind of board must not contradict it, and the memory must
+    be that of the box, of which a driver shows a little less or more (GB against GiB).
+    """
+    words, found = sheet.title.lower().replace("-", " ").split(), name.lower().replace("-", " ").split()
+    models = [each for each in words if any(letter.isdigit() for letter in each) and not each.endswith("gb")]
+    boards = [{"pcie", "nvl", "sxm", "sxm2", "sxm4", "sxm5"} & set(each) for each in (words, found)]
+    kinds = [{each[:3] for each in board} for board in boards]
+    if not models or models[0] not in found or (all(kinds) and kinds[0] != kinds[1]):
+        return False
+    if memory is None or sheet.memory_nbytes is None:
+        return True
+    return 0.9 < memory / sheet.memory_nbytes < 1.1
+
+
+def refuse_what_does_not_fit(run: Run, device: torch.device) -> None:
+    """Raise `InvalidInput` where the closed form's peak is more than the device's memory."""
+    there = memory_nbytes(device)
+    if there is not None:
+        refuse_beyond(run, there, lambda other: closed_form(other, device).peak().nbytes, title(device))
 
 
 class Forecasting(Observer):
@@ -40,7 +96,7 @@ class Forecasting(Observer):
     def on_start(self, state: TrainingState) -> None:
         if (state.run_dir / "forecast.json").exists():
             return
-        told, ledger = forecast_on(state.run, state.device)
+        told, ledger = forecast_on(state.run, state.device, validation_sequences=state.validation_sequences)
         write_ledger(ledger, state.run_dir / "predicted-ledger.json.gz")
         write_json(told, state.run_dir / "forecast.json")
 
@@ -93,8 +149,6 @@ class Measuring(Observer):
 
 def _with_earlier(measured: Measured, path: Path) -> Measured:
     """The ledger figures of an earlier sitting under this one's times."""
-    from dataclasses import replace
-
     try:
         earlier = read_json(Measured, path)
     except (OSError, InvalidInput):
@@ -105,6 +159,11 @@ def _with_earlier(measured: Measured, path: Path) -> Measured:
 
 
 def run_closed_loop(run: Run, run_dir: Path, *, resume: bool = False, observers: Sequence[Observer] = ()) -> Finished:
-    """Train a run with its forecast written before and its measurement after; raises what `train` raises."""
+    """Train a run with its forecast written before and its measurement after; raises what `train` raises.
+
+    A run whose closed form does not fit in the device's memory is refused before anything is built.
+    """
+    if run.cluster.count == 1:  # the engine says what is wrong with others
+        refuse_what_does_not_fit(run, find_device(run.cluster.backend))
     measuring = Measuring()
     return train(run, run_dir, resume=resume, observers=[Forecasting(), *observers, *measuring.observers()])

@@ -26,9 +26,9 @@ _LONGEST = 40
 
 
 class NotAQuantity(ValueError):  # noqa: N818
-    """A text that is no quantity: the rule it breaks, and the nearest quantity where there is one."""
+    """A text that is no quantity: the rule it breaks, and the nearest quantity where there is one (or its text)."""
 
-    def __init__(self, text: str, rule: str, nearest: int | None = None) -> None:
+    def __init__(self, text: str, rule: str, nearest: int | str | None = None) -> None:
         self.rule = rule
         self.nearest = nearest
         super().__init__(f"{text[:_LONGEST]!r} {rule}" + (f"; the nearest is {nearest}" if nearest is not None else ""))
@@ -46,7 +46,23 @@ def _split(text: str) -> tuple[str, str]:
     return "", compact
 
 
-def _parse(text: str, units: dict[str, int] | dict[str, float], rule: str) -> float | int:
+def _between_thousands(text: str) -> bool:
+    """Whether every comma stands between thousands, as in ``1,500``, and none for a point, as in ``0,500``."""
+    import re
+
+    compact = text.strip().replace("_", "")
+    return re.fullmatch(r"[+-]?[1-9]\d{0,2}(,\d{3})+(?![\d,])[^,]*", compact, re.ASCII) is not None
+
+
+def _parse(text: str, units: dict[str, int] | dict[str, float], rule: str, things: str = "") -> float | int:
+    """The value of a quantity; whole where ``things`` names what must not be halved."""
+    if "," in text and len(text) <= _LONGEST and not _between_thousands(text):
+        nearest: int | str | None = text.strip().replace(",", ".")
+        try:
+            _parse(str(nearest), units, rule, things)
+        except NotAQuantity as error:
+            nearest = error.nearest
+        raise NotAQuantity(text, f"{rule}; a comma only parts thousands, as in 4,096", nearest)
     number, unit = _split(text)
     scale = units.get(unit.lower())
     if not number or scale is None:
@@ -54,7 +70,7 @@ def _parse(text: str, units: dict[str, int] | dict[str, float], rule: str) -> fl
     value = int(number) * scale if number.lstrip("+-").isdigit() else float(number) * scale
     if not -1e300 < value < 1e300:  # false for nan and inf as well
         raise NotAQuantity(text, rule)
-    return value
+    return _whole(value, text, things) if things else value
 
 
 def _whole(value: float | int, text: str, what: str) -> int:
@@ -71,7 +87,7 @@ def parse_count(text: str) -> int:
     >>> parse_count("15T"), parse_count("1e9"), parse_count("1.5k")
     (15000000000000, 1000000000, 1500)
     """
-    return _whole(_parse(text, _COUNTS, 'is not a count; write it like 4096, "1e9" or "15T"'), text, "things")
+    return int(_parse(text, _COUNTS, 'is not a count; write it like 4096, "1e9" or "15T"', "things"))
 
 
 def parse_nbytes(text: str) -> int:
@@ -80,7 +96,7 @@ def parse_nbytes(text: str) -> int:
     >>> parse_nbytes("80GB"), parse_nbytes("1GiB")
     (80000000000, 1073741824)
     """
-    return _whole(_parse(text, _BYTES, 'is not a number of bytes; write it like "80GB" or "1GiB"'), text, "bytes")
+    return int(_parse(text, _BYTES, 'is not a number of bytes; write it like "80GB" or "1GiB"', "bytes"))
 
 
 def parse_seconds(text: str) -> float:
@@ -103,19 +119,20 @@ def parse_number(text: str) -> float:
 
 
 def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
-    for scale, unit in steps:
-        if abs(value) >= scale:
-            return f"{value / scale:.4g} {unit}".rstrip() if abs(value) / scale < 1e4 else f"{value / scale:.4e} {unit}"
-    scale, unit = steps[-1]
-    return f"{value / scale:.4g} {unit}".rstrip()
+    scale, unit = next((each for each in steps if abs(value) >= each[0]), steps[-1])
+    number = value / scale
+    form = ".4g" if abs(number) < 9999.5 else ",.0f" if abs(number) < 1e6 else ".3e"
+    return f"{number:{form}} {unit}".rstrip()
 
 
 def format_count(value: float) -> str:
     """A count with three or four digits: 8.03 B, 15 T.
 
-    >>> format_count(8030261248), format_count(15 * 10**12), format_count(512)
-    ('8.03B', '15T', '512')
+    >>> format_count(8030261248), format_count(15 * 10**12), format_count(512), format_count(10**18)
+    ('8.03B', '15T', '512', '1e18')
     """
+    if abs(value) >= 10 * PETA:
+        return f"{value:.4g}".replace("e+", "e")
     steps = ((TERA, "T"), (GIGA, "B"), (MEGA, "M"), (KILO, "K"), (1, ""))
     return _scaled(value, steps).replace(" ", "")
 
@@ -162,17 +179,28 @@ def format_flops_per_second(value: float) -> str:
 def format_seconds(value: float) -> str:
     """A time in the unit that reads best.
 
-    >>> format_seconds(0.0123), format_seconds(143.93 * 86400), format_seconds(75)
-    ('12.3 ms', '143.9 days', '1.25 min')
+    >>> format_seconds(0.0123), format_seconds(143.93 * 86400), format_seconds(86400), format_seconds(75)
+    ('12.3 ms', '143.9 days', '1 day', '1.25 min')
     """
     steps = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-    return _scaled(value, steps)
+    text = _scaled(value, steps)
+    return "1 day" if text == "1 days" else text
 
 
-def format_percent(value: float) -> str:
+def format_percent(value: float, *, signed: bool = False) -> str:
     """A ratio as percent.
 
-    >>> format_percent(0.5)
-    '50.0 %'
+    >>> format_percent(0.5), format_percent(-1e-9), format_percent(0.061, signed=True)
+    ('50.0 %', '0.0 %', '+6.1 %')
     """
-    return f"{100 * value:.1f} %"
+    percent = round(100 * value, 1) + 0.0  # minus zero becomes zero
+    return f"{percent:+.1f} %" if signed and percent else f"{percent:.1f} %"
+
+
+def counted(count: int, thing: str) -> str:
+    """A whole number of things.
+
+    >>> counted(1, "step"), counted(1000, "step")
+    ('1 step', '1,000 steps')
+    """
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

@@ -114,7 +114,15 @@ def test_a_device_is_as_published(name):
     assert device.power_watts == float(row["tdp_w"])
     assert device.link_bytes_per_second == float(row["link_bw_gbps_uni"]) * 1e9
     read_elsewhere = name == "a100-pcie-40gb" and "power:" in device.source
-    assert bool(device.unverified) == ("from memory" in row["notes"] and not read_elsewhere)
+    of_another = name == "a10g"  # its row gives the A10's peaks, and says so
+    assert bool(device.unverified) == (("from memory" in row["notes"] and not read_elsewhere) or of_another)
+
+
+def test_the_peaks_of_an_a10g_are_not_passed_off_as_its_own():
+    device = catalog.device("a10g")
+    assert device.unverified == ("peak.fp16", "peak.bf16")
+    assert "about 70" in device.note
+    assert "about half (70)" in HARDWARE["A10G"]["notes"]
 
 
 def test_half_of_1979_is_the_dense_peak_of_an_h100():
@@ -150,7 +158,8 @@ def test_every_file_names_its_source_and_date_and_nothing_unknown(path):
             "llama-3-8",
             "model.preset = 'llama-3-8': is not in the catalog; nearest that works: llama-3-8b",
         ),
-        (catalog.model, "GPT2", "model.preset = 'GPT2': is not in the catalog; nearest that works: gpt2"),
+        (catalog.model, "GTP2", "model.preset = 'GTP2': is not in the catalog; nearest that works: gpt2"),
+        (catalog.device, "H100", "(h100-nvl, h100-pcie, h100-sxm); nearest that works: h100-nvl"),
         (catalog.device, "h100", "(h100-nvl, h100-pcie, h100-sxm); nearest that works: h100-nvl"),
         (catalog.device, "zx81", "cluster.device = 'zx81': is not in the catalog (a100-pcie-40gb, "),
     ],
@@ -159,6 +168,11 @@ def test_an_unknown_name_brings_the_nearest(ask, wanted, sentence):
     with pytest.raises(InvalidInput) as caught:
         ask(wanted)
     assert sentence in str(caught.value)
+
+
+def test_names_are_found_in_upper_case_as_well():
+    assert catalog.device("H200") == catalog.device("h200")
+    assert catalog.model("GPT2-XL") == catalog.model("gpt2-xl")
 
 
 @pytest.mark.parametrize("name", ["../models/gpt2", "", ".", f"..{os.sep}__init__", "gpt2\0", "x" * 10**5])

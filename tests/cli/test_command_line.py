@@ -13,6 +13,7 @@ import pytest
 from trainledger import __version__
 from trainledger.api import load
 from trainledger.cli import COMMANDS, main
+from trainledger.cli.arguments import joined, print_json
 
 NAPKIN = ["napkin", "--params", "70B", "--tokens", "15T", "--device", "h100-sxm", "--count", "1024", "--mfu", "0.5"]
 
@@ -39,6 +40,48 @@ def test_an_unknown_verb_brings_the_nearest(capsys, verb, nearest):
     code, out, err = call(capsys, verb)
     assert (code, out) == (2, "")
     assert err.splitlines()[0] == f"trainledger has no verb '{verb}'{nearest}"
+
+
+def answer_of(out):
+    """What a program reads: one JSON document and nothing else."""
+    return json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--version", "--json"], ["--json", "--version"], ["--json"], ["--help", "--json"], ["plan", "-h", "--json"]],
+)
+def test_what_is_no_verb_is_json_as_well(capsys, words):
+    code, out, err = call(capsys, *words)
+    assert (code, err) == (0, "")
+    answer = answer_of(out)
+    assert answer == {"version": __version__} or "usage" in answer["help"] or "Exit codes" in answer["help"]
+
+
+@pytest.mark.parametrize("words", [["napkn", "--json"], ["--json", "napkn", "--params", "1B"]])
+def test_an_unknown_verb_is_json_as_well(capsys, words):
+    code, out, err = call(capsys, *words)
+    assert code == 2
+    (problem,) = answer_of(out)["error"]
+    assert problem["sentence"] == "trainledger has no verb 'napkn'; nearest: napkin" == err.splitlines()[0]
+
+
+def test_a_failure_of_the_system_is_json_as_well(capsys, tmp_path):
+    name = tmp_path / ("x" * 300)  # longer than any file system takes
+    code, out, err = call(capsys, "init", str(name), "--json")
+    assert code == 1
+    (problem,) = answer_of(out)["error"]
+    assert "File name too long" in problem["sentence"]
+    assert problem["sentence"] == err.strip()
+
+
+def test_json_comes_before_or_after_the_verb(capsys):
+    assert answer_of(call(capsys, "--json", *NAPKIN)[1]) == answer_of(call(capsys, *NAPKIN, "--json")[1])
+
+
+def test_numbers_that_json_has_no_word_for_are_null(capsys):
+    print_json({"a": [float("inf"), 1.5], "b": {"c": float("nan")}, "d": Path("x")})
+    assert answer_of(capsys.readouterr().out) == {"a": [None, 1.5], "b": {"c": None}, "d": "x"}
 
 
 @pytest.mark.parametrize("verb", ["napkin", "init", "catalog"])
@@ -104,6 +147,26 @@ def test_wrong_arguments_are_a_sentence_that_points_to_the_help(capsys, words):
     assert err.count("\n") == 1
 
 
+def test_a_negative_number_is_read_as_the_value_of_its_flag(capsys):
+    code, out, err = call(capsys, "napkin", "--params", "-70B", *NAPKIN[3:])
+    assert (code, out) == (2, "")
+    assert err == "params = '-70B': must be between 1 and 1e18; nearest that works: 1\n"
+    assert joined(["x", "-5", "--a=1", "-5", "--b", "-x", "--c", "-.5"]) == [
+        "x", "-5", "--a=1", "-5", "--b", "-x", "--c", "-.5",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words", [["--params", "1e18", "--tokens", "1e18", "--count", "1e18", "--mfu", "1e-6"],
+              ["--params", "1e18", "--tokens", "1e18", "--days", "1e-6", "--mfu", "1e-6", "--price", "1e18"],
+              ["--params", "1e18", "--tokens", "1e18", "--days", "1e-6", "--count", "1"]],
+)  # fmt: skip
+def test_napkin_at_its_extremes_fits_80_columns(capsys, words):
+    code, out, err = call(capsys, "napkin", "--device", "h100-sxm", *words)
+    assert (code, err) == (0, "")
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
 # init
 
 
@@ -142,10 +205,26 @@ def test_init_into_what_is_no_file(capsys, tmp_path):
     assert code == 2
     assert "is a directory" in err
     code, _, err = call(capsys, "init", str(tmp_path / "no" / "where.toml"))
-    assert code == 1
-    assert "No such file or directory" in err
+    assert code == 2
+    assert f"there is no directory '{tmp_path / 'no'}'" in err
+    code, _, err = call(capsys, "init", "")
+    assert (code, err) == (2, "path = '': must not be empty\n")
     assert call(capsys, "init", str(tmp_path / "x.toml"), "--preset", "gtp2")[2].endswith("nearest that works: gpt2\n")
     assert os.listdir(tmp_path) == []
+
+
+def test_init_by_force_leaves_alone_what_is_no_regular_file(capsys, tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    code, out, err = call(capsys, "init", str(fifo), "--force")
+    assert (code, out) == (2, "")
+    assert "is not a regular file" in err
+    assert fifo.is_fifo()
+    link = tmp_path / "link"
+    link.symlink_to(fifo)
+    assert call(capsys, "init", str(link), "--force")[0] == 2
+    assert link.is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["fifo", "link"]
 
 
 # catalog
@@ -172,6 +251,8 @@ def test_catalog_of_one_name(capsys):
     assert "9.895e14" in out
     assert "stas00/ml-engineering" in out
     assert json.loads(call(capsys, "catalog", "gpt2", "--json")[1])["gpt2"]["model"]["d_model"] == 768
+    assert list(json.loads(call(capsys, "catalog", "H200", "--json")[1])) == ["h200"]
+    assert "(h100-nvl, h100-pcie, h100-sxm)" in call(capsys, "catalog", "H100")[2]
     assert call(capsys, "catalog", "gpt-2")[2] == "name = 'gpt-2': is not in the catalog; nearest that works: gpt2\n"
 
 
@@ -283,3 +364,15 @@ def test_every_verb_has_its_module():
     folder = Path(sys.modules["trainledger.cli"].__file__).parent
     missing = [verb for verb, (_, _, module) in COMMANDS.items() if not (folder / f"{module}.py").exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("words", [["trace", "gpt2"], ["measure", "machine"], ["measure", "step", "RUN"]])
+@pytest.mark.parametrize("output", ["", "no/such.json"])
+def test_where_nothing_can_be_written_is_said_before_any_work(capsys, tmp_path, words, output):
+    run = tmp_path / "run.toml"
+    call(capsys, "init", str(run))
+    words = [str(run) if each == "RUN" else each for each in words]
+    code, out, err = call(capsys, *words, "--output", str(tmp_path / output) if output else "")
+    assert (code, out) == (2, "")
+    assert err.startswith("--output = ")
+    assert os.listdir(tmp_path) == ["run.toml"]

@@ -251,6 +251,11 @@ def test_a_corpus_too_small_to_hold_out_is_told(tmp_path: Path, spec_of: SpecOf)
     (tmp_path / "one.jsonl").write_text('{"text": "only"}\n')
     with pytest.raises(InvalidInput, match="holds a single document, so that none can be held out"):
         prepare(spec_of(tmp_path / "one.jsonl"), vocab_size=None, progress=False)
+    (tmp_path / "one.txt").write_text("a line of text\n" * 100)
+    with pytest.raises(InvalidInput, match=r"two files or records, or a text file of many lines over 2 KiB"):
+        prepare(spec_of(tmp_path / "one.txt"), vocab_size=None, progress=False)
+    (tmp_path / "one.txt").write_text("a line of text\n" * 200)
+    assert prepare(spec_of(tmp_path / "one.txt", validation_fraction=0.5), vocab_size=None, progress=False).train.tokens
     (tmp_path / "none.jsonl").write_text('{"text": ""}\n{"text": null}\n')
     with pytest.raises(InvalidInput, match="holds no text: every document in it is empty"):
         prepare(spec_of(tmp_path / "none.jsonl"), vocab_size=None, progress=False)

@@ -21,7 +21,7 @@ needs_proc_stat = pytest.mark.skipif(processor_use() is None, reason="this syste
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """A quick calibration by the command itself, in a process of its own."""
-    path = tmp_path_factory.mktemp("machine") / "sub" / "machine.toml"
+    path = tmp_path_factory.mktemp("machine") / "machine.toml"
     command = [sys.executable, "-m", "trainledger", "measure", "machine", "--quick", "--json", "--output", str(path)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -45,6 +45,7 @@ def test_a_calibration_has_every_kind_that_a_roofline_asks_for(measured):
     assert kept.torch_version == torch.__version__
     assert kept.basis == "measured"
     assert 0 < kept.operation_seconds < 1e-2
+    assert kept.update_seconds + kept.update_tensor_seconds > 0
     assert kept.memory_nbytes == memory_nbytes(torch.device("cpu"))
 
 

@@ -128,6 +128,10 @@ ONE = "napkin: exactly one of params, tokens, count, days, mfu is left out and s
         ({"mfu": 50}, ["mfu = 50: is a share of the peak, above 0 and at most 1; nearest that works: 0.5"]),
         ({"mfu": "120%"}, ["mfu = '120%': is a share of the peak, above 0 and at most 1; nearest that works: 0.012"]),
         ({"mfu": 0}, ["mfu = 0: must be between 1e-06 and 1; nearest that works: 1e-06"]),
+        ({"mfu": "-1"}, ["mfu = '-1': must be between 1e-06 and 1; nearest that works: 1e-06"]),
+        ({"mfu": 200}, ["mfu = 200: is a share of the peak, above 0 and at most 1; nearest that works: 1"]),
+        ({"mfu": "0,5"}, ["mfu = '0,5': is not a number; write it like 0.5, \"3e-4\" or \"50%\"; "
+                          "a comma only parts thousands, as in 4,096; nearest that works: 0.5"]),
         ({"mfu": float("nan")}, ["mfu = nan: must be a finite number"]),
         ({"params": "70Q"}, ["params = '70Q': is not a count; write it like 4096, \"1e9\" or \"15T\""]),
         ({"params": -5}, ["params = -5: must be between 1 and 1e18; nearest that works: 1"]),
@@ -150,6 +154,21 @@ def test_wrong_input_is_sentences(changes, sentences):
 def test_a_budget_too_small_for_one_parameter():
     with pytest.raises(InvalidInput, match="pay for less than one of params"):
         napkin(tokens=10**18, device="t4", count=1, days=1e-6, mfu=0.01)
+
+
+def test_a_bad_calibration_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "machine.toml"
+    path.write_text('format = 1\ntitle = "x"\n')
+    monkeypatch.setenv("TRAINLEDGER_CALIBRATION", str(path))
+    with pytest.raises(InvalidInput) as caught:
+        napkin(**{**WORKED, "device": "this-machine"})
+    assert f"{path}: kernels: is missing" in str(caught.value).splitlines()
+
+
+def test_the_headline_speaks_of_one_day_and_of_long_times():
+    day = napkin(device="t4", params=65 * 10**12 // 6 + 1, tokens=86400, count=1, mfu=1)
+    assert headline(day).endswith("at 100.0 % MFU: 1 day")
+    assert headline(napkin(params="1e18", tokens="1e18", device="t4", count=1, mfu=1)).startswith("1e18 parameters, ")
 
 
 def test_this_machine_must_have_been_measured(tmp_path, monkeypatch):

@@ -36,12 +36,30 @@ def test_a_run_is_its_steps_its_evaluations_and_its_checkpoints():
         checkpoint_nbytes=100, storage_bytes_per_second=50.0,
     )  # fmt: skip
     # Evaluations after steps 4, 8 and 10, each of 8 sequences where a step's forward has 4; checkpoints after 5 and 10.
-    assert whole.by_phase == {"forward": 10.0, "backward": 20.0, "evaluation": 6.0, "checkpoint": 4.0}
-    assert whole.total_seconds == 40.0
-    assert whole.tokens_per_second == 32 / 3
-    assert whole.device_hours == pytest.approx(80 / 3600)
-    assert whole.money == pytest.approx(160 / 3600)
-    assert whole.notes == ()
+    # Two devices share all but the saving.
+    assert whole.by_phase == {"forward": 5.0, "backward": 10.0, "evaluation": 3.0, "checkpoint": 4.0}
+    assert whole.total_seconds == 22.0
+    assert whole.tokens_per_second == 2 * 32 / 3
+    assert whole.device_hours == pytest.approx(44 / 3600)
+    assert whole.money == pytest.approx(88 / 3600)
+    assert whole.notes == (
+        "2 devices are taken to share the work without loss: no layout over devices is accounted for yet",
+    )
+
+
+def test_many_devices_are_billed_for_the_work_and_not_for_their_number():
+    one, many = (run_time(run(price=2.0, count=count), 3600.0) for count in (1, 1024))
+    assert one.total_seconds == 36000.0 == 1024 * many.total_seconds
+    assert (one.device_hours, one.money) == (many.device_hours, many.money) == (10.0, 20.0)
+    mfus = [forecast(run(count=count), ledger(), SHEET).mfu for count in (1, 1024)]
+    assert mfus[0] == mfus[1]
+
+
+def test_fewer_tokens_than_a_step_has_are_named():
+    seen = forecast(run(steps=None, tokens=10), ledger(), SHEET)
+    assert seen.tokens_per_step == 32
+    assert "recipe.tokens = 10 is less than the 32 tokens of one step, which is the least that is trained" in seen.notes
+    assert not [each for each in forecast(run(steps=None, tokens=33), ledger(), SHEET).notes if "less than" in each]
 
 
 @pytest.mark.parametrize(("every", "times"), [(None, 1), (4, 3), (5, 2), (10, 1), (20, 1)])

@@ -165,3 +165,16 @@ def test_utilization_and_its_peak():
     assert matmul_dtype(Ledger(())) == ""
     with pytest.raises(NoRate, match="an unnamed dtype"):
         step_peak(Ledger(()), SHEET)
+
+
+def test_an_optimizer_costs_its_call_and_its_tensors_and_an_accelerator_hides_them():
+    update = Entry("_fused_adamw_", "", "optimizer", "update", read=10**7)
+    ledger = Ledger((update,), parameters=1, tokens=1)
+    costs = {"update_seconds": 1e-4, "update_tensor_seconds": 1e-5}
+    plain = step_time(ledger, calibration(), tensors=30).seconds
+    called = step_time(ledger, calibration(**costs), tensors=30)
+    assert called.seconds == pytest.approx(plain + 4e-4)
+    assert called.by_phase == {"optimizer": pytest.approx(called.seconds)}
+    assert called.by_bound["overhead"] == pytest.approx(4e-4)
+    behind = step_time(ledger, calibration("cuda", **costs), tensors=30)
+    assert behind.seconds == pytest.approx(max(step_time(ledger, calibration("cuda")).seconds, 4e-4))

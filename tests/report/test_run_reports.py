@@ -1,3 +1,4 @@
+import fcntl
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 sys.path.insert(0, os.path.dirname(__file__))
 from make_run import STEPS, make_run
 
+from trainledger.cli import main
 from trainledger.ledger.timeline import timeline
 from trainledger.report import html as html_module
 from trainledger.report.figures import _unrolled, figures, loss_curve, memory_timeline
@@ -134,8 +136,105 @@ def test_runs_lists_whole_and_broken_ones(copy):
     assert {each["run"]: each["step"] for each in listed} == {"broken": 1, "tiny": STEPS}
 
 
-def test_no_runs_is_said(tmp_path):
-    assert "No runs in" in trainledger("runs", "--dir", tmp_path / "absent").stdout
+def test_no_runs_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs"]) == 0
+    assert main(["runs", "--dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("No runs in") == 2
+
+
+def test_runs_of_what_is_no_directory_is_wrong_input(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for named, rule in (("file", "is not a directory"), ("absent", "does not exist")):
+        assert main(["runs", "--dir", str(tmp_path / named)]) == 2
+        assert capsys.readouterr().err.endswith(f"{rule}\n")
+    assert main(["runs", "--dir", ""]) == 2
+
+
+DEEP = "[" * 100_000
+LONG = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("forecast.json", DEEP), ("measured.json", DEEP), ("metrics.jsonl", DEEP), ("state.json", DEEP),
+        ("forecast.json", f'{{"parameters": {LONG}, "step_seconds": 1.0}}'),
+        ("forecast.json", f'{{"step_seconds": {LONG}, "tokens_per_step": 64, "model_flops": 5}}'),
+        ("forecast.json", '{"step_seconds": 5e-324, "peak_flops_per_second": 5e-324, "model_flops": 5}'),
+        ("measured.json", f'{{"total_seconds": {LONG}}}'),
+        ("metrics.jsonl", f'{{"step": {LONG}, "loss": 1, "tokens": 5, "seconds": 1}}'),
+        ("metrics.jsonl", f'{{"step": 1, "loss": {LONG}, "tokens": 5, "seconds": 1e300}}'),
+        ("metrics.jsonl", '{"step": 1, "loss": 1, "tokens": 5, "seconds": 1, "phase_seconds": {"forward": null}}'),
+        ("state.json", "[]"), ("state.json", '{"state": ["running"]}'), ("state.json", '{"state": {"a": 1}}'),
+        ("state.json", f'{{"state": "finished", "unigram_entropy": {LONG}}}'), ("state.json", "\udcff"),
+    ],
+)  # fmt: skip
+def test_one_damaged_run_does_not_hide_the_others(copy, capsys, name, content):
+    damaged = Path(shutil.copytree(copy, copy.parent / "damaged"))
+    if name == "metrics.jsonl":
+        (damaged / "measured.json").unlink()
+    (damaged / name).write_bytes(content.encode(errors="surrogateescape"))
+    assert main(["runs", "--dir", str(copy.parent), "--json"]) == 0
+    listed = {each["run"]: each for each in json.loads(capsys.readouterr().out)["runs"]}
+    assert listed["tiny"]["step_seconds_ratio"] is not None
+    assert name in str(listed["damaged"]["missing"]) or name in ("metrics.jsonl", "state.json")
+    assert main(["runs", "--dir", str(copy.parent)]) == 0
+    html(read_run(damaged))
+
+
+def test_a_file_of_a_run_that_is_a_fifo_is_not_waited_for(copy):
+    (copy / "forecast.json").unlink()
+    os.mkfifo(copy / "forecast.json")
+    assert "forecast.json is no file" in read_run(copy).missing
+
+
+# Who holds a lock until its standard input ends, as training holds it until it ends.
+HOLD = (
+    "import fcntl, sys; lock = open(sys.argv[1], 'a'); fcntl.flock(lock, fcntl.LOCK_EX)\n"
+    "print('held', flush=True); input()"
+)
+
+
+def test_a_run_is_running_only_while_a_process_holds_it(copy):
+    def state():
+        listed = json.loads(trainledger("runs", "--dir", copy.parent, "--json").stdout)["runs"]
+        return listed[0]["state"]
+
+    (copy / "state.json").write_text('{"state": "running", "step": 3}')
+    assert state() == "killed"  # there is no lock at all
+    command = [sys.executable, "-c", HOLD, str(copy / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as training:
+        assert training.stdout.readline() == b"held\n"
+        assert state() == "running"
+        training.kill()
+    assert (copy / "lock").exists()
+    assert state() == "killed"
+    before = (copy / "state.json").read_text()
+    assert before == '{"state": "running", "step": 3}'  # looking changes nothing
+    (copy / "state.json").write_text('{"state": "interrupted"}')
+    assert state() == "interrupted"
+
+
+def test_looking_lets_go_of_the_lock(copy):
+    (copy / "state.json").write_text('{"state": "running"}')
+    with open(copy / "lock", "a") as lock:
+        assert read_run(copy).state["state"] == "killed"
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert read_run(copy).state["state"] == "running"
+
+
+@pytest.mark.parametrize("named", ["", "no/where.html", "fifo", "tiny", "tiny/state.json/x.html"])
+def test_a_page_is_only_written_where_a_file_can_be(copy, capsys, named):
+    os.mkfifo(copy.parent / "fifo")
+    before = sorted(copy.parent.rglob("*"))
+    code = main(["reconcile", str(copy), "--html", str(copy.parent / named) if named else ""])
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err.startswith("--html = ")
+    assert err.count("\n") == 1
+    assert sorted(copy.parent.rglob("*")) == before
+    assert (copy.parent / "fifo").is_fifo()
 
 
 # Figures

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.report.table import table
+from trainledger.report.table import table, wrapped
 
 
 def test_numbers_go_right_and_words_go_left():
@@ -20,6 +20,13 @@ def test_long_cells_wrap_at_words_and_keep_every_word():
     text = table(["field", "rule", "value"], [["recipe.tokens", " ".join(words), "12"]])
     assert all(len(line) <= 80 for line in text.splitlines())
     assert all(word in text for word in words)
+
+
+def test_a_sentence_is_broken_between_words():
+    text = " ".join(f"word{at}" for at in range(40))
+    assert wrapped("short") == "short"
+    assert max(map(len, wrapped(text).splitlines())) <= 80
+    assert wrapped(text).split() == text.split()
 
 
 def test_control_characters_do_not_reach_the_terminal():

@@ -121,6 +121,8 @@ def test_a_hugging_face_config_is_asked_of_its_resolver():
         ({"norm": 3}, {}, "model.norm = 3: must be a text in quotes"),
         ({"name": ""}, {}, "model.name = '': must not be empty"),
         ({"name": "a\0b"}, {}, "model.name = 'a\\x00b': must not hold a NUL character"),
+        ({"name": "a\x1b[31m\nb"}, {}, "model.name = 'a\\x1b[31m\\nb': must hold printable characters only"
+         "; nearest that works: a [31m b"),
         ({"name": "\udc80"}, {}, "model.name = '\\udc80': must be Unicode text"),
         ({"gated": 1}, {}, "model.gated = 1: must be true or false"),
         ({"gated": "yes"}, {}, "model.gated = 'yes': must be true or false; nearest that works: true"),
@@ -144,6 +146,10 @@ def test_a_hugging_face_config_is_asked_of_its_resolver():
         ({}, {"dropout": 1.5}, "recipe.dropout = 1.5: must be at most 0.99; nearest that works: 0.99"),
         ({}, {"learning_rate": "fast"}, "recipe.learning_rate = 'fast': "
          "is not a number; write it like 0.5, \"3e-4\" or \"50%\""),
+        ({}, {"precision": "bf16"}, "recipe.precision = 'bf16': must be one of fp32, bf16-mixed"
+         "; nearest that works: bf16-mixed"),
+        ({}, {"tokens": "1,5K", "steps": "none"}, "recipe.tokens = '1,5K': is not a count; "
+         "write it like 4096, \"1e9\" or \"15T\"; a comma only parts thousands, as in 4,096; nearest that works: 1.5K"),
         ({}, {"precision": "fp8"}, "recipe.precision = 'fp8': must be one of fp32, bf16-mixed"),
     ],
 )  # fmt: skip
@@ -167,6 +173,10 @@ def test_a_wrong_field_is_one_sentence_with_the_nearest_value_that_works(model, 
         (table(data={"path": ["a", 5]}), "data.path = ['a', 5]: must be a text in quotes"),
         (table(data={"validation_fraction": "60%"}), "data.validation_fraction = '60%': must be at most 0.5"
          "; nearest that works: 0.5"),
+        (table(cluster={"count": 10**18}), f"cluster.count = {10**18}: must be at most 10000000"
+         "; nearest that works: 10000000"),
+        (table(cluster={"price_per_device_hour": 1e299}), "cluster.price_per_device_hour = 1e+299: "
+         "must be at most 1000000000; nearest that works: 1000000000"),
         (table(cluster={"backend": "gpu"}), "cluster.backend = 'gpu': must be one of auto, cpu, cuda, mps"
          "; nearest that works: cpu"),
         ({**table(), "a\nb": 1}, "'a\\nb' = 1: unknown section; a run file has model, recipe, layout, cluster, data"),
@@ -234,6 +244,16 @@ def test_an_unknown_preset_brings_its_own_problem_and_no_missing_fields():
         "model.preset = 'gtp2': is not in the catalog; nearest that works: gpt2",
         "model.n_layers = -1: must be at least 1; nearest that works: 1",
     ]
+
+
+def test_a_problem_in_another_file_names_that_file():
+    from trainledger.spec.problem import Problem
+
+    def from_config(path):
+        raise InvalidInput([Problem("n_head", 7, "must divide n_embd = 64", 8)], path)
+
+    found = refusal({"model": {"config": "dir/config.json"}, "recipe": RECIPE}, from_config=from_config)
+    assert found == ["dir/config.json: n_head = 7: must divide n_embd = 64; nearest that works: 8"]
 
 
 def test_the_sentence_for_a_vocabulary_that_is_too_small():
@@ -332,7 +352,9 @@ def test_the_file_is_named_before_its_problems(tmp_path):
 
 # There and back
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1).filter(str.strip)
+TEXTS = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), min_size=1).filter(
+    lambda text: text.strip() and text.isprintable()
+)
 FLOATS = st.floats(1e-30, 1e30)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainledger.spec.problem import InvalidInput
-from trainledger.train.device import find_device, memory_in_use
+from trainledger.train.device import find_device
 
 # A block of 64 MiB is taken and given back sixteen times; by default each is mapped afresh and faults on every page.
 FAULTS = """

@@ -24,7 +24,7 @@ from trainledger.train.checkpoint import all_checkpoints
 from trainledger.train.engine import train
 from trainledger.train.metrics import read
 from trainledger.train.observer import PHASES, EvaluationRecord, Finished, Observer, StepRecord, TrainingState
-from trainledger.train.stop import Diverged, Interrupted
+from trainledger.train.stop import Diverged, Interrupted, OutOfMemory
 
 
 def state_of(run_dir: Path) -> dict[str, Any]:
@@ -249,3 +249,58 @@ def test_a_damaged_state_file_is_a_sentence(tmp_path: Path) -> None:
         train(tiny_run(), tmp_path, open_feed=CountingFeed, resume=True)
     (tmp_path / "state.json").unlink()
     assert train(tiny_run(), tmp_path, open_feed=CountingFeed, resume=True).step == 6
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        ({"state": "finished"}, "lacks step"),
+        ({"step": "six"}, "step = 'six' is not a number of steps"),
+        ({"step": True}, "step = true is not a number of steps"),
+        ({"seconds": None}, "seconds = None is not a time"),
+        ({"loss": [1]}, r"loss = \[1\] is not a loss"),
+        ({"checkpoint": "../../elsewhere"}, "is not the name of a checkpoint"),
+        ({"state": "sleeping"}, "unknown state 'sleeping'"),
+    ],
+)
+def test_a_state_file_edited_by_hand_is_a_sentence(damage: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    train(tiny_run(steps=2), tmp_path, open_feed=CountingFeed)
+    whole = state_of(tmp_path)
+    (tmp_path / "state.json").write_text(json.dumps(damage if damage == {"state": "finished"} else whole | damage))
+    with pytest.raises(InvalidInput, match=rf"is damaged \(.*{sentence}.*delete this file to resume"):
+        train(tiny_run(steps=2), tmp_path, open_feed=CountingFeed, resume=True)
+
+
+def test_several_devices_are_refused(tmp_path: Path) -> None:
+    run = Run(model=tiny_run().model, recipe=tiny_run().recipe, cluster=Cluster(count=8))
+    with pytest.raises(InvalidInput, match="count = 8: the engine trains on one device so far; nearest that works: 1"):
+        train(run, tmp_path / "run", open_feed=CountingFeed)
+    assert not (tmp_path / "run").exists()
+
+
+def test_memory_that_runs_out_is_a_sentence(tmp_path: Path) -> None:
+    """The allocator's own refusal, of a petabyte asked for in the middle of a step."""
+
+    class Hungry(Observer):
+        def on_step_end(self, record: StepRecord) -> None:
+            if record.step == 3:
+                torch.empty(2**50, dtype=torch.int8).fill_(1)
+
+    with pytest.raises(OutOfMemory, match=r"out of memory \(.*\); a smaller recipe\.micro_batch") as caught:
+        train(tiny_run(), tmp_path, open_feed=CountingFeed, observers=[Hungry()])
+    assert caught.value.exit_code == 1
+    assert state_of(tmp_path)["state"] == "failed"
+    assert "out of memory" in state_of(tmp_path)["why"]
+    assert train(tiny_run(), tmp_path, open_feed=CountingFeed, resume=True).step == 6
+
+
+def test_a_run_that_diverged_says_so_and_what_makes_another_run(tmp_path: Path) -> None:
+    run = tiny_run(optimizer="sgd", learning_rate=1e30, grad_clip=None, checkpoint_every=None, eval_every=None)
+    with pytest.raises(Diverged, match="there is no checkpoint yet"):
+        train(run, tmp_path, open_feed=CountingFeed)
+    with pytest.raises(InvalidInput, match=r"which failed: Step . gave .*smaller recipe\.learning_rate or another"):
+        train(run, tmp_path, open_feed=CountingFeed)
+    said: list[str] = []
+    with pytest.raises(Diverged):
+        train(run, tmp_path, open_feed=CountingFeed, resume=True, say=said.append)
+    assert any("failed before: Step" in each for each in said)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,7 +46,7 @@ def test_train_writes_a_run_and_says_what_it_learned(run_file: Path, capsys: pyt
     assert main(["train", str(run_file)]) == 0
     said = capsys.readouterr()
     assert "validation loss" in said.out
-    assert "how often each token occurs" in said.out
+    assert "knowing only each token's frequency" in said.out
     (run_dir,) = Path("runs").iterdir()
     assert run_dir.name.startswith("small-")
     assert (run_dir / "run.toml").is_file()
@@ -69,9 +71,39 @@ def test_a_changed_corpus_is_not_resumed_on(run_file: Path, capsys: pytest.Captu
     assert "was begun on other text" in capsys.readouterr().err
 
 
-def test_resume_where_nothing_was_begun_starts(run_file: Path) -> None:
-    assert main(["train", str(run_file), "--resume", "--set", "recipe.steps=2", "--dir", "elsewhere"]) == 0
-    assert len(list(Path("elsewhere").iterdir())) == 1
+def test_resume_of_an_edited_run_file_names_the_run_that_was_begun(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resume = ["train", str(run_file), "--resume"]
+    assert main([*resume, "--dir", "elsewhere"]) == 2
+    assert "no run of this file was begun" in capsys.readouterr().err
+    assert not Path("elsewhere").exists()
+    assert main(["train", str(run_file), "--set", "recipe.steps=2"]) == 0
+    (begun,) = Path("runs").iterdir()
+    capsys.readouterr()
+    assert main([*resume, "--set", "recipe.steps=3", "--set", "recipe.seed=7"]) == 2
+    said = capsys.readouterr().err
+    assert f"nearest that works: {begun}, begun with recipe.steps = 2 (now 3), recipe.seed = 0 (now 7)" in said
+    assert list(Path("runs").iterdir()) == [begun]
+
+
+def test_train_where_standard_error_is_closed(run_file: Path) -> None:
+    command = f"{sys.executable} -m trainledger train {run_file} --set recipe.steps=2 --json 2>&-"
+    done = subprocess.run(command, shell=True, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["state"] == "finished"
+
+
+def test_a_model_larger_than_the_machine_is_refused_before_it_is_built(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = ["--set", "model.d_model=32768", "--set", "model.n_layers=200", "--set", "model.d_ff=131072"]
+    for verb in (["train"], ["measure", "step"]):
+        assert main([*verb, str(run_file), *wide]) == 2
+        said = capsys.readouterr().err
+        assert "at the peak of a step" in said
+        assert "no micro-batch is small enough" in said
+    assert not Path("runs").exists()
 
 
 def test_a_corpus_that_is_not_there_leaves_no_begun_run(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,8 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from tiny_run import CountingFeed, tiny_run
 from tokenizers import Tokenizer
 
 from trainledger.cli import main
@@ -20,6 +22,8 @@ from trainledger.nn.transformer import Transformer
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.runfile import parse, to_toml
 from trainledger.train import checkpoint
+from trainledger.train.engine import train
+from trainledger.train.metrics import read as read_metrics
 from trainledger.train.trained import byte_level, load_trained, write_start
 
 RUN = parse({
@@ -134,7 +138,7 @@ def test_exported_from_the_command_line_transformers_opens_it_all(run_dir, tmp_p
     assert main(["export", str(run_dir), str(tmp_path / "hf")]) == 2
     assert "exists and is not empty; --force replaces it" in capsys.readouterr().err
     assert main(["export", str(run_dir / "checkpoints/step-00000002"), str(tmp_path / "hf"), "--force"]) == 0
-    assert "open it: transformers" in capsys.readouterr().out
+    assert "AutoModelForCausalLM.from_pretrained(" in capsys.readouterr().out
 
 
 def test_imported_from_the_command_line_it_is_a_start(run_dir, tmp_path, capsys):
@@ -187,3 +191,92 @@ def test_a_sample_needs_no_prompt(run_dir, capsys):
 def test_wrong_arguments_are_sentences(words, sentence, run_dir, capsys):
     assert main(["sample", str(run_dir), *words]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_an_export_beside_a_run_file_is_no_checkpoint(run_dir, tmp_path, capsys):
+    """runs/hf/tiny stands two levels below runs/../run.toml as a checkpoint does below its run's."""
+    (tmp_path / "run.toml").write_text(to_toml(RUN))
+    export = tmp_path / "models" / "tiny"
+    assert main(["export", str(run_dir), str(export)]) == 0
+    assert main(["import", str(export), str(tmp_path / "models" / "start")]) == 0
+    for each in (export, tmp_path / "models" / "start"):
+        assert same_weights(load_trained(each, hush).model, model_of(4))
+        assert main(["sample", str(each), "--tokens", "3"]) == 0
+
+
+def test_exports_and_imports_are_as_readable_as_the_umask_leaves_them(run_dir, tmp_path):
+    before = os.umask(0o027)
+    try:
+        main(["export", str(run_dir), str(tmp_path / "hf")])
+        main(["import", str(tmp_path / "hf"), str(tmp_path / "start")])
+    finally:
+        os.umask(before)
+    files = [*(tmp_path / "hf").iterdir(), *(tmp_path / "start").iterdir()]
+    assert {(each.name, oct(each.stat().st_mode & 0o777)) for each in files} == {(each.name, "0o640") for each in files}
+
+
+@pytest.fixture
+def imported(tmp_path):
+    """A tiny Llama of transformers, imported; and a run that goes on from it."""
+    torch.manual_seed(5)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=48, max_position_embeddings=16, rms_norm_eps=1e-5, tie_word_embeddings=False,
+        initializer_range=0.4,
+    )  # fmt: skip
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path / "hf")
+    assert main(["import", str(tmp_path / "hf"), str(tmp_path / "start")]) == 0
+    return theirs, tmp_path / "start"
+
+
+def losses(run_dir):
+    return [each["loss"] for each in read_metrics(run_dir / "metrics.jsonl") if "loss" in each]
+
+
+def test_training_starts_from_imported_weights(imported, tmp_path):
+    theirs, start = imported
+    run = tiny_run(initial_weights=str(start), steps=2, warmup_steps=0)
+    finished = train(run, tmp_path / "run", open_feed=CountingFeed, say=hush)
+    (inputs_BT, targets_BT), *_ = next(CountingFeed(run, torch.device("cpu")).batches(0))
+    with torch.no_grad():
+        logits_BTV = theirs(inputs_BT).logits
+    expected = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten()).item()
+    assert losses(tmp_path / "run")[0] == pytest.approx(expected, abs=1e-5)
+    plain = train(tiny_run(steps=2, warmup_steps=0), tmp_path / "plain", open_feed=CountingFeed)
+    assert abs(losses(plain.run_dir)[0] - expected) > 0.1
+    # A checkpoint and a run are starts as well.
+    for number, source in enumerate((finished.checkpoint, finished.run_dir)):
+        again = tiny_run(initial_weights=str(source), steps=1, warmup_steps=0, learning_rate=1e-12)
+        train(again, tmp_path / f"again-{number}", open_feed=CountingFeed)
+        weights = load_trained(tmp_path / f"again-{number}", hush).model
+        assert torch.allclose(weights.lm_head.weight, load_trained(finished.checkpoint, hush).model.lm_head.weight)
+
+
+def test_weights_that_do_not_fit_a_run_are_sentences(imported, tmp_path):
+    _, start = imported
+    with pytest.raises(
+        InvalidInput, match=r"does not fit the run's model:\n.*mlp\.gate_proj\.weight: has shape"
+    ) as caught:
+        train(tiny_run({"d_ff": 64}, initial_weights=str(start)), tmp_path / "a", open_feed=CountingFeed)
+    assert "recipe.initial_weights" in str(caught.value)
+    for wrong, rule in ((tmp_path / "absent", "is not a directory"), (tmp_path / "hf", "trainledger import")):
+        with pytest.raises(InvalidInput, match=f"initial_weights:\n.*{rule}"):
+            train(tiny_run(initial_weights=str(wrong)), tmp_path / "b", open_feed=CountingFeed)
+    said = []
+    train(tiny_run({"rope_theta": 500.0}, initial_weights=str(start)), tmp_path / "c", open_feed=CountingFeed,
+          say=said.append)  # fmt: skip
+    assert said == [f"{start / 'model.safetensors'}: made with model.rope_theta = 10000.0, goes on with 500.0"]
+
+
+def test_a_begun_run_is_not_resumed_on_other_initial_weights(imported, tmp_path):
+    _, start = imported
+    run = tiny_run(initial_weights=str(start))
+    train(run, tmp_path / "run", open_feed=CountingFeed)
+    file = start / "model.safetensors"
+    weights = load_file(file)
+    save_file({name: each + 1 for name, each in weights.items()}, file)
+    with pytest.raises(InvalidInput, match="holds other weights than"):
+        train(run, tmp_path / "run", open_feed=CountingFeed, resume=True)
+    file.unlink()  # the checkpoints do not need it
+    assert train(run, tmp_path / "run", open_feed=CountingFeed, resume=True).step == 6

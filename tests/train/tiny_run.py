@@ -47,6 +47,10 @@ class CountingFeed:
         parts = torch.split(ids_BT, self.run.recipe.device_batch)
         return [(each[:, :-1].contiguous(), each[:, 1:].contiguous()) for each in parts]
 
+    @property
+    def validation_sequences(self) -> int:
+        return self.run.recipe.eval_sequences
+
     def batches(self, first_step: int) -> Iterator[Sequence[Batch]]:
         step, seed = first_step, derive(self.run.recipe.seed, "order of the data")
         while True:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Iterable
 from typing import Any
 
 from trainledger.spec.cluster import Device
@@ -45,6 +46,22 @@ def model_entry(name: str, field: str = "model.preset") -> dict[str, Any]:
     return _entry("models", name, field)
 
 
+def known_as(name: str, known: Iterable[str], field: str) -> str:
+    """The one of the known names that is meant, upper case or lower; raises InvalidInput with the nearest.
+
+    >>> known_as("H200", device_names(), "cluster.device")
+    'h200'
+    """
+    known, lower = list(known), name.lower()
+    if lower in known:
+        return lower
+    longer = [each for each in known if each.startswith(lower)] if name else []
+    near = longer[0] if longer else nearest_text(name, known)
+    listed = longer if len(longer) > 1 else [] if near else known
+    rule = f"is not in the catalog ({', '.join(listed)})" if listed else "is not in the catalog"
+    raise InvalidInput([Problem(field, name, rule, near)])
+
+
 def device(name: str, field: str = "cluster.device") -> Device:
     """A device; raises InvalidInput with the nearest name where it is unknown.
 
@@ -52,6 +69,7 @@ def device(name: str, field: str = "cluster.device") -> Device:
     (989500000000000.0, 80000000000)
     """
     entry = _entry("devices", name, field)
+    name = name.lower()
     link = entry.get("link_bandwidth")
     return Device(
         name=name,
@@ -74,12 +92,6 @@ def _names(kind: str) -> list[str]:
 
 
 def _entry(kind: str, name: str, field: str) -> dict[str, Any]:
-    known = _names(kind)  # a name is looked up in the listing, so that it can never be a path
-    if name not in known:
-        longer = [each for each in known if each.startswith(name)] if name else []
-        near = longer[0] if longer else nearest_text(name, known)
-        listed = longer if len(longer) > 1 else [] if near else known
-        rule = f"is not in the catalog ({', '.join(listed)})" if listed else "is not in the catalog"
-        raise InvalidInput([Problem(field, name, rule, near)])
+    name = known_as(name, _names(kind), field)  # looked up in the listing, so that it can never be a path
     with open(os.path.join(_HERE, kind, f"{name}.toml"), "rb") as file:
         return tomllib.load(file)

@@ -35,6 +35,8 @@ LIGHT = ("init", "napkin", "plan", "catalog", "runs")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code; without ``argv`` the process is the command's own."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if sys.stderr is None:  # started with it closed: the next file to be opened must not be taken for it
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         code = _run(words, own_process=argv is None)
         if sys.stdout is not None:  # None where the process was started with it closed
@@ -45,36 +47,56 @@ def main(argv: Sequence[str] | None = None) -> int:
             leave(code)
         return code
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _failed("interrupted", INTERRUPTED, "--json" in words, before="\n")
     except BrokenPipeError:
         # Python flushes standard output once more on its way out; let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER
-    except OSError as error:
+    except OSError as error:  # the output itself cannot be written
         print(f"trainledger: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
 
 
 def _run(words: list[str], own_process: bool) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(_help())
-        return DONE
-    if words[0] in ("-V", "--version"):
+    as_json = "--json" in words
+    first = next((each for each in words if each != "--json"), "help")
+    if first in ("-h", "--help", "help"):
+        return _told({"help": _help()}, _help(), as_json)
+    if first in ("-V", "--version"):
         from trainledger import __version__
 
-        print(f"trainledger {__version__}")
-        return DONE
-    verb, rest = words[0], words[1:]
-    if verb not in COMMANDS:
+        return _told({"version": __version__}, f"trainledger {__version__}", as_json)
+    if first not in COMMANDS:
         from trainledger.spec.problem import nearest_text, shown
 
-        near = nearest_text(verb, COMMANDS)
-        print(f"trainledger has no verb {shown(verb)}" + (f"; nearest: {near}" if near else ""), file=sys.stderr)
-        print("trainledger --help lists them all", file=sys.stderr)
-        return WRONG_INPUT
-    return _call(verb, rest, own_process)
+        near = nearest_text(first, COMMANDS)
+        sentence = f"trainledger has no verb {shown(first)}" + (f"; nearest: {near}" if near else "")
+        return _failed(sentence, WRONG_INPUT, as_json, after="\ntrainledger --help lists them all")
+    rest = list(words)
+    rest.remove(first)
+    return _call(first, rest, own_process)
+
+
+def _told(result: dict[str, str], text: str, as_json: bool) -> int:
+    if as_json:
+        from trainledger.cli.arguments import print_json
+
+        print_json(result)
+    else:
+        print(text)
+    return DONE
+
+
+def _failed(sentence: str, code: int, as_json: bool, *, before: str = "", after: str = "") -> int:
+    """Tell a failure, a program in the form that wrong input has; the exit code."""
+    if as_json:
+        from trainledger.cli.arguments import print_json
+
+        print_json({"error": [{"field": "", "rule": sentence, "sentence": sentence, "where": ""}], "where": ""})
+        sys.stdout.flush()  # where the output is what failed, it fails again, and `main` tells it, once
+    print(f"{before}{sentence}{after}", file=sys.stderr)
+    return code
 
 
 def _call(verb: str, rest: list[str], own_process: bool) -> int:
@@ -84,7 +106,7 @@ def _call(verb: str, rest: list[str], own_process: bool) -> int:
         from trainledger.cli.startup import start_light
 
         start_light()
-    from trainledger.cli.arguments import Parser
+    from trainledger.cli.arguments import Parser, joined
     from trainledger.spec.problem import InvalidInput
 
     _, does, module_name = COMMANDS[verb]
@@ -93,7 +115,9 @@ def _call(verb: str, rest: list[str], own_process: bool) -> int:
         module = import_module(f"trainledger.cli.{module_name}")
         parser = Parser(prog=f"trainledger {verb}", description=module.__doc__ or does)
         module.configure(parser)
-        code: int = module.execute(parser.parse_args(rest))
+        if as_json and not {"-h", "--help"}.isdisjoint(rest):
+            return _told({"help": parser.format_help()}, "", as_json)
+        code: int = module.execute(parser.parse_args(joined(rest)))
         return code
     except InvalidInput as error:
         return _complain(error, as_json)
@@ -101,13 +125,12 @@ def _call(verb: str, rest: list[str], own_process: bool) -> int:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        print(f"trainledger {verb} needs {error.name}: pip install 'trainledger[{extra}]'", file=sys.stderr)
-        return FAILED
+        sentence = f"trainledger {verb} needs {error.name}: pip install 'trainledger[{extra}]'"
+        return _failed(sentence, FAILED, as_json)
     except BrokenPipeError:
         raise
     except OSError as error:
-        print(f"trainledger {verb}: {error}", file=sys.stderr)
-        return FAILED
+        return _failed(f"trainledger {verb}: {error}", FAILED, as_json)
 
 
 _EXTRAS = {
@@ -124,7 +147,10 @@ def _complain(error: Exception, as_json: bool) -> int:
     if as_json:
         from trainledger.cli.arguments import print_json
 
-        problems = [{"field": each.field, "rule": each.rule, "sentence": str(each)} for each in error.problems]
+        problems = [
+            {"field": each.field, "rule": each.rule, "sentence": str(each), "where": each.where or error.where}
+            for each in error.problems
+        ]
         print_json({"error": problems, "where": error.where})
     return WRONG_INPUT
 

@@ -45,8 +45,28 @@ def load_run(args: argparse.Namespace) -> Run:
     return load(args.run, args.set)
 
 
+def joined(words: list[str]) -> list[str]:
+    """Arguments in which a value that begins with a minus sign stands in one word with its flag.
+
+    Else argparse takes ``-70B`` for a flag of its own.
+
+    >>> joined(["--params", "-70B", "--json"])
+    ['--params=-70B', '--json']
+    """
+    together: list[str] = []
+    for word in words:
+        flag = together[-1] if together else ""
+        if word[:1] == "-" and word[1:2].isdigit() and flag.startswith("--") and "=" not in flag:
+            together[-1] = f"{flag}={word}"
+        else:
+            together.append(word)
+    return together
+
+
 def print_json(result: object) -> None:
-    """A result on standard output as JSON that any parser reads (no NaN)."""
+    """A result on standard output as JSON that any parser reads: what is not finite is null."""
     import json
 
-    print(json.dumps(result, indent=2, allow_nan=False, default=str))
+    from trainledger.spec.plain import finite
+
+    print(json.dumps(finite(result), indent=2, allow_nan=False, default=str))

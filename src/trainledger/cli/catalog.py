@@ -9,7 +9,6 @@ from trainledger import catalog
 from trainledger.cli.arguments import add_json, print_json
 from trainledger.plan.napkin import short
 from trainledger.report.table import table
-from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.units import format_count, format_flops_per_second, format_nbytes
 
 
@@ -27,19 +26,13 @@ def execute(args: argparse.Namespace) -> int:
         else:
             print("\n\n".join(lists[kind][1]() for kind in kinds))
         return 0
-    entry = vars(catalog.device(args.what)) if args.what in catalog.device_names() else _entry(args.what)
+    name = catalog.known_as(args.what, [*catalog.model_names(), *catalog.device_names()], "name")
+    entry = vars(catalog.device(name)) if name in catalog.device_names() else catalog.model_entry(name)
     if args.json:
-        print_json({args.what: entry})
+        print_json({name: entry})
     else:
-        print(table([args.what, ""], [[key, _plain(value)] for key, value in entry.items() if value], align="ll"))
+        print(table([name, ""], [[key, _plain(value)] for key, value in entry.items() if value], align="ll"))
     return 0
-
-
-def _entry(name: str) -> dict[str, Any]:
-    if name not in catalog.model_names():
-        known = [*catalog.model_names(), *catalog.device_names()]
-        raise InvalidInput([Problem("name", name, "is not in the catalog", nearest_text(name, known))])
-    return catalog.model_entry(name)
 
 
 def _plain(value: object) -> str:

@@ -38,6 +38,6 @@ def execute(args: argparse.Namespace) -> int:
         print_json(result)
     else:
         size = f"{format_count(result['parameters'])} parameters in {args.dtype}"
-        print(f"{args.out}: {result['model_type']}, {size}, from {trained.weights}")
-        print(f"open it: transformers.AutoModelForCausalLM.from_pretrained({str(args.out)!r})")
+        print(f"{args.out}: {result['model_type']}, {size},\n  from {trained.weights}")
+        print(f"open it with transformers:\n  AutoModelForCausalLM.from_pretrained({str(args.out)!r})")
     return 0

@@ -39,4 +39,5 @@ def execute(args: argparse.Namespace) -> int:
     else:
         kept = "with its tokenizer" if tokenizer_json is not None else "without a tokenizer.json"
         print(f"{args.out}: {model.spec.name}, {format_count(result['parameters'])} parameters, {kept}")
+        print(f"train from it: --set recipe.initial_weights={args.out}, with the [model] of its model.toml")
     return 0

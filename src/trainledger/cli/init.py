@@ -7,6 +7,7 @@ import os
 
 from trainledger import catalog
 from trainledger.cli.arguments import add_json, print_json
+from trainledger.spec.plain import check_target
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.template import commented
 
@@ -51,6 +52,7 @@ def write(path: str, text: str, *, force: bool) -> None:
     """Write a new file whole or not at all; an existing one only by force. Raises InvalidInput."""
     if os.path.isdir(path):
         raise InvalidInput([Problem("path", path, "is a directory", os.path.join(path, "run.toml"))])
+    check_target(path, "path")
     if os.path.lexists(path) and not force:
         raise InvalidInput([Problem("path", path, "exists already; --force overwrites it")])
     draft = f"{path}.{os.getpid()}.new"

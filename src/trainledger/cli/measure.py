@@ -64,7 +64,10 @@ def _measure_machine(args: argparse.Namespace) -> int:
 def measure_and_keep(backend: str, *, quick: bool = False, output: str | None = None) -> tuple[Calibration, Path]:
     """Measure this machine under a progress bar and write its calibration where forecasts look for it."""
     from trainledger.spec.calibration import calibration_path, write_calibration
+    from trainledger.spec.plain import check_target
 
+    if output is not None:
+        check_target(output, "--output")
     with _progress() as tell:
         from trainledger.measure.machine import measure_machine
         from trainledger.train.device import find_device
@@ -77,12 +80,27 @@ def measure_and_keep(backend: str, *, quick: bool = False, output: str | None = 
 
 def _measure_step(args: argparse.Namespace) -> int:
     run = load_run(args)
+    if args.output is not None:
+        from trainledger.spec.plain import check_target
 
+        check_target(args.output, "--output")
+
+    from trainledger.closed_loop import refuse_what_does_not_fit
     from trainledger.ledger.store import write_ledger
     from trainledger.ledger.summary import summary
     from trainledger.measure.step import rehearse_really
+    from trainledger.train.device import find_device
+    from trainledger.train.stop import OutOfMemory, memory_told
 
-    ledger = rehearse_really(run)
+    refuse_what_does_not_fit(run, find_device("cpu"))  # where the step runs
+    try:
+        with memory_told():
+            ledger = rehearse_really(run)
+    except OutOfMemory as end:
+        print(end, file=sys.stderr)
+        if args.json:
+            print_json({"state": "stopped", "why": str(end), "exit_code": end.exit_code})
+        return end.exit_code
     if args.output:
         write_ledger(ledger, args.output)
     if args.json:
@@ -141,6 +159,8 @@ def _summary(calibration: Calibration) -> list[list[str]]:
     if calibration.fresh_bytes_per_second is not None:
         rows.append(["memory, fresh", format_nbytes(calibration.fresh_bytes_per_second) + "/s into untouched pages"])
     rows.append(["one operation", format_seconds(calibration.operation_seconds) + " however small"])
+    call, tensor = (format_seconds(each) for each in (calibration.update_seconds, calibration.update_tensor_seconds))
+    rows.append(["the optimizer", f"{call} a call and {tensor} a tensor, beyond its operations"])
     if calibration.storage_bytes_per_second is not None:
         rate = format_nbytes(calibration.storage_bytes_per_second)
         rows.append(["storage", f"{rate}/s written, synced and hashed"])

@@ -47,7 +47,7 @@ def text(answer: Napkin) -> str:
     peak = f"{answer.dtype} peak of {device.title}: {format_flops_per_second(answer.peak_flops_per_second)}, dense"
     sources = [fill(f"{what}: {source}", 80, subsequent_indent="  ") for what, source in _sources(answer)]
     parts = [
-        headline(answer),
+        fill(headline(answer), 80),
         table(["", "formula", "with its numbers"], rows, align="lll"),
         _static(answer),
         "\n".join([fill(peak, 80), *(fill(each, 80) for each in answer.remarks)]),

@@ -22,9 +22,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from trainledger.api import plan
-    from trainledger.units import parse_number
+    from trainledger.plan.mfu import read_mfu
+    from trainledger.plan.plan import of_one_step
 
-    made = plan(run_or_model(args), mfu=parse_number(args.mfu))
+    made = plan(run_or_model(args), mfu=read_mfu(args.mfu))
+    if not _is_file(args.run) and not _says_length(args):
+        made = of_one_step(made)
     if args.json:
         from trainledger.plan.plan import to_json
 
@@ -38,9 +41,7 @@ def execute(args: argparse.Namespace) -> int:
 
 def run_or_model(args: argparse.Namespace) -> Run:
     """The run file, or a default run of a catalog model where ``args.run`` is the name of one."""
-    import os
-
-    if args.run.endswith(".toml") or os.path.exists(args.run):
+    if _is_file(args.run):
         return load_run(args)
     from trainledger import catalog
     from trainledger.api import load
@@ -50,6 +51,17 @@ def run_or_model(args: argparse.Namespace) -> Run:
         "global_batch": 1,
         "precision": "bf16-mixed",
     }
-    if not any(each.startswith("recipe.tokens") for each in args.set):
+    if not any(each.lstrip().startswith("recipe.tokens") for each in args.set):
         recipe["steps"] = 1
     return load({"model": {"preset": args.run}, "recipe": recipe}, args.set)
+
+
+def _is_file(named: str) -> bool:
+    """Whether a run file is named, even one that is not there; a name alone may be a model's."""
+    import os
+
+    return named.endswith(".toml") or os.sep in named or os.path.isfile(named)
+
+
+def _says_length(args: argparse.Namespace) -> bool:
+    return any(each.lstrip().startswith(("recipe.tokens", "recipe.steps")) for each in args.set)

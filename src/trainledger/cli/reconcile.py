@@ -20,24 +20,27 @@ def execute(args: argparse.Namespace) -> int:
     from trainledger.reconcile import to_json
     from trainledger.report.reconciliation import text
     from trainledger.report.record import read_run
+    from trainledger.spec.plain import check_target
     from trainledger.spec.problem import InvalidInput, Problem
 
-    if not Path(args.run_dir).is_dir():
+    if not args.run_dir or not Path(args.run_dir).is_dir():
         rule = "is not a directory; trainledger runs lists those there are"
         raise InvalidInput([Problem("RUN_DIR", args.run_dir, rule)])
-    record = read_run(args.run_dir, ledgers=bool(args.html))
+    if args.html is not None:
+        check_target(args.html, "--html")
+    record = read_run(args.run_dir, ledgers=args.html is not None)
     if record.forecast is None and not record.lines:
         problems = [Problem("RUN_DIR", args.run_dir, f"holds no run: {each}") for each in record.missing]
         raise InvalidInput(problems)
-    missing = [f"Missing: {each}." for each in record.missing]
-    if args.html:
+    missing = [fill(f"Missing: {each}.", 80) for each in record.missing]
+    if args.html is not None:
         from trainledger.report.html import NO_PLOTLY, plotly_js, write_html
 
         write_html(record, args.html)
-        missing += [] if plotly_js() else [NO_PLOTLY]
+        missing += [] if plotly_js() else [fill(NO_PLOTLY, 80)]
         missing.append(f"Written to {args.html}")
     if args.json:
         print_json({**to_json(record.reconciliation), "missing": list(record.missing), "html": args.html})
     else:
-        print("\n".join([text(record.reconciliation), *(fill(each, 80) for each in missing)]))
+        print("\n".join([text(record.reconciliation), *missing]))
     return 0

@@ -11,9 +11,11 @@ from trainledger.cli.arguments import add_json, print_json
 if TYPE_CHECKING:
     from trainledger.report.record import RunRecord
 
+DEFAULT = "runs"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dir", default="runs", metavar="DIR", help="where the run directories are")
+    parser.add_argument("--dir", default=DEFAULT, metavar="DIR", help="where the run directories are")
     add_json(parser)
 
 
@@ -22,14 +24,18 @@ def execute(args: argparse.Namespace) -> int:
 
     from trainledger.report.record import is_run, read_run
     from trainledger.report.table import table
+    from trainledger.spec.problem import InvalidInput, Problem
 
     folder = Path(args.dir)
+    if not args.dir or (not folder.is_dir() and (args.dir != DEFAULT or folder.exists())):
+        rule = "is not a directory" if folder.exists() else "does not exist"
+        raise InvalidInput([Problem("--dir", args.dir, rule if args.dir else "must not be empty")])
     found = sorted((each for each in folder.iterdir() if is_run(each)) if folder.is_dir() else [])
     facts = [_facts(read_run(each, ledgers=False)) for each in found]
     if args.json:
         print_json({"dir": str(folder), "runs": facts})
     elif not facts:
-        print(f"No runs in {folder}; trainledger train RUN.toml makes one.")
+        print(f"No runs in {folder}.\ntrainledger train RUN.toml makes one.")
     else:
         columns = ["run", "state", "steps", "step time", "ratio", "peak", "ratio", "MFU"]
         print(table(columns, [_cells(each) for each in facts], align="llrrrrrr"))

@@ -26,6 +26,10 @@ def execute(args: argparse.Namespace) -> int:
     from trainledger.report.agreement import agree, compare, split, text, to_json
 
     run = run_or_model(args)
+    if args.output is not None:
+        from trainledger.spec.plain import check_target
+
+        check_target(args.output, "--output")
     from trainledger.measure.step import rehearse
 
     predicted, traced = account(run), rehearse(run)

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
     from trainledger.spec.run import Run
 
-EXIT_CODES = "exit codes: 0 finished, 2 wrong input, 3 diverged, 4 disk full, 130 Ctrl-C, 143 SIGTERM"
+EXIT_CODES = (
+    "exit codes: 0 finished, 1 failed (such as out of memory), 2 wrong input, 3 diverged, 4 disk full, "
+    "130 Ctrl-C, 143 SIGTERM"
+)
+
+_MOST_NAMED = 6
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +37,8 @@ def execute(args: argparse.Namespace) -> int:
     from trainledger.spec.runfile import run_name
 
     run_dir = Path(args.dir) / run_name(run)
+    if args.resume:
+        _refuse_if_not_begun(run, run_dir)
     code, result = train_and_reconcile(run, run_dir, resume=args.resume)
     if args.json:
         print_json(result)
@@ -40,6 +47,24 @@ def execute(args: argparse.Namespace) -> int:
         print("\n" + result["reconciliation_text"])
         print(f"\nWith figures, in one file that opens offline: {result['html']}")
     return code
+
+
+def _refuse_if_not_begun(run: Run, run_dir: Path) -> None:
+    """Raise `InvalidInput` where there is nothing to resume, naming the begun run that is nearest to this one."""
+    from trainledger.spec.problem import InvalidInput, Problem
+    from trainledger.train.run_directory import is_begun, nearest_begun
+
+    if is_begun(run_dir):
+        return
+    rule, nearest = f"no run of this file was begun ({run_dir}); without --resume it starts", None
+    found = nearest_begun(run_dir.parent, run)
+    if found is not None:
+        path, fields = found
+        named = [f"{name} = {before!r} (now {now!r})" for name, (before, now) in list(fields.items())[:_MOST_NAMED]]
+        if len(fields) > _MOST_NAMED:
+            named.append(f"{len(fields) - _MOST_NAMED} fields more")
+        nearest = f"{path}, begun with {', '.join(named)}"
+    raise InvalidInput([Problem("--resume", None, rule, nearest)])
 
 
 def train_and_reconcile(run: Run, run_dir: Path, *, resume: bool) -> tuple[int, dict[str, Any]]:
@@ -72,14 +97,15 @@ def train_and_reconcile(run: Run, run_dir: Path, *, resume: bool) -> tuple[int, 
 
 
 def _mfu(run: Run) -> Callable[[float], float] | None:
-    """Seconds per step to MFU, where this machine's peak is known."""
-    from trainledger.api import kernels_of, machine_of
-    from trainledger.ledger.step import account
+    """Seconds per step to MFU, where the peak of the device that trains is known."""
+    from trainledger.closed_loop import closed_form, machine_on
     from trainledger.predict.ratios import mfu, step_peak
     from trainledger.predict.roofline import NoRate
+    from trainledger.train.device import find_device
 
-    machine = machine_of(run)
-    ledger = account(run, backend=kernels_of(run))
+    device = find_device(run.cluster.backend)
+    machine, _ = machine_on(run, device)
+    ledger = closed_form(run, device)
     try:
         peak = None if machine is None else step_peak(ledger, machine)
     except NoRate:

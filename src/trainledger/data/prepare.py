@@ -51,7 +51,8 @@ def prepare(data: DataSpec, *, vocab_size: int | None, progress: bool, workers: 
     if "\0" in data.cache:
         raise InvalidInput([Problem("data.cache", data.cache, "has a NUL character, which no path has", "cache")])
     cache = Path(data.cache).expanduser()
-    shown = _bars if progress and sys.stderr.isatty() else _nothing_shown
+    terminal = sys.stderr is not None and sys.stderr.isatty()  # None where the process was started with it closed
+    shown = _bars if progress and terminal else _nothing_shown
     try:
         cache.mkdir(parents=True, exist_ok=True)
         corpus = find_corpus(data.path, cache)
@@ -184,7 +185,8 @@ def _check_splits(records: list[ShardRecord], data: DataSpec) -> None:
         raise InvalidInput([Problem("data.path", paths, "holds no text: every document in it is empty")])
     if train + validation == 1:
         rule = "holds a single document, so that none can be held out"
-        raise InvalidInput([Problem("data.path", paths, rule, "at least two files, records or paragraphs")])
+        more = "two files or records, or a text file of many lines over 2 KiB, which is cut at the ends of some"
+        raise InvalidInput([Problem("data.path", paths, rule, more)])
     if not train:
         rule = f"holds out all {validation} documents of the corpus and leaves none to train on"
         raise InvalidInput([Problem("data.validation_fraction", data.validation_fraction, rule, "a larger corpus")])

@@ -23,8 +23,9 @@ MATMULS = (
 )  # fmt: skip
 LARGE_MATMULS = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 1024, 8192))
 QUICK_MATMULS = ((512, 512, 512), (2048, 2048, 2048), (2048, 256, 256))
-# (sequences x heads, seq_len, head_dim)
-ATTENTIONS = ((32, 256, 64), (4, 1024, 64))
+# (sequences x heads, seq_len, head_dim); a narrow head of a toy model runs at a fraction of the others' rate.
+QUICK_ATTENTIONS = ((32, 256, 64), (32, 64, 8))
+ATTENTIONS = (*QUICK_ATTENTIONS, (4, 1024, 64))
 LARGE_ATTENTIONS = ((128, 1024, 64), (32, 4096, 128))
 ELEMENTS = (2**14, 2**18, 2**22)  # of the pointwise samples
 
@@ -51,7 +52,7 @@ def kernels(device: torch.device, dtypes: list[str], *, quick: bool = False) -> 
     """The kernels for a device; ``quick`` leaves out most shapes, an accelerator gets large ones too."""
     large = device.type != "cpu"
     shapes = QUICK_MATMULS if quick else MATMULS + (LARGE_MATMULS if large else ())
-    attentions = ATTENTIONS[:1] if quick else ATTENTIONS + (LARGE_ATTENTIONS if large else ())
+    attentions = QUICK_ATTENTIONS if quick else ATTENTIONS + (LARGE_ATTENTIONS if large else ())
     found = [_matmul(device, dtype, shape) for dtype in dtypes for shape in shapes]
     for dtype in dtypes:
         for shape in attentions:
@@ -177,7 +178,7 @@ def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.Tens
 
 
 def operation_seconds(device: torch.device, operations: int = 400) -> float:
-    """What one operation costs however small: half of a chain runs forward, half of it backward."""
+    """What a bare call of an operation costs however small: half of a chain runs forward, half of it backward."""
     x, y = torch.ones(8, device=device), torch.ones(8, device=device, requires_grad=True)
     start = time.perf_counter()
     for _ in range(4):

@@ -7,7 +7,6 @@ processor are thrown away; where none is left, the fastest calls count and the c
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import statistics
@@ -17,20 +16,29 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from trainledger.measure.contention import Sample, watched
 from trainledger.measure.kernels import Kernel, fresh_bytes_per_second, kernels, operation_seconds
+from trainledger.measure.overhead import StepOverhead, TinySteps
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.train.device import keep_freed_memory, synchronize
+from trainledger.train.durable import sha256, sync
 from trainledger.units import MIB
 
 # A dtype this many times slower than fp32 in the same matmul is emulated, and not worth the wait.
 ABSURDLY_SLOW = 8.0
 ENOUGH_SAMPLES = 3
 BURST_SECONDS = 0.004
+_PARTS = (attrgetter("operation"), attrgetter("update"), attrgetter("update_tensor"))
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,13 +98,17 @@ def measure_machine(
     seconds, rounds = (4.0, 3) if quick else (15.0, 5)
     timings = _time_all(chosen, device, threads, seconds, rounds, tell)
 
-    overhead_samples = [_watch(lambda: operation_seconds(device), threads) for _ in range(5)]
-    overhead = _middle([(each, value) for each, value in overhead_samples])
+    bare = _watched_often(lambda: operation_seconds(device), threads, 5)
+    tell(0.96, "overhead of a step")
+    tiny_steps = TinySteps(device)
+    steps = _watched_often(tiny_steps, threads, 9)
+    step = StepOverhead(*(_middle([(sample, part(each)) for sample, each in steps]) for part in _PARTS))
     tell(0.97, "storage")
-    storage = storage_bytes_per_second(8 * MIB if quick else 32 * MIB)
+    saves = _watched_often(lambda: storage_bytes_per_second(16 * MIB if quick else 64 * MIB), threads, 3)
+    rates = [(sample, rate) for sample, rate in saves if rate is not None]
     tell(1.0, "done")
 
-    samples = [each for timing in timings for each in timing.blocks] + [each for each, _ in overhead_samples]
+    samples = [each for timing in timings for each in timing.blocks] + [each for each, _ in (*bare, *steps)]
     discarded = sum(each.disturbed for each in samples)
     disturbed = [timing for timing in timings if not timing.undisturbed]
     if any(each.others is None for each in samples):
@@ -112,10 +124,12 @@ def measure_machine(
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         torch_version=torch.__version__,
         threads=threads,
-        kernels=tuple(_kernel_time(each, overhead) for each in timings),
+        kernels=tuple(_kernel_time(each, _middle(bare)) for each in timings),
         fresh_bytes_per_second=fresh,
-        operation_seconds=overhead,
-        storage_bytes_per_second=storage,
+        operation_seconds=step.operation,
+        update_seconds=step.update,
+        update_tensor_seconds=step.update_tensor,
+        storage_bytes_per_second=1 / _middle([(sample, 1 / rate) for sample, rate in rates]) if rates else None,
         memory_nbytes=memory_nbytes(device),
         samples=len(samples),
         discarded=discarded,
@@ -167,10 +181,13 @@ def _block(call: Callable[[], object], device: torch.device, threads: int, secon
     return Block((before - start) / calls, fastest, sample.others, sample.disturbed)
 
 
-def _watch(measure: Callable[[], float], threads: int) -> tuple[Sample, float]:
-    with watched(threads) as sample:
-        value = measure()
-    return sample, value
+def _watched_often(measure: Callable[[], T], threads: int, times: int) -> list[tuple[Sample, T]]:
+    samples = []
+    for _ in range(times):
+        with watched(threads) as sample:
+            value = measure()
+        samples.append((sample, value))
+    return samples
 
 
 def _middle(samples: list[tuple[Sample, float]]) -> float:
@@ -206,19 +223,21 @@ def _worth_timing(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def storage_bytes_per_second(nbytes: int, directory: str | None = None) -> float | None:
-    """How fast a checkpoint goes to disk: bytes written, synced and hashed per second; None where it fails."""
-    content = os.urandom(nbytes)
+    """How fast a checkpoint goes to disk, as the engine saves it: bytes written, synced and hashed per second.
+
+    None where it fails.
+    """
+    tensors = {str(each): torch.rand(max(1, nbytes // 16)) for each in range(4)}
+    written = sum(each.nbytes for each in tensors.values())
     try:
         with tempfile.TemporaryDirectory(dir=directory) as folder:
             path = Path(folder) / "sample"
             start = time.perf_counter()
-            with open(path, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            hashlib.sha256(path.read_bytes()).hexdigest()
-            return nbytes / (time.perf_counter() - start)
-    except OSError:
+            save_file(tensors, path)
+            sync(path)
+            sha256(path)
+            return written / (time.perf_counter() - start)
+    except (OSError, SafetensorError):
         return None
 
 

@@ -29,8 +29,11 @@ def whole_directory(directory: Path, *, force: bool = False, ours: frozenset[str
         raise _refusal(directory, f"cannot be made here: {error.strerror}") from error
     try:
         yield partial
-        for each in (*partial.iterdir(), partial):
+        readable = partial.stat().st_mode & 0o666  # what the umask leaves
+        for each in partial.iterdir():
+            each.chmod(readable)  # safetensors makes files that only their owner may read
             sync(each)
+        sync(partial)
         refuse_occupied(directory, force=force, ours=ours)
         _put(partial, directory)
     finally:

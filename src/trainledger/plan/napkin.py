@@ -9,6 +9,7 @@ from typing import Any
 from trainledger import catalog
 from trainledger.frozen import frozen
 from trainledger.ledger import rules_of_thumb as rules
+from trainledger.plan.mfu import read_mfu
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import (
@@ -17,6 +18,7 @@ from trainledger.units import (
     NotAQuantity,
     format_count,
     format_percent,
+    format_seconds,
     parse_count,
     parse_number,
     parse_seconds,
@@ -91,7 +93,7 @@ def napkin(
         "tokens": _read("tokens", None if per_parameter else tokens, parse_count, 1, _LARGEST, problems),
         "count": _read("count", count, parse_count, 1, _LARGEST, problems),
         "days": _read("days", days, _parse_days, _SMALLEST, _LARGEST, problems),
-        "mfu": _read("mfu", mfu, parse_number, _SMALLEST, 1, problems),
+        "mfu": _share(mfu, problems),
     }
     money = _read("price", price, parse_number, 0, _LARGEST, problems)
     chip = _device(device, problems)
@@ -255,8 +257,6 @@ def _read(
         problems.append(Problem(name, value, "must be a finite number"))
     elif parse is parse_count and number != int(number):
         problems.append(Problem(name, value, "must be a whole number", round(number)))
-    elif name == "mfu" and 1 < number <= 100:
-        problems.append(Problem(name, value, "is a share of the peak, above 0 and at most 1", number / 100))
     elif not least <= number <= most:
         bound = least if number < least else most
         rule = f"must be between {short(least)} and {short(most)}"
@@ -264,6 +264,14 @@ def _read(
     else:
         return int(number) if parse is parse_count else float(number)
     return None
+
+
+def _share(mfu: Any, problems: list[Problem]) -> float | None:
+    try:
+        return None if mfu is None else read_mfu(mfu)
+    except InvalidInput as error:
+        problems.extend(error.problems)
+        return None
 
 
 def _device(device: str | Device, problems: list[Problem]) -> Device | None:
@@ -279,7 +287,7 @@ def _device(device: str | Device, problems: list[Problem]) -> Device | None:
             return to_device(calibration)
         problems.append(Problem("device", device, "was not measured yet; `trainledger measure machine` does it"))
     except InvalidInput as error:
-        problems.extend(error.problems)
+        problems.extend(error.placed())
     return None
 
 
@@ -321,5 +329,6 @@ def headline(answer: Napkin) -> str:
     """The run in one line."""
     return (
         f"{format_count(answer.params)} parameters, {format_count(answer.tokens)} tokens, "
-        f"{answer.count:,} x {answer.device.name} at {format_percent(answer.mfu)} MFU: {answer.days:,.4g} days"
+        f"{answer.count:,} x {answer.device.name} at {format_percent(answer.mfu)} MFU: "
+        f"{format_seconds(answer.days * SECONDS_PER_DAY)}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from trainledger.frozen import frozen
@@ -9,6 +10,7 @@ from trainledger.ledger.entry import Ledger
 from trainledger.ledger.rules_of_thumb import training_flops, training_seconds
 from trainledger.ledger.timeline import Peak
 from trainledger.plan.beside import Beside, beside
+from trainledger.plan.mfu import read_mfu
 from trainledger.predict.forecast import Forecast, forecast
 from trainledger.predict.roofline import Machine
 from trainledger.spec.run import Run
@@ -41,7 +43,11 @@ class Plan:
 
 
 def make_plan(run: Run, ledger: Ledger, machine: Machine | None, *, mfu: float = 0.5) -> Plan:
-    """The plan of a run from its ledger and its machine (None: not known, so no times)."""
+    """The plan of a run from its ledger and its machine (None: not known, so no times).
+
+    Raises InvalidInput where ``mfu`` is no share of the peak.
+    """
+    mfu = read_mfu(mfu)
     peak = ledger.peak()
     return Plan(
         run=run,
@@ -52,6 +58,17 @@ def make_plan(run: Run, ledger: Ledger, machine: Machine | None, *, mfu: float =
         napkin=_napkin(run, ledger, machine, mfu),
         memory_nbytes=machine.memory_nbytes if machine is not None else None,
     )
+
+
+def of_one_step(plan: Plan) -> Plan:
+    """The same plan where the length of the run was not said: without evaluations, checkpoints and a whole time."""
+    told = plan.forecast
+    notes = [each for each in told.notes if not each.startswith(("evaluation", "checkpoints"))]
+    notes.append("one step, without evaluation and checkpoints; --set recipe.tokens=... plans the whole run")
+    short = replace(
+        told, total_seconds=None, seconds_by_phase={}, device_hours=None, money=None, notes=tuple(notes)
+    )  # fmt: skip
+    return replace(plan, forecast=short)
 
 
 def _napkin(run: Run, ledger: Ledger, machine: Machine | None, mfu: float) -> Napkin | None:

@@ -7,7 +7,9 @@ from dataclasses import field
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import BASES, Ledger
+from trainledger.ledger.parameters import leaves_of
 from trainledger.ledger.summary import summary
+from trainledger.ledger.update import whole_of
 from trainledger.predict.ratios import hfu, matmul_dtype, mfu
 from trainledger.predict.roofline import Machine, NoRate, peak_rate
 from trainledger.predict.run_time import run_time
@@ -69,7 +71,7 @@ def forecast(run: Run, ledger: Ledger, machine: Machine | None) -> Forecast:
         notes.append("no step time and no MFU: this machine is not measured yet (trainledger measure machine)")
         return Forecast(**facts, basis=basis, notes=tuple(notes))  # type: ignore[arg-type]
     facts["device"] = machine.title
-    step = step_time(ledger, machine)
+    step = step_time(ledger, machine, tensors=whole_of(leaves_of(run.model)).tensors)
     notes += step.notes
     basis |= dict.fromkeys(("step_seconds", "tokens_per_second", "total_seconds", "mfu"), step.basis)
     if step.seconds:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from trainledger.frozen import frozen
 from trainledger.spec.run import Run
 from trainledger.units import SECONDS_PER_HOUR
@@ -11,6 +13,7 @@ from trainledger.units import SECONDS_PER_HOUR
 class RunTime:
     """Predicted time of a whole run; ``by_phase`` sums to ``total_seconds``.
 
+    ``step_seconds`` is one device's for the whole batch, ``tokens_per_second`` that of all devices together.
     ``money`` is None where the run file names no price.
     """
 
@@ -38,6 +41,15 @@ def _occasions(steps: int, every: int | None) -> int:
     return 1 if every is None else steps // every + bool(steps % every)
 
 
+def _assumed(run: Run) -> Iterator[str]:
+    recipe, count = run.recipe, run.cluster.count
+    if count > 1:
+        yield f"{count:,} devices are taken to share the work without loss: no layout over devices is accounted for yet"
+    if recipe.tokens is not None and recipe.tokens < recipe.tokens_per_step:
+        whole = f"the {recipe.tokens_per_step:,} tokens of one step, which is the least that is trained"
+        yield f"recipe.tokens = {recipe.tokens:,} is less than {whole}"
+
+
 def run_time(
     run: Run,
     step_seconds: float,
@@ -49,15 +61,15 @@ def run_time(
     """The whole run from one step's seconds.
 
     ``by_phase`` splits the step (it must sum to ``step_seconds``); its forward part is what an evaluation
-    costs per sequence. A checkpoint costs its bytes over the storage's rate, where both are given. What is
-    left out is named in ``notes``.
+    costs per sequence. A checkpoint costs its bytes over the storage's rate, where both are given. Several
+    devices share steps and evaluations without loss, and no checkpoint. What is left out is named in ``notes``.
     """
-    recipe, steps = run.recipe, run.recipe.total_steps
-    phases = {name: seconds * steps for name, seconds in (by_phase or {"steps": step_seconds}).items()}
-    notes = []
+    recipe, steps, count = run.recipe, run.recipe.total_steps, run.cluster.count
+    phases = {name: seconds * steps / count for name, seconds in (by_phase or {"steps": step_seconds}).items()}
+    notes = list(_assumed(run))
     if by_phase and "forward" in by_phase:
         sequences = evaluations(run) * recipe.eval_sequences
-        phases["evaluation"] = by_phase["forward"] / recipe.global_batch * sequences
+        phases["evaluation"] = by_phase["forward"] / recipe.global_batch * sequences / count
     else:
         notes.append("evaluation is not in it: the step is not split by phase")
     if checkpoint_nbytes is not None and storage_bytes_per_second:
@@ -65,12 +77,12 @@ def run_time(
     else:
         notes.append("checkpoints are not in it: the storage was not measured")
     total = sum(phases.values())
-    device_hours = total * run.cluster.count / SECONDS_PER_HOUR
+    device_hours = total * count / SECONDS_PER_HOUR
     price = run.cluster.price_per_device_hour
     return RunTime(
         steps=steps,
         step_seconds=step_seconds,
-        tokens_per_second=recipe.tokens_per_step / step_seconds,
+        tokens_per_second=recipe.tokens_per_step * count / step_seconds,
         total_seconds=total,
         by_phase=phases,
         device_hours=device_hours,

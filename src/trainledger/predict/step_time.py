@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.entry import Entry, Ledger
 from trainledger.predict.roofline import EntryTime, Machine, NoRate, Roofline
 from trainledger.spec.cluster import Device
 
@@ -29,10 +29,11 @@ class StepTime:
     entries: tuple[EntryTime, ...] = ()
 
 
-def step_time(ledger: Ledger, machine: Machine) -> StepTime:
+def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0) -> StepTime:
     """Predicted time of one optimizer step: operations one after another, nothing overlapped.
 
-    Works on a device of the catalog, which gives a bound, and on a calibration.
+    Works on a device of the catalog, which gives a bound, and on a calibration. ``tensors`` are those that the
+    optimizer updates: it looks at each of them before its kernels run.
     """
     if isinstance(machine, Device):
         basis, notes = "bound", [f"peaks of {machine.title}'s data sheet: no run is faster, most are slower"]
@@ -44,6 +45,7 @@ def step_time(ledger: Ledger, machine: Machine) -> StepTime:
     except NoRate as reason:
         return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
     untimed = len(ledger) - len(times)
+    times += _optimizer_call(times, machine, tensors)
     if untimed:
         notes.append(f"{untimed} transfers and collectives are not timed: no link was measured")
     if ledger.uncounted:
@@ -58,6 +60,19 @@ def step_time(ledger: Ledger, machine: Machine) -> StepTime:
         notes=tuple(notes),
         entries=times,
     )
+
+
+def _optimizer_call(times: tuple[EntryTime, ...], machine: Machine, tensors: int) -> tuple[EntryTime, ...]:
+    """What calling the optimizer costs beyond its operations; an accelerator works meanwhile."""
+    kernels = [each.seconds for each in times if each.entry.phase == "optimizer"]
+    if isinstance(machine, Device) or not kernels:
+        return ()
+    seconds = machine.update_seconds + machine.update_tensor_seconds * tensors
+    if machine.backend != "cpu":
+        seconds = max(0.0, seconds - sum(kernels))
+    if not seconds:
+        return ()
+    return (EntryTime(Entry("optimizer call", "", "optimizer", "update", basis="assumed"), seconds, "overhead"),)
 
 
 def _split(labelled: Iterable[tuple[str, float]]) -> Seconds:

@@ -12,7 +12,7 @@ from trainledger.report.figures import Figure, figures
 from trainledger.report.reconciliation import COLUMNS, cells_of, spread_sentence
 from trainledger.report.record import RunRecord
 from trainledger.report.table import sentence
-from trainledger.spec.plain import replace_file
+from trainledger.spec.plain import finite, replace_file
 
 NO_PLOTLY = "Figures need the web extra: pip install 'trainledger[web]'"
 # Nothing may be fetched, whatever stands in the data: the browser itself is told so.
@@ -79,8 +79,8 @@ def plotly_js() -> str | None:
 
 
 def _embedded(drawn: list[Figure]) -> str:
-    """JSON that cannot end the script element it stands in."""
-    return json.dumps(drawn).replace("<", "\\u003c")
+    """JSON that cannot end the script element it stands in, and that every browser reads."""
+    return json.dumps(finite(drawn), allow_nan=False).replace("<", "\\u003c")
 
 
 def _head(record: RunRecord) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainledger.report.table import sentence, table
+from trainledger.report.table import sentence, table, wrapped
 from trainledger.units import (
+    counted,
     format_count,
     format_flops,
     format_flops_per_second,
@@ -36,20 +37,20 @@ def _parts(plan: Plan) -> Iterator[str]:
     if plan.napkin is not None:
         yield _napkin(plan)
     if plan.forecast.notes:
-        yield "\n".join(sentence(each) for each in plan.forecast.notes)
+        yield "\n".join(wrapped(sentence(each)) for each in plan.forecast.notes)
 
 
 def _head(plan: Plan) -> str:
     spec, recipe = plan.run.model, plan.run.recipe
     batches = f", in {recipe.grad_accum} micro-batches of {recipe.device_batch}" if recipe.grad_accum > 1 else ""
-    return "\n".join(
-        [
-            f"{spec.name}: {plan.ledger.parameters:,} parameters in {spec.n_layers} blocks of width {spec.d_model}",
-            f"A step: {recipe.global_batch} sequences of {recipe.seq_len} tokens{batches}",
-            f"{recipe.precision}, {recipe.optimizer} ({recipe.optimizer_implementation}), {recipe.attention} attention,"
-            f" activation checkpointing {recipe.activation_checkpointing}",
-        ]
-    )
+    blocks, sequences = counted(spec.n_layers, "block"), counted(recipe.global_batch, "sequence")
+    lines = [
+        f"{spec.name}: {plan.ledger.parameters:,} parameters in {blocks} of width {spec.d_model}",
+        f"A step: {sequences} of {counted(recipe.seq_len, 'token')}{batches}",
+        f"{recipe.precision}, {recipe.optimizer} ({recipe.optimizer_implementation}), {recipe.attention} attention,"
+        f" activation checkpointing {recipe.activation_checkpointing}",
+    ]
+    return "\n".join(wrapped(each) for each in lines)
 
 
 def _memory(plan: Plan) -> str:
@@ -62,25 +63,23 @@ def _memory(plan: Plan) -> str:
     rows.append(["peak", format_nbytes(told.peak_nbytes), ""])
     peak = plan.peak
     lines = [
-        "Memory of one device that holds the whole model",
-        table(["at the peak", "bytes", "share"], rows, align="lrr"),
         f"The peak is at {peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}.",
         f"Each micro-batch keeps {format_nbytes(told.kept_nbytes or 0)} for its backward.",
     ]
     if plan.memory_nbytes:
         fits = "Fits in" if told.peak_nbytes <= plan.memory_nbytes else "Does NOT fit in"
         lines.append(f"{fits} the device's {format_nbytes(plan.memory_nbytes)} (of which its own context takes some).")
-    return "\n".join(lines)
+    title = "Memory of one device that holds the whole model"
+    shown = table(["at the peak", "bytes", "share"], rows, align="lrr")
+    return "\n".join([title, shown, *(wrapped(each) for each in lines)])
 
 
 def _flops(plan: Plan) -> str:
     flops = plan.forecast.flops
     rows = [[kind, format_flops(count)] for kind, count in sorted(flops.items(), key=lambda each: -each[1])]
     rows.append(["model FLOPs", format_flops(plan.forecast.model_flops or 0)])
-    return (
-        table(["a step's work", "FLOPs"], rows, align="lr")
-        + "\nModel FLOPs are the matmuls and attention of forward and backward, nothing run twice."
-    )
+    meaning = "Model FLOPs are the matmuls and attention of forward and backward, nothing run twice."
+    return table(["a step's work", "FLOPs"], rows, align="lr") + "\n" + wrapped(meaning)
 
 
 def _time(plan: Plan) -> str:
@@ -93,20 +92,32 @@ def _time(plan: Plan) -> str:
         peak = f"{format_flops_per_second(told.peak_flops_per_second)} {told.matmul_dtype}"
         rows.append(["MFU", f"{format_percent(told.mfu)} of {peak}"])
     if told.total_seconds is not None:
-        rows.append([f"{plan.run.recipe.total_steps:,} steps", format_seconds(told.total_seconds)])
+        rows += _whole_run(plan, told.total_seconds)
     if told.device_hours is not None:
         rows.append(["device-hours", f"{told.device_hours:,.4g}"])
     if told.money is not None:
         rows.append(["money", f"{told.money:,.2f}"])
     basis = told.basis.get("step_seconds", "")
-    return f"Time on {told.device}\n" + table(["", basis], rows, align="ll")
+    return wrapped(f"Time on {told.device}") + "\n" + table(["", basis], rows, align="ll")
+
+
+def _whole_run(plan: Plan, total_seconds: float) -> Iterator[list[str]]:
+    """The time of all steps, and where more belongs to a run, that and the sum."""
+    told = plan.forecast
+    more = {name: each for name, each in told.seconds_by_phase.items() if name not in told.step_seconds_by_phase}
+    more.pop("steps", None)  # what the phases are called where the step is not split
+    yield [counted(plan.run.recipe.total_steps, "step"), format_seconds(total_seconds - sum(more.values()))]
+    for name, seconds in more.items():
+        yield [name, format_seconds(seconds)]
+    if more:
+        yield ["in all", format_seconds(total_seconds)]
 
 
 def _rules(plan: Plan) -> str:
     rows = [
         [
             each.quantity, each.rule, _SHOW[each.unit](each.by_rule), _SHOW[each.unit](each.by_ledger),
-            f"{100 * each.error:+.1f} %",
+            format_percent(each.error, signed=True),
         ]
         for each in plan.rules
     ]  # fmt: skip
@@ -119,4 +130,5 @@ def _napkin(plan: Plan) -> str:
     work = f"6 x {plan.ledger.parameters:.4g} x {napkin.tokens:.4g}"
     speed = f"{napkin.devices:,} x {napkin.peak_flops_per_second:.4g} x {napkin.mfu:g}"
     days = f"{napkin.days:,.1f} days" if napkin.days >= 1 else format_seconds(napkin.days * 86400)
-    return f"On a napkin: 6 N D / (devices x peak x MFU) = {work}\n  / ({speed}) = {days}"
+    lines = [f"On a napkin: 6 N D / (devices x peak x MFU) = {work}", f"  / ({speed}) = {days}"]
+    return "\n".join(wrapped(each) for each in lines)

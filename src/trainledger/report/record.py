@@ -14,7 +14,7 @@ from trainledger.ledger.measured import Measured, measured_run
 from trainledger.ledger.store import read_ledger
 from trainledger.predict.forecast import Forecast
 from trainledger.reconcile import Reconciliation, reconcile
-from trainledger.spec.plain import read_json
+from trainledger.spec.plain import is_amount, read_json
 from trainledger.spec.problem import InvalidInput
 
 FILES = (
@@ -61,13 +61,15 @@ def read_run(path: str | os.PathLike[str], *, ledgers: bool = True) -> RunRecord
     missing: list[str] = []
 
     def attempt(name: str, read: Callable[[Path], Any]) -> Any:
-        if not (folder / name).exists():
-            missing.append(f"{name} is not there")
+        if not os.path.isfile(folder / name):
+            missing.append(f"{name} is not there" if not os.path.lexists(folder / name) else f"{name} is no file")
             return None
         try:
             return read(folder / name)
         except InvalidInput as error:
             missing.append(f"{name}: {error.problems[0].rule}")
+        except RecursionError:
+            missing.append(f"{name}: is nested too deeply")
         except OSError as error:
             missing.append(f"{name}: {error.strerror or error}")
         return None
@@ -78,7 +80,7 @@ def read_run(path: str | os.PathLike[str], *, ledgers: bool = True) -> RunRecord
     measured = attempt("measured.json", lambda file: read_json(Measured, file))
     return RunRecord(
         path=folder,
-        state=_state(folder / "state.json"),
+        state=_state(folder),
         forecast=attempt("forecast.json", lambda file: read_json(Forecast, file)),
         measured=measured or measured_run(lines),
         predicted_ledger=attempt("predicted-ledger.json.gz", read_ledger) if ledgers else None,
@@ -90,7 +92,7 @@ def read_run(path: str | os.PathLike[str], *, ledgers: bool = True) -> RunRecord
 
 def is_run(path: Path) -> bool:
     """Whether a path is the directory of a run, whole or not."""
-    return path.is_dir() and any((path / name).exists() for name in ("state.json", *FILES))
+    return os.path.isdir(path) and any(os.path.lexists(path / name) for name in ("state.json", *FILES))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -100,7 +102,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         for text in file:
             try:
                 line = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(line, dict) and _is_sound(line):
                 lines.append(line)
@@ -111,18 +113,42 @@ def _is_sound(line: dict[str, Any]) -> bool:
     """Whether the numbers of a line are numbers, as everything that reads them expects."""
     numbers = [line.get(name) for name in ("step", "tokens", "seconds", "time")]
     phases = line.get("phase_seconds")
-    if phases is not None:
-        if not isinstance(phases, dict):
-            return False
-        numbers += list(phases.values())
+    if phases is not None and not (isinstance(phases, dict) and all(map(is_amount, phases.values()))):
+        return False
     if "loss" in line and not (line.get("step") and line.get("tokens") is not None):
         return False
-    return all(each is None or (isinstance(each, int | float) and not isinstance(each, bool)) for each in numbers)
+    losses = [line.get(name) for name in ("loss", "validation_loss")]  # not a number where a run diverged
+    return all(each is None or is_amount(each) for each in numbers) and all(
+        each is None or isinstance(each, float) or is_amount(each) for each in losses
+    )
 
 
-def _state(path: Path) -> dict[str, Any]:
+def _state(folder: Path) -> dict[str, Any]:
+    """The texts and numbers of the state file; a run that says it goes on, but that no process holds, was killed."""
+    path = folder / "state.json"
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        state = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
         return {}
-    return state if isinstance(state, dict) else {}
+    if not isinstance(state, dict):
+        return {}
+    state = {name: each for name, each in state.items() if isinstance(each, str | bool) or is_amount(each)}
+    if state.get("state") == "running" and not _is_held(folder / "lock"):
+        state["state"] = "killed"
+    return state
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a process trains there: it holds the lock as long as it lives, however it ends."""
+    import fcntl
+
+    if not lock.is_file():
+        return False
+    try:
+        with open(lock, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look do not see each other
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -75,6 +75,11 @@ def _lines(row: list[str], widths: list[int], sides: list[str]) -> list[str]:
     return lines
 
 
+def wrapped(text: str, width: int = WIDTH) -> str:
+    """A sentence over as many lines as the width asks for, broken between words."""
+    return "\n".join(_wrap(text, width))
+
+
 def _wrap(cell: str, width: int) -> list[str]:
     if len(cell) <= width:
         return [cell]

@@ -55,7 +55,9 @@ class KernelTime:
 class Calibration:
     """The speed of one machine as measured: kernels by kind and size, overhead, memory, storage.
 
-    ``operation_seconds`` is what an operation costs however small. ``fresh_bytes_per_second`` is how fast
+    ``operation_seconds`` is what an operation of a training step costs however small, the program around it
+    included; ``update_seconds`` what a call of the optimizer costs beyond its operations, and
+    ``update_tensor_seconds`` what each tensor adds to that. ``fresh_bytes_per_second`` is how fast
     memory is written that the system has just given, as in a first step. ``storage_bytes_per_second`` is the
     rate of writing, syncing and hashing a file; ``busy`` says that other processes disturbed the samples.
     """
@@ -68,6 +70,8 @@ class Calibration:
     kernels: tuple[KernelTime, ...]
     fresh_bytes_per_second: float | None = None
     operation_seconds: float = 0.0
+    update_seconds: float = 0.0
+    update_tensor_seconds: float = 0.0
     storage_bytes_per_second: float | None = None
     memory_nbytes: int | None = None
     samples: int = 0
@@ -132,6 +136,8 @@ def write_calibration(calibration: Calibration, path: str | os.PathLike[str]) ->
     """Store it as TOML; the file appears whole or not at all."""
     import tomli_w
 
+    if not os.environ.get(ENVIRONMENT) and Path(path) == calibration_path(calibration.backend):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)  # a place of our own; any other must be there
     replace_file(path, tomli_w.dumps({"format": FORMAT, **to_plain(calibration)}).encode())
 
 

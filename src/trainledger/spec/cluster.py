@@ -36,10 +36,11 @@ class Cluster:
     """The devices of a run."""
 
     device: str = setting("a device of the catalog, or this-machine", quantity="text", default="this-machine")
-    count: int = setting("how many of them", default=1, at_least=1)
+    count: int = setting("how many of them", default=1, at_least=1, at_most=10**7)
     backend: str = setting(
         "torch device: auto, cpu, cuda or mps", quantity="text", default="auto", choices=("auto", "cpu", "cuda", "mps")
     )
     price_per_device_hour: float | None = setting(
-        "what one device costs for an hour; absent = no bill", quantity="number", default=None, at_least=0
-    )
+        "what one device costs for an hour; absent = no bill", quantity="number", default=None, at_least=0,
+        at_most=10**9,
+    )  # fmt: skip

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from trainledger.spec.problem import InvalidInput, Problem
 
 T = TypeVar("T")
 _WORDS = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false"}
+_LARGEST = 2**120  # beyond every quantity of a run; ratios and sums of what is within it are finite floats
 
 
 def to_plain(value: Any) -> dict[str, Any]:
@@ -48,6 +50,8 @@ def read_json(cls: type[T], path: str | os.PathLike[str]) -> T:
         raise InvalidInput([Problem(Path(path).name, None, f"cannot be read: {error.strerror}")], where) from error
     except ValueError as error:
         raise InvalidInput([Problem(Path(path).name, None, f"is not whole JSON: {error}")], where) from error
+    except RecursionError:
+        raise InvalidInput([Problem(Path(path).name, None, "is nested too deeply")], where) from None
     return from_plain(cls, data, where)
 
 
@@ -56,10 +60,48 @@ def write_json(value: Any, path: str | os.PathLike[str]) -> None:
     replace_file(path, (json.dumps(to_plain(value), indent=1, allow_nan=False) + "\n").encode())
 
 
+def finite(value: Any) -> Any:
+    """Plain data with None for every number that JSON cannot write.
+
+    >>> finite({"a": [1.5, float("inf")], "b": float("nan")})
+    {'a': [1.5, None], 'b': None}
+    """
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def is_amount(value: object) -> bool:
+    """Whether a value is a number that can be a quantity: finite, and neither absurdly large nor absurdly small."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value == 0 or 1 / _LARGEST <= abs(value) <= _LARGEST  # false for nan
+
+
+def check_target(path: str | os.PathLike[str], field: str = "file") -> None:
+    """Raise InvalidInput unless a file can be put there: in a directory that exists, over nothing or a regular file."""
+    where = os.fspath(path)
+    parent = os.path.dirname(where) or "."
+    if not where:
+        raise InvalidInput([Problem(field, where, "must not be empty")])
+    if os.path.isdir(where):
+        raise InvalidInput([Problem(field, where, "is a directory; name a file in it")])
+    if os.path.exists(where) and not os.path.isfile(where):
+        raise InvalidInput([Problem(field, where, "is not a regular file, and only such a one is replaced")])
+    if not os.path.isdir(parent):
+        rule = f"{parent!r} is not a directory" if os.path.exists(parent) else f"there is no directory {parent!r}"
+        raise InvalidInput([Problem(field, where, rule)])
+
+
 def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file in one motion: a reader sees the old content or the new, and a crash leaves one of them."""
+    """Write a file in one motion: a reader sees the old content or the new, and a crash leaves one of them.
+
+    Raises InvalidInput as `check_target` does.
+    """
+    check_target(path)
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with open(draft, "wb") as file:
@@ -120,8 +162,10 @@ def _value(hint: Any, data: Any, at: str, problems: list[Problem]) -> Any:
         problems.append(Problem(at, data, "must be a table"))
         return None
     fits = isinstance(data, (int, float) if hint is float else hint) and (isinstance(data, bool) == (hint is bool))
-    if not fits or (isinstance(data, float) and not abs(data) < float("inf")):
+    if not fits or (isinstance(data, float) and not isfinite(data)):
         problems.append(Problem(at, data, f"must be {_WORDS[hint]}"))
+    elif hint in (int, float) and not is_amount(data):
+        problems.append(Problem(at, data, "is too large or too small to be a quantity of a run"))
     return data
 
 

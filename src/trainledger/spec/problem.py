@@ -14,6 +14,7 @@ class Problem:
     """One thing wrong with one field: what it was, the rule it breaks, and the nearest value that works.
 
     ``value`` None says that the field was not given; ``nearest`` None says that no value is known to work.
+    ``where`` is the file it stands in where that is not the one that the person named.
 
     >>> print(Problem("model.n_heads", 7, "must divide d_model = 64", 8))
     model.n_heads = 7: must divide d_model = 64; nearest that works: 8
@@ -23,11 +24,12 @@ class Problem:
     value: object
     rule: str
     nearest: object = None
+    where: str = ""
 
     def __str__(self) -> str:
-        field = self.field if self.field.isprintable() else repr(self.field)
+        where = f"{_printable(self.where)}: " if self.where else ""
         given = f" = {shown(self.value)}" if self.value is not None else ""
-        sentence = f"{_short(field)}{given}: {self.rule}"
+        sentence = f"{where}{_short(_printable(self.field))}{given}: {self.rule}"
         if self.nearest is None:
             return sentence
         nearest = self.nearest if isinstance(self.nearest, str) else shown(self.nearest)
@@ -42,6 +44,11 @@ class InvalidInput(ValueError):  # noqa: N818
         self.where = where
         lines = [str(each) for each in problems]
         super().__init__("\n".join([f"{where}:", *("  " + line for line in lines)] if where else lines))
+
+    def placed(self) -> list[Problem]:
+        """The problems, each with where it was found, for whoever goes on to collect others from elsewhere."""
+        return [Problem(each.field, each.value, each.rule, each.nearest, each.where or self.where)
+                for each in self.problems]  # fmt: skip
 
 
 def shown(value: object) -> str:
@@ -63,6 +70,10 @@ def shown(value: object) -> str:
     return _short(text)
 
 
+def _printable(text: str) -> str:
+    return text if text.isprintable() else repr(text)
+
+
 def _short(text: str) -> str:
     if len(text) <= _LONGEST:
         return text
@@ -70,13 +81,17 @@ def _short(text: str) -> str:
 
 
 def nearest_text(wanted: str, known: Iterable[str]) -> str | None:
-    """The known word that a misspelt one probably means, or None.
+    """The known word that a misspelt or shortened one probably means, or None.
 
-    >>> nearest_text("lerning_rate", ["learning_rate", "seed"])
-    'learning_rate'
+    >>> nearest_text("lerning_rate", ["learning_rate", "seed"]), nearest_text("BF16", ["fp32", "bf16-mixed"])
+    ('learning_rate', 'bf16-mixed')
     """
     from difflib import get_close_matches
 
     by_lower = {each.lower(): each for each in known}
-    close = get_close_matches(wanted[:100].lower(), by_lower, n=1, cutoff=0.6)
+    lower = wanted[:100].lower()
+    longer = [each for each in by_lower if each.startswith(lower)]
+    if len(longer) == 1 and len(lower) > 1:
+        return by_lower[longer[0]]
+    close = get_close_matches(lower, by_lower, n=1, cutoff=0.6)
     return by_lower[close[0]] if close else None

@@ -72,6 +72,11 @@ class Recipe:
         "last learning rate over the peak one", quantity="number", default=0.1, at_least=0, at_most=1
     )
 
+    initial_weights: str | None = setting(
+        "directory of the weights to begin with: an import, a checkpoint or a run; absent = initialized by the seed",
+        quantity="text", default=None,
+    )  # fmt: skip
+
     eval_every: int | None = setting("steps between evaluations; absent = only at the end", default=None, at_least=1)
     eval_sequences: int = setting("held-out sequences in one evaluation", default=64, at_least=1)
     checkpoint_every: int | None = setting(

@@ -232,7 +232,7 @@ def _resolve(resolver: Callable[[str], Any], value: str, problems: list[Problem]
     try:
         return resolver(value)
     except InvalidInput as error:
-        problems.extend(error.problems)
+        problems.extend(error.placed())
         return None
 
 

@@ -130,6 +130,9 @@ def _text(value: Any, choices: tuple[str, ...] | None) -> str:
         value.encode()
     except UnicodeEncodeError:
         raise Broken("must be Unicode text") from None
+    if not value.isprintable():  # it would move the cursor of the terminal that shows it
+        plain = " ".join("".join(each if each.isprintable() else " " for each in value).split())
+        raise Broken("must hold printable characters only", plain or None)
     return str(value)
 
 

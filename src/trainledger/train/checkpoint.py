@@ -47,6 +47,11 @@ def step_of(path: Path) -> int:
     return int(found[1])
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path is named and placed as a run's checkpoint is."""
+    return _NAME.fullmatch(path.name) is not None and path.parent.name == checkpoints_dir(Path()).name
+
+
 def all_checkpoints(run_dir: Path) -> list[Path]:
     """Every checkpoint directory of a run, valid or not, oldest first."""
     if not checkpoints_dir(run_dir).is_dir():

@@ -26,6 +26,8 @@ from trainledger.train.optimizer import build_optimizer
 from trainledger.train.precision import keep_fp32_exact
 from trainledger.train.run_directory import begin_or_match, locked, read_state
 from trainledger.train.seeds import init_seed
+from trainledger.train.start import refuse_other_weights, start_from
+from trainledger.train.stop import memory_told
 
 
 def train(
@@ -42,13 +44,17 @@ def train(
     ``open_feed`` brings the batches: by default those of ``run.data``, prepared where they are not yet. A finished
     run is not touched again: with ``resume`` its result is given as it stands. Raises `InvalidInput` where the
     directory holds another run, one that was begun (without ``resume``), one begun on other text, or one that another
-    process holds; `Diverged`, `Interrupted` or `CannotSave` where the run ends early.
+    process holds; `Diverged`, `Interrupted`, `CannotSave` or `OutOfMemory` where the run ends early.
     """
     say = say or _say_on_stderr
+    if run.cluster.count > 1:
+        raise InvalidInput([Problem("cluster.count", run.cluster.count, "the engine trains on one device so far", 1)])
     device = find_device(run.cluster.backend)
     with locked(run_dir):
         begun = begin_or_match(run_dir, run)
         earlier = read_state(run_dir)
+        if earlier is not None:
+            refuse_other_weights(run_dir, earlier.get("initial_weights"))
         if begun and not resume:
             raise InvalidInput([_already(run_dir, earlier)])
         if earlier is not None and earlier["state"] == "finished":
@@ -56,25 +62,31 @@ def train(
             if checkpoint.damage(finished.checkpoint) is None:
                 say(f"{run_dir} is already finished.")
                 return finished
+        if earlier is not None and earlier["state"] == "failed":
+            say(f"{run_dir} failed before: {earlier.get('why', 'it did not say why')}")
         checkpoint.clean(run_dir)
         with _arithmetic(run, device), ExitStack() as stack:
             feed = open_feed(run, device)
             stack.callback(feed.close)
             if feed.tokenizer_definition is not None:
                 write_atomically(run_dir / "tokenizer.json", feed.tokenizer_definition)
-            state = _prepare(run, run_dir, device, feed, resume=begun, say=say)
+            with memory_told():
+                state = _prepare(run, run_dir, device, feed, resume=begun, say=say)
             return Sitting(state, feed, observers, say).to_the_end(resumed=begun)
 
 
 def _prepare(run: Run, run_dir: Path, device: torch.device, feed: Feed, *, resume: bool, say: Say) -> TrainingState:
-    """Model and optimizer as initialized, or as the newest valid checkpoint holds them."""
+    """Model and optimizer as they begin, or as the newest valid checkpoint holds them."""
     with device:
         model = build(run.model, run.recipe)
     optimizer = build_optimizer(model, run.recipe)
     state = TrainingState(run, run_dir, device, model, optimizer)
     path = checkpoint.latest_valid(run_dir, say) if resume else None
     if path is None:
-        initialize(model, seed=init_seed(run.recipe.seed))
+        if run.recipe.initial_weights is None:
+            initialize(model, seed=init_seed(run.recipe.seed))
+        else:
+            state.initial_weights = start_from(run, model, say)
         if resume:
             say(f"{run_dir} has no valid checkpoint; the run starts at step 0.")
     else:
@@ -88,6 +100,7 @@ def _prepare(run: Run, run_dir: Path, device: torch.device, feed: Feed, *, resum
         checkpoint.load(path, model, optimizer)
         for name in ("step", "loss", "validation_loss", "seconds"):
             setattr(state, name, facts[name])
+        state.initial_weights = facts.get("initial_weights")
         if facts["threads"] != torch.get_num_threads():
             threads = f"{facts['threads']} threads and goes on with {torch.get_num_threads()}"
             say(f"{path.name} was made with {threads}: the last bits may differ.")
@@ -131,6 +144,9 @@ def _already(run_dir: Path, earlier: dict[str, Any] | None) -> Problem:
     """Why a begun run is not begun again."""
     if earlier is not None and earlier["state"] == "finished":
         return Problem("run directory", str(run_dir), f"is already finished ({earlier['step']} steps)")
+    if earlier is not None and earlier["state"] == "failed":
+        rule = f"holds this run, which failed: {earlier.get('why', 'it did not say why')} --resume tries again"
+        return Problem("run directory", str(run_dir), rule)
     return Problem("run directory", str(run_dir), "holds this run, begun and not finished; --resume goes on with it")
 
 

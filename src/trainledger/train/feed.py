@@ -28,6 +28,10 @@ class Feed(Protocol):
     def unigram_entropy(self) -> float | None:
         """Loss in nats of a model that knows only how often each token occurs, if known."""
 
+    @property
+    def validation_sequences(self) -> int:
+        """How many sequences `validation` gives."""
+
     def batches(self, first_step: int) -> Iterator[Sequence[Batch]]:
         """The micro-batches of step index ``first_step`` (0 is the first), of the next step, and so on."""
 
@@ -58,6 +62,10 @@ class StoreFeed:
     @property
     def unigram_entropy(self) -> float:
         return self.loader.unigram_entropy
+
+    @property
+    def validation_sequences(self) -> int:
+        return min(self.loader.eval_sequences, self.loader.store.validation.sequences(self.loader.seq_len))
 
     def batches(self, first_step: int) -> Iterator[Sequence[Batch]]:
         return self.loader.batches(first_step)

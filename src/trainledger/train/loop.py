@@ -24,7 +24,7 @@ from trainledger.train.run_directory import write_state
 from trainledger.train.schedule import learning_rate
 from trainledger.train.seeds import dropout_seeds
 from trainledger.train.step import Batch, optimizer_step
-from trainledger.train.stop import CannotSave, Diverged, Interrupted, StopRequests
+from trainledger.train.stop import CannotSave, Diverged, Interrupted, StopRequests, memory_told
 
 # On an accelerator a step is waited for phase by phase only this often: waiting costs overlap.
 STEPS_BETWEEN_CLOCKED = 10
@@ -44,6 +44,7 @@ class Sitting:
         self.clock = PhaseClock(state.device, observers)
         self.saved_step = state.step if state.step else -1
         state.unigram_entropy = feed.unigram_entropy
+        state.validation_sequences = feed.validation_sequences
 
     def to_the_end(self, *, resumed: bool) -> Finished:
         """Every remaining step; `state.json` tells how it ended."""
@@ -52,7 +53,7 @@ class Sitting:
         try:
             write_state(state.run_dir, "running", **self.facts())
             self.metrics.event("resume" if resumed else "start", state.step, device=str(state.device))
-            with StopRequests() as requests:
+            with StopRequests() as requests, memory_told():
                 for each in self.observers:
                     each.on_start(state)
                 self.steps(requests)
@@ -173,7 +174,7 @@ class Sitting:
     def facts(self) -> dict[str, Any]:
         """Where the run stands, as JSON stores it."""
         state = self.state
-        names = ("step", "loss", "validation_loss", "unigram_entropy", "seconds")
+        names = ("step", "loss", "validation_loss", "unigram_entropy", "seconds", "initial_weights")
         return {**{name: getattr(state, name) for name in names}, "tokens": state.step * self.recipe.tokens_per_step}
 
     def diverged(self, what: str) -> Diverged:
@@ -182,7 +183,8 @@ class Sitting:
         good = checkpoint.latest_valid(state.run_dir, self.say)
         kept = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
         rate = learning_rate(self.recipe, state.step - 1)
-        return Diverged(f"Step {state.step} gave {what} at learning rate {rate:.3g}; {kept}.")
+        other = "The same run does so again; a smaller recipe.learning_rate or another recipe.seed makes another run"
+        return Diverged(f"Step {state.step} gave {what} at learning rate {rate:.3g}; {kept}. {other}.")
 
     def note_end(self, how: str, why: str) -> None:
         """Put down how a run ended early, where the disk still takes it."""

@@ -31,6 +31,8 @@ class TrainingState:
     loss: float | None = None
     validation_loss: float | None = None
     unigram_entropy: float | None = None
+    validation_sequences: int | None = None  # in one evaluation
+    initial_weights: dict[str, str] | None = None  # file and sha256 of what it began with
 
 
 @dataclass(frozen=True)

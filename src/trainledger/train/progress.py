@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
@@ -25,7 +26,7 @@ class Progress(Observer):
 
     def __init__(self, *, mfu: Callable[[float], float] | None = None, stream: IO[str] | None = None) -> None:
         self._mfu = mfu
-        self._stream = stream or sys.stderr
+        self._stream = stream or _standard_error()
         self._recent: deque[float] = deque(maxlen=STEPS_AVERAGED)
         self._last_line = 0.0
         self._state: TrainingState | None = None
@@ -99,3 +100,10 @@ class Progress(Observer):
         else:
             print(text, file=self._stream, flush=True)
         self._last_line = time.monotonic()
+
+
+def _standard_error() -> IO[str]:
+    """Standard error, or nowhere where the process was started with it closed."""
+    if sys.stderr is None or sys.stderr.closed:
+        return open(os.devnull, "w", encoding="utf-8")
+    return sys.stderr

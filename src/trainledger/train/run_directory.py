@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import read, resolved, to_toml
-from trainledger.train.checkpoint import all_checkpoints
+from trainledger.train.checkpoint import all_checkpoints, checkpoints_dir, is_checkpoint
 from trainledger.train.durable import write_atomically, write_json
 
 STATES = ("running", "finished", "interrupted", "failed")
@@ -47,20 +47,39 @@ def locked(run_dir: Path) -> Iterator[None]:
         yield
 
 
+def is_begun(run_dir: Path) -> bool:
+    """Whether a run was begun in a directory."""
+    return (run_dir / "state.json").exists() or bool(all_checkpoints(run_dir))
+
+
+def differences(begun: Run, given: Run) -> dict[str, tuple[Any, Any]]:
+    """Each field in which two runs differ, with its value in both."""
+    before, now = _fields(begun), _fields(given)
+    return {name: (before[name], now[name]) for name in now if before[name] != now[name]}
+
+
+def nearest_begun(folder: Path, run: Run) -> tuple[Path, dict[str, tuple[Any, Any]]] | None:
+    """The begun run in a folder that differs from ``run`` in the fewest fields, and those; None where there is none."""
+    found = []
+    for each in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if (each / "run.toml").is_file() and is_begun(each):
+            with suppress(InvalidInput):
+                found.append((each, differences(read(each / "run.toml"), run)))
+    return min(found, key=lambda pair: len(pair[1]), default=None)
+
+
 def begin_or_match(run_dir: Path, run: Run) -> bool:
     """True where this run was begun here before, False after writing its run file down.
 
     Raises `InvalidInput` naming each field in which the run differs from the one that was begun.
     """
     path = run_dir / "run.toml"
-    if not (run_dir / "state.json").exists() and not all_checkpoints(run_dir):
+    if not is_begun(run_dir):
         write_atomically(path, to_toml(run))
         return False
-    begun, given = _fields(read(path)), _fields(run)
     problems = [
-        Problem(name, given[name], "is not what the run was begun with", begun[name])
-        for name in given
-        if begun[name] != given[name]
+        Problem(name, given, "is not what the run was begun with", begun)
+        for name, (begun, given) in differences(read(path), run).items()
     ]
     if problems:
         raise InvalidInput(problems, f"{path} holds another run")
@@ -83,12 +102,64 @@ def write_state(run_dir: Path, state: str, **facts: object) -> None:
 def read_state(run_dir: Path) -> dict[str, Any] | None:
     """How a run stands, or None where none was begun; `InvalidInput` where the file is not what was written."""
     try:
-        state: dict[str, Any] = json.loads((run_dir / "state.json").read_text(encoding="utf-8"))
-        if state["state"] not in STATES:
-            raise ValueError(f"unknown state {state['state']!r}")
+        state = json.loads((run_dir / "state.json").read_text(encoding="utf-8"))
+        wrong = _wrong_in(state)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
-        rule = f"is damaged ({error}); delete this file to resume from the checkpoints"
-        raise InvalidInput([Problem("state.json", str(run_dir / "state.json"), rule)]) from error
-    return state
+    except (ValueError, RecursionError) as error:
+        wrong = str(error)
+    if wrong is not None:
+        rule = f"is damaged ({wrong}); delete this file to resume from the checkpoints"
+        raise InvalidInput([Problem("state.json", str(run_dir / "state.json"), rule)])
+    found: dict[str, Any] = state
+    return found
+
+
+def _wrong_in(state: object) -> str | None:
+    """What in a state.json is not as it was written, or None."""
+    if not isinstance(state, dict):
+        return "not a table"
+    if state.get("state") not in STATES:
+        return f"unknown state {shown(state.get('state'))}"
+    for name in _NEEDED if state["state"] == "finished" else ("step",):
+        if name not in state:
+            return f"lacks {name}"
+    for name, (what, fits) in _FACTS.items():
+        if name in state and not fits(state[name]):
+            return f"{name} = {shown(state[name])} is not {what}"
+    return None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def _is_loss(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _is_checkpoint_name(value: object) -> bool:
+    return isinstance(value, str) and is_checkpoint(checkpoints_dir(Path()) / value)
+
+
+def _is_weights(value: object) -> bool:
+    return value is None or (isinstance(value, dict) and all(isinstance(value.get(k), str) for k in ("file", "sha256")))
+
+
+# What the result of a finished run is made of.
+_NEEDED = ("step", "tokens", "seconds", "loss", "validation_loss", "unigram_entropy", "checkpoint")
+_FACTS: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "step": ("a number of steps", _is_count),
+    "tokens": ("a number of tokens", _is_count),
+    "seconds": ("a time", _is_amount),
+    "loss": ("a loss", _is_loss),
+    "validation_loss": ("a loss", _is_loss),
+    "unigram_entropy": ("a loss", _is_loss),
+    "checkpoint": ("the name of a checkpoint", _is_checkpoint_name),
+    "initial_weights": ("a file and its sha256", _is_weights),
+    "why": ("a text", lambda value: isinstance(value, str)),
+}

@@ -5,8 +5,12 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
+
+import torch
 
 
 class Stopped(Exception):  # noqa: N818 - it is an end, not always an error
@@ -27,12 +31,34 @@ class CannotSave(Stopped):
     exit_code = 4
 
 
+class OutOfMemory(Stopped):
+    """The device had no room for what the run needs."""
+
+
 class Interrupted(Stopped):
     """A signal asked for the end: 128 + its number, as shells count it (130 for Ctrl-C, 143 for SIGTERM)."""
 
     def __init__(self, signum: int, sentence: str) -> None:
         super().__init__(sentence)
         self.exit_code = 128 + signum
+
+
+# What torch's CPU allocator says where the system gives no memory.
+_NO_MEMORY = ("can't allocate memory", "not enough memory")
+
+
+@contextmanager
+def memory_told() -> Iterator[None]:
+    """Turn what torch says when memory runs out into `OutOfMemory`."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        out = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(each in str(error) for each in _NO_MEMORY)
+        if not out:
+            raise
+        less = "a smaller recipe.micro_batch or recipe.activation_checkpointing = full needs less"
+        raise OutOfMemory(f"The device is out of memory ({said}); {less}.") from error
 
 
 class StopRequests:

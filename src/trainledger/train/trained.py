@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import parse, read, read_table, resolved
-from trainledger.train.checkpoint import damage, latest_valid
+from trainledger.train.checkpoint import damage, is_checkpoint, latest_valid
 
 RUN_FILE, MODEL_FILE = "run.toml", "model.toml"
 IMPORTED = frozenset({MODEL_FILE, FILE, TOKENIZER})  # all that `write_start` writes
@@ -43,16 +43,33 @@ def load_trained(path: Path, say: Callable[[str], None]) -> Trained:
         if checkpoint is None:
             raise _refusal(path, "has no valid checkpoint yet")
         return _of_run(path, checkpoint)
-    if (path.resolve().parent.parent / RUN_FILE).is_file() and (path / FILE).is_file():
-        if wrong := damage(path):
-            raise _refusal(path, wrong)
-        return _of_run(path.resolve().parent.parent, path)
+    if run_dir := _run_of(path):
+        return _of_run(run_dir, path)
     if (path / MODEL_FILE).is_file():
-        spec = _spec(read_table(path / MODEL_FILE), str(path / MODEL_FILE))
-        return Trained(read_weights(spec, path / FILE), _beside(path, None), path / FILE)
+        return Trained(read_weights(_spec(path / MODEL_FILE), path / FILE), _beside(path, None), path / FILE)
     if (path / CONFIG).is_file():
         return Trained(import_model(path), _beside(path, None), path / FILE)
     what = f"is no run directory ({RUN_FILE}), checkpoint, import ({MODEL_FILE}) or Hugging Face directory ({CONFIG})"
+    raise _refusal(path, what if path.is_dir() else "is not a directory")
+
+
+def find_weights(path: Path, say: Callable[[str], None]) -> tuple[ModelSpec, Path]:
+    """The spec and the weights file of a model that training can start from: an import, a checkpoint or a run.
+
+    ``say`` is told of damaged checkpoints that are passed over. Raises InvalidInput where there is no such model.
+    """
+    if (path / RUN_FILE).is_file():
+        checkpoint = latest_valid(path, say)
+        if checkpoint is None:
+            raise _refusal(path, "has no valid checkpoint yet")
+        return read(path / RUN_FILE).model, checkpoint / FILE
+    if run_dir := _run_of(path):
+        return read(run_dir / RUN_FILE).model, path / FILE
+    if (path / MODEL_FILE).is_file():
+        return _spec(path / MODEL_FILE), path / FILE
+    if (path / CONFIG).is_file():
+        raise _refusal(path, "is a Hugging Face directory; trainledger import makes of it what training can start from")
+    what = f"is no import ({MODEL_FILE}), checkpoint or run directory ({RUN_FILE})"
     raise _refusal(path, what if path.is_dir() else "is not a directory")
 
 
@@ -112,6 +129,16 @@ def config_notes(directory: Path) -> list[str]:
     return left_out(read_json(directory / CONFIG))
 
 
+def _run_of(path: Path) -> Path | None:
+    """The run directory of a checkpoint, or None where the path is none; InvalidInput where it is damaged."""
+    run_dir = path.resolve().parent.parent
+    if not (is_checkpoint(path.resolve()) and (run_dir / RUN_FILE).is_file() and (path / FILE).is_file()):
+        return None
+    if wrong := damage(path):
+        raise _refusal(path, wrong)
+    return run_dir
+
+
 def _of_run(run_dir: Path, checkpoint: Path) -> Trained:
     run = read(run_dir / RUN_FILE)
     return Trained(read_weights(run.model, checkpoint / FILE), _tokenizer(run, run_dir), checkpoint / FILE)
@@ -141,8 +168,9 @@ def _beside(directory: Path, end_token: str | None) -> Tokenizer | None:
     return json_tokenizer(str(directory / TOKENIZER), definition, end_token)
 
 
-def _spec(table: Mapping[str, object], where: str) -> ModelSpec:
-    return parse({"model": table.get("model", {}), "recipe": _ANY_RECIPE}, where=where).model
+def _spec(model_file: Path) -> ModelSpec:
+    table = {"model": read_table(model_file).get("model", {}), "recipe": _ANY_RECIPE}
+    return parse(table, where=str(model_file)).model
 
 
 def _refusal(path: Path, rule: str) -> InvalidInput:
