@@ -12,7 +12,7 @@ from trainledger.spec.run import Run
 
 @frozen
 class Beside:
-    """One quantity by a rule of thumb and by the ledger; ``unit`` is count, flops or nbytes.
+    """One quantity by a rule of thumb and by the ledger; ``unit`` is count, flops, nbytes or seconds.
 
     ``why`` names what the rule leaves out or supposes.
     """
@@ -30,9 +30,32 @@ class Beside:
         return self.by_rule / self.by_ledger - 1 if self.by_ledger else 0.0
 
 
-def beside(run: Run, ledger: Ledger, peak_nbytes: int) -> tuple[Beside, ...]:
-    """The rules that say something about a step of this run, each beside what the ledger counts."""
-    return tuple(_rows(run, ledger, peak_nbytes))
+def beside(
+    run: Run,
+    ledger: Ledger,
+    peak_nbytes: int,
+    *,
+    memory_nbytes: int | None = None,
+    flops_per_second: float | None = None,
+) -> tuple[Beside, ...]:
+    """The rules that say something about this run, each beside what the ledger counts.
+
+    With a device's memory also how many of them the rule and the ledger ask for, and with the FLOP/s that all
+    devices reach together also how long the run takes.
+    """
+    rows = list(_rows(run, ledger, peak_nbytes))
+    if memory_nbytes is not None and run.recipe.optimizer in ("adamw", "adam"):
+        by_rule = -(-thumb.static_nbytes(ledger.parameters, "fp32-adamw") // memory_nbytes)
+        why = "as memory at the peak; supposes that it can be spread evenly"
+        rows.append(
+            Beside("devices to hold it", "16 N / memory", "count", by_rule, -(-peak_nbytes // memory_nbytes), why)
+        )
+    if flops_per_second is not None:
+        steps, tokens = run.recipe.total_steps, run.recipe.tokens_per_step
+        by_rule = thumb.training_flops(ledger.parameters, steps * tokens) / flops_per_second
+        by_ledger = steps * (tokens // ledger.tokens) * ledger.model_flops / flops_per_second
+        rows.append(Beside("time at that MFU", "6 N D / rate", "seconds", by_rule, by_ledger, "as FLOPs per token"))
+    return tuple(rows)
 
 
 def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[Beside]:

@@ -49,14 +49,17 @@ def make_plan(run: Run, ledger: Ledger, machine: Machine | None, *, mfu: float =
     """
     mfu = read_mfu(mfu)
     peak = ledger.peak()
+    napkin = _napkin(run, ledger, machine, mfu)
+    memory = machine.memory_nbytes if machine is not None else None
+    rate = None if napkin is None else napkin.devices * napkin.peak_flops_per_second * napkin.mfu
     return Plan(
         run=run,
         ledger=ledger,
         peak=peak,
         forecast=forecast(run, ledger, machine),
-        rules=beside(run, ledger, peak.nbytes),
-        napkin=_napkin(run, ledger, machine, mfu),
-        memory_nbytes=machine.memory_nbytes if machine is not None else None,
+        rules=beside(run, ledger, peak.nbytes, memory_nbytes=memory, flops_per_second=rate),
+        napkin=napkin,
+        memory_nbytes=memory,
     )
 
 

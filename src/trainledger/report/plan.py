@@ -19,7 +19,7 @@ from trainledger.units import (
 if TYPE_CHECKING:
     from trainledger.plan.plan import Plan
 
-_SHOW = {"count": format_count, "flops": format_flops, "nbytes": format_nbytes}
+_SHOW = {"count": format_count, "flops": format_flops, "nbytes": format_nbytes, "seconds": format_seconds}
 
 
 def text(plan: Plan) -> str:
