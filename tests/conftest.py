@@ -1,11 +1,19 @@
-"""What all tests share: on CI, property tests draw the same examples each time, so that a red build means a change."""
+"""What all tests share.
+
+On CI property tests draw the same examples each time, so that a red build means a change. Ctrl-C works in the
+processes that tests start even where the tests themselves run in the background, which a shell starts with it ignored.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
