@@ -16,7 +16,13 @@ def rows_of(**changes: Any) -> dict[str, Beside]:
     run = tl.load(
         {
             "model": {"preset": "llama-3-70b"},
-            "recipe": {"seq_len": 8192, "global_batch": 4, "micro_batch": 1, "tokens": "15T", "precision": "bf16-mixed"},
+            "recipe": {
+                "seq_len": 8192,
+                "global_batch": 4,
+                "micro_batch": 1,
+                "tokens": "15T",
+                "precision": "bf16-mixed",
+            },
             "cluster": {"device": "h100-sxm", "count": 1024},
         },
         changes,
