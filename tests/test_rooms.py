@@ -9,7 +9,7 @@ import pytest
 import trainledger
 
 SOURCE = Path(trainledger.__file__).parent
-CORE = {"frozen", "units", "dtypes"}
+CORE = {"frozen", "durable", "units", "dtypes"}
 LEDGER = {*CORE, "spec", "ledger"}
 PREDICT = {*LEDGER, "predict"}
 TRAIN = {*CORE, "spec", "nn", "data", "train"}
@@ -18,6 +18,7 @@ EVERYTHING = None
 # Room: the rooms it may import (itself always), and whether it may import torch.
 ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "frozen": (set(), False),
+    "durable": (set(), False),
     "units": (set(), False),
     "dtypes": ({"frozen", "units"}, False),
     "spec": (CORE, False),

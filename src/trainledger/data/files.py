@@ -9,6 +9,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainledger.durable import sync
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import MIB
 
@@ -83,16 +84,7 @@ def write_whole(path: Path, data: bytes) -> None:
         writer.finish()
     finally:
         writer.abandon()
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)
 
 
 def file_problem(field: str, path: Path | str, rule: str, remedy: str = "") -> Problem:

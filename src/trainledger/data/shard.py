@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trainledger.data.documents import Document, Segment, documents, split_hash
-from trainledger.data.files import FileRecord, FileWriter, check_size, problem_of_writing, sync_directory, write_whole
+from trainledger.data.files import FileRecord, FileWriter, check_size, problem_of_writing, write_whole
 from trainledger.data.tokenizer import Tokenizer
+from trainledger.durable import sync
 from trainledger.spec.problem import Problem
 
 SPLITS = ("train", "validation")
@@ -122,7 +123,7 @@ def write_shard(
         train, validation = (SplitRecord(*(int(each) for each in row)) for row in totals)
         files = tuple(each.finish() for each in writers)
         record = ShardRecord(files, train, validation, repaired, first_repaired, smallest)
-        sync_directory(directory)
+        sync(directory)
         write_whole(directory / f"{shard:05d}.json", json.dumps(asdict(record)).encode())
     except OSError as error:
         raise problem_of_writing(directory, error) from None

@@ -24,12 +24,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from trainledger.durable import sha256, sync
 from trainledger.measure.contention import Sample, watched
 from trainledger.measure.kernels import Kernel, fresh_bytes_per_second, kernels, operation_seconds
 from trainledger.measure.overhead import StepOverhead, TinySteps
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.train.device import keep_freed_memory, synchronize
-from trainledger.train.durable import sha256, sync
 from trainledger.units import MIB
 
 # A dtype this many times slower than fp32 in the same matmul is emulated, and not worth the wait.

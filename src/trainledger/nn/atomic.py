@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from trainledger.durable import sync
 from trainledger.spec.problem import InvalidInput, Problem, shown
 
 
@@ -53,15 +54,6 @@ def refuse_occupied(directory: Path, *, force: bool, ours: frozenset[str]) -> No
     if strangers:
         rule = f"holds {shown(strangers[0])}, which this command did not write; it replaces only what it wrote itself"
         raise _refusal(directory, rule)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or a directory is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _put(partial: Path, directory: Path) -> None:

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from trainledger.train.durable import is_full, sha256, sync, write_json
+from trainledger.durable import is_full, sha256, sync, write_json
 from trainledger.train.stop import CannotSave
 
 Say = Callable[[str], None]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.utils.deterministic
 
+from trainledger.durable import write_atomically
 from trainledger.nn.init import initialize
 from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.problem import InvalidInput, Problem
@@ -18,7 +19,6 @@ from trainledger.spec.run import Run
 from trainledger.spec.runfile import digest
 from trainledger.train import checkpoint
 from trainledger.train.device import find_device, keep_freed_memory
-from trainledger.train.durable import write_atomically
 from trainledger.train.feed import Feed, OpenFeed, open_store
 from trainledger.train.loop import Say, Sitting, finished_from
 from trainledger.train.observer import Finished, Observer, TrainingState

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainledger.durable import is_full
 from trainledger.spec.runfile import digest
 from trainledger.train import checkpoint
-from trainledger.train.durable import is_full
 from trainledger.train.evaluation import evaluate
 from trainledger.train.feed import Feed
 from trainledger.train.metrics import Metrics

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainledger.train.durable import sync, write_atomically
+from trainledger.durable import sync, write_atomically
 from trainledger.train.observer import EvaluationRecord, Observer, StepRecord, TrainingState
 
 

@@ -18,11 +18,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from trainledger.durable import write_atomically, write_json
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import read, resolved, to_toml
 from trainledger.train.checkpoint import all_checkpoints, checkpoints_dir, is_checkpoint
-from trainledger.train.durable import write_atomically, write_json
 
 STATES = ("running", "finished", "interrupted", "failed")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
+from trainledger.durable import sha256
 from trainledger.nn.transformer import Transformer
 from trainledger.nn.weights import faults, refuse, shapes, stored_in
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
-from trainledger.train.durable import sha256
 from trainledger.train.trained import find_weights
 
 # What may be longer or named otherwise without being another function of the weights.
