@@ -65,7 +65,7 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
     except OSError as error:
         rule = f"cannot be read: {error.strerror or error}"
         raise InvalidInput([Problem(Path(path).name, None, rule)], where) from error
-    except (EOFError, zlib.error, ValueError) as error:
+    except (EOFError, zlib.error, ValueError, RecursionError) as error:
         if isinstance(error, InvalidInput):
             raise InvalidInput(list(error.problems), where) from error
         raise InvalidInput([Problem(Path(path).name, None, f"is torn or no ledger: {error}")], where) from error
