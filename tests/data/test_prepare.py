@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -38,6 +39,16 @@ prepare(DataSpec(**fields | {"path": tuple(fields["path"])}), vocab_size=600, pr
 def start(data: DataSpec) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", PROGRAM, json.dumps(asdict(data))]
     return subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
 
 
 def content(store: TokenStore) -> dict[str, bytes]:
@@ -153,14 +164,18 @@ def test_ctrl_c_ends_every_process_and_costs_nothing_finished(library: Path, spe
     data = spec_of(library, tokenizer="bpe")
     process = start(data)
     deadline = time.monotonic() + 60
-    while not list(Path(data.cache).glob("tokens-*/*.tmp")) and time.monotonic() < deadline:
+    workers: list[int] = []
+    while not (workers and list(Path(data.cache).glob("tokens-*/*.tmp"))) and time.monotonic() < deadline:
         time.sleep(0.001)
-    os.killpg(process.pid, signal.SIGINT)
+        workers = children(process.pid)
+    assert workers
+    os.killpg(process.pid, signal.SIGINT)  # what a terminal does
     _, complaint = process.communicate(timeout=30)
     assert complaint.rstrip().endswith(b"KeyboardInterrupt")
     assert complaint.count(b"Traceback") == 1  # the caller's; its workers say nothing
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+    for each in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(each, 0)
     prepare(data, vocab_size=600, progress=False).verify()
 
 

@@ -92,8 +92,15 @@ def _started() -> subprocess.Popen[str]:
     # One process per core does the work; the threads of the tokenizers package would only crowd them.
     environment = os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-c", "from trainledger.data.worker import main; main()"]
+    # In a process group of its own, so that Ctrl-C in a terminal reaches the caller alone, who then ends its workers.
     return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True, encoding="utf-8"
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+        encoding="utf-8",
+        process_group=0,
     )
 
 
