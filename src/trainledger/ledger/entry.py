@@ -94,6 +94,9 @@ class Ledger:
     def __len__(self) -> int:
         return len(self.entries)
 
+    def __repr__(self) -> str:
+        return f"Ledger({len(self.entries)} entries, parameters={self.parameters}, writer={self.writer!r})"
+
     def total(self, amount: str) -> Int:
         """The sum of one amount (``flops``, ``read``, ``kept`` …) over all entries, each as often as it runs."""
         return sum(getattr(each, amount) * each.times for each in self.entries)

@@ -112,5 +112,7 @@ def peak(ledger: Ledger) -> Peak:
     Of equal moments the first is given; integers only.
     """
     moments = timeline(ledger)
+    if not moments:
+        raise ValueError("nothing was recorded, so there is no peak")
     highest = max(moments, key=lambda each: each.nbytes)
     return Peak(highest.nbytes, {k: v for k, v in highest.live.items() if v}, highest.entry, highest.index)

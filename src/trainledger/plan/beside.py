@@ -37,11 +37,12 @@ def beside(
     *,
     memory_nbytes: int | None = None,
     flops_per_second: float | None = None,
+    mfu: float = 0.5,
 ) -> tuple[Beside, ...]:
     """The rules that say something about this run, each beside what the ledger counts.
 
     With a device's memory also how many of them the rule and the ledger ask for, and with the FLOP/s that all
-    devices reach together also how long the run takes.
+    devices reach together at an ``mfu`` also how long the run takes.
     """
     rows = list(_rows(run, ledger, peak_nbytes))
     if memory_nbytes is not None and run.recipe.optimizer in ("adamw", "adam"):
@@ -54,7 +55,9 @@ def beside(
         steps, tokens = run.recipe.total_steps, run.recipe.tokens_per_step
         by_rule = thumb.training_flops(ledger.parameters, steps * tokens) / flops_per_second
         by_ledger = steps * (tokens // ledger.tokens) * ledger.model_flops / flops_per_second
-        rows.append(Beside("time at that MFU", "6 N D / rate", "seconds", by_rule, by_ledger, "as FLOPs per token"))
+        rows.append(
+            Beside(f"time at {100 * mfu:g} % MFU", "6 N D / rate", "seconds", by_rule, by_ledger, "as FLOPs per token")
+        )
     return tuple(rows)
 
 

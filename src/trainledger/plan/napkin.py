@@ -170,12 +170,13 @@ def _formulas(
     n, d, c, f = short(params), short(tokens), short(flops), short(peak)
     day = f"{SECONDS_PER_DAY} s"
     found = [Formula("flops", six_nd.formula, f"6 x {n} x {d} = {c} FLOP", six_nd.source)]
-    rate = f"{short(count)} x {f} x {short(mfu)}"
+    devices = f"{count:.6g}"  # what the equation gives need not be whole
+    rate = f"{devices} x {f} x {short(mfu)}"
     span = f"{short(days)} x {day}"
     texts = {
         "days": ("C / (devices x peak x MFU)", f"{c} / ({rate}) / {day} = {short(days)} days"),
-        "mfu": ("MFU = C / (devices x peak x t)", f"{c} / ({short(count)} x {f} x {span}) = {short(mfu)}"),
-        "count": ("devices = C / (peak x MFU x t)", f"{c} / ({f} x {short(mfu)} x {span}) = {short(count)}"),
+        "mfu": ("MFU = C / (devices x peak x t)", f"{c} / ({devices} x {f} x {span}) = {short(mfu)}"),
+        "count": ("devices = C / (peak x MFU x t)", f"{c} / ({f} x {short(mfu)} x {span}) = {devices}"),
         "params": ("N = devices x peak x MFU x t / (6 D)", f"{rate} x {span} / (6 x {d}) = {n}"),
         "tokens": ("D = devices x peak x MFU x t / (6 N)", f"{rate} x {span} / (6 x {n}) = {d}"),
     }
@@ -183,7 +184,7 @@ def _formulas(
         six = f"6 x {short(per_parameter)}"
         texts["params"] = ("N = sqrt(devices x peak x MFU x t / (6 D/N))", f"sqrt({rate} x {span} / ({six})) = {n}")
     found.append(Formula(solved, *texts[solved], time.source))
-    spent = f"{short(count)} x {short(days)} x 24 = {short(hours)}"
+    spent = f"{devices} x {short(days)} x 24 = {short(hours)}"
     found.append(Formula("device_hours", "devices x days x 24", spent, "arithmetic"))
     if price is not None:
         bill = f"{short(hours)} x {short(price)} = {price * hours:,.0f}"

@@ -57,7 +57,7 @@ def make_plan(run: Run, ledger: Ledger, machine: Machine | None, *, mfu: float =
         ledger=ledger,
         peak=peak,
         forecast=forecast(run, ledger, machine),
-        rules=beside(run, ledger, peak.nbytes, memory_nbytes=memory, flops_per_second=rate),
+        rules=beside(run, ledger, peak.nbytes, memory_nbytes=memory, flops_per_second=rate, mfu=mfu),
         napkin=napkin,
         memory_nbytes=memory,
     )

@@ -68,7 +68,9 @@ def forecast(run: Run, ledger: Ledger, machine: Machine | None) -> Forecast:
         names = ", ".join(name for name, _ in ledger.uncounted)
         notes.append(f"operations without a rule, whose FLOPs are not counted: {names}")
     if machine is None:
-        notes.append("no step time and no MFU: this machine is not measured yet (trainledger measure machine)")
+        notes.append(
+            "no step time and no MFU: this machine was not measured yet (trainledger measure machine does it, once)"
+        )
         return Forecast(**facts, basis=basis, notes=tuple(notes))  # type: ignore[arg-type]
     facts["device"] = machine.title
     step = step_time(ledger, machine, tensors=whole_of(leaves_of(run.model)).tensors)

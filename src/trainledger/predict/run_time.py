@@ -45,6 +45,13 @@ def _assumed(run: Run) -> Iterator[str]:
     recipe, count = run.recipe, run.cluster.count
     if count > 1:
         yield f"{count:,} devices are taken to share the work without loss: no layout over devices is accounted for yet"
+        if recipe.micro_batch is None and recipe.global_batch > 1:
+            yield (
+                f"micro_batch is not given, so each device is taken to hold all {recipe.global_batch:,} sequences at "
+                "once; --set recipe.micro_batch=1 splits them"
+            )
+        if recipe.global_batch < count:
+            yield f"a batch of {recipe.global_batch:,} sequences cannot be split over {count:,} devices by sequences alone"
     if recipe.tokens is not None and recipe.tokens < recipe.tokens_per_step:
         whole = f"the {recipe.tokens_per_step:,} tokens of one step, which is the least that is trained"
         yield f"recipe.tokens = {recipe.tokens:,} is less than {whole}"

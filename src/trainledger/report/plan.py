@@ -85,7 +85,8 @@ def _flops(plan: Plan) -> str:
 def _time(plan: Plan) -> str:
     told = plan.forecast
     assert told.step_seconds is not None
-    rows = [["step", format_seconds(told.step_seconds)]]
+    alone = plan.run.cluster.count == 1
+    rows = [["step" if alone else "step, on one device alone", format_seconds(told.step_seconds)]]
     if told.tokens_per_second is not None:
         rows.append(["tokens/s", f"{told.tokens_per_second:,.0f}"])
     if told.mfu is not None and told.peak_flops_per_second is not None:
@@ -96,7 +97,7 @@ def _time(plan: Plan) -> str:
     if told.device_hours is not None:
         rows.append(["device-hours", f"{told.device_hours:,.4g}"])
     if told.money is not None:
-        rows.append(["money", f"{told.money:,.2f}"])
+        rows.append(["money", f"{told.money:,.4g}" if told.money < 100 else f"{told.money:,.0f}"])
     basis = told.basis.get("step_seconds", "")
     return wrapped(f"Time on {told.device}") + "\n" + table(["", basis], rows, align="ll")
 

@@ -14,7 +14,9 @@ from trainledger.spec.setting import setting
 class Layout:
     """Devices along each way of splitting; one device is accounted for and trained so far."""
 
-    replicate: int = setting("copies of the model, each with its part of the batch", default=1, at_least=1)
+    replicate: int = setting(
+        "copies of the model, each with its part of the batch; only 1 so far, as all of these", default=1, at_least=1
+    )
     shard: int = setting("ranks that share parameters, gradients and optimizer state", default=1, at_least=1)
     tensor: int = setting("ranks that split each matrix", default=1, at_least=1)
     pipeline: int = setting("stages of layers", default=1, at_least=1)

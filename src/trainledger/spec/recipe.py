@@ -122,7 +122,11 @@ class Recipe:
             rule = f"must be a multiple of micro_batch = {self.device_batch}"
             yield Problem("recipe.global_batch", self.global_batch, rule, nearest)
         if (self.tokens is None) == (self.steps is None):
-            yield Problem("recipe.tokens", self.tokens, "give either tokens or steps, not both and not neither")
+            yield Problem(
+                "recipe.tokens",
+                self.tokens,
+                "give either tokens or steps, not both and not neither (--set recipe.steps= takes one out)",
+            )
         if self.optimizer == "rmsprop" and self.optimizer_loop == "fused":
             yield Problem("recipe.optimizer_loop", "fused", "torch has no fused RMSProp", "foreach")
         if (self.tokens is None) != (self.steps is None) and self.warmup_steps > self.total_steps:
