@@ -91,6 +91,9 @@ def test_a_hugging_face_config_is_asked_of_its_resolver():
 # What is refused
 
 
+EITHER = "give either tokens or steps, not both and not neither (--set recipe.steps= takes one out)"
+
+
 @pytest.mark.parametrize(
     ("model", "recipe", "sentence"),
     [
@@ -135,8 +138,8 @@ def test_a_hugging_face_config_is_asked_of_its_resolver():
         ({"preset": "x", "config": "y"}, {}, "model.config = 'y': give either preset or config, not both"),
         ({}, {"global_batch": 7, "micro_batch": 2}, "recipe.global_batch = 7: must be a multiple of micro_batch = 2"
          "; nearest that works: 8"),
-        ({}, {"tokens": 5}, "recipe.tokens = 5: give either tokens or steps, not both and not neither (--set recipe.steps= takes one out)"),
-        ({}, {"steps": "none"}, "recipe.tokens: give either tokens or steps, not both and not neither (--set recipe.steps= takes one out)"),
+        ({}, {"tokens": 5}, f"recipe.tokens = 5: {EITHER}"),
+        ({}, {"steps": "none"}, f"recipe.tokens: {EITHER}"),
         ({}, {"seq_len": 256}, "recipe.seq_len = 256: is longer than model.max_seq_len = 128; nearest that works: 128"),
         ({}, {"warmup_steps": 11}, "recipe.warmup_steps = 11: is longer than the run of 10 steps"
          "; nearest that works: 10"),

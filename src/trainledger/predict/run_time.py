@@ -51,7 +51,7 @@ def _assumed(run: Run) -> Iterator[str]:
                 "once; --set recipe.micro_batch=1 splits them"
             )
         if recipe.global_batch < count:
-            yield f"a batch of {recipe.global_batch:,} sequences cannot be split over {count:,} devices by sequences alone"
+            yield f"{recipe.global_batch:,} sequences a step are too few to give each of {count:,} devices one"
     if recipe.tokens is not None and recipe.tokens < recipe.tokens_per_step:
         whole = f"the {recipe.tokens_per_step:,} tokens of one step, which is the least that is trained"
         yield f"recipe.tokens = {recipe.tokens:,} is less than {whole}"
