@@ -1,0 +1,60 @@
+"""A class made by `frozen` behaves as one made by `dataclass(frozen=True)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+from typing import Any
+
+import pytest
+
+from trainledger.frozen import frozen
+
+
+def made(decorate: Callable[[type[Any]], Any]) -> Any:
+    class Point:
+        x: int
+        y: int = 2
+        tags: dict[str, int] = field(default_factory=dict)
+
+        @property
+        def sum(self) -> int:
+            return self.x + self.y
+
+    Point.__qualname__ = "Point"
+    return decorate(Point)
+
+
+@pytest.mark.parametrize("decorate", [frozen, dataclass(frozen=True)])
+def test_the_same_as_the_standard_one(decorate: Callable[[type[Any]], Any]) -> None:
+    Point = made(decorate)
+    point = Point(1)
+    assert repr(point) == "Point(x=1, y=2, tags={})"
+    assert point == Point(1, 2)
+    assert point != Point(1, 3)
+    assert point != (1, 2, {})
+    assert replace(point, y=5) == Point(1, 5)
+    assert point.sum == 3
+    assert [each.name for each in fields(Point)] == ["x", "y", "tags"]
+    for name in ("x", "y", "new"):
+        with pytest.raises(FrozenInstanceError, match="cannot assign to field"):
+            setattr(point, name, 1)
+    with pytest.raises(FrozenInstanceError, match="cannot delete field"):
+        del point.x
+    assert point == Point(1)
+    with pytest.raises(TypeError):
+        Point()
+    with pytest.raises(TypeError):
+        hash(point)  # a dict among its fields
+
+
+def test_equal_ones_have_equal_hashes_and_kw_only_is_kept() -> None:
+    @frozen(kw_only=True)
+    class Size:
+        width: int
+        height: int = 1
+
+    assert hash(Size(width=1)) == hash(Size(width=1, height=1))
+    assert len({Size(width=1), Size(width=1), Size(width=2)}) == 2
+    with pytest.raises(TypeError):
+        Size(1)  # type: ignore[misc]
