@@ -11,7 +11,6 @@ from torch import nn
 
 from trainledger.ledger.entry import Ledger
 from trainledger.measure.allocator import AllocatorPeak
-from trainledger.measure.step import tell_resident
 from trainledger.trace.recorder import Recorder
 from trainledger.train.observer import Observer, StepRecord, TrainingState
 
@@ -58,13 +57,10 @@ class StepMeter(Observer):
     def _recorded(self) -> Iterator[None]:
         state = self._state
         state.optimizer.zero_grad(set_to_none=True)
-        self._recorder = Recorder(state.model, clocked=state.device.type == "cpu")
-        tell_resident(self._recorder, state.model, state.optimizer, [])
+        self._recorder = Recorder(state.model, state.optimizer, clocked=state.device.type == "cpu")
         with self._recorder:
             yield
-        parameters = sum(each.numel() for each in state.model.parameters())
-        tokens = state.run.recipe.tokens_per_step
-        self.ledger = self._recorder.ledger(parameters=parameters, tokens=tokens, writer="measure")
+        self.ledger = self._recorder.ledger(tokens=state.run.recipe.tokens_per_step, writer="measure")
         self._recorder = None
 
     def _watched(self) -> Iterator[None]:
@@ -84,14 +80,12 @@ class StepMeter(Observer):
 class Meter:
     """What `meter` gives: the ledger of what ran inside, once the block is left."""
 
-    def __init__(self, recorder: Recorder, model: nn.Module) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._model = model
 
     @property
     def ledger(self) -> Ledger:
-        parameters = sum(each.numel() for each in self._model.parameters())
-        return self._recorder.ledger(parameters=parameters, tokens=0, writer="measure")
+        return self._recorder.ledger(tokens=0, writer="measure")
 
 
 @contextmanager
@@ -102,13 +96,9 @@ def meter(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> I
     with gradients set to None, as those that are there already are not followed. Code under torch.compile
     runs eagerly inside.
     """
-    recorder = Recorder(model, clocked=True, find_phases=True)
-    recorder.resident(list(model.parameters()), "parameters")
-    recorder.resident(list(model.buffers()), "buffers")
+    recorder = Recorder(model, optimizer, clocked=True, find_phases=True)
     hooks = []
     if optimizer is not None:
-        states = [each for state in optimizer.state.values() for each in state.values()]
-        recorder.resident([each for each in states if isinstance(each, torch.Tensor)], "optimizer state")
         entered: list[AbstractContextManager[None]] = []
 
         def before(*_: Any) -> None:
@@ -121,7 +111,7 @@ def meter(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> I
         hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
     try:
         with recorder:
-            yield Meter(recorder, model)
+            yield Meter(recorder)
     finally:
         for each in hooks:
             each.remove()

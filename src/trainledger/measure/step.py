@@ -49,31 +49,14 @@ def metered_step(
     *,
     writer: str,
     clocked: bool = False,
-    warm_up: bool = True,
 ) -> Ledger:
     """One optimizer step under the recorder, as a ledger.
 
-    With ``warm_up`` the optimizer's state is made before, so that the step is like every one but the first.
+    The optimizer's state is made before, so that the step is like every one but the first.
     """
-    if warm_up:
-        make_states(model, optimizer)
-    recorder = Recorder(model, clocked=clocked)
-    tell_resident(recorder, model, optimizer, [each for pair in batches for each in pair])
+    make_states(model, optimizer)
+    recorder = Recorder(model, optimizer, clocked=clocked)
+    recorder.resident([each for pair in batches for each in pair], "batch")
     with recorder:
         optimizer_step(model, optimizer, batches, run.recipe, clock=recorder.phase)
-    return recorder.ledger(
-        parameters=sum(each.numel() for each in model.parameters()),
-        tokens=run.recipe.tokens_per_step,
-        writer=writer,
-    )
-
-
-def tell_resident(
-    recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Sequence[Tensor]
-) -> None:
-    """Name what is live before a step: parameters, buffers, optimizer state, batch."""
-    recorder.resident(list(model.parameters()), "parameters")
-    recorder.resident(list(model.buffers()), "buffers")
-    states = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
-    recorder.resident(states, "optimizer state")
-    recorder.resident(list(batch), "batch")
+    return recorder.ledger(tokens=run.recipe.tokens_per_step, writer=writer)

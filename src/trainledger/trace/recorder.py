@@ -38,14 +38,21 @@ GATHERS = ("embedding", "index_select", "gather")
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records what is dispatched while it is active.
 
-    ``resident`` gives the tensors that are there before, by category; what is read without having been made
-    or told was there as well, as part of the batch. ``phase("backward")`` names what runs inside; with
-    ``find_phases`` the recorder tells forward from backward itself (autograd runs the latter). Operations
-    that autograd runs with gradients enabled are recomputation. ``clocked`` times each operation (real
-    tensors on a synchronous device only).
+    The model's parameters and buffers and the optimizer's state are resident: there before. ``resident`` tells
+    more such tensors; what is read without having been made or told was there as well, as part of the batch.
+    ``phase("backward")`` names what runs inside; with ``find_phases`` the recorder tells forward from backward
+    itself (autograd runs the latter). Operations that autograd runs with gradients enabled are recomputation.
+    ``clocked`` times each operation (real tensors on a synchronous device only).
     """
 
-    def __init__(self, model: nn.Module | None = None, *, clocked: bool = False, find_phases: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        clocked: bool = False,
+        find_phases: bool = False,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self.uncounted: dict[str, int] = {}
@@ -58,13 +65,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._find_phases = find_phases
         self._recomputing = False
         self._root = model
-        self._paths = {id(each): name for name, each in model.named_modules()} if model is not None else {}
+        self._paths = {id(each): name for name, each in model.named_modules()}
         self._stack: list[str] = []
         # From which autograd node on which module ran: nodes are numbered in the order of the forward.
         self._first_nodes: list[int] = []
         self._path_from: list[str] = []
         self._last_path = ""
         self._hooks: list[Any] = []
+        self.resident(list(model.parameters()), "parameters")
+        self.resident(list(model.buffers()), "buffers")
+        if optimizer is not None:
+            self.resident([each for state in optimizer.state.values() for each in tensors_in(state)], "optimizer state")
 
     # What was there before
 
@@ -99,7 +110,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _begin(self, phase: str) -> None:
         """Leave one phase for another: what a forward leaves alive for the backward is kept by that."""
         before, self._phase = self._phase, phase
-        if before == "backward" and self._root is not None:
+        if before == "backward":
             gradients = [each.grad for each in self._root.parameters() if each.grad is not None]
             self.categorize(gradients, "gradients")
         if before == "data":
@@ -282,12 +293,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # The ledger
 
-    def ledger(self, *, parameters: int, tokens: int, writer: str) -> Ledger:
+    def ledger(self, *, tokens: int, writer: str) -> Ledger:
         """What was recorded so far, as entries in the order they ran."""
         return Ledger(
             entries=tuple(each.entry() for each in self.events),
             resident=amounts((each, 1) for each in self._resident),
-            parameters=parameters,
+            parameters=sum(each.numel() for each in self._root.parameters()),
             tokens=tokens,
             micro_batches=max(1, self.micro_batches),
             uncounted=tuple(sorted(self.uncounted.items())),

@@ -42,18 +42,12 @@ def trace(
         if optimizer is not None and not first_step:
             make_states(model, optimizer)
         model.zero_grad(set_to_none=True)
-        recorder = Recorder(model)
-        recorder.resident(list(model.parameters()), "parameters")
-        recorder.resident(list(model.buffers()), "buffers")
-        if optimizer is not None:
-            states = [each for state in optimizer.state.values() for each in tensors_in(state)]
-            recorder.resident(states, "optimizer state")
+        recorder = Recorder(model, optimizer)
         recorder.resident(tensors_in(inputs), "batch")
         with recorder, as_if_real():
             _step(model, inputs, loss, optimizer, autocast, recorder)
         tokens = next((each.numel() for each in tensors_in(inputs) if not each.is_floating_point()), 0)
-        parameters = sum(each.numel() for each in model.parameters())
-        ledger = recorder.ledger(parameters=parameters, tokens=tokens, writer="trace")
+        ledger = recorder.ledger(tokens=tokens, writer="trace")
         model.zero_grad(set_to_none=True)
         return ledger
 
