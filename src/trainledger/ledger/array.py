@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import mul
 
 from trainledger.dtypes import FORMATS
 from trainledger.ledger.entry import Int
@@ -51,12 +53,16 @@ class Array:
 
 
 class Leaf:
-    """A parameter: its gradient stays. ``uses`` counts how often a forward reads it (2 for a tied embedding)."""
+    """A parameter: its gradient stays. ``uses`` counts how often a forward reads it (2 for a tied embedding).
 
-    def __init__(self, path: str, elements: Int, *, decayed: bool, uses: int = 1) -> None:
+    Matrices decay, vectors do not: of stacked experts the matrices have three dims, the biases two.
+    """
+
+    def __init__(self, path: str, shape: tuple[Int, ...], *, uses: int = 1) -> None:
         self.path = path
-        self.elements = elements
-        self.decayed = decayed
+        self.shape = shape
+        self.elements = reduce(mul, shape, 1)
+        self.decayed = len(shape) >= 2 and not path.endswith("bias")
         self.uses = uses
         self.arrived = 0
         self.pending: Array | None = None

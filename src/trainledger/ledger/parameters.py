@@ -1,16 +1,20 @@
-"""The parameters of a model: which there are, how large, and what they add up to.
-
-Sizes: D d_model, H query heads, G key-value heads, K head width, F d_ff, V vocab_size.
-"""
+"""The parameters of a model as leaves of the tape, and what they add up to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
+from operator import mul
 
 from trainledger.frozen import frozen
+from trainledger.ledger import shapes
 from trainledger.ledger.array import Leaf
 from trainledger.ledger.entry import Int
+from trainledger.ledger.shapes import Shape
+from trainledger.spec.layers import LayerKind, kind_of, segments
 from trainledger.spec.model import ModelSpec
+
+COMPONENTS = ("embedding", "positions", "attention", "mlp", "norms", "head")  # of every model; others where they are
 
 
 @frozen
@@ -25,133 +29,128 @@ class ParameterCount:
 def parameters(spec: ModelSpec) -> ParameterCount:
     """The parameters of a model by component, a tied embedding counted once (as ``embedding``).
 
+    A token passes through ``experts_per_token`` of the experts of a layer and through all else; multi-token
+    prediction modules are counted in ``total`` only, as nothing passes through them once the model is trained.
+
     >>> from trainledger.api import model
     >>> parameters(model("gpt2")).total
     124439808
     >>> parameters(model("llama-3-8b")).total
     8030261248
     """
-    leaves = leaves_of(spec)
-    block, layers = leaves.block, spec.n_layers
+    by_component: dict[str, Int] = dict.fromkeys(COMPONENTS, 0)
 
-    def elements(*each: Leaf | None) -> Int:
-        return sum(leaf.elements for leaf in each if leaf is not None)
+    def count(named: Iterable[tuple[str, Shape]], times: Int, component: str | None = None) -> None:
+        for name, shape in named:
+            part = component or component_of(name)
+            by_component[part] = by_component.get(part, 0) + times * elements_of(shape)
 
-    attention = elements(block.q, block.k, block.v, block.o, *block.attention_biases)
-    norms = elements(block.norm1, block.norm1_bias, block.norm2, block.norm2_bias)
-    by_component = {
-        "embedding": elements(leaves.tokens),
-        "positions": elements(leaves.positions),
-        "attention": layers * attention,
-        "mlp": layers * elements(block.gate, block.up, block.down, *block.mlp_biases),
-        "norms": layers * norms + elements(leaves.norm, leaves.norm_bias),
-        "head": 0 if spec.tie_embeddings else elements(leaves.head),
-    }
+    count(shapes.before_blocks(spec), 1)
+    for segment in segments(spec):
+        for kind in segment.kinds:
+            count(shapes.block(spec, kind), segment.count)
+    count(shapes.after_blocks(spec), 1)
+    if spec.n_predict_ahead:
+        last = kind_of(spec, spec.n_layers - 1)
+        count(shapes.predict_ahead(spec, last), spec.n_predict_ahead, "prediction ahead")
     total = sum(by_component.values())
-    return ParameterCount(total, total, by_component)
+    active = total - by_component.get("prediction ahead", 0)
+    if spec.n_experts is not None:
+        idle = spec.n_experts - spec.experts_per_token
+        active -= by_component.get("experts", 0) // spec.n_experts * idle
+    return ParameterCount(total, active, by_component)
+
+
+def component_of(name: str) -> str:
+    """Which part of a model a parameter belongs to, by its name.
+
+    >>> component_of("layers.0.self_attn.q_norm.weight"), component_of("mlp.experts.down_proj")
+    ('norms', 'experts')
+    """
+    module = name.split(".")
+    if any("norm" in part for part in module):
+        return "norms"
+    named = (
+        ("embed_tokens", "embedding"), ("embed_positions", "positions"), ("lm_head", "head"), ("router", "router"),
+        ("experts", "experts"), ("shared_experts", "shared experts"), ("shared_expert_gate", "shared experts"),
+        ("self_attn", "attention"),
+    )  # fmt: skip
+    return next((component for part, component in named if part in module), "mlp")
+
+
+def elements_of(shape: Shape) -> Int:
+    """Elements of a tensor of this shape."""
+    return reduce(mul, shape, 1)
 
 
 @frozen
 class BlockLeaves:
-    """The parameters of one block; absent where the spec has none."""
+    """The parameters of one block by name, in torch's order."""
 
-    norm1: Leaf
-    norm1_bias: Leaf | None
-    q: Leaf
-    k: Leaf
-    v: Leaf
-    o: Leaf
-    attention_biases: tuple[Leaf | None, ...]
-    norm2: Leaf
-    norm2_bias: Leaf | None
-    gate: Leaf | None
-    up: Leaf
-    down: Leaf
-    mlp_biases: tuple[Leaf | None, ...]
+    kind: LayerKind
+    named: dict[str, Leaf]
+
+    def __getitem__(self, name: str) -> Leaf:
+        return self.named[name]
+
+    def get(self, name: str) -> Leaf | None:
+        """The parameter, or None where the block has none of this name."""
+        return self.named.get(name)
 
     def all(self) -> Iterator[Leaf]:
-        """In the order in which torch names them."""
-        q_bias, k_bias, v_bias, o_bias = self.attention_biases
-        gate_bias, up_bias, down_bias = self.mlp_biases
-        ordered = (
-            self.norm1, self.norm1_bias, self.q, q_bias, self.k, k_bias, self.v, v_bias, self.o, o_bias,
-            self.norm2, self.norm2_bias, self.gate, gate_bias, self.up, up_bias, self.down, down_bias,
-        )  # fmt: skip
-        return (each for each in ordered if each is not None)
+        return iter(self.named.values())
+
+
+@frozen
+class SegmentLeaves:
+    """A run of layers: a pattern of blocks that comes ``count`` times."""
+
+    blocks: tuple[BlockLeaves, ...]
+    count: Int
+
+    def all(self) -> Iterator[Leaf]:
+        """The parameters of the pattern, each block's in torch's order."""
+        return (leaf for block in self.blocks for leaf in block.all())
 
 
 @frozen
 class ModelLeaves:
-    """The parameters of a model; one `BlockLeaves` stands for each of the equal blocks."""
+    """The parameters of a model; one `BlockLeaves` stands for each run of equal blocks."""
 
-    tokens: Leaf
-    positions: Leaf | None
-    block: BlockLeaves
-    norm: Leaf
-    norm_bias: Leaf | None
+    before: dict[str, Leaf]
+    segments: tuple[SegmentLeaves, ...]
+    after: dict[str, Leaf]
     head: Leaf
-    n_layers: Int
-
-    def outside(self) -> tuple[list[Leaf], list[Leaf]]:
-        """Those before the blocks and those after, in torch's order, a tied head not counted again."""
-        before = [each for each in (self.tokens, self.positions) if each is not None]
-        after = [each for each in (self.norm, self.norm_bias) if each is not None]
-        return before, after if self.head is self.tokens else [*after, self.head]
 
     def elements(self) -> Int:
-        before, after = self.outside()
-        in_block = sum(each.elements for each in self.block.all())
-        return sum(each.elements for each in (*before, *after)) + self.n_layers * in_block
+        return self._total(lambda leaf: leaf.elements)
 
     def tensors(self) -> Int:
-        before, after = self.outside()
-        return len(before) + len(after) + self.n_layers * len(list(self.block.all()))
+        return self._total(lambda leaf: 1)
+
+    def _total(self, amount: Callable[[Leaf], Int]) -> Int:
+        outside = sum(amount(each) for each in (*self.before.values(), *self.after.values()))
+        return outside + sum(each.count * sum(amount(leaf) for leaf in each.all()) for each in self.segments)
 
 
 def leaves_of(spec: ModelSpec) -> ModelLeaves:
-    """The parameters that a spec has."""
-    D, K, V = spec.d_model, spec.head_size, spec.vocab_size
-    H, G, F = spec.n_heads, spec.kv_heads, spec.d_ff
-
-    def matrix(path: str, elements: Int, uses: int = 1) -> Leaf:
-        return Leaf(path, elements, decayed=True, uses=uses)
-
-    def vector(path: str, elements: Int, exists: bool = True) -> Leaf | None:
-        return Leaf(path, elements, decayed=False) if exists else None
-
-    def scale(path: str) -> Leaf:
-        return Leaf(path, D, decayed=False)
-
-    attention, mlp = "self_attn", "mlp"
-    block = BlockLeaves(
-        norm1=scale("input_layernorm.weight"),
-        norm1_bias=vector("input_layernorm.bias", D, spec.norm_bias),
-        q=matrix(f"{attention}.q_proj.weight", D * H * K),
-        k=matrix(f"{attention}.k_proj.weight", D * G * K),
-        v=matrix(f"{attention}.v_proj.weight", D * G * K),
-        o=matrix(f"{attention}.o_proj.weight", H * K * D),
-        attention_biases=tuple(
-            vector(f"{attention}.{name}_proj.bias", size, spec.attention_bias)
-            for name, size in (("q", H * K), ("k", G * K), ("v", G * K), ("o", D))
-        ),
-        norm2=scale("post_attention_layernorm.weight"),
-        norm2_bias=vector("post_attention_layernorm.bias", D, spec.norm_bias),
-        gate=matrix(f"{mlp}.gate_proj.weight", D * F) if spec.gated else None,
-        up=matrix(f"{mlp}.up_proj.weight", D * F),
-        down=matrix(f"{mlp}.down_proj.weight", F * D),
-        mlp_biases=(
-            vector(f"{mlp}.gate_proj.bias", F, spec.mlp_bias and spec.gated),
-            vector(f"{mlp}.up_proj.bias", F, spec.mlp_bias),
-            vector(f"{mlp}.down_proj.bias", D, spec.mlp_bias),
-        ),
-    )
-    tokens = matrix("embed_tokens.weight", V * D, uses=2 if spec.tie_embeddings else 1)
+    """The parameters that a spec has, prediction modules left out."""
+    before = _leaves(shapes.before_blocks(spec))
+    after = _leaves(shapes.after_blocks(spec))
+    if spec.tie_embeddings:
+        before["embed_tokens.weight"].uses = 2
     return ModelLeaves(
-        tokens=tokens,
-        positions=matrix("embed_positions.weight", spec.max_seq_len * D) if spec.positions == "learned" else None,
-        block=block,
-        norm=scale("norm.weight"),
-        norm_bias=vector("norm.bias", D, spec.norm_bias),
-        head=tokens if spec.tie_embeddings else matrix("lm_head.weight", D * V),
-        n_layers=spec.n_layers,
+        before=before,
+        segments=tuple(
+            SegmentLeaves(
+                tuple(BlockLeaves(kind, _leaves(shapes.block(spec, kind))) for kind in segment.kinds), segment.count
+            )
+            for segment in segments(spec)
+        ),
+        after=after,
+        head=before["embed_tokens.weight"] if spec.tie_embeddings else after["lm_head.weight"],
     )
+
+
+def _leaves(named: Iterable[tuple[str, Shape]]) -> dict[str, Leaf]:
+    return {name: Leaf(name, shape) for name, shape in named}

@@ -6,9 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 from trainledger.ledger import operations as op
 from trainledger.ledger.array import Array
-from trainledger.ledger.blocks import Sizes, forward, loss, sizes_of
 from trainledger.ledger.entry import Int, Ledger
+from trainledger.ledger.forward import forward, loss
 from trainledger.ledger.parameters import ModelLeaves, leaves_of
+from trainledger.ledger.sizes import Sizes, sizes_of
 from trainledger.ledger.tape import Tape
 from trainledger.ledger.update import clip, state_nbytes, update
 from trainledger.spec.recipe import Recipe

@@ -6,7 +6,7 @@ as all parameters of a group; ``loop`` goes tensor by tensor with temporaries as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from trainledger.frozen import frozen
 from trainledger.ledger import operations as op
@@ -36,52 +36,60 @@ def state_nbytes(leaves: ModelLeaves, recipe: Recipe) -> Int:
 
 @frozen
 class Group:
-    """The parameters of one torch parameter group: how many elements in how many tensors."""
+    """The parameters of one torch parameter group: how many elements in how many tensors.
+
+    ``segments`` are runs of layers: the group's parameters of a pattern of blocks, and how often it comes.
+    """
 
     decay: float
     before: tuple[Leaf, ...]
-    block: tuple[Leaf, ...]
+    segments: tuple[tuple[tuple[Leaf, ...], Int], ...]
     after: tuple[Leaf, ...]
-    n_layers: Int
 
     @property
     def elements(self) -> Int:
         outside = sum(each.elements for each in (*self.before, *self.after))
-        return outside + self.n_layers * sum(each.elements for each in self.block)
+        return outside + sum(count * sum(each.elements for each in pattern) for pattern, count in self.segments)
 
     @property
     def tensors(self) -> Int:
-        return len(self.before) + len(self.after) + self.n_layers * len(self.block)
+        return len(self.before) + len(self.after) + sum(count * len(pattern) for pattern, count in self.segments)
 
 
 def groups_of(leaves: ModelLeaves, weight_decay: float) -> tuple[Group, ...]:
     """Matrices with decay, vectors without, as the engine groups them."""
-    whole = whole_of(leaves)
-
-    def group(decayed: bool) -> Group:
-        parts = (whole.before, whole.block, whole.after)
-        before, block, after = (tuple(each for each in part if each.decayed == decayed) for part in parts)
-        return Group(weight_decay if decayed else 0.0, before, block, after, leaves.n_layers)
-
-    return group(True), group(False)
+    return _group(leaves, weight_decay, decayed=True), _group(leaves, 0.0, decayed=False)
 
 
 def whole_of(leaves: ModelLeaves) -> Group:
     """All parameters as one group."""
-    before, after = leaves.outside()
-    return Group(0.0, tuple(before), tuple(leaves.block.all()), tuple(after), leaves.n_layers)
+    return _group(leaves, 0.0, decayed=None)
+
+
+def _group(leaves: ModelLeaves, decay: float, *, decayed: bool | None) -> Group:
+    def chosen(all_of_them: Iterable[Leaf]) -> tuple[Leaf, ...]:
+        return tuple(each for each in all_of_them if decayed is None or each.decayed == decayed)
+
+    return Group(
+        decay,
+        chosen(leaves.before.values()),
+        tuple((chosen(each.all()), each.count) for each in leaves.segments),
+        chosen(leaves.after.values()),
+    )
 
 
 def each_parameter(tape: Tape, group: Group) -> Iterator[Leaf]:
     """Every parameter in torch's order inside the loops that repeat it.
 
-    The first block stands alone: what it finds left over from the parameter before it is not what the others find.
+    The first round of a pattern stands alone: what it finds left over from the parameter before it is not what
+    the others find.
     """
     yield from group.before
-    yield from group.block
-    if not op.is_one(group.n_layers):
-        with tape.loop("layers", group.n_layers - 1):
-            yield from group.block
+    for pattern, count in group.segments:
+        yield from pattern
+        if not op.is_one(count):
+            with tape.loop("layers", count - 1):
+                yield from pattern
     yield from group.after
 
 

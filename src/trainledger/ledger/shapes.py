@@ -1,0 +1,141 @@
+"""The parameters of a model by name and shape, in the order and under the names that the modules of `nn` have.
+
+Sizes: D d_model, H query heads, G key-value heads, K head width, W value width, F d_ff, E experts, V rows of
+the embedding; of latent attention P query rank, R key-value rank, Q rotary width, N width without positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainledger.spec.layers import LayerKind
+from trainledger.spec.model import ModelSpec
+
+Shape = tuple[Any, ...]
+Named = Iterator[tuple[str, Shape]]
+
+
+def before_blocks(spec: ModelSpec) -> Named:
+    """What stands before the first block."""
+    D = spec.d_model
+    yield "embed_tokens.weight", (spec.padded_vocab, D)
+    if spec.positions == "learned":
+        yield "embed_positions.weight", (spec.max_seq_len + spec.extra_positions, D)
+    if spec.embedding_norm:
+        yield from _norm(spec, "embed_norm", D)
+
+
+def after_blocks(spec: ModelSpec) -> Named:
+    """What stands after the last block, a tied head left out."""
+    if spec.norm_place != "after-add":
+        yield from _norm(spec, "norm", spec.d_model)
+    if not spec.tie_embeddings:
+        yield "lm_head.weight", (spec.padded_vocab, spec.d_model)
+    if spec.head_bias:
+        yield "lm_head.bias", (spec.padded_vocab,)
+
+
+def predict_ahead(spec: ModelSpec, kind: LayerKind) -> Named:
+    """One multi-token prediction module (DeepSeek-AI 2024, DeepSeek-V3, section 2.2); embedding and head are shared."""
+    D = spec.d_model
+    yield from _norm(spec, "enorm", D)
+    yield from _norm(spec, "hnorm", D)
+    yield "eh_proj.weight", (D, 2 * D)
+    for name, shape in block(spec, kind):
+        yield f"block.{name}", shape
+    yield from _norm(spec, "norm", D)
+
+
+def block(spec: ModelSpec, kind: LayerKind) -> Named:
+    """The parameters of one block."""
+    D = spec.d_model
+    attend = latent_attention(spec) if spec.latent else attention(spec)
+    feed = experts(spec) if kind.experts else mlp(spec, spec.d_ff)
+    if spec.norm_place in ("pre", "sandwich"):
+        yield from _norm(spec, "input_layernorm", D)
+    yield from _inside("self_attn", attend)
+    if spec.block != "parallel":
+        yield from _norm(spec, "post_attention_layernorm", D)
+    if spec.norm_place == "sandwich":
+        yield from _norm(spec, "pre_feedforward_layernorm", D)
+    yield from _inside("mlp", feed)
+    if spec.norm_place != "pre":
+        yield from _norm(spec, "post_feedforward_layernorm", D)
+
+
+def attention(spec: ModelSpec) -> Named:
+    """Multi-head, grouped-query and multi-query attention."""
+    D, H, G, K, W = spec.d_model, spec.n_heads, spec.kv_heads, spec.head_size, spec.value_size
+    if spec.attention_sinks:
+        yield "sinks", (H,)
+    yield from _linear("q_proj", H * K, D, spec.attention_bias)
+    yield from _linear("k_proj", G * K, D, spec.attention_bias)
+    yield from _linear("v_proj", G * W, D, spec.attention_bias)
+    yield from _linear("o_proj", D, H * W, spec.output_bias)
+    if spec.qk_norm is not None:
+        wide = spec.qk_norm == "width"
+        yield from _norm(spec, "q_norm", H * K if wide else K)
+        yield from _norm(spec, "k_norm", G * K if wide else K)
+
+
+def latent_attention(spec: ModelSpec) -> Named:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1); its inner norms are RMSNorms."""
+    D, H, W = spec.d_model, spec.n_heads, spec.value_size
+    R, N, Q = spec.kv_rank, spec.nope_head_dim, spec.rotary_size
+    assert R is not None
+    assert N is not None
+    if spec.q_rank is None:
+        yield from _linear("q_proj", H * spec.head_size, D, False)
+    else:
+        yield from _linear("q_a_proj", spec.q_rank, D, spec.attention_bias)
+        yield "q_a_layernorm.weight", (spec.q_rank,)
+        yield from _linear("q_b_proj", H * spec.head_size, spec.q_rank, False)
+    yield from _linear("kv_a_proj_with_mqa", R + Q, D, spec.attention_bias)
+    yield "kv_a_layernorm.weight", (R,)
+    yield from _linear("kv_b_proj", H * (N + W), R, False)
+    yield from _linear("o_proj", D, H * W, spec.output_bias)
+
+
+def mlp(spec: ModelSpec, width: Any) -> Named:
+    """A dense MLP of the given inner width, plain or gated."""
+    D = spec.d_model
+    if spec.gated:
+        yield from _linear("gate_proj", width, D, spec.mlp_bias)
+    yield from _linear("up_proj", width, D, spec.mlp_bias)
+    yield from _linear("down_proj", D, width, spec.mlp_bias)
+
+
+def experts(spec: ModelSpec) -> Named:
+    """Router, experts (stacked in one tensor per projection, gate and up joined) and the shared expert."""
+    D, E, F = spec.d_model, spec.n_experts, spec.expert_width
+    inward = "gate_up_proj" if spec.gated else "up_proj"
+    wide = 2 * F if spec.gated else F
+    yield from _linear("router", E, D, spec.router_bias)
+    yield f"experts.{inward}", (E, wide, D)
+    if spec.mlp_bias:
+        yield f"experts.{inward}_bias", (E, wide)
+    yield "experts.down_proj", (E, D, F)
+    if spec.mlp_bias:
+        yield "experts.down_proj_bias", (E, D)
+    if spec.n_shared_experts:
+        yield from _inside("shared_experts", mlp(spec, spec.n_shared_experts * F))
+    if spec.shared_expert_gate:
+        yield "shared_expert_gate.weight", (1, D)
+
+
+def _linear(name: str, d_out: Any, d_in: Any, bias: bool) -> Named:
+    yield f"{name}.weight", (d_out, d_in)
+    if bias:
+        yield f"{name}.bias", (d_out,)
+
+
+def _norm(spec: ModelSpec, name: str, width: Any) -> Named:
+    if spec.norm_weight:
+        yield f"{name}.weight", (width,)
+    if spec.norm_bias:
+        yield f"{name}.bias", (width,)
+
+
+def _inside(module: str, named: Named) -> Named:
+    return ((f"{module}.{name}", shape) for name, shape in named)
