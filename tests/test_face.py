@@ -55,7 +55,7 @@ def test_load_from_a_dict_and_from_a_file(tmp_path):
     run = tl.load(path, changes)
     assert run == tl.load(str(path), ["recipe.micro_batch=2", "model.n_layers=3"])
     assert run == tl.load({"model": {"preset": "gpt2"}, "recipe": RECIPE}, changes)
-    assert (run.model.d_model, run.model.n_layers, run.recipe.grad_accum) == (768, 3, 2)
+    assert (run.model.d_model, run.model.n_layers, run.grad_accum) == (768, 3, 2)
 
 
 def test_preset_device_and_fields_are_wrong_in_one_go():

@@ -42,8 +42,10 @@ def test_the_same_as_the_standard_one(decorate: Callable[[type[Any]], Any]) -> N
     with pytest.raises(FrozenInstanceError, match="cannot delete field"):
         del point.x
     assert point == Point(1)
-    with pytest.raises(TypeError):
-        Point()
+    assert Point(1, tags={"a": 1}, y=3).tags == {"a": 1}
+    for wrong in (lambda: Point(), lambda: Point(1, x=1), lambda: Point(1, 2, {}, 4), lambda: Point(1, z=1)):
+        with pytest.raises(TypeError):
+            wrong()
     with pytest.raises(TypeError):
         hash(point)  # a dict among its fields
 
@@ -58,3 +60,19 @@ def test_equal_ones_have_equal_hashes_and_kw_only_is_kept() -> None:
     assert len({Size(width=1), Size(width=1), Size(width=2)}) == 2
     with pytest.raises(TypeError):
         Size(1)  # type: ignore[misc]
+    with pytest.raises(TypeError, match="lacks the argument 'width'"):
+        Size(height=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="has no field 'depth'"):
+        Size(width=1, depth=2)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("decorate", [frozen(kw_only=True), dataclass(frozen=True, kw_only=True)])
+def test_fields_by_name_have_their_defaults(decorate: Callable[[type[Any]], Any]) -> None:
+    Point = made(decorate)
+    point = Point(x=1)
+    assert repr(point) == "Point(x=1, y=2, tags={})"
+    assert point.tags is not Point(x=1).tags, "each has a dict of its own"
+    assert replace(point, y=5) == Point(y=5, x=1)
+    assert [each.name for each in fields(Point)] == ["x", "y", "tags"]
+    with pytest.raises(FrozenInstanceError, match="cannot assign to field"):
+        point.x = 2

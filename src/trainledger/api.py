@@ -45,7 +45,8 @@ def model(name: str, **fields: Any) -> ModelSpec:
     >>> model("llama-3-8b", n_layers=2).n_layers
     2
     """
-    recipe = {"seq_len": 1, "global_batch": 1, "steps": 1}
+    ahead = {**catalog.model(name), **fields}.get("n_predict_ahead")  # modules that need a few tokens after each
+    recipe = {"seq_len": 128 if ahead else 1, "global_batch": 1, "steps": 1}
     return load({"model": {"preset": name, **fields}, "recipe": recipe}).model
 
 
@@ -102,6 +103,10 @@ def plan(run: Run, *, mfu: float = 0.5) -> Plan:
     from trainledger.ledger.step import account
     from trainledger.plan.plan import make_plan
 
+    if not run.layout.alone:
+        from trainledger.plan.spread import spread_plan
+
+        return spread_plan(run, machine_of(run), backend=kernels_of(run), mfu=mfu)
     return make_plan(run, account(run, backend=kernels_of(run)), machine_of(run), mfu=mfu)
 
 
@@ -110,4 +115,6 @@ def predict(run: Run) -> Forecast:
     from trainledger.ledger.step import account
     from trainledger.predict.forecast import forecast
 
+    if not run.layout.alone:
+        return plan(run).forecast
     return forecast(run, account(run, backend=kernels_of(run)), machine_of(run))

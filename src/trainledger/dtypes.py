@@ -1,22 +1,28 @@
-"""Number formats: how many bits, how far they reach, how finely they step."""
+"""Number formats: how many bits, how far they reach, how finely they step, and what scales they need beside them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from trainledger.frozen import frozen
+
+Int = Any  # int, array or symbol
+SPECIALS = ("ieee", "nan", "none")
 
 
 @frozen
 class NumberFormat:
     """A binary floating-point format given by its exponent and mantissa widths.
 
-    ``ieee_specials`` is False for E4M3, which spends only one bit pattern of the top exponent on NaN and
-    none on infinity (OCP 8-bit Floating Point Specification, section 5).
+    ``specials`` says what the top exponent is spent on: infinities and NaNs (``ieee``), one NaN pattern and no
+    infinity (``nan``: E4M3; OCP 8-bit Floating Point Specification, section 5), or numbers only (``none``: the
+    element formats of the OCP Microscaling Formats Specification v1.0, section 5.3).
     """
 
     name: str
     exponent_bits: int
     mantissa_bits: int
-    ieee_specials: bool = True
+    specials: str = "ieee"
 
     @property
     def bits(self) -> int:
@@ -24,7 +30,18 @@ class NumberFormat:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of one element; ValueError for a format that shares a byte with its neighbour."""
+        if self.bits % 8:
+            raise ValueError(f"{self.name} has {self.bits} bits, not whole bytes; ask for nbytes_for(elements)")
         return self.bits // 8
+
+    def nbytes_for(self, elements: Int) -> Int:
+        """Bytes of so many elements, packed.
+
+        >>> FORMATS["e2m1"].nbytes_for(5), FORMATS["bf16"].nbytes_for(5)
+        (3, 10)
+        """
+        return _ceil_div(elements * self.bits, 8)
 
     @property
     def bias(self) -> int:
@@ -34,12 +51,13 @@ class NumberFormat:
     def largest(self) -> float:
         """The largest finite value.
 
-        >>> FORMATS["fp16"].largest, FORMATS["e4m3"].largest, FORMATS["e5m2"].largest
-        (65504.0, 448.0, 57344.0)
+        >>> FORMATS["fp16"].largest, FORMATS["e4m3"].largest, FORMATS["e5m2"].largest, FORMATS["e2m1"].largest
+        (65504.0, 448.0, 57344.0, 6.0)
         """
-        if self.ieee_specials:
+        if self.specials == "ieee":
             return (2.0 - 2.0**-self.mantissa_bits) * 2.0**self.bias
-        return (2.0 - 2.0 ** (1 - self.mantissa_bits)) * 2.0 ** (self.bias + 1)
+        steps_below_two = 2 if self.specials == "nan" else 1
+        return (2.0 - steps_below_two * 2.0**-self.mantissa_bits) * 2.0 ** (self.bias + 1)
 
     @property
     def smallest_normal(self) -> float:
@@ -60,6 +78,53 @@ class NumberFormat:
         return 2.0**-self.mantissa_bits
 
 
+@frozen
+class BlockFormat:
+    """Elements in blocks that share a scale: ``bits`` each, one scale of ``scale_bits`` per ``block`` elements.
+
+    ``scale`` names the scales' format, ``element`` the elements'. Where the scales are quantized again (double
+    quantization), ``scale_block`` of them share one fp32 scale. ``tensor_nbytes`` come once per tensor.
+    """
+
+    name: str
+    element: str
+    bits: int
+    block: int
+    scale: str
+    scale_bits: int
+    source: str
+    scale_block: int | None = None
+    tensor_nbytes: int = 0
+
+    def scale_nbytes_for(self, elements: Int) -> Int:
+        """Bytes of the scales beside so many elements."""
+        scales = _ceil_div(elements, self.block)
+        nbytes = _ceil_div(scales * self.scale_bits, 8) + self.tensor_nbytes
+        return nbytes if self.scale_block is None else nbytes + 4 * _ceil_div(scales, self.scale_block)
+
+    def nbytes_for(self, elements: Int) -> Int:
+        """Bytes of so many elements, scales included.
+
+        >>> BLOCK_FORMATS["mxfp4"].nbytes_for(4096), BLOCK_FORMATS["nvfp4"].nbytes_for(4096)
+        (2176, 2308)
+        """
+        return _ceil_div(elements * self.bits, 8) + self.scale_nbytes_for(elements)
+
+    @property
+    def bits_per_element(self) -> float:
+        """Bits of an element and of its share of the scales, in a large tensor.
+
+        >>> BLOCK_FORMATS["mxfp8"].bits_per_element, BLOCK_FORMATS["nf4-double"].bits_per_element
+        (8.25, 4.126953125)
+        """
+        bits = self.bits + self.scale_bits / self.block
+        return bits if self.scale_block is None else bits + 32 / (self.block * self.scale_block)
+
+
+def _ceil_div(a: Int, b: int) -> Int:
+    return -(-a // b)
+
+
 FORMATS = {
     each.name: each
     for each in (
@@ -67,7 +132,55 @@ FORMATS = {
         NumberFormat("fp32", 8, 23),
         NumberFormat("bf16", 8, 7),
         NumberFormat("fp16", 5, 10),
-        NumberFormat("e4m3", 4, 3, ieee_specials=False),
+        NumberFormat("e4m3", 4, 3, "nan"),
         NumberFormat("e5m2", 5, 2),
+        NumberFormat("e3m2", 3, 2, "none"),
+        NumberFormat("e2m3", 2, 3, "none"),
+        NumberFormat("e2m1", 2, 1, "none"),
     )
 }
+
+# Whole bytes of what is not a signed floating-point number. e8m0 is a scale: a power of two from 2^-127 to 2^127
+# or NaN, without sign and mantissa (OCP Microscaling Formats Specification v1.0, section 5.4).
+OTHER_NBYTES = {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "e8m0": 1}
+
+_MX = "OCP Microscaling Formats Specification v1.0, table 1: blocks of 32 with an e8m0 scale"
+_NF4 = "Dettmers et al. 2023, QLoRA (arXiv 2305.14314), section 3"
+_INT8 = "Dettmers et al. 2022, 8-bit Optimizers (arXiv 2110.02861), section 2: blocks of 2048 with an fp32 scale"
+_INT4 = "groups of 128 with an fp16 scale, zero points left out (Frantar et al. 2022, GPTQ, arXiv 2210.17323)"
+
+BLOCK_FORMATS = {
+    each.name: each
+    for each in (
+        BlockFormat("mxfp8", "e4m3", 8, 32, "e8m0", 8, _MX),
+        BlockFormat("mxfp6", "e3m2", 6, 32, "e8m0", 8, _MX),
+        BlockFormat("mxfp4", "e2m1", 4, 32, "e8m0", 8, _MX),
+        BlockFormat("mxint8", "int8", 8, 32, "e8m0", 8, _MX),
+        BlockFormat(
+            "nvfp4", "e2m1", 4, 16, "e4m3", 8,
+            "NVIDIA 2025, Pretraining LLMs with NVFP4 (arXiv 2509.25149), section 2: and an fp32 scale per tensor",
+            tensor_nbytes=4,
+        ),
+        BlockFormat("nf4", "nf4", 4, 64, "fp32", 32, f"{_NF4}: 64 quantiles share an fp32 scale"),
+        BlockFormat(
+            "nf4-double", "nf4", 4, 64, "fp8", 8, f"{_NF4}: 8-bit scales, 256 of them with an fp32 scale",
+            scale_block=256,
+        ),
+        BlockFormat("int8", "int8", 8, 2048, "fp32", 32, _INT8),
+        BlockFormat("int4", "int4", 4, 128, "fp16", 16, _INT4),
+    )
+}  # fmt: skip
+
+
+def nbytes_in(elements: Int, dtype: str) -> Int:
+    """Bytes of so many elements in a format by name; scales of a block format are counted.
+
+    >>> nbytes_in(1000, "bf16"), nbytes_in(1000, "bool"), nbytes_in(1024, "mxfp8")
+    (2000, 1000, 1056)
+    """
+    if dtype in OTHER_NBYTES:
+        return elements * OTHER_NBYTES[dtype]
+    if dtype in BLOCK_FORMATS:
+        return BLOCK_FORMATS[dtype].nbytes_for(elements)
+    each = FORMATS[dtype]
+    return elements * each.nbytes if each.bits % 8 == 0 else each.nbytes_for(elements)

@@ -23,6 +23,10 @@ GPT2 = {
 KINDS: list[dict[str, Any]] = [
     {},
     {"attention": "math", "precision": "bf16-mixed", "activation_checkpointing": "full", "optimizer_loop": "loop"},
+    {"precision": "bf16", "master_weights": True, "gradient_dtype": "fp32", "activation_checkpointing": "full"},
+    {"precision": "fp16-mixed", "model": GPT2},
+    {"precision": "bf16-sharded", "optimizer_loop": "foreach"},
+    {"precision": "fp8-block", "master_weights": True},
     {"model": GPT2, "optimizer": "rmsprop", "optimizer_loop": "foreach", "dropout": 0.1, "grad_clip": None},
 ]
 

@@ -32,10 +32,10 @@ def allocated(run: Run) -> int:
     model = build(run.model, run.recipe)
     optimizer = build_optimizer(model, run.recipe)
     make_states(model, optimizer)
-    shape = (run.recipe.device_batch, run.recipe.seq_len)
+    shape = (run.device_batch, run.recipe.seq_len)
     batches = [
         (torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64))
-        for _ in range(run.recipe.grad_accum)
+        for _ in range(run.grad_accum)
     ]
     before = sum(nbytes for _, nbytes in account(run).resident)
     with AllocatorPeak(torch.device("cpu"), live_nbytes=before) as peak:

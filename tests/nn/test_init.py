@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trainledger.nn.init import TRUNCATION, fill, initialize
-from trainledger.nn.transformer import Transformer, next_token_loss
+from trainledger.nn.loss import next_token_loss
+from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
 
 LLAMA = ModelSpec(vocab_size=512, d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, d_ff=344, max_seq_len=64)
@@ -142,6 +143,49 @@ def test_every_parameter_is_written_and_depends_on_the_seed_alone(family, tied):
             assert not torch.equal(each, other[name])
         else:
             assert torch.equal(each, torch.zeros_like(each) if name.endswith("bias") else torch.ones_like(each))
+
+
+EVERYTHING = [
+    replace(LLAMA, norm_plus_one=True, norm_place="sandwich", attention_sinks=True, qk_norm="head", head_bias=True),
+    replace(GPT2, block="parallel-two-norms", embedding_norm=True, norm_weight=True),
+    replace(
+        LLAMA, n_kv_heads=None, kv_rank=32, q_rank=48, nope_head_dim=16, rope_head_dim=8, v_head_dim=16, n_experts=4,
+        n_shared_experts=1, n_dense_layers=1, mlp_bias=True, router_bias=True, norm_plus_one=True, n_predict_ahead=1,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", EVERYTHING, ids=["sandwich", "parallel", "latent experts"])
+def test_every_kind_of_parameter_has_its_start(spec):
+    assert not list(spec.problems())
+    model = Transformer(spec)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.fill_(float("nan"))
+    initialize(model, seed=0)
+    ordinary = {"q_a_layernorm", "kv_a_layernorm"}  # norms inside latent attention multiply by their weight alone
+    for name, each in model.named_parameters():
+        module = name.split(".")[-2]
+        if name.endswith(("bias", "sinks")):
+            wanted = 0.0
+        elif "norm" in module:
+            wanted = 0.0 if spec.norm_plus_one and module not in ordinary else 1.0
+        else:
+            into_stream = any(part in name for part in ("o_proj", "down_proj"))
+            by_rule = each.shape[-1] ** -0.5 / (math.sqrt(2 * spec.n_layers) if into_stream else 1)
+            if module not in ("embed_tokens", "embed_positions", "lm_head"):
+                assert float(each.std()) == pytest.approx(by_rule, rel=0.2 if each.numel() < 4096 else 0.05), name
+            continue
+        assert torch.equal(each, torch.full_like(each, wanted)), name
+
+
+@torch.no_grad()
+def test_scales_of_embedding_and_logits_are_taken_off():
+    scaled = replace(LLAMA, embedding_scale=11.3, logit_scale=0.0625, vocab_size=2000)
+    model, ids = made(scaled), ids_for(scaled)
+    assert stream_variances(model)[0] == pytest.approx(1, rel=0.05)
+    excess = float(next_token_loss(model(ids)[:, :-1], ids[:, 1:])) - math.log(2000)
+    assert -0.05 < excess < 0.2
 
 
 @given(fan_in=st.integers(200, 600), deviation=st.floats(1e-3, 10), seed=st.integers(0, 99))

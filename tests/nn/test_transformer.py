@@ -10,11 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainledger.nn.attention import scaled_dot_product, written_out
+from trainledger.nn.attend import Scores, scaled_dot_product, written_out
 from trainledger.nn.init import initialize
+from trainledger.nn.loss import next_token_loss
 from trainledger.nn.rotary import Rotary, frequencies, rotate
-from trainledger.nn.transformer import Transformer, next_token_loss
+from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.recipe import Recipe
 
 FEW = settings(max_examples=30, deadline=None)
 LLAMA = ModelSpec(vocab_size=50, d_model=24, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=40, max_seq_len=32)
@@ -43,23 +45,25 @@ def ids_for(spec, batch=2, seed=0):
 @FEW
 def test_both_attentions_are_equal(batch, kv_heads, ratio, n_tokens, width, seed):
     generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(batch, kv_heads * ratio, n_tokens, width, generator=generator, requires_grad=True)
-    k = torch.randn(batch, kv_heads, n_tokens, width, generator=generator, requires_grad=True)
-    v = torch.randn(batch, kv_heads, n_tokens, width, generator=generator, requires_grad=True)
-    towards = torch.randn(q.shape, generator=generator)
+    q = torch.randn(batch, n_tokens, kv_heads * ratio, width, generator=generator, requires_grad=True)
+    k = torch.randn(batch, n_tokens, kv_heads, width, generator=generator, requires_grad=True)
+    v = torch.randn(batch, n_tokens, kv_heads, width, generator=generator, requires_grad=True)
+    towards = torch.randn(batch, n_tokens, kv_heads * ratio * width, generator=generator)
+    later = torch.full((n_tokens, n_tokens), -math.inf).triu(1)
+    scores = Scores("sdpa", 1 / math.sqrt(width))
     both = []
-    for attend in (scaled_dot_product, written_out):
-        y = attend(q, k, v)
+    for y in (scaled_dot_product(q, k, v, None, scores), written_out(q, k, v, later, scores)):
         both.append((y, *torch.autograd.grad((y * towards).sum(), (q, k, v))))
     for fused, plain in zip(*both, strict=True):
         torch.testing.assert_close(fused, plain, atol=2e-5, rtol=1e-4)
 
 
 def test_attention_is_the_mean_of_values_where_scores_are_equal():
-    v = torch.randn(1, 2, 6, 4)
-    y = written_out(torch.zeros(1, 4, 6, 4), torch.randn(1, 2, 6, 4), v)
-    means = v.cumsum(2) / torch.arange(1, 7)[:, None]
-    torch.testing.assert_close(y, means.repeat_interleave(2, dim=1))  # heads 0, 1 share the first key-value head
+    v = torch.randn(1, 6, 2, 4)
+    later = torch.full((6, 6), -math.inf).triu(1)
+    y = written_out(torch.zeros(1, 6, 4, 4), torch.randn(1, 6, 2, 4), v, later, Scores("math", 0.5))
+    means = v.cumsum(1) / torch.arange(1, 7)[:, None, None]
+    torch.testing.assert_close(y.unflatten(-1, (4, 4)), means.repeat_interleave(2, dim=2))  # heads 0, 1 share the first key-value head
 
 
 @FAMILIES
@@ -91,7 +95,7 @@ def test_a_score_depends_on_the_distance_of_two_positions_only():
     rotary = Rotary(replace(LLAMA, max_seq_len=64, head_dim=16))
     cosines, sines = rotary(64, torch.float32)
     q, k = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
-    turned_q, turned_k = (rotate(each.expand(1, 64, 1, 16), cosines, sines)[0, :, 0] for each in (q, k))
+    turned_q, turned_k = (rotate(each.expand(1, 64, 1, 16), (cosines, sines))[0, :, 0] for each in (q, k))
     scores = turned_q @ turned_k.T
     for distance in range(-40, 41):
         diagonal = scores.diagonal(distance)
@@ -116,8 +120,9 @@ def test_rotary_frequencies_by_hand():
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_checkpointing_changes_no_gradient(spec, attention, dropout):
     gradients, losses = [], []
-    for checkpointing in (False, True):
-        model = made(spec, attention=attention, dropout=dropout, checkpointing=checkpointing).train()
+    for checkpointing in ("none", "full"):
+        recipe = Recipe(seq_len=31, global_batch=2, steps=1, activation_checkpointing=checkpointing, dropout=dropout)
+        model = made(spec, attention=attention, dropout=dropout, checkpointing=recipe).train()
         torch.manual_seed(0)
         ids = ids_for(spec)
         loss = next_token_loss(model(ids[:, :-1]), ids[:, 1:])

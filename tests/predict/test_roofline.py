@@ -2,12 +2,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainledger.catalog import device
 from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.step import account
 from trainledger.predict.ratios import hfu, matmul_dtype, mfu, step_peak
-from trainledger.predict.roofline import NoRate, Roofline
+from trainledger.predict.roofline import NoRate, Roofline, peak_rate
 from trainledger.predict.step_time import step_time
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.spec.cluster import Device
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
 
 SHEET = Device("d", "a device", {"bf16": 1e12}, memory_bytes_per_second=1e9)
 
@@ -178,3 +183,36 @@ def test_an_optimizer_costs_its_call_and_its_tensors_and_an_accelerator_hides_th
     assert called.by_bound["overhead"] == pytest.approx(4e-4)
     behind = step_time(ledger, calibration("cuda", **costs), tensors=30)
     assert behind.seconds == pytest.approx(max(step_time(ledger, calibration("cuda")).seconds, 4e-4))
+
+
+def test_both_8_bit_formats_run_at_the_sheet_s_one_rate_for_them():
+    sheet = Device("d", "a device", {"fp8": 2e12, "fp32": 1e12})
+    assert peak_rate(sheet, "e4m3") == peak_rate(sheet, "e5m2") == 2e12
+    assert peak_rate(Device("d", "a device", {"e5m2": 1e12, "fp8": 2e12}), "e5m2") == 1e12
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "fp16", "e4m3", "nvfp4"])
+def test_a_rate_that_no_sheet_has_is_never_another_dtype_s(dtype):
+    with pytest.raises(NoRate, match=f"a device has no peak for {dtype} on record \\(it has bf16\\)"):
+        peak_rate(SHEET, dtype)
+    entry = Entry("mm", "", "forward", "matmul", flops=1, dtype=dtype)
+    result = step_time(Ledger((entry,)), SHEET)
+    assert result.seconds is None
+    assert result.notes == (f"no step time: a device has no peak for {dtype} on record (it has bf16)",)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtypes"),
+    [
+        ("fp32", {"fp32"}), ("tf32", {"tf32"}), ("fp16-mixed", {"fp16"}), ("bf16-sharded", {"bf16"}),
+        ("fp8-tensorwise", {"bf16", "e4m3", "e5m2"}), ("fp8-rowwise", {"bf16", "e4m3"}),
+    ],
+)  # fmt: skip
+def test_every_precision_of_a_large_model_has_a_rate_on_a_device_that_has_them_all(precision, dtypes):
+    model = ModelSpec(vocab_size=512, d_model=64, n_layers=2, n_heads=4, head_dim=16, d_ff=128, max_seq_len=16)
+    run = Run(model=model, recipe=Recipe(seq_len=16, global_batch=1, steps=1, precision=precision))
+    ledger = account(run, backend="cuda")
+    assert {each.dtype for each in ledger if each.kind in ("matmul", "attention")} == dtypes
+    assert step_time(ledger, device("h100-sxm")).seconds
+    on_cpu = {each.dtype for each in account(run) if each.kind == "matmul"}
+    assert on_cpu == (dtypes if precision != "tf32" else {"fp32"})

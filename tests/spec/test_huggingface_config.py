@@ -6,8 +6,9 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from published_configs import CONFIGS
 
 from trainledger.spec.huggingface import LARGEST_NBYTES, from_config, left_out, read_json, to_config
 from trainledger.spec.model import ModelSpec
@@ -88,11 +89,12 @@ def test_both_forms_of_rotary_parameters_are_one():
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (
-            {"rope_scaling": {"type": "linear", "factor": 2.0}},
-            "rope_scaling.rope_type = 'linear': only default and llama3",
-        ),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_parameters.rope_type = 'yarn'"),
+        ({"rope_scaling": {"type": "mrope"}}, "rope_scaling.rope_type = 'mrope': must be one of default, linear"),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_parameters.rope_type = ['yarn']: must be one of"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: must be a number (long rotary waves"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "rope_scaling.factor = 0.5: must be at least 1"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.short_factor: must be a list of numbers"),
+        ({"rope_parameters": {"full_attention": {}}}, "differs by layer, which no llama does"),
         (
             {"rope_scaling": {"rope_type": "default", "factor": 2.0}},
             "rope_scaling.factor = 2.0: is no key of the rope type",
@@ -104,17 +106,21 @@ def test_both_forms_of_rotary_parameters_are_one():
         ),
         (
             {"rope_parameters": {"partial_rotary_factor": 0.5}},
-            "rope_parameters.partial_rotary_factor = 0.5: only whole heads",
+            "rope_parameters.partial_rotary_factor = 0.5: every llama turns whole heads",
         ),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5: only whole heads"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5: every llama turns whole heads"),
+        ({"partial_rotary_factor": "half"}, "partial_rotary_factor = 'half': must be a number above 0 and at most 1"),
         ({"rope_scaling": ["linear"]}, "rope_scaling = ['linear']: must be a JSON object"),
-        ({"sliding_window": 4096}, "sliding_window = 4096: changes what the model computes"),
-        ({"layer_types": ["sliding_attention"]}, "layer_types = ['sliding_attention']: only full_attention"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config = a table: changes what the model computes"),
-        ({"auto_map": {"AutoModel": "evil.py"}}, "auto_map = a table: changes what the model computes"),
+        ({"sliding_window": 4096}, "sliding_window = 4096: changes what the model costs"),
+        ({"layer_types": ["sliding_attention"] * 2}, "only full_attention are accounted for in llama"),
+        ({"layer_types": ["full_attention"]}, "layer_types = ['full_attention']: has 1 entries for 2 layers"),
+        ({"layer_types": {"a": 1}}, "layer_types = a table: only full_attention"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "is not accounted for; llama here is LlamaForCausalLM"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures = 'LlamaForCausalLM': must be a list of names"),
         ({"qk_norm": True}, "qk_norm = true: is no key that is known here for llama; it may change the model"),
         ({"n_embd": 16}, "n_embd = 16: is no key that is known here for llama"),
-        ({"hidden_act": "relu2"}, "hidden_act = 'relu2': must be one of silu, swish, gelu"),
+        ({"hidden_act": "xielu"}, "hidden_act = 'xielu': must be one of silu, swish, gelu"),
+        ({"hidden_act": ["silu"]}, "hidden_act = ['silu']: must be one of silu, swish, gelu"),
         ({"hidden_size": "16"}, "hidden_size = '16': must be a number"),
         ({"hidden_size": True}, "hidden_size = true: must be a whole number"),
         ({"hidden_size": 16.5}, "hidden_size = 16.5: must be a whole number"),
@@ -129,10 +135,9 @@ def test_both_forms_of_rotary_parameters_are_one():
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3: must divide n_heads = 4"),
         ({"head_dim": 5}, "head_dim = 5: rotary positions turn pairs"),
         ({"num_hidden_layers": None}, "num_hidden_layers: is missing (Transformer blocks)"),
-        (
-            {"model_type": "mamba"},
-            "model_type = 'mamba': must be one of the model types that are built here: llama, gpt2",
-        ),
+        ({"model_type": "mamba"}, "model_type = 'mamba': must be one of the model types that are known here: llama, "),
+        ({"model_type": "qwen3_next"}, "nearest are qwen3_moe, qwen3, qwen2_moe. `trainledger trace` accounts for any"),
+        ({"model_type": ""}, "gpt_oss. `trainledger trace` accounts for any model's own code"),
         ({"model_type": ["llama"]}, "model_type = ['llama']: must be one of"),
         ({"model_type": None}, "model_type: must be one of"),
     ],
@@ -175,13 +180,29 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-known_keys = st.sampled_from(sorted({*LLAMA_32_1B, *GPT2, "rope_parameters", "layer_types", "partial_rotary_factor"}))
+rope_tables = st.dictionaries(
+    st.sampled_from(["rope_type", "type", "rope_theta", "factor", "short_factor", "long_factor", "beta_fast", "mscale",
+                     "original_max_position_embeddings", "full_attention", "sliding_attention", "mscale_all_dim"]),
+    st.sampled_from(["yarn", "longrope", "llama3", "linear", "su"]) | st.integers(-1, 99) | st.floats() | json_values,
+    max_size=6,
+)  # fmt: skip
+known_keys = st.sampled_from(sorted({key for each in [LLAMA_32_1B, GPT2, *CONFIGS.values()] for key in each}))
+given_values = (
+    json_values | st.integers(-1, 70) | rope_tables | st.lists(st.sampled_from(["full_attention", "x", 0, 1]))
+)
 
 
-@given(base=st.sampled_from([LLAMA_32_1B, GPT2, {}]), changes=st.dictionaries(known_keys | st.text(), json_values))
-def test_any_json_is_a_spec_or_a_sentence(base, changes):
+@given(
+    base=st.sampled_from([LLAMA_32_1B, GPT2, {}, *CONFIGS.values()]),
+    changes=st.dictionaries(known_keys | st.text() | st.sampled_from(["rope_parameters", "layer_types"]), given_values),
+    without=st.sets(known_keys, max_size=3),
+)
+@settings(max_examples=400, deadline=None)
+def test_any_json_is_a_spec_or_a_sentence(base, changes, without):
+    config = {key: value for key, value in {**base, **changes}.items() if key not in without}
     try:
-        spec = from_config({**base, **changes})
+        spec = from_config(config)
+        left_out(config)
     except InvalidInput as error:
         said = error
     else:
@@ -214,6 +235,7 @@ def test_a_spec_survives_its_config(kv_heads, ratio, half_width, own, gpt2, flag
             rope_factor=factor, rope_theta=123.0,
         )  # fmt: skip
     config = json.loads(json.dumps(to_config(spec)))
+    assert config["model_type"] == spec.name
     assert from_config(config) == spec
 
 
@@ -222,14 +244,10 @@ def test_a_spec_survives_its_config(kv_heads, ratio, half_width, own, gpt2, flag
     [
         ({"positions": "learned"}, ["nearest is llama", "model.positions = 'learned': every llama has 'rope'"]),
         ({"norm": "layernorm"}, ["model.norm = 'layernorm': every llama has 'rmsnorm'"]),
-        ({"gated": False}, ["model.gated = false: every llama has true"]),
-        (
-            {"n_heads": 3, "head_dim": 4, "n_kv_heads": None},
-            ["model.n_heads = 3: transformers wants a divisor of d_model = 16"],
-        ),
+        ({"logit_softcap": 5.0}, ["model.logit_softcap = 5.0: here a llama has none"]),
     ],
 )
-def test_what_neither_family_expresses_is_said(changes, sentences):
+def test_what_no_family_expresses_is_said(changes, sentences):
     spec = replace(from_config(LLAMA), **changes)
     with pytest.raises(InvalidInput) as caught:
         to_config(spec)
@@ -237,11 +255,21 @@ def test_what_neither_family_expresses_is_said(changes, sentences):
         assert each in str(caught.value)
 
 
-def test_gpt2_says_which_fields_stand_in_the_way():
+def test_a_family_that_is_asked_for_says_which_fields_stand_in_the_way():
     spec = replace(from_config(GPT2), n_kv_heads=4, head_dim=32, norm_bias=False)
     with pytest.raises(InvalidInput) as caught:
-        to_config(spec)
-    assert [each.field for each in caught.value.problems] == ["model.norm_bias", "model.head_dim", "model.n_kv_heads"]
+        to_config(spec, model_type="gpt2")
+    assert "gpt2 is no such model" in str(caught.value)
+    assert {each.field for each in caught.value.problems} == {"model.norm_bias", "model.head_dim", "model.n_kv_heads"}
+    with pytest.raises(InvalidInput, match="model type = 'gpt3': must be one of llama, "):
+        to_config(spec, model_type="gpt3")
+
+
+def test_heads_that_transformers_wants_to_divide_the_width():
+    spec = replace(from_config(LLAMA), n_heads=3, head_dim=4, n_kv_heads=None)
+    assert to_config(spec)["model_type"] == "mistral"
+    with pytest.raises(InvalidInput, match=r"model\.n_heads = 3: transformers wants a divisor of d_model = 16"):
+        to_config(spec, model_type="llama")
 
 
 @pytest.mark.parametrize(

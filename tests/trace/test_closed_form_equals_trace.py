@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
-from random_runs import live_nbytes, one_wide, run_of, runs, unrolled
+from random_runs import live_nbytes, run_of, runs, shared_nbytes, unrolled
 
 from trainledger.ledger.entry import CATEGORIES, Entry, Ledger
 from trainledger.ledger.step import account
@@ -26,8 +26,7 @@ def test_closed_form_equals_trace(run: Run) -> None:
     predicted, traced = account(run), rehearse(run)
     same_totals(predicted, traced)
     same_peak(predicted, traced)
-    if not one_wide(run):
-        same_operations(predicted, traced, run)
+    same_operations(predicted, traced, run)
 
 
 def same_totals(predicted: Ledger, traced: Ledger) -> None:
@@ -52,16 +51,13 @@ def same_peak(predicted: Ledger, traced: Ledger) -> None:
 def same_operations(predicted: Ledger, traced: Ledger, run: Run) -> None:
     """Operation by operation; live bytes but for what a loop followed once cannot say.
 
-    That are the rotary angles in low precision, which the first block's backward frees a little before its
-    end, and two scalars while micro-batches add up their losses.
+    That are a few bytes of what all layers share (`shared_nbytes`).
     """
     ours, theirs = unrolled(predicted), unrolled(traced)
     for mine, other in zip(ours, theirs, strict=False):
         assert facts(mine) == facts(other)
     assert len(ours) == len(theirs)
-    spec, recipe = run.model, run.recipe
-    angles = 2 * 2 * recipe.seq_len * (spec.head_size // 2) if recipe.precision != "fp32" else 0
-    loose = (angles if spec.positions == "rope" else 0) + (8 if recipe.grad_accum > 1 else 0)
+    loose = shared_nbytes(run)
     for at, (mine, other) in enumerate(zip(live_nbytes(predicted), live_nbytes(traced), strict=True)):
         assert abs(mine - other) <= loose, (at, mine, other)
 

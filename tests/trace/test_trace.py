@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trainledger.ledger.entry import Ledger
 from trainledger.ledger.step import account
 from trainledger.measure.allocator import AllocatorPeak
-from trainledger.nn.transformer import build, next_token_loss
+from trainledger.nn.loss import next_token_loss
+from trainledger.nn.transformer import build
 from trainledger.trace import trace
 from trainledger.trace.trace import make_states
 from trainledger.train.optimizer import build_optimizer

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from trainledger.nn.init import initialize
 from trainledger.nn.transformer import Transformer, build
-from trainledger.spec.recipe import OPTIMIZER_LOOPS, OPTIMIZERS
+from trainledger.spec.optimizers import ACCOUNTED_ONLY, IMPLEMENTATIONS
+from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
-from trainledger.train.optimizer import build_optimizer
+from trainledger.train.optimizer import build_optimizer, for_muon
 from trainledger.train.step import StepResult, optimizer_step
 
 CPU = torch.device("cpu")
@@ -63,35 +64,85 @@ def test_without_clipping_there_is_no_norm() -> None:
     assert one_step(tiny_run(grad_clip=None))[1].grad_norm is None
 
 
-def first_update(optimizer: str, gradient: Tensor, before: Tensor, decay: float, run: Run) -> Any:
+def first_update(optimizer: str, gradient: Tensor, before: Tensor, decay: float, run: Run) -> Tensor:
     """The weight after the first step by the published formulas, in fp64 (all moments start at zero)."""
     rate, epsilon, recipe = run.recipe.learning_rate, run.recipe.epsilon, run.recipe
-    if optimizer == "adamw":  # both bias-corrected moments of one step are the gradient and its square
-        return before * (1 - rate * decay) - rate * gradient / (gradient.abs() + epsilon)
+    decayed = before * (1 - rate * decay)
+    if optimizer in ("adamw", "adamw-8bit"):  # both bias-corrected moments of one step are the gradient and its square
+        return decayed - rate * gradient / (gradient.abs() + epsilon)
+    if optimizer == "lion":  # the interpolated momentum of one step is a share of the gradient
+        return decayed - rate * gradient.sign()
+    if optimizer == "adafactor":
+        return adafactors_first(gradient, before, decayed, rate)
     gradient = gradient + decay * before  # L2 for all others
-    if optimizer == "adam":
+    if optimizer in ("adam", "adam-8bit"):
         return before - rate * gradient / (gradient.abs() + epsilon)
     if optimizer in ("sgd", "momentum"):  # the first momentum is the gradient itself
         return before - rate * gradient
+    if optimizer == "nesterov":
+        return before - rate * (1 + recipe.beta1) * gradient
     if optimizer == "adagrad":
         return before - rate * gradient / (gradient.abs() + epsilon)
     assert optimizer == "rmsprop"
     return before - rate * gradient / ((1 - recipe.beta2) ** 0.5 * gradient.abs() + epsilon)
 
 
-@pytest.mark.parametrize("loop", OPTIMIZER_LOOPS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def adafactors_first(gradient: Tensor, before: Tensor, decayed: Tensor, rate: float) -> Tensor:
+    """Shazeer and Stern 2018, algorithms 4 and 5, where the first second moment is the squared gradient's own."""
+    square = gradient**2
+    if gradient.ndim > 1:
+        square = square.mean(-1, keepdim=True) * square.mean(-2, keepdim=True) / square.mean()
+    update = gradient / square.clamp(min=torch.finfo(torch.float32).eps ** 2).sqrt()
+    update = update / max(1.0, rms(update))
+    return decayed - max(1e-3, rms(before)) * rate * update
+
+
+def rms(x: Tensor) -> float:
+    return float(x.square().mean().sqrt())
+
+
+ALL_WAYS = [(name, loop) for name, loops in IMPLEMENTATIONS.items() for loop in loops]
+WAYS = [each for each in ALL_WAYS if each not in ACCOUNTED_ONLY]
+
+
+@pytest.mark.parametrize(("optimizer", "loop"), WAYS)
 def test_the_first_update_is_the_formula(optimizer: str, loop: str) -> None:
-    if (optimizer, loop) == ("rmsprop", "fused"):
-        pytest.skip("torch has no fused RMSProp; spec.recipe refuses it")
     run = tiny_run(optimizer=optimizer, optimizer_loop=loop, weight_decay=0.3, grad_clip=None, epsilon=1e-3)
     before = {name: each.detach().double().clone() for name, each in model_of(run).named_parameters()}
     model, _ = one_step(run)
     for name, weight in model.named_parameters():
         assert weight.grad is not None
+        gradient = weight.grad.double()
         decay = 0.3 if weight.ndim >= 2 else 0.0
-        expected = first_update(optimizer, weight.grad.double(), before[name], decay, run)
+        if (optimizer, loop, decay) == ("nesterov", "foreach", 0.0):  # torch adds the momentum to the gradient in place
+            gradient = gradient / (1 + run.recipe.beta1)
+        if optimizer == "muon" and for_muon(name, weight):
+            follows_muon(weight, gradient, before[name], run)
+            continue
+        rule = "adamw" if optimizer == "muon" else optimizer
+        expected = first_update(rule, gradient, before[name], decay, run)
         torch.testing.assert_close(weight.detach().double(), expected, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw-8bit", "adam-8bit"])
+def test_the_engine_says_what_it_cannot_run(optimizer: str) -> None:
+    run = tiny_run(optimizer=optimizer, optimizer_loop="fused")
+    assert not list(run.problems())
+    with pytest.raises(InvalidInput) as refused:
+        one_step(run)
+    rule = f"the engine has no fused {optimizer}, it is accounted for only; nearest that works: loop"
+    assert str(refused.value) == f"recipe.optimizer_loop = 'fused': {rule}"
+
+
+def follows_muon(weight: Tensor, gradient: Tensor, before: Tensor, run: Run) -> None:
+    """The update of a matrix G = U S V' is near U V', as large as AdamW's (Liu et al. 2025, section 2.2)."""
+    rate = run.recipe.learning_rate
+    update = (before * (1 - rate * 0.3) - weight.detach().double()) / (rate * 0.2 * max(weight.shape) ** 0.5)
+    left, _, right = torch.linalg.svd(gradient, full_matrices=False)
+    through = torch.diagonal(left.T @ update @ right.T)
+    assert 0.5 < through[: len(through) // 2].min() <= through.max() < 1.4  # five iterations of Jordan et al. 2024
+    across = left.T @ update @ right.T - torch.diag(through)
+    assert across.abs().max() < 0.1  # bf16
 
 
 def test_momentum_and_moments_accumulate_over_steps() -> None:

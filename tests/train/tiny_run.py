@@ -44,7 +44,7 @@ class CountingFeed:
         return torch.from_numpy(ids_BT).to(self.device)
 
     def micro_batches(self, ids_BT: torch.Tensor) -> list[Batch]:
-        parts = torch.split(ids_BT, self.run.recipe.device_batch)
+        parts = torch.split(ids_BT, self.run.device_batch)
         return [(each[:, :-1].contiguous(), each[:, 1:].contiguous()) for each in parts]
 
     @property

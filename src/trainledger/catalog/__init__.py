@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable
 from typing import Any
 
-from trainledger.spec.cluster import Device
+from trainledger.spec.cluster import Device, Overhead
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.units import parse_nbytes
 
@@ -84,7 +84,31 @@ def device(name: str, field: str = "cluster.device") -> Device:
         link=entry["link"],
         link_bytes_per_second=None if link is None else float(parse_nbytes(link)),
         note=entry.get("note", ""),
+        usable_nbytes=parse_nbytes(entry["usable_memory"]) if "usable_memory" in entry else None,
+        usable_source=entry.get("usable_memory_source", ""),
+        compute_capability=float(entry["compute_capability"]) if "compute_capability" in entry else None,
     )
+
+
+def overheads() -> dict[str, Overhead]:
+    """What a device holds beside tensors, by name, each with its source.
+
+    >>> overheads()["cublas_workspace"].nbytes
+    8519680
+    """
+    with open(os.path.join(_HERE, "overheads.toml"), "rb") as file:
+        entries = tomllib.load(file)
+    return {
+        name: Overhead(
+            name=name,
+            what=entry["what"],
+            source=entry["source"],
+            date=str(entry["date"]),
+            nbytes=parse_nbytes(entry["nbytes"]) if isinstance(entry.get("nbytes"), str) else entry.get("nbytes", 0),
+            share=entry.get("share", 0.0),
+        )
+        for name, entry in entries.items()
+    }
 
 
 def _names(kind: str) -> list[str]:

@@ -17,6 +17,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "init": ("Plan", "write a commented run file", "init"),
     "napkin": ("Plan", "days, FLOPs and bytes from five numbers, or the one left out", "napkin"),
     "plan": ("Plan", "what a run file will cost, from closed forms", "plan"),
+    "explain": ("Plan", "every line of an account with its formula and source", "explain"),
+    "rules": ("Plan", "rules of thumb beside the ledger, each with its error", "rules"),
     "trace": ("Plan", "the same from the real model on fake tensors", "trace"),
     "catalog": ("Plan", "the models and devices that are known", "catalog"),
     "demo": ("Train", "forecast, train, sample and reconcile a small run", "demo"),

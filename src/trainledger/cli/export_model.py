@@ -14,24 +14,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="RUN", help="a run directory, a checkpoint, or what import wrote")
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="the directory to write; it appears whole or not")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="format of the weights (fp32)")
+    parser.add_argument("--model-type", metavar="TYPE", help="the model type of transformers, where several would do")
     parser.add_argument("--force", action="store_true", help="replace an earlier export in OUT_DIR")
     add_json(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.nn.huggingface import export_model
-    from trainledger.spec.huggingface import family_of
+    from trainledger.nn.huggingface import AHEAD, export_model
     from trainledger.train.trained import load_trained, tokenizer_text
 
     trained = load_trained(args.model, lambda sentence: print(sentence, file=sys.stderr))
     tokenizer = None if trained.tokenizer is None else tokenizer_text(trained.tokenizer)
-    export_model(trained.model, args.out, args.dtype, tokenizer=tokenizer, force=args.force)
+    model_type = export_model(
+        trained.model, args.out, args.dtype, tokenizer=tokenizer, force=args.force, model_type=args.model_type
+    )
+    if trained.model.spec.n_predict_ahead:
+        print("modules of multi-token prediction are left out, as transformers leaves them out", file=sys.stderr)
     result = {
         "directory": args.out,
         "weights": trained.weights,
-        "model_type": family_of(trained.model.spec).model_type,
+        "model_type": model_type,
         "dtype": args.dtype,
-        "parameters": sum(each.numel() for each in trained.model.parameters()),
+        "parameters": sum(
+            each.numel() for name, each in trained.model.named_parameters() if not name.startswith(AHEAD)
+        ),
         "tokenizer": trained.tokenizer is not None,
     }
     if args.json:

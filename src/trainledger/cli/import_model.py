@@ -1,5 +1,5 @@
-"""Read a Hugging Face directory (llama, gpt2) and write a model that training can start from: model.toml,
-model.safetensors and, where there is one, tokenizer.json."""
+"""Read a Hugging Face directory (of any model type that is known here) and write a model that training can start from:
+model.toml, model.safetensors and, where there is one, tokenizer.json."""
 
 from __future__ import annotations
 

@@ -6,17 +6,15 @@ from collections.abc import Callable
 from functools import reduce
 from operator import mul
 
-from trainledger.dtypes import FORMATS
+from trainledger.dtypes import nbytes_in
 from trainledger.ledger.entry import Int
 from trainledger.ledger.record import Storage
 
 
 def nbytes_of(dtype: str) -> int:
-    """Bytes of one element; integers and masks have their own names."""
-    return _NBYTES[dtype]
-
-
-_NBYTES = {"int64": 8, "bool": 1, **{name: each.nbytes for name, each in FORMATS.items()}}
+    """Bytes of one element of a format of whole bytes."""
+    nbytes: int = nbytes_in(1, dtype)
+    return nbytes
 
 
 class Memory:
@@ -45,7 +43,7 @@ class Array:
 
     @property
     def nbytes(self) -> Int:
-        return self.elements * nbytes_of(self.dtype)
+        return nbytes_in(self.elements, self.dtype)
 
     def view(self, elements: Int | None = None, node: Target = None) -> Array:
         """The same memory under another node, or a part of it."""
@@ -53,23 +51,39 @@ class Array:
 
 
 class Leaf:
-    """A parameter: its gradient stays. ``uses`` counts how often a forward reads it (2 for a tied embedding).
+    """A parameter: its gradient stays. ``uses`` counts the nodes of the graph that give it one.
 
-    Matrices decay, vectors do not: of stacked experts the matrices have three dims, the biases two.
+    A parameter that is not ``trained`` is frozen: nothing updates it and the optimizer keeps nothing of it.
+
+    Matrices decay, vectors do not: of stacked experts the matrices have three dims, the biases two. ``dtype`` is the
+    format it is held in; while there is a ``copy`` in another (`operations.gathered`), that is what is read.
+    ``buffer`` is a gradient that is there all the time and is added to. ``float8``: it is multiplied in 8 bits.
+    ``linear`` stands for a linear layer's own way to multiply with it (`ledger.lora`).
     """
 
-    def __init__(self, path: str, shape: tuple[Int, ...], *, uses: int = 1) -> None:
+    def __init__(self, path: str, shape: tuple[Int, ...], *, trained: bool = True) -> None:
         self.path = path
         self.shape = shape
         self.elements = reduce(mul, shape, 1)
         self.decayed = len(shape) >= 2 and not path.endswith("bias")
-        self.uses = uses
+        self.uses = 0
+        self.trained = trained
+        self.dtype = "fp32"
+        self.copy: Array | None = None
+        self.buffer: Array | None = None
+        self.float8 = False
+        self.linear: Callable[..., Array] | None = None
         self.arrived = 0
         self.pending: Array | None = None
         self.gradient: Array | None = None
 
     def array(self) -> Array:
-        return Array(self.elements, "fp32", None, self)
+        """What an operation reads: the parameter, or its copy while there is one."""
+        return self.held() if self.copy is None else self.copy
+
+    def held(self) -> Array:
+        """The parameter itself."""
+        return Array(self.elements, self.dtype, None, self if self.trained else None)
 
 
 class Port:

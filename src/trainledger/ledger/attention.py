@@ -1,54 +1,68 @@
-"""Attention and softmax on a tape."""
+"""Attention kernels and softmax on a tape."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainledger.ledger import rules
-from trainledger.ledger.array import Array
+from trainledger.ledger.array import Array, Leaf
 from trainledger.ledger.entry import Int
 from trainledger.ledger.tape import Gradients, Tape
 
+# Rows of the logsumexp of the memory-efficient kernel are padded to a multiple of this (PyTorch,
+# aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h, kAlignLSE).
+EFFICIENT_ROWS = 32
+# Numbers of 8 bytes that a kernel keeps of the random generator's state, with dropout or without.
+GENERATOR_STATE = {"flash_attention": 3, "efficient_attention": 2}
+
 
 def fused_attention(
-    tape: Tape, q: Array, k: Array, v: Array, batch: Int, heads: Int, tokens: Int, width: Int, *, kernel: str
+    tape: Tape,
+    q: Array,
+    k: Array,
+    v: Array,
+    sizes: tuple[Int, Int, Int, Int, Int, Int],
+    *,
+    kernel: str,
+    given: Sequence[Array] = (),
+    learned: Leaf | None = None,
 ) -> Array:
-    """Attention in one kernel: keeps q, k, v, its output and a logsumexp per query in fp32 (Dao et al. 2022)."""
-    sizes = (batch, heads, tokens, tokens, width, width)
-    rows = batch * heads * tokens
+    """Attention in one kernel: keeps q, k, v, its output and a logsumexp per query in fp32 (Dao et al. 2022).
+
+    ``sizes`` are those of `rules.attention_flops`. ``given`` is a mask that both directions read, ``learned`` the
+    sinks, which have a gradient. A kernel of accelerators also keeps its generator's state, of which its backward makes
+    the mask of dropout again.
+    """
+    batch, heads, queries, _, _, width = sizes
+    rows = batch * heads * queries
+    padded = rows
+    if kernel == "efficient_attention":
+        padded = batch * heads * (-(-queries // EFFICIENT_ROWS) * EFFICIENT_ROWS)
     name = f"_scaled_dot_product_{kernel}"
     flops = rules.attention_flops(*sizes)
-    y, logsumexp = tape.emit(
+    sinks = [] if learned is None else [learned.array()]
+    state = [(GENERATOR_STATE[kernel], "int64")] if kernel in GENERATOR_STATE else []
+    y, *beside = tape.emit(
         name,
         "attention",
-        reads=[q, k, v],
-        makes=[(q.elements, q.dtype), (rows, "fp32")],
+        reads=[q, k, v, *given, *sinks],
+        makes=[(rows * width, q.dtype), (padded, "fp32"), *state],
         flops=flops,
         model_flops=flops,
     )
 
-    def backward(g: Array, q: Array, k: Array, v: Array, y: Array, logsumexp: Array) -> Gradients:
+    def backward(g: Array, q: Array, k: Array, v: Array, y: Array, *rest: Array) -> Gradients:
         return list(
             tape.emit(
-                f"{name}_backward", "attention", reads=[g, q, k, v, y, logsumexp],
-                makes=[(each.elements, each.dtype) for each in (q, k, v)], flops=rules.attention_backward_flops(*sizes),
-                model_flops=rules.attention_backward_model_flops(*sizes),
+                f"{name}_backward", "attention", reads=[g, q, k, v, y, *rest, *sinks],
+                makes=[(each.elements, each.dtype) for each in (q, k, v, *sinks)],
+                flops=rules.attention_backward_flops(*sizes), model_flops=rules.attention_backward_model_flops(*sizes),
             )
         )  # fmt: skip
 
-    y.node = tape.node([q.node, k.node, v.node], (q, k, v, y.view(), logsumexp), backward)
+    targets = [q.node, k.node, v.node, *(each.node for each in sinks)]
+    y.node = tape.node(targets, (q, k, v, y.view(), *beside, *given), backward)
     return y
-
-
-def causal_softmax(tape: Tape, scores: Array, mask: Array) -> Array:
-    """Scores with the later keys masked, as probabilities; keeps the mask and the probabilities."""
-
-    def fill(x: Array, mask: Array) -> Array:
-        makes = [(x.elements, x.dtype)]
-        return tape.emit("masked_fill", "elementwise", reads=[x, mask], makes=makes, flops=x.elements)[0]
-
-    masked_node = tape.node([scores.node], (mask,), lambda g, mask: [fill(g, mask)])
-    masked = fill(scores, mask)
-    masked.node = masked_node
-    return softmax(tape, masked, "_softmax")
 
 
 def softmax(tape: Tape, x: Array, name: str) -> Array:

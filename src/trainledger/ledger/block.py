@@ -1,45 +1,89 @@
-"""One block on a tape: the same expressions as in `nn.transformer`."""
+"""One block on a tape: the same expressions as in `nn.transformer`.
+
+The kinds of branches that few models have are imported where one is followed: a plan of the others starts faster.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from trainledger.ledger import operations as op
-from trainledger.ledger.array import Array, Leaf
+from trainledger.ledger.array import Array
 from trainledger.ledger.feed_forward import mlp
-from trainledger.ledger.norms import layer_norm, rms_norm
+from trainledger.ledger.norms import norm
 from trainledger.ledger.parameters import BlockLeaves
-from trainledger.ledger.self_attention import Angles, attention
+from trainledger.ledger.self_attention import Shared, attention
 from trainledger.ledger.sizes import Sizes
 from trainledger.ledger.tape import Tape
+from trainledger.ledger.tensor_parallel import enter, leave
+
+# The norms before and behind each of the two branches of a serial block.
+NORMS: dict[str, tuple[tuple[str | None, str | None], tuple[str | None, str | None]]] = {
+    "pre": (("input_layernorm", None), ("post_attention_layernorm", None)),
+    "post": ((None, "post_attention_layernorm"), (None, "post_feedforward_layernorm")),
+    "after-add": ((None, "post_attention_layernorm"), (None, "post_feedforward_layernorm")),
+    "sandwich": (
+        ("input_layernorm", "post_attention_layernorm"),
+        ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    ),
+}
 
 
-def norm(tape: Tape, sizes: Sizes, x: Array, leaves: Mapping[str, Leaf], name: str) -> Array:
-    """The spec's normalization over the residual stream, with the weight and bias of this name."""
-    w, b = leaves[f"{name}.weight"], leaves.get(f"{name}.bias")
-    with tape.at(name):
-        if sizes.spec.norm == "layernorm":
-            return layer_norm(tape, x, w, b, sizes.rows, sizes.spec.d_model)
-        return rms_norm(tape, x, w, sizes.rows, sizes.spec.d_model, fused=sizes.fused_kernels)
+def block(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
+    """One of the model's layers."""
+    with tape.at("layers.*"), op.gathered(tape, list(leaves.all())):
+        return compose(tape, sizes, leaves, x, shared)
 
 
-def block(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, angles: Angles | None) -> Array:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-    with tape.at("layers.*"):
-        x = op.add(tape, x, residual(tape, sizes, _attention_branch(tape, sizes, leaves, x, angles)))
-        return op.add(tape, x, residual(tape, sizes, _mlp_branch(tape, sizes, leaves, x)))
+def compose(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
+    """x + attention, then x + MLP, or x + (attention + MLP); norms stand where the spec says."""
+    spec = sizes.spec
+    if spec.block != "serial":
+        return _both(tape, sizes, leaves, x, shared)
+    (before_attention, after_attention), (before_mlp, after_mlp) = NORMS[spec.norm_place]
+    x = _joined(
+        tape, sizes, leaves, x,
+        _attend(tape, sizes, leaves, _normed(tape, sizes, x, leaves, before_attention), shared), after_attention,
+    )  # fmt: skip
+    return _joined(
+        tape, sizes, leaves, x, _feed(tape, sizes, leaves, _normed(tape, sizes, x, leaves, before_mlp)), after_mlp
+    )
 
 
-def _attention_branch(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, angles: Angles | None) -> Array:
-    normed = norm(tape, sizes, x, leaves.named, "input_layernorm")
+def _both(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
+    """Attention and MLP side by side, through one norm or through two."""
+    normed = _normed(tape, sizes, x, leaves, "input_layernorm")
+    attended = residual(tape, sizes, _attend(tape, sizes, leaves, normed, shared))
+    if sizes.spec.block == "parallel-two-norms":
+        normed = _normed(tape, sizes, x, leaves, "post_attention_layernorm")
+    return op.add(tape, x, op.add(tape, attended, residual(tape, sizes, _feed(tape, sizes, leaves, normed))))
+
+
+def _joined(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, branch: Array, name: str | None) -> Array:
+    """The stream and a branch's output, with the norm that stands behind the branch."""
+    if sizes.spec.norm_place == "after-add":
+        return _normed(tape, sizes, op.add(tape, x, residual(tape, sizes, branch)), leaves, name)
+    return op.add(tape, x, residual(tape, sizes, _normed(tape, sizes, branch, leaves, name)))
+
+
+def _normed(tape: Tape, sizes: Sizes, x: Array, leaves: BlockLeaves, name: str | None) -> Array:
+    return x if name is None else norm(tape, sizes, x, leaves.named, name)
+
+
+def _attend(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
+    run = attention
+    if sizes.spec.latent:
+        from trainledger.ledger.latent_attention import latent_attention as run
     with tape.at("self_attn"):
-        return attention(tape, sizes, leaves, normed, angles)
+        return leave(tape, sizes, run(tape, sizes, leaves, enter(tape, sizes, x), shared))
 
 
-def _mlp_branch(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
-    normed = norm(tape, sizes, x, leaves.named, "post_attention_layernorm")
+def _feed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
+    run: Callable[[Tape, Sizes, BlockLeaves, Array], Array] = mlp
+    if leaves.kind.experts:
+        from trainledger.ledger.experts import experts as run
     with tape.at("mlp"):
-        return mlp(tape, sizes, leaves, normed)
+        return leave(tape, sizes, run(tape, sizes, leaves, enter(tape, sizes, x)))
 
 
 def residual(tape: Tape, sizes: Sizes, x: Array) -> Array:

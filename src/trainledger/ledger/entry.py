@@ -21,11 +21,13 @@ Int = Any  # int for one run, an array for many at once, a sympy expression for 
 PHASES = ("data", "forward", "recompute", "backward", "clip", "optimizer", "collective", "other")
 KINDS = (
     "matmul", "attention", "elementwise", "norm", "softmax", "embedding", "reduction", "copy", "allocate", "random",
-    "update", "transfer", "unknown",
+    "update", "transfer", "collective", "unknown",
 )  # fmt: skip
 CATEGORIES = (
-    "parameters", "gradients", "optimizer state", "activations", "logits and loss", "scratch", "buffers", "batch",
+    "parameters", "frozen weights", "gradients", "optimizer state", "activations", "logits and loss", "scratch", "buffers", "batch",
+    "communication",
 )  # fmt: skip
+HOST = "host"  # what was moved to host memory: no part of the device's
 BASES = ("exact", "bound", "assumed", "measured")
 
 Amounts = tuple[tuple[str, Int], ...]  # (category, nbytes) pairs
@@ -40,8 +42,11 @@ class Entry:
     ``kept`` are bytes it creates that a later phase reads; ``scratch`` lives only while it runs.
     ``allocated`` and ``freed`` move the live bytes by category: allocated before it runs, freed after.
     ``dtype`` is the format a matmul's inputs have, which decides the peak it runs against.
-    ``loop`` says which loops it runs in, outermost first, as (name, count) pairs. ``payload`` and ``group``
-    are the bytes and ranks of a collective. ``seconds`` is known only where it was measured.
+    ``loop`` says which loops it runs in, outermost first, as (name, count) pairs. ``payload``, ``group``
+    and ``ranks`` are the bytes of a collective, the mesh axes it goes over and how many ranks those have; the bytes are
+    those of the whole message as NCCL's tests count them: of all that is reduced, of what an all-gather makes, of what a
+    reduce-scatter or an all-to-all reads, of what one rank sends to one other. ``overlap`` says beside what it can run:
+    ``compute``, or nothing (what comes next waits for it). ``seconds`` is known only where it was measured.
     """
 
     name: str
@@ -60,6 +65,8 @@ class Entry:
     loop: tuple[tuple[str, Int], ...] = ()
     payload: Int = 0
     group: str = ""
+    ranks: Int = 1
+    overlap: str = ""
     seconds: float | None = None
     basis: str = "exact"
     source: str = ""

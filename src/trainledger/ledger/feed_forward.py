@@ -1,11 +1,12 @@
 """The feed-forward part on a tape: the same expressions as in `nn.mlp`.
 
-Sizes: D d_model, F d_ff.
+Sizes: D d_model, F inner width.
 """
 
 from __future__ import annotations
 
 from trainledger.ledger import operations as op
+from trainledger.ledger.activations import activate, gated
 from trainledger.ledger.array import Array
 from trainledger.ledger.entry import Int
 from trainledger.ledger.parameters import BlockLeaves
@@ -13,20 +14,20 @@ from trainledger.ledger.sizes import Sizes
 from trainledger.ledger.tape import Tape
 
 
-def mlp(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
-    """The dense MLP, plain or gated."""
-    D, F, rows = sizes.spec.d_model, sizes.spec.d_ff, sizes.rows
+def mlp(
+    tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, *, name: str = "mlp", width: Int | None = None
+) -> Array:
+    """The dense MLP of this name and inner width (absent: d_ff), plain or gated."""
+    spec, rows = sizes.spec, sizes.rows
+    D, F = spec.d_model, spec.d_ff if width is None else width
 
-    def project(name: str, x: Array, d_in: Int, d_out: Int) -> Array:
-        with tape.at(name):
-            return op.linear(tape, x, leaves[f"mlp.{name}.weight"], leaves.get(f"mlp.{name}.bias"), rows, d_in, d_out)
+    def project(part: str, x: Array, d_in: Int, d_out: Int) -> Array:
+        w, b = leaves[f"{name}.{part}.weight"], leaves.get(f"{name}.{part}.bias")
+        with tape.at(part):
+            return op.linear(tape, x, w, b, rows, d_in, d_out)
 
-    if sizes.spec.gated:
-        h = op.multiply(
-            tape,
-            op.activation(tape, project("gate_proj", x, D, F), sizes.spec.activation),
-            project("up_proj", x, D, F),
-        )
+    if spec.gated:
+        h = gated(tape, project("gate_proj", x, D, F), project("up_proj", x, D, F), spec.activation)
     else:
-        h = op.activation(tape, project("up_proj", x, D, F), sizes.spec.activation)
+        h = activate(tape, project("up_proj", x, D, F), spec.activation)
     return project("down_proj", h, F, D)

@@ -6,12 +6,14 @@ They mirror what PyTorch's eager autograd runs for the same expression, operatio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from trainledger.ledger import rules
-from trainledger.ledger.array import Array, Leaf
+from trainledger.ledger.array import Array, Leaf, Target
 from trainledger.ledger.entry import Int
-from trainledger.ledger.tape import Gradients, Tape
+from trainledger.ledger.float8 import products
+from trainledger.ledger.tape import Gradients, Sums, Tape
 
 
 def is_one(size: Int) -> bool:
@@ -27,26 +29,50 @@ def cast(tape: Tape, x: Array, dtype: str) -> Array:
     """A copy in another format, or the array itself; the gradient is cast back."""
     if x.dtype == dtype:
         return x
-    source_dtype = x.dtype
     (y,) = tape.emit("_to_copy", "copy", reads=[x], makes=[(x.elements, dtype)])
-
-    def backward(g: Array) -> Gradients:
-        return list(tape.emit("_to_copy", "copy", reads=[g], makes=[(g.elements, source_dtype)]))
-
     if x.node is not None:
-        y.node = tape.node([x.node], (), backward)
+        y.node = tape.node([x.node], (), back_to(tape, x.dtype))
     return y
 
 
+def back_to(tape: Tape, dtype: str) -> Callable[[Array], Gradients]:
+    """The backward of a cast from this format."""
+    return lambda g: list(tape.emit("_to_copy", "copy", reads=[g], makes=[(g.elements, dtype)]))
+
+
 def weight(tape: Tape, leaf: Leaf) -> Array:
-    """A parameter as a matmul reads it: itself in fp32, its low-precision copy (made once) under autocast."""
-    if tape.compute_dtype == "fp32":
+    """A parameter as a matmul reads it: itself, or under autocast its low-precision copy (made once)."""
+    if tape.precision.copies != "autocast" or leaf.dtype == tape.compute_dtype:
         return leaf.array()
     known = tape.cast_of(leaf)
     if known is None:
         known = cast(tape, leaf.array(), tape.compute_dtype)
-        tape.remember_cast(leaf, known)
+        if leaf.trained:  # autocast keeps no copies of what gets no gradient
+            tape.remember_cast(leaf, known)
     return known
+
+
+def gather(tape: Tape, leaves: Iterable[Leaf]) -> None:
+    """From here on operations read low-precision copies of these parameters, where the precision has them gathered."""
+    if tape.precision.copies == "gathered":
+        for each in leaves:
+            each.copy = cast(tape, each.held(), tape.compute_dtype)
+
+
+def let_copies_go(leaves: Iterable[Leaf]) -> None:
+    """Operations read the parameters themselves again; what backward needs of the copies is saved."""
+    for each in leaves:
+        each.copy = None
+
+
+@contextmanager
+def gathered(tape: Tape, leaves: Sequence[Leaf]) -> Iterator[None]:
+    """Inside, operations read copies, as after `gather`."""
+    gather(tape, leaves)
+    try:
+        yield
+    finally:
+        let_copies_go(leaves)
 
 
 # Matrix products
@@ -54,6 +80,10 @@ def weight(tape: Tape, leaf: Leaf) -> Array:
 
 def linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, d_out: Int) -> Array:
     """[rows, d_in] times a weight [d_out, d_in] plus a bias [d_out]."""
+    if w.linear is not None:
+        return w.linear(tape, x, w, b, rows, d_in, d_out)
+    if w.float8:
+        return _linear_in_8_bits(tape, x, w, b, rows, d_in, d_out)
     bias = weight(tape, b) if b is not None else None
     matrix = weight(tape, w)
     x = cast(tape, x, tape.compute_dtype)
@@ -68,24 +98,42 @@ def linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, 
     def weight_gradient(g: Array, x: Array) -> Array:
         return tape.emit("mm", "matmul", reads=[x, g], makes=[(d_in * d_out, dtype)], flops=flops, model_flops=flops)[0]
 
-    def backward(g: Array, x: Array, matrix: Array) -> Gradients:
+    def backward(g: Array, *saved: Array) -> Gradients:
         # With a bias (addmm) autograd takes the input's gradient first and hands it on last; without (mm) the reverse.
-        if bias_target is None:
-            dw = weight_gradient(g, x)
-            return [input_gradient(g, matrix), dw]
-        dx = input_gradient(g, matrix)
-        return [g, weight_gradient(g, x), dx]
+        if not has_bias:
+            dw = weight_gradient(g, saved[0]) if for_weight else None
+            return [input_gradient(g, saved[-1]) if for_input else None, dw]
+        dx = input_gradient(g, saved[-1]) if for_input else None
+        return [g if for_bias else None, weight_gradient(g, saved[0]) if for_weight else None, dx]
 
-    bias_target = bias.node if bias is not None else None
-    if bias_target is None:
-        node = tape.node([x.node, matrix.node], (x, matrix), backward)
+    for_input, for_weight, has_bias = x.node is not None, matrix.node is not None, bias is not None
+    for_bias = bias is not None and bias.node is not None
+    saved = (*((x,) if for_weight else ()), *((matrix,) if for_input else ()))
+    if bias is None:
+        node = tape.node([x.node, matrix.node], saved, backward)
     else:
-        node = tape.node([bias_target, matrix.node, x.node], (x, matrix), backward, sums=[(0, d_out)])
+        node = tape.node([bias.node, matrix.node, x.node], saved, backward, sums=[(0, d_out)])
+    del saved
     reads = [x, matrix] if bias is None else [bias, x, matrix]
     name = "mm" if bias is None else "addmm"
     (y,) = tape.emit(name, "matmul", reads=reads, makes=[(rows * d_out, dtype)], flops=flops, model_flops=flops)
     y.node = node
     return y
+
+
+def _linear_in_8_bits(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, d_out: Int) -> Array:
+    """The products in 8 bits, of the weight as it is held; the bias is added to what comes out."""
+    float8 = tape.precision.float8
+    assert float8 is not None
+    x = cast(tape, x, tape.compute_dtype)
+    x = x.view(node=tape.node([x.node], (), lambda g: [g]))  # as rows, whose gradient comes after the weight's
+    y = products(tape, float8, x, w.array(), rows, d_in, d_out)
+    if b is None:
+        return y
+    bias = cast(tape, b.array(), y.dtype)
+    (z,) = tape.emit("add", "elementwise", reads=[y, bias], makes=[(y.elements, y.dtype)], flops=y.elements)
+    z.node = tape.node([y.node, bias.node], (), lambda g: [g, g], sums=[(1, d_out)])
+    return z
 
 
 def batched_product(tape: Tape, a: Array, b: Array, batch: Int, m: Int, n: Int, k: Int) -> Array:
@@ -96,14 +144,35 @@ def batched_product(tape: Tape, a: Array, b: Array, batch: Int, m: Int, n: Int, 
         makes = [(elements, x.dtype)]
         return tape.emit("bmm", "matmul", reads=[x, y], makes=makes, flops=flops, model_flops=flops)[0]
 
-    def backward(g: Array, a: Array, b: Array) -> Gradients:
-        db = product(a, g, b.elements)
-        return [product(g, b, a.elements), db]
-
-    node = tape.node([a.node, b.node], (a, b), backward)
+    a_elements, b_elements = a.elements, b.elements
+    node = pairwise(tape, a, b, lambda g, b: product(g, b, a_elements), lambda g, a: product(a, g, b_elements))
     y = product(a, b, batch * m * n)
     y.node = node
     return y
+
+
+def pairwise(
+    tape: Tape,
+    a: Array,
+    b: Array,
+    to_a: Callable[[Array, Array], Array],
+    to_b: Callable[[Array, Array], Array],
+    *,
+    sums: Sums = (),
+    formats: Sequence[str] = (),
+) -> Target:
+    """The step of a product of a and b: ``to_a(gradient, b)`` and ``to_b(gradient, a)``, b's first.
+
+    What only a gradient needs that nobody wants is not saved.
+    """
+    for_a, for_b = a.node is not None, b.node is not None
+    saved = (*((a,) if for_b else ()), *((b,) if for_a else ()))
+
+    def backward(g: Array, *saved: Array) -> Gradients:
+        db = to_b(g, saved[0]) if for_b else None
+        return [to_a(g, saved[-1]) if for_a else None, db]
+
+    return tape.node([a.node, b.node], saved, backward, sums=sums, formats=formats)
 
 
 # Elementwise
@@ -163,11 +232,7 @@ def multiply(tape: Tape, a: Array, b: Array) -> Array:
     def product(x: Array, y: Array) -> Array:
         return tape.emit("mul", "elementwise", reads=[x, y], makes=[(x.elements, x.dtype)], flops=x.elements)[0]
 
-    def backward(g: Array, a: Array, b: Array) -> Gradients:
-        db = product(g, a)
-        return [product(g, b), db]
-
-    node = tape.node([a.node, b.node], (a, b), backward)
+    node = pairwise(tape, a, b, product, product)
     y = product(a, b)
     y.node = node
     return y
@@ -221,6 +286,19 @@ def halves(tape: Tape, x: Array, half: Int) -> list[Array]:
     return [x.view(half, port) for port in tape.fork([x.node], (), backward, 2)]
 
 
+def parts(tape: Tape, x: Array, sizes: Sequence[Int], *, name: str = "cat") -> list[Array]:
+    """Views of x of the given sizes, or x itself where it is one; their gradients are copied together by ``name``."""
+    whole, dtype = x.elements, x.dtype
+    if len(sizes) == 1:
+        return [x]
+
+    def backward(*gradients: Array) -> Gradients:
+        return list(tape.emit(name, "copy", reads=gradients, makes=[(whole, dtype)]))
+
+    ports = tape.fork([x.node], (), backward, len(sizes))
+    return [x.view(size, port) for size, port in zip(sizes, ports, strict=True)]
+
+
 def concatenate(tape: Tape, parts: Sequence[Array]) -> Array:
     """A copy of the parts one after the other; their gradients are views."""
     sizes = [each.elements for each in parts]
@@ -257,49 +335,33 @@ def repeat(tape: Tape, x: Array, repeats: Int) -> Array:
 def embedding(tape: Tape, ids: Array, table: Leaf, d_model: Int) -> Array:
     """Rows of a table; the gradient is a whole table, zero but for the rows that were read."""
     rows, size = ids.elements, table.elements
+    whole = table.array()
+    dtype = whole.dtype
 
     def backward(g: Array, ids: Array) -> Gradients:
-        return list(tape.emit("embedding_dense_backward", "embedding", reads=[g, ids], makes=[(size, "fp32")]))
+        return list(tape.emit("embedding_dense_backward", "embedding", reads=[g, ids], makes=[(size, dtype)]))
 
-    node = tape.node([table], (ids,), backward)
-    read = Array(rows * d_model, "fp32", None)
-    (y,) = tape.emit("embedding", "embedding", reads=[read, ids], makes=[(rows * d_model, "fp32")])
+    node = tape.node([whole.node], (ids,), backward)
+    read = Array(rows * d_model, dtype, None)
+    (y,) = tape.emit("embedding", "embedding", reads=[read, ids], makes=[(rows * d_model, dtype)])
     y.node = node
     return y
 
 
 def add_positions(tape: Tape, x: Array, table: Leaf, seq_len: Int, d_model: Int) -> Array:
     """x plus the first ``seq_len`` rows of a table, the same for each sequence."""
-    size = table.elements
+    size, whole = table.elements, table.array()
+    dtype = whole.dtype
 
     def rows_to_table(g: Array) -> Gradients:
-        return list(tape.emit("slice_backward", "embedding", reads=[g], makes=[(size, "fp32")]))
+        return list(tape.emit("slice_backward", "embedding", reads=[g], makes=[(size, dtype)]))
 
-    rows = Array(seq_len * d_model, "fp32", None, tape.node([table], (), rows_to_table))
-    (y,) = tape.emit("add", "elementwise", reads=[x, rows], makes=[(x.elements, "fp32")], flops=x.elements)
+    rows = whole.view(seq_len * d_model, tape.node([whole.node], (), rows_to_table))
+    (y,) = tape.emit("add", "elementwise", reads=[x, rows], makes=[(x.elements, x.dtype)], flops=x.elements)
 
     rows_sum = [(1, seq_len * d_model)]
     y.node = tape.node([x.node, rows.node], (), lambda g: [g, g], sums=rows_sum)
     return y
-
-
-# The loss
-
-
-def negative_log_likelihood(tape: Tape, log_probabilities: Array, targets: Array) -> Array:
-    """The mean of the targets' negated log-probabilities; its gradient is as large as the logits."""
-    elements = log_probabilities.elements
-    loss, weight_sum = tape.emit(
-        "nll_loss_forward", "embedding", reads=[log_probabilities, targets], makes=[(1, "fp32"), (1, "fp32")]
-    )
-
-    def backward(g: Array, log_probabilities: Array, targets: Array, weight_sum: Array) -> Gradients:
-        reads = [g, log_probabilities, targets, weight_sum]
-        return list(tape.emit("nll_loss_backward", "embedding", reads=reads, makes=[(elements, "fp32")]))
-
-    saved = (log_probabilities.view(), targets, weight_sum)
-    loss.node = tape.node([log_probabilities.node], saved, backward)
-    return loss
 
 
 def divide_by_number(tape: Tape, x: Array) -> Array:

@@ -4,6 +4,7 @@ Plain arithmetic over the arguments, so that the same rule gives an int for one 
 once and a formula when handed symbols. FLOPs count 2 per multiply-add; causal attention is counted dense
 (every query against every key), as `torch.utils.flop_counter` and PaLM (Chowdhery et al. 2022, appendix B)
 do: what a kernel skips above the diagonal is not taken off.
+A window bounds the keys of a query only where the kernel knows it (`keys_seen`); a mask spares no work.
 """
 
 from __future__ import annotations
@@ -25,8 +26,25 @@ FLOPS_PER_ELEMENT = {
     "reduction": 1,
 }
 
-# Elementary operations per parameter in each optimizer's own definition, weight decay left out.
-UPDATE_FLOPS_PER_PARAMETER = {"sgd": 2, "momentum": 4, "adagrad": 6, "rmsprop": 7, "adam": 12, "adamw": 12}
+# Elementary operations per parameter in each optimizer's own definition, one for each addition, multiplication,
+# division, root, comparison or sign; what depends on the step alone is one number and counts nothing. Weight decay
+# left out (2 more). With w weight, g gradient, m and v moments, r rate, b decay:
+#   sgd       w - r g                                                                                    2
+#   momentum  m = b m + g; w - r m                                                                       4
+#   nesterov  m = b m + g; w - r (g + b m)                                                               6
+#   adagrad   v = v + g g; w - r g / (sqrt v + e)                                                        7
+#   rmsprop   v = b v + (1 - b) g g; w - r g / (sqrt v + e)              (2 more with momentum, 5 centred) 9
+#   adam      m = b m + (1 - b) g; v as rmsprop; w - r m / (sqrt(v) / c + e)                             13
+#   amsgrad   adam and the larger of v and the largest so far                                            14
+#   adam-8bit adam; for each moment a product with its scale, magnitude, comparison, division, 8 comparisons   37
+#   adafactor of a matrix: two sums of g g, product of factors, division, bound, root, g / root, norms of w and update
+#             (2 each), w - a u                                                                          15
+#   lion      sign(b1 m + (1 - b1) g); w - r sign; m = b2 m + (1 - b2) g                                  9
+#   muon      m and g + b (m - g) as lerps, norm, division, w - r u; its matrix products are counted apart   11
+UPDATE_FLOPS_PER_PARAMETER = {
+    "sgd": 2, "momentum": 4, "nesterov": 6, "adagrad": 7, "rmsprop": 9, "adam": 13, "adamw": 13, "amsgrad": 14,
+    "adam-8bit": 37, "adamw-8bit": 37, "adafactor": 15, "lion": 9, "muon": 11,
+}  # fmt: skip
 
 
 def matmul_flops(m: Int, n: Int, k: Int, batch: Int = 1) -> Int:
@@ -62,3 +80,59 @@ def attention_backward_model_flops(
 ) -> Int:
     """The part of a fused attention backward that is not recomputation: twice its forward."""
     return 2 * attention_flops(batch, heads, queries, keys, head_dim, value_dim)
+
+
+def smaller(a: Int, b: Int) -> Int:
+    """The smaller of two amounts, element by element of arrays, as a formula of symbols.
+
+    >>> smaller(3, 5)
+    3
+    """
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    if hasattr(a, "free_symbols") or hasattr(b, "free_symbols"):
+        from sympy import Min
+
+        return Min(a, b)
+    import numpy as np
+
+    return np.minimum(a, b)
+
+
+def keys_seen(tokens: Int, window: Int | None) -> Int:
+    """Keys that a kernel which knows the window computes for each query: ``window`` of them, or all.
+
+    The convention of `attention_flops` with a window: dense within it, as without one nothing is taken off above
+    the diagonal either. A mask hides keys but spares nothing, so that masked and written-out attention has them all.
+
+    >>> keys_seen(8, None), keys_seen(8, 3), keys_seen(8, 100)
+    (8, 3, 8)
+    """
+    return tokens if window is None else smaller(tokens, window)
+
+
+def attended_pairs(tokens: Int, window: Int | None, *, causal: bool = True) -> Int:
+    """Pairs of a query and a key that count, in one head of one sequence of ``tokens``.
+
+    ``causal``: what the masks leave (T (T + 1) / 2, or less with a window); else the dense count that `attention_flops`
+    takes: every query against `keys_seen`.
+
+    >>> attended_pairs(4, None), attended_pairs(4, 2), attended_pairs(4, 2, causal=False)
+    (10, 7, 8)
+    """
+    keys = keys_seen(tokens, window)
+    if not causal:
+        return tokens * keys
+    return keys * tokens - keys * (keys - 1) // 2
+
+
+def expert_capacity(tokens: Int, per_token: int, n_experts: int, factor: float) -> Int:
+    """Places of each expert: its even share of the routes times ``factor``, rounded up (Fedus et al. 2021, equation 3).
+
+    >>> expert_capacity(10, 2, 4, 1.1)
+    6
+    """
+    from fractions import Fraction
+
+    exact = Fraction(str(factor))
+    return -(-tokens * per_token * exact.numerator // (n_experts * exact.denominator))

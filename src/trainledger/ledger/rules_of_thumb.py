@@ -46,6 +46,7 @@ class StateRecipe:
 
 KAPLAN = "Kaplan et al. 2020, Scaling Laws for Neural Language Models (arXiv 2001.08361), section 2.1"
 PALM = "Chowdhery et al. 2022, PaLM (arXiv 2204.02311), appendix B"
+KORTHIKANTI = "Korthikanti et al. 2022, Reducing Activation Recomputation (arXiv 2205.05198), equation 1"
 CHINCHILLA = "Hoffmann et al. 2022, Training Compute-Optimal Large Language Models (arXiv 2203.15556), table 3"
 ZERO = "Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054), section 3.1"
 
@@ -55,6 +56,18 @@ RULES = {
         Rule("training_flops", "C = 6 N D", KAPLAN, "attention scores, and the embedding counted as if multiplied"),
         Rule("forward_flops_per_token", "2 N", KAPLAN, "attention scores"),
         Rule("attention_flops_per_token", "12 L d T", PALM, "nothing of causality: masked scores count"),
+        Rule(
+            "activation_nbytes",
+            "L B T d (34 + 5 H T / d)",
+            KORTHIKANTI,
+            "logits; supposes 16-bit activations, written-out attention, GELU with d_ff = 4 d, dropout masks of a byte",
+        ),
+        Rule(
+            "activation_nbytes_napkin",
+            "2 B T d L",
+            "napkin: one 16-bit tensor of the stream in each block",
+            "all that is inside a block",
+        ),
         Rule("block_parameters", "12 d^2 L", KAPLAN, "embeddings, norms, biases; supposes d_ff = 4 d"),
         Rule("compute_optimal_tokens", "D = 20 N", CHINCHILLA, "data quality, and the cost of serving the model"),
         Rule("training_seconds", "t = C / (devices x peak x MFU)", PALM, "restarts, evaluation, checkpoints"),
@@ -95,8 +108,35 @@ STATES = {
             "Dettmers et al. 2022 (arXiv 2110.02861), section 2; block scales left out",
         ),
         StateRecipe(
+            "fp32-8bit-adamw", "fp32, 8-bit AdamW (also bf16 autocast)",
+            (("parameters", 4), ("gradients", 4), ("first moment", 1), ("second moment", 1)),
+            "Dettmers et al. 2022 (arXiv 2110.02861), section 2; block scales left out",
+        ),
+        StateRecipe(
+            "fp32-amsgrad", "fp32, AMSGrad",
+            (("parameters", 4), ("gradients", 4), *ADAM_MOMENTS, ("largest second moment", 4)),
+            "Reddi et al. 2018, On the Convergence of Adam and Beyond (arXiv 1904.09237), algorithm 2",
+        ),
+        StateRecipe(
             "fp32-momentum", "fp32, SGD with momentum (RMSProp, AdaGrad)",
             (("parameters", 4), ("gradients", 4), ("one accumulator", 4)), "torch.optim: one buffer per parameter",
+        ),
+        StateRecipe(
+            "fp32-centred-rmsprop", "fp32, RMSProp centred and with momentum",
+            (("parameters", 4), ("gradients", 4), ("square", 4), ("mean", 4), ("momentum", 4)),
+            "Graves 2013 (arXiv 1308.0850), section 4.2, equations 38 to 41",
+        ),
+        StateRecipe(
+            "fp32-lion", "fp32, Lion", (("parameters", 4), ("gradients", 4), ("momentum", 4)),
+            "Chen et al. 2023, Symbolic Discovery of Optimization Algorithms (arXiv 2302.06675), program 1",
+        ),
+        StateRecipe(
+            "fp32-muon", "fp32, Muon", (("parameters", 4), ("gradients", 4), ("momentum", 4)),
+            "Jordan et al. 2024, Muon; AdamW's second moment of embeddings and head (4 bytes each) left out",
+        ),
+        StateRecipe(
+            "fp32-adafactor", "fp32, Adafactor", (("parameters", 4), ("gradients", 4)),
+            "Shazeer and Stern 2018 (arXiv 1804.04235), section 3: a row and a column of each matrix left out",
         ),
         StateRecipe(
             "fp32-sgd", "fp32, SGD", (("parameters", 4), ("gradients", 4)), "torch.optim: no state",
@@ -140,6 +180,24 @@ def attention_flops_per_token(n_layers: Number, d_model: Number, seq_len: Number
     12884901888
     """
     return 12 * n_layers * d_model * seq_len
+
+
+def activation_nbytes(n_layers: Number, batch: Number, seq_len: Number, d_model: Number, n_heads: Number) -> Number:
+    """L B T d (34 + 5 H T / d): what the blocks of a 16-bit GPT keep for backward, without checkpointing.
+
+    >>> activation_nbytes(1, 1, 2048, 12288, 96)
+    2868903936
+    """
+    return n_layers * batch * seq_len * (34 * d_model + 5 * n_heads * seq_len)
+
+
+def activation_nbytes_napkin(n_layers: Number, batch: Number, seq_len: Number, d_model: Number) -> Number:
+    """2 B T d L.
+
+    >>> activation_nbytes_napkin(24, 8, 2048, 2048)
+    1610612736
+    """
+    return 2 * batch * seq_len * d_model * n_layers
 
 
 def block_parameters(d_model: Number, n_layers: Number) -> Number:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainledger.spec.layers import LayerKind
+from trainledger.spec.layers import LayerKind, last_kind
 from trainledger.spec.model import ModelSpec
 
 Shape = tuple[Any, ...]
@@ -45,6 +45,12 @@ def predict_ahead(spec: ModelSpec, kind: LayerKind) -> Named:
     for name, shape in block(spec, kind):
         yield f"block.{name}", shape
     yield from _norm(spec, "norm", D)
+
+
+def all_ahead(spec: ModelSpec) -> Named:
+    """The multi-token prediction modules, which stand behind the head; their blocks are of the last layer's kind."""
+    for index in range(spec.n_predict_ahead):
+        yield from _inside(f"predict_ahead.{index}", predict_ahead(spec, last_kind(spec)))
 
 
 def block(spec: ModelSpec, kind: LayerKind) -> Named:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Int
+from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
 
 
 @frozen
@@ -17,11 +18,21 @@ class Sizes:
     T: Int
     attention: str
     dropout: float
+    attention_dropout: float
     backend: str
+    capacity_factor: float | None = None  # of experts; None = dropless
+    balance: bool = False  # whether there is a load-balance loss
+    layout: Layout = Layout()
+    attention_again: bool = False  # whether scores and mixtures are made again in backward
 
     @property
     def rows(self) -> Int:
         return self.B * self.T
+
+    @property
+    def stream_rows(self) -> Int:
+        """Rows of the residual stream: with sequence parallelism, this tensor rank's tokens."""
+        return self.rows // self.layout.tensor if self.layout.sequence_parallel else self.rows
 
     @property
     def fused_kernels(self) -> bool:
@@ -29,6 +40,10 @@ class Sizes:
         return self.backend != "cpu"
 
 
-def sizes_of(spec: ModelSpec, recipe: Recipe, backend: str) -> Sizes:
-    """The sizes of one micro-batch of a recipe."""
-    return Sizes(spec, recipe.device_batch, recipe.seq_len, recipe.attention, recipe.dropout, backend)
+def sizes_of(run: Run, backend: str) -> Sizes:
+    """The sizes of one micro-batch of a run."""
+    recipe = run.recipe
+    return Sizes(
+        run.model, run.device_batch, recipe.seq_len, recipe.attention, recipe.dropout, recipe.attention_dropout, backend,
+        recipe.expert_capacity, recipe.load_balance_loss > 0, run.layout, recipe.activation_checkpointing == "attention",
+    )  # fmt: skip

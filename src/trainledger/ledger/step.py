@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
-from trainledger.ledger import operations as op
 from trainledger.ledger.array import Array
 from trainledger.ledger.entry import Int, Ledger
-from trainledger.ledger.forward import forward, loss
-from trainledger.ledger.parameters import ModelLeaves, leaves_of
-from trainledger.ledger.sizes import Sizes, sizes_of
+from trainledger.ledger.forward import buffers_nbytes
+from trainledger.ledger.lora import frozen_nbytes
+from trainledger.ledger.micro_batches import Work, run_micro_batches
+from trainledger.ledger.mixed import adapt_scale, hold, main_gradients, own_nbytes, read_overflow, round_back, unscale
+from trainledger.ledger.rank import Rank, rank_of
+from trainledger.ledger.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding
+from trainledger.ledger.sizes import sizes_of
 from trainledger.ledger.tape import Tape
 from trainledger.ledger.update import clip, state_nbytes, update
-from trainledger.spec.recipe import Recipe
+from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 
 
@@ -26,63 +27,65 @@ def account(run: Run, *, backend: str = "cpu") -> Ledger:
     The spec's and the recipe's sizes may be arrays (one account for each element) or symbols (formulas), head counts
     excepted: they decide which operations run. So do a single micro-batch and, in written-out attention, a batch of
     one: symbols, and arrays that hold other elements too, stand there for two and more; symbols for two blocks as well.
+
+    Of a run spread over devices this is the first rank: of its first stage, and where pieces are uneven with the
+    largest; `ledger.ranks.accounts` has them all.
     """
+    return account_of(rank_of(run), backend=backend)
+
+
+def account_of(rank: Rank, *, backend: str) -> Ledger:
+    """The ledger of one rank of a layout."""
+    run, precision = rank.run, precision_of(rank.run.recipe)
     spec, recipe = run.model, run.recipe
-    leaves = leaves_of(spec)
-    tape = Tape("bf16" if recipe.precision == "bf16-mixed" else "fp32")
-    sizes = sizes_of(spec, recipe, backend)
-    total = _micro_batch(tape, sizes, leaves, recipe, None)
-    if not op.is_one(recipe.grad_accum):
-        with tape.loop("micro-batches", recipe.grad_accum - 1):
-            total = _micro_batch(tape, sizes, leaves, recipe, total)
+    tape = Tape(precision, backend)
+    sizes = sizes_of(run, backend)
+    works = tuple(Work(tape, rank, sizes, chunk, rank.leaves(chunk)) for chunk in rank.chunks)
+    leaves = works[0].leaves if len(works) == 1 and not rank.sharded else rank.owned()
+    hold(leaves, precision)
+    for each in works:
+        each.step_begins()
+    total = run_micro_batches(works)
+    for each in works:
+        each.step_ends()
+    sum_tied_embedding(tape, rank, leaves)
     held: list[Array] = []
+    gradients: list[Array] = []
+    if precision.master and not precision.gradient_buffers:
+        gradients = main_gradients(tape, leaves) if not rank.sharded else [g for each in works for g in each.widen()]
+    found = unscale(tape, leaves) if precision.loss_scaling else None
     if recipe.grad_clip is not None:
         with tape.during("clip"):
-            held = clip(tape, leaves, foreach=backend != "cpu")
+            sum_norms(tape, rank, leaves.tensors())
+            held = clip(tape, leaves, foreach=backend != "cpu", dtype=precision.updating)
     with tape.during("optimizer"):
+        if found is not None:
+            read_overflow(tape, found)
         update(tape, leaves, recipe)
-    del total, held
-    parameters = leaves.elements()
+        if precision.master:
+            round_back(tape, leaves)
+            gradients.clear()
+        if found is not None:
+            adapt_scale(tape, found)
+    if rank.sharded and not rank.gathers:
+        gather_updated(tape, rank, leaves)
+    del total, held, found
+    tokens = run.device_batch * run.grad_accum * recipe.seq_len
     resident = [
-        ("parameters", 4 * parameters),
-        ("optimizer state", state_nbytes(leaves, recipe)),
-        ("batch", 16 * recipe.device_batch * recipe.grad_accum * recipe.seq_len),
+        ("parameters", sum(each.parameters_nbytes for each in works)),
+        ("frozen weights", frozen_nbytes(leaves, recipe, precision.parameters)),
+        ("gradients", sum(each.buffers_nbytes for each in works)),
+        ("optimizer state", state_nbytes(leaves, recipe) + own_nbytes(leaves, precision)),
+        ("batch", 16 * tokens),
+        ("communication", bucket_nbytes(rank, leaves, precision.gradients)),
+        ("buffers", buffers_nbytes(spec)),
     ]
-    if spec.positions == "rope":
-        resident.append(("buffers", 2 * 4 * spec.max_seq_len * (spec.head_size // 2)))
     return tape.ledger(
         resident=tuple((name, nbytes) for name, nbytes in resident if not _is_zero(nbytes)),
-        parameters=parameters,
-        tokens=recipe.device_batch * recipe.grad_accum * recipe.seq_len,
-        micro_batches=recipe.grad_accum,
+        parameters=sum(each.leaves.elements() for each in works) if not rank.gathers else leaves.elements(),
+        tokens=tokens,
+        micro_batches=run.grad_accum,
     )
-
-
-def _micro_batch(tape: Tape, sizes: Sizes, leaves: ModelLeaves, recipe: Recipe, total: Array | None) -> Array:
-    """Forward and backward of one micro-batch; the loss so far comes in and goes out."""
-    ids = Array(sizes.rows, "int64", None)
-    autocast: AbstractContextManager[None] = tape.autocast() if tape.compute_dtype != "fp32" else nullcontext()
-    checkpointing = recipe.activation_checkpointing == "full"
-    with autocast:
-        value = loss(tape, forward(tape, sizes, leaves, ids, checkpointing=checkpointing), ids)
-        if not op.is_one(recipe.grad_accum):
-            with tape.at("loss"):
-                value = op.divide_by_number(tape, value)
-    _backward(tape, value)
-    value.node = None
-    if total is None:
-        return value
-    with tape.during("other"), tape.at("loss"):
-        (summed,) = tape.emit("add", "elementwise", reads=[total, value], makes=[(1, "fp32")], flops=1)
-    return summed
-
-
-def _backward(tape: Tape, value: Array) -> None:
-    with tape.during("backward"):
-        with tape.at("loss"):
-            (seed,) = tape.emit("ones_like", "copy", reads=[value], makes=[(1, "fp32")])
-        tape.start(value, seed)
-        tape.backward()  # autograd holds the seed to the end, and so does its name here
 
 
 def _is_zero(amount: Int) -> bool:

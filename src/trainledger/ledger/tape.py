@@ -11,12 +11,18 @@ Loops are followed once: `loop(name, count)` says that what runs inside runs ``c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from trainledger.ledger.array import Array, Leaf, Memory, Port, Target, nbytes_of
+from trainledger.dtypes import nbytes_in
+from trainledger.ledger.array import Array, Leaf, Memory, Port, Target
 from trainledger.ledger.entry import Amounts, Int, Ledger
 from trainledger.ledger.record import Event, Loop, Storage, copies_left_behind, keep_what_lives
+from trainledger.spec.precision import Precision
+
+if TYPE_CHECKING:
+    from trainledger.ledger.checkpointing import Frame, Offload
+    from trainledger.ledger.fully_sharded import FullySharded
 
 Gradients = list[Array | None]
 Backward = Callable[..., Gradients]
@@ -27,10 +33,11 @@ class Node:
     """One step of the graph: what it saved, how its backward runs, and where gradients go on.
 
     ``sums`` says which of its gradients belong to a broadcast input, and that input's elements: they are
-    summed after its backward, by the engine and not by the step itself.
+    summed after its backward, by the engine and not by the step itself. So are gradients cast to ``formats``, those
+    of the inputs, where these are given.
     """
 
-    __slots__ = ("backward", "frame", "loop", "path", "ports", "saved", "sums", "targets")
+    __slots__ = ("backward", "formats", "frame", "loop", "offload", "path", "ports", "saved", "sums", "targets")
 
     def __init__(
         self,
@@ -40,15 +47,22 @@ class Node:
         backward: Backward,
         outputs: int,
         sums: Sums,
+        formats: Sequence[str],
     ) -> None:
         self.targets = list(targets)
+        self.formats = formats
         self.backward = backward
         self.sums = sums
         self.path = tape.path
         self.loop = tape.loop_stack
         self.ports = [Port() for _ in range(outputs)]
         self.frame = tape.frame if saved else None
-        self.saved: Any = saved if self.frame is None else self.frame.expect(saved)
+        self.offload = tape.offload if saved else None
+        self.saved: Any = saved
+        if self.frame is not None:
+            self.saved = self.frame.expect(saved)
+        elif self.offload is not None:
+            self.saved = self.offload.pack(saved)
 
     def run(self, tape: Tape) -> Gradients:
         """Gradients for the targets; the incoming gradients and what was saved are let go afterwards.
@@ -62,71 +76,48 @@ class Node:
         if checkpointed:
             del saved
         for index, elements in self.sums:
+            if self.targets[index] is None:
+                continue
             whole = _taken(gradients, index)
             gradients[index] = tape.sum(whole, elements)
             del whole
+        for index, dtype in enumerate(self.formats):
+            if self.targets[index] is None:
+                continue
+            wide = _taken(gradients, index)
+            gradients[index] = tape.cast(wide, dtype) if wide.dtype != dtype else wide
+            del wide
+        self.frame = None
         return gradients
 
     def _take_saved(self) -> tuple[Array, ...]:
         saved, self.saved = self.saved, ()
         if self.frame is not None:
-            frame, self.frame = self.frame, None
-            return frame.recomputed(saved)
-        result: tuple[Array, ...] = saved
+            return self.frame.recomputed(saved)
+        result: tuple[Array, ...] = saved if self.offload is None else self.offload.unpack(saved)
         return result
 
 
-class _EnoughRecomputed(Exception):  # noqa: N818
-    """Everything the block's backward needs is there again."""
-
-
-class Frame:
-    """A checkpointed block: its forward keeps only its input, its backward first runs the block again.
-
-    As in torch's non-reentrant checkpoint the second run stops as soon as the last saved array exists.
-    """
-
-    def __init__(self, tape: Tape, again: Callable[[], Any]) -> None:
-        self.tape = tape
-        self.again: Callable[[], Any] | None = again
-        self.expected = 0
-        self.arrays: list[tuple[Array, ...] | None] = []
-        self.collecting = False
-
-    def expect(self, saved: tuple[Array, ...]) -> int:
-        """Called for each node that saves something: the first run counts them, the second collects what they save."""
-        if not self.collecting:
-            self.expected += 1
-            return self.expected - 1
-        self.arrays.append(saved)
-        if len(self.arrays) == self.expected:
-            raise _EnoughRecomputed
-        return len(self.arrays) - 1
-
-    def recomputed(self, index: int) -> tuple[Array, ...]:
-        if not self.collecting:
-            again, self.again = self.again, None
-            assert again is not None
-            self.collecting = True
-            with self.tape.recomputing(self), suppress(_EnoughRecomputed):
-                again()
-            del again
-        arrays = self.arrays[index]
-        self.arrays[index] = None
-        assert arrays is not None
-        return arrays
-
-
 class Tape:
-    """Collects the entries of a step."""
+    """Collects the entries of a step in a precision. ``backend`` (cpu or cuda) says which kernels run."""
 
-    def __init__(self, compute_dtype: str) -> None:
-        self.compute_dtype = compute_dtype
+    def __init__(self, precision: Precision, backend: str = "cpu") -> None:
+        self.precision = precision
+        self.compute_dtype = precision.compute
+        self.backend = backend
+        # A CPU multiplies fp32 in fp32 whatever it is allowed to do.
+        self._fp32_rate = precision.rate if backend != "cpu" and precision.rate else "fp32"
         self.events: list[Event] = []
         self.phase = "forward"
         self.path = ""
         self.loop_stack: Loop = ()
         self.frame: Frame | None = None
+        self.offload: Offload | None = None
+        self.category: str | None = None
+        self.sharded: FullySharded | None = None
+        self._forgetting = False
+        self._held: list[Array] = []
+        self._apart: dict[Leaf, Array] | None = None
         self._nodes: list[Node] = []
         self._casts: dict[int, Array] = {}
         self._live: dict[int, Storage] = {}
@@ -195,18 +186,23 @@ class Tape:
         category: str | None = None,
         basis: str = "exact",
         source: str = "",
+        **more: Any,
     ) -> list[Array]:
-        """One operation: its entry, and the arrays that it makes."""
+        """One operation: its entry, and the arrays that it makes; ``more`` are other fields of the entry."""
+        if self.frame is not None:
+            known = self.frame.recall(name)
+            if known is not None:
+                return known
         if category is None:
-            category = "logits and loss" if self.path == "loss" else "scratch"
+            category = self.category or ("logits and loss" if self.path == "loss" or self.path.endswith(".loss") else "scratch")
         made: list[Array] = []
         records: list[Storage] = []
         for elements, dtype in makes:
-            record = Storage(elements * nbytes_of(dtype), self.phase, category, self.loop_stack)
+            record = Storage(nbytes_in(elements, dtype), self.phase, category, self.loop_stack)
             self._live[id(record)] = record
             records.append(record)
             made.append(Array(elements, dtype, Memory(record, self.released)))
-        touched = [*reads, *changes]
+        touched = [*changes, *reads]  # as torch has its arguments
         self.events.append(
             Event(
                 records,
@@ -216,15 +212,33 @@ class Tape:
                 kind=kind,
                 flops=flops,
                 model_flops=0 if self.phase == "recompute" else model_flops,
-                read=sum(each.nbytes for each in touched),
-                written=sum(each.nbytes for each in (*made, *changes)),
-                dtype=touched[0].dtype if touched else "",
+                read=0 if kind == "allocate" else sum(each.nbytes for each in touched),
+                written=0 if kind == "allocate" else sum(each.nbytes for each in (*made, *changes)),
+                dtype=self._rate_of(kind, [*changes, *reads]),  # torch names first what it changes
                 loop=self.loop_stack,
                 basis=basis,
                 source=source or f"ledger.operations.{name}",
+                **more,
             )
         )
+        if self.frame is not None:
+            self.frame.notice(name, made)
         return made
+
+    def _rate_of(self, kind: str, touched: Sequence[Array]) -> str:
+        """The format an operation works in: that of its first input, fp32 products at the rate they may run at."""
+        if not touched:
+            return ""
+        dtype = touched[0].dtype
+        return self._fp32_rate if dtype == "fp32" and kind in ("matmul", "attention") else dtype
+
+    def let_go(self, array: Array) -> None:
+        """The last operation frees what an array of an earlier loop refers to: once in each round of its own loop."""
+        memory = array.memory
+        assert memory is not None
+        self._live.pop(id(memory.record), None)
+        self.events[-1].freed.append((memory.record, 1))
+        memory.released = lambda record: None
 
     def released(self, record: Storage) -> None:
         """Called when the last reference to a piece of memory is gone."""
@@ -237,17 +251,31 @@ class Tape:
 
     # The graph
 
-    def node(self, targets: Sequence[Target], saved: tuple[Array, ...], backward: Backward, *, sums: Sums = ()) -> Port:
-        """A step of the graph; ``backward(gradient, *saved)`` gives one gradient per target."""
-        return self.fork(targets, saved, backward, 1, sums=sums)[0]
+    def node(
+        self, targets: Sequence[Target], saved: tuple[Array, ...], backward: Backward, *, sums: Sums = (),
+        formats: Sequence[str] = (),
+    ) -> Port | None:
+        """A step of the graph; ``backward(gradient, *saved)`` gives a gradient per target (any, where that is None)."""
+        return self.fork(targets, saved, backward, 1, sums=sums, formats=formats)[0]
 
     def fork(
-        self, targets: Sequence[Target], saved: tuple[Array, ...], backward: Backward, outputs: int, *, sums: Sums = ()
-    ) -> list[Port]:
-        """A step of the graph with several outputs: its backward gets a gradient for each."""
-        node = Node(self, targets, saved, backward, outputs, sums)
+        self, targets: Sequence[Target], saved: tuple[Array, ...], backward: Backward, outputs: int, *, sums: Sums = (),
+        formats: Sequence[str] = (),
+    ) -> Sequence[Port | None]:
+        """A step of the graph with several outputs: its backward gets a gradient for each.
+
+        Where no gradient is wanted there is no step, nothing is saved, and None stands for its outputs.
+        """
+        if all(each is None for each in targets):
+            return [None] * outputs
+        if self._forgetting:
+            return [Port() for _ in range(outputs)]
+        node = Node(self, targets, saved, backward, outputs, sums, formats)
         if self.frame is None or not self.frame.collecting:
             self._nodes.append(node)
+            for each in targets:
+                if isinstance(each, Leaf):
+                    each.uses += 1
         return node.ports
 
     @contextmanager
@@ -269,21 +297,85 @@ class Tape:
         keep_what_lives(self._live.values(), "recompute")
         self.path = path
 
+    def hold(self, arrays: Sequence[Array]) -> None:
+        """Keep arrays alive until the backward is over."""
+        self._held += arrays
+
+    @contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """Operations inside make no graph and save nothing."""
+        before, self.frame, self._forgetting = self.frame, None, True
+        try:
+            yield
+        finally:
+            self.frame, self._forgetting = before, False
+
+    @contextmanager
+    def holding(self, category: str) -> Iterator[None]:
+        """What is made inside belongs to this category unless it turns out to be a gradient."""
+        before, self.category = self.category, category
+        try:
+            yield
+        finally:
+            self.category = before
+
+    @contextmanager
+    def offloading(self, offload: Offload) -> Iterator[None]:
+        """What nodes made inside save goes to host memory."""
+        self.offload = offload
+        try:
+            yield
+        finally:
+            self.offload = None
+
+    @contextmanager
+    def apart(self) -> Iterator[dict[Leaf, Array]]:
+        """A graph of its own, whose backward runs inside a forward: the gradients of leaves are put into a dict."""
+        before, self._nodes, self._apart = self._nodes, [], {}
+        try:
+            yield self._apart
+        finally:
+            self._nodes, self._apart = before, None
+
+    def set_aside(self) -> list[Node]:
+        """The graph so far, for a backward that comes later (`take_up`)."""
+        nodes, self._nodes = self._nodes, []
+        self._count_uses(nodes, -1)
+        return nodes
+
+    def take_up(self, nodes: list[Node]) -> None:
+        """Go on with a graph that was set aside."""
+        assert not self._nodes
+        self._nodes = nodes
+        self._count_uses(nodes, 1)
+
+    @staticmethod
+    def _count_uses(nodes: list[Node], change: int) -> None:
+        for node in nodes:
+            for each in node.targets:
+                if isinstance(each, Leaf):
+                    each.uses += change
+
     def start(self, value: Array, seed: Array) -> None:
         """Give the gradient that backward starts from."""
         assert isinstance(value.node, Port)
         value.node.gradient = seed
 
-    def backward(self) -> None:
-        """Run the graph from the last node back, each node once all gradients have come to it."""
-        path, loop = self.path, self.loop_stack
+    def backward(self, path: str | None = None) -> None:
+        """Run the graph from the last node back, each node once all gradients have come to it.
+
+        Each node's operations belong to the module path that it was made at, or all to ``path``.
+        """
+        before, loop = self.path, self.loop_stack
         while self._nodes:
             node = self._nodes.pop()
             if all(each.gradient is None for each in node.ports):
                 continue
-            self.path, self.loop_stack = node.path, node.loop
+            self.path, self.loop_stack = node.path if path is None else path, node.loop
             self._deliver(node.targets, node.run(self))
-        self.path, self.loop_stack = path, loop
+        self.path, self.loop_stack = before, loop
+        if path is None:
+            self._held.clear()
 
     def _deliver(self, targets: Sequence[Target], gradients: Gradients) -> None:
         for index, target in enumerate(targets):
@@ -296,6 +388,10 @@ class Tape:
         target.gradient = gradient if target.gradient is None else self._plus(target.gradient, gradient)
 
     def _to_leaf(self, leaf: Leaf, gradient: Array) -> None:
+        if self._apart is not None:
+            leaf.uses -= 1
+            self._apart[leaf] = gradient
+            return
         leaf.arrived += 1
         if leaf.pending is not None:
             gradient = self._plus(leaf.pending, gradient)
@@ -303,7 +399,10 @@ class Tape:
         if leaf.arrived < leaf.uses:
             leaf.pending = gradient
             return
-        leaf.arrived = 0
+        leaf.arrived = leaf.uses = 0
+        if leaf.buffer is not None:
+            self.emit("add_", "elementwise", reads=[gradient], changes=[leaf.buffer], flops=leaf.elements)
+            return
         if leaf.gradient is not None:
             elements = leaf.elements
             self.emit("add_", "elementwise", reads=[gradient], changes=[leaf.gradient], flops=elements)
@@ -315,6 +414,10 @@ class Tape:
     def sum(self, x: Array, elements: Int) -> Array:
         """The sum of x over all but ``elements`` of its elements."""
         return self.emit("sum", "reduction", reads=[x], makes=[(elements, x.dtype)], flops=x.elements)[0]
+
+    def cast(self, x: Array, dtype: str) -> Array:
+        """x in another format, outside of the graph."""
+        return self.emit("_to_copy", "copy", reads=[x], makes=[(x.elements, dtype)])[0]
 
     def _plus(self, a: Array, b: Array) -> Array:
         """Two gradients of one tensor; autograd adds them into a new one."""

@@ -6,13 +6,12 @@ at a place in the loop are linear in the iteration and are largest in the first 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import reduce
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Amounts, Entry, Int, Ledger
+from trainledger.ledger.entry import HOST, Amounts, Entry, Int, Ledger
 
 Live = dict[str, Int]
 
@@ -32,8 +31,8 @@ class Moment:
 
     @property
     def nbytes(self) -> Int:
-        """The sum over the categories; zero where the moment does not come."""
-        nbytes = sum(self.live.values())
+        """The sum over the categories of the device; zero where the moment does not come."""
+        nbytes = sum(each for category, each in self.live.items() if category != HOST)
         return nbytes if self.happens is True else nbytes * self.happens
 
 
@@ -90,16 +89,50 @@ def _walk(
 
 def peak_nbytes(ledger: Ledger) -> Int:
     """The most live bytes of the step, for ints, arrays (one peak per element) and symbols (an unevaluated Max)."""
-    sizes = [each.nbytes for each in timeline(ledger)]
-    if any(hasattr(each, "free_symbols") for each in sizes):
+    sizes: list[Int] = []
+    resident = sum(nbytes for category, nbytes in ledger.resident if category != HOST)
+    if any(hasattr(each, "free_symbols") for _, each in ledger.resident):
         import sympy
 
+        _totals(ledger.entries, resident, 0, True, sizes.append)
         return sympy.Max(*dict.fromkeys(sizes), evaluate=False)
-    if all(isinstance(each, int) for each in sizes):
-        return max(sizes)
-    import numpy
+    highest: list[Int] = [0]
 
-    return reduce(numpy.maximum, sizes)
+    def higher(nbytes: Int) -> None:
+        if hasattr(nbytes, "shape") or hasattr(highest[0], "shape"):
+            import numpy
+
+            highest[0] = numpy.maximum(highest[0], nbytes)
+        else:
+            highest[0] = max(highest[0], nbytes)
+
+    _totals(ledger.entries, resident, 0, True, higher)
+    return highest[0]
+
+
+def _totals(entries: Sequence[Entry], live: Int, depth: int, happens: Any, reached: Callable[[Int], None]) -> Int:
+    """The live bytes after a run of entries; those at each moment are told to ``reached``, as `_walk` yields them."""
+    for loop, group in groupby(entries, key=lambda each: each.loop[depth : depth + 1]):
+        body = list(group)
+        if not loop:
+            for entry in body:
+                for category, nbytes in entry.allocated:
+                    live = live + nbytes if category != HOST else live
+                during = live + entry.scratch
+                reached(during if happens is True else during * happens)
+                for category, nbytes in entry.freed:
+                    live = live - nbytes if category != HOST else live
+            continue
+        count = loop[0][1]
+        if isinstance(count, int) and count < 1:
+            continue
+        here = happens & (count > 0) if hasattr(count, "shape") else happens
+        before = live
+        live = _totals(body, live, depth + 1, here, reached)
+        if not (isinstance(count, int) and count == 1):
+            live = before + (count - 1) * (live - before)
+            live = _totals(body, live, depth + 1, here, reached)
+    return live
 
 
 def _is_nonzero(amount: Int) -> bool:
@@ -115,4 +148,10 @@ def peak(ledger: Ledger) -> Peak:
     if not moments:
         raise ValueError("nothing was recorded, so there is no peak")
     highest = max(moments, key=lambda each: each.nbytes)
-    return Peak(highest.nbytes, {k: v for k, v in highest.live.items() if v}, highest.entry, highest.index)
+    by_category = {name: nbytes for name, nbytes in highest.live.items() if nbytes and name != HOST}
+    return Peak(highest.nbytes, by_category, highest.entry, highest.index)
+
+
+def peak_host_nbytes(ledger: Ledger) -> int:
+    """The most bytes in host memory at once, of what was moved there from the device; integers only."""
+    return max((each.live.get(HOST, 0) for each in timeline(ledger)), default=0)

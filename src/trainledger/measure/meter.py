@@ -12,6 +12,7 @@ from torch import nn
 from trainledger.ledger.entry import Ledger
 from trainledger.measure.allocator import AllocatorPeak
 from trainledger.trace.recorder import Recorder
+from trainledger.train.master_weights import gradient_buffers
 from trainledger.train.observer import Observer, StepRecord, TrainingState
 
 # The third step of a sitting: the optimizer's state exists, and what the first steps warm up is warm.
@@ -58,6 +59,9 @@ class StepMeter(Observer):
         state = self._state
         state.optimizer.zero_grad(set_to_none=True)
         self._recorder = Recorder(state.model, state.optimizer, clocked=state.device.type == "cpu")
+        self._recorder.resident(gradient_buffers(state.optimizer), "gradients")
+        if state.scaler is not None:
+            self._recorder.resident([state.scaler.scale, state.scaler.good_steps], "optimizer state")
         with self._recorder:
             yield
         self.ledger = self._recorder.ledger(tokens=state.run.recipe.tokens_per_step, writer="measure")

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.ledger.entry import Ledger
-from trainledger.nn.transformer import build
+from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
+from trainledger.trace.numbers import ZeroWhereUnknown
 from trainledger.trace.recorder import Recorder
 from trainledger.trace.trace import make_states
+from trainledger.train.loss_scaling import LossScaler
+from trainledger.train.master_weights import gradient_buffers
 from trainledger.train.optimizer import build_optimizer
+from trainledger.train.precision import build_model
 from trainledger.train.step import optimizer_step
 
 Batch = tuple[Tensor, Tensor]
@@ -21,7 +26,7 @@ Batch = tuple[Tensor, Tensor]
 
 def rehearse(run: Run) -> Ledger:
     """The ledger of one steady-state optimizer step of a run, traced on fake CPU tensors: nothing is computed."""
-    with FakeTensorMode():
+    with FakeTensorMode(), ZeroWhereUnknown():
         return metered_step(run, *_build(run), _batches(run), writer="trace")
 
 
@@ -31,14 +36,22 @@ def rehearse_really(run: Run) -> Ledger:
 
 
 def _build(run: Run) -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = build(run.model, run.recipe)
+    model = build_model(run.model, run.recipe)
     return model, build_optimizer(model, run.recipe)
 
 
 def _batches(run: Run) -> list[Batch]:
-    shape = (run.recipe.device_batch, run.recipe.seq_len)
-    tokens = [torch.randint(0, run.model.vocab_size, shape) for _ in range(2 * run.recipe.grad_accum)]
+    shape = (run.device_batch, run.recipe.seq_len)
+    tokens = [torch.randint(0, run.model.vocab_size, shape) for _ in range(2 * run.grad_accum)]
     return list(zip(tokens[::2], tokens[1::2], strict=True))
+
+
+def _as_if_finite(found: Tensor) -> float:
+    """The overflow flag of a step; on fake tensors, which have no values, there was none."""
+    if isinstance(found, FakeTensor):
+        with _disable_current_modes():
+            found.constant = torch.zeros(())
+    return found.item()
 
 
 def metered_step(
@@ -57,6 +70,11 @@ def metered_step(
     make_states(model, optimizer)
     recorder = Recorder(model, optimizer, clocked=clocked)
     recorder.resident([each for pair in batches for each in pair], "batch")
+    recorder.resident(gradient_buffers(optimizer), "gradients")
+    scaler = None
+    if precision_of(run.recipe).loss_scaling:
+        scaler = LossScaler(batches[0][0].device, read=_as_if_finite)
+        recorder.resident([scaler.scale, scaler.good_steps], "optimizer state")
     with recorder:
-        optimizer_step(model, optimizer, batches, run.recipe, clock=recorder.phase)
+        optimizer_step(model, optimizer, batches, run.recipe, clock=recorder.phase, scaler=scaler)
     return recorder.ledger(tokens=run.recipe.tokens_per_step, writer=writer)

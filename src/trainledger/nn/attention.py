@@ -1,61 +1,72 @@
-"""Causal self-attention with grouped key-value heads.
+"""Causal self-attention with query, key and value heads: multi-head, grouped-query and multi-query.
 
-Shapes: B sequences, T tokens, D d_model, H query heads, G key-value heads, K head width, S = T keys.
+Shapes: B sequences, T tokens, D d_model, H query heads, G key-value heads, K head width.
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainledger.nn.rotary import rotate
+from trainledger.nn.attend import attend, heads, refusals, scores_of
+from trainledger.nn.norm import norm_of
+from trainledger.nn.rotary import Angles, rotate
+from trainledger.spec.layers import LayerKind
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.problem import InvalidInput
 
-Angles = tuple[Tensor, Tensor]  # cosines and sines, each [T, 1, K / 2]
+Shared = tuple[Angles | None, Tensor | None]  # what all layers of a kind share: rotary angles, and a mask
 
 
 class Attention(nn.Module):
-    """Multi-head or grouped-query attention; ``implementation`` is ``sdpa`` or ``math``."""
+    """Multi-head, grouped-query or multi-query attention.
 
-    def __init__(self, spec: ModelSpec, implementation: str) -> None:
+    ``implementation`` is ``sdpa``, ``math``, ``flash`` or ``efficient``; `InvalidInput` where it cannot do what the
+    spec asks for on the device of the weights.
+    """
+
+    def __init__(self, spec: ModelSpec, kind: LayerKind, implementation: str, dropout: float = 0.0) -> None:
         super().__init__()
-        self.head_size = spec.head_size
-        self.implementation = implementation
-        bias = spec.attention_bias
-        self.q_proj = nn.Linear(spec.d_model, spec.n_heads * spec.head_size, bias=bias)
-        self.k_proj = nn.Linear(spec.d_model, spec.kv_heads * spec.head_size, bias=bias)
-        self.v_proj = nn.Linear(spec.d_model, spec.kv_heads * spec.head_size, bias=bias)
-        self.o_proj = nn.Linear(spec.n_heads * spec.head_size, spec.d_model, bias=bias)
+        D, K = spec.d_model, spec.head_size
+        self.head_size, self.qk_norm, self.interleaved = K, spec.qk_norm, spec.rope_interleaved
+        self.dropout = dropout
+        self.scores = scores_of(spec, implementation, 0.0)
+        self.scores_in_training = scores_of(spec, implementation, dropout)
+        self.sinks = nn.Parameter(torch.zeros(spec.n_heads)) if spec.attention_sinks else None
+        self.q_proj = nn.Linear(D, spec.n_heads * K, bias=spec.attention_bias)
+        self.k_proj = nn.Linear(D, spec.kv_heads * K, bias=spec.attention_bias)
+        self.v_proj = nn.Linear(D, spec.kv_heads * K, bias=spec.attention_bias)
+        self.o_proj = nn.Linear(spec.n_heads * K, D, bias=spec.output_bias)
+        wide = spec.qk_norm == "width"
+        self.q_norm = norm_of(spec, spec.n_heads * K if wide else K) if spec.qk_norm else None
+        self.k_norm = norm_of(spec, spec.kv_heads * K if wide else K) if spec.qk_norm else None
+        refuse(spec, implementation, self.q_proj.weight)
 
-    def forward(self, x_BTD: Tensor, angles: Angles | None) -> Tensor:
-        """Each token's mixture of the values before it; [B, T, D] in and out."""
-        q_BTHK = self.q_proj(x_BTD).unflatten(-1, (-1, self.head_size))
-        k_BTGK = self.k_proj(x_BTD).unflatten(-1, (-1, self.head_size))
-        v_BTGK = self.v_proj(x_BTD).unflatten(-1, (-1, self.head_size))
+    def forward(self, x_BTD: Tensor, shared: Shared) -> Tensor:
+        """Each token's mixture of the values that it sees; [B, T, D] in and out."""
+        angles, mask = shared
+        q_BTHK = self._heads(self.q_proj(x_BTD), self.q_norm)
+        k_BTGK = self._heads(self.k_proj(x_BTD), self.k_norm)
+        v_BTGK = heads(self.v_proj(x_BTD), self.head_size)
         if angles is not None:
-            q_BTHK, k_BTGK = rotate(q_BTHK, *angles), rotate(k_BTGK, *angles)
-        attend = scaled_dot_product if self.implementation == "sdpa" else written_out
-        y_BHTK = attend(q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2))
-        y_BTD: Tensor = self.o_proj(y_BHTK.transpose(1, 2).flatten(-2))
+            q_BTHK = rotate(q_BTHK, angles, interleaved=self.interleaved)
+            k_BTGK = rotate(k_BTGK, angles, interleaved=self.interleaved)
+        scores = self.scores_in_training if self.training else self.scores
+        y_BTD: Tensor = self.o_proj(attend(q_BTHK, k_BTGK, v_BTGK, mask, scores, self.sinks))
         return y_BTD
 
+    def _heads(self, x_BTC: Tensor, norm: nn.Module | None) -> Tensor:
+        """[B, T, H K] to heads, normalized: the whole width before they are split, or each of them."""
+        if norm is not None and self.qk_norm == "width":
+            x_BTC = norm(x_BTC).type_as(x_BTC)
+        x_BTHK = heads(x_BTC, self.head_size)
+        if norm is not None and self.qk_norm == "head":
+            x_BTHK = norm(x_BTHK).type_as(x_BTHK)
+        return x_BTHK
 
-def scaled_dot_product(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> Tensor:
-    """PyTorch's fused causal attention; scores are never stored."""
-    grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
-    return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=grouped)
 
-
-def written_out(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> Tensor:
-    """The same, one operation after the other, with scores and probabilities as tensors of [B, H, T, S]."""
-    repeats = q_BHTK.shape[1] // k_BGTK.shape[1]
-    if repeats > 1:
-        k_BGTK, v_BGTK = (x.repeat_interleave(repeats, dim=1) for x in (k_BGTK, v_BGTK))
-    n_tokens = q_BHTK.shape[2]
-    later_TS = torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=q_BHTK.device).triu(1)
-    scores_BHTS = (q_BHTK @ k_BGTK.transpose(-1, -2)) * (1 / math.sqrt(q_BHTK.shape[-1]))
-    weights_BHTS = scores_BHTS.masked_fill(later_TS, float("-inf")).softmax(dim=-1)
-    return weights_BHTS @ v_BGTK
+def refuse(spec: ModelSpec, implementation: str, weight: Tensor) -> None:
+    """Raise `InvalidInput` where this implementation cannot run on the weight's device; none runs on ``meta``."""
+    problems = [] if weight.is_meta else list(refusals(spec, implementation, weight.device.type))
+    if problems:
+        raise InvalidInput(problems)

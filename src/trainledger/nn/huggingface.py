@@ -1,14 +1,13 @@
 """Hugging Face directories in and out: config.json and safetensors that ``transformers`` opens with equal logits.
 
-Shapes: D d_model. Only names and layouts differ: GPT-2 stores its matrices transposed and joins the
-query, key and value projections to one of [D, 3 D].
+Only names and layouts differ, and those are tables (`huggingface_names`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,30 +16,25 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trainledger.nn.atomic import whole_directory
+from trainledger.nn.huggingface_names import Names, Piece, as_modules, names_of, pieces, shapes_in_files
 from trainledger.nn.transformer import Transformer
-from trainledger.nn.weights import FILE, Stored, assemble, faults, refuse, shapes, stored_in
-from trainledger.spec.huggingface import family_of, from_config, read_json, to_config
-from trainledger.spec.huggingface_keys import GPT2
+from trainledger.nn.weights import FILE, Stored, assemble, faults, held, refuse, shapes, stored_in
+from trainledger.spec.huggingface import from_config, read_json, to_config
+from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem, shown
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 WRITTEN = frozenset({CONFIG, FILE, TOKENIZER, TOKENIZER_CONFIG})  # all that an export writes
+STACKED = ("experts.gate_up_proj", "experts.up_proj")  # experts as the modules of transformers 5 have them
+AHEAD = "predict_ahead."  # our names of the modules of multi-token prediction begin so
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-_PREFIX = {"llama": "model.", "gpt2": "transformer."}  # of every name but the head's
-_HEAD = "lm_head.weight"
 # Tables that older versions saved and newer ones compute: causal masks, rotary frequencies.
-_COMPUTED = re.compile(r"h\.\d+\.attn\.(masked_)?bias|(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
-_GPT2_TOP = {"embed_tokens": "wte", "embed_positions": "wpe", "norm": "ln_f", "lm_head": "lm_head"}
-_GPT2_BLOCK = {
-    "input_layernorm": "ln_1",
-    "self_attn.o_proj": "attn.c_proj",
-    "post_attention_layernorm": "ln_2",
-    "mlp.up_proj": "mlp.c_fc",
-    "mlp.down_proj": "mlp.c_proj",
-}
-_GPT2_JOINED = {"self_attn.q_proj": 0, "self_attn.k_proj": 1, "self_attn.v_proj": 2}
+_COMPUTED = re.compile(
+    r"h\.\d+\.attn\.(masked_)?bias|layers\.\d+\.attention\.(masked_)?bias|"
+    r"(layers\.\d+\.(self_attn|attention)\.)?rotary_emb\.inv_freq"
+)
 
 
 @dataclass(frozen=True)
@@ -52,36 +46,6 @@ class TokenizerText:
     end_token: str
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where one of our parameters stands in a Hugging Face file: part ``part`` of ``parts`` along their last dim."""
-
-    ours: str
-    theirs: str  # without the prefix
-    transposed: bool = False
-    part: int = 0
-    parts: int = 1
-
-    def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of their whole tensor, from that of ours."""
-        turned = ours[::-1] if self.transposed else ours
-        return (*turned[:-1], turned[-1] * self.parts)
-
-
-def place(ours: str, model_type: str) -> Place:
-    """The place of a parameter by our name."""
-    if model_type != GPT2.model_type:
-        return Place(ours, ours)
-    module, _, kind = ours.rpartition(".")
-    if not module.startswith("layers."):
-        return Place(ours, f"{_GPT2_TOP[module]}.{kind}")
-    _, layer, inner = module.split(".", 2)
-    matrix = kind == "weight" and inner.endswith("_proj")
-    if inner in _GPT2_JOINED:
-        return Place(ours, f"h.{layer}.attn.c_attn.{kind}", matrix, _GPT2_JOINED[inner], 3)
-    return Place(ours, f"h.{layer}.{_GPT2_BLOCK[inner]}.{kind}", matrix)
-
-
 def export_model(
     model: Transformer,
     directory: Path,
@@ -89,22 +53,26 @@ def export_model(
     *,
     tokenizer: TokenizerText | None = None,
     force: bool = False,
-) -> None:
-    """Write a directory that ``transformers`` opens: config.json, model.safetensors, and the tokenizer if given.
+    model_type: str | None = None,
+) -> str:
+    """Write a directory that ``transformers`` opens, and give its model type.
 
-    It appears whole or not at all. ``dtype`` is fp32 or bf16 (rounded to nearest). ``force`` replaces an
-    earlier export. `InvalidInput` where transformers has no such model or the directory is in use.
+    It holds config.json, model.safetensors, and the tokenizer if given; it appears whole or not at all.
+    ``dtype`` is fp32 or bf16 (rounded to nearest). ``force`` replaces an earlier export. ``model_type`` chooses
+    among several that express the model. Modules of multi-token prediction are left out: transformers' models have
+    none. `InvalidInput` where transformers has no such model or the directory is in use.
     """
     kind = DTYPES[dtype]
-    config = to_config(model.spec, str(kind).removeprefix("torch."))
+    config = to_config(replace(model.spec, n_predict_ahead=0), str(kind).removeprefix("torch."), model_type)
     with whole_directory(directory, force=force, ours=WRITTEN) as partial:
-        save_file(_their_tensors(model, kind), partial / FILE, metadata={"format": "pt"})
+        save_file(_their_tensors(model, kind, config["model_type"]), partial / FILE, metadata={"format": "pt"})
         if tokenizer is not None:
             config["eos_token_id"] = tokenizer.end_id
             (partial / TOKENIZER).write_text(tokenizer.definition, encoding="utf-8")
             told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_token}
             _write_json(partial / TOKENIZER_CONFIG, told | {"model_max_length": model.spec.max_seq_len})
         _write_json(partial / CONFIG, config)
+    return str(config["model_type"])
 
 
 def import_model(directory: Path) -> Transformer:
@@ -113,18 +81,24 @@ def import_model(directory: Path) -> Transformer:
         rule = f"is not a directory with {CONFIG} and {FILE}"
         raise InvalidInput([Problem(directory.name, None, rule)], str(directory.parent))
     config = read_json(directory / CONFIG)
-    spec, model_type = from_config(config, str(directory / CONFIG)), config["model_type"]
+    spec, model_type = from_config(config, str(directory / CONFIG), for_weights=True), config["model_type"]
     if spec.name == model_type and directory.resolve().name.isprintable():
         spec = replace(spec, name=directory.resolve().name[:100])
-    found = _bare(stored_in(_files(directory)), _PREFIX[model_type], str(directory))
+    names = names_of(spec, model_type)
+    found = _bare(stored_in(_files(directory)), names, str(directory))
     if spec.n_layers > len(found):
         rule = f"is more than the {len(found)} tensors in the directory"
         raise InvalidInput([Problem("number of layers", spec.n_layers, rule)], str(directory))
-    head = found.pop(_HEAD, None) if spec.tie_embeddings else None
+    if any(name.endswith(STACKED) for name in found):
+        names = as_modules(names)
+    head = found.pop(f"{names.head}.weight", None) if spec.tie_embeddings else None
     ours = shapes(spec)
-    places = {name: place(name, model_type) for name in ours}
-    refuse(faults({each.theirs: each.shape(ours[name]) for name, each in places.items()}, found), str(directory))
-    tensors = {name: _our_tensor(each, found[each.theirs]) for name, each in places.items()}
+    parts = list(pieces(names, spec, ours))
+    wanted = {name: shape for each in parts for name, shape in shapes_in_files(each, ours).items()}
+    if _predicts_ahead(config):
+        found = {name: each for name, each in found.items() if name in wanted or not _is_ahead(name, names, spec)}
+    refuse(faults(wanted, found), str(directory))
+    tensors = {name: tensor for each in parts for name, tensor in _our_tensors(each, found)}
     if head is not None and not torch.equal(head.read(), tensors["embed_tokens.weight"]):
         rule = "differs from the input embedding, though config.json says tie_word_embeddings = true"
         raise InvalidInput([Problem(head.name, None, rule)], str(directory))
@@ -135,32 +109,49 @@ def _write_json(path: Path, content: dict[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _their_tensors(model: Transformer, dtype: torch.dtype) -> dict[str, Tensor]:
-    model_type = family_of(model.spec).model_type
-    parts: dict[str, list[tuple[int, Tensor]]] = {}
-    for name, parameter in model.named_parameters():
-        each = place(name, model_type)
-        ours = parameter.detach().to("cpu", dtype)
-        parts.setdefault(each.theirs, []).append((each.part, ours.T if each.transposed else ours))
-    tensors = {}
-    for name, found in parts.items():
-        whole = torch.cat([ours for _, ours in sorted(found, key=lambda each: each[0])], dim=-1)
-        tensors[name if name == _HEAD else _PREFIX[model_type] + name] = whole.contiguous()
+def _their_tensors(model: Transformer, dtype: torch.dtype, model_type: str) -> dict[str, Tensor]:
+    names = names_of(model.spec, model_type)
+    ours = {name: each for name, each in held(model).items() if not name.startswith(AHEAD)}
+    tensors: dict[str, Tensor] = {}
+    for each in pieces(names, model.spec, {name: tuple(tensor.shape) for name, tensor in ours.items()}):
+        found = each.form.theirs([ours[name].detach().to("cpu", dtype) for name in each.ours])
+        for name, tensor in zip(each.theirs, found, strict=True):
+            tensors[_full(name, names)] = tensor.contiguous()
     return tensors
 
 
-def _our_tensor(where: Place, theirs: Stored) -> Tensor:
-    dim = len(theirs.shape) - 1
-    size = theirs.shape[dim] // where.parts
-    part = theirs.read(dim, where.part * size, (where.part + 1) * size) if where.parts > 1 else theirs.read()
-    return part.T.contiguous() if where.transposed else part
+def _our_tensors(piece: Piece, found: Mapping[str, Stored]) -> Iterator[tuple[str, Tensor]]:
+    ours = piece.form.ours([found[name].read() for name in piece.theirs])
+    alone = len(ours) == 1
+    for name, tensor in zip(piece.ours, ours, strict=True):
+        yield name, tensor.contiguous() if alone else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _bare(found: dict[str, Stored], prefix: str, where: str) -> dict[str, Stored]:
+def _full(name: str, names: Names) -> str:
+    """Their name with the prefix, which the head alone is without."""
+    return name if name.startswith(f"{names.head}.") else names.prefix + name
+
+
+def _predicts_ahead(config: Mapping[str, object]) -> bool:
+    return bool(config.get("num_nextn_predict_layers") or config.get("num_mtp_layers"))
+
+
+def _is_ahead(name: str, names: Names, spec: ModelSpec) -> bool:
+    """Whether a tensor belongs to a module of multi-token prediction, which stand behind the last layer."""
+    parts = name.split(".")
+    return parts[0] == names.layers and len(parts) > 1 and parts[1].isdigit() and int(parts[1]) >= spec.n_layers
+
+
+def _bare(found: dict[str, Stored], names: Names, where: str) -> dict[str, Stored]:
     """The tensors by their names without the prefix, which some files leave out; computed tables dropped."""
     bare: dict[str, Stored] = {}
+    outer = names.prefix.partition(".")[2]  # older files of some families leave out the first part only
     for name, each in found.items():
-        short = name.removeprefix(prefix)
+        short = name.removeprefix(names.prefix)
+        if short == name and outer:
+            short = name.removeprefix(outer)
+        if names.other_head is not None and short.startswith(f"{names.other_head}."):
+            short = names.head + short.removeprefix(names.other_head)
         if _COMPUTED.fullmatch(short):
             continue
         if short in bare:

@@ -1,17 +1,23 @@
 """Initialization that keeps the variance of activations constant in depth.
 
-Rule: a matrix has deviation 1 / sqrt(fan_in), so that unit input gives unit output; pre-norm makes the input of
-every block unit. What reads or follows a matrix changes that in four places:
+Rule: a matrix has deviation 1 / sqrt(fan_in), so that unit input gives unit output; a norm makes the input of
+every branch unit. Routers and stacks of experts follow it too: the fan-in is the last dim. Biases and the logits of
+attention sinks begin at zero, weights of norms at one (at zero where the norm multiplies by 1 + its weight).
+What reads or follows a matrix changes the rule in four places:
 
 * o_proj and down_proj write into the residual stream, 2 n_layers times in all. Each is divided by
   sqrt(2 n_layers), so that what all blocks add together is the same at any depth (Radford et al. 2019, section 2.3).
 * Embeddings have no fan-in: a row is read as it is. Deviation 1 starts the stream at variance 1, beside which each
-  block adds a little; a token's row and a learned position's share it, 1 / sqrt(2) each.
+  block adds a little; a token's row and a learned position's share it, 1 / sqrt(2) each. A token's row is divided by
+  the scale that it is multiplied by on its way into the stream.
 * A tied matrix follows the rule for its use as head, 1 / sqrt(d_model): with deviation 1 every token would
   begin with a logit near sqrt(d_model) for itself. The stream then starts small and the blocks give it its scale;
   learned positions start as small as the tokens.
 * An untied head has half of the rule: logits of variance 1 put the first loss 1/2 nat above ln(V), of variance 1/4
-  they put it 1/8 above.
+  they put it 1/8 above. What multiplies the logits is taken off it.
+
+A norm behind a branch (post, sandwich) gives unit output whatever stands before it. Those weights begin at one as in
+OLMo 2 and Gemma 2, so that there the stream's variance does grow with depth.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ import math
 import torch
 from torch import nn
 
+from trainledger.nn.norm import PlusOneRMSNorm
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
 
@@ -39,9 +46,10 @@ def initialize(model: Transformer, *, seed: int) -> None:
     global generator.
     """
     generator = torch.Generator().manual_seed(seed)
+    plus_one = {id(each.weight) for each in model.modules() if isinstance(each, PlusOneRMSNorm)}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith(".bias"):
+            if name.endswith(("bias", "sinks")) or id(parameter) in plus_one:
                 parameter.zero_()
             elif parameter.ndim == 1:
                 parameter.fill_(1)
@@ -50,16 +58,23 @@ def initialize(model: Transformer, *, seed: int) -> None:
 
 
 def deviation(name: str, weight: nn.Parameter, spec: ModelSpec) -> float:
-    """The standard deviation of a matrix or embedding, by its name."""
-    by_fan_in = 1 / math.sqrt(weight.shape[1])
-    match name.split(".")[-2]:
-        case "embed_tokens" | "embed_positions" if not spec.tie_embeddings:
-            return math.sqrt(0.5) if spec.positions == "learned" else 1.0
+    """The standard deviation of a matrix, a stack of matrices or an embedding, by its name."""
+    by_fan_in = 1 / math.sqrt(weight.shape[-1])
+    match name.removesuffix(".weight").split(".")[-1]:
+        case "embed_tokens" if not spec.tie_embeddings:
+            return _share(spec) / spec.embedding_scale
+        case "embed_positions" if not spec.tie_embeddings:
+            return _share(spec)
         case "lm_head":
-            return FIRST_LOGITS * by_fan_in
+            return FIRST_LOGITS * by_fan_in / spec.logit_scale
         case "o_proj" | "down_proj":
             return by_fan_in / math.sqrt(2 * spec.n_layers)
     return by_fan_in  # a row of a tied embedding has the head's fan-in, d_model
+
+
+def _share(spec: ModelSpec) -> float:
+    """The deviation that tokens, or tokens and learned positions each, give to the stream."""
+    return math.sqrt(0.5) if spec.positions == "learned" else 1.0
 
 
 def fill(weight: nn.Parameter, deviation: float, generator: torch.Generator) -> None:

@@ -1,6 +1,6 @@
-"""Rotary positions (Su et al. 2021, RoFormer, section 3.4), in the half-split layout of Llama.
+"""Rotary positions (Su et al. 2021, RoFormer, section 3.4): of whole heads or a part, of halves or of neighbours.
 
-Shapes: B sequences, T tokens, H heads, K head width, J = K / 2 pairs.
+Shapes: B sequences, T tokens, H heads, K head width, R width that is turned, J = R / 2 pairs.
 """
 
 from __future__ import annotations
@@ -11,10 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.problem import InvalidInput, Problem
+
+Angles = tuple[Tensor, Tensor]  # cosines and sines, each [T, 1, J]
 
 
 class Rotary(nn.Module):
-    """The cosines and sines of each position, made once: two fp32 buffers of max_seq_len x head_dim / 2."""
+    """The cosines and sines of each position, made once: two fp32 buffers of max_seq_len x rotary_size / 2.
+
+    `InvalidInput` for longrope, whose factors (one for each pair) a spec does not hold.
+    """
 
     cos_TJ: Tensor
     sin_TJ: Tensor
@@ -22,32 +28,73 @@ class Rotary(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         angle_TJ = torch.outer(torch.arange(spec.max_seq_len, dtype=torch.float32), frequencies(spec))
-        self.register_buffer("cos_TJ", angle_TJ.cos(), persistent=False)
-        self.register_buffer("sin_TJ", angle_TJ.sin(), persistent=False)
+        self.register_buffer("cos_TJ", angle_TJ.cos() * spec.rope_attention_factor, persistent=False)
+        self.register_buffer("sin_TJ", angle_TJ.sin() * spec.rope_attention_factor, persistent=False)
 
-    def forward(self, n_tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def forward(self, n_tokens: int, dtype: torch.dtype) -> Angles:
         """Cosines and sines of the first ``n_tokens`` positions, each [T, 1, J] in ``dtype``."""
         return self.cos_TJ[:n_tokens, None].to(dtype), self.sin_TJ[:n_tokens, None].to(dtype)
 
 
 def frequencies(spec: ModelSpec) -> Tensor:
-    """Radians per position of each pair of a head, [J], fp32: theta ** (-2j / K), or slower with ``rope_factor``.
+    """Radians per position of each pair, [J], fp32: theta ** (-2j / R), those of long waves less with ``rope_factor``.
 
-    The slowing is Llama 3.1's: waves that fit at most ``rope_low_freq_factor`` times into
-    ``rope_original_seq_len`` turn ``rope_factor`` times slower, those that fit ``rope_high_freq_factor``
-    times or more stay, and those between are blended linearly in how often they fit.
+    linear slows every wave ``rope_factor`` times (Chen et al. 2023, Position Interpolation). llama3 (Llama 3.1)
+    and yarn (Peng et al. 2023, section 3.2, NTK-by-parts) slow those that fit at most ``rope_low_freq_factor``
+    times into ``rope_original_seq_len``, leave those that fit ``rope_high_freq_factor`` times or more, and blend
+    between: llama3 linearly in how often a wave fits, yarn linearly in the number of its pair.
     """
-    pair_J = torch.arange(0, spec.head_size, 2, dtype=torch.float32)
-    frequency_J = 1.0 / spec.rope_theta ** (pair_J / spec.head_size)
+    pair_J = torch.arange(0, spec.rotary_size, 2, dtype=torch.float32)
+    frequency_J = 1.0 / spec.rope_theta ** (pair_J / spec.rotary_size)
+    if spec.rope_scaling == "longrope":
+        rule = (
+            "has a factor for each pair of a head, which the model's fields do not hold; it can be planned, not built"
+        )
+        raise InvalidInput([Problem("model.rope_scaling", "longrope", rule)])
     if spec.rope_factor is None:
         return frequency_J
-    fits_J = spec.rope_original_seq_len * frequency_J / (2 * math.pi)
-    low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
-    kept_J = ((fits_J - low) / (high - low)).clamp(0, 1)
+    match spec.rope_scaling:
+        case "linear":
+            return frequency_J / spec.rope_factor
+        case "yarn":
+            kept_J = _kept_by_yarn(spec)
+        case _:
+            fits_J = spec.rope_original_seq_len * frequency_J / (2 * math.pi)
+            low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
+            kept_J = ((fits_J - low) / (high - low)).clamp(0, 1)
     return (1 - kept_J) * (frequency_J / spec.rope_factor) + kept_J * frequency_J
 
 
-def rotate(x_BTHK: Tensor, cos_T1J: Tensor, sin_T1J: Tensor) -> Tensor:
-    """Each pair (x[j], x[j + J]) of a head turned by its position's angle; [B, T, H, K] in and out."""
-    a_BTHJ, b_BTHJ = x_BTHK.chunk(2, dim=-1)
-    return torch.cat((a_BTHJ * cos_T1J - b_BTHJ * sin_T1J, b_BTHJ * cos_T1J + a_BTHJ * sin_T1J), dim=-1)
+def _kept_by_yarn(spec: ModelSpec) -> Tensor:
+    """How much of each pair's own frequency stays, [J]: a ramp, between whole pairs as in the authors' code or not."""
+
+    def pair_that_fits(times: float) -> float:
+        wave = spec.rope_original_seq_len / (2 * math.pi * times)
+        return spec.rotary_size * math.log(wave) / (2 * math.log(spec.rope_theta))
+
+    first, last = pair_that_fits(spec.rope_high_freq_factor), pair_that_fits(spec.rope_low_freq_factor)
+    if spec.rope_truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, spec.rotary_size - 1)
+    pair_J = torch.arange(spec.rotary_size // 2, dtype=torch.float32)
+    return 1 - ((pair_J - first) / max(last - first, 0.001)).clamp(0, 1)
+
+
+def rotate(x_BTHK: Tensor, angles: Angles, *, begin: int = 0, interleaved: bool = False) -> Tensor:
+    """2 J elements of each head from ``begin`` on turned by their position's angle; [B, T, H, K] in and out.
+
+    A pair is (x[j], x[j + J]), or two neighbours where ``interleaved``. Turned pairs come out in halves in either
+    case: scores stay what they are as long as queries and keys change their order alike.
+    """
+    cos_T1J, sin_T1J = angles
+    half = cos_T1J.shape[-1]
+    width = x_BTHK.shape[-1]
+    turned = (2 * half,) if interleaved else (half, half)
+    sizes = [each for each in (begin, *turned, width - begin - 2 * half) if each]
+    parts = list(torch.split(x_BTHK, sizes, dim=-1)) if len(sizes) > 1 else [x_BTHK]
+    at = 1 if begin else 0
+    if interleaved:
+        parts[at : at + 1] = parts[at].unflatten(-1, (half, 2)).unbind(-1)  # type: ignore[no-untyped-call]
+    a_BTHJ, b_BTHJ = parts[at : at + 2]
+    parts[at : at + 2] = (a_BTHJ * cos_T1J - b_BTHJ * sin_T1J, b_BTHJ * cos_T1J + a_BTHJ * sin_T1J)
+    return torch.cat(parts, dim=-1)

@@ -1,27 +1,32 @@
-"""The decoder: embedding, pre-norm blocks, final norm, head. Parameter names follow Hugging Face Llama.
+"""The decoder: embedding, blocks, final norm, head. Parameter names follow Hugging Face Llama.
 
 Shapes: B sequences, T tokens, D d_model, V vocab_size.
 """
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from collections.abc import Iterable
+from dataclasses import replace
 
-from trainledger.nn.attention import Angles, Attention
+import torch
+from torch import Tensor, nn
+
+from trainledger.nn.attend import usual
+from trainledger.nn.attention import Attention, Shared
+from trainledger.nn.checkpointing import again, run_layers
+from trainledger.nn.extra_loss import with_loss
+from trainledger.nn.latent_attention import LatentAttention
+from trainledger.nn.loss import HeadLoss
+from trainledger.nn.mask import Masks
+from trainledger.nn.compute_dtype import compute_dtype
+from trainledger.nn.experts import DROPLESS, Dispatching, Experts
 from trainledger.nn.mlp import MLP
-from trainledger.nn.rotary import Rotary
+from trainledger.nn.norm import norm_of
+from trainledger.nn.predict_ahead import PredictAhead, ahead_loss
+from trainledger.nn.rotary import Angles, Rotary
+from trainledger.spec.layers import LayerKind, angles_of, kind_of, local_angles, rotary_modules
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
-
-
-def norm_of(spec: ModelSpec) -> nn.Module:
-    """The normalization of a spec over the last dim."""
-    if spec.norm == "rmsnorm":
-        return nn.RMSNorm(spec.d_model, eps=spec.norm_eps)
-    return nn.LayerNorm(spec.d_model, eps=spec.norm_eps, bias=spec.norm_bias)
 
 
 class Dropout(nn.Module):
@@ -39,76 +44,203 @@ class Dropout(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """One block: where its norms stand and how its two branches join is the spec's choice.
 
-    def __init__(self, spec: ModelSpec, attention: str, dropout: float) -> None:
+    serial: x + attention, then x + MLP. parallel: x + (attention + MLP), both of the block's input. A norm
+    stands before a branch (pre), on its output (post), on both (sandwich) or on the sum (after-add).
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        kind: LayerKind,
+        attention: str,
+        dropout: float,
+        attention_dropout: float,
+        dispatching: Dispatching,
+    ) -> None:
         super().__init__()
-        self.input_layernorm = norm_of(spec)
-        self.self_attn = Attention(spec, attention)
-        self.post_attention_layernorm = norm_of(spec)
-        self.mlp = MLP(spec)
+        before, sandwich = spec.norm_place in ("pre", "sandwich"), spec.norm_place == "sandwich"
+        self.parallel = spec.block != "serial"
+        self.after_add = spec.norm_place == "after-add"
+        self.input_layernorm = norm_of(spec) if before else None
+        attend = LatentAttention if spec.latent else Attention
+        self.self_attn = attend(spec, kind, attention, attention_dropout)
+        self.post_attention_layernorm = norm_of(spec) if spec.block != "parallel" else None
+        self.pre_feedforward_layernorm = norm_of(spec) if sandwich else None
+        self.mlp = Experts(spec, dispatching) if kind.experts else MLP(spec, spec.d_ff)
+        self.post_feedforward_layernorm = norm_of(spec) if spec.norm_place != "pre" else None
+        self.norm_place = spec.norm_place
         self.dropout = Dropout(dropout)
 
-    def forward(self, x_BTD: Tensor, angles: Angles | None) -> Tensor:
+    def forward(self, x_BTD: Tensor, shared: Shared) -> Tensor:
         """[B, T, D] in and out."""
-        x_BTD = x_BTD + self.dropout(self.self_attn(self.input_layernorm(x_BTD), angles))
-        y_BTD: Tensor = x_BTD + self.dropout(self.mlp(self.post_attention_layernorm(x_BTD)))
+        if self.parallel:
+            return self._both(x_BTD, shared)
+        if self.norm_place == "pre":
+            before_mlp, after_attention = self.post_attention_layernorm, None
+        else:
+            before_mlp, after_attention = self.pre_feedforward_layernorm, self.post_attention_layernorm
+        x_BTD = self._joined(x_BTD, self.self_attn(_normed(self.input_layernorm, x_BTD), shared), after_attention)
+        return self._joined(x_BTD, self.mlp(_normed(before_mlp, x_BTD)), self.post_feedforward_layernorm)
+
+    def _both(self, x_BTD: Tensor, shared: Shared) -> Tensor:
+        """Attention and MLP side by side, through one norm or through two."""
+        n_BTD = _normed(self.input_layernorm, x_BTD)
+        a_BTD = self.dropout(self.self_attn(n_BTD, shared))
+        if self.post_attention_layernorm is not None:
+            n_BTD = self.post_attention_layernorm(x_BTD)
+        y_BTD: Tensor = x_BTD + (a_BTD + self.dropout(self.mlp(n_BTD)))
         return y_BTD
+
+    def _joined(self, x_BTD: Tensor, y_BTD: Tensor, norm: nn.Module | None) -> Tensor:
+        """The stream and a branch's output, with the norm that stands behind the branch."""
+        if self.after_add:
+            return _normed(norm, x_BTD + self.dropout(y_BTD))
+        sum_BTD: Tensor = x_BTD + self.dropout(_normed(norm, y_BTD))
+        return sum_BTD
+
+
+def _normed(norm: nn.Module | None, x_BTD: Tensor) -> Tensor:
+    return x_BTD if norm is None else norm(x_BTD)
+
+
+class Head(nn.Linear):
+    """The projection to logits, scaled and capped where the spec says so."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec.d_model, spec.padded_vocab, bias=spec.head_bias)
+        self.scale = spec.logit_scale
+        self.cap = spec.logit_softcap
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D] to logits [B, T, V]."""
+        logits_BTV = super().forward(x_BTD)
+        if self.scale != 1:
+            logits_BTV = logits_BTV * self.scale
+        return logits_BTV if self.cap is None else softcap(logits_BTV, self.cap)
 
 
 class Transformer(nn.Module):
     """A decoder-only Transformer of one `ModelSpec`.
 
-    ``attention`` is ``sdpa`` or ``math``; ``checkpointing`` runs each block again in backward instead of
-    keeping its activations (Chen et al. 2016, one segment per block).
+    ``attention`` is one of a recipe's (absent: `usual`); ``checkpointing`` is the recipe that says what a forward
+    keeps for its backward (absent: everything). With a ``loss`` the model takes it itself.
     """
 
     def __init__(
-        self, spec: ModelSpec, *, attention: str = "sdpa", dropout: float = 0.0, checkpointing: bool = False
+        self,
+        spec: ModelSpec,
+        *,
+        attention: str | None = None,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        checkpointing: Recipe | None = None,
+        dispatching: Dispatching = DROPLESS,
+        ahead: float = 1.0,
+        loss: HeadLoss | None = None,
     ) -> None:
         super().__init__()
         self.spec = spec
         self.checkpointing = checkpointing
-        self.embed_tokens = nn.Embedding(spec.vocab_size, spec.d_model)
-        self.embed_positions = nn.Embedding(spec.max_seq_len, spec.d_model) if spec.positions == "learned" else None
-        self.rotary = Rotary(spec) if spec.positions == "rope" else None
+        self.ahead = ahead
+        kinds = [kind_of(spec, layer) for layer in range(spec.n_layers)]
+        angles = rotary_modules(spec)
+        self.embed_tokens = nn.Embedding(spec.padded_vocab, spec.d_model)
+        self.embed_positions = None
+        if spec.positions == "learned":
+            self.embed_positions = nn.Embedding(spec.max_seq_len + spec.extra_positions, spec.d_model)
+        self.embed_norm = norm_of(spec) if spec.embedding_norm else None
+        self.rotary = Rotary(spec) if "rotary" in angles else None
+        self.rotary_local = Rotary(local_angles(spec)) if "rotary_local" in angles else None
+        attention = usual(spec) if attention is None else attention
+        self.masks = Masks(spec, attention, attention_dropout)
         self.dropout = Dropout(dropout)
-        self.layers = nn.ModuleList(Block(spec, attention, dropout) for _ in range(spec.n_layers))
-        self.norm = norm_of(spec)
-        self.lm_head = nn.Linear(spec.d_model, spec.vocab_size, bias=False)
+
+
+        scores_again = checkpointing is not None and checkpointing.activation_checkpointing == "attention"
+
+        def block(kind: LayerKind) -> Block:
+            made = Block(spec, kind, attention, dropout, attention_dropout, dispatching)
+            made.self_attn.scores_in_training = replace(made.self_attn.scores_in_training, again=scores_again)
+            return made
+
+        self.layers = nn.ModuleList(block(kind) for kind in kinds)
+        self.norm = norm_of(spec) if spec.norm_place != "after-add" else None
+        self.lm_head = Head(spec)
         if spec.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
+        self.predict_ahead = None
+        if spec.n_predict_ahead:
+            upcast = checkpointing is None or checkpointing.loss_upcast
+            modules = (PredictAhead(spec, block(kinds[-1]), upcast=upcast) for _ in range(spec.n_predict_ahead))
+            self.predict_ahead = nn.ModuleList(modules)
+        self.loss = loss
 
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        """Token ids [B, T] to logits [B, T, V]."""
-        x_BTD = self.embed_tokens(ids_BT)
-        if self.embed_positions is not None:
-            x_BTD = x_BTD + self.embed_positions.weight[: ids_BT.shape[1]]
-        x_BTD = self.dropout(x_BTD)
-        angles = None
-        if self.rotary is not None:
-            angles = self.rotary(ids_BT.shape[1], compute_dtype(x_BTD))
-        for layer in self.layers:
-            if self.checkpointing and torch.is_grad_enabled():
-                # Only dropout reads the generator's state; without it there is nothing to keep for the second run.
-                random = self.dropout.probability > 0
-                x_BTD = checkpoint(layer, x_BTD, angles, use_reentrant=False, preserve_rng_state=random)
-            else:
-                x_BTD = layer(x_BTD, angles)
-        logits_BTV: Tensor = self.lm_head(self.norm(x_BTD))
+    def forward(self, ids_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        """Token ids [B, T] to logits [B, T, V], or with targets to their mean loss (a model with a ``loss``)."""
+        x_BTD = self.embed(ids_BT)
+        ahead = self.predict_ahead is not None and self.training and torch.is_grad_enabled()
+        e_BTD = x_BTD if ahead else None
+        shared = self.shared(range(self.spec.n_layers), x_BTD, ids_BT.shape[1])
+        first = [x_BTD]  # no name here keeps the first block's input alive while the others run
+        del x_BTD
+        x_BTD = run_layers(list(self.layers), shared, first.pop(), self.spec, self.checkpointing)
+        del shared
+        if e_BTD is not None:
+            x_BTD = self._with_ahead_loss(x_BTD, e_BTD, ids_BT)
+            del e_BTD
+        x_BTD = _normed(self.norm, x_BTD)
+        if targets_BT is not None:
+            assert self.loss is not None, "this model's loss is taken of its logits"
+            return self.loss.whole(x_BTD, targets_BT, self.lm_head)
+        logits_BTV: Tensor = self.lm_head(x_BTD)
         return logits_BTV
 
+    def shared(self, layers: Iterable[int], x_BTD: Tensor, n_tokens: int) -> list[Shared]:
+        """What these layers share with others of their kind; of the tokens x may have only this rank's."""
+        dtype = compute_dtype(x_BTD)
+        angles: dict[str | None, Angles | None] = {None: None}
+        if self.rotary is not None:
+            angles["rotary"] = self.rotary(n_tokens, dtype)
+        if self.rotary_local is not None:
+            angles["rotary_local"] = self.rotary_local(n_tokens, dtype)
+        masks = self.masks(n_tokens, dtype, x_BTD.device)
+        kinds = (kind_of(self.spec, layer) for layer in layers)
+        return [(angles[angles_of(self.spec, kind)], masks[kind.window]) for kind in kinds]
 
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """What matmuls produce here: autocast's format where it is on, else the tensor's own."""
-    if torch.is_autocast_enabled(x.device.type):
-        return torch.get_autocast_dtype(x.device.type)
-    return x.dtype
+    def _with_ahead_loss(self, x_BTD: Tensor, e_BTD: Tensor, ids_BT: Tensor) -> Tensor:
+        """The hidden states behind the last layer, and with them the loss of the prediction modules."""
+        recipe = self.checkpointing
+
+        def run(block: nn.Module, x_BSD: Tensor) -> Tensor:
+            (shared,) = self.shared([self.spec.n_layers - 1], x_BSD, x_BSD.shape[1])
+            if recipe is None or recipe.activation_checkpointing != "full":
+                y_BSD: Tensor = block(x_BSD, shared)
+                return y_BSD
+            random = recipe.dropout > 0 or recipe.attention_dropout > 0
+            return again(lambda x_BSD: block(x_BSD, shared), x_BSD, random=random)
+
+        assert self.predict_ahead is not None
+        loss = ahead_loss(self.predict_ahead, x_BTD, e_BTD, ids_BT, self.lm_head, run)
+        return with_loss(x_BTD, loss * (self.ahead / len(self.predict_ahead)))
+
+    def embed(self, ids_BT: Tensor) -> Tensor:
+        """Token ids [B, T] to what the first block reads, [B, T, D]."""
+        x_BTD = self.embed_tokens(ids_BT)
+        if self.spec.embedding_scale != 1:
+            x_BTD = x_BTD * self.spec.embedding_scale
+        if self.embed_positions is not None:
+            first = self.spec.extra_positions
+            x_BTD = x_BTD + self.embed_positions.weight[first : first + ids_BT.shape[1]]
+        y_BTD: Tensor = self.dropout(_normed(self.embed_norm, x_BTD))
+        return y_BTD
 
 
-def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Mean cross entropy in nats over all tokens, computed in fp32 whatever the logits' format."""
-    return F.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten())
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """cap tanh(x / cap): bounded, and x itself where it is small (Bello et al. 2016)."""
+    return cap * torch.tanh(x / cap)
+
 
 
 def build(spec: ModelSpec, recipe: Recipe) -> Transformer:
@@ -117,5 +249,9 @@ def build(spec: ModelSpec, recipe: Recipe) -> Transformer:
         spec,
         attention=recipe.attention,
         dropout=recipe.dropout,
-        checkpointing=recipe.activation_checkpointing == "full",
+        attention_dropout=recipe.attention_dropout,
+        checkpointing=recipe,
+        dispatching=Dispatching(recipe.expert_capacity, recipe.load_balance_loss),
+        ahead=recipe.predict_ahead_loss,
+        loss=HeadLoss(recipe) if recipe.loss != "full" else None,
     )

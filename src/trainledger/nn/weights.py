@@ -11,8 +11,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from trainledger.nn.mask import Masks
 from trainledger.nn.rotary import Rotary
 from trainledger.nn.transformer import Transformer
+from trainledger.spec.layers import local_angles
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem, shown
 
@@ -87,25 +89,37 @@ def refuse(problems: Iterable[Problem], where: str) -> None:
 
 
 def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter of a model by our name, a tied one once; takes no memory."""
-    return {name: tuple(each.shape) for name, each in _on_meta(spec).named_parameters()}
+    """The shape of everything that a model's file holds by our name, a tied parameter once; takes no memory."""
+    return {name: tuple(each.shape) for name, each in held(_on_meta(spec)).items()}
+
+
+def held(model: nn.Module) -> dict[str, Tensor]:
+    """What a file of a model holds: its parameters, a tied one once, and what else it learns (routers' corrections)."""
+    lasting = model.state_dict(keep_vars=True)
+    return dict(model.named_parameters()) | {name: each for name, each in model.named_buffers() if name in lasting}
 
 
 def assemble(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> Transformer:
-    """The model of a spec on the CPU with the given parameters (exactly those that `shapes` names)."""
+    """The model of a spec on the CPU with the given tensors (exactly those that `shapes` names)."""
     model = _on_meta(spec)
-    parameters = {name: nn.Parameter(tensors[name]) for name, _ in model.named_parameters()}
+    tensors = dict(tensors)
+    for name, _ in model.named_parameters():
+        tensors[name] = nn.Parameter(tensors[name])
     if spec.tie_embeddings:
-        parameters["lm_head.weight"] = parameters["embed_tokens.weight"]
-    model.load_state_dict(parameters, assign=True)
-    if spec.positions == "rope":
+        tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
+    model.load_state_dict(tensors, assign=True)
+    if model.rotary is not None:
         model.rotary = Rotary(spec)
+    if model.rotary_local is not None:
+        model.rotary_local = Rotary(local_angles(spec))
+    if spec.positions == "alibi":
+        model.masks.slopes_H = Masks(spec, "sdpa", 0.0).slopes_H
     return model
 
 
 def write_weights(model: nn.Module, path: Path) -> None:
-    """A safetensors file of a model's parameters under our own names, a tied one once."""
-    save_file({name: each.detach().cpu().contiguous() for name, each in model.named_parameters()}, path)
+    """A safetensors file of what a model holds under our own names, a tied parameter once."""
+    save_file({name: each.detach().cpu().contiguous() for name, each in held(model).items()}, path)
 
 
 def read_weights(spec: ModelSpec, path: Path) -> Transformer:

@@ -77,6 +77,16 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[Beside]:
         "FLOPs per token", "6 N + 12 L d T", "flops", thumb.training_flops(N, 1) + attention, per_token,
         "counts the input embedding as a product; heads as wide as d_model together",
     )  # fmt: skip
+    yield Beside(
+        "kept for backward", "L B T d (34 + 5 H T / d)", "nbytes",
+        thumb.activation_nbytes(L, run.device_batch, T, d, spec.n_heads), ledger.kept_nbytes,
+        "supposes 16-bit activations, written-out attention, GELU, d_ff = 4 d, dropout; leaves out the logits",
+    )  # fmt: skip
+    yield Beside(
+        "kept for backward", "2 B T d L", "nbytes",
+        thumb.activation_nbytes_napkin(L, run.device_batch, T, d), ledger.kept_nbytes,
+        "counts one tensor of each block",
+    )  # fmt: skip
     static = dict(ledger.resident)
     states = static.get("parameters", 0) + static.get("optimizer state", 0) + 4 * N
     if recipe.optimizer in ("adamw", "adam"):

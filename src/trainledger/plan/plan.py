@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Ledger
@@ -12,9 +12,13 @@ from trainledger.ledger.timeline import Peak
 from trainledger.plan.beside import Beside, beside
 from trainledger.plan.mfu import read_mfu
 from trainledger.predict.forecast import Forecast, forecast
-from trainledger.predict.roofline import Machine
+from trainledger.predict.roofline import Machine, NoRate, peak_rate
+from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 from trainledger.units import SECONDS_PER_DAY
+
+if TYPE_CHECKING:
+    from trainledger.ledger.ranks import RankAccount
 
 
 @frozen
@@ -31,7 +35,10 @@ class Napkin:
 
 @frozen
 class Plan:
-    """A run's ledger, its forecast, and the rules of thumb beside them; ``napkin`` is None without a known peak."""
+    """A run's ledger, its forecast, and the rules of thumb beside them; ``napkin`` is None without a known peak.
+
+    ``ranks`` are the distinct ranks of a run that is spread over devices; its ledger is that of the whole step.
+    """
 
     run: Run
     ledger: Ledger
@@ -40,6 +47,7 @@ class Plan:
     rules: tuple[Beside, ...]
     napkin: Napkin | None
     memory_nbytes: int | None
+    ranks: tuple[RankAccount, ...] = ()
 
 
 def make_plan(run: Run, ledger: Ledger, machine: Machine | None, *, mfu: float = 0.5) -> Plan:
@@ -75,9 +83,12 @@ def of_one_step(plan: Plan) -> Plan:
 
 
 def _napkin(run: Run, ledger: Ledger, machine: Machine | None, mfu: float) -> Napkin | None:
-    dtype = "bf16" if run.recipe.precision == "bf16-mixed" else "fp32"
-    peak = machine.peak_flops_per_second.get(dtype) if machine is not None else None
-    if peak is None:
+    if machine is None:
+        return None
+    dtype = precision_of(run.recipe).peak
+    try:
+        peak = peak_rate(machine, dtype)
+    except NoRate:
         return None
     tokens = run.recipe.total_steps * run.recipe.tokens_per_step
     seconds = training_seconds(training_flops(ledger.parameters, tokens), run.cluster.count, peak, mfu)
@@ -92,4 +103,13 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "rules_of_thumb": [{**vars(each), "error": each.error} for each in plan.rules],
         "napkin": None if plan.napkin is None else vars(plan.napkin),
         "memory_nbytes": plan.memory_nbytes,
+        **_ranks(plan),
     }
+
+
+def _ranks(plan: Plan) -> dict[str, Any]:
+    if not plan.ranks:
+        return {}
+    from trainledger.plan.spread import rank_facts
+
+    return {"ranks": [rank_facts(each) for each in plan.ranks]}

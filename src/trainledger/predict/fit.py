@@ -23,12 +23,12 @@ def refuse_beyond(run: Run, memory_nbytes: int, peak_nbytes: Callable[[Run], int
     rule = f"needs {format_nbytes(needed)} at the peak of a step, and {where} has {format_nbytes(memory_nbytes)}"
     if smaller is None:
         raise InvalidInput([Problem("model", run.model.name, f"{rule}; no micro-batch is small enough")])
-    raise InvalidInput([Problem("recipe.micro_batch", run.recipe.device_batch, rule, smaller)])
+    raise InvalidInput([Problem("recipe.micro_batch", run.device_batch, rule, smaller)])
 
 
 def _smaller(run: Run) -> Iterator[tuple[str, Run]]:
     """Runs with the same result that need less memory, the least changed first, each with its change in words."""
-    batch = run.recipe.device_batch
+    batch = run.device_batch
     sizes = [size for size in range(batch, 0, -1) if not run.recipe.global_batch % size] if batch <= 2**16 else [1]
     for checkpointing in dict.fromkeys((run.recipe.activation_checkpointing, "full")):
         for size in _few(sizes):

@@ -73,7 +73,7 @@ def forecast(run: Run, ledger: Ledger, machine: Machine | None) -> Forecast:
         )
         return Forecast(**facts, basis=basis, notes=tuple(notes))  # type: ignore[arg-type]
     facts["device"] = machine.title
-    step = step_time(ledger, machine, tensors=whole_of(leaves_of(run.model)).tensors)
+    step = step_time(ledger, machine, tensors=whole_of(leaves_of(run.model, run.recipe)).tensors)
     notes += step.notes
     basis |= dict.fromkeys(("step_seconds", "tokens_per_second", "total_seconds", "mfu"), step.basis)
     if step.seconds:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Machine: TypeAlias = "Device | Calibration"
 COMPUTE_KINDS = ("matmul", "attention")
 
+# Data sheets state one rate for both 8-bit formats, and one for 4 bits in blocks.
+SHEET_NAMES = {"e4m3": "fp8", "e5m2": "fp8", "mxfp8": "fp8", "e2m1": "fp4", "mxfp4": "fp4", "nvfp4": "fp4"}
+
 
 class NoRate(ValueError):  # noqa: N818
     """A rate that is not known; its text is the sentence to print instead of a number."""
@@ -81,7 +84,8 @@ class Roofline:
 
 def peak_rate(machine: Machine, dtype: str) -> float:
     """FLOP/s of the best matmul in ``dtype``; raises NoRate where the device has none on record."""
-    rate = machine.peak_flops_per_second.get(dtype)
+    peaks = machine.peak_flops_per_second
+    rate = peaks.get(dtype, peaks.get(SHEET_NAMES.get(dtype, dtype)))
     if rate is None:
         known = ", ".join(sorted(machine.peak_flops_per_second)) or "nothing"
         raise NoRate(f"{machine.title} has no peak for {dtype or 'an unnamed dtype'} on record (it has {known})")

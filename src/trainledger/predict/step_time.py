@@ -41,7 +41,7 @@ def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0) -> StepTime
         basis, notes = "assumed", [f"roofline on the rates measured on {machine.date}", *machine.notes]
     try:
         roofline = Roofline(machine)
-        times = tuple(roofline.time(each) for each in ledger if each.kind != "transfer" and not each.payload)
+        times = tuple(roofline.time(each) for each in ledger if each.kind not in ("transfer", "collective"))
     except NoRate as reason:
         return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
     untimed = len(ledger) - len(times)

@@ -29,7 +29,7 @@ def text(plan: Plan) -> str:
 
 def _parts(plan: Plan) -> Iterator[str]:
     yield _head(plan)
-    yield _memory(plan)
+    yield _memory_of_ranks(plan) if plan.ranks else _memory(plan)
     yield _flops(plan)
     if plan.forecast.step_seconds is not None:
         yield _time(plan)
@@ -42,7 +42,7 @@ def _parts(plan: Plan) -> Iterator[str]:
 
 def _head(plan: Plan) -> str:
     spec, recipe = plan.run.model, plan.run.recipe
-    batches = f", in {recipe.grad_accum} micro-batches of {recipe.device_batch}" if recipe.grad_accum > 1 else ""
+    batches = f", in {plan.run.grad_accum} micro-batches of {plan.run.device_batch}" if plan.run.grad_accum > 1 else ""
     blocks, sequences = counted(spec.n_layers, "block"), counted(recipe.global_batch, "sequence")
     lines = [
         f"{spec.name}: {plan.ledger.parameters:,} parameters in {blocks} of width {spec.d_model}",
@@ -72,6 +72,38 @@ def _memory(plan: Plan) -> str:
     title = "Memory of one device that holds the whole model"
     shown = table(["at the peak", "bytes", "share"], rows, align="lrr")
     return "\n".join([title, shown, *(wrapped(each) for each in lines)])
+
+
+def _memory_of_ranks(plan: Plan) -> str:
+    """The first, the heaviest middle and the last stage; ranks with smaller pieces are as their stage's first."""
+    stages = [each for each in plan.ranks if each.place == 0]
+    middle = sorted(stages[1:-1], key=lambda each: -each.ledger.peak().nbytes)[:1]
+    shown = [stages[0], *middle, *stages[1:][-1:]]
+    rows = []
+    for each in shown:
+        peak = each.ledger.peak()
+        of = peak.by_category
+        held = sum(of.get(name, 0) for name in ("parameters", "gradients", "optimizer state"))
+        sent = of.get("communication", 0)
+        rows.append(
+            [
+                each.title, f"{sum(other.count for other in plan.ranks if other.stage == each.stage):,}",
+                f"{each.layers}", f"{each.in_flight}", format_nbytes(held), format_nbytes(sent),
+                format_nbytes(peak.nbytes - held - sent), format_nbytes(peak.nbytes),
+            ]
+        )  # fmt: skip
+    columns = ["at the peak", "ranks", "layers", "in flight", "states", "comm.", "other", "peak"]
+    lines = [
+        "States are parameters, gradients and optimizer state; comm. is what is gathered, reduced and in buckets."
+    ]
+    if len(stages) > len(shown):
+        lines.append(f"Of {len(stages)} stages the first, the heaviest between and the last; --json has all.")
+    if plan.memory_nbytes:
+        most = plan.forecast.peak_nbytes or 0
+        fits = "Fits in" if most <= plan.memory_nbytes else "Does NOT fit in"
+        lines.append(f"{fits} the device's {format_nbytes(plan.memory_nbytes)} (of which its own context takes some).")
+    shown_table = table(columns, rows, align="lrrrrrrr")
+    return "\n".join(["Memory of the distinct ranks", shown_table, *(wrapped(each) for each in lines)])
 
 
 def _flops(plan: Plan) -> str:

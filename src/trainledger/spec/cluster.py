@@ -11,7 +11,8 @@ class Device:
     """A device of the catalog, or this machine as its calibration describes it.
 
     Peaks are dense FLOP/s by dtype; what is unknown is absent, never zero and never another device's.
-    ``memory_nbytes`` is the number on the box. ``link_bytes_per_second`` goes one way. ``unverified`` names
+    ``memory_nbytes`` is the number on the box, ``usable_nbytes`` what its driver leaves to a process (None: not
+    known), as read in ``usable_source``. ``compute_capability`` is NVIDIA's generation number. ``link_bytes_per_second`` goes one way. ``unverified`` names
     the numbers that were not read in the source. ``basis`` is ``assumed`` for a data sheet and ``measured``
     for a calibration.
     """
@@ -29,6 +30,21 @@ class Device:
     link: str = ""
     link_bytes_per_second: float | None = None
     note: str = ""
+    usable_nbytes: int | None = None
+    usable_source: str = ""
+    compute_capability: float | None = None
+
+
+@frozen
+class Overhead:
+    """Something that a device holds beside tensors: bytes, or a share of the bytes in tensors."""
+
+    name: str
+    what: str
+    source: str
+    date: str
+    nbytes: int = 0
+    share: float = 0.0
 
 
 @frozen(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import lcm
 from typing import Any
 
@@ -39,6 +40,44 @@ def kind_of(spec: ModelSpec, layer: int) -> LayerKind:
     return LayerKind(None if seen_whole else spec.window, turned, experts)
 
 
+def angles_of(spec: ModelSpec, kind: LayerKind) -> str | None:
+    """Whose rotary angles turn the heads of a layer: ``rotary``, ``rotary_local``, or None where nothing turns them."""
+    if not kind.rotary:
+        return None
+    return "rotary_local" if kind.window is not None and spec.rope_local_theta is not None else "rotary"
+
+
+def rotary_modules(spec: ModelSpec) -> tuple[str, ...]:
+    """The names of all that `angles_of` tells of the layers of a model."""
+    names = {angles_of(spec, kind) for segment in segments(spec) for kind in segment.kinds}
+    return tuple(each for each in ("rotary", "rotary_local") if each in names)
+
+
+def windows_of(spec: ModelSpec) -> tuple[int | None, ...]:
+    """The windows that the layers of a model have, each once, None for layers that see all before."""
+    return tuple(dict.fromkeys(kind.window for segment in segments(spec) for kind in segment.kinds))
+
+
+def local_angles(spec: ModelSpec) -> ModelSpec:
+    """The spec whose rotary angles the local layers have: their own base, and waves that are not stretched."""
+    assert spec.rope_local_theta is not None
+    return replace(
+        spec, rope_theta=spec.rope_local_theta, rope_local_theta=None, rope_factor=None, rope_scaling=None,
+        rope_attention_factor=1.0,
+    )  # fmt: skip
+
+
+def last_kind(spec: ModelSpec) -> LayerKind:
+    """The kind of the last layer, and of the blocks of multi-token prediction."""
+    return segments(spec)[-1].kinds[-1]
+
+
+def expert_layers(spec: ModelSpec) -> Any:
+    """How many layers have experts, those of the multi-token prediction modules included."""
+    ahead = spec.n_predict_ahead * last_kind(spec).experts
+    return ahead + sum(each.count * sum(kind.experts for kind in each.kinds) for each in segments(spec))
+
+
 def segments(spec: ModelSpec) -> tuple[Segment, ...]:
     """The layers of a model as runs of a repeated pattern: the work does not grow with the number of layers.
 
@@ -46,7 +85,7 @@ def segments(spec: ModelSpec) -> tuple[Segment, ...]:
     >>> sizes = {"vocab_size": 8, "d_model": 8, "n_heads": 2, "d_ff": 8, "max_seq_len": 8}
     >>> local = ModelSpec(n_layers=8, window=4, global_every=3, **sizes)
     >>> [(len(each.kinds), each.count) for each in segments(local)]
-    [(3, 2), (2, 1)]
+    [(3, 2), (1, 2)]
     >>> sparse = ModelSpec(n_layers=8, n_experts=4, n_dense_layers=3, **sizes)
     >>> [(len(each.kinds), each.count) for each in segments(sparse)]
     [(1, 3), (1, 5)]

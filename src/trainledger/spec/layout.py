@@ -1,28 +1,101 @@
-"""The layout: how one model is spread over devices."""
+"""The layout: how one model and its batch are spread over devices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields
+from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.spec.problem import Problem
 from trainledger.spec.setting import setting
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
+CONTEXT_KINDS = ("ring", "all-to-all")
+_MOST = 10**7
 
 
 @frozen(kw_only=True)
 class Layout:
-    """Devices along each way of splitting; one device is accounted for and trained so far."""
+    """Devices along each axis of the mesh, and how each axis is used; all of them one: a device on its own.
+
+    The devices are ``replicate x shard x context x tensor x pipeline``. Expert ranks are not devices of their own:
+    they are taken from ``shard x context``, as torchtitan takes them from its data-parallel shard and context axes
+    (Megatron-LM: from data parallelism). Parameters, gradients and optimizer state are sharded over ``shard x context``
+    ranks, because context ranks see other tokens with the same weights (torchtitan: ``dp_shard_cp``).
+    """
 
     replicate: int = setting(
-        "copies of the model, each with its part of the batch; only 1 so far, as all of these", default=1, at_least=1
+        "copies of the model, each with its part of the batch (DDP, hybrid sharding)", default=1, at_least=1,
+        at_most=_MOST,
+    )  # fmt: skip
+    shard: int = setting(
+        "ranks that share parameters, gradients and optimizer state, each with its part of the batch (FSDP, ZeRO)",
+        default=1, at_least=1, at_most=_MOST,
+    )  # fmt: skip
+    zero: int = setting(
+        "what is sharded: 1 = optimizer state, 2 = gradients too, 3 = parameters too (FSDP2)", default=3, at_least=1,
+        at_most=3,
+    )  # fmt: skip
+    reshard_after_forward: bool | None = setting(
+        "zero = 3: parameters of a block are let go after its forward and gathered again; absent = yes, but no in a "
+        "pipeline",
+        quantity="flag", default=None,
+    )  # fmt: skip
+    prefetch: int = setting(
+        "zero = 3: blocks that are gathered ahead of the one that runs, in backward", default=1, at_least=0, at_most=8
     )
-    shard: int = setting("ranks that share parameters, gradients and optimizer state", default=1, at_least=1)
-    tensor: int = setting("ranks that split each matrix", default=1, at_least=1)
-    pipeline: int = setting("stages of layers", default=1, at_least=1)
+    tensor: int = setting(
+        "ranks that split heads and the inner width of each block", default=1, at_least=1, at_most=_MOST
+    )
+    sequence_parallel: bool = setting(
+        "tensor ranks split norms and the residual stream by tokens too", quantity="flag", default=False
+    )
+    pipeline: int = setting("stages of layers", default=1, at_least=1, at_most=_MOST)
+    schedule: str = setting("order of micro-batches in a pipeline", quantity="text", default="1f1b", choices=SCHEDULES)
+    virtual_stages: int = setting(
+        "chunks of layers on each rank of an interleaved pipeline", default=1, at_least=1, at_most=_MOST
+    )
+    stage_layers: tuple[int, ...] | None = setting(
+        "layers of each stage, in order; absent = the same in all", quantity="counts", default=None, at_least=0,
+        at_most=_MOST,
+    )  # fmt: skip
+    context: int = setting("ranks that split the tokens of a sequence", default=1, at_least=1, at_most=_MOST)
+    context_kind: str = setting(
+        "how context ranks attend to each other's tokens: ring = keys and values go round, "
+        "all-to-all = each attends to all tokens for a part of the heads",
+        quantity="text", default="ring", choices=CONTEXT_KINDS,
+    )  # fmt: skip
+    expert: int = setting(
+        "ranks that split the experts; taken from shard x context, no devices of their own", default=1, at_least=1,
+        at_most=_MOST,
+    )  # fmt: skip
 
-    def problems(self) -> Iterator[Problem]:
-        for each in fields(self):
-            size = getattr(self, each.name)
-            if size != 1:
-                yield Problem(f"layout.{each.name}", size, "only one device is accounted for and trained so far", 1)
+    @property
+    def devices(self) -> Any:
+        """How many devices it takes."""
+        return self.replicate * self.shard * self.context * self.tensor * self.pipeline
+
+    @property
+    def data_ranks(self) -> Any:
+        """Ranks that get sequences of their own."""
+        return self.replicate * self.shard
+
+    @property
+    def shard_ranks(self) -> Any:
+        """Ranks over which parameters, gradients or optimizer state are sharded."""
+        return self.shard * self.context
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is one device; never where a size is an array."""
+        return is_int(self.devices) and self.devices == 1
+
+    @property
+    def reshards(self) -> bool:
+        """Whether parameters are let go between forward and backward."""
+        if self.reshard_after_forward is not None:
+            return self.reshard_after_forward
+        return is_int(self.pipeline) and self.pipeline == 1
+
+
+def is_int(size: Any) -> bool:
+    """Whether a size is one number, neither an array nor a symbol."""
+    return isinstance(size, int)

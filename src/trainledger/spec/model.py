@@ -163,6 +163,9 @@ class ModelSpec:
     rope_attention_factor: float = setting(
         "cosines and sines are multiplied by this (yarn, longrope)", quantity="number", default=1.0, above=0
     )
+    rope_truncate: bool = setting(
+        "the ends of yarn's ramp are rounded outwards to whole pairs", quantity="flag", default=True
+    )
 
     activation: str = setting("nonlinearity of the MLP", quantity="text", default="silu", choices=ACTIVATIONS)
     gated: bool = setting("the MLP is gated (SwiGLU, GEGLU)", quantity="flag", default=True)
@@ -230,19 +233,19 @@ class ModelSpec:
     @property
     def head_size(self) -> int:
         """Width of a query and key head."""
-        if self.nope_head_dim is not None and self.rope_head_dim is not None:
+        if self.latent and self.nope_head_dim is not None and self.rope_head_dim is not None:
             return self.nope_head_dim + self.rope_head_dim
         return self.d_model // self.n_heads if self.head_dim is None else self.head_dim
 
     @property
     def value_size(self) -> int:
         """Width of a value head."""
-        return self.head_size if self.v_head_dim is None else self.v_head_dim
+        return self.v_head_dim if self.latent and self.v_head_dim is not None else self.head_size
 
     @property
     def rotary_size(self) -> int:
         """Width of the part of a head that rope turns."""
-        if self.rope_head_dim is not None:
+        if self.latent and self.rope_head_dim is not None:
             return self.rope_head_dim
         return self.head_size if self.rotary_dim is None else self.rotary_dim
 

@@ -17,8 +17,13 @@ def problems(spec: ModelSpec) -> Iterator[Problem]:
     else:
         yield from _heads(spec)
     yield from _positions(spec)
-    if spec.global_every is not None and spec.window is None:
-        yield Problem("model.global_every", spec.global_every, "without a window all layers are global", "none")
+    if spec.window is None:
+        local = ("global_every", "rope_local_theta") if spec.positions == "rope" else ("global_every",)
+        for name in local:
+            if getattr(spec, name) is not None:
+                yield Problem(f"model.{name}", getattr(spec, name), "without a window all layers are global", "none")
+    if spec.activation == "clamped_swish" and not spec.gated:
+        yield Problem("model.activation", spec.activation, "belongs to a gated MLP", "silu")
     yield from _experts(spec)
 
 
@@ -80,29 +85,33 @@ def _latent(spec: ModelSpec) -> Iterator[Problem]:
 
 
 def _positions(spec: ModelSpec) -> Iterator[Problem]:
-    if spec.rotary_dim is not None:
-        if spec.rotary_dim % 2:
-            rule = "rotary positions turn pairs, so the width must be even"
-            yield Problem("model.rotary_dim", spec.rotary_dim, rule, spec.rotary_dim - 1 if spec.rotary_dim > 2 else 2)
-        elif spec.rotary_dim > spec.head_size:
+    if spec.rotary_dim is not None and spec.positions == "rope" and not spec.latent:
+        most = spec.head_size - spec.head_size % 2
+        if spec.rotary_dim > spec.head_size:
             rule = f"is more than the head width of {spec.head_size}"
-            yield Problem("model.rotary_dim", spec.rotary_dim, rule, spec.head_size - spec.head_size % 2)
-    if spec.positions != "rope":
-        for name in ("rotary_dim", "rope_skip_every", "rope_factor"):
+            yield Problem("model.rotary_dim", spec.rotary_dim, rule, most or "none")
+        elif spec.rotary_dim % 2:
+            rule = "rotary positions turn pairs, so the width must be even"
+            yield Problem("model.rotary_dim", spec.rotary_dim, rule, spec.rotary_dim - 1)
+    if spec.positions != "rope" and not spec.latent:
+        for name in ("rotary_dim", "rope_skip_every", "rope_factor", "rope_local_theta"):
             if getattr(spec, name) is not None:
                 yield Problem(f"model.{name}", getattr(spec, name), f"positions are {spec.positions}, not rope", "none")
     if spec.extra_positions and spec.positions != "learned":
         yield Problem("model.extra_positions", spec.extra_positions, "only learned positions have rows", 0)
-    if spec.rope_factor is not None and spec.rope_high_freq_factor <= spec.rope_low_freq_factor:
-        rule = f"must be above rope_low_freq_factor = {spec.rope_low_freq_factor}"
-        yield Problem("model.rope_high_freq_factor", spec.rope_high_freq_factor, rule, 4 * spec.rope_low_freq_factor)
+    low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
+    # The ends of yarn's ramp are rounded apart even where the two are equal (Kimi K2).
+    if spec.rope_factor is not None and (high < low or (high == low and spec.rope_scaling != "yarn")):
+        rule = f"must be above rope_low_freq_factor = {low}"
+        yield Problem("model.rope_high_freq_factor", high, rule, 4 * low)
 
 
 def _experts(spec: ModelSpec) -> Iterator[Problem]:
     if spec.n_experts is None:
         defaults: tuple[tuple[str, object], ...] = (
             ("expert_d_ff", None), ("n_shared_experts", 0), ("n_dense_layers", 0), ("expert_every", 1),
-            ("router_groups", 1),
+            ("shared_expert_gate", False), ("router_bias", False), ("router_correction", False), ("router_groups", 1),
+            ("router_top_groups", 1),
         )  # fmt: skip
         for name, absent in defaults:
             if getattr(spec, name) != absent:
@@ -118,7 +127,7 @@ def _experts(spec: ModelSpec) -> Iterator[Problem]:
     elif spec.router_top_groups > spec.router_groups:
         rule = f"is more than router_groups = {spec.router_groups}"
         yield Problem("model.router_top_groups", spec.router_top_groups, rule, spec.router_groups)
-    elif spec.experts_per_token > spec.n_experts // spec.router_groups * spec.router_top_groups:
+    elif spec.n_experts >= spec.experts_per_token > spec.n_experts // spec.router_groups * spec.router_top_groups:
         most = spec.n_experts // spec.router_groups * spec.router_top_groups
         rule = f"is more than the {most} experts in the chosen groups"
         yield Problem("model.experts_per_token", spec.experts_per_token, rule, most)

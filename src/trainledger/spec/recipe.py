@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainledger.frozen import frozen
+from trainledger.spec import optimizers, precision, savings
+from trainledger.spec.expert_rules import CAPACITY_FACTOR, DISPATCHES
+from trainledger.spec.lora import BASE_FORMATS
+from trainledger.spec.optimizers import OPTIMIZER_LOOPS, OPTIMIZERS
+from trainledger.spec.precision import PRECISIONS
 from trainledger.spec.problem import Problem
+from trainledger.spec.savings import CHECKPOINTING, LOSSES
 from trainledger.spec.setting import setting
 
-PRECISIONS = ("fp32", "bf16-mixed")
-OPTIMIZERS = ("adamw", "adam", "sgd", "momentum", "adagrad", "rmsprop")
-OPTIMIZER_LOOPS = ("fused", "foreach", "loop")
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
-CHECKPOINTING = ("none", "full")
-ATTENTIONS = ("sdpa", "math")
+ATTENTIONS = ("sdpa", "math", "flash", "efficient")
 
 
 @frozen(kw_only=True)
@@ -29,25 +31,110 @@ class Recipe:
     steps: int | None = setting("optimizer steps (or give tokens)", default=None, at_least=1, at_most=10**12)
 
     precision: str = setting(
-        "fp32, or bf16 autocast over fp32 parameters", quantity="text", default="fp32", choices=PRECISIONS
+        "number formats: one throughout (fp32, tf32, bf16, fp16), autocast over fp32 parameters (-mixed), fp32 shards "
+        "gathered in bf16 (-sharded), or fp8 linear layers with a scale per tensor, row or block",
+        quantity="text", default="fp32", choices=PRECISIONS,
+    )  # fmt: skip
+    master_weights: bool = setting(
+        "parameters in 16 bits, an fp32 copy of them with the optimizer", quantity="flag", default=False
     )
+    gradient_dtype: str | None = setting(
+        "fp32 = gradients of 16-bit parameters are added up in fp32 buffers; absent = in the parameters' format",
+        quantity="text", default=None, choices=("fp32",),
+    )  # fmt: skip
+    moment_dtype: str | None = setting(
+        "format of the optimizer's moments; absent = that of the weights it updates",
+        quantity="text", default=None, choices=("fp32", "bf16"),
+    )  # fmt: skip
     attention: str = setting(
-        "sdpa = PyTorch's fused kernel, math = scores written out", quantity="text", default="sdpa", choices=ATTENTIONS
-    )
+        "sdpa = the fused kernel that PyTorch takes, math = scores written out; on accelerators flash or efficient",
+        quantity="text", default="sdpa", choices=ATTENTIONS,
+    )  # fmt: skip
     activation_checkpointing: str = setting(
-        "full = every block is run again in backward", quantity="text", default="none", choices=CHECKPOINTING
+        "what is made again in backward instead of kept: none; full = every block; segments = several blocks together; "
+        "from-start = each block's input from the embedding on; selective = all but the operations in recompute_keep; "
+        "attention = scores, softmax and mixture only; offload = nothing, but what is kept goes to host memory",
+        quantity="text", default="none", choices=CHECKPOINTING,
+    )  # fmt: skip
+    recompute_every: int = setting(
+        "full, selective: every n-th block is recomputed, the others keep all", default=1, at_least=1, at_most=10**5
     )
+    recompute_segment: int | None = setting(
+        "segments: blocks in one; absent = about the root of n_layers", default=None, at_least=1, at_most=10**5
+    )
+    recompute_keep: tuple[str, ...] = setting(
+        "selective: operations whose outputs are kept, by PyTorch's name; matmuls = attention and every second matrix "
+        "product; attention = the fused kernel",
+        quantity="texts", default=("matmuls",),
+    )  # fmt: skip
+    loss: str = setting(
+        "full = all logits at once, chunked = a part of the tokens at a time (logits made again in backward), "
+        "fused = so too, but with the gradients taken in forward",
+        quantity="text", default="full", choices=LOSSES,
+    )  # fmt: skip
+    loss_chunks: int = setting("chunks of tokens in a chunked or fused loss", default=8, at_least=1, at_most=10**6)
+    loss_upcast: bool = setting(
+        "the loss is taken of logits in fp32, whatever their format", quantity="flag", default=True
+    )
+    expert_dispatch: str = setting(
+        "dropless = experts take every token they are sent, capacity = each has a fixed number of places",
+        quantity="text", default="dropless", choices=DISPATCHES,
+    )  # fmt: skip
+    capacity_factor: float | None = setting(
+        "places of an expert over its even share of the tokens; absent = 1.25 (Switch)",
+        quantity="number", default=None, above=0, at_most=10**5,
+    )  # fmt: skip
+    load_balance_loss: float = setting(
+        "weight of the loss that spreads tokens over experts (Switch); 0 = none",
+        quantity="number", default=0.0, at_least=0,
+    )  # fmt: skip
+    predict_ahead_loss: float = setting(
+        "weight of the mean loss of the multi-token prediction modules", quantity="number", default=0.3, above=0
+    )  # fmt: skip
     dropout: float = setting(
         "probability on embeddings and residual branches", quantity="number", default=0.0, at_least=0, at_most=0.99
     )
+    attention_dropout: float = setting(
+        "probability on attention weights; no fused kernel of a CPU has it: there they are written out",
+        quantity="number", default=0.0, at_least=0, at_most=0.99,
+    )  # fmt: skip
     compile: bool = setting("torch.compile each block", quantity="flag", default=False)
+
+    lora_rank: int | None = setting(
+        "rank of the adapters that are trained beside frozen weights; absent = all weights are trained",
+        default=None, at_least=1, at_most=10**6,
+    )  # fmt: skip
+    lora_alpha: float = setting(
+        "what adapters add is multiplied by this over lora_rank", quantity="number", default=16.0
+    )
+    lora_targets: tuple[str, ...] = setting(
+        "linear layers with adapters: linear (all in the blocks), attention, mlp, or names such as q_proj",
+        quantity="texts", default=("linear",),
+    )  # fmt: skip
+    lora_dropout: float = setting(
+        "probability on the input of an adapter", quantity="number", default=0.0, at_least=0, at_most=0.99
+    )
+    base_format: str | None = setting(
+        "format of the frozen linear layers: bf16, int8 or nf4 in blocks with scales; absent = as other parameters",
+        quantity="text", default=None, choices=BASE_FORMATS,
+    )  # fmt: skip
 
     optimizer: str = setting("optimizer", quantity="text", default="adamw", choices=OPTIMIZERS)
     optimizer_loop: str | None = setting(
-        "fused, foreach or loop; absent = fused where torch has it, else foreach",
+        "fused, foreach or loop; absent = fused where torch has it, else foreach (Adafactor and 8-bit Adam: loop)",
         quantity="text",
         default=None,
         choices=OPTIMIZER_LOOPS,
+    )
+    amsgrad: bool = setting("Adam, AdamW: divide by the largest second moment so far", quantity="flag", default=False)
+    rmsprop_momentum: float = setting(
+        "RMSProp: momentum of its updates; 0 = none", quantity="number", default=0.0, at_least=0, at_most=0.9999999
+    )
+    rmsprop_centred: bool = setting(
+        "RMSProp: divide by the standard deviation instead of the root mean square", quantity="flag", default=False
+    )
+    muon_momentum: float = setting(
+        "Muon: momentum of its matrices", quantity="number", default=0.95, at_least=0, at_most=0.9999999
     )
     learning_rate: float = setting("peak learning rate", quantity="number", default=3e-4, above=0)
     beta1: float = setting(
@@ -89,15 +176,6 @@ class Recipe:
     seed: int = setting("seed of initialization, data order and dropout (each derived apart)", default=0, at_least=0)
 
     @property
-    def device_batch(self) -> int:
-        """Sequences in one forward; the layout has one data-parallel rank so far."""
-        return self.global_batch if self.micro_batch is None else self.micro_batch
-
-    @property
-    def grad_accum(self) -> int:
-        return self.global_batch // self.device_batch
-
-    @property
     def tokens_per_step(self) -> int:
         return self.global_batch * self.seq_len
 
@@ -111,24 +189,28 @@ class Recipe:
 
     @property
     def optimizer_implementation(self) -> str:
-        """fused, foreach or loop; torch has no fused RMSProp."""
+        """fused, foreach or loop; where it is not given, the first that the optimizer has."""
         if self.optimizer_loop is not None:
             return self.optimizer_loop
-        return "foreach" if self.optimizer == "rmsprop" else "fused"
+        return optimizers.IMPLEMENTATIONS[self.optimizer][0]
+
+    @property
+    def expert_capacity(self) -> float | None:
+        """Places of an expert over its even share of the tokens; None where it takes all that it is sent."""
+        if self.expert_dispatch == "dropless":
+            return None
+        return CAPACITY_FACTOR if self.capacity_factor is None else self.capacity_factor
 
     def problems(self) -> Iterator[Problem]:
-        if self.global_batch % self.device_batch:
-            nearest = max(1, round(self.global_batch / self.device_batch)) * self.device_batch
-            rule = f"must be a multiple of micro_batch = {self.device_batch}"
-            yield Problem("recipe.global_batch", self.global_batch, rule, nearest)
         if (self.tokens is None) == (self.steps is None):
             yield Problem(
                 "recipe.tokens",
                 self.tokens,
                 "give either tokens or steps, not both and not neither (--set recipe.steps= takes one out)",
             )
-        if self.optimizer == "rmsprop" and self.optimizer_loop == "fused":
-            yield Problem("recipe.optimizer_loop", "fused", "torch has no fused RMSProp", "foreach")
+        yield from precision.problems(self)
+        yield from optimizers.problems(self)
+        yield from savings.problems(self)
         if (self.tokens is None) != (self.steps is None) and self.warmup_steps > self.total_steps:
             rule = f"is longer than the run of {self.total_steps} steps"
             yield Problem("recipe.warmup_steps", self.warmup_steps, rule, self.total_steps)

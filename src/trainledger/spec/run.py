@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import field
+from typing import Any
 
 from trainledger.frozen import frozen
+from trainledger.spec import expert_rules, layout_rules, precision, savings
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.data import DataSpec
 from trainledger.spec.layout import Layout
@@ -24,10 +26,25 @@ class Run:
     cluster: Cluster = field(default_factory=Cluster)
     data: DataSpec = field(default_factory=DataSpec)
 
+    @property
+    def device_batch(self) -> Any:
+        """Sequences in one forward of a data rank: ``recipe.micro_batch``, or all that it gets in a step."""
+        recipe = self.recipe
+        return recipe.global_batch // self.layout.data_ranks if recipe.micro_batch is None else recipe.micro_batch
+
+    @property
+    def grad_accum(self) -> Any:
+        """Micro-batches of a data rank in one optimizer step."""
+        return self.recipe.global_batch // (self.device_batch * self.layout.data_ranks)
+
     def problems(self) -> Iterator[Problem]:
         """Everything that the fields of the run say against each other."""
-        for part in (self.model, self.recipe, self.layout):
+        for part in (self.model, self.recipe):
             yield from part.problems()
+        yield from layout_rules.problems(self)
+        yield from savings.run_problems(self)
+        yield from precision.size_problems(self)
+        yield from expert_rules.problems(self)
         if self.recipe.seq_len > self.model.max_seq_len:
             rule = f"is longer than model.max_seq_len = {self.model.max_seq_len}"
             yield Problem("recipe.seq_len", self.recipe.seq_len, rule, self.model.max_seq_len)

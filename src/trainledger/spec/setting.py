@@ -14,9 +14,10 @@ from typing import Any
 from trainledger.spec.problem import nearest_text
 from trainledger.units import NotAQuantity, parse_count, parse_nbytes, parse_number, parse_seconds
 
-QUANTITIES = ("count", "nbytes", "seconds", "number", "flag", "text", "texts")
+QUANTITIES = ("count", "counts", "nbytes", "seconds", "number", "flag", "text", "texts")
 NONE = "none"  # TOML has no null: this text is None in a field that may be absent
 LARGEST_COUNT = 10**18
+LONGEST_LIST = 10_000
 
 
 def setting(
@@ -32,7 +33,7 @@ def setting(
     """A dataclass field with its meaning and its rule.
 
     ``quantity`` says how text becomes a value: a count ("15T"), nbytes ("80GB"), seconds ("2w"), a plain
-    number, a flag, a text, or a list of texts. A default of ``None`` makes the field optional.
+    number, a flag, a text, a list of texts, or a list of counts. A default of ``None`` makes the field optional.
     """
     assert quantity in QUANTITIES
     metadata = {
@@ -62,12 +63,18 @@ def read_value(each: Field[Any], value: Any) -> Any:
         return None
     if quantity in ("flag", "text", "texts"):
         return _READ[quantity](value, choices)
+    if quantity == "counts":
+        return _counts(rule, value)
     try:
         number = _READ[quantity](value, choices)
     except NotAQuantity as error:
         raise Broken(error.rule, error.nearest) from None
+    return _within(rule, number)
+
+
+def _within(rule: dict[str, Any], number: Any) -> Any:
     at_least, above, at_most = rule["at_least"], rule["above"], rule["at_most"]
-    if at_most is None and quantity == "count":
+    if at_most is None and rule["quantity"] == "count":
         at_most = LARGEST_COUNT
     if at_least is not None and number < at_least:
         raise Broken(f"must be at least {at_least}", at_least)
@@ -76,6 +83,19 @@ def read_value(each: Field[Any], value: Any) -> Any:
     if at_most is not None and number > at_most:
         raise Broken(f"must be at most {at_most}", at_most)
     return number
+
+
+def _counts(rule: dict[str, Any], value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise Broken("must be a list of whole numbers, such as [4, 4]")
+    if len(value) > LONGEST_LIST:
+        raise Broken(f"must be a list of at most {LONGEST_LIST} numbers")
+    try:
+        return tuple(_within(rule, _READ["count"](each, None)) for each in value)
+    except NotAQuantity as error:
+        raise Broken(f"each of them {error.rule}") from None
+    except Broken as broken:
+        raise Broken(f"each of them {broken.rule}") from None
 
 
 def may_be_none(each: Field[Any]) -> bool:

@@ -61,6 +61,20 @@ def _baddbmm(args: Args, out: Any) -> Flops:
     return _bmm(args[1:], out)
 
 
+def _grouped_mm(args: Args, out: Any) -> Flops:
+    """Rows by the matrix of their group, or a matrix from the rows of each group: every row is multiplied once."""
+    a, b = args[0], args[1]
+    rows, inner, width = (a.shape[0], a.shape[1], b.shape[-1]) if b.dim() == 3 else (a.shape[1], a.shape[0], b.shape[1])
+    flops = rules.matmul_flops(rows, width, inner)
+    return flops, flops
+
+
+def _padded_mm(args: Args, out: Any) -> Flops:
+    flops, _ = _bmm(args, out)
+    routed, places = args[2], args[3]
+    return flops, flops // places * routed
+
+
 def _attention_sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int, int, int]:
     batch, heads, queries, head_dim = q.shape
     return batch, heads, queries, k.shape[2], head_dim, v.shape[3]
@@ -111,13 +125,26 @@ def _per_input_element(what: str) -> Callable[[Args, Any], Flops]:
     return flops
 
 
+def _first_elements(args: Args, out: Any) -> Flops:
+    return args[0].numel(), 0
+
+
+def _elements_out(args: Args, out: Any) -> Flops:
+    return out.numel(), 0
+
+
 def _first_list(args: Args, out: Any) -> Flops:
     return sum(each.numel() for each in args[0]), 0
 
 
 def _update(optimizer: str) -> Callable[[Args, Any], Flops]:
     def flops(args: Args, out: Any) -> Flops:
-        name = "momentum" if optimizer == "sgd" and args[2] else optimizer
+        *lists, options = args
+        name = optimizer
+        if optimizer == "sgd" and lists[2]:
+            name = "nesterov" if options["nesterov"] else "momentum"
+        elif options.get("amsgrad"):
+            name = "amsgrad"
         return rules.UPDATE_FLOPS_PER_PARAMETER.get(name, 0) * _first_list(args, out)[0], 0
 
     return flops
@@ -141,10 +168,20 @@ _RULES: dict[str, tuple[str, Callable[[Args, Any], Flops]]] = {
     "aten::baddbmm": ("matmul", _baddbmm),
     "aten::_scaled_mm": ("matmul", _mm),
     "aten::_int_mm": ("matmul", _mm),
+    "aten::_grouped_mm": ("matmul", _grouped_mm),
+    "trainledger::grouped_mm": ("matmul", _grouped_mm),
+    "trainledger::padded_mm": ("matmul", _padded_mm),
+    "trainledger::group_sums": ("reduction", _first_elements),
+    "aten::_amp_foreach_non_finite_check_and_unscale_": ("elementwise", _first_list),
+    "aten::_amp_update_scale_": ("elementwise", _per_element("elementwise")),
     "aten::mv": ("matmul", _mv),
     "aten::dot": ("matmul", _dot),
+    "trainledger::to_host": ("transfer", _none),
+    "trainledger::to_device": ("transfer", _none),
+    "trainledger::dequantize": ("elementwise", _elements_out),
     "aten::convolution": ("matmul", _convolution),
     "aten::convolution_backward": ("matmul", _convolution_backward),
+    "aten::_foreach_norm": ("reduction", _first_list),
 }
 for _kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
     _RULES[f"aten::_scaled_dot_product_{_kernel}"] = ("attention", _attention)
@@ -168,14 +205,15 @@ _BY_ELEMENT = {
 for _kind, _pairs in _BY_ELEMENT.items():
     for _name, _what in _pairs:
         _RULES[f"aten::{_name}"] = (_kind, _per_input_element(_what))
-for _name in ("sum", "mean", "linalg_vector_norm", "amax", "amin", "argmax", "max", "min", "cumsum", "var_mean", "var",
-              "any", "all", "prod", "logsumexp", "norm", "std", "max_pool2d_with_indices", "avg_pool2d",
+for _name in ("sum", "mean", "linalg_vector_norm", "amax", "amin", "aminmax", "argmax", "max", "min", "cumsum", "var_mean", "var",
+              "histc", "any", "all", "prod", "logsumexp", "norm", "std", "max_pool2d_with_indices", "avg_pool2d",
               "_adaptive_avg_pool2d"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("reduction", _per_input_element("reduction"))
 for _name in ("embedding", "embedding_dense_backward", "index_select", "gather", "scatter", "scatter_add", "index",
               "index_put_", "index_put", "_unsafe_index", "index_add", "nll_loss_forward", "nll_loss_backward",
               "slice_backward", "select_backward", "scatter_", "_index_put_impl_", "index_add_", "one_hot",
-              "masked_select", "nonzero", "topk", "sort", "embedding_renorm_"):  # fmt: skip
+              "masked_select", "nonzero", "topk", "sort", "searchsorted", "bucketize",
+              "embedding_renorm_"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("embedding", _none)
 for _name in ("clone", "_to_copy", "copy_", "cat", "stack", "repeat", "fill_", "zero_", "full", "full_like", "zeros",
               "zeros_like", "ones", "ones_like", "arange", "_foreach_copy_", "constant_pad_nd", "scalar_tensor", "roll",
@@ -211,6 +249,7 @@ def operator_of(func: OpOverload) -> Operator:
 
 
 _POINTWISE = {
+    "floor_divide", "polar",
     "silu_backward", "gelu_backward", "native_dropout_backward", "sigmoid_backward", "tanh_backward", "masked_fill",
     "masked_fill_", "threshold_backward", "relu_", "softplus_backward", "hardtanh_backward", "where", "lerp",
     "lerp_", "addcdiv_", "addcmul_", "glu", "glu_backward", "leaky_relu_backward", "elu_backward",

@@ -22,15 +22,19 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.entry import HOST, Ledger
 from trainledger.ledger.record import Event, Storage, amounts, keep_what_lives
 from trainledger.trace.operators import operator_of, tensors_in
 
 DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
-DTYPE_NAMES |= {torch.int64: "int64", torch.bool: "bool"}
+DTYPE_NAMES |= {torch.int64: "int64", torch.int32: "int32", torch.uint8: "uint8", torch.int8: "int8"}
+DTYPE_NAMES |= {torch.bool: "bool"}
+DTYPE_NAMES |= {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 _DEVICE = torch.ops.prim.device.default
 _NO_NUMBER = 2**63  # nodes that add to a parameter's gradient have the largest number there is
+
+MODEL_PHASES = ("forward", "backward", "other")  # whose matrix products are the model's own
 
 GATHERS = ("embedding", "index_select", "gather")
 
@@ -72,7 +76,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._path_from: list[str] = []
         self._last_path = ""
         self._hooks: list[Any] = []
-        self.resident(list(model.parameters()), "parameters")
+        self.resident([each for each in model.parameters() if each.requires_grad], "parameters")
+        self.resident([each for each in model.parameters() if not each.requires_grad], "frozen weights")
         self.resident(list(model.buffers()), "buffers")
         if optimizer is not None:
             self.resident([each for state in optimizer.state.values() for each in tensors_in(state)], "optimizer state")
@@ -96,6 +101,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 record.category = category
 
     # Phases and modules
+
+    @property
+    def current_phase(self) -> str:
+        return self._phase
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -234,7 +243,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not made and not changes and operator.kind not in ("transfer", "reduction"):
             return  # a view: no work, no bytes
         phase = self._phase
-        if phase == "backward" and torch.is_grad_enabled() and torch._C._current_autograd_node() is not None:
+        if phase == "backward" and self._again():
             phase = "recompute"
             for record in made:
                 record.phase = phase
@@ -248,11 +257,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             written += sum(touched_nbytes(each) for each in targets)
         if operator.name in GATHERS:  # of the table, only the rows that come out are read
             read += written - touched_nbytes(inputs[0])
-        flops, model_flops = operator.flops(args, out)
+        flops, model_flops = operator.flops((*args, kwargs) if operator.kind == "update" else args, out)
         path = self._where(phase)
-        if path == "loss":
+        if _of_loss(path) or any(_of_loss(each) for each in self._stack):
             for record in made:
                 record.category = "logits and loss"
+        if operator.name == "to_host":
+            made[0].category = HOST
         if operator.kind == "unknown":
             self.uncounted[operator.name] = self.uncounted.get(operator.name, 0) + 1
         if operator.kind == "allocate":
@@ -265,7 +276,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 phase=phase,
                 kind=operator.kind,
                 flops=flops,
-                model_flops=0 if phase == "recompute" else model_flops,
+                model_flops=model_flops if phase in MODEL_PHASES else 0,
                 read=read,
                 written=written,
                 dtype=DTYPE_NAMES.get(inputs[0].dtype, "") if inputs else "",
@@ -274,6 +285,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 source=f"aten::{operator.name}",
             )
         )
+
+    def _again(self) -> bool:
+        """Whether a forward runs inside backward: with gradients, or (in the forward of an own Function) in a module."""
+        if torch._C._current_autograd_node() is None:
+            return False
+        return torch.is_grad_enabled() or bool(self._stack)
 
     def _watch(self, storage: Any, record: Storage) -> None:
         key = storage._cdata
@@ -298,12 +315,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Ledger(
             entries=tuple(each.entry() for each in self.events),
             resident=amounts((each, 1) for each in self._resident),
-            parameters=sum(each.numel() for each in self._root.parameters()),
+            parameters=sum(each.numel() for each in self._root.parameters() if each.requires_grad),
             tokens=tokens,
             micro_batches=max(1, self.micro_batches),
             uncounted=tuple(sorted(self.uncounted.items())),
             writer=writer,
         )
+
+
+def _of_loss(path: str) -> bool:
+    """Whether a module, or what runs outside of all, takes a loss."""
+    return path == "loss" or path.endswith(".loss")
 
 
 def touched_nbytes(tensor: Tensor) -> int:

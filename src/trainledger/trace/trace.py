@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from trainledger.ledger.entry import Ledger
+from trainledger.trace.grouped_products import grouped_products_of_any_format
+from trainledger.trace.numbers import ZeroWhereUnknown
 from trainledger.trace.operators import tensors_in
 from trainledger.trace.recorder import Recorder
 from trainledger.trace.transformers import as_if_real
@@ -40,11 +42,13 @@ def trace(
     with mode, _on_fake(model, optimizer, mode):
         inputs = _fake_batch(batch, mode)
         if optimizer is not None and not first_step:
-            make_states(model, optimizer)
+            with ZeroWhereUnknown():
+                make_states(model, optimizer)
         model.zero_grad(set_to_none=True)
         recorder = Recorder(model, optimizer)
+        norms_unknown = ZeroWhereUnknown(lambda: recorder.current_phase == "optimizer")
         recorder.resident(tensors_in(inputs), "batch")
-        with recorder, as_if_real():
+        with norms_unknown, recorder, as_if_real(), grouped_products_of_any_format():
             _step(model, inputs, loss, optimizer, autocast, recorder)
         tokens = next((each.numel() for each in tensors_in(inputs) if not each.is_floating_point()), 0)
         ledger = recorder.ledger(tokens=tokens, writer="trace")

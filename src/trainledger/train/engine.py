@@ -13,7 +13,9 @@ import torch.utils.deterministic
 
 from trainledger.durable import write_atomically
 from trainledger.nn.init import initialize
-from trainledger.nn.transformer import Transformer, build
+from trainledger.nn.lora import adapt, draw
+from trainledger.nn.transformer import Transformer
+from trainledger.spec.precision import precision_of
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import digest
@@ -21,11 +23,13 @@ from trainledger.train import checkpoint
 from trainledger.train.device import find_device, keep_freed_memory
 from trainledger.train.feed import Feed, OpenFeed, open_store
 from trainledger.train.loop import Say, Sitting, finished_from
+from trainledger.train.loss_scaling import LossScaler
+from trainledger.train.master_weights import MasterWeights
 from trainledger.train.observer import Finished, Observer, TrainingState
 from trainledger.train.optimizer import build_optimizer
-from trainledger.train.precision import keep_fp32_exact
+from trainledger.train.precision import build_model, refuse, set_fp32_products
 from trainledger.train.run_directory import begin_or_match, locked, read_state
-from trainledger.train.seeds import init_seed
+from trainledger.train.seeds import adapter_seed, init_seed
 from trainledger.train.start import refuse_other_weights, start_from
 from trainledger.train.stop import memory_told
 
@@ -49,6 +53,9 @@ def train(
     say = say or _say_on_stderr
     if run.cluster.count > 1:
         raise InvalidInput([Problem("cluster.count", run.cluster.count, "the engine trains on one device so far", 1)])
+    if not run.layout.alone:
+        raise InvalidInput([Problem("layout", None, "takes several devices, and the engine trains on one so far")])
+    refuse(precision_of(run.recipe), run.recipe)
     device = find_device(run.cluster.backend)
     with locked(run_dir):
         begun = begin_or_match(run_dir, run)
@@ -78,15 +85,24 @@ def train(
 def _prepare(run: Run, run_dir: Path, device: torch.device, feed: Feed, *, resume: bool, say: Say) -> TrainingState:
     """Model and optimizer as they begin, or as the newest valid checkpoint holds them."""
     with device:
-        model = build(run.model, run.recipe)
-    optimizer = build_optimizer(model, run.recipe)
-    state = TrainingState(run, run_dir, device, model, optimizer)
+        model = build_model(run.model, run.recipe, adapted=False)
     path = checkpoint.latest_valid(run_dir, say) if resume else None
+    initial_weights = None
     if path is None:
         if run.recipe.initial_weights is None:
             initialize(model, seed=init_seed(run.recipe.seed))
         else:
-            state.initial_weights = start_from(run, model, say)
+            initial_weights = start_from(run, model, say)
+    with device:  # only now, so that frozen weights are stored in their format as they begin
+        adapt(model, run.recipe)
+    draw(model, seed=adapter_seed(run.recipe.seed))
+    optimizer = build_optimizer(model, run.recipe)
+    scaler = LossScaler(device) if precision_of(run.recipe).loss_scaling else None
+    state = TrainingState(run, run_dir, device, model, optimizer, scaler)
+    state.initial_weights = initial_weights
+    if path is None:
+        if isinstance(optimizer, MasterWeights):
+            optimizer.begin()
         if resume:
             say(f"{run_dir} has no valid checkpoint; the run starts at step 0.")
     else:
@@ -98,6 +114,8 @@ def _prepare(run: Run, run_dir: Path, device: torch.device, feed: Feed, *, resum
             rule = "was begun on other text: the corpus or its tokenizer has changed since; put it back or begin anew"
             raise InvalidInput([Problem("data.path", list(run.data.path), rule)], str(run_dir))
         checkpoint.load(path, model, optimizer)
+        if scaler is not None:
+            scaler.restore(facts["loss_scale"])
         for name in ("step", "loss", "validation_loss", "seconds"):
             setattr(state, name, facts[name])
         state.initial_weights = facts.get("initial_weights")
@@ -121,7 +139,7 @@ def _compile(model: Transformer) -> None:
 @contextmanager
 def _arithmetic(run: Run, device: torch.device) -> Iterator[None]:
     """The process-wide switches under which a run's numbers come out the same each time."""
-    keep_fp32_exact()
+    set_fp32_products(precision_of(run.recipe))
     if device.type == "cpu":
         keep_freed_memory()
     if not (run.recipe.compile and device.type == "cpu"):

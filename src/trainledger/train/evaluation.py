@@ -7,12 +7,13 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from trainledger.nn.transformer import next_token_loss
+from trainledger.nn.loss import next_token_loss
+from trainledger.spec.precision import Precision
 from trainledger.train.precision import autocast
 from trainledger.train.step import Batch
 
 
-def evaluate(model: nn.Module, batches: Iterable[Batch], precision: str) -> float:
+def evaluate(model: nn.Module, batches: Iterable[Batch], precision: Precision) -> float:
     """Mean loss in nats per token over all batches, weighted by their tokens; dropout off, no gradients.
 
     The sum is kept in fp64, so that it does not depend on how the sequences are cut into batches beyond rounding.

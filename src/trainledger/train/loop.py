@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from trainledger.durable import is_full
+from trainledger.spec.precision import precision_of
 from trainledger.spec.runfile import digest
 from trainledger.train import checkpoint
 from trainledger.train.evaluation import evaluate
@@ -28,6 +29,8 @@ from trainledger.train.stop import CannotSave, Diverged, Interrupted, StopReques
 
 # On an accelerator a step is waited for phase by phase only this often: waiting costs overlap.
 STEPS_BETWEEN_CLOCKED = 10
+# Gradients that overflow at this loss scale overflow without one.
+SMALLEST_SCALE = 2.0**-10
 
 Say = Callable[[str], None]
 
@@ -103,7 +106,8 @@ class Sitting:
                 each.meters(number) for each in self.observers
             )
         rate = learning_rate(recipe, index)
-        seeds = dropout_seeds(recipe.seed, index, recipe.grad_accum) if recipe.dropout else None
+        random = recipe.dropout or recipe.attention_dropout or recipe.lora_dropout
+        seeds = dropout_seeds(recipe.seed, index, state.run.grad_accum) if random else None
         started = time.perf_counter()
         with ExitStack() as stack:
             for each in self.observers:
@@ -111,9 +115,12 @@ class Sitting:
             with self.clock("data"):
                 micro_batches = next(batches)
             set_learning_rate(state.optimizer, rate)
-            result = optimizer_step(state.model, state.optimizer, micro_batches, recipe, clock=self.clock, seeds=seeds)
+            result = optimizer_step(
+                state.model, state.optimizer, micro_batches, recipe, clock=self.clock, seeds=seeds, scaler=state.scaler
+            )
         loss = result.loss.item()
-        grad_norm = None if result.grad_norm is None else result.grad_norm.item()
+        # A step that was left out has no norm but that of its overflow; the scale has fallen and the run goes on.
+        grad_norm = None if result.grad_norm is None or result.skipped else result.grad_norm.item()
         seconds = time.perf_counter() - started
         state.step, state.loss, state.seconds = number, loss, state.seconds + seconds
         tokens = number * recipe.tokens_per_step
@@ -123,13 +130,15 @@ class Sitting:
             each.on_step_end(record)
         if not math.isfinite(loss) or not math.isfinite(grad_norm or 0.0):
             raise self.diverged(f"loss {loss}, gradient norm {grad_norm}")
+        if result.skipped and state.scaler is not None and state.scaler.scale.item() < SMALLEST_SCALE:
+            raise self.diverged(f"a loss scale below {SMALLEST_SCALE}: every step overflows")
 
     def evaluate(self) -> None:
         """The loss on held-out text, into the metrics."""
         state = self.state
         self.clock.exact = True
         with self.clock("evaluation"):
-            state.validation_loss = evaluate(state.model, self.feed.validation(), self.recipe.precision)
+            state.validation_loss = evaluate(state.model, self.feed.validation(), precision_of(self.recipe))
         phases = self.clock.take()
         state.seconds += phases["evaluation"]
         record = EvaluationRecord(state.step, state.validation_loss, state.unigram_entropy, phases)
@@ -148,6 +157,8 @@ class Sitting:
         with self.clock("checkpoint"):
             facts = {**self.facts(), "digest": digest(state.run), "data": self.feed.fingerprint}
             facts["threads"] = torch.get_num_threads()
+            if state.scaler is not None:
+                facts["loss_scale"] = state.scaler.facts()
             self.metrics.sync()
             path = checkpoint.save(state.run_dir, state.step, state.model, state.optimizer, facts)
             checkpoint.prune(state.run_dir, recipe.keep_last, recipe.keep_every)

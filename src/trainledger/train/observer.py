@@ -13,6 +13,7 @@ from torch import nn
 
 from trainledger.spec.run import Run
 from trainledger.train.device import synchronize
+from trainledger.train.loss_scaling import LossScaler
 
 PHASES = ("data", "forward", "backward", "clip", "optimizer", "checkpoint", "evaluation")
 
@@ -26,6 +27,7 @@ class TrainingState:
     device: torch.device
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    scaler: LossScaler | None = None
     step: int = 0
     seconds: float = 0.0  # of training so far, over all sittings
     loss: float | None = None

@@ -1,22 +1,85 @@
-"""Which number format does the arithmetic: fp32 throughout, or bf16 autocast over fp32 parameters."""
+"""Which number format does the arithmetic: the formats of a recipe put into a model, and autocast around it."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import nn
+
+from trainledger.nn.float8 import use_float8
+from trainledger.nn.gathered import gather_copies
+from trainledger.nn.lora import adapt
+from trainledger.nn.transformer import Transformer, build
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.precision import Precision, precision_of
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.recipe import Recipe
+
+TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
-    """The context of a forward pass: nothing for ``fp32``, bf16 autocast for ``bf16-mixed``.
+def build_model(spec: ModelSpec, recipe: Recipe, *, adapted: bool = True) -> Transformer:
+    """The model of a run on torch's current default device, each parameter in the format of the recipe.
 
-    Matrix products then run in bf16; parameters, gradients, optimizer states, norms and the loss stay fp32.
+    With ``adapted`` its weights are frozen and have adapters beside them where the recipe asks for that.
+
+    Raises `InvalidInput` where the engine cannot train in this precision.
     """
-    if precision == "bf16-mixed":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
+    precision = precision_of(recipe)
+    refuse(precision, recipe)
+    model = build(spec, recipe)
+    hold_in(model, TORCH[precision.parameters])
+    if adapted:
+        adapt(model, recipe)
+    if precision.copies == "gathered":
+        gather_copies(model, TORCH[precision.compute])
+    if precision.float8 is not None:
+        use_float8(model, precision.float8)
+    return model
+
+
+def refuse(precision: Precision, recipe: Recipe) -> None:
+    """Raise `InvalidInput` for what the ledger accounts for and the engine does not run."""
+    found: list[Problem] = []
+    if precision.float8 is not None and precision.float8.scaling == "block":
+        rule = "is accounted for, but no product with scales by block is built here; the engine does not train it"
+        found.append(Problem("recipe.precision", precision.name, rule, "fp8-rowwise"))
+    if precision.moments != precision.updated:
+        rule = f"is accounted for, but torch.optim keeps its states in the format of the weights: {precision.updated}"
+        found.append(Problem("recipe.moment_dtype", precision.moments, rule, precision.updated))
+    if recipe.compile and (precision.copies == "gathered" or precision.float8 is not None):
+        rule = f"is not built for precision {precision.name}, which puts other tensors or products into the blocks"
+        found.append(Problem("recipe.compile", True, rule, False))
+    if precision.copies == "gathered" and recipe.loss != "full":
+        rule = f"is not built for precision {precision.name}: the head's copy is gone when its logits are made again"
+        found.append(Problem("recipe.loss", recipe.loss, rule, "full"))
+    if found:
+        raise InvalidInput(found)
+
+
+def hold_in(model: nn.Module, dtype: torch.dtype) -> None:
+    """Put parameters in ``dtype`` in the place of a model's; a tied one stays tied, and buffers stay as they are."""
+    changed: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, each in list(module._parameters.items()):
+            if each is None or each.dtype == dtype:
+                continue
+            if id(each) not in changed:
+                changed[id(each)] = nn.Parameter(each.detach().to(dtype), requires_grad=each.requires_grad)
+            module._parameters[name] = changed[id(each)]
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
+    """The context of a forward pass: autocast where the precision has it, else nothing.
+
+    Matrix products then run in the low format; parameters, gradients, optimizer states, norms and the loss do not.
+    """
+    if precision.copies == "autocast":
+        return torch.autocast(device.type, dtype=TORCH[precision.compute])
     return nullcontext()
 
 
-def keep_fp32_exact() -> None:
-    """fp32 means fp32: no TF32 in CUDA matmuls, so that one run file means one arithmetic on every device."""
-    torch.set_float32_matmul_precision("highest")
+def set_fp32_products(precision: Precision) -> None:
+    """fp32 means fp32 on every device, no TF32 in CUDA matmuls, unless the recipe says tf32."""
+    torch.set_float32_matmul_precision("high" if precision.rate == "tf32" else "highest")

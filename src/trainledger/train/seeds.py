@@ -23,6 +23,11 @@ def init_seed(seed: int) -> int:
     return derive(seed, "init")
 
 
+def adapter_seed(seed: int) -> int:
+    """The seed of the adapters that learn beside frozen weights."""
+    return derive(seed, "adapters")
+
+
 def dropout_seeds(seed: int, step: int, grad_accum: int) -> list[int]:
     """One seed per micro-batch of a step: dropout needs no generator state in a checkpoint."""
     return [derive(seed, "dropout", step, index) for index in range(grad_accum)]

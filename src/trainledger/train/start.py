@@ -10,7 +10,7 @@ import torch
 
 from trainledger.durable import sha256
 from trainledger.nn.transformer import Transformer
-from trainledger.nn.weights import faults, refuse, shapes, stored_in
+from trainledger.nn.weights import faults, held, refuse, shapes, stored_in
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
@@ -35,8 +35,8 @@ def start_from(run: Run, model: Transformer, say: Callable[[str], None]) -> dict
     for each in _other_settings(spec, run.model):
         say(f"{file}: {each}")
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(stored[name].read())
+        for name, tensor in held(model).items():
+            tensor.copy_(stored[name].read())
     return {"file": str(file.resolve()), "sha256": sha256(file)}
 
 

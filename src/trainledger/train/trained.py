@@ -7,17 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from safetensors.torch import load_file
+
 from trainledger.data.tokenizer import ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
 from trainledger.nn.atomic import whole_directory
 from trainledger.nn.huggingface import CONFIG, TOKENIZER, TokenizerText, import_model
+from trainledger.nn.lora import merge
 from trainledger.nn.transformer import Transformer
 from trainledger.nn.weights import FILE, read_weights, write_weights
 from trainledger.spec.huggingface import left_out, read_json
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import parse, read, read_table, resolved
 from trainledger.train.checkpoint import damage, is_checkpoint, latest_valid
+from trainledger.train.precision import build_model, hold_in
 
 RUN_FILE, MODEL_FILE = "run.toml", "model.toml"
 IMPORTED = frozenset({MODEL_FILE, FILE, TOKENIZER})  # all that `write_start` writes
@@ -126,7 +132,7 @@ def tokenizer_json_in(directory: Path) -> str | None:
 
 def config_notes(directory: Path) -> list[str]:
     """Sentences on what a Hugging Face directory's config.json says that its spec does not hold."""
-    return left_out(read_json(directory / CONFIG))
+    return left_out(read_json(directory / CONFIG), for_weights=True)
 
 
 def _run_of(path: Path) -> Path | None:
@@ -141,7 +147,24 @@ def _run_of(path: Path) -> Path | None:
 
 def _of_run(run_dir: Path, checkpoint: Path) -> Trained:
     run = read(run_dir / RUN_FILE)
-    return Trained(read_weights(run.model, checkpoint / FILE), _tokenizer(run, run_dir), checkpoint / FILE)
+    if run.recipe.lora_rank is not None:
+        model = with_adapters_merged(run.model, run.recipe, checkpoint / FILE)
+    else:
+        model = read_weights(run.model, checkpoint / FILE)
+    return Trained(model, _tokenizer(run, run_dir), checkpoint / FILE)
+
+
+def with_adapters_merged(spec: ModelSpec, recipe: Recipe, file: Path) -> Transformer:
+    """The model of a run with adapters, in fp32 and without them: what they add is in the weights."""
+    model = build_model(spec, recipe)
+    own = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, value in load_file(file).items():
+            if name in own:
+                own[name].copy_(value)
+    merge(model)
+    hold_in(model, torch.float32)
+    return model
 
 
 def _tokenizer(run: Run, run_dir: Path) -> Tokenizer:

@@ -1,0 +1,104 @@
+"""Every line of an account: its formula, the numbers put in, its basis and its source.
+
+With --symbolic one size stays free: the memory as expressions in it, and the largest that fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from trainledger.cli.arguments import add_json, add_run, print_json
+from trainledger.cli.plan import run_or_model
+
+if TYPE_CHECKING:
+    from trainledger.spec.run import Run
+
+WHAT = ("memory", "flops", "parameters", "time")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=WHAT, help="which account")
+    add_run(parser)
+    parser.add_argument(
+        "--symbolic", metavar="SIZE", help="leave a size free: B sequences of a micro-batch, T tokens, A, L, D, F or V"
+    )
+    parser.add_argument(
+        "--memory", metavar="BYTES", help="what must hold the peak, such as 80GB; the device's if absent"
+    )
+    add_json(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    from trainledger.spec.problem import InvalidInput, Problem
+
+    run = run_or_model(args)
+    if args.symbolic is None:
+        if args.memory is not None:
+            raise InvalidInput([Problem("--memory", args.memory, "goes with --symbolic")])
+        return _account(args, run)
+    if args.what != "memory":
+        raise InvalidInput([Problem("--symbolic", args.symbolic, f"explains memory, not {args.what}", "memory")])
+    return _envelope(args, run)
+
+
+def _account(args: argparse.Namespace, run: Run) -> int:
+    from trainledger.api import kernels_of
+    from trainledger.explain import account as explain
+    from trainledger.explain.symbols import MEANINGS, symbolic
+
+    found = symbolic(run, backend=kernels_of(run))
+    parts = _timed(run, found) if args.what == "time" else getattr(explain, args.what)(found)
+    used = {str(symbol): value for symbol, value in found.values.items() if str(symbol) in MEANINGS}
+    legend = {name: (value, MEANINGS[name]) for name, value in used.items()} if args.what != "time" else {}
+    from trainledger.report.explain import account, to_json
+
+    if args.json:
+        print_json({"account": args.what, "symbols": used, "parts": to_json(parts)})
+    else:
+        print(account(args.what, parts, legend))
+    return 0
+
+
+def _timed(run: Run, found: Any) -> Any:
+    from trainledger.api import kernels_of, machine_of
+    from trainledger.explain.account import time
+    from trainledger.ledger.step import account
+    from trainledger.predict.step_time import step_time
+    from trainledger.spec.problem import InvalidInput, Problem
+
+    machine = machine_of(run)
+    if machine is None:
+        rule = "was not measured yet (trainledger measure machine does it, once), so there are no times to explain"
+        raise InvalidInput([Problem("cluster.device", run.cluster.device, rule)])
+    step = step_time(account(run, backend=kernels_of(run)), machine)
+    if step.seconds is None:
+        raise InvalidInput([Problem("cluster.device", run.cluster.device, "; ".join(step.notes))])
+    return time(found, step)
+
+
+def _envelope(args: argparse.Namespace, run: Run) -> int:
+    from trainledger.api import device_of, kernels_of
+    from trainledger.explain.envelope import envelope
+    from trainledger.explain.symbols import MEANINGS
+    from trainledger.report.explain import envelope as shown
+
+    memory = _memory(args.memory) if args.memory is not None else None
+    if memory is None and (device := device_of(run)) is not None:
+        memory = device.usable_nbytes or device.memory_nbytes
+    found = envelope(run, args.symbolic, backend=kernels_of(run), memory_nbytes=memory)
+    if args.json:
+        print_json({**vars(found), "pieces": [vars(each) for each in found.pieces]})
+    else:
+        print(shown(found, MEANINGS[args.symbolic]))
+    return 0
+
+
+def _memory(text: str) -> int:
+    from trainledger.spec.problem import InvalidInput, Problem
+    from trainledger.units import NotAQuantity, parse_nbytes
+
+    try:
+        return parse_nbytes(text)
+    except NotAQuantity as error:
+        raise InvalidInput([Problem("--memory", text, error.rule, error.nearest)]) from None

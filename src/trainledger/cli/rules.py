@@ -1,0 +1,36 @@
+"""Rules of thumb beside the ledger of a run, each with its error and what it leaves out; and the FLOPs of a step by
+each convention in use."""
+
+from __future__ import annotations
+
+import argparse
+
+from trainledger.cli.arguments import add_json, add_run, print_json
+from trainledger.cli.plan import run_or_model
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    add_json(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    from trainledger.api import plan
+    from trainledger.ledger.conventions import CONVENTIONS
+
+    made = plan(run_or_model(args))
+    counted = {name: each.flops(made.run, made.ledger) for name, each in CONVENTIONS.items()}
+    if args.json:
+        counts = [
+            {"name": name, "formula": each.formula, "source": each.source, "flops": counted[name]}
+            for name, each in CONVENTIONS.items()
+        ]
+        rows = [{**vars(each), "error": each.error} for each in made.rules]
+        print_json({"rules_of_thumb": rows, "conventions": counts, "tokens": made.ledger.tokens})
+        return 0
+    from trainledger.report.rules import conventions, rules
+
+    print(rules(made.rules))
+    print()
+    print(conventions(CONVENTIONS.values(), counted, made.ledger.tokens))
+    return 0

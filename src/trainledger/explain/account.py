@@ -1,0 +1,172 @@
+"""The lines of an account: memory, FLOPs, parameters and time, each with its formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import mul
+from typing import Any
+
+from trainledger.explain.symbols import Symbolic, formula, named_heads, with_numbers
+from trainledger.frozen import frozen
+from trainledger.ledger import shapes
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.parameters import component_of
+from trainledger.ledger.timeline import timeline
+from trainledger.predict.step_time import StepTime
+from trainledger.spec.layers import segments
+
+# What a rule rests on, by the kind of operation it counts.
+SOURCES = {
+    "matmul": "2 m n k (rules.matmul_flops)",
+    "attention": "rules.attention_flops; Dao et al. 2022, FlashAttention, appendix B",
+    "norm": "rules.FLOPS_PER_ELEMENT: operations in its definition",
+    "softmax": "rules.FLOPS_PER_ELEMENT: operations in its definition",
+    "elementwise": "one per element",
+    "reduction": "one per element",
+    "update": "rules.UPDATE_FLOPS_PER_PARAMETER: operations in the optimizer's definition",
+}
+KEPT = "what autograd saves for the backward of the operation, each piece of memory once"
+
+
+@frozen
+class Line:
+    """One line: what it is, its formula, the formula with its numbers, what that comes to, and how it is known."""
+
+    what: str
+    formula: str
+    numbers: str
+    value: float
+    basis: str
+    source: str
+
+
+@frozen
+class Part:
+    """Lines that add up, and their sum."""
+
+    title: str
+    lines: tuple[Line, ...]
+    total: float
+
+
+def parameters(found: Symbolic) -> tuple[Part, ...]:
+    """Each parameter by name: its shape, times how often it comes."""
+    spec = found.run.model
+    named: list[tuple[str, Any, Any]] = [(name, shape, 1) for name, shape in shapes.before_blocks(spec)]
+    for segment in segments(spec):
+        for kind in segment.kinds:
+            named += [(f"layers.*.{name}", shape, segment.count) for name, shape in shapes.block(spec, kind)]
+    named += [(name, shape, 1) for name, shape in shapes.after_blocks(spec)]
+    sums: dict[str, Any] = {}
+    for name, shape, times in named:
+        sums[name] = sums.get(name, 0) + named_heads(reduce(mul, shape, 1) * times)
+    lines = tuple(_line(found, name, total, "exact", component_of(name)) for name, total in sums.items())
+    return (Part("parameters", lines, sum(each.value for each in lines)),)
+
+
+def flops(found: Symbolic) -> tuple[Part, ...]:
+    """The FLOPs of a step: products and attention by module and phase, pointwise work by kind."""
+    products = _grouped(
+        found, "flops", lambda each: each.kind in ("matmul", "attention"),
+        lambda each: f"{each.path or 'model'} {each.name}, {each.phase}",
+        lambda each: SOURCES[each.kind],
+    )  # fmt: skip
+    rest = _grouped(
+        found, "flops", lambda each: each.kind not in ("matmul", "attention"),
+        lambda each: f"{each.kind}, {each.phase}", lambda each: SOURCES.get(each.kind, each.source),
+    )  # fmt: skip
+    return (
+        Part("matmuls and attention", products, sum(each.value for each in products)),
+        Part("all else", rest, sum(each.value for each in rest)),
+    )
+
+
+def memory(found: Symbolic) -> tuple[Part, ...]:
+    """What is there before a step, what a forward keeps, and what the peak is made of."""
+    resident = tuple(
+        _line(found, category, nbytes, "exact", "there in every step: ledger.step")
+        for category, nbytes in found.ledger.resident
+    )
+    kept = _grouped(
+        found, "kept", lambda each: each.phase == "forward",
+        lambda each: f"{each.path or 'model'} {each.name}", lambda each: KEPT,
+    )  # fmt: skip
+    numbers = peak_moment(found)
+    at_peak = tuple(
+        _line(found, category, nbytes, "exact", f"at {numbers.entry.name} of {numbers.entry.path or 'the update'}")
+        for category, nbytes in numbers.live.items()
+        if found.number(nbytes)
+    )
+    return (
+        Part("resident before the step", resident, sum(each.value for each in resident)),
+        Part("kept by the forward of a step", kept, sum(each.value for each in kept)),
+        Part(
+            f"the peak, at {numbers.entry.name} of {numbers.entry.path or 'the update'}, {numbers.entry.phase}",
+            at_peak, sum(each.value for each in at_peak),
+        ),
+    )  # fmt: skip
+
+
+def peak_moment(found: Symbolic) -> Any:
+    """The moment of the formulas that is the peak with the run's numbers."""
+    return max(timeline(found.ledger), key=lambda each: found.number(each.nbytes))
+
+
+def time(found: Symbolic, step: StepTime) -> tuple[Part, ...]:
+    """The predicted seconds of a step by phase: of each operation what bounds it."""
+    parts: dict[str, dict[tuple[str, str, str], float]] = {}
+    for each in step.entries:
+        key = (each.entry.path or each.entry.kind, each.entry.name, each.bound)
+        phase = parts.setdefault(each.entry.phase, {})
+        phase[key] = phase.get(key, 0.0) + each.seconds
+    rules = {
+        "compute": "FLOPs / rate of such products",
+        "memory": "bytes / rate of such copies",
+        "overhead": "calls x time of a call",
+    }
+    return tuple(
+        Part(
+            phase,
+            tuple(
+                Line(f"{path} {name}", rules.get(bound, bound), f"bound by {bound}", seconds, step.basis, "roofline")
+                for (path, name, bound), seconds in sorted(lines.items(), key=lambda each: -each[1])
+            ),
+            sum(lines.values()),
+        )
+        for phase, lines in parts.items()
+    )
+
+
+def _grouped(
+    found: Symbolic,
+    amount: str,
+    chosen: Callable[[Entry], bool],
+    label: Callable[[Entry], str],
+    source: Callable[[Entry], str],
+) -> tuple[Line, ...]:
+    """The amounts of some entries, equal labels added, those that are zero left out; bytes of memory are exact."""
+    sums: dict[str, list[Entry]] = {}
+    for each in found.ledger:
+        if chosen(each):
+            sums.setdefault(label(each), []).append(each)
+    return tuple(_lines(found, sums, amount, source))
+
+
+def _lines(
+    found: Symbolic, sums: dict[str, list[Entry]], amount: str, source: Callable[[Entry], str]
+) -> Iterator[Line]:
+    for what, group in sums.items():
+        expression = _expanded(sum(getattr(each, amount) * each.times for each in group))
+        if found.number(expression):
+            exact = amount == "kept" or all(each.basis == "exact" for each in group)
+            yield _line(found, what, expression, "exact" if exact else "assumed", source(group[0]))
+
+
+def _line(found: Symbolic, what: str, amount: Any, basis: str, source: str) -> Line:
+    amount = _expanded(amount)
+    return Line(what, formula(amount), with_numbers(amount, found.values), found.number(amount), basis, source)
+
+
+def _expanded(amount: Any) -> Any:
+    return amount.expand() if hasattr(amount, "expand") else amount

@@ -1,0 +1,138 @@
+"""The peak as a function of one size: which moment of the step is the highest where, and the largest size that fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainledger.explain.symbols import formula, symbolic
+from trainledger.frozen import frozen
+from trainledger.ledger.timeline import Moment, timeline
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import Run
+
+LARGEST = 2**40  # beyond every size of a run
+
+
+@frozen
+class Piece:
+    """From ``first`` to ``last`` (None: for ever) the peak is this formula, reached at this operation."""
+
+    first: int
+    last: int | None
+    formula: str
+    at: str
+    by_category: dict[str, str]
+
+
+@frozen
+class Envelope:
+    """The peak over one size, and the largest that fits in ``memory_nbytes``: 0: not even one, None: none given."""
+
+    symbol: str
+    pieces: tuple[Piece, ...]
+    memory_nbytes: int | None
+    largest: int | None
+    nbytes_at_largest: int | None
+    categories: dict[str, str]
+
+
+def envelope(run: Run, name: str, *, backend: str = "cpu", memory_nbytes: int | None = None) -> Envelope:
+    """The peak of a run as formulas in one size, all others at the run's numbers.
+
+    ``name`` is a letter of `symbols.FREE`. The formulas hold from two on; a size of one may run other operations.
+    Raises `InvalidInput` where the run has no such size.
+    """
+    found = symbolic(run, backend=backend, only=[name])
+    if not found.values:
+        rule = "decides which operations run in this model, and cannot be left free"
+        raise InvalidInput([Problem("--symbolic", name, rule)])
+    (symbol,) = found.values
+    moments = _distinct(timeline(found.ledger))
+
+    def highest(size: int) -> tuple[int, Moment]:
+        sizes = [(_at(each.nbytes, symbol, size), -index) for index, each in enumerate(moments)]
+        nbytes, index = max(sizes)
+        return nbytes, moments[-index]
+
+    pieces = _pieces(highest, formula)
+    largest = None if memory_nbytes is None else _largest(lambda size: highest(size)[0] <= memory_nbytes)
+    return Envelope(
+        symbol=name,
+        pieces=tuple(pieces),
+        memory_nbytes=memory_nbytes,
+        largest=largest,
+        nbytes_at_largest=highest(largest)[0] if largest else None,
+        categories=_categories(found),
+    )
+
+
+def _categories(found: Any) -> dict[str, str]:
+    """What of each category a step holds at most."""
+    ledger = found.ledger
+    told = {category: formula(_expanded(nbytes)) for category, nbytes in ledger.resident}
+    kept: dict[str, Any] = {}
+    for each in ledger:
+        if each.phase == "forward":
+            for category, nbytes in each.allocated:
+                if category in ("activations", "logits and loss"):
+                    kept[category] = kept.get(category, 0) + nbytes * each.times
+    gradients = sum(
+        nbytes * each.times for each in ledger for category, nbytes in each.allocated if category == "gradients"
+    )
+    told["gradients"] = formula(_expanded(gradients))
+    return told | {category: formula(_expanded(nbytes)) for category, nbytes in kept.items()}
+
+
+def _distinct(moments: tuple[Moment, ...]) -> list[Moment]:
+    """One moment for each different formula of the live bytes."""
+    seen: dict[Any, Moment] = {}
+    for each in moments:
+        seen.setdefault(_expanded(each.nbytes), each)
+    return list(seen.values())
+
+
+def _pieces(highest: Any, told: Any) -> list[Piece]:
+    pieces: list[Piece] = []
+    first, (_, moment) = 1, highest(1)
+    while True:
+        last = _last_of(highest, first, moment)
+        live = {category: told(_expanded(nbytes)) for category, nbytes in moment.live.items() if nbytes != 0}
+        at = f"{moment.entry.name} of {moment.entry.path or 'the update'}, {moment.entry.phase}"
+        pieces.append(Piece(first, last, told(_expanded(moment.nbytes)), at, live))
+        if last is None:
+            return pieces
+        first = last + 1
+        _, moment = highest(first)
+
+
+def _last_of(highest: Any, first: int, moment: Moment) -> int | None:
+    """The last size from ``first`` on at which this moment is the highest; None where it stays so."""
+    low, high = first, first
+    while highest(high)[1] is moment:
+        if high >= LARGEST:
+            return None
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if highest(middle)[1] is moment else (low, middle)
+    return low
+
+
+def _largest(fits: Any) -> int:
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high < LARGEST and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _at(amount: Any, symbol: Any, size: int) -> int:
+    return int(amount.xreplace({symbol: size})) if hasattr(amount, "xreplace") else int(amount)
+
+
+def _expanded(amount: Any) -> Any:
+    return amount.expand() if hasattr(amount, "expand") else amount

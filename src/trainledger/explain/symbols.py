@@ -1,0 +1,196 @@
+"""A run whose sizes are symbols: the same cost rules, handed letters instead of numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trainledger.frozen import frozen
+from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.step import account
+from trainledger.spec.layers import segments
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.run import Run
+
+if TYPE_CHECKING:
+    from sympy import Expr, Symbol
+
+MEANINGS = {
+    "B": "sequences in a micro-batch (recipe.micro_batch)",
+    "A": "micro-batches in a step (gradient accumulation)",
+    "T": "tokens in a sequence (recipe.seq_len)",
+    "S": "longest sequence (model.max_seq_len)",
+    "V": "rows of the embedding (model.vocab_size, padded)",
+    "L": "blocks (model.n_layers)",
+    "D": "width of the residual stream (model.d_model)",
+    "F": "inner width of the MLP (model.d_ff)",
+    "H": "query heads (model.n_heads)",
+    "G": "key-value heads (model.n_kv_heads)",
+    "K": "width of a head (model.head_dim)",
+    "M": "inner width of an expert (model.expert_d_ff)",
+    "E": "experts (model.n_experts)",
+    "R": "latent of keys and values (model.kv_rank)",
+    "P": "latent of the queries (model.q_rank)",
+}
+FREE = ("B", "A", "T", "L", "D", "F", "V")
+
+
+@frozen
+class Symbolic:
+    """A ledger of formulas, the run that it is of with symbols in it, and the number that stands for each of them."""
+
+    ledger: Ledger
+    values: dict[Symbol, int]
+    run: Run
+
+    def number(self, amount: Any) -> int:
+        """What a formula comes to with the run's numbers."""
+        return int(amount.xreplace(self.values)) if hasattr(amount, "xreplace") else int(amount)
+
+
+def symbolic(run: Run, *, backend: str = "cpu", only: Iterable[str] | None = None) -> Symbolic:
+    """The account of a run with symbols for its sizes; ``only`` names those that stay free, all if absent.
+
+    A size of one stays a number, as torch runs other operations there; so does whatever decides here which operations
+    run. Raises `InvalidInput` where a name of ``only`` is no size of this run.
+    """
+    numbers = _numbers(run)
+    wanted = set(numbers) if only is None else set(only)
+    for name in wanted - set(numbers):
+        rule = f"must be one of {', '.join(each for each in FREE if each in numbers)}"
+        raise InvalidInput([Problem("--symbolic", name, rule, nearest_text(name, FREE))])
+    exact = account(run, backend=backend)
+    keep = [name for name in numbers if name in wanted and (numbers[name] > 1 or only is not None)]
+    if not _patterned(run):
+        tried = [keep, [name for name in keep if name not in ("H", "G")]]
+    else:
+        tried = [[name for name in keep if name != "L"], [name for name in keep if name not in ("L", "H", "G")]]
+    for names in tried:
+        found = _account(run, numbers, names, backend)
+        if only is not None or _same(found, exact):
+            return found
+    return _account(run, numbers, [], backend)
+
+
+def _numbers(run: Run) -> dict[str, int]:
+    spec, recipe = run.model, run.recipe
+    sizes: dict[str, int | None] = {
+        "B": run.device_batch, "A": run.grad_accum, "T": recipe.seq_len, "S": spec.max_seq_len,
+        "V": spec.padded_vocab, "L": spec.n_layers, "D": spec.d_model, "F": spec.d_ff, "H": spec.n_heads,
+        "G": spec.kv_heads if spec.kv_heads != spec.n_heads else None, "K": None if spec.latent else spec.head_size,
+        "M": spec.expert_width if spec.n_experts is not None else None, "R": spec.kv_rank, "P": spec.q_rank,
+    }  # fmt: skip
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def _patterned(run: Run) -> bool:
+    found = segments(run.model)
+    return len(found) > 1 or len(found[0].kinds) > 1
+
+
+def _account(run: Run, numbers: Mapping[str, int], names: Iterable[str], backend: str) -> Symbolic:
+    import sympy
+
+    # Rope turns pairs: an even head width halves without a remainder.
+    symbols = {
+        name: sympy.Symbol(
+            name, positive=True, **({"even": True} if name == "K" and not numbers[name] % 2 else {"integer": True})
+        )
+        for name in names
+    }
+    size: dict[str, Any] = {**numbers, **symbols}
+    values = {symbol: numbers[name] for name, symbol in symbols.items()}
+    heads = size["H"]
+    if "G" in symbols:
+        # Grouped heads: H = G x (queries per key), so that the quotient that decides what is copied is one symbol.
+        per_group = sympy.Symbol("Q", integer=True, positive=True)
+        heads, values[per_group] = size["G"] * per_group, numbers["H"] // numbers["G"]
+    model = _with(
+        run.model, vocab_size=size["V"], vocab_multiple=1, n_layers=size["L"], d_model=size["D"], d_ff=size["F"],
+        n_heads=heads, n_kv_heads=size.get("G"), head_dim=size.get("K"), max_seq_len=size["S"],
+        expert_d_ff=size.get("M"), kv_rank=size.get("R"), q_rank=size.get("P"),
+    )  # fmt: skip
+    recipe = _with(run.recipe, global_batch=size["B"] * size["A"], micro_batch=size["B"], seq_len=size["T"])
+    with_symbols = replace(run, model=model, recipe=recipe)
+    ledger = account(with_symbols, backend=backend)
+    return Symbolic(_named_heads(ledger) if "G" in symbols else ledger, values, with_symbols)
+
+
+def _with(record: Any, **fields: Any) -> Any:
+    """A copy of a frozen record with fields of any type: symbols are not what its checks are for."""
+    changed = copy(record)
+    vars(changed).update(fields)
+    return changed
+
+
+def named_heads(amount: Any) -> Any:
+    """A formula in which G Q, key-value heads times the queries of each, is written as H."""
+    if not hasattr(amount, "subs"):
+        return amount
+    import sympy
+
+    G, Q = (sympy.Symbol(name, integer=True, positive=True) for name in "GQ")
+    return amount.subs(G * Q, sympy.Symbol("H", integer=True, positive=True))
+
+
+def _named_heads(ledger: Ledger) -> Ledger:
+    def entry(each: Entry) -> Entry:
+        amounts = {
+            name: named_heads(getattr(each, name)) for name in ("flops", "model_flops", "read", "written", "kept")
+        }
+        allocated = tuple((category, named_heads(nbytes)) for category, nbytes in each.allocated)
+        freed = tuple((category, named_heads(nbytes)) for category, nbytes in each.freed)
+        return replace(each, allocated=allocated, freed=freed, **amounts)
+
+    resident = tuple((category, named_heads(nbytes)) for category, nbytes in ledger.resident)
+    entries = tuple(entry(each) for each in ledger.entries)
+    return replace(ledger, entries=entries, resident=resident, parameters=named_heads(ledger.parameters))
+
+
+def _same(found: Symbolic, exact: Ledger) -> bool:
+    """Whether the formulas give the numbers of the run, operation by operation."""
+    if len(found.ledger) != len(exact):
+        return False
+    return all(
+        mine.name == theirs.name
+        and all(found.number(getattr(mine, amount)) == getattr(theirs, amount) for amount in ("flops", "kept", "times"))
+        for mine, theirs in zip(found.ledger, exact, strict=True)
+    )
+
+
+def formula(amount: Any) -> str:
+    """A formula as people write it: products without a sign, powers with ``^``.
+
+    >>> import sympy
+    >>> B, T = sympy.symbols("B T", positive=True)
+    >>> formula(4 * B * T**2 + 8 * B)
+    '4 B T^2 + 8 B'
+    """
+    if not hasattr(amount, "free_symbols"):
+        return f"{amount:,}" if isinstance(amount, int) else str(amount)
+    import sympy
+
+    return str(sympy.sstr(amount, order="grlex")).replace("**", "^").replace("*", " ")
+
+
+def with_numbers(expression: Expr | int, values: Mapping[Symbol, int]) -> str:
+    """The formula with its numbers in place of the symbols, not yet worked out.
+
+    >>> import sympy
+    >>> B, T = sympy.symbols("B T", positive=True)
+    >>> with_numbers(4 * B * T**2, {B: 2, T: 1024})
+    '4 x 2 x 1,024^2'
+    """
+    words = formula(expression).replace("(", "( ").replace(")", " )").split(" ")
+    names = {str(symbol): value for symbol, value in values.items()}
+    put_in: list[str] = []
+    for word in words:
+        put_in.append(re.sub(r"[A-Z]\w*", lambda name: f"{names[name[0]]:,}", word))
+    shown = ""
+    for at, word in enumerate(put_in):
+        joined = at > 0 and word not in ("+", "-", ")") and put_in[at - 1] not in ("+", "-", "(")
+        shown += (" x " if joined else " " if at else "") + word
+    return shown.replace("( ", "(").replace(" )", ")")

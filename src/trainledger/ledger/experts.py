@@ -1,0 +1,119 @@
+"""Mixture of experts on a tape: the same expressions as in `nn.experts`.
+
+Sizes: N tokens, D d_model, F inner width of an expert, E experts, K experts of a token, R = K N routes, S places of
+all experts.
+"""
+
+from __future__ import annotations
+
+from trainledger.ledger import operations as op
+from trainledger.ledger import rules
+from trainledger.ledger.activations import activate, gated, sigmoid
+from trainledger.ledger.array import Array
+from trainledger.ledger.dispatch import dispatch, from_experts, to_experts
+from trainledger.ledger.entry import Int
+from trainledger.ledger.expert_parallel import from_ranks, to_ranks
+from trainledger.ledger.expert_products import Places, linear
+from trainledger.ledger.extra_loss import with_loss
+from trainledger.ledger.feed_forward import mlp
+from trainledger.ledger.parameters import BlockLeaves
+from trainledger.ledger.router import balance_loss, route
+from trainledger.ledger.sizes import Sizes
+from trainledger.ledger.tape import Gradients, Tape
+
+
+def experts(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
+    """Router, experts and shared expert in the place of an MLP."""
+    spec, N = sizes.spec, sizes.rows
+    x = op.cast(tape, x, tape.compute_dtype)
+    y = _routed(tape, sizes, leaves, x)
+    if not spec.n_shared_experts:
+        return y
+    with tape.at("shared_experts"):
+        width = spec.n_shared_experts * spec.expert_width
+        shared = mlp(tape, sizes, leaves, x, name="mlp.shared_experts", width=width)
+    if spec.shared_expert_gate:
+        shared = _multiply(tape, sigmoid(tape, _shared_gate(tape, leaves, x, N, spec.d_model)), shared, narrow=0)
+    return op.add(tape, y, shared)
+
+
+def _shared_gate(tape: Tape, leaves: BlockLeaves, x: Array, rows: Int, d_model: Int) -> Array:
+    with tape.at("shared_expert_gate"):
+        return op.linear(tape, x, leaves["mlp.shared_expert_gate.weight"], None, rows, d_model, 1)
+
+
+def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
+    """The weighted sum of what each token's experts make of it."""
+    spec, N, K = sizes.spec, sizes.rows, sizes.spec.experts_per_token
+    assert spec.n_experts is not None
+    routes = route(tape, sizes, leaves, x)
+    R, places = N * K, None
+    if sizes.capacity_factor is not None:
+        places = rules.expert_capacity(N, K, spec.n_experts, sizes.capacity_factor)
+    where = dispatch(tape, routes.chosen, N, K, spec.n_experts, places)
+    S = R if places is None else places * spec.n_experts
+    roomy = sizes.capacity_factor is None or sizes.capacity_factor >= 1
+    routed = R if roomy else rules.smaller(R, S)
+    ends = where.ends if places is None else None
+    stack = Places(S, routed, spec.n_experts // sizes.layout.expert, where.expert, ends)
+    y = _stack(tape, sizes, leaves, to_ranks(tape, sizes, to_experts(tape, x, where, K)), stack)
+    y = from_ranks(tape, sizes, y)
+    turned = not op.is_one(K) and not op.is_one(N)
+    weights = op.cast(tape, op.contiguous(tape, routes.weights, forward=turned, backward=False), y.dtype)
+    mixed = _sum_of_routes(tape, _multiply(tape, from_experts(tape, y, where), weights, narrow=1), N * spec.d_model)
+    if sizes.balance:
+        difference = _numbers(tape, "sub", [where.ends, where.starts], spec.n_experts, "int64")
+        share = _numbers(tape, "div", [difference], spec.n_experts, "fp32")
+        del difference
+        mixed = with_loss(tape, mixed, op.times_number(tape, balance_loss(tape, sizes, routes, share)))
+    return mixed
+
+
+def _stack(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, places: Places) -> Array:
+    """The MLPs of all experts."""
+    spec = sizes.spec
+    D, F = spec.d_model, spec.expert_width
+    inward = "gate_up_proj" if spec.gated else "up_proj"
+
+    def project(x: Array, name: str, d_in: Int, d_out: Int) -> Array:
+        w, b = leaves[f"mlp.experts.{name}"], leaves.get(f"mlp.experts.{name}_bias")
+        return linear(tape, x, w, b, d_in, d_out, places)
+
+    with tape.at("experts"):
+        y = project(x, inward, D, 2 * F if spec.gated else F)
+        if spec.gated:
+            gate, up = op.halves(tape, y, places.count * F)
+            h = gated(tape, gate, up, spec.activation)
+            del gate, up
+        else:
+            h = activate(tape, y, spec.activation)
+        del y
+        return project(h, "down_proj", F, D)
+
+
+def _multiply(tape: Tape, a: Array, b: Array, *, narrow: int) -> Array:
+    """a * b; the ``narrow`` of the two (0 or 1) has one element for each row of the other."""
+    size = (b, a)[narrow].elements
+
+    def product(x: Array, y: Array) -> Array:
+        return tape.emit("mul", "elementwise", reads=[x, y], makes=[(size, x.dtype)], flops=size)[0]
+
+    def backward(g: Array, a: Array, b: Array) -> Gradients:
+        db = product(g, a)
+        return [product(g, b), db]
+
+    node = tape.node([a.node, b.node], (a, b), backward, sums=[(narrow, (a, b)[narrow].elements)])
+    y = product(a, b)
+    y.node = node
+    return y
+
+
+def _numbers(tape: Tape, name: str, reads: list[Array], elements: Int, dtype: str) -> Array:
+    return tape.emit(name, "elementwise", reads=reads, makes=[(elements, dtype)], flops=elements)[0]
+
+
+def _sum_of_routes(tape: Tape, x: Array, elements: Int) -> Array:
+    """The sum over a token's routes; its gradient is spread without a copy."""
+    y = tape.sum(x, elements)
+    y.node = tape.node([x.node], (), lambda g: [g])
+    return y

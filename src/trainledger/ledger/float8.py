@@ -1,0 +1,108 @@
+"""Linear layers in 8 bits on a tape: the same operations as in `nn.float8`, and by block as DeepSeek-V3 has them.
+
+Sizes: N rows of tokens, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from trainledger.ledger import rules
+from trainledger.ledger.array import Array
+from trainledger.ledger.entry import Int
+from trainledger.ledger.tape import Gradients, Tape
+from trainledger.spec.precision import Float8
+
+BLOCK = 128  # DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2
+
+Scaled = tuple[Array, Array]  # elements in 8 bits, and what they must be multiplied with
+
+
+def products(tape: Tape, float8: Float8, x: Array, w: Array, N: Int, I: Int, O: Int) -> Array:
+    """[N, I] times a weight [O, I], and in backward both its gradients, each product in 8 bits."""
+    if float8.scaling == "block":
+        return _by_blocks(tape, float8, x, w, N, I, O)
+    rowwise, dtype, w_dtype = float8.scaling == "rowwise", x.dtype, w.dtype
+
+    def scaled(x: Array, rows: Int, format: str, *, turned: bool) -> Scaled:
+        return cast(tape, x, rows if rowwise else 1, format, turned=turned)
+
+    def backward(g: Array, x: Array, w: Array) -> Gradients:
+        dx = multiply(
+            tape, scaled(g, N, float8.backward, turned=False), scaled(w, I, float8.forward, turned=True),
+            N * I, dtype, flops,
+        )  # fmt: skip
+        dw = multiply(
+            tape, scaled(g, O, float8.backward, turned=True), scaled(x, I, float8.forward, turned=True),
+            O * I, dtype, flops,
+        )  # fmt: skip
+        return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
+
+    flops = rules.matmul_flops(N, O, I)
+    y = multiply(
+        tape, scaled(x, N, float8.forward, turned=False), scaled(w, O, float8.forward, turned=False),
+        N * O, dtype, flops,
+    )  # fmt: skip
+    y.node = tape.node([x.node, w.node], (x, w), backward)
+    return y
+
+
+def multiply(tape: Tape, a: Scaled, b: Scaled, elements: Int, dtype: str, flops: Int) -> Array:
+    """The product of two scaled factors."""
+    reads = [a[0], b[0], a[1], b[1]]
+    makes = [(elements, dtype)]
+    return tape.emit("_scaled_mm", "matmul", reads=reads, makes=makes, flops=flops, model_flops=flops)[0]
+
+
+def cast(tape: Tape, x: Array, scales: Int, format: str, *, turned: bool) -> Scaled:
+    """x scaled by its largest values and cast; ``turned`` says that the result must be copied into other rows."""
+    low, high = tape.emit("aminmax", "reduction", reads=[x], makes=[(scales, x.dtype)] * 2, flops=x.elements)
+
+    def small(name: str, *reads: Array) -> Array:
+        makes = [(scales, reads[0].dtype)]
+        return tape.emit(name, "elementwise", reads=reads, makes=makes, flops=scales)[0]
+
+    negated = small("neg", low)
+    largest = small("maximum", high, negated)
+    del negated
+    if x.dtype != "fp32":
+        largest = tape.cast(largest, "fp32")
+    tape.emit("clamp_", "elementwise", changes=[largest], flops=scales)
+    turned_over = small("reciprocal", largest)
+    scale = small("mul", turned_over)
+    del turned_over
+    (wide,) = tape.emit("mul", "elementwise", reads=[x, scale], makes=[(x.elements, "fp32")], flops=x.elements)
+    tape.emit("clamp_", "elementwise", changes=[wide], flops=x.elements)
+    x8 = tape.cast(wide, format)
+    del wide
+    laid = tape.emit("clone", "copy", reads=[x8], makes=[(x8.elements, format)])[0] if turned else x8
+    return laid, small("div", largest)
+
+
+def _by_blocks(tape: Tape, float8: Float8, x: Array, w: Array, N: Int, I: Int, O: Int) -> Array:
+    """One kernel for each cast; backward gets the input's 8-bit copy, which is laid out and scaled anew for it."""
+    dtype, w_dtype, flops = x.dtype, w.dtype, rules.matmul_flops(N, O, I)
+
+    def quantized(x: Array, scales: Int, format: str) -> Scaled:
+        made = tape.emit(
+            "cast_by_block", "elementwise", reads=[x], makes=[(x.elements, format), (scales, "fp32")],
+            flops=2 * x.elements, basis="assumed",
+        )  # fmt: skip
+        return made[0], made[1]
+
+    def backward(g: Array, x8: Array, x_scales: Array, w: Array) -> Gradients:
+        by_output, weight = quantized(g, N * blocks(O), float8.backward), quantized(w, blocks(O) * blocks(I), "e4m3")
+        dx = multiply(tape, by_output, weight, N * I, dtype, flops)
+        del by_output, weight
+        by_token, anew = quantized(g, O * blocks(N), float8.backward), quantized(x8, I * blocks(N), float8.forward)
+        dw = multiply(tape, by_token, anew, O * I, dtype, flops)
+        del by_token, anew
+        return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
+
+    a, b = quantized(x, N * blocks(I), float8.forward), quantized(w, blocks(O) * blocks(I), float8.forward)
+    y = multiply(tape, a, b, N * O, dtype, flops)
+    y.node = tape.node([x.node, w.node], (*a, w), backward)
+    return y
+
+
+def blocks(size: Int) -> Int:
+    """Blocks of 128 that a dim has, the last filled up."""
+    return -(-size // BLOCK)

@@ -1,0 +1,239 @@
+"""The micro-batches of a step on a tape: forward and backward of each, in the order of the pipeline's schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from trainledger.dtypes import nbytes_in
+from trainledger.ledger import operations as op
+from trainledger.ledger.array import Array, Port
+from trainledger.ledger.collectives import Group, collective
+from trainledger.ledger.entry import Int
+from trainledger.ledger.forward import forward
+from trainledger.ledger.fully_sharded import COMMUNICATION, FullySharded
+from trainledger.ledger.mixed import all_of, empty_buffers, hold
+from trainledger.ledger.parameters import ModelLeaves
+from trainledger.ledger.pipeline import Chunk, in_flight_by_chunk
+from trainledger.ledger.rank import Rank
+from trainledger.ledger.reduction import scatter_gradients, sum_over_replicas, sum_partial_gradients
+from trainledger.ledger.sizes import Sizes
+from trainledger.ledger.tape import Gradients, Node, Tape
+
+
+class Work:
+    """A chunk of layers that a rank runs: its parameters, and what of them is sharded."""
+
+    def __init__(self, tape: Tape, rank: Rank, sizes: Sizes, chunk: Chunk, leaves: ModelLeaves) -> None:
+        self.tape = tape
+        self.rank = rank
+        self.sizes = sizes
+        self.chunk = chunk
+        self.leaves = leaves
+        hold(leaves, tape.precision)
+        sharded = rank.sharded and rank.layout.zero > 1
+        self._hold_gradients(sharded)
+        self.sharded = FullySharded(tape, rank, leaves) if sharded else None
+
+    def _hold_gradients(self, sharded: bool) -> None:
+        """Sharded gradients come and go block by block; an interleaved pipeline adds up in buffers (Megatron-LM)."""
+        precision = self.tape.precision
+        interleaved = len(self.rank.chunks) > 1
+        self.buffered = interleaved or (precision.gradient_buffers and not sharded)
+        for leaf in all_of(self.leaves):
+            if self.rank.gathers:
+                leaf.dtype = precision.arriving
+            leaf.buffer = Array(leaf.elements, precision.gradients, None) if self.buffered else None
+
+    @property
+    def buffers_nbytes(self) -> Int:
+        """Bytes of the gradients that are there all the time."""
+        return nbytes_in(self.leaves.elements(), self.tape.precision.gradients) if self.buffered else 0
+
+    @property
+    def parameters_nbytes(self) -> Int:
+        """Bytes of the parameters as they are held: whole, or pieces as large as the largest."""
+        dtype = self.tape.precision.parameters
+        if self.rank.gathers:
+            assert self.sharded is not None
+            return nbytes_in(self.sharded.own_elements(), dtype)
+        return nbytes_in(self.leaves.elements(), dtype)
+
+    def step_begins(self) -> None:
+        """Buffers are emptied, and what is gathered once is gathered."""
+        if self.buffered:
+            empty_buffers(self.tape, self.leaves)
+        if self.sharded is not None:
+            self.sharded.step_begins()
+
+    def step_ends(self) -> None:
+        """What is reduced once is reduced."""
+        if self.sharded is not None:
+            self.sharded.step_ends()
+        else:
+            sum_partial_gradients(self.tape, self.rank, self.leaves)
+            if self.rank.sharded:
+                scatter_gradients(self.tape, self.rank, self.leaves)
+            else:
+                sum_over_replicas(self.tape, self.rank, self.leaves)
+
+    def widen(self) -> list[Array]:
+        """Sharded gradients in the master copy's format, the low-precision ones let go."""
+        tape, master = self.tape, self.tape.precision.master
+        assert master is not None
+        assert self.sharded is not None
+        elements, dtype = self.sharded.own_elements(), tape.precision.gradients
+        with tape.during("optimizer"):
+            wide = tape.emit("_to_copy", "copy", reads=[Array(elements, dtype, None)], makes=[(elements, master)])
+        self.sharded.let_gradients_go()
+        return wide
+
+    def forward(self) -> Array:
+        """The loss of a micro-batch, or what the next stage reads."""
+        tape, run = self.tape, self.rank.run
+        ids = Array(self.sizes.rows, "int64", None)
+        autocast: AbstractContextManager[None] = nullcontext()
+        if tape.precision.copies == "autocast":
+            autocast = tape.autocast()
+        with self._sharding(), autocast:
+            if self.sharded is not None:
+                self.sharded.begins()
+            received = None if self.chunk.begins else self._receive()
+            value = forward(tape, self.sizes, self.leaves, ids, run.recipe, received)
+            del received
+            if not self.chunk.ends:
+                self._send(value)
+                # What was sent is let go (Megatron-LM's deallocate_pipeline_outputs); the graph stays.
+                value = Array(value.elements, value.dtype, None, value.node)
+            elif not op.is_one(run.grad_accum):
+                with tape.at("loss"):
+                    value = op.divide_by_number(tape, value)
+        return value
+
+    def backward(self, value: Array) -> None:
+        """Backward of a loss, or from the gradient that the next stage sends."""
+        tape = self.tape
+        scaled = value
+        if self.chunk.ends and tape.precision.loss_scaling:
+            with tape.at("loss"):
+                scaled = op.times_constant(tape, value, Array(1, "fp32", None))
+        with self._sharding(), tape.during("backward"):
+            if self.chunk.ends:
+                with tape.at("loss"):
+                    (seed,) = tape.emit("ones_like", "copy", reads=[scaled], makes=[(1, "fp32")])
+            else:
+                seed = self._received(value.elements, value.dtype)
+            tape.start(scaled, seed)
+            tape.backward()  # autograd holds the seed to the end, and so does its name here
+        value.node = scaled.node = None
+        del scaled, seed
+        if self.sharded is not None:
+            self.sharded.backward_is_over()
+
+    @contextmanager
+    def _sharding(self) -> Iterator[None]:
+        self.tape.sharded = self.sharded
+        try:
+            yield
+        finally:
+            self.tape.sharded = None
+
+    # Stages
+
+    def _group(self) -> Group:
+        return Group("pipeline", self.rank.layout.pipeline)
+
+    def _receive(self) -> Array:
+        """What the stage before has made; its gradient goes back there."""
+        x = self._received(self.sizes.stream_rows * self.sizes.spec.d_model, self.tape.precision.stream)
+
+        def backward(g: Array) -> Gradients:
+            self._send(g)
+            return [g]
+
+        x.node = self.tape.node([Port()], (), backward)
+        return x
+
+    def _received(self, elements: Int, dtype: str) -> Array:
+        makes, nbytes = [(elements, dtype)], nbytes_in(elements, dtype)
+        return collective(
+            self.tape, "recv", self._group(), nbytes, makes=makes, overlap="compute", category="activations"
+        )[0]
+
+    def _send(self, x: Array) -> None:
+        collective(self.tape, "send", self._group(), x.nbytes, reads=[x], overlap="compute", category=COMMUNICATION)
+
+
+def run_micro_batches(works: tuple[Work, ...]) -> Array | None:
+    """All micro-batches of a step: forwards up to the number in flight, one forward and one backward in turn, and the
+    backwards that are left. The loss, where this rank takes it.
+
+    Of an interleaved pipeline one chunk's micro-batches run after the other's, with those of the others in flight as
+    the schedule has them when the last chunk begins its backwards.
+    """
+    rank, tape = works[-1].rank, works[-1].tape
+    micro_batches = rank.run.grad_accum
+    counts = in_flight_by_chunk(rank.layout, rank.stage, micro_batches)
+    earlier = [InFlight(works[index], counts[index], f"in flight {index}") for index in range(len(works) - 1)]
+    last = InFlight(works[-1], counts[-1] - 1, "in flight")
+    for each in (*earlier, last):
+        each.set_ahead()
+    total = _forward_backward(works[-1], None)
+    with _rounds(tape, "micro-batches", micro_batches - counts[-1]) as some:
+        if some:
+            total = _forward_backward(works[-1], total)
+    last.catch_up()
+    for index, each in reversed(list(enumerate(earlier))):
+        with _rounds(tape, f"micro-batches {index}", micro_batches - each.count) as some:
+            if some:
+                each.work.backward(each.work.forward())
+        each.catch_up()
+    return total
+
+
+def _forward_backward(work: Work, total: Array | None) -> Array | None:
+    """One micro-batch; the loss so far comes in and goes out."""
+    tape = work.tape
+    value = work.forward()
+    work.backward(value)
+    if total is None or not work.chunk.ends:
+        return value if work.chunk.ends else None
+    with tape.during("other"), tape.at("loss"):
+        (summed,) = tape.emit("add", "elementwise", reads=[total, value], makes=[(1, "fp32")], flops=1)
+    return summed
+
+
+class InFlight:
+    """Forwards of a chunk whose backwards come later: each leaves behind what it keeps."""
+
+    def __init__(self, work: Work, count: Int, name: str) -> None:
+        self.work = work
+        self.count = count
+        self.name = name
+        self._waiting: tuple[Array, list[Node]] | None = None
+
+    def set_ahead(self) -> None:
+        """The forwards."""
+        with _rounds(self.work.tape, self.name, self.count) as some:
+            if some:
+                self._waiting = self.work.forward(), self.work.tape.set_aside()
+
+    def catch_up(self) -> None:
+        """The backwards."""
+        if self._waiting is None:
+            return
+        (value, nodes), self._waiting = self._waiting, None
+        self.work.tape.take_up(nodes)
+        with _rounds(self.work.tape, self.name, self.count):
+            self.work.backward(value)
+            del value
+
+
+@contextmanager
+def _rounds(tape: Tape, name: str, count: Int) -> Iterator[bool]:
+    """A loop; False where it is known to be empty."""
+    if op.is_one(count + 1):
+        yield False
+        return
+    with tape.loop(name, count):
+        yield True

@@ -1,0 +1,161 @@
+"""Pipelines: which layers each stage has, and how many micro-batches it has in flight by schedule.
+
+Sizes: P stages, S the stage counted from 0, V chunks of layers on each rank, M micro-batches of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainledger.frozen import frozen
+from trainledger.ledger.entry import Int
+from trainledger.spec.layout import Layout
+from trainledger.spec.recompute import Group, LayerRun
+
+
+@frozen
+class Chunk:
+    """Layers that a rank runs in a row: from ``first`` on ``count`` of them, with what stands before or after all."""
+
+    first: Int
+    count: Int
+    begins: bool
+    ends: bool
+
+
+def chunks_of(layout: Layout, n_layers: Int, stage: int) -> tuple[Chunk, ...]:
+    """The chunks of one stage in order; of V chunks to a rank, the stage has every P-th (Narayanan et al. 2021).
+
+    >>> chunks_of(Layout(pipeline=2), 8, 1)
+    (Chunk(first=4, count=4, begins=False, ends=True),)
+    """
+    stages, total = layout.pipeline, layout.pipeline * layout.virtual_stages
+    chunks = []
+    for number in range(stage, total, stages):
+        if layout.stage_layers is None:
+            count = n_layers // total
+            first = number * count
+        else:
+            count, first = layout.stage_layers[number], sum(layout.stage_layers[:number])
+        chunks.append(Chunk(first, count, number == 0, number == total - 1))
+    return tuple(chunks)
+
+
+def in_flight(layout: Layout, stage: int, micro_batches: Int) -> Int:
+    """Forwards of a chunk that a stage has run before its first backward is over, that one's included.
+
+    gpipe: all M (Huang et al. 2019). 1f1b: P - S (Narayanan et al. 2019, PipeDream-Flush). zero-bubble, as ZB-H1: P on
+    every stage, since the weights' part of a backward waits there (Qi et al. 2023, section 3; an upper bound, as a
+    waiting part keeps less than a whole micro-batch). interleaved: 2 (P - S - 1) + (V - 1) P + 1 chunks, as
+    Megatron-LM's schedules.py has it (num_warmup_microbatches, and the one that runs).
+
+    >>> [in_flight(Layout(pipeline=4), stage, 8) for stage in range(4)]
+    [4, 3, 2, 1]
+    >>> [in_flight(Layout(pipeline=4, schedule="interleaved", virtual_stages=2), stage, 8) for stage in range(4)]
+    [11, 9, 7, 5]
+    """
+    stages = layout.pipeline
+    if stages == 1:
+        return 1
+    if layout.schedule == "gpipe":
+        return micro_batches
+    if layout.schedule == "interleaved":
+        chunks = layout.virtual_stages
+        return lesser(2 * (stages - stage - 1) + (chunks - 1) * stages + 1, micro_batches * chunks)
+    return lesser(stages if layout.schedule == "zero-bubble" else stages - stage, micro_batches)
+
+
+def in_flight_by_chunk(layout: Layout, stage: int, micro_batches: Int) -> tuple[Int, ...]:
+    """The same, told apart by the chunk: forwards take P micro-batches of one chunk, then P of the next.
+
+    >>> in_flight_by_chunk(Layout(pipeline=4, schedule="interleaved", virtual_stages=2), 0, 8)
+    (7, 4)
+    """
+    total, stages, chunks = in_flight(layout, stage, micro_batches), layout.pipeline, layout.virtual_stages
+    rounds, rest = total // (stages * chunks), total % (stages * chunks)
+    return tuple(rounds * stages + between(rest - chunk * stages, 0, stages) for chunk in range(chunks))
+
+
+def lesser(a: Int, b: Int) -> Int:
+    """The smaller of two sizes, ints, arrays or symbols."""
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    return _either(a, b, "minimum", "Min")
+
+
+def greater(a: Int, b: Int) -> Int:
+    """The larger of two sizes, ints, arrays or symbols."""
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    return _either(a, b, "maximum", "Max")
+
+
+def between(size: Int, least: Int, most: Int) -> Int:
+    """A size, or the bound that it passes."""
+    return lesser(greater(size, least), most)
+
+
+def _either(a: Int, b: Int, of_arrays: str, of_symbols: str) -> Any:
+    if hasattr(a, "free_symbols") or hasattr(b, "free_symbols"):
+        import sympy
+
+        return getattr(sympy, of_symbols)(a, b)
+    import numpy
+
+    return getattr(numpy, of_arrays)(a, b)
+
+
+def cut(runs: tuple[LayerRun, ...], chunk: Chunk) -> tuple[LayerRun, ...]:
+    """The runs of layers that fall into a chunk; a group that is recomputed together ends with its chunk."""
+    if chunk.begins and chunk.ends:
+        return runs
+    if len(runs) == 1 and len(runs[0].kinds) == 1:
+        return (LayerRun(runs[0].kinds, runs[0].groups, chunk.count),)
+    found: list[LayerRun] = []
+    start, until = chunk.first, chunk.first + chunk.count
+    at = 0
+    for run in runs:
+        size = len(run.kinds)
+        low, high = max(start - at, 0), min(until - at, size * run.count)
+        at += size * run.count
+        if low < high:
+            found.extend(_part(run, low, high))
+    return tuple(found)
+
+
+def _part(run: LayerRun, low: int, high: int) -> Iterator[LayerRun]:
+    """The layers from ``low`` to ``high`` of a run: the end of a round, whole rounds, the beginning of one."""
+    size = len(run.kinds)
+    head = min(-low % size, high - low)
+    if head:
+        yield _piece(run, low % size, low % size + head)
+    whole, tail = divmod(high - low - head, size)
+    if whole:
+        yield LayerRun(run.kinds, run.groups, whole)
+    if tail:
+        yield _piece(run, 0, tail)
+
+
+def _piece(run: LayerRun, low: int, high: int) -> LayerRun:
+    groups, at = [], 0
+    for each in run.groups:
+        size = min(high, at + each.size) - max(low, at)
+        at += each.size
+        if size > 0:
+            groups.append(Group(size, each.again))
+    return LayerRun(run.kinds[low:high], tuple(groups), 1)
+
+
+def standing_apart(runs: tuple[LayerRun, ...], ahead: int) -> tuple[LayerRun, ...]:
+    """The same layers with the first ``ahead`` rounds and the last round of each run on their own.
+
+    What FSDP2 holds while a block runs is left by the block before it, so the first and last are not like the others.
+    Counts that are arrays become arrays of zeros and ones.
+    """
+    found: list[LayerRun] = []
+    for run in runs:
+        counts = [between(run.count - number, 0, 1) for number in range(ahead)]
+        counts += [greater(run.count - 1 - ahead, 0), between(run.count - ahead, 0, 1)]
+        found += [LayerRun(run.kinds, run.groups, each) for each in counts if not (isinstance(each, int) and each == 0)]
+    return tuple(found)

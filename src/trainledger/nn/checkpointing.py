@@ -1,0 +1,156 @@
+"""What a forward keeps for its backward: everything, the inputs of some blocks only, or copies in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.recompute import groups_of
+from trainledger.spec.savings import keeper
+
+Layer = Callable[..., Tensor]  # x, and what all layers of a kind share (angles, a mask), to x
+
+
+def run_layers(
+    layers: Sequence[Layer], shared: Sequence[Any], x_BTD: Tensor, spec: ModelSpec, recipe: Recipe | None
+) -> Tensor:
+    """The output of all layers one after the other, each with what layers of its kind share.
+
+    full: a block runs again in backward. segments: several do together (Chen et al. 2016, section 4.1). selective:
+    but for the operations whose outputs are kept. from-start: every block's input is made from the first one again.
+    Without a recipe, or without gradients, nothing does.
+    """
+    if recipe is None or not torch.is_grad_enabled():
+        return _in_turn(x_BTD, layers, shared)
+    # Only dropout reads the generator's state; without it there is nothing to keep for the second run.
+    random = recipe.dropout > 0 or recipe.attention_dropout > 0 or recipe.lora_dropout > 0
+    if recipe.activation_checkpointing == "from-start":
+        return _from_start(x_BTD, layers, shared, random)
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": random}
+    if recipe.activation_checkpointing == "selective":
+        contexts: Callable[..., Any] = create_selective_checkpoint_contexts
+        options["context_fn"] = lambda: contexts(policy(recipe.recompute_keep))
+    with offloading(shared) if recipe.activation_checkpointing == "offload" else nullcontext():
+        for first, group in groups_of(spec, recipe):
+            some, theirs = layers[first : first + group.size], shared[first : first + group.size]
+            if group.again:
+                x_BTD = checkpoint(_in_turn, x_BTD, some, theirs, **options)
+            else:
+                x_BTD = _in_turn(x_BTD, some, theirs)
+    return x_BTD
+
+
+def _in_turn(x_BTD: Tensor, layers: Sequence[Layer], shared: Sequence[Any]) -> Tensor:
+    for layer, each in zip(layers, shared, strict=True):
+        x_BTD = layer(x_BTD, each)
+    return x_BTD
+
+
+def _from_start(x_BTD: Tensor, layers: Sequence[Layer], shared: Sequence[Any], random: bool) -> Tensor:
+    """Layers of which nothing is kept but the first one's input: the last runs again after all before it, and so on."""
+    if not layers:
+        return x_BTD
+
+    def up_to_last(x_BTD: Tensor) -> Tensor:
+        return layers[-1](_from_start(x_BTD, layers[:-1], shared[:-1], random), shared[-1])
+
+    y_BTD: Tensor = checkpoint(up_to_last, x_BTD, use_reentrant=False, preserve_rng_state=random)
+    return y_BTD
+
+
+def policy(keep: tuple[str, ...]) -> Callable[..., CheckpointPolicy]:
+    """torch's policy that keeps the outputs of these operations, as `spec.savings.keeper` says."""
+    counts = {False: keeper(keep), True: keeper(keep)}  # products are counted apart in each of the two runs
+
+    def decide(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        kept = counts[context.is_recompute](operator._schema.name.split("::")[1])
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return decide
+
+
+def again(run: Callable[..., Tensor], *inputs: Tensor, random: bool) -> Tensor:
+    """``run(*inputs)``, of which only the inputs are kept; ``random`` says that it reads the generator's state."""
+    if not torch.is_grad_enabled():
+        return run(*inputs)
+    y: Tensor = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=random)
+    return y
+
+
+# Offloading
+
+
+@torch.library.custom_op("trainledger::to_host", mutates_args=())
+def to_host(x: Tensor) -> Tensor:
+    """A copy in host memory, where an accelerator can read it while it computes."""
+    copy = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
+    return copy.copy_(x, non_blocking=True)
+
+
+@torch.library.custom_op("trainledger::to_device", mutates_args=())
+def to_device(x: Tensor, device: str) -> Tensor:
+    """A copy on a device of a tensor in host memory."""
+    return torch.empty_like(x, device=device).copy_(x, non_blocking=True)
+
+
+@to_host.register_fake
+def _fake_to_host(x: Tensor) -> Tensor:
+    return torch.empty_like(x, device="cpu")
+
+
+@to_device.register_fake
+def _fake_to_device(x: Tensor, device: str) -> Tensor:
+    return torch.empty_like(x, device=device)
+
+
+def offloading(shared: Any) -> AbstractContextManager[Any]:
+    """What autograd saves inside goes to host memory and comes back in backward, each as often as it is saved.
+
+    Parameters, their low-precision copies, buffers and the tensors in ``shared`` stay: they are there anyway.
+    """
+    held = {each.untyped_storage()._cdata for each in _tensors_in(shared)}
+
+    def pack(x: Tensor) -> Tensor | _OnHost:
+        if x.untyped_storage()._cdata in held or _is_parameter(x):
+            return x
+        with torch.no_grad():
+            return _OnHost(to_host(x), x.device)
+
+    def unpack(packed: Tensor | _OnHost) -> Tensor:
+        return to_device(packed.copy, str(packed.device)) if isinstance(packed, _OnHost) else packed
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+@dataclass(frozen=True)
+class _OnHost:
+    """What became of a saved tensor."""
+
+    copy: Tensor
+    device: torch.device
+
+
+def _is_parameter(x: Tensor) -> bool:
+    """Whether a tensor is a parameter, or a view of one, or of one that learns a copy in another format."""
+    if isinstance(x if x._base is None else x._base, nn.Parameter):
+        return True
+    node = x.grad_fn
+    while node is not None and node.name() in ("TBackward0", "ToCopyBackward0", "ViewBackward0", "TransposeBackward0"):
+        node = node.next_functions[0][0]
+    return node is not None and node.name() == "torch::autograd::AccumulateGrad"
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors_in(each)

@@ -1,0 +1,135 @@
+"""Mixture of experts in the place of a block's MLP.
+
+Shapes: B sequences, T tokens, N = B T tokens, D d_model, F inner width of an expert, E experts, K experts of a
+token, R = K N routes, S places of all experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainledger.nn.compute_dtype import compute_dtype
+from trainledger.nn.dispatch import Dispatch, capacity, dispatch, from_experts, to_experts
+from trainledger.nn.expert_products import GroupedLinear, PaddedLinear
+from trainledger.nn.extra_loss import with_loss
+from trainledger.nn.mlp import MLP, activate, gated
+from trainledger.nn.router import Router, balance_loss
+from trainledger.spec.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Dispatching:
+    """How a recipe sends tokens to experts.
+
+    ``capacity_factor`` None sends every token to all of its experts (dropless); a number gives each expert so many
+    times its even share of places, and what is routed beyond is dropped (Fedus et al. 2021, Switch Transformers).
+    ``balance`` is the weight of the load-balance loss.
+    """
+
+    capacity_factor: float | None = None
+    balance: float = 0.0
+
+
+DROPLESS = Dispatching()
+
+
+class ExpertStack(nn.Module):
+    """The MLPs of all experts, one tensor per projection; gate and up are one projection, gate first."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        E, D, F = spec.n_experts, spec.d_model, spec.expert_width
+        assert E is not None
+        self.spec = spec
+        inward = self.inward = "gate_up_proj" if spec.gated else "up_proj"
+        wide = 2 * F if spec.gated else F
+        shapes: dict[str, tuple[int, ...]] = {inward: (E, wide, D), f"{inward}_bias": (E, wide)}
+        shapes |= {"down_proj": (E, D, F), "down_proj_bias": (E, D)}
+        for name, shape in shapes.items():
+            if spec.mlp_bias or not name.endswith("bias"):
+                self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform within 1 / sqrt(fan_in), as torch fills a linear layer."""
+        for name, parameter in self.named_parameters():
+            bound = getattr(self, name.removesuffix("_bias")).shape[-1] ** -0.5
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(self, x_SD: Tensor, where: Dispatch, routed: int) -> Tensor:
+        """[S, D] in and out; ``routed`` of the S rows hold tokens."""
+        y_SH = self._linear(x_SD, self.inward, where, routed)
+        if self.spec.gated:
+            gate_SF, up_SF = y_SH.chunk(2, dim=-1)
+            h_SF = gated(gate_SF, up_SF, self.spec.activation)
+            del gate_SF, up_SF
+        else:
+            h_SF = activate(y_SH, self.spec.activation)
+        del y_SH
+        return self._linear(h_SF, "down_proj", where, routed)
+
+    def _linear(self, x_SD: Tensor, name: str, where: Dispatch, routed: int) -> Tensor:
+        w_EMD = getattr(self, name).to(x_SD.dtype)
+        bias = getattr(self, f"{name}_bias", None)
+        b_EM = None if bias is None else bias.to(x_SD.dtype)
+        y_SM: Tensor
+        if where.expert_S is None:
+            x_ECD = x_SD.view(w_EMD.shape[0], -1, x_SD.shape[1])
+            y_SM = PaddedLinear.apply(x_ECD, w_EMD, b_EM, routed).flatten(0, 1)  # type: ignore[no-untyped-call]
+        else:
+            y_SM = GroupedLinear.apply(x_SD, w_EMD, b_EM, where.expert_S, where.ends_E)  # type: ignore[no-untyped-call]
+        return y_SM
+
+
+class Experts(nn.Module):
+    """Router, experts, and the shared expert that every token passes through (Dai et al. 2024, DeepSeekMoE).
+
+    In training the load-balance loss joins as `extra_loss` says.
+    """
+
+    def __init__(self, spec: ModelSpec, dispatching: Dispatching) -> None:
+        super().__init__()
+        assert spec.n_experts is not None
+        self.spec = spec
+        self.n_experts = spec.n_experts
+        self.dispatching = dispatching
+        self.router = Router(spec)
+        self.experts = ExpertStack(spec)
+        width = spec.n_shared_experts * spec.expert_width
+        self.shared_experts = MLP(spec, width) if spec.n_shared_experts else None
+        self.shared_expert_gate = nn.Linear(spec.d_model, 1, bias=False) if spec.shared_expert_gate else None
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D] in and out."""
+        x_BTD = x_BTD.to(compute_dtype(x_BTD))
+        y_BTD = self._routed(x_BTD).view(x_BTD.shape)
+        if self.shared_experts is not None:
+            shared_BTD = self.shared_experts(x_BTD)
+            if self.shared_expert_gate is not None:
+                shared_BTD = self.shared_expert_gate(x_BTD).sigmoid() * shared_BTD
+            y_BTD = y_BTD + shared_BTD
+        return y_BTD
+
+    def _routed(self, x_BTD: Tensor) -> Tensor:
+        """The weighted sum of what each token's experts make of it, [N, D]."""
+        routes = self.router.route(x_BTD)
+        x_ND = x_BTD.flatten(0, 1)
+        n_tokens, per_token = routes.chosen_NK.shape
+        places = None
+        if self.dispatching.capacity_factor is not None:
+            places = capacity(n_tokens, per_token, self.n_experts, self.dispatching.capacity_factor)
+        where = dispatch(routes.chosen_NK, self.n_experts, places)
+        with torch.autocast(x_ND.device.type, enabled=False):  # all below has its format already
+            n_routes = n_tokens * per_token
+            routed = n_routes if places is None else min(n_routes, places * self.n_experts)
+            y_SD = self.experts(to_experts(x_ND, where), where, routed)
+            weights_KN1 = routes.weights_NK.t().contiguous().to(y_SD.dtype)[..., None]
+            y_ND = (from_experts(y_SD, where).view(per_token, n_tokens, -1) * weights_KN1).sum(0)
+            if self.dispatching.balance and self.training and torch.is_grad_enabled():
+                share_E = (where.ends_E - where.starts_E) / n_routes
+                loss = balance_loss(routes, share_E, self.spec) * self.dispatching.balance
+                y_ND = with_loss(y_ND, loss)
+        return y_ND

@@ -1,0 +1,72 @@
+"""Multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2, section 2.1).
+
+Keys and values of all heads come from one latent; what rope turns is a further part of each query head, and one key
+for all heads.
+
+Shapes: B sequences, T tokens, D d_model, H heads, P query rank, R key-value rank, N width without positions,
+Q rotary width, K = N + Q, W value width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from trainledger.nn.attend import attend, heads, scores_of
+from trainledger.nn.attention import Shared, refuse
+from trainledger.nn.norm import RMSNorm
+from trainledger.nn.rotary import rotate
+from trainledger.spec.layers import LayerKind
+from trainledger.spec.model import ModelSpec
+
+EPS = 1e-6  # of the norms of the latents: in the published code a constant, not the model's
+
+
+class LatentAttention(nn.Module):
+    """Attention whose keys and values are low-rank; arguments as of `Attention`."""
+
+    def __init__(self, spec: ModelSpec, kind: LayerKind, implementation: str, dropout: float = 0.0) -> None:
+        super().__init__()
+        D, H, P, R = spec.d_model, spec.n_heads, spec.q_rank, spec.kv_rank
+        assert R is not None
+        assert spec.nope_head_dim is not None
+        self.plain, self.turned, self.value = spec.nope_head_dim, spec.rotary_size, spec.value_size
+        self.rank, self.interleaved = R, spec.rope_interleaved
+        self.scores = scores_of(spec, implementation, 0.0)
+        self.scores_in_training = scores_of(spec, implementation, dropout)
+        bias = spec.attention_bias
+        self.q_proj = nn.Linear(D, H * spec.head_size, bias=False) if P is None else None
+        self.q_a_proj = nn.Linear(D, P, bias=bias) if P is not None else None
+        self.q_a_layernorm = RMSNorm(P, eps=EPS) if P is not None else None
+        self.q_b_proj = nn.Linear(P, H * spec.head_size, bias=False) if P is not None else None
+        self.kv_a_proj_with_mqa = nn.Linear(D, R + self.turned, bias=bias)
+        self.kv_a_layernorm = RMSNorm(R, eps=EPS)
+        self.kv_b_proj = nn.Linear(R, H * (self.plain + self.value), bias=False)
+        self.o_proj = nn.Linear(H * self.value, D, bias=spec.output_bias)
+        refuse(spec, implementation, self.o_proj.weight)
+
+    def forward(self, x_BTD: Tensor, shared: Shared) -> Tensor:
+        """Each token's mixture of the values that it sees; [B, T, D] in and out."""
+        angles, mask = shared
+        assert angles is not None
+        q_BTHK = heads(self._queries(x_BTD), self.plain + self.turned)
+        q_BTHK = rotate(q_BTHK, angles, begin=self.plain, interleaved=self.interleaved)
+        latent_BTR, turning_BTQ = torch.split(self.kv_a_proj_with_mqa(x_BTD), [self.rank, self.turned], dim=-1)
+        kv_BTHC = heads(self.kv_b_proj(self.kv_a_layernorm(latent_BTR)), self.plain + self.value)
+        k_BTHN, v_BTHW = torch.split(kv_BTHC, [self.plain, self.value], dim=-1)
+        k_BT1Q = rotate(turning_BTQ[:, :, None], angles, interleaved=self.interleaved)
+        k_BTHK = torch.cat((k_BTHN, k_BT1Q.expand(-1, -1, k_BTHN.shape[2], -1)), dim=-1)
+        del kv_BTHC, k_BTHN, k_BT1Q, latent_BTR, turning_BTQ
+        scores = self.scores_in_training if self.training else self.scores
+        y_BTD: Tensor = self.o_proj(attend(q_BTHK, k_BTHK, v_BTHW, mask, scores))
+        return y_BTD
+
+    def _queries(self, x_BTD: Tensor) -> Tensor:
+        if self.q_proj is not None:
+            y: Tensor = self.q_proj(x_BTD)
+            return y
+        assert self.q_a_proj is not None
+        assert self.q_a_layernorm is not None
+        assert self.q_b_proj is not None
+        z: Tensor = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BTD)))
+        return z

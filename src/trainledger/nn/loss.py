@@ -1,0 +1,109 @@
+"""The loss of next-token prediction, with all logits at once or chunk by chunk.
+
+Shapes: B sequences, T tokens, N = B T tokens in a row, D d_model, V vocab_size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from trainledger.spec.recipe import Recipe
+
+
+def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor, *, upcast: bool = True) -> Tensor:
+    """Mean cross entropy in nats over all tokens, in fp32; without ``upcast`` in the logits' own format.
+
+    The loss itself is fp32 either way.
+    """
+    return cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), "mean", upcast=upcast)
+
+
+def cross_entropy(logits_NV: Tensor, targets_N: Tensor, reduction: str, *, upcast: bool) -> Tensor:
+    """Cross entropy of rows of logits; autocast would widen them whether asked to or not, so it is off here."""
+    with torch.autocast(logits_NV.device.type, enabled=False):
+        wide = logits_NV.float() if upcast else logits_NV
+        return F.cross_entropy(wide, targets_N, reduction=reduction).float()
+
+
+def run_loss(model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor, recipe: Recipe) -> Tensor:
+    """The mean loss of a batch in the way that the recipe asks for."""
+    if recipe.loss == "full":
+        # One expression, so that no name keeps the logits alive through backward.
+        return next_token_loss(model(inputs_BT), targets_BT, upcast=recipe.loss_upcast)
+    loss: Tensor = model(inputs_BT, targets_BT)
+    return loss
+
+
+class HeadLoss(nn.Module):
+    """Head and cross entropy together, over ``chunks`` of the tokens one after the other.
+
+    ``chunked`` keeps the hidden states and makes a chunk's logits again in backward; ``fused`` takes the gradients
+    of hidden states and head in forward already (Hsu et al. 2024, Liger Kernel, section 3.2), so nothing is made again.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.kind = recipe.loss
+        self.chunks = recipe.loss_chunks
+        self.upcast = recipe.loss_upcast
+
+    def whole(self, x_BTD: Tensor, targets_BT: Tensor, head: nn.Module) -> Tensor:
+        """The mean loss of hidden states [B, T, D] that ``head`` turns into logits."""
+        x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
+        chunks = list(zip(x_ND.chunk(self.chunks), targets_N.chunk(self.chunks), strict=True))
+        if self.kind == "fused" and torch.is_grad_enabled():
+            trained = [each for each in head.parameters() if each.requires_grad]
+            loss: Tensor = _Fused.apply(self, head, x_ND, targets_N, *trained)  # type: ignore[no-untyped-call]
+            return loss
+        again = torch.is_grad_enabled()
+        losses = [
+            checkpoint(self, x, targets, head, use_reentrant=False, preserve_rng_state=False)
+            if again else self(x, targets, head)
+            for x, targets in chunks
+        ]  # fmt: skip
+        return torch.stack(losses).sum() / targets_N.numel()
+
+    def forward(self, x_ND: Tensor, targets_N: Tensor, head: nn.Module) -> Tensor:
+        """The summed loss of some tokens."""
+        return cross_entropy(head(x_ND), targets_N, "sum", upcast=self.upcast)
+
+
+class _Fused(torch.autograd.Function):
+    """Loss and gradients in one pass over the chunks; backward only multiplies by what comes in."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: HeadLoss, head: nn.Module, x_ND: Tensor, targets_N: Tensor, *trained: Tensor) -> Tensor:
+        dx_ND = torch.empty_like(x_ND)
+        sums: list[Tensor] = []
+        losses: list[Tensor] = []
+        split = (each.chunk(loss.chunks) for each in (x_ND, targets_N, dx_ND))
+        for x, targets, dx in zip(*split, strict=True):
+            with torch.enable_grad():
+                own = x.detach().requires_grad_()
+                # A view, as autocast would hold on to the low-precision copy of a leaf.
+                part = loss(own.view_as(own), targets, head) / targets_N.numel()
+            gradient, *others = torch.autograd.grad(part, (own, *trained))
+            dx.copy_(gradient)
+            losses.append(part.detach())
+            sums = [a.add_(b) for a, b in zip(sums, others, strict=True)] if sums else others
+            del part, gradient, others
+        ctx.gradients = [dx_ND, *sums]
+        return torch.stack(losses).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> Any:
+        gradients, ctx.gradients = ctx.gradients, None
+        return None, None, *_scaled(gradients, scale)
+
+
+def _scaled(gradients: list[Tensor], scale: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of hidden states and parameters times a number, in place; none for the targets."""
+    first, *rest = (each.mul_(scale) for each in gradients)
+    return first, None, *rest

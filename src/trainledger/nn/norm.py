@@ -1,0 +1,55 @@
+"""Normalizations over the last dim (Ba et al. 2016; Zhang and Sennrich 2019).
+
+Shapes: B sequences, T tokens, D width of the last dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from trainledger.spec.model import ModelSpec
+
+
+def norm_of(spec: ModelSpec, width: int | None = None) -> nn.Module:
+    """The normalization of a spec over a last dim of ``width`` (absent: d_model)."""
+    width = spec.d_model if width is None else width
+    if spec.norm == "layernorm":
+        return LayerNorm(width, eps=spec.norm_eps, elementwise_affine=spec.norm_weight, bias=spec.norm_bias)
+    return PlusOneRMSNorm(width, spec.norm_eps) if spec.norm_plus_one else RMSNorm(width, eps=spec.norm_eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    """torch's layer norm, in fp32 under autocast on every device."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] in and out."""
+        return super().forward(widened(x))
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's RMS norm, in fp32 under autocast on every device."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] in and out."""
+        return super().forward(widened(x))
+
+
+class PlusOneRMSNorm(nn.Module):
+    """RMS norm times (1 + weight), all of it in fp32 and then in the input's format (Gemma Team 2024)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] in and out."""
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (normed * (1.0 + self.weight.float())).type_as(x)
+
+
+def widened(x: Tensor) -> Tensor:
+    """x as CUDA's autocast gives it to a norm: in fp32. A CPU's leaves a branch's output in low precision."""
+    return x.float() if torch.is_autocast_enabled(x.device.type) else x

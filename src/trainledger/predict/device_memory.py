@@ -1,0 +1,89 @@
+"""What a device really holds: the tensors at their peak, and what stands around them, each a line with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from trainledger.frozen import frozen
+from trainledger.ledger.entry import Int
+from trainledger.spec.cluster import Device, Overhead
+
+ROUNDING = 512  # bytes to which PyTorch's CUDA allocator rounds every block up (c10/cuda/CUDACachingAllocator.cpp)
+HOPPER = 9.0  # the compute capability from which cuBLAS wants a larger workspace
+
+
+@frozen
+class MemoryLine:
+    """So many bytes of a device, for what, and how that is known (``basis`` as in the ledger)."""
+
+    name: str
+    nbytes: Int
+    basis: str
+    source: str
+
+
+@frozen
+class DeviceMemory:
+    """The lines of one device, and what it has: ``usable_nbytes`` is None where nothing is known of it."""
+
+    lines: tuple[MemoryLine, ...]
+    usable_nbytes: int | None
+    usable_source: str
+
+    @property
+    def nbytes(self) -> Int:
+        return sum(each.nbytes for each in self.lines)
+
+    @property
+    def allocated_nbytes(self) -> Int:
+        """What PyTorch's allocator gave out at most (torch.cuda.max_memory_allocated): tensors and workspaces."""
+        return sum(each.nbytes for each in self.lines if each.name in ("tensors", "rounding", "cuBLAS workspaces"))
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether all lines fit; None where the device's memory is not known."""
+        return None if self.usable_nbytes is None else self.nbytes <= self.usable_nbytes
+
+
+def device_memory(
+    peak_nbytes: Int,
+    device: Device,
+    overheads: Mapping[str, Overhead],
+    *,
+    tensors: Int = 0,
+    groups: Sequence[int] = (),
+) -> DeviceMemory:
+    """The memory of a device whose tensors need ``peak_nbytes``.
+
+    ``tensors`` is how many of them are alive at the peak, for the allocator's rounding (a bound: at most 511 bytes
+    each); ``groups`` are the sizes of the rank's communicators. A device that is not NVIDIA's gets no CUDA lines: what
+    its libraries take is not known here. Left out: pools of CUDA graphs, as nothing here captures graphs.
+    """
+    usable, source = device.usable_nbytes, device.usable_source
+    if usable is None:
+        usable, source = device.memory_nbytes, "the number on the box: what a process gets of it is not known"
+    lines = [MemoryLine("tensors", peak_nbytes, "exact", "the ledger's peak")]
+    if device.compute_capability is not None:
+        lines += _around(peak_nbytes, device.compute_capability, overheads, tensors, groups)
+    return DeviceMemory(tuple(lines), usable, source)
+
+
+def _around(
+    peak_nbytes: Int, capability: float, overheads: Mapping[str, Overhead], tensors: Int, groups: Sequence[int]
+) -> Iterator[MemoryLine]:
+    def line(name: str, nbytes: Int, overhead: Overhead) -> MemoryLine:
+        return MemoryLine(name, nbytes, "assumed", f"{overhead.source}, read {overhead.date}")
+
+    rounding = f"the allocator rounds every block up to {ROUNDING} bytes: at most {ROUNDING - 1} for each of {tensors}"
+    yield MemoryLine("rounding", (ROUNDING - 1) * tensors, "bound", rounding)
+    workspace = overheads["cublas_workspace_hopper" if capability >= HOPPER else "cublas_workspace"]
+    # The thread that runs forward and autograd's thread that runs backward have a handle each.
+    yield line("cuBLAS workspaces", 2 * workspace.nbytes, workspace)
+    slack = overheads["fragmentation"]
+    yield line("fragmentation", round(slack.share * peak_nbytes) if isinstance(peak_nbytes, int) else 0, slack)
+    context = overheads["cuda_context"]
+    yield line("CUDA context", context.nbytes, context)
+    larger = [size for size in groups if size > 1]
+    if larger:
+        pair, group = overheads["nccl_pair"], overheads["nccl_group"]
+        yield line("NCCL buffers", sum((pair if size == 2 else group).nbytes for size in larger), group)

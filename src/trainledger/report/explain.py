@@ -1,0 +1,83 @@
+"""An explained account for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainledger.report.table import table, wrapped
+from trainledger.units import format_count, format_flops, format_nbytes, format_seconds
+
+if TYPE_CHECKING:
+    from trainledger.explain.account import Line, Part
+    from trainledger.explain.envelope import Envelope
+
+SHOW: dict[str, Callable[[float], str]] = {
+    "memory": format_nbytes, "flops": format_flops, "parameters": format_count, "time": format_seconds,
+}  # fmt: skip
+WIDTH = 80
+
+
+def account(what: str, parts: tuple[Part, ...], legend: Mapping[str, tuple[int, str]]) -> str:
+    """All lines of the parts under a legend of the symbols."""
+    return "\n\n".join([*_legend(legend), *("\n".join(_part(part, SHOW[what])) for part in parts)])
+
+
+def _legend(legend: Mapping[str, tuple[int, str]]) -> Iterator[str]:
+    if legend:
+        yield table(["", "", "stands for"], [[name, f"{value:,}", means] for name, (value, means) in legend.items()])
+
+
+def _part(part: Part, show: Callable[[float], str]) -> Iterator[str]:
+    yield _between(part.title, show(part.total))
+    for line in part.lines:
+        yield from _line(line, show)
+
+
+def _line(line: Line, show: Callable[[float], str]) -> Iterator[str]:
+    yield _between(f"  {line.what}", f"{show(line.value)}  {line.basis}")
+    numbers = f" = {line.numbers}" if line.numbers and line.numbers != line.formula else ""
+    for text in (f"{line.formula}{numbers}", line.source):
+        for each in wrapped(text, WIDTH - 6).split("\n"):
+            yield f"      {each}"
+
+
+def _between(left: str, right: str) -> str:
+    """Both in one line, the right one at the right edge; in two where they do not fit."""
+    if len(left) + len(right) + 2 <= WIDTH:
+        return left + right.rjust(WIDTH - len(left))
+    return "\n".join([*wrapped(left).split("\n"), right.rjust(WIDTH)])
+
+
+def envelope(found: Envelope, means: str) -> str:
+    """The peak over one size, its parts as expressions, and the largest that fits."""
+    name = found.symbol
+    lines = [f"{name}: {means}; from 2 on. All bytes.", ""]
+    lines += [wrapped(f"{category} = {formula}") for category, formula in found.categories.items()]
+    lines.append("")
+    for piece in found.pieces:
+        where = f"for all {name}" if len(found.pieces) == 1 else _range(name, piece.first, piece.last)
+        lines.append(wrapped(f"peak = {piece.formula}   ({where}, at {piece.at})"))
+    if found.memory_nbytes is not None:
+        lines += ["", wrapped(verdict(found))]
+    return "\n".join(lines)
+
+
+def verdict(found: Envelope) -> str:
+    """The largest size that fits, as a sentence."""
+    memory = format_nbytes(found.memory_nbytes or 0)
+    if not found.largest:
+        return f"Not even {found.symbol} = 1 fits in {memory}."
+    assert found.nbytes_at_largest is not None
+    return f"So at most {found.symbol} = {found.largest:,} in {memory}: {format_nbytes(found.nbytes_at_largest)} there."
+
+
+def _range(name: str, first: int, last: int | None) -> str:
+    if last is None:
+        return f"{name} >= {first}"
+    return f"{name} = {first}" if first == last else f"{first} <= {name} <= {last}"
+
+
+def to_json(parts: tuple[Part, ...]) -> list[dict[str, Any]]:
+    """The parts as JSON takes them."""
+    return [{"title": each.title, "total": each.total, "lines": [vars(line) for line in each.lines]} for each in parts]

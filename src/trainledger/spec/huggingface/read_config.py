@@ -1,0 +1,116 @@
+"""config.json to `ModelSpec`, for every model type that is known here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from trainledger.spec.huggingface.alibis import ALIBIS
+from trainledger.spec.huggingface.experts import EXPERTS
+from trainledger.spec.huggingface.family import Family
+from trainledger.spec.huggingface.gpts import GPTS
+from trainledger.spec.huggingface.layers import read_windows
+from trainledger.spec.huggingface.llamas import LLAMAS
+from trainledger.spec.huggingface.reading import Reading, canonical, read_tables
+from trainledger.spec.huggingface.rope import read_rope
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.problem import InvalidInput, Problem
+
+FAMILIES: dict[str, Family] = {name: each for each in (*LLAMAS, *GPTS, *ALIBIS, *EXPERTS) for name in each.model_types}
+# Models of several senses, of which the language model is read: their model type -> that of their text_config.
+_TEXT_OF = {"gemma3": "gemma3_text"}
+_MOST_PROBLEMS = 20
+
+
+def from_config(config: Mapping[str, Any], where: str = "config.json", *, for_weights: bool = False) -> ModelSpec:
+    """The spec of a config.json; `InvalidInput` names every key that stands in the way.
+
+    ``for_weights`` also refuses what changes the values computed and has no place in a spec, though not the cost;
+    and it leaves out the modules of multi-token prediction, as the models of transformers do.
+    """
+    reading, spec = read(config, where)
+    if for_weights and reading.unheld:
+        refuse_all(reading.unheld, where)
+    return replace(spec, n_predict_ahead=0) if for_weights and spec.n_predict_ahead else spec
+
+
+def left_out(config: Mapping[str, Any], *, for_weights: bool = False) -> list[str]:
+    """Sentences on what a config says that its spec does not hold; `InvalidInput` as `from_config`."""
+    reading, spec = read(config)
+    ahead = []
+    if for_weights and spec.n_predict_ahead:
+        ahead = [
+            f"{spec.n_predict_ahead} modules of multi-token prediction are left out, as transformers leaves them out"
+        ]
+    return [*reading.told, *ahead, *(f"left out: {each}" for each in reading.unheld)]
+
+
+def family_named(model_type: object, where: str = "config.json") -> Family:
+    """The family of a model type; `InvalidInput` names those that it may have meant."""
+    if isinstance(model_type, str) and model_type in FAMILIES:
+        return FAMILIES[model_type]
+    from difflib import get_close_matches
+
+    word = model_type[:100].lower() if isinstance(model_type, str) else ""
+    near = get_close_matches(word, FAMILIES, n=3, cutoff=0.5)
+    listed = f"; nearest are {', '.join(near)}" if near else ""
+    rule = f"must be one of the model types that are known here: {', '.join(FAMILIES)}{listed}"
+    rule += ". `trainledger trace` accounts for any model's own code"
+    raise InvalidInput([Problem("model_type", model_type, rule)], where)
+
+
+def refuse_all(found: list[Problem], where: str) -> NoReturn:
+    """Raise the first twenty problems."""
+    rest = len(found) - _MOST_PROBLEMS
+    if rest > 0:
+        found = [*found[:_MOST_PROBLEMS], Problem("and more", None, f"{rest} further keys have problems of their own")]
+    raise InvalidInput(found, where)
+
+
+def read(config: Mapping[str, Any], where: str = "config.json") -> tuple[Reading, ModelSpec]:
+    """The spec of a config.json, and beside it what the spec does not hold."""
+    told: list[str] = []
+    unheld: list[Problem] = []
+    if isinstance(config.get("model_type"), str) and config["model_type"] in _TEXT_OF:
+        config = _text_config(config, where, told, unheld)
+    reading = Reading(config, family_named(config.get("model_type"), where), told)
+    reading.unheld += unheld
+    read_tables(reading)
+    read_windows(reading)
+    if reading.family.read is not None:
+        reading.family.read(reading)
+    if reading.family.theta is not None and reading.fields.get("positions") == "rope":
+        read_rope(reading)
+    if reading.problems:
+        refuse_all(reading.problems, where)
+    spec = canonical(ModelSpec(name=_name(config), **reading.fields))
+    found = [replace(each, field=_key(each.field, reading.family)) for each in spec.problems()]
+    if found:
+        refuse_all(found, where)
+    return reading, spec
+
+
+def _text_config(config: Mapping[str, Any], where: str, told: list[str], unheld: list[Problem]) -> Mapping[str, Any]:
+    """The config of the language model of a model of several senses."""
+    kind, text = config["model_type"], config.get("text_config")
+    if not isinstance(text, dict):
+        raise InvalidInput(
+            [Problem("text_config", text, f"must be the JSON object of a {kind}'s language model")], where
+        )
+    told.append(f"text_config alone is read: what a {kind} sees besides text is left out")
+    unheld.append(Problem("model_type", kind, f"only its language model ({_TEXT_OF[kind]}) has weights here"))
+    name = {key: config[key] for key in ("_name_or_path", "tie_word_embeddings") if config.get(key) is not None}
+    return {"model_type": _TEXT_OF[kind]} | name | text
+
+
+def _name(config: Mapping[str, Any]) -> str:
+    origin = config.get("_name_or_path")
+    name = origin.rstrip("/").rsplit("/", 1)[-1] if isinstance(origin, str) else ""
+    return name if name.isprintable() and 0 < len(name) <= 100 else str(config["model_type"])
+
+
+def _key(name: str, family: Family) -> str:
+    """The config's name of a field ``model.d_model``."""
+    bare = name.removeprefix("model.")
+    return family.keys.get(bare, bare)

@@ -1,0 +1,201 @@
+"""What must divide what where a run is spread over devices, each rule with the nearest layout that works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import gcd, prod
+from typing import TYPE_CHECKING
+
+from trainledger.spec.model_rules import nearest_divisor
+from trainledger.spec.problem import Problem
+
+if TYPE_CHECKING:
+    from trainledger.spec.run import Run
+
+
+def problems(run: Run) -> Iterator[Problem]:
+    """Everything that the layout of a run says against its model, recipe and cluster."""
+    yield from _batch(run)
+    if run.layout.alone and run.layout.stage_layers is None:
+        if run.layout.virtual_stages > 1:
+            yield Problem("layout.virtual_stages", run.layout.virtual_stages, "needs layout.pipeline", 1)
+        if run.layout.expert > 1:
+            yield Problem(
+                "layout.expert", run.layout.expert, "needs layout.shard or layout.context to take ranks from", 1
+            )
+        return
+    yield from _devices(run)
+    yield from _tensor(run)
+    yield from _pipeline(run)
+    yield from _context(run)
+    yield from _expert(run)
+    yield from _sharding(run)
+
+
+def _batch(run: Run) -> Iterator[Problem]:
+    """The batch in whole micro-batches on every data rank."""
+    recipe, ranks = run.recipe, run.layout.data_ranks
+    if recipe.micro_batch is None:
+        if recipe.global_batch % ranks:
+            rule = f"must be a multiple of the {ranks} data ranks (layout.replicate x layout.shard)"
+            yield Problem("recipe.global_batch", recipe.global_batch, rule, _multiple(recipe.global_batch, ranks))
+        return
+    whole = recipe.micro_batch * ranks
+    if recipe.global_batch % whole:
+        rule = f"must be a multiple of micro_batch = {recipe.micro_batch}"
+        if ranks > 1:
+            rule += f" x {ranks} data ranks (layout.replicate x layout.shard)"
+        yield Problem("recipe.global_batch", recipe.global_batch, rule, _multiple(recipe.global_batch, whole))
+
+
+def _multiple(wanted: int, of: int) -> int:
+    """The multiple nearest to a number, at least one."""
+    return max(1, round(wanted / of)) * of
+
+
+def _devices(run: Run) -> Iterator[Problem]:
+    needed = run.layout.devices
+    if run.cluster.count != needed:
+        axes = ("replicate", "shard", "context", "tensor", "pipeline")
+        sizes = " x ".join(f"{name} {getattr(run.layout, name)}" for name in axes if getattr(run.layout, name) > 1)
+        yield Problem(
+            "cluster.count", run.cluster.count, f"the layout ({sizes or 'one device'}) takes {needed}", needed
+        )
+
+
+def _tensor(run: Run) -> Iterator[Problem]:
+    spec, layout = run.model, run.layout
+    ranks = layout.tensor
+    if ranks == 1:
+        if layout.sequence_parallel:
+            yield Problem("layout.sequence_parallel", True, "needs layout.tensor above 1", False)
+        return
+    split = {"model.n_heads": spec.n_heads, "the embedding's rows": spec.padded_vocab}
+    if spec.n_experts is None or spec.n_dense_layers or spec.expert_every > 1:
+        split["model.d_ff"] = spec.d_ff
+    if spec.n_experts is not None:
+        split["an expert's width"] = spec.expert_width
+    for name, size in split.items():
+        if size % ranks:
+            rule = f"must divide {name} = {size}"
+            yield Problem(
+                "layout.tensor", ranks, rule, _nearest(ranks, lambda each: all(not s % each for s in split.values()))
+            )
+            break
+    kv = spec.kv_heads
+    if not spec.latent and kv % ranks and ranks % kv and not spec.n_heads % ranks:
+        rule = f"must divide model.n_kv_heads = {kv}, or be a multiple of it"
+
+        def fits(each: int) -> bool:
+            return not (kv % each and each % kv) and not any(size % each for size in split.values())
+
+        yield Problem("layout.tensor", ranks, rule, _nearest(ranks, fits))
+    if run.recipe.loss != "full":
+        rule = "tensor ranks take the loss of all logits at once, each of its own columns"
+        yield Problem("recipe.loss", run.recipe.loss, rule, "full")
+    if spec.n_predict_ahead:
+        rule = "multi-token prediction modules are not accounted for over tensor ranks"
+        yield Problem("layout.tensor", ranks, rule, 1)
+    if spec.qk_norm == "width":
+        yield Problem("layout.tensor", ranks, "norms over the width of all heads (qk_norm) cannot be split by heads", 1)
+    tokens = run.recipe.seq_len // layout.context
+    if layout.sequence_parallel and tokens % ranks:
+        rule = f"sequence parallelism splits the {tokens} tokens of a rank, so it must divide them"
+        yield Problem("layout.tensor", ranks, rule, nearest_divisor(tokens, ranks))
+
+
+def _nearest(wanted: int, fits: Callable[[int], bool]) -> int:
+    """The size nearest to ``wanted`` (the smaller of two equally near) that fits; 1 always does."""
+    for distance in range(min(wanted, 4096)):
+        for each in (wanted - distance, wanted + distance):
+            if each >= 1 and fits(each):
+                return each
+    return 1
+
+
+def _pipeline(run: Run) -> Iterator[Problem]:
+    spec, layout = run.model, run.layout
+    stages, chunks = layout.pipeline, layout.pipeline * layout.virtual_stages
+    interleaved = layout.schedule == "interleaved" and stages > 1
+    if layout.virtual_stages > 1 and not interleaved:
+        yield Problem("layout.virtual_stages", layout.virtual_stages, "needs layout.schedule = 'interleaved'", 1)
+        return
+    if layout.stage_layers is not None:
+        if len(layout.stage_layers) != chunks:
+            rule = f"must have {chunks} numbers, one for each of pipeline x virtual_stages"
+            yield Problem("layout.stage_layers", list(layout.stage_layers), rule, str(_even(spec.n_layers, chunks)))
+        elif sum(layout.stage_layers) != spec.n_layers:
+            rule = f"must add up to model.n_layers = {spec.n_layers}, not {sum(layout.stage_layers)}"
+            yield Problem("layout.stage_layers", list(layout.stage_layers), rule, str(_even(spec.n_layers, chunks)))
+    elif spec.n_layers % chunks:
+        whole = nearest_divisor(spec.n_layers, chunks)
+        rule = f"the {spec.n_layers} layers do not go evenly over {chunks} chunks; layout.stage_layers says another way"
+        yield Problem("layout.pipeline", stages, rule, whole if layout.virtual_stages == 1 else None)
+    if interleaved and run.grad_accum % stages:
+        rule = f"interleaving takes micro-batches in rounds of {stages} stages, and a rank has {run.grad_accum}"
+        rounds = _multiple(run.grad_accum, stages) * run.device_batch * layout.data_ranks
+        yield Problem("recipe.global_batch", run.recipe.global_batch, rule, rounds)
+    if stages > 1 and spec.n_predict_ahead:
+        yield Problem(
+            "layout.pipeline", stages, "multi-token prediction modules are not accounted for in a pipeline", 1
+        )
+
+
+def _even(layers: int, chunks: int) -> list[int]:
+    """The layers as evenly as they go, the first chunks one more."""
+    if chunks > 64:
+        return []
+    return [layers // chunks + (each < layers % chunks) for each in range(chunks)]
+
+
+def _context(run: Run) -> Iterator[Problem]:
+    layout, recipe = run.layout, run.recipe
+    ranks = layout.context
+    if ranks == 1:
+        return
+    if layout.context_kind == "ring":
+        if recipe.seq_len % (2 * ranks):
+            rule = (
+                f"each rank takes an early and a late part of the {recipe.seq_len} tokens, so twice it must divide them"
+            )
+            near = nearest_divisor(recipe.seq_len // 2, ranks) if recipe.seq_len % 2 == 0 else 1
+            yield Problem("layout.context", ranks, rule, near)
+    else:
+        heads = gcd(run.model.n_heads // layout.tensor, max(1, run.model.kv_heads // layout.tensor))
+        if recipe.seq_len % ranks:
+            yield Problem("layout.context", ranks, f"must divide recipe.seq_len = {recipe.seq_len}",
+                          nearest_divisor(recipe.seq_len, ranks))  # fmt: skip
+        elif heads % ranks:
+            rule = f"all-to-all splits the {heads} key-value heads of a tensor rank, so it must divide them"
+            yield Problem("layout.context", ranks, rule, nearest_divisor(gcd(heads, recipe.seq_len), ranks))
+    if recipe.attention == "math":
+        rule = "context ranks put attention together from parts, which written-out attention does not do"
+        yield Problem("recipe.attention", recipe.attention, rule, "sdpa")
+
+
+def _expert(run: Run) -> Iterator[Problem]:
+    layout, experts = run.layout, run.model.n_experts
+    ranks = layout.expert
+    if ranks == 1:
+        return
+    if experts is None:
+        yield Problem("layout.expert", ranks, "the model has no experts (model.n_experts)", 1)
+        return
+    whole = layout.shard * layout.context
+    if whole % ranks or experts % ranks:
+        rule = f"must divide model.n_experts = {experts} and the {whole} ranks of shard x context"
+        yield Problem("layout.expert", ranks, rule, nearest_divisor(gcd(experts, whole), ranks))
+
+
+def _sharding(run: Run) -> Iterator[Problem]:
+    layout, again = run.layout, run.recipe.activation_checkpointing
+    if layout.zero == 3 and layout.shard * layout.context > 1 and again in ("segments", "from-start"):
+        rule = "several blocks that run again together are not accounted for with sharded parameters (zero = 3)"
+        yield Problem("recipe.activation_checkpointing", again, rule, "full")
+    if layout.zero != 3 and layout.reshard_after_forward is not None:
+        rule = f"parameters are whole at zero = {layout.zero}"
+        yield Problem("layout.reshard_after_forward", layout.reshard_after_forward, rule, "none")
+    if layout.reshard_after_forward and layout.schedule == "interleaved" and layout.pipeline > 1:
+        yield Problem("layout.reshard_after_forward", True, "an interleaved pipeline gathers once for a step", False)
+    if layout.zero != 3 and layout.expert > 1 and prod((layout.shard, layout.context)) > 1:
+        yield Problem("layout.zero", layout.zero, "expert ranks are accounted for with zero = 3", 3)

@@ -1,0 +1,32 @@
+"""Numbers that code reads off tensors, where tensors are fake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_READ = torch.ops.aten._local_scalar_dense.default
+
+
+class ZeroWhereUnknown(TorchDispatchMode):
+    """A number read off a fake tensor whose value nobody knows is 0, as ``item()`` of a norm in an optimizer.
+
+    It is for code in which such a number scales values and decides nothing about which operations run: for as long
+    as ``trusted()`` says so.
+    """
+
+    def __init__(self, trusted: Callable[[], bool] = lambda: True) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._trusted = trusted
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is _READ and isinstance(args[0], FakeTensor) and args[0].constant is None and self._trusted():
+            return 0.0 if args[0].dtype.is_floating_point else 0
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,127 @@
+"""An fp32 copy of low-precision parameters that the optimizer steps in their stead (ZeRO, section 3.1; Megatron-LM)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MASTER = "master"
+
+
+class Named:
+    """Parameters by name: what an optimizer is made from, where it is not a module that has them."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
+        self._parameters = parameters
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and parameters in the model's order."""
+        return iter(self._parameters.items())
+
+
+class MasterWeights(torch.optim.Optimizer):
+    """Steps an optimizer over fp32 copies of a model's trained parameters and rounds the result back into them.
+
+    To the outside it is an optimizer of the parameters themselves; ``state`` of a parameter holds its copy as
+    ``master`` beside the inner optimizer's states. ``make`` builds that from parameters by name. With ``buffers``
+    each gradient is added to an fp32 buffer as soon as backward has it (Megatron-LM's main_grad); without,
+    `take_gradients` widens them all before the step.
+    """
+
+    def __init__(self, model: nn.Module, make: Callable[[Named], torch.optim.Optimizer], *, buffers: bool) -> None:
+        named = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        self.masters = {each: nn.Parameter(each.detach().float()) for each in named.values()}
+        self.inner = make(Named({name: self.masters[each] for name, each in named.items()}))
+        of_master = {id(master): each for each, master in self.masters.items()}
+        groups = [
+            {**group, "params": [of_master[id(each)] for each in group["params"]]} for group in self.inner.param_groups
+        ]
+        super().__init__(groups, dict(self.inner.defaults))
+        self.buffers = buffers
+        if buffers:
+            for each, master in self.masters.items():
+                master.grad = torch.zeros_like(master)
+                each.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
+        self._show_state()
+
+    def begin(self) -> None:
+        """Copy the parameters anew: they were given other values after this was made."""
+        with torch.no_grad():
+            for each, master in self.masters.items():
+                master.copy_(each)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """No gradients; buffers are set to zero."""
+        super().zero_grad(set_to_none)
+        if self.buffers:
+            torch._foreach_zero_(self.gradients())
+        else:
+            self.inner.zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def take_gradients(self) -> None:
+        """Widen every gradient to fp32; the low-precision one is let go. Buffers have been filled by then."""
+        for each, master in self.masters.items():
+            if each.grad is None:
+                continue
+            if self.buffers:
+                self._add(each)
+            else:
+                master.grad = each.grad.float()
+                each.grad = None
+
+    def gradients(self) -> list[Tensor]:
+        """The fp32 gradients that there are."""
+        return [each.grad for each in self.masters.values() if each.grad is not None]
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """The inner optimizer's step over the copies, which are then rounded into the parameters."""
+        self.take_gradients()
+        for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
+            inner["lr"] = outer["lr"]
+        self.inner.step()
+        torch._foreach_copy_(list(self.masters), list(self.masters.values()))
+        if not self.buffers:
+            self.inner.zero_grad(set_to_none=True)
+        self._show_state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Masters and inner states from what `torch.optim.Optimizer.state_dict` of this class gives."""
+        inner_states: dict[int, dict[str, Any]] = {}
+        in_order = [each for group in self.param_groups for each in group["params"]]
+        with torch.no_grad():
+            for index, states in state_dict["state"].items():
+                self.masters[in_order[index]].copy_(states[MASTER])
+                rest = {name: each for name, each in states.items() if name != MASTER}
+                if rest:
+                    inner_states[index] = rest
+        groups = self.inner.state_dict()["param_groups"]
+        self.inner.load_state_dict({"state": inner_states, "param_groups": groups})
+        self._show_state()
+
+    def _add(self, parameter: Tensor) -> None:
+        buffer = self.masters[parameter].grad  # type: ignore[index]
+        assert buffer is not None
+        assert parameter.grad is not None
+        buffer.add_(parameter.grad)
+        parameter.grad = None
+
+    def _show_state(self) -> None:
+        for each, master in self.masters.items():
+            self.state[each] = {MASTER: master, **self.inner.state.get(master, {})}
+
+
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """What the optimizer steps, in the model's order: the parameters, or their master copies."""
+    if isinstance(optimizer, MasterWeights):
+        return list(optimizer.masters.values())
+    return list(model.parameters())
+
+
+def gradient_buffers(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
+    """The gradients that exist between steps as well."""
+    return optimizer.gradients() if isinstance(optimizer, MasterWeights) and optimizer.buffers else []

@@ -1,0 +1,209 @@
+"""A layout applied to a model: tensor parallelism by DTensor, sharding by FSDP2, replicas by DDP.
+
+What is done here is what `ledger.ranks` accounts for; the tests run both. Pipelines, context and expert ranks are
+accounted for and not applied yet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from trainledger.spec.layout import Layout
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.precision import Precision
+from trainledger.spec.problem import InvalidInput, Problem
+
+AXES = ("replicate", "shard", "tensor")
+
+
+def mesh_of(layout: Layout, device_type: str = "cpu") -> DeviceMesh:
+    """The device mesh of a layout: replicas outermost, tensor ranks next to each other (they talk the most)."""
+    return init_device_mesh(device_type, tuple(getattr(layout, each) for each in AXES), mesh_dim_names=AXES)
+
+
+def spread(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precision) -> nn.Module:
+    """The model as this rank holds it: split over ``tensor``, then sharded over ``shard`` or replicated.
+
+    A model that is only replicated comes back wrapped in DDP. Raises `InvalidInput` for what cannot be applied yet.
+    """
+    problems = [
+        Problem(f"layout.{name}", getattr(layout, name), "is accounted for, but not applied to a model yet", one)
+        for name, one in (("pipeline", 1), ("context", 1), ("expert", 1))
+        if getattr(layout, name) != one
+    ]
+    if layout.shard > 1 and layout.zero != 3:
+        problems.append(Problem("layout.zero", layout.zero, "is accounted for, but not applied to a model yet", 3))
+    if problems:
+        raise InvalidInput(problems)
+    if layout.tensor > 1:
+        refuse_to_split(model)
+        split(model, mesh["tensor"], sequence_parallel=layout.sequence_parallel)
+    if layout.shard > 1:
+        shard(model, layout, mesh, precision)
+    elif layout.replicate > 1:
+        if layout.tensor > 1:
+            rule = "with layout.tensor is applied to a model only where layout.shard is above 1"
+            raise InvalidInput([Problem("layout.replicate", layout.replicate, rule, 1)])
+        group = mesh.get_group("replicate")
+        return nn.parallel.DistributedDataParallel(model, process_group=group, forward_sync_buffers=False)
+    return model
+
+
+def shard(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precision) -> None:
+    """FSDP2: each block a group of its own, all else one group that stays gathered until its backward is over.
+
+    Where the precision gathers in another format than it holds, FSDP2 makes the copies and widens the gradients.
+    """
+    policy = MixedPrecisionPolicy()
+    if precision.copies == "gathered":
+        formats = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+        policy = MixedPrecisionPolicy(formats[precision.compute], formats[precision.reduction])
+    groups = mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]
+    for block in model.layers:  # type: ignore[union-attr]
+        fully_shard(block, mesh=groups, reshard_after_forward=layout.reshards, mp_policy=policy)
+    fully_shard(model, mesh=groups, mp_policy=policy)
+    if layout.prefetch != 1:
+        _prefetch(list(model.layers), layout.prefetch)  # type: ignore[arg-type]
+
+
+def _prefetch(blocks: list[Any], ahead: int) -> None:
+    """Say which blocks are gathered while one runs backward: by default FSDP2 takes the one before it."""
+    for index, block in enumerate(blocks):
+        block.set_modules_to_backward_prefetch(blocks[max(0, index - ahead) : index][::-1])
+
+
+def refuse_to_split(model: nn.Module) -> None:
+    """Raise `InvalidInput` for parts of a model that are accounted for over tensor ranks, but not split here yet."""
+    spec: ModelSpec = model.spec  # type: ignore[assignment]
+    parts = (
+        ("kv_rank", spec.kv_rank, None), ("n_experts", spec.n_experts, None),
+        ("attention_sinks", spec.attention_sinks, False), ("n_predict_ahead", spec.n_predict_ahead, 0),
+    )  # fmt: skip
+    problems = [
+        Problem(f"model.{name}", given, "is not split over tensor ranks yet", "none" if absent is None else absent)
+        for name, given, absent in parts
+        if given != absent
+    ]
+    if spec.positions == "alibi":
+        problems.append(Problem("model.positions", "alibi", "is not split over tensor ranks yet", "rope"))
+    if problems:
+        raise InvalidInput(problems)
+
+
+def split(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Megatron's tensor parallelism (Shoeybi et al. 2019; with sequence parallelism Korthikanti et al. 2022).
+
+    Heads and inner widths go over the ranks, and the rows of embedding and head. The input of each branch becomes
+    one DTensor for all its projections, so that its gradient is summed over the ranks once, not once for each.
+    """
+    whole = Shard(1) if sequence_parallel else Replicate()
+    stream: ParallelStyle = SequenceParallel(use_local_output=True) if sequence_parallel else _Replicated()
+    learned = getattr(model, "embed_positions", None) is not None
+    plan: dict[str, ParallelStyle] = {
+        "embed_tokens": _VocabParallel(Replicate() if learned else whole, use_local_output=not learned),
+        "embed_positions": _Replicated(),
+        "norm": stream,
+        "lm_head": ColwiseParallel(input_layouts=whole, output_layouts=Shard(-1), use_local_output=False),
+    }
+    for index, block in enumerate(model.layers):  # type: ignore[arg-type]
+        for name, module in block.named_children():
+            path = f"layers.{index}.{name}"
+            if "norm" in name:
+                plan[path] = stream
+            elif name in ("self_attn", "mlp"):
+                plan[path] = PrepareModuleInput(
+                    input_layouts=_first(module, whole), desired_input_layouts=_first(module, Replicate())
+                )
+                for child in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
+                    plan[f"{path}.{child}"] = ColwiseParallel()
+                for child in ("q_norm", "k_norm"):  # heads go over the ranks, so each has a part of the gradient
+                    plan[f"{path}.{child}"] = SequenceParallel(sequence_dim=2, use_local_output=True)
+                plan[f"{path}.o_proj"] = plan[f"{path}.down_proj"] = RowwiseParallel(output_layouts=whole)
+    if learned:  # the rows of the table are added to all tokens, which then go over the ranks
+        plan["layers.0"] = PrepareModuleInput(
+            input_layouts=(Replicate(), None), desired_input_layouts=(whole, None), use_local_output=True
+        )
+    here = {name: style for name, style in plan.items() if _there(model, name)}
+    tied = model.lm_head.weight is model.embed_tokens.weight  # type: ignore[union-attr]
+    parallelize_module(model, mesh, here)
+    if tied:
+        model.lm_head.weight = model.embed_tokens.weight  # type: ignore[union-attr]
+
+
+def _first(module: nn.Module, placement: Any) -> tuple[Any, ...]:
+    """Placements of a branch's arguments: the stream, and for attention what all layers share, which stays as it is."""
+    return (placement, None) if hasattr(module, "q_proj") else (placement,)
+
+
+def _there(model: nn.Module, path: str) -> bool:
+    try:
+        return model.get_submodule(path) is not None
+    except AttributeError:
+        return False
+
+
+class _VocabParallel(ParallelStyle):
+    """An embedding whose rows go over the ranks; torch's own `RowwiseParallel` gives every rank all rows' gradient."""
+
+    def __init__(self, output_layout: Any, *, use_local_output: bool) -> None:
+        super().__init__()
+        self.output_layout = output_layout
+        self.use_local_output = use_local_output
+
+    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, nn.Embedding)
+        module.weight = nn.Parameter(distribute_tensor(module.weight.detach(), mesh, (Shard(0),)))
+
+        def forward(ids: Tensor) -> Tensor:
+            weight: Any = module.weight
+            table = weight.to_local()
+            own = ids - mesh.get_local_rank() * table.shape[0]
+            elsewhere = (own < 0) | (own >= table.shape[0])
+            x = F.embedding(own.clamp(0, table.shape[0] - 1), table).masked_fill(elsewhere.unsqueeze(-1), 0.0)
+            whole = DTensor.from_local(x, mesh, (Partial(),)).redistribute(placements=(self.output_layout,))
+            out: Tensor = whole.to_local() if self.use_local_output else whole
+            return out
+
+        vars(module)["forward"] = forward
+        return module
+
+
+class _Replicated(ParallelStyle):
+    """A module whose parameters every tensor rank holds and uses alike; as DTensors, like all others."""
+
+    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(module, mesh, None, _to_replicated, _to_local)  # type: ignore[arg-type]
+
+
+def _to_replicated(module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+    return tuple(DTensor.from_local(x, mesh, (Replicate(),)) if isinstance(x, Tensor) else x for x in inputs)
+
+
+def _to_local(module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+    return output.to_local() if isinstance(output, DTensor) else output
+
+
+def finish_gradients(model: nn.Module) -> None:
+    """Sum over the tensor ranks what each has only its tokens' share of: gradients of norms and of biases added last.
+
+    Once after the last backward of a step. FSDP2 has done it already where it shards such a parameter.
+    """
+    for each in model.parameters():
+        gradient = each.grad
+        if isinstance(gradient, DTensor) and isinstance(each, DTensor) and gradient.placements != each.placements:
+            each.grad = gradient.redistribute(placements=each.placements)

@@ -1,0 +1,68 @@
+"""`trainledger explain` and `trainledger rules` as a person calls them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trainledger.cli import main
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", ["memory", "flops", "parameters"])
+def test_lines_fit_a_terminal_and_name_formula_and_source(capsys: pytest.CaptureFixture[str], what: str) -> None:
+    out = told(capsys, "explain", what, "llama-3-8b")
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert "width of the residual stream (model.d_model)" in out
+    assert " exact" in out
+    told_as_json = json.loads(told(capsys, "explain", what, "llama-3-8b", "--json"))
+    assert told_as_json["symbols"]["L"] == 32
+    assert told_as_json["parts"][0]["lines"][0]["formula"]
+
+
+def test_time_on_a_device_and_where_nothing_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    out = told(capsys, "explain", "time", "llama-3-8b", "--set", "cluster.device=h100-sxm")
+    assert "bound by compute" in out
+    assert "bound by memory" in out
+
+
+def test_a_free_size_and_the_memory_that_must_hold_it(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["explain", "memory", "gpt2-xl", "--symbolic", "B", "--memory", "80GB", "--set", "recipe.precision=fp32",
+             "--set", "recipe.attention=math"]  # fmt: skip
+    out = told(capsys, *words)
+    assert "peak = " in out
+    assert "So at most B = 5 in 80 GB" in out
+    assert json.loads(told(capsys, *words, "--json"))["largest"] == 5
+    none = told(capsys, *words[:6], "8GB", *words[7:])
+    assert "Not even B = 1 fits in 8 GB." in none
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["flops", "gpt2", "--symbolic", "B"], "explains memory, not flops"),
+        (["memory", "gpt2", "--memory", "80GB"], "goes with --symbolic"),
+        (["memory", "gpt2", "--symbolic", "B", "--memory", "80 apples"], "--memory"),
+        (["memory", "gpt2", "--symbolic", "b"], "must be one of B, A, T, L, D, F, V"),
+        (["colour", "gpt2"], "invalid choice"),
+        (["memory", "gpt7"], "gpt7"),
+    ],
+)
+def test_wrong_words_are_told(capsys: pytest.CaptureFixture[str], words: list[str], sentence: str) -> None:
+    assert main(["explain", *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_rules_have_errors_and_conventions_have_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    out = told(capsys, "rules", "llama-3-8b")
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert "12 d^2 L + V d" in out
+    assert "6nd+attention" in out
+    rows = json.loads(told(capsys, "rules", "llama-3-8b", "--json"))
+    assert {"6nd", "6nd+attention", "dense", "causal", "kernels"} == {each["name"] for each in rows["conventions"]}
+    assert all(each["source"] for each in rows["conventions"])

@@ -1,0 +1,161 @@
+"""Formulas against numbers: what a line says in letters, in figures and in sum is the same, and is the ledger's."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from trainledger.api import load
+from trainledger.explain import account as explain
+from trainledger.explain.envelope import envelope
+from trainledger.explain.symbols import symbolic
+from trainledger.ledger.parameters import parameters
+from trainledger.ledger.step import account
+from trainledger.ledger.timeline import timeline
+from trainledger.predict.step_time import step_time
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.run import Run
+
+SMALL = {"vocab_size": 301, "d_model": 48, "n_layers": 3, "n_heads": 6, "d_ff": 100, "max_seq_len": 64}
+RUNS: dict[str, dict[str, Any]] = {
+    "llama": {"model": {**SMALL, "n_kv_heads": 2}},
+    "one of each": {"model": {**SMALL, "n_layers": 1, "n_heads": 1, "head_dim": 48}, "recipe": {"global_batch": 1}},
+    "gpt2, written out": {
+        "model": {**SMALL, "norm": "layernorm", "norm_bias": True, "gated": False, "positions": "learned",
+                  "activation": "gelu", "attention_bias": True, "mlp_bias": True, "tie_embeddings": True},
+        "recipe": {"attention": "math", "dropout": 0.1},
+    },
+    "checkpointed, accumulated": {
+        "model": {**SMALL, "n_kv_heads": 3},
+        "recipe": {"precision": "bf16-mixed", "activation_checkpointing": "full", "micro_batch": 2},
+    },
+    "local and global layers": {"model": {**SMALL, "window": 16, "global_every": 3}, "recipe": {"attention": "math"}},
+}  # fmt: skip
+
+
+def run_of(name: str) -> Run:
+    table = RUNS[name]
+    recipe = {"seq_len": 32, "global_batch": 4, "steps": 1, **table.get("recipe", {})}
+    return load({"model": table["model"], "recipe": recipe})
+
+
+def evaluated(numbers: str) -> int:
+    """What a line's figures come to, worked out from the text a person reads."""
+    return int(
+        eval(
+            re.sub(r"(?<=\d),(?=\d)", "", numbers).replace(" x ", "*").replace("^", "**").replace("/", "//"),
+            {"__builtins__": {}},
+        )
+    )
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_formulas_give_the_numbers_of_the_run(name: str) -> None:
+    run = run_of(name)
+    found, exact = symbolic(run), account(run)
+    assert len(found.ledger) == len(exact)
+    for mine, theirs in zip(found.ledger, exact, strict=True):
+        assert mine.name == theirs.name
+        for amount in ("flops", "model_flops", "read", "written", "kept", "times"):
+            assert found.number(getattr(mine, amount)) == getattr(theirs, amount), (mine.path, mine.name, amount)
+    assert max(found.number(each.nbytes) for each in timeline(found.ledger)) == exact.peak().nbytes
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("what", ["memory", "flops", "parameters"])
+def test_every_line_says_the_same_in_figures_as_in_sum(name: str, what: str) -> None:
+    for part in getattr(explain, what)(symbolic(run_of(name))):
+        assert part.lines
+        assert sum(line.value for line in part.lines) == part.total
+        for line in part.lines:
+            assert evaluated(line.numbers) == line.value, line
+            assert line.source
+            assert line.basis in ("exact", "assumed")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_parts_are_the_ledgers_totals(name: str) -> None:
+    run = run_of(name)
+    found, exact = symbolic(run), account(run)
+    resident, kept, peak = explain.memory(found)
+    assert resident.total == sum(nbytes for _, nbytes in exact.resident)
+    assert kept.total == exact.total("kept")
+    assert peak.total == exact.peak().nbytes
+    products, rest = explain.flops(found)
+    assert products.total == exact.matmul_flops
+    assert products.total + rest.total == exact.flops
+    (named,) = explain.parameters(found)
+    assert named.total == parameters(run.model).total == exact.parameters
+
+
+def test_the_time_is_the_roofline_line_by_line() -> None:
+    run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 64, "global_batch": 2, "steps": 1}})
+    from trainledger import catalog
+
+    step = step_time(account(run, backend="cuda"), catalog.device("a100-sxm-80gb"))
+    # fp32 products have a peak on that sheet; every second of the step stands in some line.
+    parts = explain.time(symbolic(run, backend="cuda"), step)
+    assert sum(each.total for each in parts) == pytest.approx(step.seconds)
+    assert {each.title for each in parts} == set(step.by_phase)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2, written out", "checkpointed, accumulated"])
+@pytest.mark.parametrize("memory_nbytes", [10**6, 10**7, 10**8])
+def test_the_largest_batch_is_the_one_that_counting_finds(name: str, memory_nbytes: int) -> None:
+    run = run_of(name)
+    found = envelope(run, "B", memory_nbytes=memory_nbytes)
+    assert found.largest is not None
+
+    def peak(batch: int) -> int:
+        overrides = {"recipe.micro_batch": batch, "recipe.global_batch": batch * run.grad_accum}
+        table = {"model": RUNS[name]["model"], "recipe": {"seq_len": 32, "steps": 1, **RUNS[name].get("recipe", {})}}
+        return account(load({**table, "recipe": {**table["recipe"], "global_batch": 4}}, overrides)).peak().nbytes
+
+    if found.largest >= 2:
+        assert found.nbytes_at_largest == peak(found.largest) <= memory_nbytes
+    assert found.largest == 0 or peak(found.largest + 1) > memory_nbytes
+
+
+def test_the_pieces_of_a_peak_follow_one_another_and_each_is_the_peak() -> None:
+    run = run_of("llama")
+    found = envelope(run, "T")
+    assert [each.first for each in found.pieces] == [1, *((each.last or 0) + 1 for each in found.pieces[:-1])]
+    assert found.pieces[-1].last is None
+    for piece in found.pieces:
+        for tokens in {max(piece.first, 2), piece.last or 2 * piece.first + 7}:
+            if tokens > 64 or tokens < 2:
+                continue
+            exact = account(load({"model": RUNS["llama"]["model"], "recipe": {"seq_len": tokens, "global_batch": 4,
+                                                                             "steps": 1}})).peak().nbytes  # fmt: skip
+            said = eval(piece.formula.replace("^", "**").replace(",", "").replace(" T", "*T"), {"T": tokens})
+            assert said == exact
+
+
+def test_gpt2_xl_in_80_gb() -> None:
+    """The lecture's question: GPT-2 XL in fp32 with AdamW, 1,024 tokens, scores written out; how large a batch?"""
+    recipe = {"seq_len": 1024, "global_batch": 1, "steps": 1, "precision": "fp32", "attention": "math"}
+    run = load({"model": {"preset": "gpt2-xl"}, "recipe": recipe})
+    found = envelope(run, "B", memory_nbytes=80 * 10**9)
+    P = 1_557_611_200
+    assert found.categories["parameters"] == found.categories["gradients"] == f"{4 * P:,}"
+    assert found.categories["optimizer state"] == f"{8 * P + 4 * 772:,}"  # and a step counter for each tensor
+    assert "B" in found.categories["activations"]
+    # Every block keeps 8 tensors of the stream's width, 2 of the MLP's and one of T x T per head, in fp32.
+    blocks = 48 * 4 * 1024 * (8 * 1600 + 2 * 6400 + 25 * 1024)
+    assert int(found.categories["activations"].split(" ")[0].replace(",", "")) == pytest.approx(blocks, rel=0.005)
+    assert found.largest == 5
+    assert account(load({"model": {"preset": "gpt2-xl"}, "recipe": {**recipe, "global_batch": 5}})).peak().nbytes == (
+        found.nbytes_at_largest
+    )
+
+
+def test_a_size_that_a_run_does_not_have_is_told() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        envelope(run_of("llama"), "X")
+    assert "--symbolic" in str(caught.value)
+    assert "must be one of B, A, T, L, D, F, V" in str(caught.value)
+    with pytest.raises(InvalidInput) as caught:
+        envelope(run_of("local and global layers"), "L")
+    assert "decides which operations run" in str(caught.value)

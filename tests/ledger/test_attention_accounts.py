@@ -1,0 +1,194 @@
+"""Accounts of attention that no CPU can witness step by step, and accounts of many sizes at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import sympy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainledger.ledger import rules
+from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.step import account
+from trainledger.ledger.timeline import peak_nbytes
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
+
+HEADS: dict[str, Any] = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 8}
+LATENT: dict[str, Any] = {"n_heads": 4, "kv_rank": 12, "nope_head_dim": 8, "rope_head_dim": 4, "v_head_dim": 8}
+
+
+def run_of(model: dict[str, Any], *, seq_len: Any = 64, micro_batch: Any = 2, **rest: Any) -> Run:
+    given = {"d_model": 40, "n_layers": 3, "d_ff": 48, "vocab_size": 100}
+    recipe: dict[str, Any] = {"precision": "bf16-mixed"}
+    for name, value in rest.items():
+        (given if name in given else recipe)[name] = value
+    batch = {"global_batch": micro_batch, "micro_batch": micro_batch, "seq_len": seq_len, "steps": 1}
+    return Run(
+        model=ModelSpec(max_seq_len=4096, **{**given, **model}), recipe=Recipe(**{**batch, **recipe})
+    )  # fmt: skip
+
+
+def fused(ledger: Ledger, phase: str = "forward") -> list[Entry]:
+    return [each for each in ledger.entries if each.kind == "attention" and each.phase == phase]
+
+
+# Kernels of accelerators
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"window": 16}, {"attention_softcap": 20.0}, {"positions": "alibi"}, {"window": 7, "global_every": 2},
+    ],
+)  # fmt: skip
+def test_flash_stores_no_scores_and_no_masks(fields: dict[str, Any]) -> None:
+    plain = account(run_of(HEADS, attention="flash"), backend="cuda")
+    special = account(run_of({**HEADS, **fields}, attention="flash"), backend="cuda")
+    B, T, H, G, K, layers = 2, 64, 4, 2, 8, 3
+    per_layer = 2 * B * T * K * (2 * H + 2 * G) + 4 * B * H * T + 24  # q, out, k, v in bf16, a logsumexp
+    assert sum(each.written * each.times for each in fused(plain)) + 2 * B * T * K * (H + 2 * G) * layers == (
+        per_layer * layers
+    )
+    assert [each.read for each in fused(special)] == [fused(plain)[0].read] * len(fused(special))
+    assert {each.name for each in fused(special)} == {"_scaled_dot_product_flash_attention"}
+    if "positions" not in fields:
+        assert special.kept_nbytes == plain.kept_nbytes
+
+
+def test_sinks_in_flash_are_read_and_learn() -> None:
+    plain = account(run_of(HEADS, attention="flash"), backend="cuda")
+    sinks = account(run_of({**HEADS, "attention_sinks": True}, attention="flash"), backend="cuda")
+    assert sinks.parameters - plain.parameters == 3 * 4
+    assert fused(sinks)[0].read - fused(plain)[0].read == 4 * 4
+    gradients = fused(sinks, "backward")[0].written - fused(plain, "backward")[0].written
+    assert gradients == 4 * 4
+
+
+def test_a_window_spares_work_only_where_the_kernel_knows_it() -> None:
+    def flops(attention: str, **fields: Any) -> int:
+        ledger = account(run_of({**HEADS, **fields}, attention=attention), backend="cuda")
+        return sum(each.flops * each.times for each in fused(ledger))
+
+    whole = 3 * rules.attention_flops(2, 4, 64, 64, 8, 8)
+    assert flops("flash") == flops("sdpa") == flops("sdpa", window=16) == whole
+    assert flops("flash", window=16) == whole // 4
+    assert flops("flash", window=16, global_every=3) == whole // 3 + 2 * whole // 12
+    assert flops("flash", window=1000) == whole
+
+
+def test_on_accelerators_sdpa_runs_the_kernel_that_pytorch_takes() -> None:
+    def names(**rest: Any) -> set[str]:
+        model = rest.pop("model", HEADS)
+        return {
+            each.name.removeprefix("_scaled_dot_product_")
+            for each in fused(account(run_of(model, **rest), backend="cuda"))
+        }
+
+    assert names() == names(attention_dropout=0.1) == {"flash_attention"}
+    assert names(precision="fp32") == {"efficient_attention"}
+    assert names(model={**HEADS, "window": 16}) == {"efficient_attention"}
+    assert names(model={**HEADS, "window": 64}) == {"flash_attention"}, "a window that hides nothing needs no mask"
+    assert names(model={**HEADS, "window": 16, "global_every": 2}) == {"efficient_attention", "flash_attention"}
+    assert names(model={**HEADS, "positions": "alibi"}) == {"efficient_attention"}
+    assert names(model=LATENT) == {"efficient_attention"}
+    assert names(model={**LATENT, "v_head_dim": 12}) == {"flash_attention"}
+
+
+def test_a_mask_is_kept_once_for_all_layers_and_its_kernel_wants_every_head_of_its_own() -> None:
+    few, many = (
+        account(run_of({**HEADS, "window": 16}, n_layers=n, attention="efficient"), backend="cuda") for n in (1, 9)
+    )
+    plain_few, plain_many = (account(run_of(HEADS, n_layers=n, attention="flash"), backend="cuda") for n in (1, 9))
+    mask = 2 * 64 * 64
+    copied = 2 * 2 * 2 * 64 * 8 * (4 - 2)  # k and v of four heads instead of two, in bf16
+    state = 16 - 24  # of the generators
+    assert few.kept_nbytes - plain_few.kept_nbytes == mask + copied + state
+    assert many.kept_nbytes - plain_many.kept_nbytes == mask + 9 * (copied + state)
+
+
+@pytest.mark.parametrize(
+    ("fields", "attention", "backend", "told"),
+    [
+        ({"attention_softcap": 2.0}, "sdpa", "cpu", "capped scores.* math"),
+        ({"attention_softcap": 2.0}, "efficient", "cuda", "capped scores.* flash"),
+        ({"attention_sinks": True}, "sdpa", "cuda", "attention sinks.* flash"),
+        ({"attention_softcap": 2.0}, "flash", "cpu", "not of a CPU.* math"),
+        ({}, "efficient", "cpu", "not of a CPU.* sdpa"),
+    ],
+)
+def test_what_no_kernel_does_has_no_account(fields: dict[str, Any], attention: str, backend: str, told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        account(run_of({**HEADS, **fields}, attention=attention), backend=backend)
+
+
+@given(st.integers(1, 40), st.one_of(st.none(), st.integers(1, 50)))
+def test_pairs_counted_one_by_one(tokens: int, window: int | None) -> None:
+    seen = [(t, s) for t in range(tokens) for s in range(tokens) if s <= t and (window is None or t - s < window)]
+    assert rules.attended_pairs(tokens, window) == len(seen)
+    assert rules.attended_pairs(tokens, window, causal=False) == tokens * min(tokens, window or tokens)
+
+
+# Arrays and symbols
+
+KINDS: dict[str, dict[str, Any]] = {
+    "latent": {"model": LATENT, "precision": "fp32"},
+    "low-rank queries, written out": {
+        "model": {**LATENT, "q_rank": 6, "rope_interleaved": True}, "attention": "math", "attention_dropout": 0.1,
+    },
+    "windows": {"model": {**HEADS, "window": 8, "qk_norm": "head", "rotary_dim": 4, "n_layers": 4, "global_every": 2}},
+    "alibi": {"model": {**HEADS, "positions": "alibi", "qk_norm": "width"}, "activation_checkpointing": "full"},
+    "sinks and caps": {
+        "model": {**HEADS, "attention_sinks": True, "attention_softcap": 9.0, "window": 8}, "attention": "math",
+        "activation_checkpointing": "full",
+    },
+    "flash in windows": {"model": {**HEADS, "window": 16}, "attention": "flash", "backend": "cuda"},
+    "masks on an accelerator": {"model": {**HEADS, "window": 8}, "backend": "cuda"},
+}  # fmt: skip
+
+
+def figures(kind: dict[str, Any], **sizes: Any) -> list[Any]:
+    fields = {name: value for name, value in kind.items() if name not in ("model", "backend")}
+    ledger = account(run_of(kind["model"], **fields, **sizes), backend=kind.get("backend", "cpu"))
+    amounts = [ledger.total(each) for each in ("flops", "model_flops", "read", "written", "kept")]
+    return [*amounts, ledger.kept_nbytes, ledger.parameters, ledger.tokens, peak_nbytes(ledger)]
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(
+    ("size", "values"), [("micro_batch", [2, 3, 8]), ("d_model", [8, 33]), ("seq_len", [9, 16, 40])]
+)
+def test_an_array_gives_what_each_of_its_ints_gives(kind: dict[str, Any], size: str, values: list[int]) -> None:
+    together = figures(kind, **{size: np.array(values)})
+    for at, value in enumerate(values):
+        assert [int(np.broadcast_to(each, len(values))[at]) for each in together] == figures(kind, **{size: value})
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_formula_gives_what_its_numbers_give(kind: dict[str, Any]) -> None:
+    names = ("micro_batch", "d_model", "seq_len")
+    symbols = {name: sympy.Symbol(name, integer=True, positive=True) for name in names}
+    formulas = figures(kind, **symbols)
+    for numbers in ((2, 12, 9), (4, 40, 33)):
+        put = {symbols[name]: sympy.Integer(each) for name, each in zip(names, numbers, strict=True)}
+        ints = figures(kind, **dict(zip(names, numbers, strict=True)))
+        assert [each.xreplace(put) for each in formulas] == ints
+
+
+def test_a_window_that_hides_nothing_costs_nothing() -> None:
+    for attention in ("sdpa", "math"):
+        plain, wide = (run_of(each, attention=attention) for each in (HEADS, {**HEADS, "window": 64}))
+        assert account(plain).peak().nbytes == account(wide).peak().nbytes
+        assert len(account(plain)) == len(account(wide))
+
+
+def test_the_account_does_not_grow_with_equal_layers() -> None:
+    run = run_of({**HEADS, "window": 8, "global_every": 4})
+    few, many = (len(account(replace(run, model=replace(run.model, n_layers=n)))) for n in (8, 800))
+    assert few == many

@@ -1,0 +1,258 @@
+"""Nothing is lost between ranks: what all of them have together is what one device would have, and what is duplicated.
+
+What a layout duplicates is worked out here from the shapes of the parameters alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, prod
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from trainledger.ledger import shapes
+from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ranks import accounts
+from trainledger.ledger.step import account
+from trainledger.spec.cluster import Cluster
+from trainledger.spec.layers import kind_of
+from trainledger.spec.layout import SCHEDULES, Layout
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
+
+
+def pick(*values: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(values)
+
+
+@st.composite
+def spread_runs(draw: st.DrawFn) -> Run:
+    """A model over any layout that its rules allow."""
+    tensor, context = draw(pick(1, 1, 2, 4)), draw(pick(1, 1, 2))
+    pipeline, shard = draw(pick(1, 1, 2, 3)), draw(pick(1, 2, 3, 4))
+    schedule = draw(pick(*SCHEDULES)) if pipeline > 1 else "1f1b"
+    virtual = draw(pick(1, 2)) if schedule == "interleaved" else 1
+    experts = draw(pick(None, None, 4))
+    zero = draw(pick(1, 2, 3)) if experts is None else 3
+    whole = shard * context
+    expert = draw(pick(*(each for each in (1, 2, 4) if whole % each == 0))) if experts else 1
+    kv_heads = draw(pick(4, 2, 1))
+    chunks = pipeline * virtual
+    layers = chunks * draw(pick(1, 2))
+    stage_layers = None
+    if chunks > 1 and draw(st.booleans()):
+        layers += 1
+        stage_layers = tuple(layers // chunks + (each < layers % chunks) for each in range(chunks))
+    llama = draw(st.booleans())
+    model = ModelSpec(
+        vocab_size=draw(pick(32, 64)), d_model=draw(pick(16, 20, 33)), n_layers=layers, n_heads=4, n_kv_heads=kv_heads,
+        head_dim=draw(pick(4, 6)), d_ff=draw(pick(8, 36)), max_seq_len=16, tie_embeddings=draw(st.booleans()),
+        norm="rmsnorm" if llama else "layernorm", norm_bias=not llama, gated=llama, mlp_bias=not llama,
+        activation="silu" if llama else "gelu", positions="rope" if llama else "learned",
+        attention_bias=draw(st.booleans()), qk_norm=draw(pick(None, "head")), n_experts=experts, experts_per_token=2,
+        expert_d_ff=8 if experts else None, n_shared_experts=draw(pick(0, 1)) if experts else 0,
+        n_dense_layers=draw(pick(0, 1)) if experts else 0,
+    )  # fmt: skip
+    layout = Layout(
+        replicate=draw(pick(1, 2)), shard=shard, zero=zero, tensor=tensor, pipeline=pipeline, schedule=schedule,
+        virtual_stages=virtual, stage_layers=stage_layers, context=context, expert=expert, prefetch=draw(pick(0, 1, 2)),
+        reshard_after_forward=draw(pick(None, True, False)) if zero == 3 and schedule != "interleaved" else None,
+        sequence_parallel=tensor > 1 and draw(st.booleans()), context_kind=draw(pick("ring", "all-to-all")),
+    )  # fmt: skip
+    batch = draw(pick(1, 2))
+    recipe = Recipe(
+        seq_len=16, micro_batch=batch, global_batch=batch * layout.data_ranks * pipeline * draw(pick(1, 2)), steps=1,
+        precision=draw(pick("fp32", "bf16-mixed")), activation_checkpointing=draw(pick("none", "full")),
+        optimizer=draw(pick("adamw", "sgd")),
+    )  # fmt: skip
+    return Run(model=model, recipe=recipe, layout=layout, cluster=Cluster(count=layout.devices))
+
+
+@settings(
+    max_examples=120,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
+@given(spread_runs())
+def test_nothing_is_lost_between_ranks(run: Run) -> None:
+    problems = list(run.problems())
+    if problems:  # heads that cannot go over both tensor and context ranks
+        assert all(each.field.startswith("layout.context") for each in problems)
+        return
+    layout, found = run.layout, accounts(run)
+    assert sum(each.count for each in found) == layout.devices
+    alone = account(replace(run, layout=Layout(), cluster=Cluster()))
+    assert summed(found, lambda ledger: ledger.parameters) == parameters_of_all(run)
+    assert summed(found, lambda ledger: ledger.model_flops) == alone.model_flops + duplicated_flops(run)
+    assert summed(found, lambda ledger: ledger.tokens) == alone.tokens * layout.tensor * layout.pipeline
+    assert summed(found, lambda ledger: dict(ledger.resident)["parameters"]) == 4 * held_by_all(run)
+    assert summed(found, lambda ledger: dict(ledger.resident).get("optimizer state", 0)) == states_of_all(run)
+    assert summed(found, gradient_nbytes) == 4 * gradients_of_all(run)
+
+
+def summed(found: Any, amount: Any) -> int:
+    return sum(each.count * amount(each.ledger) for each in found)
+
+
+def gradient_nbytes(ledger: Ledger) -> int:
+    """Bytes of gradients that lie there when the optimizer comes."""
+    live = dict(ledger.resident).get("gradients", 0)
+    for each in ledger:
+        live += each.times * dict(each.allocated).get("gradients", 0)
+        live -= each.times * dict(each.freed).get("gradients", 0)
+    return live
+
+
+# What each tensor has, by its name and shape in the whole model
+
+
+def tensors(run: Run) -> list[tuple[str, tuple[int, ...], int]]:
+    """Every parameter of the model: its name, its shape, and on how many stages it lies."""
+    spec = run.model
+    tied = 2 if spec.tie_embeddings and run.layout.pipeline > 1 else 1
+    named = [
+        (name, shape, tied if name.startswith("embed_tokens") else 1) for name, shape in shapes.before_blocks(spec)
+    ]
+    for layer in range(spec.n_layers):
+        named += [(name, shape, 1) for name, shape in shapes.block(spec, kind_of(spec, layer))]
+    return named + [(name, shape, 1) for name, shape in shapes.after_blocks(spec)]
+
+
+def is_expert(name: str) -> bool:
+    return name.startswith("mlp.experts.")
+
+
+def split(run: Run, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """A tensor rank's shape of a parameter, and how many expert ranks' worth of them there are."""
+    spec, ranks = run.model, run.layout.tensor
+    experts = run.layout.expert if is_expert(name) else 1
+    size = list(shape)
+    if is_expert(name):
+        size[0] //= experts
+        if name.endswith("down_proj"):
+            size[2] //= ranks
+        elif not name.endswith("down_proj_bias"):
+            size[1] //= ranks
+        return tuple(size), experts
+    part = name.split(".")[-2] if "." in name else name
+    if part in ("q_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head"):
+        size[0] //= ranks
+    elif part in ("k_proj", "v_proj"):
+        size[0] //= min(ranks, spec.kv_heads)
+    elif part in ("o_proj", "down_proj") and name.endswith("weight"):
+        size[1] //= ranks
+    return tuple(size), experts
+
+
+def pieces(run: Run, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows of a piece along the dim that FSDP2 cuts, and how many ranks have a piece."""
+    ranks = run.layout.shard_ranks // (run.layout.expert if is_expert(name) else 1)
+    rows = shape[1] if is_expert(name) and shape[0] % ranks else shape[0]
+    return ceil(rows / ranks) * (prod(shape) // rows), ranks
+
+
+def parameters_of_all(run: Run) -> int:
+    """Elements of all ranks: pieces of one whole with zero = 3, else a whole on every rank."""
+    layout, total = run.layout, 0
+    for name, shape, stages in tensors(run):
+        own, experts = split(run, name, shape)
+        holders = experts if layout.zero == 3 else layout.shard_ranks
+        total += prod(own) * holders * stages
+    return total * layout.tensor * layout.replicate
+
+
+def held_by_all(run: Run) -> int:
+    """The same with each piece as large as the largest."""
+    layout, total = run.layout, 0
+    if layout.zero != 3 or layout.shard_ranks == 1:
+        return parameters_of_all(run)
+    for name, shape, stages in tensors(run):
+        own, experts = split(run, name, shape)
+        piece, ranks = pieces(run, name, own)
+        total += piece * ranks * experts * stages
+    return total * layout.tensor * layout.replicate
+
+
+def gradients_of_all(run: Run) -> int:
+    """Gradients: with zero = 2 and 3 as the padded pieces of FSDP2; whole buffers stay beside them if interleaved."""
+    layout = run.layout
+    interleaved = layout.virtual_stages > 1
+    if layout.zero == 1 or layout.shard_ranks == 1:
+        return parameters_of_all(replace(run, layout=replace(layout, zero=1)))
+    padded = held_by_all(replace(run, layout=replace(layout, zero=3)))
+    return padded + (parameters_of_all(replace(run, layout=replace(layout, zero=1))) if interleaved else 0)
+
+
+def states_of_all(run: Run) -> int:
+    """AdamW: two moments, and a counter for each tensor that a rank has."""
+    if run.recipe.optimizer == "sgd":
+        return 0
+    layout = run.layout
+    count = sum(stages for _, _, stages in tensors(run))
+    if layout.zero == 3 or layout.shard_ranks == 1:
+        return 8 * parameters_of_all(run) + 4 * count * layout.devices // layout.pipeline
+    total = 0
+    for stage in range(layout.pipeline):
+        for vectors in (False, True):
+            own = sum(prod(split(run, n, s)[0]) for n, s in of_stage(run, stage) if (len(s) < 2) == vectors)
+            if own:
+                total += (8 * ceil(own / layout.shard_ranks) + 4) * layout.devices // layout.pipeline
+    return total
+
+
+def of_stage(run: Run, stage: int) -> list[tuple[str, tuple[int, ...]]]:
+    """The parameters on one stage."""
+    spec, layout = run.model, run.layout
+    chunks = layout.pipeline * layout.virtual_stages
+    counts = layout.stage_layers or (spec.n_layers // chunks,) * chunks
+    named = list(shapes.before_blocks(spec)) if stage == 0 else []
+    for chunk in range(stage, chunks, layout.pipeline):
+        first = sum(counts[:chunk])
+        for layer in range(first, first + counts[chunk]):
+            named += shapes.block(spec, kind_of(spec, layer))
+    if stage == layout.pipeline - 1:
+        named += shapes.after_blocks(spec)
+        if spec.tie_embeddings and layout.pipeline > 1:
+            named.append(("embed_tokens.weight", (spec.padded_vocab, spec.d_model)))
+    return named
+
+
+def duplicated_flops(run: Run) -> int:
+    """Products that several tensor ranks do alike: shared key-value heads, and routers."""
+    spec, ranks = run.model, run.layout.tensor
+    tokens = run.recipe.global_batch * run.recipe.seq_len
+    total = 0
+    for layer in range(spec.n_layers):
+        for name, shape in shapes.block(spec, kind_of(spec, layer)):
+            if name.endswith(("k_proj.weight", "v_proj.weight")) and ranks > spec.kv_heads:
+                total += (ranks // spec.kv_heads - 1) * 6 * tokens * prod(shape)
+            elif name.endswith("router.weight"):
+                total += (ranks - 1) * 6 * tokens * prod(shape)
+    return total
+
+
+def test_a_lost_layer_would_be_seen() -> None:
+    layout = Layout(pipeline=2, stage_layers=(1, 1))
+    spec = ModelSpec(vocab_size=32, d_model=16, n_layers=2, n_heads=4, d_ff=8, max_seq_len=16)
+    run = Run(model=spec, recipe=Recipe(seq_len=16, global_batch=2, micro_batch=1, steps=1), layout=layout)
+    found = accounts(run)
+    assert summed(found, lambda ledger: ledger.parameters) == parameters_of_all(run)
+    assert summed(found[:1], lambda ledger: ledger.parameters) != parameters_of_all(run)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_stage_is_told_apart(schedule: str) -> None:
+    spec = ModelSpec(vocab_size=32, d_model=16, n_layers=8, n_heads=4, d_ff=8, max_seq_len=16)
+    layout = Layout(pipeline=4, schedule=schedule, virtual_stages=2 if schedule == "interleaved" else 1)
+    recipe = Recipe(seq_len=16, global_batch=8, micro_batch=1, steps=1)
+    found = accounts(Run(model=spec, recipe=recipe, layout=layout, cluster=Cluster(count=4)))
+    assert [each.title for each in found] == ["first stage", "stage 2", "stage 3", "last stage"]
+    flights = {"gpipe": [8, 8, 8, 8], "1f1b": [4, 3, 2, 1], "zero-bubble": [4, 4, 4, 4], "interleaved": [11, 9, 7, 5]}
+    assert [each.in_flight for each in found] == flights[schedule]
+    peaks = [each.ledger.peak().by_category["activations"] for each in found[1:3]]
+    assert peaks[0] == peaks[1] if schedule in ("gpipe", "zero-bubble") else peaks[0] > peaks[1]

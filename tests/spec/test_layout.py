@@ -1,0 +1,130 @@
+"""What a layout must obey, as sentences with the nearest layout that works."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainledger.api import load
+from trainledger.spec.layout import Layout
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.runfile import parse, resolved
+
+MODEL: dict[str, Any] = {
+    "vocab_size": 64, "d_model": 56, "n_layers": 6, "n_heads": 7, "n_kv_heads": 7, "d_ff": 96, "max_seq_len": 64,
+    "head_dim": 8,
+}  # fmt: skip
+EIGHT = {"n_heads": 8, "n_kv_heads": 4}
+EXPERTS = {**EIGHT, "n_experts": 8, "experts_per_token": 2}
+
+
+def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any], count: int) -> dict[str, Any]:
+    return {
+        "model": {**MODEL, **model},
+        "recipe": {"seq_len": 64, "global_batch": 24, "micro_batch": 1, "steps": 1, **recipe},
+        "layout": layout,
+        "cluster": {"count": count},
+    }
+
+
+@pytest.mark.parametrize(
+    ("layout", "model", "recipe", "count", "sentence"),
+    [
+        ({"tensor": 3}, {}, {}, 3, "layout.tensor = 3: must divide model.n_heads = 7; nearest that works: 1"),
+        ({"tensor": 5}, {**EIGHT, "d_ff": 80}, {}, 5,
+         "layout.tensor = 5: must divide model.n_heads = 8; nearest that works: 4"),
+        ({"tensor": 4}, {**EIGHT, "d_ff": 98}, {}, 4,
+         "layout.tensor = 4: must divide model.d_ff = 98; nearest that works: 2"),
+        ({"tensor": 4}, {**EIGHT, "vocab_size": 66}, {}, 4,
+         "layout.tensor = 4: must divide the embedding's rows = 66; nearest that works: 2"),
+        ({"tensor": 4}, {"n_heads": 12, "n_kv_heads": 6}, {}, 4,
+         "layout.tensor = 4: must divide model.n_kv_heads = 6, or be a multiple of it; nearest that works: 2"),
+        ({"tensor": 2}, {**EIGHT, "qk_norm": "width"}, {}, 2,
+         "layout.tensor = 2: norms over the width of all heads (qk_norm) cannot be split by heads"
+         "; nearest that works: 1"),
+        ({"sequence_parallel": True, "shard": 2}, {}, {}, 2,
+         "layout.sequence_parallel = true: needs layout.tensor above 1; nearest that works: false"),
+        ({"tensor": 2, "sequence_parallel": True}, EIGHT, {"seq_len": 63}, 2,
+         "layout.tensor = 2: sequence parallelism splits the 63 tokens of a rank, so it must divide them"
+         "; nearest that works: 3"),
+        ({"shard": 8}, {}, {}, 4, "cluster.count = 4: the layout (shard 8) takes 8; nearest that works: 8"),
+        ({"shard": 5}, {}, {}, 5,
+         "recipe.global_batch = 24: must be a multiple of micro_batch = 1 x 5 data ranks (layout.replicate x "
+         "layout.shard)"
+         "; nearest that works: 25"),
+        ({"pipeline": 4}, {}, {}, 4,
+         "layout.pipeline = 4: the 6 layers do not go evenly over 4 chunks; layout.stage_layers says another way"
+         "; nearest that works: 3"),
+        ({"pipeline": 4, "stage_layers": [2, 2, 1]}, {}, {}, 4,
+         "layout.stage_layers = [2, 2, 1]: must have 4 numbers, one for each of pipeline x virtual_stages"
+         "; nearest that works: [2, 2, 1, 1]"),
+        ({"pipeline": 2, "stage_layers": [4, 4]}, {}, {}, 2,
+         "layout.stage_layers = [4, 4]: must add up to model.n_layers = 6, not 8; nearest that works: [3, 3]"),
+        ({"pipeline": 2, "virtual_stages": 3}, {}, {}, 2,
+         "layout.virtual_stages = 3: needs layout.schedule = 'interleaved'; nearest that works: 1"),
+        ({"pipeline": 3, "virtual_stages": 2, "schedule": "interleaved"}, {}, {"global_batch": 4}, 3,
+         "recipe.global_batch = 4: interleaving takes micro-batches in rounds of 3 stages, and a rank has 4"
+         "; nearest that works: 3"),
+        ({"context": 5}, {}, {}, 5,
+         "layout.context = 5: each rank takes an early and a late part of the 64 tokens, so twice it must divide them"
+         "; nearest that works: 4"),
+        ({"context": 8, "context_kind": "all-to-all"}, EIGHT, {}, 8,
+         "layout.context = 8: all-to-all splits the 4 key-value heads of a tensor rank, so it must divide them"
+         "; nearest that works: 4"),
+        ({"context": 2}, {}, {"attention": "math"}, 2,
+         "recipe.attention = 'math': context ranks put attention together from parts, which written-out attention does "
+         "not do; nearest that works: sdpa"),
+        ({"shard": 3, "expert": 3}, EXPERTS, {}, 3,
+         "layout.expert = 3: must divide model.n_experts = 8 and the 3 ranks of shard x context"
+         "; nearest that works: 1"),
+        ({"shard": 2, "expert": 2}, EIGHT, {}, 2,
+         "layout.expert = 2: the model has no experts (model.n_experts); nearest that works: 1"),
+        ({"expert": 2}, EXPERTS, {}, 1, "layout.expert = 2: needs layout.shard or layout.context to take ranks from"
+         "; nearest that works: 1"),
+        ({"shard": 2, "zero": 1, "reshard_after_forward": True}, {}, {}, 2,
+         "layout.reshard_after_forward = true: parameters are whole at zero = 1; nearest that works: none"),
+        ({"shard": 2, "zero": 4}, {}, {}, 2, "layout.zero = 4: must be at most 3; nearest that works: 3"),
+        ({"schedule": "1F1B"}, {}, {}, 1,
+         "layout.schedule = '1F1B': must be one of 1f1b, gpipe, interleaved, zero-bubble"
+         "; nearest that works: 1f1b"),
+        ({"stage_layers": [1, -5]}, {}, {}, 1, "layout.stage_layers = [1, -5]: each of them must be at least 0"),
+        ({"stage_layers": "six"}, {}, {}, 1,
+         "layout.stage_layers = 'six': must be a list of whole numbers, such as [4, 4]"),
+    ],
+)  # fmt: skip
+def test_a_layout_that_does_not_work_is_one_sentence(
+    layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any], count: int, sentence: str
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        load(tables(layout, model, recipe, count))
+    assert [str(each) for each in refused.value.problems] == [sentence]
+
+
+@pytest.mark.parametrize(
+    ("layout", "model", "count"),
+    [
+        ({"tensor": 7}, {"d_ff": 98, "vocab_size": 70}, 7),
+        ({"tensor": 8}, EIGHT, 8),  # twice as many ranks as key-value heads
+        ({"pipeline": 4, "stage_layers": [1, 2, 2, 1]}, {}, 4),
+        ({"shard": 4, "context": 2, "expert": 8}, EXPERTS, 8),
+        ({"replicate": 2, "shard": 2, "tensor": 2, "pipeline": 3, "context": 2}, EIGHT, 48),
+    ],
+)
+def test_what_works_is_read_and_written(layout: dict[str, Any], model: dict[str, Any], count: int) -> None:
+    run = load(tables(layout, model, {}, count))
+    assert run.layout.devices == count
+    assert parse(resolved(run)) == run
+
+
+def test_a_batch_goes_over_the_data_ranks() -> None:
+    run = load(tables({"replicate": 2, "shard": 3, "tensor": 2}, EIGHT, {"micro_batch": 2}, 12))
+    assert (run.layout.data_ranks, run.device_batch, run.grad_accum) == (6, 2, 2)
+    all_at_once = load(tables({"replicate": 2, "shard": 3}, EIGHT, {"micro_batch": "none"}, 6))
+    assert (all_at_once.device_batch, all_at_once.grad_accum) == (4, 1)
+
+
+def test_devices_without_a_layout_are_as_before() -> None:
+    run = load(tables({}, {}, {}, 64))
+    assert run.layout == Layout()
+    assert run.layout.alone

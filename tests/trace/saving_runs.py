@@ -1,0 +1,118 @@
+"""Small runs that save memory in some way, and what the closed form and the trace of one must agree in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from random_runs import GPT2, LLAMA, live_nbytes, pick, unrolled
+
+from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.step import account
+from trainledger.ledger.timeline import peak_host_nbytes
+from trainledger.measure.step import rehearse
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
+
+
+def examples(count: int) -> settings:
+    return settings(
+        max_examples=count,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    )
+
+
+@st.composite
+def saving_models(draw: st.DrawFn, seq_len: int, most_layers: int = 5) -> ModelSpec:
+    """Llama-like and GPT-2-like, local and global layers in turn, heads of several kinds."""
+    gpt2 = draw(st.booleans())
+    n_heads = draw(pick(1, 2, 4))
+    parts: dict[str, Any] = {**(GPT2 if gpt2 else LLAMA), "norm_place": draw(pick("pre", "pre", "post", "sandwich"))}
+    if not gpt2:
+        parts["n_kv_heads"] = n_heads // draw(st.sampled_from([each for each in (1, 2) if n_heads % each == 0]))
+    if draw(pick(False, False, True)):
+        parts |= {"window": draw(pick(2, 3)), "global_every": draw(pick(2, 3))}
+    return ModelSpec(
+        vocab_size=draw(pick(5, 64, 301)),
+        vocab_multiple=draw(pick(1, 8)),
+        d_model=draw(pick(8, 24)),
+        n_layers=draw(st.integers(1, most_layers)),
+        n_heads=n_heads,
+        head_dim=draw(pick(4, 6)),
+        d_ff=draw(pick(7, 32)),
+        max_seq_len=seq_len,
+        tie_embeddings=draw(st.booleans()),
+        head_bias=draw(pick(False, False, True)),
+        logit_softcap=draw(pick(None, None, 5.0)),
+        logit_scale=draw(pick(1.0, 1.0, 0.5)),
+        **parts,
+    )
+
+
+@st.composite
+def saving_runs(draw: st.DrawFn, **recipe: Any) -> Run:
+    """A model with a recipe; fields given as strategies are drawn."""
+    seq_len, micro_batch, grad_accum = draw(pick(4, 6)), draw(pick(2, 3)), draw(pick(1, 1, 3))
+    usual = {
+        "precision": pick("fp32", "bf16-mixed", "bf16"), "attention": pick("sdpa", "math"), "dropout": pick(0.0, 0.1),
+        "grad_clip": pick(None, 1.0), "optimizer": pick("adamw", "sgd"),
+    }  # fmt: skip
+    chosen = {name: draw(each) if isinstance(each, st.SearchStrategy) else each
+              for name, each in {**usual, **recipe}.items()}  # fmt: skip
+    if chosen.get("activation_checkpointing") == "from-start" and chosen["precision"] == "bf16-mixed":
+        chosen["precision"] = "bf16"
+    if chosen.get("loss_chunks") in ("half", "all"):
+        chosen["loss_chunks"] = micro_batch * seq_len // (2 if chosen["loss_chunks"] == "half" else 1)
+    model = draw(saving_models(seq_len))
+    batch = {"seq_len": seq_len, "micro_batch": micro_batch, "global_batch": micro_batch * grad_accum, "steps": 3}
+    return Run(model=model, recipe=Recipe(**{**batch, **chosen}))
+
+
+def same_ledgers(run: Run, *, in_order: bool = True) -> tuple[Ledger, Ledger]:
+    """Totals, peak and each operation of closed form and trace are equal; gives both.
+
+    In order, live bytes are compared too, but for what a loop followed once cannot say: rotary angles and masks, which
+    the first block's backward frees a little before its end, and two scalars while micro-batches add up their losses.
+    """
+    assert [str(each) for each in run.problems()] == []
+    predicted, traced = account(run), rehearse(run)
+    assert traced.uncounted == ()
+    assert predicted.parameters == traced.parameters
+    assert predicted.tokens == traced.tokens
+    assert predicted.matmul_flops == traced.matmul_flops
+    assert predicted.model_flops == traced.model_flops
+    assert predicted.kept_nbytes == traced.kept_nbytes
+    assert dict(predicted.resident) == dict(traced.resident)
+    assert peak_host_nbytes(predicted) == peak_host_nbytes(traced)
+    ours, theirs = unrolled(predicted), unrolled(traced)
+    if in_order:
+        for mine, other in zip(ours, theirs, strict=False):
+            assert facts(mine) == facts(other)
+        assert len(ours) == len(theirs)
+        pairs = list(zip(live_nbytes(predicted), live_nbytes(traced), strict=True))
+        for at, (mine_live, other_live) in enumerate(pairs):
+            assert abs(mine_live - other_live) <= shared_nbytes(run), (at, mine_live, other_live)
+        mine_live, other_live = pairs[-1]
+        assert abs(mine_live - other_live) <= 8
+    else:
+        assert Counter(map(facts, ours)) == Counter(map(facts, theirs))
+    highest, other_highest = predicted.peak().nbytes, traced.peak().nbytes
+    assert abs(highest - other_highest) <= max(0.01 * other_highest, shared_nbytes(run))
+    return predicted, traced
+
+
+def shared_nbytes(run: Run) -> int:
+    """Bytes of the rotary angles and masks that all blocks read, and of two scalars."""
+    tokens, width = run.recipe.seq_len, run.model.rotary_size if run.model.positions == "rope" else 0
+    return 4 * (tokens * width + 2 * tokens * tokens) + 8
+
+
+def facts(each: Entry) -> tuple[object, ...]:
+    path = ".".join("*" if part.isdigit() else part for part in each.path.split("."))
+    amounts = (each.flops, each.model_flops, each.read, each.written, each.kept)
+    return each.name, path, each.phase, each.kind, each.dtype, each.basis, *amounts, tuple(sorted(each.allocated))

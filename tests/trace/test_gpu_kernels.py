@@ -1,0 +1,69 @@
+"""Attention kernels of accelerators in their witness on a CPU: fake tensors know their shapes and what they keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_runs import live_nbytes, pick, run_of, unrolled
+from test_closed_form_equals_trace import facts
+from torch import Tensor
+
+from trainledger.ledger.step import account
+from trainledger.measure.step import rehearse
+from trainledger.spec.run import Run
+
+torch.set_num_threads(1)
+
+
+def as_on_cuda(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None, **rest: Any
+) -> Tensor:
+    """What `F.scaled_dot_product_attention` runs on CUDA in half precision."""
+    if attn_mask is None:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return flash(q, k, v, 0.0, True, False, scale=scale)[0]
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    return efficient(q, k, v, attn_mask.expand(*q.shape[:2], -1, -1), True, 0.0, False, scale=scale)[0]
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    """Models whose other operations are the same on CPUs and accelerators: layer norms, a loop as optimizer."""
+    masked = draw(st.booleans())
+    heads = draw(pick(1, 2, 4))
+    fields: dict[str, Any] = {"n_heads": heads, "positions": draw(pick("learned", "rope", "none"))}
+    if masked:
+        fields["window"] = draw(pick(None, 1, 4))
+        if fields["window"] is None:
+            fields["positions"] = "alibi"
+    else:
+        fields["n_kv_heads"] = draw(pick(1, heads))
+    seq_len = draw(pick(5, 32, 33))
+    return run_of(
+        gpt2=True, seq_len=seq_len, model={"max_seq_len": 40, **fields}, precision="bf16-mixed", optimizer="sgd",
+        optimizer_loop="loop", grad_clip=None, global_batch=draw(pick(1, 3)),
+        activation_checkpointing=draw(pick("none", "full")),
+    )  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(runs())
+def test_the_account_of_an_accelerator_is_the_trace_of_its_kernels(run: Run) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", as_on_cuda)
+        traced = rehearse(run)
+    predicted = account(run, backend="cuda")
+    ours, theirs = unrolled(predicted), unrolled(traced)
+    for mine, other in zip(ours, theirs, strict=False):
+        assert facts(mine) == facts(other)
+    assert len(ours) == len(theirs)
+    assert predicted.kept_nbytes == traced.kept_nbytes
+    spec, T = run.model, run.recipe.seq_len
+    shared = 2 * spec.n_heads * T * T + 2 * 2 * T * (spec.head_size // 2)  # masks and angles, which loops cannot place
+    for mine_now, other_now in zip(live_nbytes(predicted), live_nbytes(traced), strict=True):
+        assert abs(mine_now - other_now) <= shared

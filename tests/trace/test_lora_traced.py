@@ -1,0 +1,92 @@
+"""Adapters beside frozen weights: the closed form and the trace tell the same, and both what is saved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from random_runs import pick, run_of
+from saving_runs import examples, same_ledgers, saving_runs
+
+from trainledger.ledger.lora import base_nbytes
+from trainledger.ledger.parameters import parameters
+from trainledger.ledger.step import account
+from trainledger.spec.run import Run
+
+torch.set_num_threads(1)
+
+
+@examples(50)
+@given(
+    saving_runs(
+        lora_rank=pick(1, 4),
+        lora_targets=pick(("linear",), ("q_proj", "v_proj"), ("down_proj",), ("k_proj", "up_proj")),
+        lora_dropout=pick(0.0, 0.1),
+        base_format=pick(None, "bf16", "int8", "nf4"),
+        activation_checkpointing=pick("none", "none", "full", "selective", "attention", "offload"),
+        loss=pick("full", "chunked", "fused"),
+        loss_chunks=2,
+    )
+)
+def test_adapters(run: Run) -> None:
+    predicted, _ = same_ledgers(run, in_order=run.recipe.activation_checkpointing != "offload")
+    assert dict(predicted.resident)["frozen weights"] > 0
+
+
+def test_frozen_weights_have_no_gradient_no_state_and_no_product_of_their_own() -> None:
+    """FLOPs of linear layers: forward and the input's gradient instead of three products; more with recomputation."""
+    deep = {"n_layers": 6, "vocab_size": 8}
+    run = run_of(model=deep, lora_rank=1)
+    plain, adapted, again = (
+        account(each)
+        for each in (run_of(model=deep), run, run_of(model=deep, lora_rank=1, activation_checkpointing="full"))
+    )
+    tokens = run.recipe.tokens_per_step
+    elements = parameters(run.model)
+    linear = elements.by_component["attention"] + elements.by_component["mlp"]
+
+    def of_blocks(ledger: object) -> int:
+        entries = ledger.filter(lambda each: each.path.startswith("layers") and each.kind == "matmul")  # type: ignore
+        return int(entries.flops)
+
+    assert of_blocks(plain) == 6 * linear * tokens
+    trained = adapted.parameters
+    first = of_blocks(adapted) - 6 * trained * tokens
+    assert first < 4 * linear * tokens < first + 2 * linear * tokens // 6  # the first block's input has no gradient
+    assert of_blocks(again) > of_blocks(adapted)
+    resident = dict(adapted.resident)
+    assert resident["parameters"] == 4 * trained
+    assert resident["frozen weights"] == 4 * elements.total
+    assert resident["optimizer state"] < 9 * trained
+    gradients = sum(nbytes for each in adapted for name, nbytes in each.allocated if name == "gradients")
+    assert gradients <= 4 * trained
+
+
+def test_bytes_of_a_large_frozen_weight() -> None:
+    """4.127 bits per weight in nf4 with 8-bit scales (Dettmers et al. 2023, section 3: 0.127 bits for the scales)."""
+    n = 4096 * 4096
+    assert base_nbytes(n, "bf16") == 2 * n
+    assert base_nbytes(n, "int8") == n + 4 * n // 2048
+    assert base_nbytes(n, "nf4") == n // 2 + n // 64 + 4 * n // (64 * 256)
+
+
+def test_sizes_as_arrays_and_the_work_does_not_grow_with_layers() -> None:
+    numpy = pytest.importorskip("numpy")
+    few, many = (account(run_of(model={"n_layers": each}, lora_rank=2, base_format="nf4")) for each in (9, 900))
+    assert len(few) == len(many)
+    widths = numpy.array([64, 128])
+    both = account(run_of(model={"d_ff": widths}, lora_rank=2, base_format="nf4"))
+    for at, each in enumerate(widths):
+        one = account(run_of(model={"d_ff": int(each)}, lora_rank=2, base_format="nf4"))
+        assert both.total("flops")[at] == one.total("flops")
+        assert dict(both.resident)["frozen weights"][at] == dict(one.resident)["frozen weights"]
+
+
+@pytest.mark.parametrize("recipe", [{"activation_checkpointing": "full"}, {"loss": "fused", "loss_chunks": 4}])
+def test_symbols(recipe: dict[str, object]) -> None:
+    sympy = pytest.importorskip("sympy")
+    batch = sympy.Symbol("B", integer=True, positive=True)
+    formula = account(run_of(global_batch=batch, micro_batch=batch, lora_rank=2, **recipe))
+    for size in (4, 8):
+        one = account(run_of(global_batch=size, micro_batch=size, lora_rank=2, **recipe))
+        assert formula.total("flops").subs(batch, size) == one.total("flops")

@@ -1,0 +1,236 @@
+"""Clipping and update of every optimizer: the closed form and what torch runs, operation by operation.
+
+The parameters are those of a drawn model, without the model: what is compared starts where gradients exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from random_runs import GPT2, LLAMA, live_nbytes, pick, run_of, unrolled
+from test_closed_form_equals_trace import facts, same_operations, same_totals
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainledger.ledger import shapes
+from trainledger.ledger.entry import Ledger
+from trainledger.ledger.optimizer_state import for_muon as leaf_for_muon
+from trainledger.ledger.optimizer_state import state_nbytes
+from trainledger.ledger.parameters import ModelLeaves, leaves_of
+from trainledger.ledger.rules import UPDATE_FLOPS_PER_PARAMETER, matmul_flops
+from trainledger.ledger.step import account
+from trainledger.ledger.tape import Tape
+from trainledger.ledger.update import clip, update
+from trainledger.measure.step import rehearse, rehearse_really
+from trainledger.spec.layers import kind_of
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.optimizers import ACCOUNTED_ONLY, IMPLEMENTATIONS, OPTIMIZERS
+from trainledger.spec.precision import precision_of
+from trainledger.spec.recipe import Recipe
+from trainledger.trace import trace
+from trainledger.trace.numbers import ZeroWhereUnknown
+from trainledger.trace.recorder import Recorder
+from trainledger.trace.trace import make_states
+from trainledger.train.optimizer import build_optimizer, for_muon
+
+torch.set_num_threads(1)
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def built(optimizer: str) -> list[str]:
+    """The ways in which the engine runs an optimizer."""
+    return [each for each in IMPLEMENTATIONS[optimizer] if (optimizer, each) not in ACCOUNTED_ONLY]
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelSpec:
+    """Models with parameters of every kind: matrices tall and wide, vectors, stacks of experts and their biases."""
+    parts: dict[str, Any] = dict(draw(pick(LLAMA, GPT2)))
+    parts["mlp_bias"] = draw(st.booleans())
+    if draw(st.booleans()):
+        parts |= {"n_experts": draw(pick(2, 3)), "router_bias": draw(st.booleans()), "n_dense_layers": draw(pick(0, 1))}
+        parts |= {"n_shared_experts": draw(pick(0, 1))}
+    return ModelSpec(
+        vocab_size=draw(pick(5, 64, 301)), d_model=draw(pick(8, 33, 64)), n_layers=draw(pick(1, 2, 3)),
+        n_heads=2, head_dim=draw(pick(2, 16)), d_ff=draw(pick(7, 65, 100)), max_seq_len=8,
+        tie_embeddings=draw(st.booleans()), **parts,
+    )  # fmt: skip
+
+
+@st.composite
+def recipes(draw: st.DrawFn, name: str, loop: str) -> Recipe:
+    """An optimizer in one of its ways, with any of its options, with and without decay and clipping."""
+    more: dict[str, Any] = {}
+    if name in ("adam", "adamw"):
+        more = {"amsgrad": draw(st.booleans())}
+    if name == "rmsprop":
+        more = {"rmsprop_momentum": draw(pick(0.0, 0.5)), "rmsprop_centred": draw(st.booleans())}
+    recipe = Recipe(
+        seq_len=8, global_batch=1, steps=3, optimizer=name, optimizer_loop=loop,
+        precision=draw(pick("fp32", "fp32", "bf16")), weight_decay=draw(pick(0.0, 0.1)),
+        grad_clip=draw(pick(None, 1.0)), **more,
+    )  # fmt: skip
+    assert not list(recipe.problems())
+    return recipe
+
+
+@pytest.mark.parametrize(("optimizer", "loop"), [(name, loop) for name in OPTIMIZERS for loop in built(name)])
+@settings(
+    max_examples=10,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
+@given(st.data(), models(), st.booleans(), st.booleans())
+def test_closed_form_equals_what_torch_runs(
+    optimizer: str, loop: str, data: st.DataObject, spec: ModelSpec, foreach: bool, frozen: bool
+) -> None:
+    """``foreach`` is how clipping goes; ``frozen`` leaves the first and the down projections untrained."""
+    recipe = data.draw(recipes(optimizer, loop))
+    leaves = leaves_of(spec, recipe)
+    for leaf in (leaf for pattern, _ in leaves.in_order() for leaf in pattern):
+        leaf.trained = not (frozen and is_frozen(leaf.path))
+    predicted, traced = closed_form(leaves, recipe, foreach), followed(spec, recipe, foreach, frozen)
+    ours, theirs = unrolled(predicted), unrolled(traced)
+    for mine, other in zip(ours, theirs, strict=False):
+        assert facts(mine) == facts(other)
+    assert len(ours) == len(theirs)
+    assert relative(live_nbytes(predicted)) == relative(live_nbytes(traced))
+    assert state_nbytes(leaves, recipe) == dict(traced.resident).get("optimizer state", 0)
+
+
+def is_frozen(path: str) -> bool:
+    return "embed_tokens" in path or "down_proj" in path
+
+
+def relative(live: list[int]) -> list[int]:
+    return [each - live[-1] for each in live]
+
+
+def closed_form(leaves: ModelLeaves, recipe: Recipe, foreach: bool) -> Ledger:
+    tape = Tape(precision_of(recipe))
+    held = []
+    if recipe.grad_clip is not None:
+        with tape.during("clip"):
+            held = clip(tape, leaves, foreach=foreach)
+    with tape.during("optimizer"):
+        update(tape, leaves, recipe)
+    del held
+    return tape.ledger(resident=(), parameters=leaves.elements(), tokens=0, micro_batches=1)
+
+
+def followed(spec: ModelSpec, recipe: Recipe, foreach: bool, frozen: bool) -> Ledger:
+    """One clipping and one step of the engine's optimizer on fake tensors."""
+    with FakeTensorMode(), ZeroWhereUnknown():
+        model = parameters_alone(spec, DTYPES[precision_of(recipe).parameters])
+        for name, each in model.named_parameters():
+            each.requires_grad_(not (frozen and is_frozen(name)))
+        optimizer = build_optimizer(model, recipe)
+        make_states(model, optimizer)
+        for each in model.parameters():
+            each.grad = torch.zeros_like(each) if each.requires_grad else None
+        recorder = Recorder(model, optimizer)
+        recorder.resident([each.grad for each in model.parameters() if each.grad is not None], "gradients")
+        norm: Tensor | None = None
+        with recorder:
+            if recipe.grad_clip is not None:
+                with recorder.phase("clip"):
+                    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip, foreach=foreach)
+            with recorder.phase("optimizer"):
+                optimizer.step()
+            del norm
+    assert not recorder.uncounted
+    return recorder.ledger(tokens=0, writer="trace")
+
+
+def parameters_alone(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
+    """A module with the names and shapes of a model's parameters, layer by layer, and nothing else."""
+    named = list(shapes.before_blocks(spec))
+    for layer in range(spec.n_layers):
+        named += [(f"layers.{layer}.{name}", shape) for name, shape in shapes.block(spec, kind_of(spec, layer))]
+    named += shapes.after_blocks(spec)
+    root = nn.Module()
+    for name, shape in named:
+        module, *path = root, *name.split(".")
+        for part in path[:-1]:
+            if not hasattr(module, part):
+                module.add_module(part, nn.Module())
+            module = module.get_submodule(part)
+        module.register_parameter(path[-1], nn.Parameter(torch.zeros(shape, dtype=dtype)))
+    return root
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_whole_step_with_each_optimizer(optimizer: str) -> None:
+    for loop in built(optimizer):
+        run = run_of(optimizer=optimizer, optimizer_loop=loop, model={"d_model": 24, "head_dim": 6})
+        predicted, traced = account(run), rehearse(run)
+        same_totals(predicted, traced)
+        same_operations(predicted, traced, run)
+
+
+@pytest.mark.parametrize("optimizer", ["nesterov", "adafactor", "lion", "muon", "adamw-8bit"])
+def test_fake_steps_are_real_ones(optimizer: str) -> None:
+    for loop in built(optimizer):
+        run = run_of(optimizer=optimizer, optimizer_loop=loop)
+        fake, real = rehearse(run), rehearse_really(run)
+        assert fake.resident == real.resident
+        assert [replace(each, seconds=None) for each in fake] == [replace(each, seconds=None) for each in real]
+
+
+def test_muon_and_the_engine_choose_the_same_matrices() -> None:
+    moe = {"n_experts": 4, "router_bias": True, "mlp_bias": True, "activation": "silu", "gated": True}
+    for spec in (run_of().model, run_of(gpt2=True).model, replace(run_of().model, **moe)):
+        leaves = leaves_of(spec, run_of().recipe)
+        ours = {leaf.path for pattern, _ in leaves.in_order() for leaf in pattern if leaf_for_muon(leaf)}
+        with FakeTensorMode():
+            named = parameters_alone(spec, torch.float32).named_parameters()
+            theirs = {name.partition("layers.")[2].partition(".")[2] for name, each in named if for_muon(name, each)}
+        assert ours == theirs
+        assert not any("embed" in each or "lm_head" in each or "bias" in each or ".experts." in each for each in ours)
+
+
+def test_the_matrix_products_of_muon() -> None:
+    """Five iterations of two products with the long side and one without, in bf16, and none of the model's own."""
+    run = run_of(optimizer="muon", model={"n_layers": 1, "tie_embeddings": True})
+    ledger = account(run)
+    products = ledger.filter(lambda each: each.phase == "optimizer" and each.kind == "matmul")
+    expected = 0
+    for name, shape in shapes.block(run.model, kind_of(run.model, 0)):
+        if name.endswith("proj.weight"):
+            short, long = sorted(shape)
+            expected += 5 * (2 * matmul_flops(short, short, long) + matmul_flops(short, short, short))
+    assert products.flops == expected > 0
+    assert products.model_flops == 0
+    assert {each.dtype for each in products} == {"bf16"}
+
+
+def test_every_optimizer_has_a_count_of_its_operations() -> None:
+    assert set(OPTIMIZERS) <= set(UPDATE_FLOPS_PER_PARAMETER)
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "muon", "adamw-8bit"])
+def test_anybody_s_step_with_it_can_be_traced(optimizer: str) -> None:
+    """Adafactor reads norms off tensors, which are fake: the traced step has them as zero."""
+    model = nn.Sequential(nn.Linear(80, 96), nn.Linear(96, 16))
+    before = [each.detach().clone() for each in model.parameters()]
+    recipe = run_of(optimizer=optimizer).recipe
+    ledger = trace(model, torch.zeros(4, 80), loss=Tensor.sum, optimizer=build_optimizer(model, recipe))
+    assert ledger.uncounted == ()
+    assert ledger.by("phase")["optimizer"] > 0
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_number_that_decides_in_a_forward_is_not_made_up() -> None:
+    class Deciding(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if x.sum().item() > 0 else x
+
+    with pytest.raises(Exception, match=r"item|data-dependent|DataDependent|_local_scalar_dense"):
+        trace(Deciding(4, 4), torch.ones(2, 4), loss=Tensor.sum)

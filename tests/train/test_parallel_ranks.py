@@ -1,0 +1,154 @@
+"""Real processes against the ledger: what each rank of an FSDP2, tensor-parallel or DDP run holds and sends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainledger.api import load
+from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ranks import accounts
+from trainledger.spec.run import Run
+
+LLAMA: dict[str, Any] = {
+    "vocab_size": 96, "d_model": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "d_ff": 80, "max_seq_len": 16,
+}  # fmt: skip
+GPT2: dict[str, Any] = {
+    **LLAMA, "n_kv_heads": 4, "norm": "layernorm", "norm_bias": True, "activation": "gelu_tanh", "gated": False,
+    "positions": "learned", "attention_bias": True, "mlp_bias": True, "tie_embeddings": True,
+}  # fmt: skip
+RECIPE: dict[str, Any] = {"seq_len": 16, "global_batch": 8, "micro_batch": 2, "steps": 3}
+WITNESS = Path(__file__).with_name("rank_witness.py")
+
+TWO = {
+    "fsdp": ({"shard": 2}, {}, {}),
+    "fsdp, odd sizes": ({"shard": 2}, {"d_ff": 81, "vocab_size": 97, "d_model": 33, "head_dim": 8}, {}),
+    "fsdp, kept": ({"shard": 2, "reshard_after_forward": False}, GPT2, {}),
+    "tensor": ({"tensor": 2}, {}, {}),
+    "tensor and sequence": ({"tensor": 2, "sequence_parallel": True}, {}, {"micro_batch": 4}),
+    "ddp": ({"replicate": 2}, {}, {"global_batch": 4}),
+}
+TWO_MORE = {
+    "fsdp, two ahead": ({"shard": 2, "prefetch": 2}, {"n_layers": 5}, {}),
+    "fsdp, checkpointed": ({"shard": 2}, {}, {"activation_checkpointing": "full"}),
+    "fsdp, one layer": ({"shard": 2}, {"n_layers": 1}, {"global_batch": 4}),
+    "fsdp, bf16": ({"shard": 2}, {}, {"precision": "bf16-mixed"}),
+    "tensor, gpt2": ({"tensor": 2}, GPT2, {}),
+    "tensor and sequence, gpt2": ({"tensor": 2, "sequence_parallel": True}, GPT2, {}),
+    "tensor, normed heads": ({"tensor": 2}, {"qk_norm": "head"}, {}),
+    "fsdp, chunked loss": ({"shard": 2}, {}, {"loss": "chunked", "loss_chunks": 4}),
+    "fsdp, shards in bf16": ({"shard": 2}, {}, {"precision": "bf16-sharded"}),
+    "fsdp, experts": ({"shard": 2}, {"n_experts": 4, "experts_per_token": 2, "expert_d_ff": 16}, {}),
+    "tensor, bf16": ({"tensor": 2}, {}, {"precision": "bf16-mixed"}),
+    "ddp, large": ({"replicate": 2}, {"d_model": 512, "d_ff": 2048, "n_layers": 4}, {"global_batch": 4}),
+}
+FOUR = {
+    "fsdp x tensor": ({"shard": 2, "tensor": 2, "sequence_parallel": True}, {}, {}),
+    "hybrid": ({"shard": 2, "replicate": 2}, {}, {"global_batch": 8}),
+    "fsdp over four, odd sizes": (
+        {"shard": 4}, {"d_ff": 81, "vocab_size": 97, "d_model": 33, "n_heads": 3, "head_dim": 6, "n_kv_heads": 3}, {},
+    ),
+    "tensor over four": ({"tensor": 4}, {**GPT2}, {}),
+}  # fmt: skip
+
+Case = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+
+
+def tables(case: Case) -> dict[str, Any]:
+    layout, model, recipe = case
+    devices = 1
+    for axis in ("replicate", "shard", "tensor"):
+        devices *= layout.get(axis, 1)
+    return {
+        "model": {**LLAMA, **model}, "recipe": {**RECIPE, **recipe}, "layout": layout, "cluster": {"count": devices},
+    }  # fmt: skip
+
+
+def run_for_real(cases: dict[str, Case], world: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The facts of every case, rank by rank."""
+    told = folder / "cases.json"
+    told.write_text(json.dumps({"world": world, "cases": {name: tables(case) for name, case in cases.items()}}))
+    outs = [folder / f"rank{rank}.json" for rank in range(world)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(WITNESS), str(told), str(rank), str(out)], env=environment, stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, out in enumerate(outs)
+    ]  # fmt: skip
+    errors = [each.communicate(timeout=300)[1] for each in processes]
+    assert all(out.exists() for out in outs), "\n".join(errors)[-4000:]
+    facts = [json.loads(out.read_text()) for out in outs]
+    return {name: [each[name] for each in facts] for name in cases}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    return run_for_real(TWO, 2, tmp_path_factory.mktemp("two"))
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_a_rank_of_two_is_what_the_ledger_says(two: dict[str, list[dict[str, Any]]], name: str) -> None:
+    check(load(tables(TWO[name])), two[name])
+
+
+def test_a_layout_does_not_change_the_losses(two: dict[str, list[dict[str, Any]]]) -> None:
+    halves = [rank["losses"] for rank in two["fsdp"]]  # each has its half of the batch
+    mean = [sum(each) / 2 for each in zip(*halves, strict=True)]
+    assert halves[0] != halves[1]
+    for name in ("tensor", "tensor and sequence"):
+        for rank in two[name]:
+            assert rank["losses"] == pytest.approx(mean, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_more_of_two_ranks(tmp_path: Path) -> None:
+    for name, ranks in run_for_real(TWO_MORE, 2, tmp_path).items():
+        check(load(tables(TWO_MORE[name])), ranks)
+
+
+@pytest.mark.slow
+def test_four_ranks(tmp_path: Path) -> None:
+    for name, ranks in run_for_real(FOUR, 4, tmp_path).items():
+        check(load(tables(FOUR[name])), ranks)
+
+
+def check(run: Run, ranks: list[dict[str, Any]]) -> None:
+    told = ledgers_by_rank(run)
+    for rank, (facts, ledger) in enumerate(zip(ranks, told, strict=True)):
+        assert sent(ledger) == Counter({tuple(key): times for *key, times in facts["collectives"]}), rank
+        resident = dict(ledger.resident)
+        assert resident["parameters"] == facts["parameters"]
+        assert resident["optimizer state"] == facts["optimizer state"]
+        assert ledger.parameters == facts["elements"]
+        assert 4 * ledger.parameters == facts["gradients"]
+        assert ledger.peak().nbytes == pytest.approx(facts["peak"], rel=0.02)
+
+
+def ledgers_by_rank(run: Run) -> list[Ledger]:
+    """The ledger of every rank in the order of the mesh: replicas outermost, then shards, then tensor ranks."""
+    by_place = [(each.place, each.count, each.ledger) for each in accounts(run)]
+    layout = run.layout
+    places: list[Ledger] = []
+    for _, count, ledger in by_place:
+        places += [ledger] * (count // (layout.replicate * layout.tensor))
+    return [
+        places[place] for _ in range(layout.replicate) for place in range(layout.shard) for _ in range(layout.tensor)
+    ]
+
+
+def sent(ledger: Ledger) -> Counter[tuple[str, str, int, int]]:
+    found: Counter[tuple[str, str, int, int]] = Counter()
+    for each in ledger:
+        if each.kind == "collective":
+            phase = "backward" if each.phase == "recompute" else each.phase
+            found[phase, each.name, each.payload, each.ranks] += each.times
+    return found
