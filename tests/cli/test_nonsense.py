@@ -119,7 +119,9 @@ def test_heads_that_ranks_cannot_share_come_with_layouts_that_work(tmp_path: Pat
     assert "nearest that works" in err
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 50_000, "{", "", "null", "[]", '"x"', "\ufeff{}", "{}", "0" * 10**6])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a":' * 50_000, "{", "", "null", "[]", '"x"', "\ufeff{}", "{}", "0" * 10**6]
+)
 def test_configurations_that_are_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text, encoding="utf-8")

@@ -100,3 +100,31 @@ def test_nothing_is_infinite_at_the_bounds(capsys):
 def test_a_plan_has_no_minus_zero(capsys):
     run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 8, "global_batch": 1, "steps": 1}})
     assert "-0.0 %" not in text(plan(run))
+
+
+def test_model_flops_by_another_convention(capsys):
+    words = ["plan", "llama-3-8b", "--set", "cluster.device=h100-sxm", "--json"]
+    assert main(words) == 0
+    dense = json.loads(capsys.readouterr().out)
+    assert main([*words, "--convention", "causal"]) == 0
+    causal = json.loads(capsys.readouterr().out)
+    assert causal["convention"] == "causal"
+    assert causal["forecast"]["model_flops"] < dense["forecast"]["model_flops"]
+    flops, mfu = (causal["forecast"][name] / dense["forecast"][name] for name in ("model_flops", "mfu"))
+    assert abs(flops - mfu) < 1e-9
+    assert main([*words[:-1], "--convention", "kasual"]) == 2
+    assert "must be one of 6nd, 6nd+attention, dense, causal, kernels" in capsys.readouterr().err
+
+
+def test_the_device_is_asked_for_what_stands_around_the_tensors(capsys):
+    words = ["plan", "llama-3.2-1b", "--set", "cluster.device=h100-sxm", "--set", "recipe.seq_len=2048"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "Around the tensors" in said
+    assert "CUDA context 314.6 MB" in said
+    assert "Fits in the 85.02 GB that the device gives." in " ".join(said.split())
+    assert main([*words, "--json"]) == 0
+    held = json.loads(capsys.readouterr().out)["device_memory"]
+    assert held["fits"] is True
+    assert held["nbytes"] == sum(each["nbytes"] for each in held["lines"])
+    assert all(each["source"] for each in held["lines"])

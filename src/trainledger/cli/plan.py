@@ -17,15 +17,21 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("--mfu", default="0.5", help="share of the peak for the napkin's days (0.5)")
+    parser.add_argument(
+        "--convention", default="dense", metavar="NAME",
+        help="how model FLOPs and MFU are counted: 6nd, 6nd+attention, dense, causal or kernels (trainledger rules)",
+    )  # fmt: skip
     add_json(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
     from trainledger.api import plan
     from trainledger.plan.mfu import read_mfu
-    from trainledger.plan.plan import of_one_step
+    from trainledger.plan.plan import counted_by, of_one_step
 
     made = plan(run_or_model(args), mfu=read_mfu(args.mfu))
+    if args.convention != made.convention:
+        made = counted_by(made, args.convention)
     if not _is_file(args.run) and not _says_length(args):
         made = of_one_step(made)
     if args.json:
@@ -44,7 +50,7 @@ def run_or_model(args: argparse.Namespace) -> Run:
     if _is_file(args.run):
         return load_run(args)
     from trainledger import catalog
-    from trainledger.api import load
+    from trainledger.api import kernels_of, load
 
     recipe: dict[str, Any] = {
         "seq_len": catalog.model(args.run)["max_seq_len"],
@@ -53,6 +59,11 @@ def run_or_model(args: argparse.Namespace) -> Run:
     }
     if not any(each.lstrip().startswith("recipe.tokens") for each in args.set):
         recipe["steps"] = 1
+    run = load({"model": {"preset": args.run}, "recipe": recipe}, args.set)
+    if run.model.attention_softcap is None and not run.model.attention_sinks:
+        return run
+    # PyTorch's own fused attention has neither capped scores nor sinks.
+    recipe["attention"] = "flash" if kernels_of(run) != "cpu" else "math"
     return load({"model": {"preset": args.run}, "recipe": recipe}, args.set)
 
 

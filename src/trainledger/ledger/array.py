@@ -33,21 +33,28 @@ class Memory:
 class Array:
     """So many elements of a format; ``node`` says where its gradient goes (None: nowhere)."""
 
-    __slots__ = ("dtype", "elements", "memory", "node")
+    __slots__ = ("_nbytes", "dtype", "elements", "memory", "node")
 
-    def __init__(self, elements: Int, dtype: str, memory: Memory | None, node: Target = None) -> None:
+    def __init__(
+        self, elements: Int, dtype: str, memory: Memory | None, node: Target = None, nbytes: Int | None = None
+    ) -> None:
         self.elements = elements
         self.dtype = dtype
         self.memory = memory
         self.node = node
+        self._nbytes = nbytes
 
     @property
     def nbytes(self) -> Int:
-        return nbytes_in(self.elements, self.dtype)
+        if self._nbytes is None:  # worked out once: the elements may be those of many layouts
+            self._nbytes = nbytes_in(self.elements, self.dtype)
+        return self._nbytes
 
     def view(self, elements: Int | None = None, node: Target = None) -> Array:
         """The same memory under another node, or a part of it."""
-        return Array(self.elements if elements is None else elements, self.dtype, self.memory, node)
+        if elements is None:
+            return Array(self.elements, self.dtype, self.memory, node, self._nbytes)
+        return Array(elements, self.dtype, self.memory, node)
 
 
 class Leaf:

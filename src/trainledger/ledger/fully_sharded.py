@@ -98,10 +98,14 @@ class FullySharded:
                 collective(
                     self.tape, "all_gather", each.group, Array(each.padded, self.dtype, None).nbytes,
                     reads=[Array(each.own, self.dtype, None)], overlap="compute", category=COMMUNICATION,
-                    makes=[(each.padded * several(each.group.ranks), self.dtype)],
+                    makes=[(each.padded * several(each.group.ranks), self.dtype)], scratch=self._narrowed(each),
                 )[0]
                 for each in unit.gathered
             ]  # fmt: skip
+
+    def _narrowed(self, part: Part) -> Int:
+        """Bytes of this rank's piece in the format that is gathered, where it is held in another."""
+        return 0 if self.dtype == self.tape.precision.parameters else Array(part.own, self.dtype, None).nbytes
 
     def _copy_out(self, unit: Unit, flat: list[Array]) -> None:
         with self._at(unit):

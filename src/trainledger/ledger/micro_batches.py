@@ -77,16 +77,10 @@ class Work:
             else:
                 sum_over_replicas(self.tape, self.rank, self.leaves)
 
-    def widen(self) -> list[Array]:
-        """Sharded gradients in the master copy's format, the low-precision ones let go."""
-        tape, master = self.tape, self.tape.precision.master
-        assert master is not None
-        assert self.sharded is not None
-        elements, dtype = self.sharded.own_elements(), tape.precision.gradients
-        with tape.during("optimizer"):
-            wide = tape.emit("_to_copy", "copy", reads=[Array(elements, dtype, None)], makes=[(elements, master)])
-        self.sharded.let_gradients_go()
-        return wide
+    def let_gradients_go(self) -> None:
+        """Pieces of gradients are not held any more."""
+        if self.sharded is not None:
+            self.sharded.let_gradients_go()
 
     def forward(self) -> Array:
         """The loss of a micro-batch, or what the next stage reads."""

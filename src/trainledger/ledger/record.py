@@ -72,5 +72,7 @@ def amounts(storages: Iterable[tuple[Storage, Int]]) -> Amounts:
     """Bytes by category."""
     split: dict[str, Int] = {}
     for each, copies in storages:
-        split[each.category] = split.get(each.category, 0) + each.nbytes * copies
+        # Sizes may be arrays of many layouts, where adding to nothing and multiplying by one take time as well.
+        nbytes = each.nbytes if isinstance(copies, int) and copies == 1 else each.nbytes * copies
+        split[each.category] = split[each.category] + nbytes if each.category in split else nbytes
     return tuple(split.items())

@@ -162,6 +162,15 @@ def gather_updated(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
         collective(tape, "all_gather", rank.group, whole.nbytes, reads=[Array(own, dtype, None)], changes=[whole])
 
 
+def widened(tape: Tape, owned: ModelLeaves) -> list[Array]:
+    """Pieces of gradients, or buffers of them, in the master copy's format."""
+    master, elements = tape.precision.master, _trained(owned)
+    assert master is not None
+    pieces = Array(elements, tape.precision.gradients, None)
+    with tape.during("optimizer"):
+        return tape.emit("_to_copy", "copy", reads=[pieces], makes=[(elements, master)])
+
+
 # The joint norm
 
 

@@ -9,7 +9,7 @@ from trainledger.ledger.lora import frozen_nbytes
 from trainledger.ledger.micro_batches import Work, run_micro_batches
 from trainledger.ledger.mixed import adapt_scale, hold, main_gradients, own_nbytes, read_overflow, round_back, unscale
 from trainledger.ledger.rank import Rank, rank_of
-from trainledger.ledger.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding
+from trainledger.ledger.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding, widened
 from trainledger.ledger.sizes import sizes_of
 from trainledger.ledger.tape import Tape
 from trainledger.ledger.update import clip, state_nbytes, update
@@ -52,7 +52,10 @@ def account_of(rank: Rank, *, backend: str) -> Ledger:
     held: list[Array] = []
     gradients: list[Array] = []
     if precision.master and not precision.gradient_buffers:
-        gradients = main_gradients(tape, leaves) if not rank.sharded else [g for each in works for g in each.widen()]
+        whole = not rank.sharded and not any(each.buffered for each in works)
+        gradients = main_gradients(tape, leaves) if whole else widened(tape, leaves)
+        for each in works:
+            each.let_gradients_go()
     found = unscale(tape, leaves) if precision.loss_scaling else None
     if recipe.grad_clip is not None:
         with tape.during("clip"):

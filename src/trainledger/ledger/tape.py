@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainledger.dtypes import nbytes_in
 from trainledger.ledger.array import Array, Leaf, Memory, Port, Target
-from trainledger.ledger.entry import Amounts, Int, Ledger
+from trainledger.ledger.entry import Amounts, Int, Ledger, summed
 from trainledger.ledger.record import Event, Loop, Storage, copies_left_behind, keep_what_lives
 from trainledger.spec.precision import Precision
 
@@ -201,7 +201,7 @@ class Tape:
             record = Storage(nbytes_in(elements, dtype), self.phase, category, self.loop_stack)
             self._live[id(record)] = record
             records.append(record)
-            made.append(Array(elements, dtype, Memory(record, self.released)))
+            made.append(Array(elements, dtype, Memory(record, self.released), nbytes=record.nbytes))
         touched = [*changes, *reads]  # as torch has its arguments
         self.events.append(
             Event(
@@ -212,8 +212,8 @@ class Tape:
                 kind=kind,
                 flops=flops,
                 model_flops=0 if self.phase == "recompute" else model_flops,
-                read=0 if kind == "allocate" else sum(each.nbytes for each in touched),
-                written=0 if kind == "allocate" else sum(each.nbytes for each in (*made, *changes)),
+                read=0 if kind == "allocate" else summed(each.nbytes for each in touched),
+                written=0 if kind == "allocate" else summed(each.nbytes for each in (*made, *changes)),
                 dtype=self._rate_of(kind, [*changes, *reads]),  # torch names first what it changes
                 loop=self.loop_stack,
                 basis=basis,

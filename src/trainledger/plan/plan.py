@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Ledger
+from trainledger.ledger.parameters import leaves_of
 from trainledger.ledger.rules_of_thumb import training_flops, training_seconds
 from trainledger.ledger.timeline import Peak
+from trainledger.ledger.update import whole_of
 from trainledger.plan.beside import Beside, beside
 from trainledger.plan.mfu import read_mfu
+from trainledger.predict.device_memory import DeviceMemory, device_memory
 from trainledger.predict.forecast import Forecast, forecast
 from trainledger.predict.roofline import Machine, NoRate, peak_rate
+from trainledger.spec.cluster import Device
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 from trainledger.units import SECONDS_PER_DAY
@@ -38,6 +42,7 @@ class Plan:
     """A run's ledger, its forecast, and the rules of thumb beside them; ``napkin`` is None without a known peak.
 
     ``ranks`` are the distinct ranks of a run that is spread over devices; its ledger is that of the whole step.
+    ``convention`` says how its model FLOPs are counted. ``device_memory`` is what the heaviest of its devices holds in all; None where the device is not of the catalog.
     """
 
     run: Run
@@ -48,6 +53,8 @@ class Plan:
     napkin: Napkin | None
     memory_nbytes: int | None
     ranks: tuple[RankAccount, ...] = ()
+    device_memory: DeviceMemory | None = None
+    convention: str = "dense"
 
 
 def make_plan(run: Run, ledger: Ledger, machine: Machine | None, *, mfu: float = 0.5) -> Plan:
@@ -68,7 +75,34 @@ def make_plan(run: Run, ledger: Ledger, machine: Machine | None, *, mfu: float =
         rules=beside(run, ledger, peak.nbytes, memory_nbytes=memory, flops_per_second=rate, mfu=mfu),
         napkin=napkin,
         memory_nbytes=memory,
+        device_memory=memory_of_device(run, peak.nbytes, machine),
     )
+
+
+def memory_of_device(run: Run, peak_nbytes: int, machine: Machine | None) -> DeviceMemory | None:
+    """What a catalog device holds at the peak of a rank, its context and its communicators included."""
+    if not isinstance(machine, Device):
+        return None
+    from trainledger.catalog import overheads
+
+    # At most a parameter, its gradient and two moments of each tensor, and as many activations again.
+    tensors = 8 * whole_of(leaves_of(run.model)).tensors
+    groups = run.layout.communicators
+    return device_memory(peak_nbytes, machine, overheads(), tensors=tensors, groups=groups)
+
+
+def counted_by(plan: Plan, convention: str) -> Plan:
+    """The same plan with model FLOPs and MFU by one of `ledger.conventions`; raises InvalidInput where it has no such."""
+    from trainledger.ledger.conventions import CONVENTIONS
+    from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+
+    if convention not in CONVENTIONS:
+        rule = f"must be one of {', '.join(CONVENTIONS)}"
+        raise InvalidInput([Problem("--convention", convention, rule, nearest_text(convention, CONVENTIONS))])
+    told = plan.forecast
+    flops = CONVENTIONS[convention].flops(plan.run, plan.ledger)
+    mfu = told.mfu * flops / plan.ledger.model_flops if told.mfu is not None else None
+    return replace(plan, convention=convention, forecast=replace(told, model_flops=flops, mfu=mfu))
 
 
 def of_one_step(plan: Plan) -> Plan:
@@ -99,12 +133,24 @@ def to_json(plan: Plan) -> dict[str, Any]:
     """The plan as JSON takes it, the ledger left out."""
     return {
         "model": plan.run.model.name,
+        "convention": plan.convention,
         "forecast": vars(plan.forecast),
         "rules_of_thumb": [{**vars(each), "error": each.error} for each in plan.rules],
         "napkin": None if plan.napkin is None else vars(plan.napkin),
         "memory_nbytes": plan.memory_nbytes,
+        "device_memory": _device_memory(plan),
         **_ranks(plan),
     }
+
+
+def _device_memory(plan: Plan) -> dict[str, Any] | None:
+    held = plan.device_memory
+    if held is None:
+        return None
+    return {
+        "lines": [vars(each) for each in held.lines], "nbytes": held.nbytes, "usable_nbytes": held.usable_nbytes,
+        "usable_source": held.usable_source, "fits": held.fits,
+    }  # fmt: skip
 
 
 def _ranks(plan: Plan) -> dict[str, Any]:

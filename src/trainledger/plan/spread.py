@@ -7,7 +7,7 @@ from typing import Any
 
 from trainledger.ledger.ranks import RankAccount, accounts
 from trainledger.ledger.step import account
-from trainledger.plan.plan import Plan, make_plan
+from trainledger.plan.plan import Plan, make_plan, memory_of_device
 from trainledger.predict.roofline import Machine
 from trainledger.spec.layout import Layout
 from trainledger.spec.run import Run
@@ -32,7 +32,8 @@ def spread_plan(run: Run, machine: Machine | None, *, backend: str, mfu: float =
         tokens_per_second=None, total_seconds=None, seconds_by_phase={}, mfu=None, hfu=None, device_hours=None,
         money=None, notes=(NO_TIME,),
     )  # fmt: skip
-    return replace(plan, run=run, peak=peak, forecast=told, ranks=ranks)
+    held = memory_of_device(run, peak.nbytes, machine)
+    return replace(plan, run=run, peak=peak, forecast=told, ranks=ranks, device_memory=held)
 
 
 def rank_facts(rank: RankAccount) -> dict[str, Any]:

@@ -17,7 +17,18 @@ from trainledger.units import GIGA, MEGA, format_seconds
 Figure = dict[str, Any]
 
 # Okabe and Ito's colours, which people with any colour vision tell apart.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999", "#000000", "#332288")
+_COLOURS = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#F0E442",
+    "#999999",
+    "#000000",
+    "#332288",
+)
 _COLOUR_OF = dict(zip(CATEGORIES, _COLOURS, strict=True))
 _PREDICTED, _MEASURED = "#E69F00", "#0072B2"
 _MOST_POINTS = 1200

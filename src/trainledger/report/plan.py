@@ -66,12 +66,28 @@ def _memory(plan: Plan) -> str:
         f"The peak is at {peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}.",
         f"Each micro-batch keeps {format_nbytes(told.kept_nbytes or 0)} for its backward.",
     ]
-    if plan.memory_nbytes:
-        fits = "Fits in" if told.peak_nbytes <= plan.memory_nbytes else "Does NOT fit in"
-        lines.append(f"{fits} the device's {format_nbytes(plan.memory_nbytes)} (of which its own context takes some).")
+    lines += _device(plan, told.peak_nbytes)
     title = "Memory of one device that holds the whole model"
     shown = table(["at the peak", "bytes", "share"], rows, align="lrr")
     return "\n".join([title, shown, *(wrapped(each) for each in lines)])
+
+
+def _device(plan: Plan, peak_nbytes: int) -> Iterator[str]:
+    """Whether the device holds it: of a catalog device all that stands around the tensors, each part named."""
+    held = plan.device_memory
+    if held is None:
+        if plan.memory_nbytes:
+            fits = "Fits in" if peak_nbytes <= plan.memory_nbytes else "Does NOT fit in"
+            yield f"{fits} the device's {format_nbytes(plan.memory_nbytes)}."
+        return
+    around = [each for each in held.lines if each.name != "tensors"]
+    if around:
+        parts = ", ".join(f"{each.name} {format_nbytes(each.nbytes)}" for each in around)
+        yield f"Around the tensors ({' and '.join(sorted({each.basis for each in around}))}): {parts}."
+    if held.usable_nbytes is not None:
+        fits = "Fits in" if held.fits else "Does NOT fit in"
+        gives = format_nbytes(held.usable_nbytes)
+        yield f"{format_nbytes(held.nbytes)} in all. {fits} the {gives} that the device gives."
 
 
 def _memory_of_ranks(plan: Plan) -> str:
@@ -93,15 +109,10 @@ def _memory_of_ranks(plan: Plan) -> str:
             ]
         )  # fmt: skip
     columns = ["at the peak", "ranks", "layers", "in flight", "states", "comm.", "other", "peak"]
-    lines = [
-        "States are parameters, gradients and optimizer state; comm. is what is gathered, reduced and in buckets."
-    ]
+    lines = ["States are parameters, gradients and optimizer state; comm. is what is gathered, reduced and in buckets."]
     if len(stages) > len(shown):
         lines.append(f"Of {len(stages)} stages the first, the heaviest between and the last; --json has all.")
-    if plan.memory_nbytes:
-        most = plan.forecast.peak_nbytes or 0
-        fits = "Fits in" if most <= plan.memory_nbytes else "Does NOT fit in"
-        lines.append(f"{fits} the device's {format_nbytes(plan.memory_nbytes)} (of which its own context takes some).")
+    lines += _device(plan, plan.forecast.peak_nbytes or 0)
     shown_table = table(columns, rows, align="lrrrrrrr")
     return "\n".join(["Memory of the distinct ranks", shown_table, *(wrapped(each) for each in lines)])
 
@@ -111,6 +122,8 @@ def _flops(plan: Plan) -> str:
     rows = [[kind, format_flops(count)] for kind, count in sorted(flops.items(), key=lambda each: -each[1])]
     rows.append(["model FLOPs", format_flops(plan.forecast.model_flops or 0)])
     meaning = "Model FLOPs are the matmuls and attention of forward and backward, nothing run twice."
+    if plan.convention != "dense":
+        meaning = f"Model FLOPs are counted by the convention {plan.convention} (trainledger rules shows them all)."
     return table(["a step's work", "FLOPs"], rows, align="lr") + "\n" + wrapped(meaning)
 
 

@@ -84,6 +84,12 @@ class Layout:
         return self.shard * self.context
 
     @property
+    def communicators(self) -> tuple[int, ...]:
+        """The ranks of each group that a rank talks in: one group for each axis, and one of all for what is global."""
+        axes = (self.replicate, self.shard_ranks, self.tensor, self.pipeline, self.context, self.expert, self.devices)
+        return tuple(size for size in axes if size > 1)
+
+    @property
     def alone(self) -> bool:
         """Whether it is one device; never where a size is an array."""
         return is_int(self.devices) and self.devices == 1

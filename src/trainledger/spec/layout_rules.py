@@ -192,6 +192,9 @@ def _sharding(run: Run) -> Iterator[Problem]:
     if layout.zero == 3 and layout.shard * layout.context > 1 and again in ("segments", "from-start"):
         rule = "several blocks that run again together are not accounted for with sharded parameters (zero = 3)"
         yield Problem("recipe.activation_checkpointing", again, rule, "full")
+    if run.recipe.optimizer in ("adafactor", "muon") and layout.shard * layout.context > 1:
+        rule = "works on whole matrices, and sharded ranks have pieces of them (replicate, tensor and pipeline do not)"
+        yield Problem("recipe.optimizer", run.recipe.optimizer, rule, "adamw")
     if layout.zero != 3 and layout.reshard_after_forward is not None:
         rule = f"parameters are whole at zero = {layout.zero}"
         yield Problem("layout.reshard_after_forward", layout.reshard_after_forward, rule, "none")

@@ -51,8 +51,9 @@ def _field(each: Field[Any], given: Mapping[str, Any], base: Mapping[str, Any]) 
     else:
         default = base.get(each.name, each.default)
         line = f"# {each.name} = " if default is MISSING else "# " + _line(each.name, default)
-    first, *more = wrap(doc, _WIDTH - _COLUMN)
+    first, *more = wrap(doc, _WIDTH - max(_COLUMN, len(line) + 1))
     yield f"{line:<{_COLUMN - 1}} # {first}"
+    more = wrap(" ".join(more), _WIDTH - _COLUMN)
     for part in more:
         yield f"{'#':<{_COLUMN - 1}} # {part}"
 

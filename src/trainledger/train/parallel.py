@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -27,6 +26,7 @@ from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.precision import Precision
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.train.precision import TORCH
 
 AXES = ("replicate", "shard", "tensor")
 
@@ -71,8 +71,7 @@ def shard(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precisi
     """
     policy = MixedPrecisionPolicy()
     if precision.copies == "gathered":
-        formats = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-        policy = MixedPrecisionPolicy(formats[precision.compute], formats[precision.reduction])
+        policy = MixedPrecisionPolicy(TORCH[precision.compute], TORCH[precision.reduction])
     groups = mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]
     for block in model.layers:  # type: ignore[union-attr]
         fully_shard(block, mesh=groups, reshard_after_forward=layout.reshards, mp_policy=policy)

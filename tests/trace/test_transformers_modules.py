@@ -1,0 +1,152 @@
+"""transformers' own modules beside the closed form: what is equal is equal as integers, what is not is explained."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers_modules import CONFIGS, DOCUMENT, REASONS, Comparison, B, compare, config_of, document, step_of, traced
+
+from trainledger.ledger.entry import Ledger
+from trainledger.trace.grouped_products import grouped_products_of_any_format
+from trainledger.trace.recorder import Recorder
+from trainledger.trace.trace import make_states
+
+transformers.utils.logging.set_verbosity_error()
+KINDS = sorted(CONFIGS)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_there_are_at_least_twelve_types() -> None:
+    assert len(KINDS) >= 12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_and_flops_are_equal(kind: str) -> None:
+    c = compare(kind)
+    assert c.theirs.parameters == c.ours.parameters
+    theirs, ours = c.theirs.by("kind"), c.ours.by("kind")
+    assert theirs["matmul"] == ours["matmul"] > 0
+    assert theirs.get("attention", 0) == ours.get("attention", 0)
+    assert c.theirs.model_flops == c.ours.model_flops
+    assert c.theirs.uncounted == c.ours.uncounted == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_difference_of_kept_bytes_is_explained(kind: str) -> None:
+    c = compare(kind)
+    for row in c.rows:
+        assert sum(nbytes for _, nbytes in row.reasons) == row.difference, (row.place, row.theirs, row.ours)
+    assert sum(row.difference for row in c.rows) == c.kept
+    assert sum(each.nbytes(c) for each in REASONS) == c.kept
+
+
+def test_every_reason_is_some_types() -> None:
+    assert [each.name for each in REASONS if not any(each.nbytes(compare(kind)) for kind in KINDS)] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_peaks_differ_by_what_is_kept_and_resident(kind: str) -> None:
+    c = compare(kind)
+    more = c.kept + c.resident
+    assert c.live_at_loss(c.theirs) - c.live_at_loss(c.ours) == more
+    if c.same_place:
+        assert c.peak == more
+    else:
+        peak = c.theirs.peak()
+        assert "act" in peak.entry.path or "gelu" in peak.entry.path
+        assert peak.entry.phase == "backward"
+        assert 0 < c.peak - more <= peak.by_category["scratch"]
+
+
+def test_only_where_gelu_is_written_out_is_the_peak_elsewhere() -> None:
+    assert [kind for kind in KINDS if not compare(kind).same_place] == ["bloom", "gpt2", "gptj"]
+
+
+def test_the_document_is_what_the_script_writes_today() -> None:
+    assert DOCUMENT.read_text(encoding="utf-8") == document([compare(kind) for kind in CONFIGS])
+
+
+def really(config: object) -> Ledger:
+    """The same step with real tensors, recorded as it runs."""
+    with step_of(config) as (model, batch, loss, optimizer):
+        make_states(model, optimizer)
+        recorder = Recorder(model, optimizer)
+        recorder.resident(list(batch.values()), "batch")
+        with recorder:
+            with recorder.phase("forward"):
+                value = loss(model(**batch))
+            with recorder.phase("backward"):
+                value.backward()
+            with recorder.phase("optimizer"):
+                optimizer.step()
+        return recorder.ledger(tokens=batch["input_ids"].numel(), writer="measure")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_modules_run_on_fake_tensors_what_they_run_for_real(kind: str) -> None:
+    fake, real = compare(kind).theirs, really(config_of(kind))
+    assert [facts(fake)[at] for at in range(len(fake))] == facts(real)
+    assert fake.resident == real.resident
+    assert fake.peak().by_category == real.peak().by_category
+    assert freed(fake) == freed(real)
+
+
+def facts(ledger: Ledger) -> list[tuple[object, ...]]:
+    """What each operation does; when the results of a look at the values die is not compared."""
+    return [
+        (each.name, each.path, each.phase, each.kind, each.flops, each.read, each.written, each.kept, each.allocated)
+        for each in ledger
+    ]
+
+
+def freed(ledger: Ledger) -> Counter[str]:
+    """All that dies in the step, by category."""
+    total: Counter[str] = Counter()
+    for each in ledger:
+        total.update(dict(each.freed))
+    return total
+
+
+def test_packed_sequences_would_be_seen() -> None:
+    """What is undone for the trace matters: with transformers' own care, fake tensors get a mask."""
+    import trainledger.trace.transformers as undone
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(undone, "_not_packed", lambda find: find)
+        careful = traced(config_of("llama"))
+    assert careful.kept_nbytes > compare("llama").theirs.kept_nbytes
+
+
+SHAPES = [((12, 8), (3, 8, 4)), ((8, 12), (12, 4)), ((3, 12, 8), (3, 8, 4)), ((3, 12, 8), (8, 12))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_grouped_products_of_fake_tensors_are_shaped_as_real_ones(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype
+) -> None:
+    def product() -> torch.Tensor:
+        a, b = (torch.zeros(shape, dtype=dtype) for shape in shapes)
+        ends = None if a.dim() == b.dim() == 3 else torch.tensor([4, 8, 12], dtype=torch.int32)
+        return F.grouped_mm(a, b, offs=ends)
+
+    with FakeTensorMode(), grouped_products_of_any_format():
+        fake = product()
+    real = product()
+    assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
