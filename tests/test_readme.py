@@ -26,10 +26,10 @@ def test_the_python_section_runs(
     assert all(predicted == measured for _, predicted, measured, _ in rows)
 
 
-def test_every_line_it_shows_of_napkin_and_plan_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = README.replace("\\\n", " ")
-    for verb in ("napkin", "plan"):
-        command, said = re.search(rf"    \$ \.venv/bin/trainledger ({verb} .*)\n((?:    .*\n|\n)*)", shown).groups()  # type: ignore[union-attr]
+def test_every_line_it_shows_of_a_command_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = re.findall(r"    \$ \.venv/bin/trainledger (.*)\n((?:    .*\n|\n)*)", README.replace("\\\n", " "))
+    assert [command.split()[0] for command, _ in shown] == ["napkin", "plan", "plan", "explain"]
+    for command, said in shown:
         assert main(shlex.split(command)) == 0
         printed = capsys.readouterr().out.splitlines()
         lines = [line.removeprefix("    ") for line in said.splitlines() if line.strip() and line.strip() != "..."]

@@ -24,7 +24,8 @@ RECIPE = {"seq_len": 32, "global_batch": 4, "steps": 1}
 SECTIONS: dict[str, Any] = {"model": ModelSpec, "recipe": Recipe, "layout": Layout}
 NONSENSE = st.one_of(
     st.sampled_from([0, -1, 1, 2, 3, 7, 10**5, 10**9, 10**18, 10**30, -(2**63), 0.0, 0.5, -0.5, 1e308, float("inf"),
-                     float("nan"), True, False, "", " ", "7", "15T", "-3", "1e999", "none", "auto", "full", "null", [], [1],
+                     float("nan"), True, False, "", " ", "7", "15T", "-3", "1e999", "none", "auto", "full",
+                     "null", [], [1],
                      ["full"], {}, {"a": 1}, "\\u0000", "ä" * 50, "x" * 3000]),
     st.integers(), st.floats(), st.text(max_size=8),
 )  # fmt: skip

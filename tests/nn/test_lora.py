@@ -190,7 +190,8 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
         (
             {}, {"lora_targets": ("q_prj",)},
             "recipe.lora_targets = 'q_prj': must be of linear, attention, mlp, q_proj, k_proj, v_proj, o_proj, "
-            "q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, gate_proj, up_proj, down_proj; nearest that works: q_proj",
+            "q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, gate_proj, up_proj, down_proj; "
+            "nearest that works: q_proj",
         ),
         (
             {}, {"precision": "fp16-mixed"},

@@ -63,7 +63,8 @@ def test_attention_is_the_mean_of_values_where_scores_are_equal():
     later = torch.full((6, 6), -math.inf).triu(1)
     y = written_out(torch.zeros(1, 6, 4, 4), torch.randn(1, 6, 2, 4), v, later, Scores("math", 0.5))
     means = v.cumsum(1) / torch.arange(1, 7)[:, None, None]
-    torch.testing.assert_close(y.unflatten(-1, (4, 4)), means.repeat_interleave(2, dim=2))  # heads 0, 1 share the first key-value head
+    # Heads 0 and 1 share the first key-value head.
+    torch.testing.assert_close(y.unflatten(-1, (4, 4)), means.repeat_interleave(2, dim=2))
 
 
 @FAMILIES

@@ -43,7 +43,7 @@ def test_a_run_is_its_steps_its_evaluations_and_its_checkpoints():
     assert whole.device_hours == pytest.approx(44 / 3600)
     assert whole.money == pytest.approx(88 / 3600)
     assert whole.notes == (
-        "2 devices are taken to share the work without loss: no layout over devices is accounted for yet",
+        "2 devices are taken to share the work without loss: the run file has no [layout]",
         "micro_batch is not given, so each device is taken to hold all 4 sequences at once; "
         "--set recipe.micro_batch=1 splits them",
     )

@@ -75,6 +75,15 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
         ({"context": 2}, {}, {"attention": "math"}, 2,
          "recipe.attention = 'math': context ranks put attention together from parts, which written-out attention does "
          "not do; nearest that works: sdpa"),
+        ({"context": 2}, {"window": 8}, {}, 2,
+         "recipe.attention = 'sdpa': between context ranks only the flash kernel knows windows and ALiBi without a "
+         "mask of all tokens; nearest that works: flash"),
+        ({"shard": 2}, {}, {"optimizer": "muon"}, 2,
+         "recipe.optimizer = 'muon': works on whole matrices, and sharded ranks have pieces of them (replicate, tensor "
+         "and pipeline do not); nearest that works: adamw"),
+        ({"tensor": 2}, EIGHT, {"loss": "chunked"}, 2,
+         "recipe.loss = 'chunked': tensor ranks take the loss of all logits at once, each of its own columns"
+         "; nearest that works: full"),
         ({"shard": 3, "expert": 3}, EXPERTS, {}, 3,
          "layout.expert = 3: must divide model.n_experts = 8 and the 3 ranks of shard x context"
          "; nearest that works: 1"),

@@ -233,7 +233,8 @@ def test_observers_see_every_step_and_phase_in_order(tmp_path: Path) -> None:
     diary = Diary()
     run = tiny_run(steps=2, micro_batch=2, checkpoint_every=None, warmup_steps=0)
     train(run, tmp_path, open_feed=CountingFeed, observers=[diary])
-    phases = ["data", "forward", "backward", "forward", "backward", "clip", "optimizer"]
+    # The optimizer's phase stands first as well: it is where gradients are let go, or buffers of them set to zero.
+    phases = ["data", "optimizer", "forward", "backward", "forward", "backward", "clip", "optimizer"]
     assert diary.lines == [
         "start after 0",
         "step 1", *phases, "end of step 1",

@@ -93,7 +93,9 @@ class Offload:
         return tuple(self._moved(each, "to_device", "scratch") for each in packed)
 
     def _moved(self, array: Array, name: str, category: str) -> Array:
-        if array.memory is None or array.memory.record.cached or id(array.memory) in self._shared:
+        if array.memory is None or id(array.memory) in self._shared:
+            return array
+        if array.memory.record.cached or array.memory.record.of_parameter:
             return array
         makes = [(array.elements, array.dtype)]
         return self.tape.emit(name, "transfer", reads=[array], makes=makes, category=category)[0]

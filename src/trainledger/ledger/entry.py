@@ -24,7 +24,8 @@ KINDS = (
     "update", "transfer", "collective", "unknown",
 )  # fmt: skip
 CATEGORIES = (
-    "parameters", "frozen weights", "gradients", "optimizer state", "activations", "logits and loss", "scratch", "buffers", "batch",
+    "parameters", "frozen weights", "gradients", "optimizer state", "activations", "logits and loss", "scratch",
+    "buffers", "batch",
     "communication",
 )  # fmt: skip
 HOST = "host"  # what was moved to host memory: no part of the device's
@@ -44,9 +45,9 @@ class Entry:
     ``dtype`` is the format a matmul's inputs have, which decides the peak it runs against.
     ``loop`` says which loops it runs in, outermost first, as (name, count) pairs. ``payload``, ``group``
     and ``ranks`` are the bytes of a collective, the mesh axes it goes over and how many ranks those have; the bytes are
-    those of the whole message as NCCL's tests count them: of all that is reduced, of what an all-gather makes, of what a
-    reduce-scatter or an all-to-all reads, of what one rank sends to one other. ``overlap`` says beside what it can run:
-    ``compute``, or nothing (what comes next waits for it). ``seconds`` is known only where it was measured.
+    those of the whole message as NCCL's tests count them: of all that is reduced, of what an all-gather makes, of what
+    a reduce-scatter or an all-to-all reads, of what one rank sends to one other. ``overlap`` says beside what it can
+    run: ``compute``, or nothing (what comes next waits for it). ``seconds`` is known only where it was measured.
     """
 
     name: str

@@ -36,10 +36,16 @@ class Work:
         self.sharded = FullySharded(tape, rank, leaves) if sharded else None
 
     def _hold_gradients(self, sharded: bool) -> None:
-        """Sharded gradients come and go block by block; an interleaved pipeline adds up in buffers (Megatron-LM)."""
-        precision = self.tape.precision
+        """Sharded gradients come and go block by block; an interleaved pipeline adds up in buffers (Megatron-LM).
+
+        So does FSDP2 where it reduces once for all micro-batches, in the format that it reduces in (torch 2.13,
+        ``FSDPParam.to_accumulated_grad_if_needed``).
+        """
+        precision, layout = self.tape.precision, self.rank.layout
         interleaved = len(self.rank.chunks) > 1
-        self.buffered = interleaved or (precision.gradient_buffers and not sharded)
+        once = self.rank.gathers and layout.pipeline > 1 and not layout.reshards
+        widened = once and precision.reduction != precision.arriving
+        self.buffered = interleaved or widened or (precision.gradient_buffers and not sharded)
         for leaf in all_of(self.leaves):
             if self.rank.gathers:
                 leaf.dtype = precision.arriving
@@ -115,12 +121,17 @@ class Work:
             if self.chunk.ends:
                 with tape.at("loss"):
                     (seed,) = tape.emit("ones_like", "copy", reads=[scaled], makes=[(1, "fp32")])
+                held = seed
             else:
                 seed = self._received(value.elements, value.dtype)
+                # The schedule holds what it received to the end; a block must let go of its own gradient all the same,
+                # as the next round of the loop over equal blocks has another one. (One too many in the first round.)
+                (held,) = tape.emit("held", "allocate", makes=[(seed.elements, seed.dtype)], category="activations")
             tape.start(scaled, seed)
-            tape.backward()  # autograd holds the seed to the end, and so does its name here
+            del seed
+            tape.backward()  # autograd holds the seed of a loss to the end, and so does a name here
         value.node = scaled.node = None
-        del scaled, seed
+        del scaled, held
         if self.sharded is not None:
             self.sharded.backward_is_over()
 

@@ -151,9 +151,7 @@ def _scaled(tape: Tape, x: Array, factor: Array, elements: Int) -> Array:
     def product(g: Array, other: Array) -> Array:
         return _op(tape, "mul", [g, other], size)
 
-    node = op.pairwise(
-        tape, x, factor, product, product, sums=[(1, elements)], formats=[x.dtype, factor.dtype]
-    )
+    node = op.pairwise(tape, x, factor, product, product, sums=[(1, elements)], formats=[x.dtype, factor.dtype])
     y = _op(tape, "mul", [x, factor], size)
     y.node = node
     return y

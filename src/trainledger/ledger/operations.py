@@ -57,6 +57,8 @@ def gather(tape: Tape, leaves: Iterable[Leaf]) -> None:
     if tape.precision.copies == "gathered":
         for each in leaves:
             each.copy = cast(tape, each.held(), tape.compute_dtype)
+            if each.copy.memory is not None:
+                each.copy.memory.record.of_parameter = True
 
 
 def let_copies_go(leaves: Iterable[Leaf]) -> None:

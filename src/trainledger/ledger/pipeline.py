@@ -6,10 +6,10 @@ Sizes: P stages, S the stage counted from 0, V chunks of layers on each rank, M 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Int
+from trainledger.ledger.rules import smaller
 from trainledger.spec.layout import Layout
 from trainledger.spec.recompute import Group, LayerRun
 
@@ -62,8 +62,8 @@ def in_flight(layout: Layout, stage: int, micro_batches: Int) -> Int:
         return micro_batches
     if layout.schedule == "interleaved":
         chunks = layout.virtual_stages
-        return lesser(2 * (stages - stage - 1) + (chunks - 1) * stages + 1, micro_batches * chunks)
-    return lesser(stages if layout.schedule == "zero-bubble" else stages - stage, micro_batches)
+        return smaller(2 * (stages - stage - 1) + (chunks - 1) * stages + 1, micro_batches * chunks)
+    return smaller(stages if layout.schedule == "zero-bubble" else stages - stage, micro_batches)
 
 
 def in_flight_by_chunk(layout: Layout, stage: int, micro_batches: Int) -> tuple[Int, ...]:
@@ -77,33 +77,14 @@ def in_flight_by_chunk(layout: Layout, stage: int, micro_batches: Int) -> tuple[
     return tuple(rounds * stages + between(rest - chunk * stages, 0, stages) for chunk in range(chunks))
 
 
-def lesser(a: Int, b: Int) -> Int:
-    """The smaller of two sizes, ints, arrays or symbols."""
-    if isinstance(a, int) and isinstance(b, int):
-        return min(a, b)
-    return _either(a, b, "minimum", "Min")
-
-
 def greater(a: Int, b: Int) -> Int:
     """The larger of two sizes, ints, arrays or symbols."""
-    if isinstance(a, int) and isinstance(b, int):
-        return max(a, b)
-    return _either(a, b, "maximum", "Max")
+    return -smaller(-a, -b)
 
 
 def between(size: Int, least: Int, most: Int) -> Int:
     """A size, or the bound that it passes."""
-    return lesser(greater(size, least), most)
-
-
-def _either(a: Int, b: Int, of_arrays: str, of_symbols: str) -> Any:
-    if hasattr(a, "free_symbols") or hasattr(b, "free_symbols"):
-        import sympy
-
-        return getattr(sympy, of_symbols)(a, b)
-    import numpy
-
-    return getattr(numpy, of_arrays)(a, b)
+    return smaller(greater(size, least), most)
 
 
 def cut(runs: tuple[LayerRun, ...], chunk: Chunk) -> tuple[LayerRun, ...]:

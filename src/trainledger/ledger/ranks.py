@@ -97,8 +97,8 @@ def _places(run: Run, stage: int) -> Iterator[tuple[int, Any]]:
         return
     rank = rank_of(run, stage)
     leaves = [each for chunk in rank.chunks for pattern, _ in rank.leaves(chunk).in_order() for each in pattern]
-    cuts = {(each.shape, rank.group_of(each).ranks): each for each in leaves}
-    uneven = [(leaf, ranks) for (_, ranks), leaf in cuts.items() if _is_uneven(leaf, ranks)]
+    shared = [(leaf, rank.group_of(leaf).ranks) for leaf in leaves]
+    uneven = [(leaf, among) for leaf, among in shared if _is_uneven(leaf, among)]
     if not uneven:
         yield 0, ranks
         return

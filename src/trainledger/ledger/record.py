@@ -17,9 +17,11 @@ Loop = tuple[tuple[str, Int], ...]
 
 
 class Storage:
-    """One piece of memory. ``cached`` means that each iteration of a loop leaves its own copy behind."""
+    """One piece of memory. ``cached`` means that each iteration of a loop leaves its own copy behind, ``of_parameter``
+    that it is a parameter in another format.
+    """
 
-    __slots__ = ("__weakref__", "cached", "category", "kept", "loop", "nbytes", "phase")
+    __slots__ = ("__weakref__", "cached", "category", "kept", "loop", "nbytes", "of_parameter", "phase")
 
     def __init__(self, nbytes: Int, phase: str, category: str = "scratch", loop: Loop = ()) -> None:
         self.nbytes = nbytes
@@ -28,6 +30,7 @@ class Storage:
         self.loop = loop
         self.kept = False
         self.cached = False
+        self.of_parameter = False
 
 
 class Event:

@@ -44,6 +44,7 @@ def sizes_of(run: Run, backend: str) -> Sizes:
     """The sizes of one micro-batch of a run."""
     recipe = run.recipe
     return Sizes(
-        run.model, run.device_batch, recipe.seq_len, recipe.attention, recipe.dropout, recipe.attention_dropout, backend,
-        recipe.expert_capacity, recipe.load_balance_loss > 0, run.layout, recipe.activation_checkpointing == "attention",
+        run.model, run.device_batch, recipe.seq_len, recipe.attention, recipe.dropout, recipe.attention_dropout,
+        backend, recipe.expert_capacity, recipe.load_balance_loss > 0, run.layout,
+        recipe.activation_checkpointing == "attention",
     )  # fmt: skip

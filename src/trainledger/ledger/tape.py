@@ -194,7 +194,8 @@ class Tape:
             if known is not None:
                 return known
         if category is None:
-            category = self.category or ("logits and loss" if self.path == "loss" or self.path.endswith(".loss") else "scratch")
+            of_loss = self.path == "loss" or self.path.endswith(".loss")
+            category = self.category or ("logits and loss" if of_loss else "scratch")
         made: list[Array] = []
         records: list[Storage] = []
         for elements, dtype in makes:
@@ -245,21 +246,32 @@ class Tape:
         self._live.pop(id(record), None)
         if not self.events:
             return
-        if len(self.events[-1].facts["loop"]) > len(self.loop_stack):
-            self.emit("release", "allocate")  # after a loop, where the loop's own last entry would free in each round
+        if self.events[-1].facts["loop"] != self.loop_stack:
+            self.emit("release", "allocate")  # the last entry runs in another loop and would free in each round of that
         self.events[-1].freed.append((record, copies_left_behind(record, self.loop_stack)))
 
     # The graph
 
     def node(
-        self, targets: Sequence[Target], saved: tuple[Array, ...], backward: Backward, *, sums: Sums = (),
+        self,
+        targets: Sequence[Target],
+        saved: tuple[Array, ...],
+        backward: Backward,
+        *,
+        sums: Sums = (),
         formats: Sequence[str] = (),
     ) -> Port | None:
         """A step of the graph; ``backward(gradient, *saved)`` gives a gradient per target (any, where that is None)."""
         return self.fork(targets, saved, backward, 1, sums=sums, formats=formats)[0]
 
     def fork(
-        self, targets: Sequence[Target], saved: tuple[Array, ...], backward: Backward, outputs: int, *, sums: Sums = (),
+        self,
+        targets: Sequence[Target],
+        saved: tuple[Array, ...],
+        backward: Backward,
+        outputs: int,
+        *,
+        sums: Sums = (),
         formats: Sequence[str] = (),
     ) -> Sequence[Port | None]:
         """A step of the graph with several outputs: its backward gets a gradient for each.

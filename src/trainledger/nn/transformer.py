@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from trainledger.nn.attend import usual
 from trainledger.nn.attention import Attention, Shared
 from trainledger.nn.checkpointing import again, run_layers
+from trainledger.nn.compute_dtype import compute_dtype
+from trainledger.nn.experts import DROPLESS, Dispatching, Experts
 from trainledger.nn.extra_loss import with_loss
 from trainledger.nn.latent_attention import LatentAttention
 from trainledger.nn.loss import HeadLoss
 from trainledger.nn.mask import Masks
-from trainledger.nn.compute_dtype import compute_dtype
-from trainledger.nn.experts import DROPLESS, Dispatching, Experts
 from trainledger.nn.mlp import MLP
 from trainledger.nn.norm import norm_of
 from trainledger.nn.predict_ahead import PredictAhead, ahead_loss
@@ -157,7 +157,6 @@ class Transformer(nn.Module):
         self.masks = Masks(spec, attention, attention_dropout)
         self.dropout = Dropout(dropout)
 
-
         scores_again = checkpointing is not None and checkpointing.activation_checkpointing == "attention"
 
         def block(kind: LayerKind) -> Block:
@@ -240,7 +239,6 @@ class Transformer(nn.Module):
 def softcap(x: Tensor, cap: float) -> Tensor:
     """cap tanh(x / cap): bounded, and x itself where it is small (Bello et al. 2016)."""
     return cap * torch.tanh(x / cap)
-
 
 
 def build(spec: ModelSpec, recipe: Recipe) -> Transformer:

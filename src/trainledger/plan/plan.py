@@ -42,7 +42,8 @@ class Plan:
     """A run's ledger, its forecast, and the rules of thumb beside them; ``napkin`` is None without a known peak.
 
     ``ranks`` are the distinct ranks of a run that is spread over devices; its ledger is that of the whole step.
-    ``convention`` says how its model FLOPs are counted. ``device_memory`` is what the heaviest of its devices holds in all; None where the device is not of the catalog.
+    ``convention`` says how its model FLOPs are counted. ``device_memory`` is what the heaviest of its devices holds in
+    all; None where the device is not of the catalog.
     """
 
     run: Run
@@ -92,7 +93,7 @@ def memory_of_device(run: Run, peak_nbytes: int, machine: Machine | None) -> Dev
 
 
 def counted_by(plan: Plan, convention: str) -> Plan:
-    """The same plan with model FLOPs and MFU by one of `ledger.conventions`; raises InvalidInput where it has no such."""
+    """The same plan with model FLOPs and MFU by one of `ledger.conventions`; raises InvalidInput for another name."""
     from trainledger.ledger.conventions import CONVENTIONS
     from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 

@@ -40,6 +40,11 @@ class DeviceMemory:
         return sum(each.nbytes for each in self.lines if each.name in ("tensors", "rounding", "cuBLAS workspaces"))
 
     @property
+    def reserved_nbytes(self) -> Int:
+        """What PyTorch's allocator has taken from the driver (torch.cuda.max_memory_reserved)."""
+        return self.allocated_nbytes + sum(each.nbytes for each in self.lines if each.name == "fragmentation")
+
+    @property
     def fits(self) -> bool | None:
         """Whether all lines fit; None where the device's memory is not known."""
         return None if self.usable_nbytes is None else self.nbytes <= self.usable_nbytes

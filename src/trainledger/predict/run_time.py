@@ -44,7 +44,7 @@ def _occasions(steps: int, every: int | None) -> int:
 def _assumed(run: Run) -> Iterator[str]:
     recipe, count = run.recipe, run.cluster.count
     if count > 1:
-        yield f"{count:,} devices are taken to share the work without loss: no layout over devices is accounted for yet"
+        yield f"{count:,} devices are taken to share the work without loss: the run file has no [layout]"
         if recipe.micro_batch is None and recipe.global_batch > 1:
             yield (
                 f"micro_batch is not given, so each device is taken to hold all {recipe.global_batch:,} sequences at "

@@ -41,7 +41,9 @@ def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0) -> StepTime
         basis, notes = "assumed", [f"roofline on the rates measured on {machine.date}", *machine.notes]
     try:
         roofline = Roofline(machine)
-        times = tuple(roofline.time(each) for each in ledger if each.kind not in ("transfer", "collective"))
+        times = tuple(
+            roofline.time(each) for each in ledger if each.kind not in ("transfer", "collective") and not each.payload
+        )
     except NoRate as reason:
         return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
     untimed = len(ledger) - len(times)

@@ -93,9 +93,6 @@ def _tensor(run: Run) -> Iterator[Problem]:
     if run.recipe.loss != "full":
         rule = "tensor ranks take the loss of all logits at once, each of its own columns"
         yield Problem("recipe.loss", run.recipe.loss, rule, "full")
-    if spec.n_predict_ahead:
-        rule = "multi-token prediction modules are not accounted for over tensor ranks"
-        yield Problem("layout.tensor", ranks, rule, 1)
     if spec.qk_norm == "width":
         yield Problem("layout.tensor", ranks, "norms over the width of all heads (qk_norm) cannot be split by heads", 1)
     tokens = run.recipe.seq_len // layout.context
@@ -171,6 +168,9 @@ def _context(run: Run) -> Iterator[Problem]:
     if recipe.attention == "math":
         rule = "context ranks put attention together from parts, which written-out attention does not do"
         yield Problem("recipe.attention", recipe.attention, rule, "sdpa")
+    elif recipe.attention != "flash" and (run.model.window is not None or run.model.positions == "alibi"):
+        rule = "between context ranks only the flash kernel knows windows and ALiBi without a mask of all tokens"
+        yield Problem("recipe.attention", recipe.attention, rule, "flash")
 
 
 def _expert(run: Run) -> Iterator[Problem]:

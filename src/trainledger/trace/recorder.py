@@ -287,7 +287,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _again(self) -> bool:
-        """Whether a forward runs inside backward: with gradients, or (in the forward of an own Function) in a module."""
+        """Whether a forward runs inside backward: with gradients, or (in an own Function's forward) in a module."""
         if torch._C._current_autograd_node() is None:
             return False
         return torch.is_grad_enabled() or bool(self._stack)

@@ -1,0 +1,107 @@
+"""Fine-tuning runs: adapters over frozen weights, and whole small models. They are reported beside pretraining."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from published_case import Case, Extra, Row, Source
+
+from trainledger import catalog
+from trainledger.spec.cluster import Cluster
+from trainledger.spec.layout import Layout
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
+from trainledger.units import GIB
+
+LITGPT = Source(
+    name="Lightning-AI/litgpt:tutorials/resource-tables.md",
+    title="litgpt LoRA, A100 40 GB",
+    group="fine-tuning",
+    figure="allocated",
+    unit=10**9,
+    unit_why="finetune/lora.py prints torch.cuda.max_memory_allocated() / 1e9",
+    assumed=(
+        "LoRA of rank 8 on queries and values with dropout 0.05, all in bf16 (bf16-true), AdamW without clipping",
+        "flash attention; logits in chunks of 128 tokens, told as a chunked loss",
+        "the longest sequence of the data is the peak's",
+        "nf4-dq is 4 bits with double quantization; plain nf4 is told like it",
+        "what litgpt keeps beyond ours is not told: RMSNorm in fp32, adapters put among zeros as wide as queries, keys "
+        "and values together",
+    ),
+)
+QWEN = Source(
+    name="QwenLM/Qwen:README.md (Profiling of Memory and Speed)",
+    title="Qwen LoRA, QLoRA and full, A100 80 GB",
+    group="fine-tuning",
+    figure="driver",
+    unit=GIB,
+    unit_why="printed as G; what was read is not said and taken for nvidia-smi in GiB",
+    assumed=(
+        "LoRA of rank 64 on all linear layers with dropout 0.05 (finetune.py), weights and adapters in bf16",
+        "Q-LoRA: nf4 with double quantization, told for GPTQ's int4",
+        "adapters of Q-LoRA are in fp32 there (PEFT leaves them so beside integers), which is not told",
+        "full: bf16 parameters with an fp32 master copy (DeepSpeed ZeRO-3)",
+        "flash attention, every block run again in backward, logits upcast to fp32",
+    ),
+)
+CHUNK = 128
+
+
+def _chunks(tokens: int) -> int:
+    """As many chunks as come nearest to litgpt's size and divide the tokens."""
+    return min(
+        (each for each in range(1, tokens + 1) if tokens % each == 0), key=lambda each: abs(tokens / each - CHUNK)
+    )
+
+
+def litgpt_case(row: Row) -> Case:
+    llama = "Llama2" in row["model_family"]
+    model = ModelSpec(
+        vocab_size=int(row["vocab"]), d_model=int(row["d_model"]), n_layers=int(row["n_layers"]),
+        n_heads=int(row["n_heads"]), d_ff=int(row["d_ff"]), max_seq_len=4096,
+    )  # fmt: skip
+    if not llama:
+        model = replace(
+            model, norm="layernorm", norm_bias=True, activation="gelu_tanh", gated=False, mlp_bias=True,
+            attention_bias=True, block="parallel", rotary_dim=32, head_bias=True,
+        )  # fmt: skip
+    length, batch = int(row["seq_len"]), int(row["micro_batch_per_device"])
+    recipe = Recipe(
+        seq_len=length, micro_batch=batch, global_batch=int(row["global_batch_seqs"]), steps=1, precision="bf16",
+        attention="flash", loss="chunked", loss_chunks=_chunks(length * batch), lora_rank=8, lora_dropout=0.05,
+        grad_clip=None,
+        lora_targets=("q_proj", "v_proj"), base_format="nf4" if "nf4" in row["model_family"] else None,
+    )  # fmt: skip
+    run = Run(model=model, recipe=recipe, cluster=Cluster(device="a100-sxm-40gb"))
+    return Case(row, LITGPT, run, catalog.device("a100-sxm-40gb"), lambda rank: _frozen_inputs(run))
+
+
+def _frozen_inputs(run: Run) -> tuple[Extra, ...]:
+    """What bitsandbytes keeps for frozen products in 4 bits, and nobody reads: their inputs."""
+    model, recipe = run.model, run.recipe
+    if recipe.base_format is None:
+        return ()
+    norms = 2 if model.block == "serial" else 1
+    width = (norms + 1) * model.d_model + model.d_ff  # of queries, keys, values; of the output; of the MLP's two ends
+    tokens = run.device_batch * recipe.seq_len
+    why = "bitsandbytes 0.41, MatMul4Bit.forward: ctx.tensors = (A, B)"
+    return (Extra("inputs of frozen 4-bit products", 2 * tokens * width * model.n_layers, why),)
+
+
+def qwen_case(row: Row) -> Case:
+    devices, full = int(row["n_devices"]), "Full" in row["model_family"]
+    model = ModelSpec(
+        vocab_size=int(row["vocab"]), d_model=int(row["d_model"]), n_layers=int(row["n_layers"]),
+        n_heads=int(row["n_heads"]), d_ff=int(row["d_ff"]), max_seq_len=8192, attention_bias=True,
+        attention_output_bias=False,
+    )  # fmt: skip
+    base = "nf4" if "Q-LoRA" in row["model_family"] else None
+    method = {"master_weights": True} if full else {"lora_rank": 64, "lora_dropout": 0.05, "base_format": base}
+    recipe = Recipe(
+        seq_len=int(row["seq_len"]), micro_batch=1, global_batch=int(row["global_batch_seqs"]), steps=1,
+        precision="bf16", attention="flash", activation_checkpointing="full", **method,
+    )  # fmt: skip
+    layout = Layout(shard=devices, zero=3)
+    run = Run(model=model, recipe=recipe, layout=layout, cluster=Cluster(device="a100-sxm-80gb", count=devices))
+    return Case(row, QWEN, run, catalog.device("a100-sxm-80gb"))

@@ -1,0 +1,157 @@
+"""Predicted and published memory side by side: the figures, the errors by source, and what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from statistics import median
+
+from published_case import Case, Extra, Row, Source, read_rows
+from published_runs import case_of, labels_beside
+
+from trainledger import catalog
+from trainledger.ledger.ranks import RankAccount, accounts
+from trainledger.predict.device_memory import DeviceMemory, device_memory
+
+OVERHEADS = catalog.overheads()
+COUNTS = "dense pretraining, 16 bit"  # the group whose median must be at most 10 %
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a run is predicted to hold: the figure that its source measured, on which rank, and of what."""
+
+    case: Case
+    nbytes: int
+    rank: RankAccount
+    memory: DeviceMemory
+    extras: tuple[Extra, ...]
+    fits: bool
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        assert self.case.measured is not None
+        return self.nbytes / self.case.measured - 1
+
+
+def figure(source: Source, memory: DeviceMemory) -> int:
+    """What the source measured, of all that a device holds."""
+    if source.figure == "driver":
+        return int(memory.nbytes)
+    return int(memory.reserved_nbytes if source.figure == "reserved" else memory.allocated_nbytes)
+
+
+_RANKS: dict[str, tuple[RankAccount, ...]] = {}
+
+
+def ranks_of(case: Case) -> tuple[RankAccount, ...]:
+    """The account of every rank of a run, made once."""
+    if case.name not in _RANKS:
+        _RANKS[case.name] = accounts(case.run, backend="cuda")
+    return _RANKS[case.name]
+
+
+def predict(case: Case) -> Prediction:
+    """The figure of the rank that was read, and whether every rank fits."""
+    source, overheads = case.source, OVERHEADS
+    if source.context is not None:
+        overheads = {**overheads, "cuda_context": replace(overheads["cuda_context"], nbytes=source.context)}
+    found = []
+    for rank in ranks_of(case):
+        extras = case.extras(rank)
+        peak = rank.ledger.peak().nbytes + sum(each.nbytes for each in extras)
+        memory = device_memory(peak, case.device, overheads, groups=case.run.layout.communicators)
+        found.append((rank, extras, memory))
+    read = [each for each in found if _was_read(source, each[0])]
+    rank, extras, memory = max(read, key=lambda each: figure(source, each[2]))
+    fits = all(each.fits for _, _, each in found)
+    return Prediction(case, figure(source, memory), rank, memory, extras, fits)
+
+
+def _was_read(source: Source, rank: RankAccount) -> bool:
+    return source.stages == "all" or rank.first or (source.stages == "ends" and rank.last)
+
+
+@cache
+def predictions() -> tuple[tuple[Prediction, ...], tuple[tuple[Row, str], ...]]:
+    """Every row that can be told with its prediction, in the order of the file, and the others with their reason."""
+    rows = read_rows()
+    told: list[Prediction] = []
+    left_out: list[tuple[Row, str]] = []
+    for row in rows:
+        case = case_of(row)
+        if isinstance(case, str):
+            left_out.append((row, case))
+        else:
+            told.append(predict(case))
+    told += [predict(each) for each in labels_beside(rows)]
+    return tuple(told), tuple(left_out)
+
+
+@dataclass(frozen=True)
+class SourceErrors:
+    """The errors of one source's rows."""
+
+    source: Source
+    errors: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return median(abs(each) for each in self.errors)
+
+    @property
+    def bias(self) -> float:
+        return median(self.errors)
+
+    @property
+    def worst(self) -> float:
+        return max(self.errors, key=abs)
+
+
+def by_source() -> tuple[SourceErrors, ...]:
+    """The errors of all rows with a figure, by source, in the order in which the sources come."""
+    errors: dict[Source, list[float]] = {}
+    for each in predictions()[0]:
+        if each.case.measured is not None:
+            errors.setdefault(each.case.source, []).append(each.error)
+    return tuple(SourceErrors(source, tuple(each)) for source, each in errors.items())
+
+
+def median_that_counts() -> float:
+    """The median absolute error over the rows of dense pretraining in 16 bits."""
+    return median(abs(each) for found in by_source() if found.source.group == COUNTS for each in found.errors)
+
+
+def median_if(change: Callable[[Case], Case]) -> float:
+    """The median that counts with something else assumed of every run."""
+    counting = [each.case for each in predictions()[0] if each.case.source.group == COUNTS]
+    return median(abs(predict(change(each)).error) for each in counting if each.measured is not None)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """How often "does not fit" was said, and how often it was so."""
+
+    said_and_so: int
+    said_in_vain: int
+    missed: int
+    fitted_and_said: int
+
+    @property
+    def precision(self) -> float:
+        return self.said_and_so / (self.said_and_so + self.said_in_vain)
+
+    @property
+    def recall(self) -> float:
+        return self.said_and_so / (self.said_and_so + self.missed)
+
+
+def labels(group: str | None = None) -> Labels:
+    """The confusion of "does not fit" over the runs that are known to fit or not, of one group or of all."""
+    counts = {(said, so): 0 for said in (True, False) for so in (True, False)}
+    for each in predictions()[0]:
+        if group is None or each.case.source.group == group:
+            counts[not each.fits, each.case.too_large] += 1
+    return Labels(counts[True, True], counts[True, False], counts[False, True], counts[False, False])

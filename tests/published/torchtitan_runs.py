@@ -1,0 +1,101 @@
+"""torchtitan's runs: FSDP2 and what it holds in streams of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from published_case import Case, Extra, Row, Source
+
+from trainledger import catalog
+from trainledger.ledger.ranks import RankAccount
+from trainledger.spec.cluster import Cluster
+from trainledger.spec.layout import Layout
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
+from trainledger.units import GIB
+
+_TITAN = (
+    "FSDP2: fp32 shards gathered in bf16 block by block, gradients reduced in fp32; AdamW in fp32 on the shards",
+    "flash attention; logits upcast to fp32 for the loss; selective = per operation: attention and every second product",
+    "max reserved memory, as torchtitan's log prints it",
+)  # fmt: skip
+TITAN = Source(
+    name="pytorch/torchtitan (bf16)",
+    title="torchtitan Llama 3 8B, H100",
+    group="dense pretraining, 16 bit",
+    figure="reserved",
+    unit=GIB,
+    unit_why="printed as GiB",
+    assumed=(
+        *_TITAN,
+        "torch.compile is not followed: a compiled row is predicted like an eager one",
+        "R1108 and R1109: 8 devices, one sequence, selective (the configuration's defaults, not in the excerpt)",
+    ),
+)
+TITAN_FP8 = Source(
+    name="pytorch/torchtitan (fp8)",
+    title="torchtitan Llama 3 in fp8",
+    group="dense pretraining, fp8",
+    figure="reserved",
+    unit=GIB,
+    unit_why="printed as GiB (mxfp8.md says GB of the same log line)",
+    assumed=(
+        *_TITAN,
+        "fp8 as bf16: torchao's Float8Linear keeps its bf16 input for backward, and 8-bit copies come and go",
+        "405B: a local batch goes in as many micro-batches as stages (torchtitan's default), 126 layers as evenly as "
+        "they go, interleaved with two chunks on a rank; sequence parallelism; parameters gathered once for a step",
+        "context parallelism is a ring",
+    ),
+)  # fmt: skip
+
+
+def fsdp_extras(run: Run, rank: RankAccount) -> tuple[Extra, ...]:
+    """FSDP2's buffers in streams of their own: a block belongs to the stream that asked for it and serves no other."""
+    model, layout = run.model, run.layout
+    outside = (1 if model.tie_embeddings else 2) * model.padded_vocab * model.d_model // layout.tensor
+    found = []
+    if layout.reshards:
+        why = "FSDP2 allocates it in its copy-in stream (_fsdp_collectives.py), where it stays cached"
+        found.append(Extra("flat gather buffer of embedding and head", 2 * outside, why))
+        why = "foreach_reduce allocates them in the reduce-scatter stream"
+        found.append(Extra("gradient shards", 4 * rank.ledger.parameters, why))
+    if run.recipe.loss == "full" and rank.last:
+        tokens = run.device_batch * run.recipe.seq_len // layout.context
+        why = "let go before backward, and too small a block for the fp32 gradient of the logits"
+        found.append(Extra("16-bit logits", 2 * tokens * model.padded_vocab // layout.tensor, why))
+    return tuple(found)
+
+
+def titan_case(row: Row) -> Case:
+    bits = "fp8" if row["precision"].startswith("fp8") else "bf16"
+    tensor, stages, context = int(row["tp"]), int(row["pp"]), int(row["cp"])
+    data = int(row["n_devices"]) // (tensor * stages * context)
+    local = int(row["micro_batch_per_device"])
+    batch = local // stages if stages > 1 else local
+    name = {"Llama3-8B": "llama-3-8b", "Llama3-405B": "llama-3.1-405b"}[row["model_family"]]
+    length = int(row["seq_len"])
+    model = ModelSpec(**{**catalog.model(name), "max_seq_len": max(length, 8192)})
+    interleaved = "Interleaved" in row["notes"]
+    chunks = 2 * stages if interleaved else stages
+    uneven = stages > 1
+    layers = tuple(
+        model.n_layers // chunks + (each < model.n_layers % chunks) for each in range(chunks)
+    )  # fmt: skip
+    layout = Layout(
+        shard=data, context=context, tensor=tensor, sequence_parallel=tensor > 1, pipeline=stages,
+        schedule="interleaved" if interleaved else "1f1b", virtual_stages=2 if interleaved else 1,
+        stage_layers=layers if uneven else None,
+    )  # fmt: skip
+    recipe = Recipe(
+        seq_len=length, micro_batch=batch, global_batch=local * data, steps=1, precision="bf16-sharded",
+        attention="flash", activation_checkpointing=row["activation_ckpt"],
+        loss="chunked" if "chunked cross entropy" in row["notes"] else "full",
+    )  # fmt: skip
+    named = [name for name in ("h200", "b200") if name.upper() in row["hardware"]]
+    device = catalog.device(named[0] if named else "h100-sxm")
+    if "96GB" in row["hardware"]:
+        device = replace(device, memory_nbytes=96 * 10**9, usable_nbytes=round(94.98 * GIB),
+                         usable_source="torchtitan's percentages (pull 996)")  # fmt: skip
+    run = Run(model=model, recipe=recipe, layout=layout, cluster=Cluster(device=device.name, count=layout.devices))
+    return Case(row, TITAN if bits == "bf16" else TITAN_FP8, run, device, lambda rank: fsdp_extras(run, rank))
