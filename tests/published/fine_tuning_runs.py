@@ -74,7 +74,7 @@ def litgpt_case(row: Row) -> Case:
         lora_targets=("q_proj", "v_proj"), base_format="nf4" if "nf4" in row["model_family"] else None,
     )  # fmt: skip
     run = Run(model=model, recipe=recipe, cluster=Cluster(device="a100-sxm-40gb"))
-    return Case(row, LITGPT, run, catalog.device("a100-sxm-40gb"), lambda rank: _frozen_inputs(run))
+    return Case(row, LITGPT, run, catalog.device("a100-sxm-40gb"), lambda rank, peak: _frozen_inputs(run))
 
 
 def _frozen_inputs(run: Run) -> tuple[Extra, ...]:

@@ -41,8 +41,8 @@ CHRONICLES = Source(
         "the figure is a snapshot of nvidia-smi after the second iteration (the page, at the end of the trials): what "
         "the allocator has once taken counts, used or not; it is the largest of the first and last nodes (the page)",
         "ALiBi adds one number for each key, in the product itself: no scores are kept for it (positions = none)",
-        "layers over stages: `type:transformer`, 7 7 ... 7 1 of 78 over 12 as the page says; from 02-27 on, where layers "
-        "and both embeddings go evenly over stages, `type:transformer|embedding`, one layer less at both ends",
+        "layers over stages: `type:transformer`, 7 7 ... 7 1 of 78 over 12 as the page says; from 02-27 on, where "
+        "layers and both embeddings go evenly over stages, `type:transformer|embedding`, one layer less at both ends",
         "rows of 02-28 use the BF16 optimizer that was `just written` (the page): gradients added up whole in fp32; "
         "bf16 rows before it are ZeRO-1 like fp16",
         "CUDA context 1,573 MiB, measured on the page for a 40 GB A100",
@@ -67,7 +67,7 @@ TR3M = Source(
 )  # fmt: skip
 
 
-def _deepspeed_extras(run: Run, rank: RankAccount, *, low_gradients: bool) -> tuple[Extra, ...]:
+def _deepspeed_extras(run: Run, rank: RankAccount, peak_nbytes: int, *, low_gradients: bool) -> tuple[Extra, ...]:
     """What DeepSpeed's pipeline engine and its optimizers hold beside the ledger's tensors."""
     model, recipe, layout = run.model, run.recipe, run.layout
     parameters = rank.ledger.parameters
@@ -97,7 +97,7 @@ def _deepspeed_extras(run: Run, rank: RankAccount, *, low_gradients: bool) -> tu
         "zero/stage_1_and_2.py makes them for the first time before any activation (initialize_optimizer_states), so "
         "their block is there from then on"
     )
-    beside = max(0, states + 4 * own - rank.ledger.peak().nbytes)
+    beside = max(0, states + 4 * own - peak_nbytes)
     found.append(Extra("own gradients in fp32 beside all in 16 bits", beside, why))
     largest = max(min(embedding, own), min(matrix, own))
     counted = largest if rank.first else min(matrix, own)
@@ -173,4 +173,10 @@ def megatron_case(row: Row) -> Case:
     name = device[row["hardware"]]
     run = Run(model=model, recipe=recipe, layout=layout, cluster=Cluster(device=name, count=layout.devices))
     source = CHRONICLES if chronicles else TR3M
-    return Case(row, source, run, catalog.device(name), lambda rank: _deepspeed_extras(run, rank, low_gradients=wide))
+    return Case(
+        row,
+        source,
+        run,
+        catalog.device(name),
+        lambda rank, peak: _deepspeed_extras(run, rank, peak, low_gradients=wide),
+    )

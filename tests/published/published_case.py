@@ -68,7 +68,7 @@ class Case:
     source: Source
     run: Run
     device: Device
-    extras: Callable[[RankAccount], tuple[Extra, ...]] = lambda rank: ()
+    extras: Callable[[RankAccount, int], tuple[Extra, ...]] = lambda rank, peak_nbytes: ()
     title: str = ""
 
     @property

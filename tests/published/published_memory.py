@@ -12,6 +12,7 @@ from published_runs import case_of, labels_beside
 
 from trainledger import catalog
 from trainledger.ledger.ranks import RankAccount, accounts
+from trainledger.ledger.timeline import peak_nbytes
 from trainledger.predict.device_memory import DeviceMemory, device_memory
 
 OVERHEADS = catalog.overheads()
@@ -25,7 +26,7 @@ class Prediction:
     case: Case
     nbytes: int
     rank: RankAccount
-    memory: DeviceMemory
+    peak_nbytes: int
     extras: tuple[Extra, ...]
     fits: bool
 
@@ -43,13 +44,14 @@ def figure(source: Source, memory: DeviceMemory) -> int:
     return int(memory.reserved_nbytes if source.figure == "reserved" else memory.allocated_nbytes)
 
 
-_RANKS: dict[str, tuple[RankAccount, ...]] = {}
+_RANKS: dict[str, tuple[tuple[RankAccount, int], ...]] = {}
 
 
-def ranks_of(case: Case) -> tuple[RankAccount, ...]:
-    """The account of every rank of a run, made once."""
+def ranks_of(case: Case) -> tuple[tuple[RankAccount, int], ...]:
+    """The account of every rank of a run with its peak, made once."""
     if case.name not in _RANKS:
-        _RANKS[case.name] = accounts(case.run, backend="cuda")
+        found = accounts(case.run, backend="cuda")
+        _RANKS[case.name] = tuple((each, int(peak_nbytes(each.ledger))) for each in found)
     return _RANKS[case.name]
 
 
@@ -58,16 +60,16 @@ def predict(case: Case) -> Prediction:
     source, overheads = case.source, OVERHEADS
     if source.context is not None:
         overheads = {**overheads, "cuda_context": replace(overheads["cuda_context"], nbytes=source.context)}
-    found = []
-    for rank in ranks_of(case):
-        extras = case.extras(rank)
-        peak = rank.ledger.peak().nbytes + sum(each.nbytes for each in extras)
-        memory = device_memory(peak, case.device, overheads, groups=case.run.layout.communicators)
-        found.append((rank, extras, memory))
-    read = [each for each in found if _was_read(source, each[0])]
-    rank, extras, memory = max(read, key=lambda each: figure(source, each[2]))
-    fits = all(each.fits for _, _, each in found)
-    return Prediction(case, figure(source, memory), rank, memory, extras, fits)
+    found: list[Prediction] = []
+    fits = True
+    for rank, peak in ranks_of(case):
+        extras = case.extras(rank, peak)
+        groups = case.run.layout.communicators
+        memory = device_memory(peak + sum(each.nbytes for each in extras), case.device, overheads, groups=groups)
+        fits = fits and bool(memory.fits)
+        if _was_read(source, rank):
+            found.append(Prediction(case, figure(source, memory), rank, peak, extras, True))
+    return replace(max(found, key=lambda each: each.nbytes), fits=fits)
 
 
 def _was_read(source: Source, rank: RankAccount) -> bool:

@@ -103,7 +103,7 @@ def _sensitivity() -> Iterator[str]:
         return replace(case, source=replace(case.source, stages="all"))
 
     def without_extras(case: Case) -> Case:
-        return replace(case, extras=lambda rank: ())
+        return replace(case, extras=lambda rank, peak_nbytes: ())
 
     yield "What hangs on the assumptions: the median that counts, if\n\n"
     yield f"- BigScience's `GB` were GiB and not thousands of MiB: {percent(median_if(in_gib))};\n"
@@ -164,7 +164,7 @@ def _row(each: Prediction) -> str:
     cells = (
         case.name, row["model_family"], str(layout.devices), sizes or "-",
         f"{run.device_batch} x {run.recipe.seq_len}", row["precision"], measured, _gib(each.nbytes), error,
-        _gib(each.rank.ledger.peak().nbytes), _gib(sum(extra.nbytes for extra in each.extras)), each.rank.title,
+        _gib(each.peak_nbytes), _gib(sum(extra.nbytes for extra in each.extras)), each.rank.title,
     )  # fmt: skip
     return f"| {' | '.join(cells)} |\n"
 

@@ -17,7 +17,7 @@ from trainledger.units import GIB
 
 _TITAN = (
     "FSDP2: fp32 shards gathered in bf16 block by block, gradients reduced in fp32; AdamW in fp32 on the shards",
-    "flash attention; logits upcast to fp32 for the loss; selective = per operation: attention and every second product",
+    "flash attention; logits upcast to fp32 for the loss; selective = per operation, attention and each second product",
     "max reserved memory, as torchtitan's log prints it",
 )  # fmt: skip
 TITAN = Source(
@@ -98,4 +98,4 @@ def titan_case(row: Row) -> Case:
         device = replace(device, memory_nbytes=96 * 10**9, usable_nbytes=round(94.98 * GIB),
                          usable_source="torchtitan's percentages (pull 996)")  # fmt: skip
     run = Run(model=model, recipe=recipe, layout=layout, cluster=Cluster(device=device.name, count=layout.devices))
-    return Case(row, TITAN if bits == "bf16" else TITAN_FP8, run, device, lambda rank: fsdp_extras(run, rank))
+    return Case(row, TITAN if bits == "bf16" else TITAN_FP8, run, device, lambda rank, peak: fsdp_extras(run, rank))

@@ -237,6 +237,7 @@ class FullySharded:
         if part.gradient is None:
             assert own.memory is not None
             own.memory.record.category = "gradients"
+            own.memory.record.cached = True  # each round of a loop over equal blocks leaves its own
             part.gradient = own
         else:
             tape.emit("add_", "elementwise", reads=[own], changes=[part.gradient], flops=part.own)

@@ -128,6 +128,32 @@ def _piece(run: LayerRun, low: int, high: int) -> LayerRun:
     return LayerRun(run.kinds[low:high], tuple(groups), 1)
 
 
+def ends_apart(runs: tuple[LayerRun, ...], *, first: bool, last: bool) -> tuple[LayerRun, ...]:
+    """The layers of a stage with the first or the last round on its own.
+
+    What the last block of a stage makes is sent and let go, what the others make is kept: a loop cannot say so. Runs of
+    no layers are left out.
+    """
+    runs = tuple(each for each in runs if not _is_zero(each.count))
+    if first and runs:
+        count = runs[0].count
+        runs = (*_counted(runs[0], between(count, 0, 1), greater(count - 1, 0)), *runs[1:])
+    if last and runs:
+        count = runs[-1].count
+        runs = (*runs[:-1], *_counted(runs[-1], greater(count - 1, 0), between(count, 0, 1)))
+    return runs
+
+
+def _counted(run: LayerRun, *counts: Int) -> Iterator[LayerRun]:
+    for each in counts:
+        if not _is_zero(each):
+            yield LayerRun(run.kinds, run.groups, each)
+
+
+def _is_zero(count: Int) -> bool:
+    return isinstance(count, int) and count == 0
+
+
 def standing_apart(runs: tuple[LayerRun, ...], ahead: int) -> tuple[LayerRun, ...]:
     """The same layers with the first ``ahead`` rounds and the last round of each run on their own.
 

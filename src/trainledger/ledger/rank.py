@@ -10,7 +10,7 @@ from trainledger.ledger.collectives import Group, share
 from trainledger.ledger.entry import Int
 from trainledger.ledger.operations import is_one
 from trainledger.ledger.parameters import BlockLeaves, ModelLeaves, Part, SegmentLeaves, component_of, leaves_of
-from trainledger.ledger.pipeline import Chunk, between, chunks_of, cut, standing_apart
+from trainledger.ledger.pipeline import Chunk, between, chunks_of, cut, ends_apart, standing_apart
 from trainledger.ledger.tensor_parallel import local_model
 from trainledger.spec.layout import Layout
 from trainledger.spec.recompute import LayerRun, layer_runs
@@ -61,7 +61,11 @@ class Rank:
         return Group("replicate", self.layout.replicate)
 
     def runs_of(self, chunk: Chunk) -> tuple[LayerRun, ...]:
-        return cut(layer_runs(self.run.model, self.run.recipe), chunk)
+        runs = cut(layer_runs(self.run.model, self.run.recipe), chunk)
+        if chunk.begins and chunk.ends:
+            return runs
+        both = self.run.recipe.activation_checkpointing in ("offload", "from-start")
+        return ends_apart(runs, first=both, last=both or not chunk.ends)
 
     def leaves(self, chunk: Chunk) -> ModelLeaves:
         """The parameters that a chunk's forward reads."""

@@ -1,0 +1,107 @@
+"""Predicted memory beside hundreds of published figures: the errors, what fits, and the page that tells of them."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+from megatron_deepspeed import new_segments
+from published_case import Case, read_rows
+from published_memory import COUNTS, by_source, labels, median_that_counts, predictions
+from published_page import PAGE, far_off, page
+from published_runs import LEFT_OUT, MISSED_REASONS, ROW_REASONS, SOURCES, case_of
+
+
+def test_the_median_error_of_dense_pretraining_is_at_most_10_percent() -> None:
+    assert sum(len(each.errors) for each in by_source() if each.source.group == COUNTS) >= 75
+    assert median_that_counts() <= 0.10
+
+
+def test_every_source_above_20_percent_has_its_reason() -> None:
+    for each in by_source():
+        assert each.median <= 0.20 or each.source.reason, each.source.title
+
+
+def test_every_row_far_off_and_every_miss_has_its_reason_and_no_other_has() -> None:
+    told, _ = predictions()
+    assert {each.case.name for each in far_off(told)} == set(ROW_REASONS)
+    assert {each.case.name for each in told if each.case.too_large and each.fits} == set(MISSED_REASONS)
+
+
+def test_every_row_is_told_or_has_a_reason() -> None:
+    rows = read_rows()
+    told, left_out = predictions()
+    names = {each.case.name for each in told}
+    assert len(rows) == 669
+    for row in rows:
+        found = case_of(row)
+        if isinstance(found, Case):
+            assert row["id"] in names
+            assert not list(found.run.problems()), row["id"]
+        else:
+            assert found != "not told", row["id"]
+    assert len(left_out) + len(told) == len(rows) + 2  # R0051 has no figure of its own; both of its labels are told
+    for beginning, _ in LEFT_OUT:
+        assert any(beginning in row["source"] for row, _ in left_out), beginning
+
+
+def test_the_sizes_of_a_run_are_those_of_its_row() -> None:
+    """Where the row says how many parameters there are, some as two digits of a label."""
+    from trainledger.ledger.parameters import parameters
+
+    for each in predictions()[0]:
+        printed = each.case.row["params"]
+        if printed and each.case.source.group == COUNTS and "LoRA" not in each.case.row["model_family"]:
+            assert parameters(each.case.run.model).total == pytest.approx(float(printed), rel=0.02), each.case.name
+
+
+def test_layers_and_devices_of_every_run_add_up() -> None:
+    for each in predictions()[0]:
+        row, run = each.case.row, each.case.run
+        assert run.layout.devices == int(row["n_devices"])
+        if run.layout.stage_layers is not None:
+            assert sum(run.layout.stage_layers) == int(row["n_layers"])
+
+
+def test_runs_that_fitted_are_never_said_not_to_and_most_that_did_not_are() -> None:
+    for group in (COUNTS, None):
+        found = labels(group)
+        assert found.said_and_so + found.missed >= 9
+        assert found.precision >= 0.9
+        assert found.recall >= 0.7
+
+
+def test_every_assumption_and_everything_held_besides_says_why() -> None:
+    assert all(each.assumed and each.unit_why and each.title for each in SOURCES)
+    extras = [extra for each in predictions()[0] for extra in each.extras]
+    assert len({each.name for each in extras}) >= 8
+    assert all(each.nbytes >= 0 and each.why for each in extras)
+
+
+def test_the_page_is_what_would_be_written_today() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python tests/published/published_page.py"
+
+
+def test_the_rows_are_a_table_of_facts_with_sources() -> None:
+    with open(PAGE.parents[1] / "tests/published/runs.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len({row["id"] for row in rows}) == len(rows)
+    assert all(row["source"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("free", "requests", "taken"),
+    [
+        ([], [(5,)], 5),
+        ([5], [(5,)], 0),
+        ([5], [(3,), (3,)], 0),  # one after the other
+        ([5], [(3, 3)], 3),  # both at once
+        ([4, 6], [(5,)], 0),  # the smallest that is large enough
+        ([3, 3], [(6,)], 6),  # segments are never joined
+        ([5], [(8,), (2, 8)], 8),  # what was taken once is there from then on
+    ],
+)
+def test_large_blocks_are_taken_as_the_caching_allocator_does(
+    free: list[int], requests: list[tuple[int, ...]], taken: int
+) -> None:
+    assert new_segments(free, requests) == taken
