@@ -59,6 +59,15 @@ def config_fields(path: str) -> dict[str, Any]:
     return dict(vars(from_config(read_json(Path(path)), path)))
 
 
+def config_notes(path: str) -> list[str]:
+    """Sentences on what a Hugging Face config.json says that an account does not hold; raises `InvalidInput`."""
+    from pathlib import Path
+
+    from trainledger.spec.huggingface import left_out, read_json
+
+    return left_out(read_json(Path(path)))
+
+
 def _known_device(name: str) -> None:
     if name != THIS_MACHINE and name not in catalog.device_names():
         catalog.device(name)

@@ -17,6 +17,7 @@ from trainledger.ledger import shapes
 from trainledger.ledger.entry import Ledger
 from trainledger.ledger.ranks import accounts
 from trainledger.ledger.step import account
+from trainledger.ledger.timeline import timeline
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layers import kind_of
 from trainledger.spec.layout import SCHEDULES, Layout
@@ -93,6 +94,72 @@ def test_nothing_is_lost_between_ranks(run: Run) -> None:
     assert summed(found, lambda ledger: dict(ledger.resident)["parameters"]) == 4 * held_by_all(run)
     assert summed(found, lambda ledger: dict(ledger.resident).get("optimizer state", 0)) == states_of_all(run)
     assert summed(found, gradient_nbytes) == 4 * gradients_of_all(run)
+
+
+@st.composite
+def saving_runs(draw: st.DrawFn) -> Run:
+    """The same in more number formats and with more ways to save memory."""
+    run = draw(spread_runs())
+    precision = draw(pick("fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed", "bf16-sharded"))
+    recipe = replace(
+        run.recipe, precision=precision, master_weights=precision in ("bf16", "fp16") and draw(st.booleans()),
+        attention=draw(pick("sdpa", "flash")), dropout=draw(pick(0.0, 0.1)),
+        activation_checkpointing=draw(pick("none", "full", "attention", "selective", "offload", "segments")),
+        loss=draw(pick("full", "chunked")) if run.layout.tensor == 1 else "full", loss_chunks=2,
+    )  # fmt: skip
+    return replace(run, recipe=recipe)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
+@given(saving_runs(), pick("cpu", "cuda"))
+def test_after_a_step_only_gradients_are_left(run: Run, backend: str) -> None:
+    """What is allocated is freed as often, category by category, and nothing is freed before it is there."""
+    if list(run.problems()) or (backend, run.recipe.attention) == ("cpu", "flash"):
+        return
+    for each in accounts(run, backend=backend):
+        left: dict[str, int] = {}
+        for entry in each.ledger:
+            for sign, amounts in ((1, entry.allocated), (-1, entry.freed)):
+                for category, nbytes in amounts:
+                    left[category] = left.get(category, 0) + sign * nbytes * entry.times
+        assert left.pop("gradients", 0) >= 0
+        assert not any(left.values()), (each.title, left)
+        for moment in timeline(each.ledger):
+            assert min(moment.live.values()) >= 0, (moment.entry.name, moment.live)
+
+
+def test_pieces_of_gradients_go_once_there_are_wide_ones() -> None:
+    """One copy of every block's piece, also of those that a loop stands for."""
+    spec = ModelSpec(vocab_size=32, d_model=16, n_layers=12, n_heads=4, d_ff=32, max_seq_len=16)
+    recipe = Recipe(seq_len=16, global_batch=4, steps=1, precision="bf16", master_weights=True)
+    for zero in (2, 3):
+        run = Run(model=spec, recipe=recipe, layout=Layout(shard=4, zero=zero), cluster=Cluster(count=4))
+        assert gradient_nbytes(account(run, backend="cuda")) == 0
+
+
+@pytest.mark.parametrize("again", ["none", "full", "attention", "selective", "offload"])
+@pytest.mark.parametrize("more", [{}, {"schedule": "interleaved", "virtual_stages": 2}])
+def test_stages_keep_together_what_one_device_keeps(again: str, more: dict[str, Any]) -> None:
+    spec = ModelSpec(vocab_size=32, d_model=16, n_layers=8, n_heads=4, d_ff=8, max_seq_len=16)
+    recipe = Recipe(seq_len=16, global_batch=8, micro_batch=1, steps=1, activation_checkpointing=again)
+    layout = Layout(pipeline=4, **more)
+    found = accounts(Run(model=spec, recipe=recipe, layout=layout, cluster=Cluster(count=4)), backend="cuda")
+    alone = account(Run(model=spec, recipe=recipe), backend="cuda")
+    assert summed(found, lambda ledger: ledger.kept_nbytes) == alone.kept_nbytes
+
+
+def test_what_stands_outside_the_blocks_is_gathered_once_for_the_forwards_in_flight() -> None:
+    spec = ModelSpec(vocab_size=32, d_model=16, n_layers=4, n_heads=4, d_ff=8, max_seq_len=16)
+    recipe = Recipe(seq_len=16, global_batch=16, micro_batch=1, steps=1)
+    layout = Layout(pipeline=4, shard=2, reshard_after_forward=True)
+    first, *_ = accounts(Run(model=spec, recipe=recipe, layout=layout, cluster=Cluster(count=8)), backend="cuda")
+    gathers = [each for each in first.ledger if each.name == "all_gather" and each.path == ""]
+    assert sum(each.times for each in gathers) == 8 - 3  # micro-batches, less those that find it there
 
 
 def summed(found: Any, amount: Any) -> int:

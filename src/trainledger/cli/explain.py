@@ -24,8 +24,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--symbolic", metavar="SIZE", help="leave a size free: B sequences of a micro-batch, T tokens, A, L, D, F or V"
     )
     parser.add_argument(
-        "--memory", metavar="BYTES", help="what must hold the peak, such as 80GB; the device's if absent"
+        "--memory",
+        metavar="BYTES",
+        help="what must hold the tensors at the peak, such as 80GB; absent: the device, with what stands around them",
     )
+    parser.add_argument("--stage", type=int, default=0, help="whose rank of a pipeline, counted from 0 (0)")
     add_json(parser)
 
 
@@ -33,6 +36,9 @@ def execute(args: argparse.Namespace) -> int:
     from trainledger.spec.problem import InvalidInput, Problem
 
     run = run_or_model(args)
+    if not 0 <= args.stage < run.layout.pipeline:
+        rule = f"must be below layout.pipeline = {run.layout.pipeline}, counted from 0"
+        raise InvalidInput([Problem("--stage", args.stage, rule, run.layout.pipeline - 1)])
     if args.symbolic is None:
         if args.memory is not None:
             raise InvalidInput([Problem("--memory", args.memory, "goes with --symbolic")])
@@ -47,8 +53,8 @@ def _account(args: argparse.Namespace, run: Run) -> int:
     from trainledger.explain import account as explain
     from trainledger.explain.symbols import MEANINGS, symbolic
 
-    found = symbolic(run, backend=kernels_of(run))
-    parts = _timed(run, found) if args.what == "time" else getattr(explain, args.what)(found)
+    found = symbolic(run, backend=kernels_of(run), stage=args.stage)
+    parts = _timed(args, run, found) if args.what == "time" else getattr(explain, args.what)(found)
     used = {str(symbol): value for symbol, value in found.values.items() if str(symbol) in MEANINGS}
     legend = {name: (value, MEANINGS[name]) for name, value in used.items()} if args.what != "time" else {}
     from trainledger.report.explain import account, to_json
@@ -56,14 +62,22 @@ def _account(args: argparse.Namespace, run: Run) -> int:
     if args.json:
         print_json({"account": args.what, "symbols": used, "parts": to_json(parts)})
     else:
+        _say_rank(args, run)
         print(account(args.what, parts, legend))
     return 0
 
 
-def _timed(run: Run, found: Any) -> Any:
+def _say_rank(args: argparse.Namespace, run: Run) -> None:
+    if run.layout.alone:
+        return
+    whole = "the whole model" if args.what == "parameters" else f"a rank of stage {args.stage}"
+    print(f"Of {run.layout.devices:,} devices, {whole}.\n")
+
+
+def _timed(args: argparse.Namespace, run: Run, found: Any) -> Any:
     from trainledger.api import kernels_of, machine_of
     from trainledger.explain.account import time
-    from trainledger.ledger.step import account
+    from trainledger.ledger.ranks import account_of_stage
     from trainledger.predict.step_time import step_time
     from trainledger.spec.problem import InvalidInput, Problem
 
@@ -71,7 +85,7 @@ def _timed(run: Run, found: Any) -> Any:
     if machine is None:
         rule = "was not measured yet (trainledger measure machine does it, once), so there are no times to explain"
         raise InvalidInput([Problem("cluster.device", run.cluster.device, rule)])
-    step = step_time(account(run, backend=kernels_of(run)), machine)
+    step = step_time(account_of_stage(run, args.stage, backend=kernels_of(run)), machine)
     if step.seconds is None:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, "; ".join(step.notes))])
     return time(found, step)
@@ -81,15 +95,24 @@ def _envelope(args: argparse.Namespace, run: Run) -> int:
     from trainledger.api import device_of, kernels_of
     from trainledger.explain.envelope import envelope
     from trainledger.explain.symbols import MEANINGS
+    from trainledger.plan.plan import memory_of_device
     from trainledger.report.explain import envelope as shown
 
-    memory = _memory(args.memory) if args.memory is not None else None
+    memory, holds = _memory(args.memory) if args.memory is not None else None, None
     if memory is None and (device := device_of(run)) is not None:
         memory = device.usable_nbytes or device.memory_nbytes
-    found = envelope(run, args.symbolic, backend=kernels_of(run), memory_nbytes=memory)
+
+        def holds(nbytes: int) -> bool:
+            held = memory_of_device(run, nbytes, device)
+            return held is None or held.fits is not False
+
+    found = envelope(
+        run, args.symbolic, backend=kernels_of(run), memory_nbytes=memory, stage=args.stage, holds=holds
+    )  # fmt: skip
     if args.json:
         print_json({**vars(found), "pieces": [vars(each) for each in found.pieces]})
     else:
+        _say_rank(args, run)
         print(shown(found, MEANINGS[args.symbolic]))
     return 0
 

@@ -1,6 +1,7 @@
 """What a run will cost before it starts: parameters, FLOPs, memory by category, time and money.
 
-RUN is a run file, or a model of the catalog under a default recipe (one full-length sequence, bf16 autocast).
+RUN is a run file, or a model of the catalog or a Hugging Face config.json under a default recipe (one full-length
+sequence, bf16 autocast).
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     from trainledger.api import plan
     from trainledger.plan.mfu import read_mfu
-    from trainledger.plan.plan import counted_by, of_one_step
+    from trainledger.plan.plan import counted_by, of_one_step, with_notes
 
     made = plan(run_or_model(args), mfu=read_mfu(args.mfu))
     if args.convention != made.convention:
         made = counted_by(made, args.convention)
     if not _is_file(args.run) and not _says_length(args):
         made = of_one_step(made)
+    made = with_notes(made, _notes_of_config(args))
     if args.json:
         from trainledger.plan.plan import to_json
 
@@ -46,31 +48,51 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def run_or_model(args: argparse.Namespace) -> Run:
-    """The run file, or a default run of a catalog model where ``args.run`` is the name of one."""
+    """The run file, or a default run of a catalog model or config.json where ``args.run`` names one."""
     if _is_file(args.run):
         return load_run(args)
-    from trainledger import catalog
-    from trainledger.api import kernels_of, load
+    from trainledger.api import config_fields, kernels_of, load
 
-    recipe: dict[str, Any] = {
-        "seq_len": catalog.model(args.run)["max_seq_len"],
-        "global_batch": 1,
-        "precision": "bf16-mixed",
-    }
+    if args.run.endswith(".json"):
+        model, fields = {"config": args.run}, config_fields(args.run)
+    else:
+        from trainledger import catalog
+
+        model, fields = {"preset": args.run}, catalog.model(args.run)
+    recipe: dict[str, Any] = {"seq_len": fields["max_seq_len"], "global_batch": 1, "precision": "bf16-mixed"}
     if not any(each.lstrip().startswith("recipe.tokens") for each in args.set):
         recipe["steps"] = 1
-    run = load({"model": {"preset": args.run}, "recipe": recipe}, args.set)
+    run = load({"model": model, "recipe": recipe}, args.set)
     if run.model.attention_softcap is None and not run.model.attention_sinks:
         return run
     # PyTorch's own fused attention has neither capped scores nor sinks.
     recipe["attention"] = "flash" if kernels_of(run) != "cpu" else "math"
-    return load({"model": {"preset": args.run}, "recipe": recipe}, args.set)
+    return load({"model": model, "recipe": recipe}, args.set)
+
+
+def _notes_of_config(args: argparse.Namespace) -> list[str]:
+    """What the model's config.json says that no account holds."""
+    if args.run.endswith(".json"):
+        path = args.run
+    elif _is_file(args.run):
+        from trainledger.spec.runfile import read_table
+
+        path = read_table(args.run).get("model", {}).get("config")
+    else:
+        return []
+    if path is None:
+        return []
+    from trainledger.api import config_notes
+
+    return config_notes(path)
 
 
 def _is_file(named: str) -> bool:
     """Whether a run file is named, even one that is not there; a name alone may be a model's."""
     import os
 
+    if named.endswith(".json"):
+        return False
     return named.endswith(".toml") or os.sep in named or os.path.isfile(named)
 
 

@@ -7,7 +7,7 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
-from trainledger.explain.symbols import Symbolic, formula, named_heads, with_numbers
+from trainledger.explain.symbols import Symbolic, expanded, formula, named_heads, with_numbers
 from trainledger.frozen import frozen
 from trainledger.ledger import shapes
 from trainledger.ledger.entry import Entry
@@ -57,7 +57,7 @@ def parameters(found: Symbolic) -> tuple[Part, ...]:
     for segment in segments(spec):
         for kind in segment.kinds:
             named += [(f"layers.*.{name}", shape, segment.count) for name, shape in shapes.block(spec, kind)]
-    named += [(name, shape, 1) for name, shape in shapes.after_blocks(spec)]
+    named += [(name, shape, 1) for name, shape in (*shapes.after_blocks(spec), *shapes.all_ahead(spec))]
     sums: dict[str, Any] = {}
     for name, shape, times in named:
         sums[name] = sums.get(name, 0) + named_heads(reduce(mul, shape, 1) * times)
@@ -157,16 +157,12 @@ def _lines(
     found: Symbolic, sums: dict[str, list[Entry]], amount: str, source: Callable[[Entry], str]
 ) -> Iterator[Line]:
     for what, group in sums.items():
-        expression = _expanded(sum(getattr(each, amount) * each.times for each in group))
+        expression = expanded(sum(getattr(each, amount) * each.times for each in group))
         if found.number(expression):
             exact = amount == "kept" or all(each.basis == "exact" for each in group)
             yield _line(found, what, expression, "exact" if exact else "assumed", source(group[0]))
 
 
 def _line(found: Symbolic, what: str, amount: Any, basis: str, source: str) -> Line:
-    amount = _expanded(amount)
+    amount = expanded(amount)
     return Line(what, formula(amount), with_numbers(amount, found.values), found.number(amount), basis, source)
-
-
-def _expanded(amount: Any) -> Any:
-    return amount.expand() if hasattr(amount, "expand") else amount

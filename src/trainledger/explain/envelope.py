@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from trainledger.explain.symbols import formula, symbolic
+from trainledger.explain.symbols import expanded, formula, smallest, symbolic
 from trainledger.frozen import frozen
 from trainledger.ledger.timeline import Moment, timeline
-from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 
 LARGEST = 2**40  # beyond every size of a run
@@ -29,6 +29,7 @@ class Envelope:
     """The peak over one size, and the largest that fits in ``memory_nbytes``: 0: not even one, None: none given."""
 
     symbol: str
+    exact_from: int
     pieces: tuple[Piece, ...]
     memory_nbytes: int | None
     largest: int | None
@@ -36,16 +37,17 @@ class Envelope:
     categories: dict[str, str]
 
 
-def envelope(run: Run, name: str, *, backend: str = "cpu", memory_nbytes: int | None = None) -> Envelope:
+def envelope(
+    run: Run, name: str, *, backend: str = "cpu", memory_nbytes: int | None = None, stage: int = 0,
+    holds: Callable[[int], bool] | None = None,
+) -> Envelope:  # fmt: skip
     """The peak of a run as formulas in one size, all others at the run's numbers.
 
+    ``holds`` says whether a peak of so many bytes fits; absent, one of at most ``memory_nbytes`` does.
     ``name`` is a letter of `symbols.FREE`. The formulas hold from two on; a size of one may run other operations.
     Raises `InvalidInput` where the run has no such size.
     """
-    found = symbolic(run, backend=backend, only=[name])
-    if not found.values:
-        rule = "decides which operations run in this model, and cannot be left free"
-        raise InvalidInput([Problem("--symbolic", name, rule)])
+    found = symbolic(run, backend=backend, only=[name], stage=stage)
     (symbol,) = found.values
     moments = _distinct(timeline(found.ledger))
 
@@ -54,10 +56,14 @@ def envelope(run: Run, name: str, *, backend: str = "cpu", memory_nbytes: int | 
         nbytes, index = max(sizes)
         return nbytes, moments[-index]
 
-    pieces = _pieces(highest, formula)
-    largest = None if memory_nbytes is None else _largest(lambda size: highest(size)[0] <= memory_nbytes)
+    exact_from = smallest(run, name) + 1
+    least = 1 if exact_from == 2 else exact_from
+    pieces = _pieces(highest, formula, least)
+    fits = holds or (lambda nbytes: memory_nbytes is None or nbytes <= memory_nbytes)
+    largest = None if memory_nbytes is None else _largest(lambda size: fits(highest(size)[0]), least)
     return Envelope(
         symbol=name,
+        exact_from=exact_from,
         pieces=tuple(pieces),
         memory_nbytes=memory_nbytes,
         largest=largest,
@@ -69,7 +75,7 @@ def envelope(run: Run, name: str, *, backend: str = "cpu", memory_nbytes: int | 
 def _categories(found: Any) -> dict[str, str]:
     """What of each category a step holds at most."""
     ledger = found.ledger
-    told = {category: formula(_expanded(nbytes)) for category, nbytes in ledger.resident}
+    told = {category: formula(expanded(nbytes)) for category, nbytes in ledger.resident}
     kept: dict[str, Any] = {}
     for each in ledger:
         if each.phase == "forward":
@@ -79,26 +85,29 @@ def _categories(found: Any) -> dict[str, str]:
     gradients = sum(
         nbytes * each.times for each in ledger for category, nbytes in each.allocated if category == "gradients"
     )
-    told["gradients"] = formula(_expanded(gradients))
-    return told | {category: formula(_expanded(nbytes)) for category, nbytes in kept.items()}
+    told["gradients"] = formula(expanded(gradients))
+    several = f" of each of {ledger.micro_batches} micro-batches" if ledger.micro_batches != 1 else ""
+    return told | {
+        f"{category}{several}": formula(expanded(nbytes) / ledger.micro_batches) for category, nbytes in kept.items()
+    }
 
 
 def _distinct(moments: tuple[Moment, ...]) -> list[Moment]:
     """One moment for each different formula of the live bytes."""
     seen: dict[Any, Moment] = {}
     for each in moments:
-        seen.setdefault(_expanded(each.nbytes), each)
+        seen.setdefault(expanded(each.nbytes), each)
     return list(seen.values())
 
 
-def _pieces(highest: Any, told: Any) -> list[Piece]:
+def _pieces(highest: Any, told: Any, first: int) -> list[Piece]:
     pieces: list[Piece] = []
-    first, (_, moment) = 1, highest(1)
+    _, moment = highest(first)
     while True:
         last = _last_of(highest, first, moment)
-        live = {category: told(_expanded(nbytes)) for category, nbytes in moment.live.items() if nbytes != 0}
+        live = {category: told(expanded(nbytes)) for category, nbytes in moment.live.items() if nbytes != 0}
         at = f"{moment.entry.name} of {moment.entry.path or 'the update'}, {moment.entry.phase}"
-        pieces.append(Piece(first, last, told(_expanded(moment.nbytes)), at, live))
+        pieces.append(Piece(first, last, told(expanded(moment.nbytes)), at, live))
         if last is None:
             return pieces
         first = last + 1
@@ -118,10 +127,10 @@ def _last_of(highest: Any, first: int, moment: Moment) -> int | None:
     return low
 
 
-def _largest(fits: Any) -> int:
-    if not fits(1):
+def _largest(fits: Any, least: int) -> int:
+    if not fits(least):
         return 0
-    low, high = 1, 2
+    low, high = least, 2 * least
     while high < LARGEST and fits(high):
         low, high = high, 2 * high
     while high - low > 1:
@@ -132,7 +141,3 @@ def _largest(fits: Any) -> int:
 
 def _at(amount: Any, symbol: Any, size: int) -> int:
     return int(amount.xreplace({symbol: size})) if hasattr(amount, "xreplace") else int(amount)
-
-
-def _expanded(amount: Any) -> Any:
-    return amount.expand() if hasattr(amount, "expand") else amount

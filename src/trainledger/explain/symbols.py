@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry, Ledger
-from trainledger.ledger.step import account
+from trainledger.ledger.ranks import account_of_stage
 from trainledger.spec.layers import segments
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import Run
@@ -51,28 +51,64 @@ class Symbolic:
         return int(amount.xreplace(self.values)) if hasattr(amount, "xreplace") else int(amount)
 
 
-def symbolic(run: Run, *, backend: str = "cpu", only: Iterable[str] | None = None) -> Symbolic:
+def symbolic(run: Run, *, backend: str = "cpu", only: Iterable[str] | None = None, stage: int = 0) -> Symbolic:
     """The account of a run with symbols for its sizes; ``only`` names those that stay free, all if absent.
 
-    A size of one stays a number, as torch runs other operations there; so does whatever decides here which operations
-    run. Raises `InvalidInput` where a name of ``only`` is no size of this run.
+    Of a run with a layout it is the rank of one ``stage`` of its pipeline. A size of one stays a number, as torch runs
+    other operations there; so does whatever decides here which operations run. Raises `InvalidInput` where a name of
+    ``only`` is no size of this run, or decides which operations run.
     """
     numbers = _numbers(run)
     wanted = set(numbers) if only is None else set(only)
     for name in wanted - set(numbers):
         rule = f"must be one of {', '.join(each for each in FREE if each in numbers)}"
         raise InvalidInput([Problem("--symbolic", name, rule, nearest_text(name, FREE))])
-    exact = account(run, backend=backend)
-    keep = [name for name in numbers if name in wanted and (numbers[name] > 1 or only is not None)]
-    if not _patterned(run):
-        tried = [keep, [name for name in keep if name not in ("H", "G")]]
-    else:
-        tried = [[name for name in keep if name != "L"], [name for name in keep if name not in ("L", "H", "G")]]
-    for names in tried:
-        found = _account(run, numbers, names, backend)
-        if only is not None or _same(found, exact):
+    fixed = {"L"} if _patterned(run) or run.layout.pipeline != 1 else set()
+    if only is not None:
+        return _free(run, numbers, wanted, fixed, backend, stage)
+    if run.layout.pipeline != 1:
+        fixed.add("A")  # how many micro-batches are under way is a minimum of two numbers
+    free = [name for name in numbers if numbers[name] > 1 and name not in fixed]
+    exact = account_of_stage(run, stage, backend=backend)
+    for without in ((), ("H", "G"), ("H", "G", "K", "D", "F", "V", "L")):
+        found = _formulas(run, numbers, [name for name in free if name not in without], backend, stage)
+        if found is not None and _same(found, exact):
             return found
-    return _account(run, numbers, [], backend)
+    return _account(run, numbers, [], backend, stage)
+
+
+def _free(
+    run: Run, numbers: Mapping[str, int], wanted: set[str], fixed: set[str], backend: str, stage: int
+) -> Symbolic:
+    """Formulas in the wanted sizes alone, held against the numbers of two small runs."""
+    found = None if wanted & fixed else _formulas(run, numbers, sorted(wanted), backend, stage)
+    least = max(smallest(run, name) for name in wanted)
+    for size in (least + 1, least + 2):
+        if found is None:
+            break
+        there = {**numbers, **dict.fromkeys(wanted, size)}
+        exact = _account(run, there, [], backend, stage)
+        if not _same(replace(found, values={symbol: there[str(symbol)] for symbol in found.values}), exact.ledger):
+            found = None
+    if found is None:
+        rule = "decides which operations run in this run, and cannot be left free"
+        raise InvalidInput([Problem("--symbolic", ", ".join(sorted(wanted)), rule)])
+    return found
+
+
+def smallest(run: Run, name: str) -> int:
+    """The least that a size of this run can be: every prediction module needs a token more."""
+    return 2 + run.model.n_predict_ahead if name == "T" and run.model.n_predict_ahead else 1
+
+
+def _formulas(run: Run, numbers: Mapping[str, int], names: Iterable[str], backend: str, stage: int) -> Symbolic | None:
+    """The account with symbols for these sizes; None where a comparison of one decides what happens."""
+    try:
+        return _account(run, numbers, names, backend, stage)
+    except TypeError as undecided:
+        if "truth value" not in str(undecided):
+            raise
+        return None
 
 
 def _numbers(run: Run) -> dict[str, int]:
@@ -91,7 +127,7 @@ def _patterned(run: Run) -> bool:
     return len(found) > 1 or len(found[0].kinds) > 1
 
 
-def _account(run: Run, numbers: Mapping[str, int], names: Iterable[str], backend: str) -> Symbolic:
+def _account(run: Run, numbers: Mapping[str, int], names: Iterable[str], backend: str, stage: int) -> Symbolic:
     import sympy
 
     # Rope turns pairs: an even head width halves without a remainder.
@@ -113,9 +149,10 @@ def _account(run: Run, numbers: Mapping[str, int], names: Iterable[str], backend
         n_heads=heads, n_kv_heads=size.get("G"), head_dim=size.get("K"), max_seq_len=size["S"],
         expert_d_ff=size.get("M"), kv_rank=size.get("R"), q_rank=size.get("P"),
     )  # fmt: skip
-    recipe = _with(run.recipe, global_batch=size["B"] * size["A"], micro_batch=size["B"], seq_len=size["T"])
+    batch = size["B"] * size["A"] * run.layout.data_ranks
+    recipe = _with(run.recipe, global_batch=batch, micro_batch=size["B"], seq_len=size["T"])
     with_symbols = replace(run, model=model, recipe=recipe)
-    ledger = account(with_symbols, backend=backend)
+    ledger = account_of_stage(with_symbols, stage, backend=backend)
     return Symbolic(_named_heads(ledger) if "G" in symbols else ledger, values, with_symbols)
 
 
@@ -161,6 +198,17 @@ def _same(found: Symbolic, exact: Ledger) -> bool:
     )
 
 
+def expanded(amount: Any) -> Any:
+    """A formula multiplied out, quotients inside a floor cancelled."""
+    if not hasattr(amount, "expand"):
+        return amount
+    import sympy
+
+    whole = amount.expand()
+    floors = {each: sympy.floor(sympy.cancel(each.args[0])) for each in whole.atoms(sympy.floor)}
+    return whole.xreplace(floors).expand() if floors else whole
+
+
 def formula(amount: Any) -> str:
     """A formula as people write it: products without a sign, powers with ``^``.
 
@@ -188,9 +236,9 @@ def with_numbers(expression: Expr | int, values: Mapping[Symbol, int]) -> str:
     names = {str(symbol): value for symbol, value in values.items()}
     put_in: list[str] = []
     for word in words:
-        put_in.append(re.sub(r"[A-Z]\w*", lambda name: f"{names[name[0]]:,}", word))
+        put_in.append(re.sub(r"[A-Za-z]\w*", lambda name: f"{names[name[0]]:,}" if name[0] in names else name[0], word))
     shown = ""
     for at, word in enumerate(put_in):
-        joined = at > 0 and word not in ("+", "-", ")") and put_in[at - 1] not in ("+", "-", "(")
+        joined = at > 0 and word[0] not in "+-)" and put_in[at - 1][-1] not in "+-(,"
         shown += (" x " if joined else " " if at else "") + word
     return shown.replace("( ", "(").replace(" )", ")")

@@ -218,7 +218,10 @@ class InFlight:
         self._waiting: tuple[Array, list[Node]] | None = None
 
     def set_ahead(self) -> None:
-        """The forwards."""
+        """The forwards; what stands outside the blocks is gathered before the first one and stays until a backward."""
+        if self.work.sharded is not None:
+            self.work.sharded.begins()
+            self.work.sharded.arrived = []
         with _rounds(self.work.tape, self.name, self.count) as some:
             if some:
                 self._waiting = self.work.forward(), self.work.tape.set_aside()

@@ -131,8 +131,8 @@ def _piece(run: LayerRun, low: int, high: int) -> LayerRun:
 def ends_apart(runs: tuple[LayerRun, ...], *, first: bool, last: bool) -> tuple[LayerRun, ...]:
     """The layers of a stage with the first or the last round on its own.
 
-    What the last block of a stage makes is sent and let go, what the others make is kept: a loop cannot say so. Runs of
-    no layers are left out.
+    What the first block of a stage reads is held to the end, what the last one makes is sent and let go: a loop cannot
+    say so of the others. Runs of no layers are left out.
     """
     runs = tuple(each for each in runs if not _is_zero(each.count))
     if first and runs:

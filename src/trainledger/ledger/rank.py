@@ -65,7 +65,7 @@ class Rank:
         if chunk.begins and chunk.ends:
             return runs
         both = self.run.recipe.activation_checkpointing in ("offload", "from-start")
-        return ends_apart(runs, first=both, last=both or not chunk.ends)
+        return ends_apart(runs, first=both or not chunk.begins, last=both or not chunk.ends)
 
     def leaves(self, chunk: Chunk) -> ModelLeaves:
         """The parameters that a chunk's forward reads."""

@@ -106,6 +106,12 @@ def counted_by(plan: Plan, convention: str) -> Plan:
     return replace(plan, convention=convention, forecast=replace(told, model_flops=flops, mfu=mfu))
 
 
+def with_notes(plan: Plan, notes: list[str]) -> Plan:
+    """The same plan with further sentences behind its own."""
+    told = plan.forecast
+    return replace(plan, forecast=replace(told, notes=(*told.notes, *notes))) if notes else plan
+
+
 def of_one_step(plan: Plan) -> Plan:
     """The same plan where the length of the run was not said: without evaluations, checkpoints and a whole time."""
     told = plan.forecast

@@ -62,7 +62,7 @@ def device_memory(
 
     ``tensors`` is how many of them are alive at the peak, for the allocator's rounding (a bound: at most 511 bytes
     each); ``groups`` are the sizes of the rank's communicators. A device that is not NVIDIA's gets no CUDA lines: what
-    its libraries take is not known here. Left out: pools of CUDA graphs, as nothing here captures graphs.
+    its libraries take is not known here.
     """
     usable, source = device.usable_nbytes, device.usable_source
     if usable is None:
@@ -85,7 +85,9 @@ def _around(
     # The thread that runs forward and autograd's thread that runs backward have a handle each.
     yield line("cuBLAS workspaces", 2 * workspace.nbytes, workspace)
     slack = overheads["fragmentation"]
-    yield line("fragmentation", round(slack.share * peak_nbytes) if isinstance(peak_nbytes, int) else 0, slack)
+    lost = slack.share * peak_nbytes
+    yield line("fragmentation", round(lost) if isinstance(lost, float) else lost, slack)
+    yield MemoryLine("CUDA graph pools", 0, "exact", "nothing here captures graphs; who does adds their private pools")
     context = overheads["cuda_context"]
     yield line("CUDA context", context.nbytes, context)
     larger = [size for size in groups if size > 1]

@@ -52,7 +52,7 @@ def _between(left: str, right: str) -> str:
 def envelope(found: Envelope, means: str) -> str:
     """The peak over one size, its parts as expressions, and the largest that fits."""
     name = found.symbol
-    lines = [f"{name}: {means}; from 2 on. All bytes.", ""]
+    lines = [f"{name}: {means}; from {found.exact_from} on. All bytes.", ""]
     lines += [wrapped(f"{category} = {formula}") for category, formula in found.categories.items()]
     lines.append("")
     for piece in found.pieces:
@@ -67,9 +67,9 @@ def verdict(found: Envelope) -> str:
     """The largest size that fits, as a sentence."""
     memory = format_nbytes(found.memory_nbytes or 0)
     if not found.largest:
-        return f"Not even {found.symbol} = 1 fits in {memory}."
+        return f"Not even {found.symbol} = {found.pieces[0].first} fits in {memory}."
     assert found.nbytes_at_largest is not None
-    return f"So at most {found.symbol} = {found.largest:,} in {memory}: {format_nbytes(found.nbytes_at_largest)} there."
+    return f"So at most {found.symbol} = {found.largest:,} in {memory}: {format_nbytes(found.nbytes_at_largest)} of tensors."
 
 
 def _range(name: str, first: int, last: int | None) -> str:

@@ -80,7 +80,7 @@ def _device(plan: Plan, peak_nbytes: int) -> Iterator[str]:
             fits = "Fits in" if peak_nbytes <= plan.memory_nbytes else "Does NOT fit in"
             yield f"{fits} the device's {format_nbytes(plan.memory_nbytes)}."
         return
-    around = [each for each in held.lines if each.name != "tensors"]
+    around = [each for each in held.lines if each.name != "tensors" and each.nbytes]
     if around:
         parts = ", ".join(f"{each.name} {format_nbytes(each.nbytes)}" for each in around)
         yield f"Around the tensors ({' and '.join(sorted({each.basis for each in around}))}): {parts}."
