@@ -25,7 +25,7 @@ _WHERE = {
     "Problem": "trainledger.spec.problem",
     "Recipe": "trainledger.spec.recipe",
     "Run": "trainledger.spec.run",
-    "account": "trainledger.ledger.step",
+    "account": "trainledger.api",
     "device": "trainledger.catalog",
     "device_of": "trainledger.api",
     "load": "trainledger.api",
@@ -40,11 +40,10 @@ _WHERE = {
 }
 
 if TYPE_CHECKING:
-    from trainledger.api import device_of, load, machine_of, model, predict
+    from trainledger.api import account, device_of, load, machine_of, model, predict
     from trainledger.catalog import device
     from trainledger.ledger.entry import Entry, Ledger
     from trainledger.ledger.parameters import parameters
-    from trainledger.ledger.step import account
     from trainledger.measure.meter import meter
     from trainledger.plan.napkin import napkin
     from trainledger.reconcile import reconcile

@@ -13,6 +13,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.run import Run
 
 if TYPE_CHECKING:
+    from trainledger.ledger.entry import Ledger
     from trainledger.plan.plan import Plan
     from trainledger.predict.forecast import Forecast
     from trainledger.spec.calibration import Calibration
@@ -105,6 +106,16 @@ def kernels_of(run: Run) -> str:
         return "cpu" if run.cluster.backend == "cpu" else "cuda"
     machine = machine_of(run)
     return "cpu" if machine is None or isinstance(machine, Device) or machine.backend == "cpu" else "cuda"
+
+
+def account(run: Run, *, backend: str | None = None) -> Ledger:
+    """The closed-form ledger of one optimizer step of a rank: of a layout, of its first stage.
+
+    ``backend`` (cpu or cuda) says whose kernels run; absent, those of the run's device.
+    """
+    from trainledger.ledger import step
+
+    return step.account(run, backend=kernels_of(run) if backend is None else backend)
 
 
 def plan(run: Run, *, mfu: float = 0.5) -> Plan:

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from trainledger.spec.run import Run
 
 
+RUN_OR_MODEL = "a run file (run.toml), a model of the catalog, or a Hugging Face config.json"
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser without guessed abbreviations, whose errors are sentences of the usual kind."""
 
@@ -24,9 +27,11 @@ class Parser(argparse.ArgumentParser):
         raise InvalidInput([Problem(self.prog, None, f"{message}; {self.prog} --help says what it takes")])
 
 
-def add_run(parser: argparse.ArgumentParser, default: str | None = "run.toml") -> None:
+def add_run(
+    parser: argparse.ArgumentParser, default: str | None = "run.toml", help: str = "the run file (run.toml)"
+) -> None:
     """A run file and its overrides: ``args.run`` and ``args.set``; `load_run` reads them."""
-    parser.add_argument("run", nargs="?" if default else None, default=default, metavar="RUN.toml", help="the run file")
+    parser.add_argument("run", nargs="?" if default else None, default=default, metavar="RUN", help=help)
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE",
         help="change one field, such as recipe.micro_batch=2; may be repeated; an empty value takes it out",

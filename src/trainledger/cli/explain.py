@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from trainledger.cli.arguments import add_json, add_run, print_json
+from trainledger.cli.arguments import RUN_OR_MODEL, add_json, add_run, print_json
 from trainledger.cli.plan import run_or_model
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ WHAT = ("memory", "flops", "parameters", "time")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=WHAT, help="which account")
-    add_run(parser)
+    add_run(parser, help=RUN_OR_MODEL)
     parser.add_argument(
         "--symbolic", metavar="SIZE", help="leave a size free: B sequences of a micro-batch, T tokens, A, L, D, F or V"
     )
@@ -81,6 +81,10 @@ def _timed(args: argparse.Namespace, run: Run, found: Any) -> Any:
     from trainledger.predict.step_time import step_time
     from trainledger.spec.problem import InvalidInput, Problem
 
+    if not run.layout.alone:
+        from trainledger.plan.spread import NO_TIME
+
+        raise InvalidInput([Problem("layout", None, f"{NO_TIME}; leave [layout] out to see one device's")])
     machine = machine_of(run)
     if machine is None:
         rule = "was not measured yet (trainledger measure machine does it, once), so there are no times to explain"
@@ -122,6 +126,9 @@ def _memory(text: str) -> int:
     from trainledger.units import NotAQuantity, parse_nbytes
 
     try:
-        return parse_nbytes(text)
+        nbytes = parse_nbytes(text)
     except NotAQuantity as error:
         raise InvalidInput([Problem("--memory", text, error.rule, error.nearest)]) from None
+    if nbytes < 1:
+        raise InvalidInput([Problem("--memory", text, "must be at least one byte", "80GB")])
+    return nbytes

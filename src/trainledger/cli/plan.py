@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from trainledger.cli.arguments import add_json, add_run, load_run, print_json
+from trainledger.cli.arguments import RUN_OR_MODEL, add_json, add_run, load_run, print_json
 
 if TYPE_CHECKING:
     from trainledger.spec.run import Run
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
+    add_run(parser, help=RUN_OR_MODEL)
     parser.add_argument("--mfu", default="0.5", help="share of the peak for the napkin's days (0.5)")
     parser.add_argument(
         "--convention", default="dense", metavar="NAME",

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import argparse
 
-from trainledger.cli.arguments import add_json, add_run, print_json
+from trainledger.cli.arguments import RUN_OR_MODEL, add_json, add_run, print_json
 from trainledger.cli.plan import run_or_model
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
+    add_run(parser, help=RUN_OR_MODEL)
     add_json(parser)
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 
-from trainledger.cli.arguments import add_json, add_run, print_json
+from trainledger.cli.arguments import RUN_OR_MODEL, add_json, add_run, print_json
 from trainledger.report.agreement import SPLITS
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
+    add_run(parser, help=RUN_OR_MODEL)
     parser.add_argument("--by", choices=SPLITS, help="also split the FLOPs; by category: the most bytes of each")
     parser.add_argument("-o", "--output", metavar="FILE", help="also keep the traced ledger in a file")
     add_json(parser)
@@ -26,6 +26,11 @@ def execute(args: argparse.Namespace) -> int:
     from trainledger.report.agreement import agree, compare, split, text, to_json
 
     run = run_or_model(args)
+    if not run.layout.alone:
+        from trainledger.spec.problem import InvalidInput, Problem
+
+        rule = "the modules are traced on one device; of a layout the ranks are accounted for by plan and explain"
+        raise InvalidInput([Problem("layout", None, f"{rule}; leave [layout] out here")])
     if args.output is not None:
         from trainledger.spec.plain import check_target
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 from trainledger.explain.symbols import expanded, formula, smallest, symbolic
@@ -49,10 +50,11 @@ def envelope(
     """
     found = symbolic(run, backend=backend, only=[name], stage=stage)
     (symbol,) = found.values
-    moments = _distinct(timeline(found.ledger))
+    moments, sums = _distinct(timeline(found.ledger))
+    counts = [_counter(each, symbol) for each in sums]
 
     def highest(size: int) -> tuple[int, Moment]:
-        sizes = [(_at(each.nbytes, symbol, size), -index) for index, each in enumerate(moments)]
+        sizes = [(count(size), -index) for index, count in enumerate(counts)]
         nbytes, index = max(sizes)
         return nbytes, moments[-index]
 
@@ -92,12 +94,12 @@ def _categories(found: Any) -> dict[str, str]:
     }
 
 
-def _distinct(moments: tuple[Moment, ...]) -> list[Moment]:
-    """One moment for each different formula of the live bytes."""
+def _distinct(moments: tuple[Moment, ...]) -> tuple[list[Moment], list[Any]]:
+    """One moment for each different formula of the live bytes, and these formulas."""
     seen: dict[Any, Moment] = {}
     for each in moments:
         seen.setdefault(expanded(each.nbytes), each)
-    return list(seen.values())
+    return list(seen.values()), list(seen)
 
 
 def _pieces(highest: Any, told: Any, first: int) -> list[Piece]:
@@ -139,5 +141,12 @@ def _largest(fits: Any, least: int) -> int:
     return low
 
 
-def _at(amount: Any, symbol: Any, size: int) -> int:
-    return int(amount.xreplace({symbol: size})) if hasattr(amount, "xreplace") else int(amount)
+def _counter(amount: Any, symbol: Any) -> Callable[[int], int]:
+    """The bytes at a size: by Horner's rule where the formula is a polynomial of whole numbers, which most are."""
+    if not hasattr(amount, "xreplace"):
+        return lambda size: int(amount)
+    coefficients = amount.as_poly(symbol).all_coeffs() if amount.is_polynomial(symbol) else []
+    if not coefficients or not all(each.is_Integer for each in coefficients):
+        return lambda size: int(amount.xreplace({symbol: size}))
+    whole = [int(each) for each in coefficients]
+    return lambda size: reduce(lambda total, each: total * size + each, whole, 0)

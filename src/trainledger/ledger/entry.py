@@ -6,7 +6,7 @@ Closed form, trace and measurement all write this shape; every report reads it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import reduce
 from operator import mul
 from typing import TYPE_CHECKING, Any
@@ -134,6 +134,10 @@ class Ledger:
 
         By ``path`` the blocks of a model are taken together: ``layers.*`` for ``layers.0``, ``layers.1`` …
         """
+        known = [each.name for each in fields(Entry)]
+        for name in (key, amount):
+            if name not in known:
+                raise ValueError(f"an entry has no {name!r}; it has {', '.join(known)}")
         split: dict[str, Int] = {}
         for each in self.entries:
             label = getattr(each, key)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from trainledger.frozen import frozen
@@ -11,8 +13,6 @@ from trainledger.ledger.entry import Int, Ledger
 from trainledger.ledger.rank import Rank, rank_of, shard_shape
 from trainledger.ledger.step import account_of
 from trainledger.spec.run import Run
-
-LARGEST_GROUP = 2**16  # ranks that are looked at one by one
 
 
 @frozen
@@ -53,8 +53,7 @@ def accounts(run: Run, *, backend: str = "cpu") -> tuple[RankAccount, ...]:
 
     All ranks of a stage are alike but where pieces of parameters are uneven: then the last ones have less. Sizes of
     data-parallel, tensor and context axes may be arrays, and then those with the largest pieces stand for all; the
-    number of stages is an int, as it decides what there is. Raises ValueError for a group of more than 65,536 ranks
-    with uneven pieces.
+    number of stages is an int, as it decides what there is.
     """
     found = []
     for stage in range(run.layout.pipeline):
@@ -102,15 +101,25 @@ def _places(run: Run, stage: int) -> Iterator[tuple[int, Any]]:
     if not uneven:
         yield 0, ranks
         return
-    if ranks > LARGEST_GROUP:
-        raise ValueError(f"{ranks} ranks share uneven pieces; at most {LARGEST_GROUP} are told apart")
-    at, here = 0, _pieces_at(uneven, 0)
-    for place in range(1, ranks):
-        there = _pieces_at(uneven, place)
-        if there != here:
-            yield at, place - at
-            at, here = place, there
-    yield at, ranks - at
+    found = sorted({0, *(place for leaf, among in uneven for place in _changes(leaf, among, ranks))})
+    starts = [0]
+    for place in found[1:]:
+        if _pieces_at(uneven, place) != _pieces_at(uneven, starts[-1]):
+            starts.append(place)
+    for at, until in pairwise([*starts, ranks]):
+        yield at, until - at
+
+
+def _changes(leaf: Leaf, among: int, ranks: int) -> Iterator[int]:
+    """The places from which on pieces may be other ones: after the last whole piece, and after a smaller one.
+
+    Ranks that share among fewer than all begin again after so many.
+    """
+    whole = bisect_left(
+        range(among), True, key=lambda place: shard_shape(leaf, among, place) != shard_shape(leaf, among)
+    )
+    for begin in range(0, ranks, among):
+        yield from (each for each in (begin, begin + whole, begin + whole + 1) if each < ranks)
 
 
 def _is_uneven(leaf: Leaf, ranks: Any) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from trainledger.frozen import frozen
 from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.entry import Ledger
+from trainledger.ledger.parameters import parameters
 from trainledger.spec.run import Run
 
 
@@ -53,29 +54,32 @@ def beside(
         )
     if flops_per_second is not None:
         steps, tokens = run.recipe.total_steps, run.recipe.tokens_per_step
-        by_rule = thumb.training_flops(ledger.parameters, steps * tokens) / flops_per_second
+        active = parameters(run.model).active
+        by_rule = thumb.training_flops(active, steps * tokens) / flops_per_second
         by_ledger = steps * (tokens // ledger.tokens) * ledger.model_flops / flops_per_second
-        rows.append(
-            Beside(f"time at {100 * mfu:g} % MFU", "6 N D / rate", "seconds", by_rule, by_ledger, "as FLOPs per token")
-        )
+        name = f"6 {_n(run)} D / rate"
+        rows.append(Beside(f"time at {100 * mfu:g} % MFU", name, "seconds", by_rule, by_ledger, "as FLOPs per token"))
     return tuple(rows)
 
 
 def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[Beside]:
     spec, recipe = run.model, run.recipe
     N, d, L, T = ledger.parameters, spec.d_model, spec.n_layers, recipe.seq_len
+    count, n = parameters(spec), _n(run)
     blocks = thumb.block_parameters(d, L)
     table = spec.vocab_size * d
     yield Beside(
-        "parameters", "12 d^2 L + V d", "count", blocks + table, N,
+        "parameters", "12 d^2 L + V d", "count", blocks + table, count.total,
         "supposes d_ff = 4 d without a gate, as many key-value as query heads, and one embedding matrix",
     )  # fmt: skip
     per_token = ledger.model_flops / ledger.tokens
     attention = thumb.attention_flops_per_token(L, d, T)
-    yield Beside("FLOPs per token", "6 N", "flops", thumb.training_flops(N, 1), per_token, "no attention scores")
+    six = thumb.training_flops(count.active, 1)
+    idle = "; frozen weights need no gradient of their own: about 4 N" if recipe.lora_rank is not None else ""
+    yield Beside("FLOPs per token", f"6 {n}", "flops", six, per_token, f"no attention scores{idle}")
     yield Beside(
-        "FLOPs per token", "6 N + 12 L d T", "flops", thumb.training_flops(N, 1) + attention, per_token,
-        "counts the input embedding as a product; heads as wide as d_model together",
+        "FLOPs per token", f"6 {n} + 12 L d T", "flops", six + attention, per_token,
+        f"counts the input embedding as a product; heads as wide as d_model together{idle}",
     )  # fmt: skip
     yield Beside(
         "kept for backward", "L B T d (34 + 5 H T / d)", "nbytes",
@@ -95,3 +99,8 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[Beside]:
             "memory at the peak", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), peak_nbytes,
             "no activations, logits, scratch; and gradients need not all exist at the peak",
         )  # fmt: skip
+
+
+def _n(run: Run) -> str:
+    """What N is in the rules for FLOPs: of a mixture of experts the parameters that a token passes through."""
+    return "N" if run.model.n_experts is None else "N_active"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Ledger
-from trainledger.ledger.parameters import leaves_of
+from trainledger.ledger.parameters import leaves_of, parameters
 from trainledger.ledger.rules_of_thumb import training_flops, training_seconds
 from trainledger.ledger.timeline import Peak
 from trainledger.ledger.update import whole_of
@@ -32,6 +32,7 @@ class Napkin:
     mfu: float
     dtype: str
     peak_flops_per_second: float
+    parameters: int
     tokens: int
     devices: int
     days: float
@@ -131,15 +132,16 @@ def _napkin(run: Run, ledger: Ledger, machine: Machine | None, mfu: float) -> Na
         peak = peak_rate(machine, dtype)
     except NoRate:
         return None
-    tokens = run.recipe.total_steps * run.recipe.tokens_per_step
-    seconds = training_seconds(training_flops(ledger.parameters, tokens), run.cluster.count, peak, mfu)
-    return Napkin(mfu, dtype, peak, tokens, run.cluster.count, seconds / SECONDS_PER_DAY)
+    tokens, active = run.recipe.total_steps * run.recipe.tokens_per_step, parameters(run.model).active
+    seconds = training_seconds(training_flops(active, tokens), run.cluster.count, peak, mfu)
+    return Napkin(mfu, dtype, peak, active, tokens, run.cluster.count, seconds / SECONDS_PER_DAY)
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
     """The plan as JSON takes it, the ledger left out."""
     return {
         "model": plan.run.model.name,
+        "parameters": vars(parameters(plan.run.model)),
         "convention": plan.convention,
         "forecast": vars(plan.forecast),
         "rules_of_thumb": [{**vars(each), "error": each.error} for each in plan.rules],

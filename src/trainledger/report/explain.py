@@ -69,7 +69,8 @@ def verdict(found: Envelope) -> str:
     if not found.largest:
         return f"Not even {found.symbol} = {found.pieces[0].first} fits in {memory}."
     assert found.nbytes_at_largest is not None
-    return f"So at most {found.symbol} = {found.largest:,} in {memory}: {format_nbytes(found.nbytes_at_largest)} of tensors."
+    tensors = format_nbytes(found.nbytes_at_largest)
+    return f"So at most {found.symbol} = {found.largest:,} in {memory}: {tensors} of tensors."
 
 
 def _range(name: str, first: int, last: int | None) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from trainledger.ledger.parameters import parameters
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.units import (
     counted,
@@ -45,12 +47,35 @@ def _head(plan: Plan) -> str:
     batches = f", in {plan.run.grad_accum} micro-batches of {plan.run.device_batch}" if plan.run.grad_accum > 1 else ""
     blocks, sequences = counted(spec.n_layers, "block"), counted(recipe.global_batch, "sequence")
     lines = [
-        f"{spec.name}: {plan.ledger.parameters:,} parameters in {blocks} of width {spec.d_model}",
+        f"{spec.name}: {_parameters(plan)} in {blocks} of width {spec.d_model}",
         f"A step: {sequences} of {counted(recipe.seq_len, 'token')}{batches}",
         f"{recipe.precision}, {recipe.optimizer} ({recipe.optimizer_implementation}), {recipe.attention} attention,"
         f" activation checkpointing {recipe.activation_checkpointing}",
+        *_devices(plan),
     ]
     return "\n".join(wrapped(each) for each in lines)
+
+
+def _parameters(plan: Plan) -> str:
+    """All parameters, and of those the active and the trained where they are fewer."""
+    count = parameters(plan.run.model)
+    told = f"{count.total:,} parameters"
+    if count.active != count.total:
+        told += f" ({count.active:,} active)"
+    if plan.run.recipe.lora_rank is not None:
+        told += f", {plan.ledger.parameters:,} trained beside them"
+    return told
+
+
+def _devices(plan: Plan) -> Iterator[str]:
+    """On what it runs, and how it is spread: what was said, defaults left out."""
+    cluster, layout = plan.run.cluster, plan.run.layout
+    if cluster.device != "this-machine" or cluster.count > 1:
+        yield f"{cluster.count:,} x {cluster.device}"
+    if not layout.alone:
+        said = [f"{each.name} {getattr(layout, each.name)}" for each in fields(layout)
+                if getattr(layout, each.name) != each.default]  # fmt: skip
+        yield f"Layout: {', '.join(said)}"
 
 
 def _memory(plan: Plan) -> str:
@@ -167,13 +192,14 @@ def _rules(plan: Plan) -> str:
         ]
         for each in plan.rules
     ]  # fmt: skip
-    return table(["", "rule of thumb", "says", "ledger", "off by"], rows, align="llrrr")
+    shown = table(["", "rule of thumb", "says", "ledger", "off by"], rows, align="llrrr")
+    return f"Of the whole model on one device:\n{shown}" if plan.ranks else shown
 
 
 def _napkin(plan: Plan) -> str:
     napkin = plan.napkin
     assert napkin is not None
-    work = f"6 x {plan.ledger.parameters:.4g} x {napkin.tokens:.4g}"
+    work = f"6 x {napkin.parameters:.4g} x {napkin.tokens:.4g}"
     speed = f"{napkin.devices:,} x {napkin.peak_flops_per_second:.4g} x {napkin.mfu:g}"
     days = f"{napkin.days:,.1f} days" if napkin.days >= 1 else format_seconds(napkin.days * 86400)
     lines = [f"On a napkin: 6 N D / (devices x peak x MFU) = {work}", f"  / ({speed}) = {days}"]
