@@ -22,6 +22,7 @@ lint:           ## format, lint, types
 
 check: lint test
 
-bench:          ## start-up time, and the calibration against real steps
+bench:          ## start-up time, and accounts per second
 	@./install dev
 	@.venv/bin/python bench/startup.py
+	@.venv/bin/python bench/ledger.py

@@ -323,3 +323,13 @@ def test_every_stage_is_told_apart(schedule: str) -> None:
     assert [each.in_flight for each in found] == flights[schedule]
     peaks = [each.ledger.peak().by_category["activations"] for each in found[1:3]]
     assert peaks[0] == peaks[1] if schedule in ("gpipe", "zero-bubble") else peaks[0] > peaks[1]
+
+
+def test_ten_million_ranks_with_uneven_pieces_are_told_apart() -> None:
+    spec = ModelSpec(vocab_size=33, d_model=16, n_layers=2, n_heads=4, d_ff=24, max_seq_len=16)
+    recipe = Recipe(seq_len=16, global_batch=10**7, micro_batch=1, steps=1)
+    run = Run(model=spec, recipe=recipe, layout=Layout(shard=10**7), cluster=Cluster(count=10**7))
+    found = accounts(run)
+    assert sum(each.count for each in found) == 10**7
+    assert summed(found, lambda ledger: ledger.parameters) == account(replace(run, layout=Layout())).parameters
+    assert [each.count for each in found] == [16, 24 - 16, 33 - 24, 10**7 - 33]  # a row of each dim 0 to a rank

@@ -34,8 +34,7 @@ def allocated(run: Run) -> int:
     make_states(model, optimizer)
     shape = (run.device_batch, run.recipe.seq_len)
     batches = [
-        (torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64))
-        for _ in range(run.grad_accum)
+        (torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)) for _ in range(run.grad_accum)
     ]
     before = sum(nbytes for _, nbytes in account(run).resident)
     with AllocatorPeak(torch.device("cpu"), live_nbytes=before) as peak:

@@ -32,6 +32,10 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
     ("layout", "model", "recipe", "count", "sentence"),
     [
         ({"tensor": 3}, {}, {}, 3, "layout.tensor = 3: must divide model.n_heads = 7; nearest that works: 1"),
+        ({"pipeline": 100000}, {"n_layers": 100000}, {}, 100000,
+         "layout.pipeline = 100000: must be at most 1024; nearest that works: 1024"),
+        ({"pipeline": 2, "schedule": "interleaved", "virtual_stages": 600}, {"n_layers": 1200}, {}, 2,
+         "layout.virtual_stages = 600: times layout.pipeline = 2 must be at most 1024 chunks; nearest that works: 512"),
         ({"tensor": 5}, {**EIGHT, "d_ff": 80}, {}, 5,
          "layout.tensor = 5: must divide model.n_heads = 8; nearest that works: 4"),
         ({"tensor": 4}, {**EIGHT, "d_ff": 98}, {}, 4,

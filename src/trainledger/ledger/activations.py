@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from trainledger.ledger import operations as op
 from trainledger.ledger.array import Array
-from trainledger.ledger.tape import Gradients, Tape
+from trainledger.ledger.node import Gradients
+from trainledger.ledger.tape import Tape
 
 
 def activate(tape: Tape, x: Array, name: str) -> Array:

@@ -15,8 +15,9 @@ from trainledger.ledger.attention import fused_attention, softmax
 from trainledger.ledger.checkpointing import checkpointed
 from trainledger.ledger.context_parallel import attend_over_ranks
 from trainledger.ledger.entry import Int
+from trainledger.ledger.node import Gradients
 from trainledger.ledger.sizes import Sizes
-from trainledger.ledger.tape import Gradients, Tape
+from trainledger.ledger.tape import Tape
 from trainledger.spec.problem import Problem
 
 KERNELS = {"flash": "flash_attention", "efficient": "efficient_attention"}

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from trainledger.ledger import rules
 from trainledger.ledger.array import Array, Leaf
 from trainledger.ledger.entry import Int
-from trainledger.ledger.tape import Gradients, Tape
+from trainledger.ledger.node import Gradients
+from trainledger.ledger.tape import Tape
 
 # Rows of the logsumexp of the memory-efficient kernel are padded to a multiple of this (PyTorch,
 # aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h, kAlignLSE).

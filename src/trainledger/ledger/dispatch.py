@@ -10,7 +10,8 @@ from trainledger.ledger import operations as op
 from trainledger.ledger.array import Array
 from trainledger.ledger.entry import Int
 from trainledger.ledger.expert_products import rows_of
-from trainledger.ledger.tape import Gradients, Tape
+from trainledger.ledger.node import Gradients
+from trainledger.ledger.tape import Tape
 
 
 @frozen

@@ -16,10 +16,11 @@ from trainledger.ledger.expert_parallel import from_ranks, to_ranks
 from trainledger.ledger.expert_products import Places, linear
 from trainledger.ledger.extra_loss import with_loss
 from trainledger.ledger.feed_forward import mlp
+from trainledger.ledger.node import Gradients
 from trainledger.ledger.parameters import BlockLeaves
 from trainledger.ledger.router import balance_loss, route
 from trainledger.ledger.sizes import Sizes
-from trainledger.ledger.tape import Gradients, Tape
+from trainledger.ledger.tape import Tape
 
 
 def experts(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:

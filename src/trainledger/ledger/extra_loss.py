@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from trainledger.ledger.array import Array
-from trainledger.ledger.tape import Gradients, Tape
+from trainledger.ledger.node import Gradients
+from trainledger.ledger.tape import Tape
 
 
 def with_loss(tape: Tape, y: Array, loss: Array) -> Array:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from trainledger.ledger import rules
 from trainledger.ledger.array import Array
 from trainledger.ledger.entry import Int
-from trainledger.ledger.tape import Gradients, Tape
+from trainledger.ledger.node import Gradients
+from trainledger.ledger.tape import Tape
 from trainledger.spec.precision import Float8
 
 BLOCK = 128  # DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2

@@ -15,7 +15,8 @@ from trainledger.ledger import operations as op
 from trainledger.ledger import rules
 from trainledger.ledger.array import Array, Leaf
 from trainledger.ledger.entry import Int
-from trainledger.ledger.tape import Gradients, Tape
+from trainledger.ledger.node import Gradients
+from trainledger.ledger.tape import Tape
 from trainledger.spec.lora import BLOCKS_OF, is_linear, is_target
 from trainledger.spec.recipe import Recipe
 

@@ -13,7 +13,8 @@ from trainledger.ledger.array import Array, Leaf
 from trainledger.ledger.attention import softmax
 from trainledger.ledger.checkpointing import checkpointed
 from trainledger.ledger.entry import Int
-from trainledger.ledger.tape import Gradients, Tape
+from trainledger.ledger.node import Gradients
+from trainledger.ledger.tape import Tape
 from trainledger.spec.recipe import Recipe
 
 Head = Callable[[Array, Int], Array]  # hidden states and how many tokens they are of, to logits

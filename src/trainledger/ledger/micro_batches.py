@@ -13,12 +13,13 @@ from trainledger.ledger.entry import Int
 from trainledger.ledger.forward import forward
 from trainledger.ledger.fully_sharded import COMMUNICATION, FullySharded
 from trainledger.ledger.mixed import all_of, empty_buffers, hold
+from trainledger.ledger.node import Gradients, Node
 from trainledger.ledger.parameters import ModelLeaves
 from trainledger.ledger.pipeline import Chunk, in_flight_by_chunk
 from trainledger.ledger.rank import Rank
 from trainledger.ledger.reduction import scatter_gradients, sum_over_replicas, sum_partial_gradients
 from trainledger.ledger.sizes import Sizes
-from trainledger.ledger.tape import Gradients, Node, Tape
+from trainledger.ledger.tape import Tape
 
 
 class Work:

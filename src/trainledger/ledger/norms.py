@@ -11,8 +11,9 @@ from trainledger.ledger import operations as op
 from trainledger.ledger import rules
 from trainledger.ledger.array import Array, Leaf, Target
 from trainledger.ledger.entry import Int
+from trainledger.ledger.node import Gradients
 from trainledger.ledger.sizes import Sizes
-from trainledger.ledger.tape import Gradients, Tape
+from trainledger.ledger.tape import Tape
 
 
 def norm(

@@ -13,7 +13,8 @@ from trainledger.ledger import rules
 from trainledger.ledger.array import Array, Leaf, Target
 from trainledger.ledger.entry import Int
 from trainledger.ledger.float8 import products
-from trainledger.ledger.tape import Gradients, Sums, Tape
+from trainledger.ledger.node import Gradients, Sums
+from trainledger.ledger.tape import Tape
 
 
 def is_one(size: Int) -> bool:

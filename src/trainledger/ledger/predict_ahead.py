@@ -14,11 +14,12 @@ from trainledger.ledger.block import compose
 from trainledger.ledger.checkpointing import checkpointed
 from trainledger.ledger.entry import Int
 from trainledger.ledger.loss import cross_entropy
+from trainledger.ledger.node import Gradients
 from trainledger.ledger.norms import norm
 from trainledger.ledger.parameters import BlockLeaves, ModelLeaves
 from trainledger.ledger.self_attention import Shared
 from trainledger.ledger.sizes import Sizes
-from trainledger.ledger.tape import Gradients, Tape
+from trainledger.ledger.tape import Tape
 from trainledger.spec.layers import LayerKind, last_kind
 from trainledger.spec.recipe import Recipe
 

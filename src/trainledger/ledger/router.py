@@ -11,9 +11,10 @@ from trainledger.ledger.activations import plus_number, sigmoid
 from trainledger.ledger.array import Array
 from trainledger.ledger.attention import softmax
 from trainledger.ledger.entry import Int
+from trainledger.ledger.node import Gradients
 from trainledger.ledger.parameters import BlockLeaves
 from trainledger.ledger.sizes import Sizes
-from trainledger.ledger.tape import Gradients, Tape
+from trainledger.ledger.tape import Tape
 from trainledger.spec.model import ModelSpec
 
 

@@ -92,4 +92,6 @@ def account_of(rank: Rank, *, backend: str) -> Ledger:
 
 
 def _is_zero(amount: Int) -> bool:
+    if hasattr(amount, "free_symbols"):
+        return bool(amount.is_zero)
     return isinstance(amount, int) and amount == 0

@@ -10,92 +10,20 @@ Loops are followed once: `loop(name, count)` says that what runs inside runs ``c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from trainledger.dtypes import nbytes_in
 from trainledger.ledger.array import Array, Leaf, Memory, Port, Target
 from trainledger.ledger.entry import Amounts, Int, Ledger, summed
+from trainledger.ledger.node import Backward, Gradients, Node, Sums, taken
 from trainledger.ledger.record import Event, Loop, Storage, copies_left_behind, keep_what_lives
 from trainledger.spec.precision import Precision
 
 if TYPE_CHECKING:
     from trainledger.ledger.checkpointing import Frame, Offload
     from trainledger.ledger.fully_sharded import FullySharded
-
-Gradients = list[Array | None]
-Backward = Callable[..., Gradients]
-Sums = Sequence[tuple[int, Int]]
-
-
-class Node:
-    """One step of the graph: what it saved, how its backward runs, and where gradients go on.
-
-    ``sums`` says which of its gradients belong to a broadcast input, and that input's elements: they are
-    summed after its backward, by the engine and not by the step itself. So are gradients cast to ``formats``, those
-    of the inputs, where these are given.
-    """
-
-    __slots__ = ("backward", "formats", "frame", "loop", "offload", "path", "ports", "saved", "sums", "targets")
-
-    def __init__(
-        self,
-        tape: Tape,
-        targets: Sequence[Target],
-        saved: tuple[Array, ...],
-        backward: Backward,
-        outputs: int,
-        sums: Sums,
-        formats: Sequence[str],
-    ) -> None:
-        self.targets = list(targets)
-        self.formats = formats
-        self.backward = backward
-        self.sums = sums
-        self.path = tape.path
-        self.loop = tape.loop_stack
-        self.ports = [Port() for _ in range(outputs)]
-        self.frame = tape.frame if saved else None
-        self.offload = tape.offload if saved else None
-        self.saved: Any = saved
-        if self.frame is not None:
-            self.saved = self.frame.expect(saved)
-        elif self.offload is not None:
-            self.saved = self.offload.pack(saved)
-
-    def run(self, tape: Tape) -> Gradients:
-        """Gradients for the targets; the incoming gradients and what was saved are let go afterwards.
-
-        What a checkpointed block saves is let go before the sums: its node holds no reference of its own.
-        """
-        incoming = [each.take() for each in self.ports]
-        checkpointed = self.frame is not None
-        saved = self._take_saved()
-        gradients = self.backward(*incoming, *saved)
-        if checkpointed:
-            del saved
-        for index, elements in self.sums:
-            if self.targets[index] is None:
-                continue
-            whole = _taken(gradients, index)
-            gradients[index] = tape.sum(whole, elements)
-            del whole
-        for index, dtype in enumerate(self.formats):
-            if self.targets[index] is None:
-                continue
-            wide = _taken(gradients, index)
-            gradients[index] = tape.cast(wide, dtype) if wide.dtype != dtype else wide
-            del wide
-        self.frame = None
-        return gradients
-
-    def _take_saved(self) -> tuple[Array, ...]:
-        saved, self.saved = self.saved, ()
-        if self.frame is not None:
-            return self.frame.recomputed(saved)
-        result: tuple[Array, ...] = saved if self.offload is None else self.offload.unpack(saved)
-        return result
 
 
 class Tape:
@@ -392,9 +320,9 @@ class Tape:
     def _deliver(self, targets: Sequence[Target], gradients: Gradients) -> None:
         for index, target in enumerate(targets):
             if isinstance(target, Leaf):
-                self._to_leaf(target, _taken(gradients, index))
+                self._to_leaf(target, taken(gradients, index))
             elif target is not None:
-                self._to_port(target, _taken(gradients, index))
+                self._to_port(target, taken(gradients, index))
 
     def _to_port(self, target: Port, gradient: Array) -> None:
         target.gradient = gradient if target.gradient is None else self._plus(target.gradient, gradient)
@@ -443,10 +371,3 @@ class Tape:
         entries = tuple(each.entry() for each in self.events)
         self.events = []
         return Ledger(entries, resident, parameters, tokens, micro_batches, writer="closed form")
-
-
-def _taken(gradients: Gradients, index: int) -> Array:
-    """A gradient given away, so that its receiver holds the only reference."""
-    gradient, gradients[index] = gradients[index], None
-    assert gradient is not None
-    return gradient

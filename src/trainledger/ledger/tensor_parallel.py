@@ -15,8 +15,9 @@ from trainledger.ledger import operations as op
 from trainledger.ledger.array import Array
 from trainledger.ledger.collectives import Group, collective, share
 from trainledger.ledger.entry import Int
+from trainledger.ledger.node import Gradients
 from trainledger.ledger.sizes import Sizes
-from trainledger.ledger.tape import Gradients, Tape
+from trainledger.ledger.tape import Tape
 from trainledger.spec.model import ModelSpec
 
 

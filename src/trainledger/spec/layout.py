@@ -10,6 +10,7 @@ from trainledger.spec.setting import setting
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 CONTEXT_KINDS = ("ring", "all-to-all")
 _MOST = 10**7
+MOST_CHUNKS = 1024  # of layers, in all stages together: each is followed on its own
 
 
 @frozen(kw_only=True)
@@ -48,10 +49,10 @@ class Layout:
     sequence_parallel: bool = setting(
         "tensor ranks split norms and the residual stream by tokens too", quantity="flag", default=False
     )
-    pipeline: int = setting("stages of layers", default=1, at_least=1, at_most=_MOST)
+    pipeline: int = setting("stages of layers", default=1, at_least=1, at_most=MOST_CHUNKS)
     schedule: str = setting("order of micro-batches in a pipeline", quantity="text", default="1f1b", choices=SCHEDULES)
     virtual_stages: int = setting(
-        "chunks of layers on each rank of an interleaved pipeline", default=1, at_least=1, at_most=_MOST
+        "chunks of layers on each rank of an interleaved pipeline", default=1, at_least=1, at_most=MOST_CHUNKS
     )
     stage_layers: tuple[int, ...] | None = setting(
         "layers of each stage, in order; absent = the same in all", quantity="counts", default=None, at_least=0,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from math import gcd, prod
 from typing import TYPE_CHECKING
 
+from trainledger.spec.layout import MOST_CHUNKS
 from trainledger.spec.model_rules import nearest_divisor
 from trainledger.spec.problem import Problem
 
@@ -116,6 +117,10 @@ def _pipeline(run: Run) -> Iterator[Problem]:
     interleaved = layout.schedule == "interleaved" and stages > 1
     if layout.virtual_stages > 1 and not interleaved:
         yield Problem("layout.virtual_stages", layout.virtual_stages, "needs layout.schedule = 'interleaved'", 1)
+        return
+    if chunks > MOST_CHUNKS:
+        rule = f"times layout.pipeline = {stages} must be at most {MOST_CHUNKS} chunks"
+        yield Problem("layout.virtual_stages", layout.virtual_stages, rule, MOST_CHUNKS // stages)
         return
     if layout.stage_layers is not None:
         if len(layout.stage_layers) != chunks:

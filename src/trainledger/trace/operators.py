@@ -205,8 +205,8 @@ _BY_ELEMENT = {
 for _kind, _pairs in _BY_ELEMENT.items():
     for _name, _what in _pairs:
         _RULES[f"aten::{_name}"] = (_kind, _per_input_element(_what))
-for _name in ("sum", "mean", "linalg_vector_norm", "amax", "amin", "aminmax", "argmax", "max", "min", "cumsum", "var_mean",
-              "var",
+for _name in ("sum", "mean", "linalg_vector_norm", "amax", "amin", "aminmax", "argmax", "max", "min", "cumsum",
+              "var_mean", "var",
               "histc", "any", "all", "prod", "logsumexp", "norm", "std", "max_pool2d_with_indices", "avg_pool2d",
               "_adaptive_avg_pool2d"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("reduction", _per_input_element("reduction"))
