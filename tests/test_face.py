@@ -115,3 +115,28 @@ def test_the_examples_in_the_docstrings_hold(name):
     failed, tried = doctest.testmod(importlib.import_module(f"trainledger.{name}"))
     assert tried > 0
     assert failed == 0
+
+
+def test_an_account_of_fields_that_contradict_each_other_is_refused() -> None:
+    from trainledger.spec.layout import Layout
+
+    model = tl.ModelSpec(vocab_size=64, d_model=64, n_layers=2, n_heads=4, d_ff=128, max_seq_len=64)
+    batch = {"seq_len": 16, "steps": 1}
+    with pytest.raises(tl.InvalidInput, match=r"recipe\.global_batch"):
+        tl.account(tl.Run(model=model, recipe=tl.Recipe(global_batch=3, micro_batch=2, **batch)))
+    spread = tl.Run(model=model, recipe=tl.Recipe(global_batch=4, **batch), layout=Layout(tensor=3))
+    with pytest.raises(tl.InvalidInput, match=r"layout\.tensor = 3"):
+        tl.account(spread)
+    assert tl.account(tl.Run(model=model, recipe=tl.Recipe(global_batch=4, **batch), layout=Layout(tensor=2))).flops
+    nonsense = tl.Run(model=model, recipe=tl.Recipe(global_batch=4, precision="nope", **batch))
+    with pytest.raises(tl.InvalidInput, match="precision"):
+        tl.account(nonsense)
+
+
+def test_an_account_takes_the_kernels_of_the_runs_device() -> None:
+    table = {"model": {"preset": "gpt2"}, "recipe": {"seq_len": 64, "global_batch": 1, "steps": 1}}
+    ours = tl.account(tl.load({**table, "cluster": {"device": "h100-sxm"}}))
+    here = tl.account(tl.load(table), backend="cpu")
+    assert len(ours) < len(here)  # an update of the optimizer, and of clipping, is one kernel there
+    assert any("efficient_attention" in each.name for each in ours)
+    assert any(each.name.endswith("for_cpu") for each in here)

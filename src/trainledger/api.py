@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from trainledger import catalog
 from trainledger.spec import runfile
 from trainledger.spec.cluster import Device
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
+from trainledger.spec.setting import Broken, read_value
 
 if TYPE_CHECKING:
     from trainledger.ledger.entry import Ledger
@@ -111,11 +114,30 @@ def kernels_of(run: Run) -> str:
 def account(run: Run, *, backend: str | None = None) -> Ledger:
     """The closed-form ledger of one optimizer step of a rank: of a layout, of its first stage.
 
-    ``backend`` (cpu or cuda) says whose kernels run; absent, those of the run's device.
+    ``backend`` (cpu or cuda) says whose kernels run; absent, those of the run's device. Raises `InvalidInput` where the
+    run's fields contradict each other; runs whose sizes are arrays or symbols are not checked (`ledger.step.account`).
     """
     from trainledger.ledger import step
 
+    sizes = [*vars(run.model).values(), *vars(run.recipe).values(), *vars(run.layout).values()]
+    if not any(hasattr(each, "shape") or hasattr(each, "free_symbols") for each in sizes):
+        # Who writes a layout by hand need not count its devices.
+        found = list(_broken(run)) or [each for each in run.problems() if each.field != "cluster.count"]
+        if found:
+            raise InvalidInput(found)
     return step.account(run, backend=kernels_of(run) if backend is None else backend)
+
+
+def _broken(run: Run) -> Iterator[Problem]:
+    """Each field of a run made by hand that breaks a rule of its own."""
+    for section in ("model", "recipe", "layout"):
+        part = getattr(run, section)
+        for each in fields(part):
+            try:
+                read_value(each, getattr(part, each.name))
+            except Broken as broken:
+                field = f"{section}.{each.name}"
+                yield Problem(field, getattr(part, each.name), broken.rule, broken.nearest)
 
 
 def plan(run: Run, *, mfu: float = 0.5) -> Plan:

@@ -38,6 +38,8 @@ def test_a_free_size_and_the_memory_that_must_hold_it(capsys: pytest.CaptureFixt
     assert "peak = " in out
     assert "So at most B = 5 in 80 GB" in out
     assert json.loads(told(capsys, *words, "--json"))["largest"] == 5
+    tokens = told(capsys, *words[:3], "--symbolic", "T", "--memory", "80GB", *words[7:])
+    assert "All 1,024 that the model has positions for fit in 80 GB" in " ".join(tokens.split())
     none = told(capsys, *words[:6], "8GB", *words[7:])
     assert "Not even B = 1 fits in 8 GB." in none
 

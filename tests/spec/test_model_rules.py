@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.model_rules import problems
 from trainledger.spec.setting import read_value, rule_of
 
 SIZES = {"vocab_size": 100, "d_model": 64, "n_layers": 6, "n_heads": 4, "d_ff": 96, "max_seq_len": 16}
@@ -169,3 +170,12 @@ def test_proposed_values_end_in_a_model_without_problems(spec: ModelSpec) -> Non
         spec = replace(spec, **{name: read_value(BY_NAME[name], fixable[0].nearest)})  # as a run file would be read
         assert all(each.field != fixable[0].field for each in spec.problems())
     assert all(each.nearest is None for each in spec.problems())
+
+
+def test_a_pattern_as_long_as_a_model_is_refused() -> None:
+    sizes = {"vocab_size": 8, "d_model": 8, "n_heads": 2, "d_ff": 8, "max_seq_len": 8}
+    long = ModelSpec(n_layers=99_991, window=4, global_every=9_973, **sizes)
+    (problem,) = problems(long)
+    assert "repeats after 9,973 layers; at most 1,000" in str(problem)
+    assert not list(problems(ModelSpec(n_layers=99_991, window=4, global_every=997, **sizes)))
+    assert not list(problems(ModelSpec(n_layers=12, window=4, global_every=9_973, **sizes)))

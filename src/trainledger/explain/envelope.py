@@ -27,7 +27,10 @@ class Piece:
 
 @frozen
 class Envelope:
-    """The peak over one size, and the largest that fits in ``memory_nbytes``: 0: not even one, None: none given."""
+    """The peak over one size, and the largest that fits in ``memory_nbytes``: 0: not even one, None: none given.
+
+    ``most`` is what the run's own rules allow, memory aside; None where they set no bound.
+    """
 
     symbol: str
     exact_from: int
@@ -36,6 +39,7 @@ class Envelope:
     largest: int | None
     nbytes_at_largest: int | None
     categories: dict[str, str]
+    most: int | None = None
 
 
 def envelope(
@@ -71,6 +75,7 @@ def envelope(
         largest=largest,
         nbytes_at_largest=highest(largest)[0] if largest else None,
         categories=_categories(found),
+        most=run.model.max_seq_len if name == "T" else None,
     )
 
 

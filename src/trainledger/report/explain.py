@@ -70,6 +70,8 @@ def verdict(found: Envelope) -> str:
         return f"Not even {found.symbol} = {found.pieces[0].first} fits in {memory}."
     assert found.nbytes_at_largest is not None
     tensors = format_nbytes(found.nbytes_at_largest)
+    if found.most is not None and found.largest > found.most:
+        return f"All {found.most:,} that the model has positions for fit in {memory} (and {found.largest:,} would)."
     return f"So at most {found.symbol} = {found.largest:,} in {memory}: {tensors} of tensors."
 
 

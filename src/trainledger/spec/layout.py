@@ -47,7 +47,10 @@ class Layout:
         "ranks that split heads and the inner width of each block", default=1, at_least=1, at_most=_MOST
     )
     sequence_parallel: bool = setting(
-        "tensor ranks split norms and the residual stream by tokens too", quantity="flag", default=False
+        "tensor ranks split norms and the residual stream by tokens too; what they gather for a product is kept whole "
+        "for backward, as PyTorch's DTensor does (Megatron gathers it again)",
+        quantity="flag",
+        default=False,
     )
     pipeline: int = setting("stages of layers", default=1, at_least=1, at_most=MOST_CHUNKS)
     schedule: str = setting("order of micro-batches in a pipeline", quantity="text", default="1f1b", choices=SCHEDULES)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isqrt
+from math import isqrt, lcm
 
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import Problem
+
+LONGEST_PATTERN = 1000
 
 
 def problems(spec: ModelSpec) -> Iterator[Problem]:
@@ -25,6 +27,16 @@ def problems(spec: ModelSpec) -> Iterator[Problem]:
     if spec.activation == "clamped_swish" and not spec.gated:
         yield Problem("model.activation", spec.activation, "belongs to a gated MLP", "silu")
     yield from _experts(spec)
+    yield from _pattern(spec)
+
+
+def _pattern(spec: ModelSpec) -> Iterator[Problem]:
+    """Every layer of a pattern is followed by itself, so a pattern may not be as long as a model."""
+    experts = spec.expert_every if spec.n_experts is not None else 1
+    period = lcm(spec.global_every or 1, spec.rope_skip_every or 1, experts)
+    if min(period, spec.n_layers) > LONGEST_PATTERN:
+        rule = f"repeats after {period:,} layers; at most {LONGEST_PATTERN:,} kinds of layers are told apart"
+        yield Problem("model's pattern of layers", None, rule)
 
 
 def _norms(spec: ModelSpec) -> Iterator[Problem]:

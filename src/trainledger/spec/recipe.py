@@ -57,7 +57,7 @@ class Recipe:
         quantity="text", default="none", choices=CHECKPOINTING,
     )  # fmt: skip
     recompute_every: int = setting(
-        "full, selective: every n-th block is recomputed, the others keep all", default=1, at_least=1, at_most=10**5
+        "full, selective: every n-th block is recomputed, the others keep all", default=1, at_least=1, at_most=1000
     )
     recompute_segment: int | None = setting(
         "segments: blocks in one; absent = about the root of n_layers", default=None, at_least=1, at_most=10**5
