@@ -182,14 +182,16 @@ def pairwise(
 
 
 def add(tape: Tape, a: Array, b: Array) -> Array:
-    """a + b in a's format; a gradient in b's format goes to b."""
-    (y,) = tape.emit("add", "elementwise", reads=[a, b], makes=[(a.elements, a.dtype)], flops=a.elements)
-    b_dtype, same = b.dtype, a.dtype == b.dtype
+    """a + b in the wider of their formats; each gets a gradient in its own."""
+    wide = "fp32" if "fp32" in (a.dtype, b.dtype) else a.dtype
+    (y,) = tape.emit("add", "elementwise", reads=[a, b], makes=[(a.elements, wide)], flops=a.elements)
+    formats = (a.dtype, b.dtype)
 
     def backward(g: Array) -> Gradients:
-        if same:
-            return [g, g]
-        return [g, *tape.emit("_to_copy", "copy", reads=[g], makes=[(g.elements, b_dtype)])]
+        def of(dtype: str) -> Array:
+            return g if dtype == g.dtype else tape.emit("_to_copy", "copy", reads=[g], makes=[(g.elements, dtype)])[0]
+
+        return [of(dtype) for dtype in formats]
 
     y.node = tape.node([a.node, b.node], (), backward)
     return y

@@ -61,9 +61,9 @@ def _module(
             return compose(tape, sizes, block, x, theirs)
 
     with tape.at(PATH):
-        joined = op.concatenate(
-            tape, (norm(tape, sizes, e, own.named, "enorm"), norm(tape, sizes, h, own.named, "hnorm"))
-        )
+        parts = [norm(tape, sizes, e, own.named, "enorm"), norm(tape, sizes, h, own.named, "hnorm")]
+        wide = "fp32" if any(each.dtype == "fp32" for each in parts) else parts[0].dtype
+        joined = op.concatenate(tape, [op.cast(tape, parts.pop(0), wide) for _ in range(2)])
         with tape.at("eh_proj"):
             x = op.linear(tape, joined, own["eh_proj.weight"], None, sizes.rows, 2 * D, D)
         del joined
@@ -80,7 +80,7 @@ def _loss(
     with tape.holding("logits and loss"):
         logits = head(normed, sizes.rows)
         with tape.at(f"{PATH}.loss"):
-            if not op.is_one(sizes.B):
+            if not op.is_one(sizes.B) and not op.is_one(sizes.T):  # else the slice of targets is a view of one dim
                 (targets,) = tape.emit("clone", "copy", reads=[targets], makes=[(sizes.rows, "int64")])
             return cross_entropy(tape, logits, targets, upcast=recipe.loss_upcast)
 
