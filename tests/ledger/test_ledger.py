@@ -77,5 +77,15 @@ def test_diff_says_where_two_ledgers_differ() -> None:
 
 
 def test_an_unknown_amount_is_an_error() -> None:
-    with pytest.raises(AttributeError):
+    with pytest.raises(ValueError):
         small().total("flopz")
+
+
+def test_an_amount_that_no_entry_has_is_told():
+    for ask in (
+        lambda: Ledger(()).total("flop"),
+        lambda: Ledger(()).by("category"),
+        lambda: Ledger(()).by("kind", "x"),
+    ):
+        with pytest.raises(ValueError, match="an entry has no"):
+            ask()

@@ -6,7 +6,7 @@ Closed form, trace and measurement all write this shape; every report reads it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import reduce
 from operator import mul
 from typing import TYPE_CHECKING, Any
@@ -107,6 +107,7 @@ class Ledger:
 
     def total(self, amount: str) -> Int:
         """The sum of one amount (``flops``, ``read``, ``kept`` …) over all entries, each as often as it runs."""
+        _known(amount)
         return summed(
             getattr(each, amount) * each.times if each.loop else getattr(each, amount) for each in self.entries
         )
@@ -134,10 +135,7 @@ class Ledger:
 
         By ``path`` the blocks of a model are taken together: ``layers.*`` for ``layers.0``, ``layers.1`` …
         """
-        known = [each.name for each in fields(Entry)]
-        for name in (key, amount):
-            if name not in known:
-                raise ValueError(f"an entry has no {name!r}; it has {', '.join(known)}")
+        _known(key, amount)
         split: dict[str, Int] = {}
         for each in self.entries:
             label = getattr(each, key)
@@ -167,6 +165,13 @@ class Ledger:
 
     def _with(self, entries: Iterable[Entry]) -> Ledger:
         return replace(self, entries=tuple(entries))
+
+
+def _known(*names: str) -> None:
+    known = Entry.__dataclass_fields__
+    for name in names:
+        if name not in known:
+            raise ValueError(f"an entry has no {name!r}; it has {', '.join(known)}")
 
 
 def summed(amounts: Iterable[Int]) -> Int:
