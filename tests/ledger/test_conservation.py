@@ -153,13 +153,24 @@ def test_stages_keep_together_what_one_device_keeps(again: str, more: dict[str, 
     assert summed(found, lambda ledger: ledger.kept_nbytes) == alone.kept_nbytes
 
 
-def test_what_stands_outside_the_blocks_is_gathered_once_for_the_forwards_in_flight() -> None:
+@pytest.mark.parametrize(("schedule", "in_forward"), [("1f1b", 8 - 3), ("gpipe", 1)])
+def test_what_stands_outside_the_blocks_is_gathered_whenever_a_backward_has_let_it_go(
+    schedule: str, in_forward: int
+) -> None:
     spec = ModelSpec(vocab_size=32, d_model=16, n_layers=4, n_heads=4, d_ff=8, max_seq_len=16)
     recipe = Recipe(seq_len=16, global_batch=16, micro_batch=1, steps=1)
-    layout = Layout(pipeline=4, shard=2, reshard_after_forward=True)
-    first, *_ = accounts(Run(model=spec, recipe=recipe, layout=layout, cluster=Cluster(count=8)), backend="cuda")
-    gathers = [each for each in first.ledger if each.name == "all_gather" and each.path == ""]
-    assert sum(each.times for each in gathers) == 8 - 3  # micro-batches, less those that find it there
+    layout = Layout(pipeline=4, shard=2, reshard_after_forward=True, schedule=schedule)
+    found = accounts(Run(model=spec, recipe=recipe, layout=layout, cluster=Cluster(count=8)), backend="cuda")
+    first, last = found[0].ledger, found[-1].ledger
+    # 8 micro-batches: a forward finds it there where another one ran just before, a backward where a forward did.
+    assert root_gathers(first, "forward") == in_forward
+    assert root_gathers(first, "backward") == 8 - in_forward
+    assert root_gathers(last, "forward") + root_gathers(last, "backward") == 8
+
+
+def root_gathers(ledger: Ledger, phase: str) -> int:
+    found = (each for each in ledger if each.name == "all_gather" and each.path == "" and each.phase == phase)
+    return sum(each.times for each in found)
 
 
 def summed(found: Any, amount: Any) -> int:

@@ -9,12 +9,10 @@ from typing import Any
 
 from trainledger.explain.symbols import Symbolic, expanded, formula, named_heads, with_numbers
 from trainledger.frozen import frozen
-from trainledger.ledger import shapes
 from trainledger.ledger.entry import Entry
-from trainledger.ledger.parameters import component_of
+from trainledger.ledger.parameters import component_of, named_shapes
 from trainledger.ledger.timeline import timeline
 from trainledger.predict.step_time import StepTime
-from trainledger.spec.layers import segments
 
 # What a rule rests on, by the kind of operation it counts.
 SOURCES = {
@@ -52,14 +50,8 @@ class Part:
 
 def parameters(found: Symbolic) -> tuple[Part, ...]:
     """Each parameter by name: its shape, times how often it comes."""
-    spec = found.run.model
-    named: list[tuple[str, Any, Any]] = [(name, shape, 1) for name, shape in shapes.before_blocks(spec)]
-    for segment in segments(spec):
-        for kind in segment.kinds:
-            named += [(f"layers.*.{name}", shape, segment.count) for name, shape in shapes.block(spec, kind)]
-    named += [(name, shape, 1) for name, shape in (*shapes.after_blocks(spec), *shapes.all_ahead(spec))]
     sums: dict[str, Any] = {}
-    for name, shape, times in named:
+    for name, shape, times in named_shapes(found.run.model):
         sums[name] = sums.get(name, 0) + named_heads(reduce(mul, shape, 1) * times)
     lines = tuple(_line(found, name, total, "exact", component_of(name)) for name, total in sums.items())
     return (Part("parameters", lines, sum(each.value for each in lines)),)

@@ -2,7 +2,7 @@
 
 The other end from keeping everything (Chen et al. 2016, section 4.3, has what lies between). How many blocks run
 again depends on the block, so what they cost is gathered: the earlier rounds of a loop are one loop of their own,
-before it. Their order differs from that of a run, and one residual stream is missing while they run; sums do not.
+before it. Their order differs from that of a run; sums do not.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def _again(tape: Tape, rounds: Sequence[Round], position: int, start: Array, run
         with tape.forgetting():
             if not op.is_one(count):
                 with _beside(tape, f"{name} again", count * (count - 1) // 2):
+                    # What goes into these blocks came out of others, and is there beside the first one's input.
+                    held = tape.emit("release", "allocate", makes=[(start.elements, start.dtype)])
                     run(start, blocks)
+                    del held
             for number, (_, times, before) in enumerate(earlier):
                 if op.is_one(times):
                     x = run(x, before)
@@ -58,9 +61,14 @@ def _again(tape: Tape, rounds: Sequence[Round], position: int, start: Array, run
 
 @contextmanager
 def _beside(tape: Tape, name: str, count: Int) -> Iterator[None]:
-    """A loop beside the one that is being followed, not in it."""
+    """A loop before the one that is being followed: in the middle of it, it would cut it in two."""
     inside, tape.loop_stack = tape.loop_stack, (*tape.loop_stack[:-1], (name, count))
+    until = len(tape.events)
     try:
         yield
     finally:
         tape.loop_stack = inside
+        beside, begin = tape.events[until:], until
+        while begin and tape.events[begin - 1].facts["loop"][: len(inside)] == inside:
+            begin -= 1
+        tape.events[begin:] = [*beside, *tape.events[begin:until]]

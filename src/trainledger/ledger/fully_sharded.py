@@ -182,6 +182,9 @@ class FullySharded:
             self._look_behind(self._place(unit))
 
     def _before_all_backward(self) -> None:
+        if self.gathers and self.root is not None and not self.root.full:
+            # Let go by another micro-batch's backward, where forwards ran ahead.
+            self._copy_out(self.root, self._gather(self.root))
         if self.gathers and self.reshards and self.order:
             self.waiting.append(self._gather(self.order[-1]))
 

@@ -14,12 +14,13 @@ from trainledger.ledger.entry import Int
 from trainledger.ledger.lora import adapt
 from trainledger.ledger.operations import is_one
 from trainledger.ledger.shapes import Shape
-from trainledger.spec.layers import LayerKind, last_kind, segments
+from trainledger.spec.layers import LayerKind, segments
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.recompute import Group, LayerRun, layer_runs
 
+AHEAD = "prediction ahead"  # the component of multi-token prediction modules, whatever is in them
 COMPONENTS = ("embedding", "positions", "attention", "mlp", "norms", "head")  # of every model; others where they are
 
 
@@ -45,25 +46,24 @@ def parameters(spec: ModelSpec) -> ParameterCount:
     8030261248
     """
     by_component: dict[str, Int] = dict.fromkeys(COMPONENTS, 0)
-
-    def count(named: Iterable[tuple[str, Shape]], times: Int, component: str | None = None) -> None:
-        for name, shape in named:
-            part = component or component_of(name)
-            by_component[part] = by_component.get(part, 0) + times * elements_of(shape)
-
-    count(shapes.before_blocks(spec), 1)
-    for segment in segments(spec):
-        for kind in segment.kinds:
-            count(shapes.block(spec, kind), segment.count)
-    count(shapes.after_blocks(spec), 1)
-    if spec.n_predict_ahead:
-        count(shapes.predict_ahead(spec, last_kind(spec)), spec.n_predict_ahead, "prediction ahead")
+    for name, shape, times in named_shapes(spec):
+        part = AHEAD if name.startswith("predict_ahead.") else component_of(name)
+        by_component[part] = by_component.get(part, 0) + times * elements_of(shape)
     total = sum(by_component.values())
-    active = total - by_component.get("prediction ahead", 0)
+    active = total - by_component.get(AHEAD, 0)
     if spec.n_experts is not None:
         idle = spec.n_experts - spec.experts_per_token
         active -= by_component.get("experts", 0) // spec.n_experts * idle
     return ParameterCount(total, active, by_component)
+
+
+def named_shapes(spec: ModelSpec) -> Iterator[tuple[str, Shape, Int]]:
+    """The name, the shape and the count of each parameter; equal layers are one, ``layers.*``."""
+    yield from ((name, shape, 1) for name, shape in shapes.before_blocks(spec))
+    for segment in segments(spec):
+        for kind in segment.kinds:
+            yield from ((f"layers.*.{name}", shape, segment.count) for name, shape in shapes.block(spec, kind))
+    yield from ((name, shape, 1) for name, shape in chain(shapes.after_blocks(spec), shapes.all_ahead(spec)))
 
 
 def trained_parameters(spec: ModelSpec, recipe: Recipe) -> Int:
