@@ -26,13 +26,19 @@ _WHERE = {
     "Recipe": "trainledger.spec.recipe",
     "Run": "trainledger.spec.run",
     "account": "trainledger.api",
+    "advise": "trainledger.api",
+    "breaks": "trainledger.api",
+    "compare": "trainledger.api",
     "device": "trainledger.catalog",
     "device_of": "trainledger.api",
+    "fit": "trainledger.api",
+    "inference": "trainledger.api",
     "load": "trainledger.api",
     "machine_of": "trainledger.api",
     "meter": "trainledger.measure.meter",
     "model": "trainledger.api",
     "napkin": "trainledger.plan.napkin",
+    "optimal": "trainledger.api",
     "parameters": "trainledger.ledger.parameters",
     "predict": "trainledger.api",
     "reconcile": "trainledger.reconcile",
@@ -40,7 +46,9 @@ _WHERE = {
 }
 
 if TYPE_CHECKING:
-    from trainledger.api import account, device_of, load, machine_of, model, predict
+    from trainledger.api import (  # fmt: skip
+        account, advise, breaks, compare, device_of, fit, inference, load, machine_of, model, optimal, predict,
+    )
     from trainledger.catalog import device
     from trainledger.ledger.entry import Entry, Ledger
     from trainledger.ledger.parameters import parameters
@@ -59,7 +67,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec",
-    "Problem", "Recipe", "Run", "account", "device", "device_of", "load", "machine_of", "meter", "model", "napkin",
+    "Problem", "Recipe", "Run", "account", "advise", "breaks", "compare", "device", "device_of", "fit", "inference", "load", "machine_of", "meter", "model", "napkin", "optimal",
     "parameters", "predict", "reconcile", "trace",
 ]  # fmt: skip
 

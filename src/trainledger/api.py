@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from trainledger import catalog
@@ -17,8 +17,14 @@ from trainledger.spec.setting import Broken, read_value
 
 if TYPE_CHECKING:
     from trainledger.ledger.entry import Ledger
+    from trainledger.plan.advise import Advice
+    from trainledger.plan.breaks import Breaks
+    from trainledger.plan.compare import Comparison
+    from trainledger.plan.fit.answer import Fit
+    from trainledger.plan.optimal import Optimal
     from trainledger.plan.plan import Plan
     from trainledger.predict.forecast import Forecast
+    from trainledger.predict.inference import Inference
     from trainledger.spec.calibration import Calibration
 
 THIS_MACHINE = "this-machine"
@@ -39,8 +45,9 @@ def load(
     table = source if isinstance(source, Mapping) else runfile.read_table(source)
     where = "" if isinstance(source, Mapping) else os.fspath(source)
     return runfile.parse(
-        table, overrides, presets=catalog.model, from_config=config_fields, devices=_known_device, where=where
-    )
+        table, overrides, presets=catalog.model, from_config=config_fields, devices=_known_device,
+        networks=catalog.link, where=where,
+    )  # fmt: skip
 
 
 def model(name: str, **fields: Any) -> ModelSpec:
@@ -84,7 +91,8 @@ def machine_of(run: Run) -> Device | Calibration | None:
     before the processor's. Raises `InvalidInput` where the device is unknown.
     """
     if run.cluster.device != THIS_MACHINE:
-        return catalog.device(run.cluster.device)
+        device = catalog.device(run.cluster.device)
+        return replace(device, fabric=catalog.fabric(device, run.cluster))
     from trainledger.spec.calibration import find_calibration
 
     backends = ("cuda", "mps", "cpu") if run.cluster.backend == "auto" else (run.cluster.backend,)
@@ -142,21 +150,174 @@ def _broken(run: Run) -> Iterator[Problem]:
 
 def plan(run: Run, *, mfu: float = 0.5) -> Plan:
     """Everything that can be said of a run before it starts; ``mfu`` is for the napkin's days."""
-    from trainledger.ledger.step import account
     from trainledger.plan.plan import make_plan
 
-    if not run.layout.alone:
-        from trainledger.plan.spread import spread_plan
-
-        return spread_plan(run, machine_of(run), backend=kernels_of(run), mfu=mfu)
-    return make_plan(run, account(run, backend=kernels_of(run)), machine_of(run), mfu=mfu)
+    return make_plan(run, machine_of(run), backend=kernels_of(run), mfu=mfu)
 
 
 def predict(run: Run) -> Forecast:
-    """What a run will cost, from its closed-form ledger and its machine: steps, times, memory, MFU."""
-    from trainledger.ledger.step import account
-    from trainledger.predict.forecast import forecast
+    """What a run will cost, from its closed-form ledger and its machine: steps, times, memory, MFU, where time goes."""
+    from trainledger.predict.predict import predict as predicted
 
-    if not run.layout.alone:
-        return plan(run).forecast
-    return forecast(run, account(run, backend=kernels_of(run)), machine_of(run))
+    return predicted(run, machine_of(run), backend=kernels_of(run))
+
+
+def breaks(
+    run: Run,
+    *,
+    along: Iterable[str] | None = None,
+    reach: int = 64,
+    most: int = 3,
+    exposed: float = 0.2,
+    lost: float = 0.1,
+    unique_tokens: int | None = None,
+) -> Breaks:
+    """What gives way first, second and third when one thing of a run grows (`trainledger.plan.breaks`).
+
+    ``along`` are axes of `trainledger.plan.growth.AXES` (None: all). ``exposed`` is the share of a step that
+    communication, or a pipeline's bubble, may take; ``lost`` that of a run that checkpoints and failures may take;
+    ``unique_tokens`` how many tokens there are. Raises `InvalidInput`.
+    """
+    from trainledger.plan.breaks import breaks as found
+    from trainledger.plan.growth import AXES
+    from trainledger.plan.limits import Limits
+
+    axes = tuple(AXES if along is None else along)
+    limits = Limits(exposed, lost, unique_tokens)
+    return found(
+        run, machine_of(run), backend=kernels_of(run), axes=axes, limits=limits, reach=reach, most=most
+    )  # fmt: skip
+
+
+def advise(run: Run, *, goal: str | None = None, together: int = 3, any_result: bool = False) -> Advice:
+    """What to change, ranked by predicted gain in time, or in memory where the run does not fit (`plan.advise`).
+
+    ``goal`` (time or memory) asks for one of the two; ``together`` is how many changes are combined at most, with
+    ``any_result`` also those that change what is trained.
+    """
+    from trainledger.plan.advise import advise as found
+
+    return found(run, machine_of(run), backend=kernels_of(run), goal=goal, together=together, any_result=any_result)
+
+
+def compare(a: Run, b: Run) -> Comparison:
+    """Two runs beside each other: what they say differently, what they cost, and which causes make the difference."""
+    from trainledger.plan.compare import compare as found
+
+    return found(a, predict(a), b, predict(b))
+
+
+def inference(
+    run: Run,
+    *,
+    phase: str = "decode",
+    batch: int = 1,
+    context: int | None = None,
+    weights: str | None = None,
+    cache: str | None = None,
+    compute: str | None = None,
+    quantized: str = "linear",
+) -> Inference:
+    """One forward of the run's model, served on its device: ``prefill`` of a prompt or ``decode`` of one more token.
+
+    ``context`` is recipe.seq_len where it is not given, ``compute`` bf16 (fp16 where the device has no bf16), and
+    ``weights`` and ``cache`` (`spec.serving`) are as ``compute``. Raises `InvalidInput`.
+    """
+    from trainledger.predict.inference import inference as told
+    from trainledger.spec.serving import Serving
+
+    machine = machine_of(run)
+    if compute is None:
+        peaks = {} if machine is None else machine.peak_flops_per_second
+        compute = next((each for each in ("bf16", "fp16", "fp32") if each in peaks), "bf16")
+    serving = Serving(
+        phase=phase, batch=batch, context=run.recipe.seq_len if context is None else context,
+        weights=compute if weights is None else weights, cache=compute if cache is None else cache, compute=compute,
+        quantized=quantized,
+    )  # fmt: skip
+    return told(run, serving, machine, backend=kernels_of(run))
+
+
+def fit(run: Run, *, of: Iterable[str] | None = None, changes: bool = True, told: Any = None) -> Fit:
+    """The largest model, longest sequence, largest micro-batch, fewest devices and least memory (`trainledger.plan.fit`).
+
+    ``of`` names some of these questions: model, sequence, micro-batch, devices, memory. Each is asked of the run as it
+    is and, unless ``changes`` is off, with changes that need less memory. Raises `InvalidInput`.
+    """
+    from trainledger.plan.fit.answer import what_fits
+    from trainledger.plan.fit.questions import QUESTIONS
+
+    asked = tuple(QUESTIONS if of is None else of)
+    return what_fits(run, machine_of(run), backend=kernels_of(run), of=asked, changes=changes, told=told)
+
+
+def optimal(
+    *,
+    flops: Any = None,
+    device: Any = None,
+    device_hours: Any = None,
+    count: Any = None,
+    days: Any = None,
+    money: Any = None,
+    price: Any = None,
+    mfu: Any = 0.5,
+    dtype: str | None = None,
+    law: str | None = None,
+    loss_law: str | None = None,
+    params: Any = None,
+    ratio: Any = None,
+    inference: Any = None,
+    unique: Any = None,
+    family: str | None = "llama-3-8b",
+    seq_len: Any = None,
+    tokens_per_step: Any = None,
+) -> Optimal:
+    """The compute-optimal N and D for a budget, and the run that it really pays for (`trainledger.plan.optimal`).
+
+    The budget is exactly one of ``flops``, ``device_hours``, ``days`` with ``count``, ``money`` with ``price``; numbers
+    may be text. ``params`` or ``ratio`` (tokens per parameter) asks for one model off the optimum, ``inference`` is the
+    tokens that will be served, ``unique`` those that exist. ``family`` is the model of the catalog whose shape the run
+    that is paid for has; None leaves it out, as does a budget without devices and days. Raises `InvalidInput`.
+
+    >>> best = optimal(device="h100-sxm", count=32, days="2w", family=None)
+    >>> best.parameters // 10**8, best.tokens // 10**9
+    (126, 252)
+    """
+    from dataclasses import replace
+
+    from trainledger.plan import optimal as laws_of
+    from trainledger.plan.budget import read_budget
+    from trainledger.plan.paid import SEQ_LEN, pay
+    from trainledger.plan.quantity import read
+    from trainledger.units import parse_count, parse_number
+
+    problems: list[Problem] = []
+    named = {"params": params, "inference": inference, "unique": unique}
+    numbers = {name: read(name, each, parse_count, problems, least=1) for name, each in named.items()}
+    per = read("ratio", ratio, parse_number, problems, least=1e-3, most=1e6)
+    tokens = read("seq_len", seq_len, parse_count, problems, least=1, most=10**9) or SEQ_LEN
+    step = read("tokens_per_step", tokens_per_step, parse_count, problems, least=1, most=10**12)
+    base = None
+    try:
+        base = None if family is None else model(family)
+    except InvalidInput as error:
+        problems += [replace(each, field="family") for each in error.placed()]
+    try:
+        budget = read_budget(
+            flops=flops, device=device, device_hours=device_hours, count=count, days=days, money=money, price=price,
+            mfu=mfu, dtype=dtype,
+        )  # fmt: skip
+    except InvalidInput as error:
+        problems += error.placed()
+    if problems:
+        raise InvalidInput(problems)
+    answer = laws_of.optimal(
+        budget, law=law or laws_of.FOLLOWED_LAW, loss_law=loss_law or laws_of.LOSS_LAW, parameters=numbers["params"],
+        tokens_per_parameter=per, inference_tokens=numbers["inference"], unique_tokens=numbers["unique"],
+    )  # fmt: skip
+    if base is None or budget.seconds is None or budget.device is None:
+        return answer
+    paid = pay(
+        budget, answer.chosen.law, base, budget.device, predict, seq_len=tokens, tokens_per_step=step
+    )  # fmt: skip
+    return replace(answer, paid=paid)

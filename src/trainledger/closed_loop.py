@@ -22,7 +22,8 @@ from trainledger.measure.machine import memory_nbytes, title
 from trainledger.measure.meter import StepMeter
 from trainledger.measure.quiet_steps import QuietSteps
 from trainledger.predict.fit import refuse_beyond
-from trainledger.predict.forecast import Forecast, forecast
+from trainledger.predict.forecast import Forecast
+from trainledger.predict.predict import forecast
 from trainledger.predict.roofline import Machine
 from trainledger.report.record import read_metrics
 from trainledger.spec.calibration import find_calibration

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from trainledger.frozen import frozen
@@ -23,6 +24,7 @@ class NumberFormat:
     exponent_bits: int
     mantissa_bits: int
     specials: str = "ieee"
+    suits: str = ""
 
     @property
     def bits(self) -> int:
@@ -77,6 +79,106 @@ class NumberFormat:
         """The step from 1 to the next value."""
         return 2.0**-self.mantissa_bits
 
+    def rounded(self, number: float) -> Rounded:
+        """A finite number as this format holds it: rounded to the nearest value, of two as near to the even one.
+
+        Too large a number becomes infinity, or where there is none the largest value: so torch 2.13 casts to E4M3
+        (before, it made NaN; the OCP specification of 8 bits allows both) and the OCP Microscaling specification,
+        section 6.3, clamps elements. ValueError for NaN and infinities.
+
+        >>> FORMATS["fp16"].rounded(1e-8).value, FORMATS["bf16"].rounded(1e-8).value
+        (0.0, 1.0011717677116394e-08)
+        >>> FORMATS["fp16"].rounded(6e-5).fate, FORMATS["fp16"].rounded(65520).value
+        ('subnormal', inf)
+        """
+        if not math.isfinite(number):
+            raise ValueError(f"{number} is not a finite number")
+        size = abs(number)
+        exponent = max(math.frexp(size)[1] - 1, 1 - self.bias) if size else 1 - self.bias
+        # Python rounds halves to even; scaling by a power of two is exact.
+        steps = round(math.ldexp(size, self.mantissa_bits - exponent))
+        code = steps + ((exponent + self.bias - 1) << self.mantissa_bits)
+        fate = ""
+        if code > self._last:
+            code = self._beyond if self.specials == "ieee" else self._last
+            fate = "overflow"
+        return Rounded(self, number, math.copysign(1.0, number) < 0, code, fate)
+
+    @property
+    def _last(self) -> int:
+        """The code of the largest value: exponent and mantissa as one integer."""
+        whole = (1 << (self.exponent_bits + self.mantissa_bits)) - 1
+        return whole - {"ieee": 1 << self.mantissa_bits, "nan": 1, "none": 0}[self.specials]
+
+    @property
+    def _beyond(self) -> int:
+        """The code of infinity, or what stands in its place."""
+        return self._last + 1
+
+    def value_of(self, code: int) -> float:
+        """The value of an exponent and a mantissa in one integer, without sign.
+
+        >>> FORMATS["e2m1"].value_of(7), FORMATS["e4m3"].value_of(127)
+        (6.0, nan)
+        """
+        if code > self._last:
+            return math.inf if self.specials == "ieee" and code == self._beyond else math.nan
+        exponent, mantissa = code >> self.mantissa_bits, code & ((1 << self.mantissa_bits) - 1)
+        if exponent == 0:
+            return math.ldexp(mantissa, 1 - self.bias - self.mantissa_bits)
+        return math.ldexp((1 << self.mantissa_bits) + mantissa, exponent - self.bias - self.mantissa_bits)
+
+
+@frozen
+class Rounded:
+    """A number in a format: ``code`` holds exponent and mantissa, ``fate`` says what became of it.
+
+    ``fate`` is exact, rounded, subnormal, underflow (to zero) or overflow.
+    """
+
+    format: NumberFormat
+    given: float
+    negative: bool
+    code: int
+    beyond: str = ""
+
+    @property
+    def value(self) -> float:
+        size = self.format.value_of(self.code)
+        return -size if self.negative else size
+
+    @property
+    def fate(self) -> str:
+        if self.beyond:
+            return self.beyond
+        if self.value == 0:
+            return "underflow" if self.given else "exact"
+        if self.code >> self.format.mantissa_bits == 0:
+            return "subnormal"
+        return "exact" if self.value == self.given else "rounded"
+
+    @property
+    def relative_error(self) -> float:
+        """How far the value is from the number, as a share of the number; infinite where it became infinity."""
+        return (self.value - self.given) / abs(self.given) if self.given else 0.0
+
+    @property
+    def spacing(self) -> float:
+        """The step to the next larger magnitude; NaN beyond the largest value."""
+        exponent = max(self.code >> self.format.mantissa_bits, 1)
+        return math.nan if self.beyond else 2.0 ** (exponent - self.format.bias - self.format.mantissa_bits)
+
+    @property
+    def bits(self) -> tuple[str, str, str]:
+        """Sign, exponent and mantissa in binary.
+
+        >>> FORMATS["bf16"].rounded(-1.5).bits
+        ('1', '01111111', '1000000')
+        """
+        width = self.format.mantissa_bits
+        exponent = format(self.code >> width, f"0{self.format.exponent_bits}b")
+        return str(int(self.negative)), exponent, format(self.code & ((1 << width) - 1), f"0{width}b")
+
 
 @frozen
 class BlockFormat:
@@ -128,15 +230,15 @@ def _ceil_div(a: Int, b: int) -> Int:
 FORMATS = {
     each.name: each
     for each in (
-        NumberFormat("fp64", 11, 52),
-        NumberFormat("fp32", 8, 23),
-        NumberFormat("bf16", 8, 7),
-        NumberFormat("fp16", 5, 10),
-        NumberFormat("e4m3", 4, 3, "nan"),
-        NumberFormat("e5m2", 5, 2),
-        NumberFormat("e3m2", 3, 2, "none"),
-        NumberFormat("e2m3", 2, 3, "none"),
-        NumberFormat("e2m1", 2, 1, "none"),
+        NumberFormat("fp64", 11, 52, suits="a reference to check numerics against; slow on accelerators"),
+        NumberFormat("fp32", 8, 23, suits="master weights, optimizer states, losses, norms, long sums"),
+        NumberFormat("bf16", 8, 7, suits="products and activations: as far as fp32, 2 to 3 decimal digits"),
+        NumberFormat("fp16", 5, 10, suits="products on devices without bf16; gradients need a scaled loss"),
+        NumberFormat("e4m3", 4, 3, "nan", "fp8 weights and activations, with scales"),
+        NumberFormat("e5m2", 5, 2, suits="fp8 gradients, with scales"),
+        NumberFormat("e3m2", 3, 2, "none", "elements of mxfp6, under a scale of each block"),
+        NumberFormat("e2m3", 2, 3, "none", "elements of mxfp6 (inference), under a scale of each block"),
+        NumberFormat("e2m1", 2, 1, "none", "elements of mxfp4 and nvfp4, under a scale of each block"),
     )
 }
 

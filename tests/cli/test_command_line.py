@@ -252,7 +252,7 @@ def test_catalog_of_one_name(capsys):
     assert "stas00/ml-engineering" in out
     assert json.loads(call(capsys, "catalog", "gpt2", "--json")[1])["gpt2"]["model"]["d_model"] == 768
     assert list(json.loads(call(capsys, "catalog", "H200", "--json")[1])) == ["h200"]
-    assert "(h100-nvl, h100-pcie, h100-sxm)" in call(capsys, "catalog", "H100")[2]
+    assert "(h100-nvl, h100-pcie, h100-sxm, h100-sxm-96gb-500w)" in call(capsys, "catalog", "H100")[2]
     assert call(capsys, "catalog", "gpt-2")[2] == "name = 'gpt-2': is not in the catalog; nearest that works: gpt2\n"
 
 

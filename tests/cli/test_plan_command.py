@@ -1,6 +1,7 @@
 """The verb that says what a run will cost: its arguments, its times, and its width."""
 
 import json
+from fractions import Fraction
 
 import pytest
 
@@ -18,9 +19,19 @@ def call(capsys, *words):
     return code, out, err
 
 
-def time_rows(out):
-    table = out.partition("Time on ")[2].partition("\n\n")[0]
-    return dict(line.split("  ", 1) for line in table.splitlines()[3:])
+def costs(out):
+    """What is said of each cost: its lines joined, by name."""
+    found, name = {}, ""
+    for line in out.partition("What it costs")[2].partition("\n\n")[0].splitlines()[1:]:
+        name = line[:12].strip() or name
+        found[name] = f"{found.get(name, '')} {line[12:]}".strip()
+    return found
+
+
+def bars(out):
+    """The lines of the waterfall, as (cause, share)."""
+    shown = out.partition("Where the time of")[2].partition("\n\n")[0].splitlines()[1:]
+    return [(line[:26].strip(), float(line[36:].split()[0])) for line in shown]
 
 
 @pytest.mark.parametrize(
@@ -61,23 +72,77 @@ def test_a_model_beside_a_directory_of_its_name(capsys, tmp_path, monkeypatch):
 def test_a_model_alone_is_one_step_without_evaluation(capsys):
     code, out, _ = call(capsys, "plan", "gpt2", *L4)
     assert code == 0
-    assert list(time_rows(out)) == ["step", "tokens/s", "MFU"]
+    assert list(costs(out)) == ["step", "speed", "work", "memory", "bottleneck"]
     assert "A step: 1 sequence of 1,024 tokens" in out
     assert "One step, without evaluation and checkpoints;" in out
+    assert "Where the time of a step goes" in out
     told = json.loads(call(capsys, "plan", "gpt2", *L4, "--json")[1])["forecast"]
     assert (told["total_seconds"], told["device_hours"], told["seconds_by_phase"]) == (None, None, {})
+    assert sum(each["seconds"] for each in told["waterfall"]) == pytest.approx(told["step_seconds"])
+
+
+def test_the_bars_of_a_step_sum_to_the_step_that_is_said(capsys):
+    words = ["plan", "gpt2", *L4, "--set", "cluster.count=8"]
+    assert " on one device alone" in costs(call(capsys, *words)[1])["step"]
+    told = json.loads(call(capsys, *words, "--json")[1])["forecast"]
+    assert sum(each["nanoseconds"] for each in told["waterfall"]) == round(Fraction(told["step_seconds"]) * 10**9)
+
+
+def test_what_does_not_fit_is_said_with_what_helps(capsys):
+    words = ["plan", "llama-3-70b", "--set", "cluster.device=h100-sxm", "--set", "cluster.count=64"]
+    said = costs(call(capsys, *words)[1])
+    assert said["memory"].startswith("does NOT fit: ")
+    assert said["bottleneck"].startswith("device memory: a device needs ")
+    assert said["bottleneck"].endswith("a [layout] spreads it (trainledger layouts)")
+
+
+def test_figures_of_a_plan_are_written(capsys, tmp_path):
+    path = tmp_path / "plan.html"
+    assert call(capsys, "plan", "gpt2", *L4, "--plot", str(path))[0] == 0
+    page = path.read_text()
+    assert "Where the time of a step goes" in page
+    assert "Memory over one step" in page
+    code, out, err = call(capsys, "plan", "gpt2", *L4, "--plot", str(tmp_path / "plan.gif"))
+    assert (code, out) == (2, "")
+    assert "must be one of .html, .png, .svg" in err
 
 
 @pytest.mark.parametrize(("steps", "named"), [(1, "1 step"), (2000, "2,000 steps")])
 def test_the_rows_of_a_whole_run_sum_to_it(capsys, steps, named):
     words = ["plan", "gpt2", *L4, "--set", f"recipe.steps={steps}"]
-    rows = time_rows(call(capsys, *words)[1])
-    assert list(rows) == ["step", "tokens/s", "MFU", named, "evaluation", "in all", "device-hours"]
+    out = call(capsys, *words)[1]
+    assert list(costs(out)) == ["time", "speed", "devices", "energy", "work", "memory", "bottleneck"]
+    assert f" for {named} of " in costs(out)["time"]
     told = json.loads(call(capsys, *words, "--json")[1])["forecast"]
     of_steps = steps * told["step_seconds"]
-    assert told["total_seconds"] == pytest.approx(of_steps + told["seconds_by_phase"]["evaluation"])
-    if steps == 1:
-        assert rows[named].strip() == rows["step"].strip()
+    more = told["seconds_by_phase"]["evaluation"] + told["seconds_by_phase"]["checkpoint"]
+    assert told["total_seconds"] == pytest.approx(of_steps + more, rel=1e-4)
+    assert sum(told["seconds_by_phase"].values()) == pytest.approx(told["total_seconds"])
+    assert sum(each["nanoseconds"] for each in told["waterfall"]) == round(Fraction(told["total_seconds"]) * 10**9)
+    *causes, whole = bars(out)
+    assert whole == ("in all", 100.0)
+    assert sum(share for _, share in causes) == pytest.approx(100, abs=0.05 * len(causes))
+
+
+def test_a_plan_says_money_energy_and_interruptions_of_a_large_run(capsys):
+    words = ["plan", "llama-3-8b", "--set", "cluster.device=h100-sxm", "--set", "cluster.count=1024"]
+    words += ["--set", "recipe.tokens=1T", "--set", "recipe.global_batch=1024", "--set", "recipe.micro_batch=1"]
+    words += ["--set", "layout.shard=1024", "--set", "cluster.price_per_device_hour=2.5"]
+    words += ["--set", "cluster.power_usage_effectiveness=1.2", "--set", "cluster.grid_kg_co2_per_kwh=0.4"]
+    code, out, _ = call(capsys, *words)
+    assert code == 0
+    said = costs(out)
+    told = json.loads(call(capsys, *words, "--json")[1])["forecast"]
+    assert said["money"] == f"{2.5 * told['device_hours']:,.0f} at 2.5 for a device-hour"
+    energy = told["device_hours"] * 0.7 * 1.2
+    assert said["energy"] == f"{energy:,.0f} kWh at the rated power, PUE 1.2; {0.4 * energy:,.0f} kg of CO2"
+    assert said["bottleneck"].startswith(told["bottleneck"]["name"])
+    assert told["interruptions"] == pytest.approx(told["device_hours"] / 50677, rel=0.01)
+    assert {"checkpoints", "failures"} <= {name for name, _ in bars(out)}
+    assert "an interruption every 50,677 device-hours [Llama 3 (arXiv 2407.21783)]" in " ".join(out.split())
+    assert max(len(line) for line in out.splitlines()) <= 80
+    own = call(capsys, *words, "--set", "cluster.mtbf_device_hours=1e12", "--json")[1]
+    assert json.loads(own)["forecast"]["interruptions"] < 1e-5
 
 
 def test_every_line_fits_80_columns(capsys):

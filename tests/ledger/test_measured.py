@@ -63,10 +63,23 @@ def test_phases_of_a_step_and_of_the_run():
               {"event": "finish", "step": 5, "seconds": 24.75}]  # fmt: skip
     seen = measured_run(lines)
     assert seen.step_seconds_by_phase == {"forward": 0.5, "backward": 1.0}
-    assert seen.seconds_by_phase == {"forward": 6.0, "backward": 12.0, "evaluation": 0.5, "checkpoint": 0.25}
+    # Steady steps take 0.5 and 1 seconds forward and backward; the first two took 2.25 and 4.5, of all 6 and 12.
+    of_steps = {"forward": 6.0 - 3.5, "backward": 12.0 - 7.0, "warm-up": 10.5}
+    assert seen.seconds_by_phase == {**of_steps, "evaluation": 0.5, "checkpoint": 0.25}
     assert seen.total_seconds == 24.75
     assert seen.tokens_per_step == 100
     assert seen.tokens_per_second == 50.0
+
+
+def test_first_steps_that_were_no_slower_have_no_warm_up():
+    assert "warm-up" not in measured_run(run_of(0.5, 1.0, 1.0, 2.0, 3.0)).seconds_by_phase
+
+
+@given(st.lists(st.floats(1e-3, 1e3), max_size=12))
+def test_phases_sum_to_the_time_of_their_steps(seconds):
+    seen = measured_run(run_of(*seconds))
+    assert sum(seen.seconds_by_phase.values()) == pytest.approx(0.75 * sum(seconds))
+    assert all(each >= -1e-9 * sum(seconds) for each in seen.seconds_by_phase.values())
 
 
 def test_a_ledger_gives_its_figures_and_the_file_keeps_them(tmp_path):

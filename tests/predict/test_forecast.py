@@ -1,11 +1,15 @@
+from dataclasses import replace
+
 import pytest
 
 from trainledger.ledger.entry import Entry, Ledger
-from trainledger.predict.forecast import Forecast, forecast
-from trainledger.predict.run_time import checkpoints, evaluations, run_time
+from trainledger.ledger.parameters import parameters
+from trainledger.predict.forecast import Forecast
+from trainledger.predict.predict import forecast
+from trainledger.predict.waterfall import BEYOND, NAPKIN, nanoseconds
 from trainledger.spec.cluster import Cluster, Device
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.plain import read_json, write_json
+from trainledger.spec.plain import from_plain, read_json, to_plain, write_json
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
@@ -30,31 +34,55 @@ def ledger(**fields):
     return Ledger(entries, resident=resident, parameters=10, tokens=32, **fields)
 
 
-def test_a_run_is_its_steps_its_evaluations_and_its_checkpoints():
-    whole = run_time(
-        run(price=2.0, count=2, eval_every=4, checkpoint_every=5), 3.0, by_phase={"forward": 1.0, "backward": 2.0},
-        checkpoint_nbytes=100, storage_bytes_per_second=50.0,
-    )  # fmt: skip
-    # Evaluations after steps 4, 8 and 10, each of 8 sequences where a step's forward has 4; checkpoints after 5 and 10.
-    # Two devices share all but the saving.
-    assert whole.by_phase == {"forward": 5.0, "backward": 10.0, "evaluation": 3.0, "checkpoint": 4.0}
-    assert whole.total_seconds == 22.0
-    assert whole.tokens_per_second == 2 * 32 / 3
-    assert whole.device_hours == pytest.approx(44 / 3600)
-    assert whole.money == pytest.approx(88 / 3600)
-    assert whole.notes == (
-        "2 devices are taken to share the work without loss: the run file has no [layout]",
-        "micro_batch is not given, so each device is taken to hold all 4 sequences at once; "
-        "--set recipe.micro_batch=1 splits them",
-    )
-
-
 def test_many_devices_are_billed_for_the_work_and_not_for_their_number():
-    one, many = (run_time(run(price=2.0, count=count), 3600.0) for count in (1, 1024))
-    assert one.total_seconds == 36000.0 == 1024 * many.total_seconds
-    assert (one.device_hours, one.money) == (many.device_hours, many.money) == (10.0, 20.0)
-    mfus = [forecast(run(count=count), ledger(), SHEET).mfu for count in (1, 1024)]
-    assert mfus[0] == mfus[1]
+    one, many = (forecast(run(price=2.0, count=count), ledger(), SHEET) for count in (1, 1024))
+    assert one.total_seconds == pytest.approx(1024 * many.total_seconds)
+    assert one.total_seconds == pytest.approx(10 * 4.0 + 2.0)  # and two batches' forward for 8 sequences
+    assert one.device_hours == pytest.approx(42 / 3600)
+    assert (one.device_hours, one.money) == pytest.approx((many.device_hours, many.money))
+    assert one.money == pytest.approx(2 * one.device_hours)
+    assert one.mfu == many.mfu
+
+
+def test_energy_is_of_the_rated_power_and_what_the_cluster_says():
+    sheet = replace(SHEET, power_watts=500.0)
+    hours = forecast(run(), ledger(), sheet).device_hours
+    assert forecast(run(), ledger(), SHEET).kwh is None
+    assert forecast(run(), ledger(), sheet).kwh == pytest.approx(0.5 * hours)
+    cluster = Cluster(power_share=0.8, power_usage_effectiveness=1.1, grid_kg_co2_per_kwh=0.4)
+    told = forecast(replace(run(), cluster=cluster), ledger(), sheet)
+    assert told.kwh == pytest.approx(0.5 * 0.8 * 1.1 * hours)
+    assert told.co2_kg == pytest.approx(0.4 * told.kwh)
+    assert forecast(run(), ledger(), sheet).co2_kg is None
+
+
+def test_what_does_not_fit_is_the_bottleneck():
+    small = forecast(run(), ledger(), replace(SHEET, memory_nbytes=200))
+    assert (small.fits, small.device_nbytes, small.usable_nbytes) == (False, 220, 200)
+    assert small.bottleneck.name == "device memory"
+    assert small.bottleneck.sentence == "a device needs 220 B and has 200 B; most of it is activations: 100 B"
+    assert forecast(run(), ledger(), replace(SHEET, memory_nbytes=220)).fits is True
+    assert forecast(run(), ledger(), SHEET).fits is None
+
+
+def test_a_waterfall_leads_from_the_napkin_to_the_whole_run():
+    told = forecast(run(), ledger(), SHEET)
+    assert sum(each.nanoseconds for each in told.waterfall) == nanoseconds(told.total_seconds)
+    bars = {each.cause: each.seconds for each in told.waterfall if each.nanoseconds}
+    napkin = 6 * parameters(MODEL).active * 32 * 10 / 1e12
+    assert bars[NAPKIN] == pytest.approx(napkin, abs=1e-9)
+    assert bars[NAPKIN] + bars[BEYOND] == pytest.approx(30.0)
+    assert bars["evaluation"] == pytest.approx(2.0)
+    assert told.bottleneck.name == "compute"
+
+
+def test_a_forecast_without_the_newer_fields_is_still_read():
+    told = forecast(run(), ledger(), SHEET)
+    newer = ("days", "kwh", "co2_kg", "goodput", "interruptions", "checkpoint_every", "step_causes", "waterfall",
+             "bottleneck", "device_nbytes", "usable_nbytes", "fits")  # fmt: skip
+    old = {name: each for name, each in to_plain(told).items() if name not in newer}
+    assert from_plain(Forecast, old).total_seconds == told.total_seconds
+    assert from_plain(Forecast, to_plain(told)) == told
 
 
 def test_fewer_tokens_than_a_step_has_are_named():
@@ -62,19 +90,6 @@ def test_fewer_tokens_than_a_step_has_are_named():
     assert seen.tokens_per_step == 32
     assert "recipe.tokens = 10 is less than the 32 tokens of one step, which is the least that is trained" in seen.notes
     assert not [each for each in forecast(run(steps=None, tokens=33), ledger(), SHEET).notes if "less than" in each]
-
-
-@pytest.mark.parametrize(("every", "times"), [(None, 1), (4, 3), (5, 2), (10, 1), (20, 1)])
-def test_the_end_of_a_run_counts_once(every, times):
-    assert evaluations(run(eval_every=every)) == checkpoints(run(checkpoint_every=every)) == times
-
-
-def test_what_a_run_time_leaves_out_is_named():
-    assert run_time(run(), 1.0).notes == (
-        "evaluation is not in it: the step is not split by phase",
-        "checkpoints are not in it: the storage was not measured",
-    )
-    assert run_time(run(), 1.0).money is None
 
 
 def test_a_forecast_has_the_ledgers_figures_and_their_bases():

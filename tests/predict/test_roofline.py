@@ -101,7 +101,16 @@ def test_calling_an_operation_costs_on_a_cpu_and_hides_behind_work_on_an_acceler
     assert Roofline(calibration("cpu", operation_seconds=5e-4)).time(entry).seconds == pytest.approx(1.5e-3)
     assert Roofline(calibration("cuda", operation_seconds=5e-4)).time(entry).seconds == pytest.approx(1e-3)
     tiny = Roofline(calibration("cuda", operation_seconds=5e-4)).time(Entry("c", "", "forward", "copy", read=8))
-    assert (tiny.seconds, tiny.bound) == (5e-4, "overhead")
+    assert (tiny.seconds, tiny.launch_seconds, tiny.bound) == (pytest.approx(8e-11), 5e-4, "overhead")
+
+
+def test_an_accelerator_waits_for_the_program_only_where_all_launches_take_longer_than_all_kernels():
+    small, large = Entry("c", "", "forward", "copy", read=8), Entry("c", "", "forward", "copy", read=10**7)
+    machine = calibration("cuda", operation_seconds=5e-4)  # the large copy takes 1 ms
+    assert step_time(Ledger((small, large)), machine).seconds == pytest.approx(1e-3)
+    waits = step_time(Ledger((small, small, small, large)), machine)
+    assert waits.seconds == pytest.approx(2e-3)
+    assert waits.causes["launch overhead"] == pytest.approx(1e-3)
 
 
 def test_no_other_dtypes_peak_is_taken():
@@ -132,7 +141,7 @@ def steps():
 @given(steps())
 def test_the_splits_of_a_step_sum_to_it(ledger):
     time = step_time(ledger, calibration())
-    for split in (time.by_phase, time.by_kind, time.by_bound):
+    for split in (time.by_phase, time.by_kind, time.by_bound, time.causes):
         assert sum(split.values()) == pytest.approx(time.seconds)
     assert len(time.entries) == len(ledger)
 

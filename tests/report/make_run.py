@@ -7,7 +7,7 @@ from pathlib import Path
 from trainledger.ledger.measured import measured_run
 from trainledger.ledger.step import account
 from trainledger.ledger.store import write_ledger
-from trainledger.predict.forecast import forecast
+from trainledger.predict.predict import forecast
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.plain import write_json

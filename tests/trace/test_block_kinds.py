@@ -108,4 +108,4 @@ def same_step(predicted: Ledger, traced: Ledger, run: Run) -> None:
 def facts(each: Entry) -> tuple[object, ...]:
     path = ".".join("*" if part.isdigit() else part for part in each.path.split("."))
     amounts = (each.flops, each.model_flops, each.read, each.written, each.kept, dict(each.allocated))
-    return each.name, path, each.phase, each.kind, each.dtype, each.basis, *amounts
+    return each.name, path, each.phase, each.kind, each.dtype, each.shape, each.basis, *amounts

@@ -123,7 +123,7 @@ def test_the_modules_run_on_fake_tensors_what_they_run_for_real(kind: str) -> No
 def facts(ledger: Ledger) -> list[tuple[object, ...]]:
     """What each operation does; when the results of a look at the values die is not compared."""
     return [
-        (each.name, each.path, each.phase, each.kind, each.flops, each.read, each.written, each.kept, each.allocated)
+        (each.name, each.path, each.phase, each.kind, each.shape, each.flops, each.read, each.written, each.kept, each.allocated)
         for each in ledger
     ]
 

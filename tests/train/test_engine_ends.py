@@ -279,6 +279,12 @@ def test_several_devices_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_an_asynchronous_checkpoint_is_refused(tmp_path: Path) -> None:
+    rule = "checkpoint_async = true: is accounted for, but the engine waits until a checkpoint is written"
+    with pytest.raises(InvalidInput, match=rule):
+        train(tiny_run(checkpoint_async=True), tmp_path, open_feed=CountingFeed)
+
+
 def test_memory_that_runs_out_is_a_sentence(tmp_path: Path) -> None:
     """The allocator's own refusal, of a petabyte asked for in the middle of a step."""
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
-from trainledger.spec.cluster import Device, Overhead
+from trainledger.spec.cluster import Cluster, Device, Overhead, Published
+from trainledger.spec.efficiency import Efficiency
+from trainledger.spec.links import Fabric, Link, Protocol
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.units import parse_nbytes
 
@@ -77,7 +81,7 @@ def device(name: str, field: str = "cluster.device") -> Device:
         peak_flops_per_second=entry["peak"],
         memory_nbytes=parse_nbytes(entry["memory"]),
         memory_bytes_per_second=float(parse_nbytes(entry["memory_bandwidth"])),
-        power_watts=float(entry["power_watts"]),
+        power_watts=float(entry["power_watts"]) if "power_watts" in entry else None,
         source=entry["source"],
         date=str(entry["date"]),
         unverified=tuple(entry["unverified"]),
@@ -87,7 +91,90 @@ def device(name: str, field: str = "cluster.device") -> Device:
         usable_nbytes=parse_nbytes(entry["usable_memory"]) if "usable_memory" in entry else None,
         usable_source=entry.get("usable_memory_source", ""),
         compute_capability=float(entry["compute_capability"]) if "compute_capability" in entry else None,
+        multiprocessors=entry.get("multiprocessors"),
+        efficiency=efficiency(name),
+        overheads=tuple(overheads().values()),
+        published=published(name),
+        fabric=_fabric(entry["node"]) if "node" in entry else None,
     )
+
+
+def efficiency(name: str) -> Efficiency | None:
+    """What share of its data sheet a device reaches; None where no calibration of it comes with the catalog.
+
+    >>> efficiency("h100-sxm").matmul_share < 1
+    True
+    """
+    path = os.path.join(_HERE, "calibrations", f"{name}.toml")
+    if not os.path.exists(path):
+        return None
+    with open(path, "rb") as file:
+        entry = tomllib.load(file)
+    return Efficiency(source=entry["source"], date=str(entry["date"]), **entry["efficiency"])
+
+
+def link_names() -> list[str]:
+    """The names of the catalog's links."""
+    return _names("links")
+
+
+def link(name: str, field: str = "cluster.network") -> Link:
+    """A link inside a node or between nodes; raises InvalidInput with the nearest name where it is unknown.
+
+    >>> link("ndr").bytes_per_second
+    50000000000.0
+    """
+    entry = _entry("links", name, field)
+    return Link(
+        name=name.lower(),
+        title=entry["title"],
+        bytes_per_second=float(parse_nbytes(entry["bandwidth"])),
+        share=entry["share"],
+        switch_share=entry.get("switch_share"),
+        switch_seconds=entry.get("switch_seconds", 0.0),
+        protocols=_protocols(entry["hardware"]),
+        source=entry["source"],
+        date=str(entry["date"]),
+        unverified=tuple(entry["unverified"]),
+    )
+
+
+def fabric(device: Device, cluster: Cluster) -> Fabric | None:
+    """How the devices of a cluster are joined: as the device usually stands, and what the cluster says otherwise.
+
+    Raises InvalidInput where the network is unknown.
+    """
+    joined = device.fabric
+    if joined is None:
+        return None
+    if cluster.devices_per_node is not None:
+        joined = replace(joined, devices_per_node=cluster.devices_per_node)
+    if cluster.network is not None:
+        joined = replace(joined, network=link(cluster.network))
+    if cluster.network_bytes_per_second is not None:
+        of = joined.network or link("ndr")  # its latencies: those of InfiniBand where no network is named
+        rate = float(cluster.network_bytes_per_second)
+        joined = replace(joined, network=replace(of, bytes_per_second=rate))
+    return joined
+
+
+def _fabric(node: dict[str, Any]) -> Fabric:
+    return Fabric(
+        devices_per_node=node["devices"],
+        node=link(node["link"]),
+        network=link(node["network"]) if "network" in node else None,
+        host=link(node["host"]),
+    )
+
+
+def _protocols(hardware: str) -> tuple[Protocol, ...]:
+    return tuple(Protocol(name=name, **entry) for name, entry in _protocol_tables()[hardware].items())
+
+
+@cache
+def _protocol_tables() -> dict[str, dict[str, dict[str, Any]]]:
+    with open(os.path.join(_HERE, "protocols.toml"), "rb") as file:
+        return tomllib.load(file)
 
 
 def overheads() -> dict[str, Overhead]:
@@ -109,6 +196,41 @@ def overheads() -> dict[str, Overhead]:
         )
         for name, entry in entries.items()
     }
+
+
+def published(device_name: str) -> tuple[Published, ...]:
+    """What was published of runs on a device: interruptions, restarts, storage; each with its source.
+
+    >>> [round(each.value) for each in published("h100-sxm") if each.name == "mtbf_device_hours"]
+    [50677]
+    """
+    with open(os.path.join(_HERE, "reliability.toml"), "rb") as file:
+        entries = tomllib.load(file)
+    return tuple(
+        Published(each["name"], each["value"], each["what"], each["source"], str(each["date"]))
+        for each in entries["published"]
+        if device_name in each.get("devices", (device_name,))
+    )
+
+
+def scaling_laws() -> dict[str, dict[str, Any]]:
+    """The published scaling laws by name, each with its coefficients and its source.
+
+    >>> scaling_laws()["besiroglu"]["alpha"]
+    0.3478
+    """
+    with open(os.path.join(_HERE, "scaling_laws.toml"), "rb") as file:
+        return tomllib.load(file)
+
+
+def critical_batch() -> dict[str, dict[str, Any]]:
+    """The published laws of the critical batch by name, each with its coefficients and its source.
+
+    >>> critical_batch()["kaplan"]["loss_exponent"]
+    4.8
+    """
+    with open(os.path.join(_HERE, "critical_batch.toml"), "rb") as file:
+        return tomllib.load(file)
 
 
 def _names(kind: str) -> list[str]:

@@ -20,7 +20,15 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "explain": ("Plan", "every line of an account with its formula and source", "explain"),
     "rules": ("Plan", "rules of thumb beside the ledger, each with its error", "rules"),
     "trace": ("Plan", "the same from the real model on fake tensors", "trace"),
+    "breaks": ("Plan", "what gives way first when a run grows", "breaks"),
+    "advise": ("Plan", "what to change, ranked by what it gains", "advise"),
+    "compare": ("Plan", "two plans side by side, and why they differ", "compare"),
+    "fit": ("Plan", "the largest, longest and fewest that fits", "fit"),
+    "optimal": ("Plan", "the best model and data for a budget", "optimal"),
     "catalog": ("Plan", "the models and devices that are known", "catalog"),
+    "dtype": ("Plan", "a number in every format, and what the formats hold", "dtype"),
+    "tensor": ("Plan", "bytes and strides of a tensor", "tensor"),
+    "einsum": ("Plan", "FLOPs, bytes and the cheapest order of a product", "einsum"),
     "demo": ("Train", "forecast, train, sample and reconcile a small run", "demo"),
     "data": ("Train", "tokenize a corpus and say what is in it", "data"),
     "train": ("Train", "train what a run file says", "train"),
@@ -31,7 +39,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "export": ("Look back", "write a model that transformers opens", "export_model"),
     "import": ("Look back", "read a model that transformers wrote", "import_model"),
 }
-LIGHT = ("init", "napkin", "plan", "catalog", "runs")
+LIGHT = ("init", "napkin", "plan", "fit", "optimal", "catalog", "runs", "dtype", "tensor", "einsum", "compare")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,7 +145,7 @@ def _call(verb: str, rest: list[str], own_process: bool) -> int:
 
 _EXTRAS = {
     "torch": "train", "tokenizers": "train", "safetensors": "train", "tensorboard": "train", "zstandard": "train",
-    "pyarrow": "train", "plotly": "web", "transformers": "dev",
+    "pyarrow": "train", "plotly": "web", "kaleido": "web", "transformers": "dev",
 }  # fmt: skip
 
 

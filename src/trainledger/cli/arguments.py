@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainledger.spec.problem import InvalidInput, Problem
 
 if TYPE_CHECKING:
+    from trainledger.report.style import Figure
     from trainledger.spec.run import Run
 
 
@@ -41,6 +44,27 @@ def add_run(
 def add_json(parser: argparse.ArgumentParser) -> None:
     """``--json``: the result for programs."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def add_plot(parser: argparse.ArgumentParser) -> None:
+    """``--plot``: the figures as a file; `check_plot_of` before the work, `write_plot_of` after it."""
+    parser.add_argument("--plot", metavar="FILE", help="write the figures to out.html, out.png or out.svg")
+
+
+def check_plot_of(args: argparse.Namespace) -> None:
+    """Raise InvalidInput where ``--plot`` names a file that cannot be written; nothing without it."""
+    if args.plot is not None:
+        from trainledger.report.plot import check_plot
+
+        check_plot(args.plot)
+
+
+def write_plot_of(args: argparse.Namespace, figures: Mapping[str, Figure], title: str) -> None:
+    """Write the file that ``--plot`` names, and say so on standard error; nothing without it."""
+    if args.plot is not None:
+        from trainledger.report.plot import write_plot
+
+        print(write_plot(figures, args.plot, title=title), file=sys.stderr)
 
 
 def load_run(args: argparse.Namespace) -> Run:

@@ -82,9 +82,8 @@ def _timed(args: argparse.Namespace, run: Run, found: Any) -> Any:
     from trainledger.spec.problem import InvalidInput, Problem
 
     if not run.layout.alone:
-        from trainledger.plan.spread import NO_TIME
-
-        raise InvalidInput([Problem("layout", None, f"{NO_TIME}; leave [layout] out to see one device's")])
+        rule = "the step of several devices is timed by trainledger plan; leave [layout] out to see one device's here"
+        raise InvalidInput([Problem("layout", None, rule)])
     machine = machine_of(run)
     if machine is None:
         rule = "was not measured yet (trainledger measure machine does it, once), so there are no times to explain"

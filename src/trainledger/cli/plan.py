@@ -1,4 +1,4 @@
-"""What a run will cost before it starts: parameters, FLOPs, memory by category, time and money.
+"""What a run will cost before it starts: time, money, energy, memory by category, and what the time goes to.
 
 RUN is a run file, or a model of the catalog or a Hugging Face config.json under a default recipe (one full-length
 sequence, bf16 autocast).
@@ -9,7 +9,17 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from trainledger.cli.arguments import RUN_OR_MODEL, add_json, add_run, load_run, print_json
+from trainledger.cli.arguments import (
+    RUN_OR_MODEL,
+    add_json,
+    add_plot,
+    add_run,
+    check_plot_of,
+    load_run,
+    print_json,
+    write_plot_of,
+)
+from trainledger.cli.serving import add_serving, execute_serving, refuse_without_phase
 
 if TYPE_CHECKING:
     from trainledger.spec.run import Run
@@ -22,14 +32,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--convention", default="dense", metavar="NAME",
         help="how model FLOPs and MFU are counted: 6nd, 6nd+attention, dense, causal or kernels (trainledger rules)",
     )  # fmt: skip
+    add_serving(parser)
     add_json(parser)
+    add_plot(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
+    if args.phase is not None:
+        args.set.append("model.n_predict_ahead=0")  # what predicts further tokens is not served
+        return execute_serving(args, run_or_model(args))
+    refuse_without_phase(args)
     from trainledger.api import plan
     from trainledger.plan.mfu import read_mfu
     from trainledger.plan.plan import counted_by, of_one_step, with_notes
 
+    check_plot_of(args)
     made = plan(run_or_model(args), mfu=read_mfu(args.mfu))
     if args.convention != made.convention:
         made = counted_by(made, args.convention)
@@ -44,6 +61,11 @@ def execute(args: argparse.Namespace) -> int:
         from trainledger.report.plan import text
 
         print(text(made))
+    if args.plot is not None:
+        from trainledger.api import machine_of
+        from trainledger.report.plan_figures import figures
+
+        write_plot_of(args, figures(made, machine_of(made.run)), f"The plan of {made.run.model.name}")
     return 0
 
 
@@ -98,3 +120,26 @@ def _is_file(named: str) -> bool:
 
 def _says_length(args: argparse.Namespace) -> bool:
     return any(each.lstrip().startswith(("recipe.tokens", "recipe.steps")) for each in args.set)
+
+
+def says_length(args: argparse.Namespace) -> bool:
+    """Whether somebody said how long the run is: its file, or an override of a model's default run."""
+    return _is_file(args.run) or _says_length(args)
+
+
+def run_of_some_length(args: argparse.Namespace) -> Run:
+    """As `run_or_model`, a model alone with 20 tokens for each parameter (told on standard error)."""
+    import sys
+
+    run = run_or_model(args)
+    if says_length(args):
+        return run
+    from dataclasses import replace
+
+    from trainledger.ledger.parameters import parameters
+    from trainledger.units import format_count
+
+    tokens = 20 * parameters(run.model).active
+    told = f"{format_count(tokens)} tokens, 20 for each parameter (Hoffmann et al. 2022); --set recipe.tokens=..."
+    print(f"Taken to train on {told}", file=sys.stderr)
+    return replace(run, recipe=replace(run.recipe, steps=None, tokens=tokens))

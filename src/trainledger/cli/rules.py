@@ -17,6 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     from trainledger.api import plan
     from trainledger.ledger.conventions import CONVENTIONS
+    from trainledger.plan.step_facts import step_facts
 
     made = plan(run_or_model(args))
     counted = {name: each.flops(made.run, made.ledger) for name, each in CONVENTIONS.items()}
@@ -26,11 +27,17 @@ def execute(args: argparse.Namespace) -> int:
             for name, each in CONVENTIONS.items()
         ]
         rows = [{**vars(each), "error": each.error} for each in made.rules]
-        print_json({"rules_of_thumb": rows, "conventions": counts, "tokens": made.ledger.tokens})
+        facts = [vars(each) for each in step_facts(made.run, made.ledger)]
+        print_json(
+            {"rules_of_thumb": rows, "step": facts, "conventions": counts, "tokens": made.ledger.tokens}
+        )  # fmt: skip
         return 0
-    from trainledger.report.rules import conventions, rules
+    from trainledger.report.rules import conventions, facts_of_step, rules
 
     print(rules(made.rules))
+    told = step_facts(made.run, made.ledger)
+    if told:
+        print("\n" + facts_of_step(told))
     print()
     print(conventions(CONVENTIONS.values(), counted, made.ledger.tokens))
     return 0

@@ -64,6 +64,8 @@ def attend(
     sinks: Leaf | None = None,
 ) -> Array:  # fmt: skip
     """Each query's mixture of the values it may see."""
+    if sizes.context is not None:  # one new query against all that is in the cache
+        return _core(tape, sizes, q, k, v, mask, window, sinks, rules.keys_seen(sizes.context, window))
     if not op.is_one(sizes.layout.context):
 
         def core(sizes: Sizes, q: Array, k: Array, v: Array, keys: Int) -> Array:
@@ -81,8 +83,7 @@ def _core(
 ) -> Array:  # fmt: skip
     """The attention of one rank; ``tokens`` are all that there are, where other ranks have some of them."""
     if written_out_here(sizes):
-        assert mask is not None
-        return written_out(tape, sizes, q, k, v, mask, sinks)
+        return written_out(tape, sizes, q, k, v, mask, sinks, tokens)
     spec, B, T, H = sizes.spec, sizes.B, sizes.T, sizes.spec.n_heads
     K, W = spec.head_size, spec.value_size
     repeats = H // spec.kv_heads
@@ -104,27 +105,32 @@ def _core(
     return op.contiguous(tape, y, forward=True, backward=False)
 
 
-def written_out(tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array, mask: Array, sinks: Leaf | None) -> Array:
-    """Attention one operation after the other."""
+def written_out(
+    tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array, mask: Array | None, sinks: Leaf | None,
+    tokens: Int | None = None,
+) -> Array:  # fmt: skip
+    """Attention one operation after the other; a query that sees all ``tokens`` has no mask."""
     spec, B, T = sizes.spec, sizes.B, sizes.T
+    S = T if tokens is None else tokens
     H, K, W = spec.n_heads, spec.head_size, spec.value_size
     repeats = H // spec.kv_heads
     queries, keys = heads_first(tape, q, 1), heads_first(tape, k, repeats)
-    scores = op.times_number(tape, op.batched_product(tape, queries, keys, B * H, T, T, K))
+    scores = op.times_number(tape, op.batched_product(tape, queries, keys, B * H, T, S, K))
     if spec.attention_softcap is not None:
         scores = op.times_number(tape, tanh(tape, scores))
-    scores = op.add(tape, scores, mask)
+    if mask is not None:
+        scores = op.add(tape, scores, mask)
     if sinks is None:
         weights = probabilities(tape, sizes, scores)
     else:
         sink = op.cast(tape, sinks.array(), scores.dtype)
         scores = op.concatenate(tape, (scores, broadcast(tape, sink, B * H * T, same=False)))
         del sink
-        weights = part(tape, probabilities(tape, sizes, scores), B * H * T * T)
+        weights = part(tape, probabilities(tape, sizes, scores), B * H * T * S)
     del scores
     weights = op.dropout(tape, weights, sizes.attention_dropout)
     low = op.cast(tape, weights, tape.compute_dtype)
-    y = op.batched_product(tape, low, heads_first(tape, v, repeats), B * H, T, W, T)
+    y = op.batched_product(tape, low, heads_first(tape, v, repeats), B * H, T, W, S)
     y = op.contiguous(tape, y, forward=False, backward=True)
     return op.contiguous(tape, y, forward=True, backward=False)
 

@@ -34,13 +34,14 @@ def fused_attention(
     sinks, which have a gradient. A kernel of accelerators also keeps its generator's state, of which its backward makes
     the mask of dropout again.
     """
-    batch, heads, queries, _, _, width = sizes
+    batch, heads, queries, keys, head_dim, width = sizes
     rows = batch * heads * queries
     padded = rows
     if kernel == "efficient_attention":
         padded = batch * heads * (-(-queries // EFFICIENT_ROWS) * EFFICIENT_ROWS)
     name = f"_scaled_dot_product_{kernel}"
     flops = rules.attention_flops(*sizes)
+    shape = (batch * heads, queries, keys, head_dim, width, 0 if given else 1)
     sinks = [] if learned is None else [learned.array()]
     state = [(GENERATOR_STATE[kernel], "int64")] if kernel in GENERATOR_STATE else []
     y, *beside = tape.emit(
@@ -50,6 +51,7 @@ def fused_attention(
         makes=[(rows * width, q.dtype), (padded, "fp32"), *state],
         flops=flops,
         model_flops=flops,
+        shape=shape,
     )
 
     def backward(g: Array, q: Array, k: Array, v: Array, y: Array, *rest: Array) -> Gradients:
@@ -58,6 +60,7 @@ def fused_attention(
                 f"{name}_backward", "attention", reads=[g, q, k, v, y, *rest, *sinks],
                 makes=[(each.elements, each.dtype) for each in (q, k, v, *sinks)],
                 flops=rules.attention_backward_flops(*sizes), model_flops=rules.attention_backward_model_flops(*sizes),
+                shape=shape,
             )
         )  # fmt: skip
 

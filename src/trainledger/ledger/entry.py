@@ -42,7 +42,12 @@ class Entry:
     the model's own cost (matmuls and attention of forward and backward, recomputation left out).
     ``kept`` are bytes it creates that a later phase reads; ``scratch`` lives only while it runs.
     ``allocated`` and ``freed`` move the live bytes by category: allocated before it runs, freed after.
-    ``dtype`` is the format a matmul's inputs have, which decides the peak it runs against.
+    ``dtype`` is the format a matmul's inputs have, which decides the peak it runs against, and ``shape`` its sizes
+    (batch, m, n, k) of [m, k] @ [k, n], which decide how much of that it reaches; those of a fused attention are
+    (sequences x heads, queries, keys, width of keys, width of values, 1 where a kernel knows that it is causal, else
+    0). The shapes of other kinds are empty. ``fused`` is there where the run compiles its blocks and a compiler can
+    make one kernel of this operation and others (`ledger.compiled`): the bytes that it then reads and writes outside of
+    that kernel, and how many kernels it begins (1 for the first operation of one, else 0).
     ``loop`` says which loops it runs in, outermost first, as (name, count) pairs. ``payload``, ``group``
     and ``ranks`` are the bytes of a collective, the mesh axes it goes over and how many ranks those have; the bytes are
     those of the whole message as NCCL's tests count them: of all that is reduced, of what an all-gather makes, of what
@@ -63,6 +68,8 @@ class Entry:
     allocated: Amounts = ()
     freed: Amounts = ()
     dtype: str = ""
+    shape: tuple[Int, ...] = ()
+    fused: tuple[Int, ...] = ()
     loop: tuple[tuple[str, Int], ...] = ()
     payload: Int = 0
     group: str = ""

@@ -38,31 +38,33 @@ def linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, d_in: Int, d_out: Int,
     bias = None if b is None else op.cast(tape, b.array(), dtype)
     rows, sizes = places.count, (w.elements, places.n_experts * d_out)
     grouped = places.ends is not None
+    each = -(-rows // places.n_experts)  # rows of an expert, where they are spread evenly
     flops = rules.matmul_flops(rows, d_out, d_in)
     model_flops = rules.matmul_flops(places.routed, d_out, d_in)
 
-    def product(reads: Sequence[Array], elements: Int) -> Array:
-        name = "grouped_mm" if grouped else "padded_mm"
-        makes = [(elements, dtype)]
-        return tape.emit(name, "matmul", reads=reads, makes=makes, flops=flops, model_flops=model_flops)[0]
+    def product(reads: Sequence[Array], elements: Int, *sizes: Int) -> Array:
+        return tape.emit(
+            "grouped_mm" if grouped else "padded_mm", "matmul", reads=reads, makes=[(elements, dtype)], flops=flops,
+            model_flops=model_flops, shape=(places.n_experts, *sizes),
+        )[0]  # fmt: skip
 
     def bias_gradient(g: Array, ends: Sequence[Array]) -> Array:
         name = "group_sums" if grouped else "sum"
         makes = [(sizes[1], dtype)]
         return tape.emit(name, "reduction", reads=[g, *ends], makes=makes, flops=g.elements)[0]
 
-    x_wanted, w_wanted, b_wanted = (each is not None and each.node is not None for each in (x, matrix, bias))
+    x_wanted, w_wanted, b_wanted = (it is not None and it.node is not None for it in (x, matrix, bias))
 
     def backward(g: Array, *saved: Array) -> Gradients:
         others = list(saved)
         x = others.pop(0) if w_wanted else None
         matrix = others.pop(0) if x_wanted else None
-        dx = product([g, matrix, *others], rows * d_in) if matrix is not None else None
-        dw = product([g, x, *others], sizes[0]) if x is not None else None
+        dx = product([g, matrix, *others], rows * d_in, each, d_in, d_out) if matrix is not None else None
+        dw = product([g, x, *others], sizes[0], d_out, d_in, each) if x is not None else None
         return [dx, dw, bias_gradient(g, others)] if b_wanted else [dx, dw]
 
     ends = [places.ends] if places.ends is not None else []
-    y = product([x, matrix, *ends], rows * d_out)
+    y = product([x, matrix, *ends], rows * d_out, each, d_out, d_in)
     targets = [x.node, matrix.node]
     if bias is not None:
         _add_bias(tape, y, bias, places)

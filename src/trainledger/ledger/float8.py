@@ -29,28 +29,29 @@ def products(tape: Tape, float8: Float8, x: Array, w: Array, N: Int, I: Int, O: 
     def backward(g: Array, x: Array, w: Array) -> Gradients:
         dx = multiply(
             tape, scaled(g, N, float8.backward, turned=False), scaled(w, I, float8.forward, turned=True),
-            N * I, dtype, flops,
+            (N, I, O), dtype,
         )  # fmt: skip
         dw = multiply(
             tape, scaled(g, O, float8.backward, turned=True), scaled(x, I, float8.forward, turned=True),
-            O * I, dtype, flops,
+            (O, I, N), dtype,
         )  # fmt: skip
         return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
 
-    flops = rules.matmul_flops(N, O, I)
     y = multiply(
         tape, scaled(x, N, float8.forward, turned=False), scaled(w, O, float8.forward, turned=False),
-        N * O, dtype, flops,
+        (N, O, I), dtype,
     )  # fmt: skip
     y.node = tape.node([x.node, w.node], (x, w), backward)
     return y
 
 
-def multiply(tape: Tape, a: Scaled, b: Scaled, elements: Int, dtype: str, flops: Int) -> Array:
-    """The product of two scaled factors."""
-    reads = [a[0], b[0], a[1], b[1]]
-    makes = [(elements, dtype)]
-    return tape.emit("_scaled_mm", "matmul", reads=reads, makes=makes, flops=flops, model_flops=flops)[0]
+def multiply(tape: Tape, a: Scaled, b: Scaled, sizes: tuple[Int, Int, Int], dtype: str) -> Array:
+    """The product of two scaled factors [m, k] and [k, n]; ``sizes`` are m, n and k."""
+    flops = rules.matmul_flops(*sizes)
+    return tape.emit(
+        "_scaled_mm", "matmul", reads=[a[0], b[0], a[1], b[1]], makes=[(sizes[0] * sizes[1], dtype)], flops=flops,
+        model_flops=flops, shape=(1, *sizes),
+    )[0]  # fmt: skip
 
 
 def cast(tape: Tape, x: Array, scales: Int, format: str, *, turned: bool) -> Scaled:
@@ -80,7 +81,7 @@ def cast(tape: Tape, x: Array, scales: Int, format: str, *, turned: bool) -> Sca
 
 def _by_blocks(tape: Tape, float8: Float8, x: Array, w: Array, N: Int, I: Int, O: Int) -> Array:
     """One kernel for each cast; backward gets the input's 8-bit copy, which is laid out and scaled anew for it."""
-    dtype, w_dtype, flops = x.dtype, w.dtype, rules.matmul_flops(N, O, I)
+    dtype, w_dtype = x.dtype, w.dtype
 
     def quantized(x: Array, scales: Int, format: str) -> Scaled:
         made = tape.emit(
@@ -91,15 +92,15 @@ def _by_blocks(tape: Tape, float8: Float8, x: Array, w: Array, N: Int, I: Int, O
 
     def backward(g: Array, x8: Array, x_scales: Array, w: Array) -> Gradients:
         by_output, weight = quantized(g, N * blocks(O), float8.backward), quantized(w, blocks(O) * blocks(I), "e4m3")
-        dx = multiply(tape, by_output, weight, N * I, dtype, flops)
+        dx = multiply(tape, by_output, weight, (N, I, O), dtype)
         del by_output, weight
         by_token, anew = quantized(g, O * blocks(N), float8.backward), quantized(x8, I * blocks(N), float8.forward)
-        dw = multiply(tape, by_token, anew, O * I, dtype, flops)
+        dw = multiply(tape, by_token, anew, (O, I, N), dtype)
         del by_token, anew
         return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
 
     a, b = quantized(x, N * blocks(I), float8.forward), quantized(w, blocks(O) * blocks(I), float8.forward)
-    y = multiply(tape, a, b, N * O, dtype, flops)
+    y = multiply(tape, a, b, (N, O, I), dtype)
     y.node = tape.node([x.node, w.node], (*a, w), backward)
     return y
 

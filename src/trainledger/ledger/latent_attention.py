@@ -12,7 +12,7 @@ from trainledger.ledger.attend import attend, broadcast
 from trainledger.ledger.entry import Int
 from trainledger.ledger.norms import rms_norm, widened
 from trainledger.ledger.parameters import BlockLeaves
-from trainledger.ledger.self_attention import Shared, project, rotate
+from trainledger.ledger.self_attention import Angles, Shared, project, rotate
 from trainledger.ledger.sizes import Sizes
 from trainledger.ledger.tape import Tape
 
@@ -31,6 +31,8 @@ def latent_attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, sh
     joint = project(tape, sizes, leaves, "kv_a_proj_with_mqa", x, D, R + Q)
     latent, turning = op.parts(tape, joint, [rows * R, rows * Q])
     del joint
+    if sizes.cache is not None:
+        return _remembering(tape, sizes, leaves, q, latent, turning, angles, mask)
     kv = _normed(tape, sizes, leaves, "kv_a_layernorm", latent, R)
     kv = project(tape, sizes, leaves, "kv_b_proj", kv, R, H * (N + W))
     plain, v = op.parts(tape, kv, [rows * H * N, rows * H * W])
@@ -40,6 +42,31 @@ def latent_attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, sh
     del plain, turned, latent, turning
     y = attend(tape, sizes, q, k, v, mask, None)
     return project(tape, sizes, leaves, "o_proj", y, H * W, D)
+
+
+def _remembering(
+    tape: Tape, sizes: Sizes, leaves: BlockLeaves, q: Array, latent: Array, turning: Array, angles: Angles,
+    mask: Array | None,
+) -> Array:  # fmt: skip
+    """The same with a cache, of which one query reads the latents alone."""
+    from trainledger.ledger.cached_attention import absorbed, remember
+
+    spec, rows = sizes.spec, sizes.rows
+    H, W, Q, R, N = spec.n_heads, spec.value_size, spec.rotary_size, spec.kv_rank, spec.nope_head_dim
+    latent = _normed(tape, sizes, leaves, "kv_a_layernorm", latent, R)
+    turned = rotate(tape, sizes, turning, 1, angles)
+    new = op.concatenate(tape, (latent, turned))
+    (seen,) = remember(tape, sizes, leaves.kind.window, ((1, R + Q),), (new,))
+    if sizes.context is not None:
+        del latent, turning, turned, new
+        y = absorbed(tape, sizes, q, seen, leaves["self_attn.kv_b_proj.weight"])
+    else:
+        kv = project(tape, sizes, leaves, "kv_b_proj", latent, R, H * (N + W))
+        plain, v = op.parts(tape, kv, [rows * H * N, rows * H * W])
+        k = op.concatenate(tape, (plain, broadcast(tape, turned, rows * H * Q, same=op.is_one(H))))
+        del kv, plain, turned, latent, turning, new, seen
+        y = attend(tape, sizes, q, k, v, mask, None)
+    return project(tape, sizes, leaves, "o_proj", y, H * W, spec.d_model)
 
 
 def _queries(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:

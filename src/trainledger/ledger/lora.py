@@ -91,14 +91,18 @@ def _frozen(
 
     def backward(g: Array) -> Gradients:
         reads, makes = [g, wide()], [(rows * d_in, dtype)]
-        return list(tape.emit("mm", "matmul", reads=reads, makes=makes, flops=flops, model_flops=flops))
+        shape = (1, rows, d_in, d_out)
+        return list(tape.emit("mm", "matmul", reads=reads, makes=makes, flops=flops, model_flops=flops, shape=shape))
 
     node = tape.node([x.node], (), backward)
     matrix = wide()
     vector = [] if bias is None else [op.cast(tape, bias.array(), dtype)]
     name = "addmm" if vector else "mm"
     makes = [(rows * d_out, dtype)]
-    (y,) = tape.emit(name, "matmul", reads=[*vector, x, matrix], makes=makes, flops=flops, model_flops=flops)
+    (y,) = tape.emit(
+        name, "matmul", reads=[*vector, x, matrix], makes=makes, flops=flops, model_flops=flops,
+        shape=(1, rows, d_out, d_in),
+    )  # fmt: skip
     del matrix, vector
     y.node = node
     return y

@@ -13,7 +13,7 @@ from trainledger.ledger.attend import refusals, written_out_here
 from trainledger.ledger.entry import Int
 from trainledger.ledger.sizes import Sizes
 from trainledger.ledger.tape import Tape
-from trainledger.spec.problem import InvalidInput
+from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.recompute import kinds_again
 
@@ -41,6 +41,24 @@ def masks(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Masks:
                 made[narrow] = _mask(tape, sizes, narrow) if always or narrow is not None else None
             found[window] = made[narrow]
     return found
+
+
+def masks_of_last(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Masks:
+    """For the last token as the only query, which sees all keys that there are: ALiBi's penalties, or nothing."""
+    problems = list(refusals(sizes))
+    if problems:
+        raise InvalidInput(problems)
+    found: Masks = dict.fromkeys(windows)
+    if sizes.spec.positions != "alibi" or sizes.attention == "flash":
+        return found
+    if set(found) != {None}:
+        rule = "with ALiBi is not decoded: keys behind a window lie in no order"
+        raise InvalidInput([Problem("model.window", sizes.spec.window, rule, "none")])
+    S, H = sizes.context, sizes.spec.n_heads
+    (position,) = tape.emit("arange", "copy", makes=[(S, "fp32")])
+    slopes = Array(H, "fp32", None)
+    (bias,) = tape.emit("mul", "elementwise", reads=[slopes, position], makes=[(H * S, "fp32")], flops=H * S)
+    return {None: op.cast(tape, bias, tape.compute_dtype)}
 
 
 def held_masks(sizes: Sizes, masks: Masks, recipe: Recipe) -> tuple[Array, ...]:

@@ -48,7 +48,7 @@ class Measured:
     Ledger amounts are those of one metered optimizer step: ``flops`` by kind, ``kept_nbytes`` of one
     micro-batch, the peak by category as dispatched operations showed it, and ``allocator_peak_nbytes`` as the
     allocator's own events did. ``step_seconds_by_phase`` are means over the middle half of the steady steps,
-    ``seconds_by_phase`` sums over the run.
+    ``seconds_by_phase`` sums over the run; ``warm-up`` in it is what the first steps took longer than steady ones.
     """
 
     parameters: int | None = None
@@ -94,6 +94,7 @@ def measured_run(
     """
     steps: dict[int, tuple[float, dict[str, float]]] = {}
     phases: dict[str, float] = {}
+    first: list[dict[str, float]] = []
     total, warm, tokens = None, 0, None
     for line in lines:
         for name, seconds in (line.get("phase_seconds") or {}).items():
@@ -106,6 +107,7 @@ def measured_run(
             total, tokens = line.get("time", total), line["tokens"] / line["step"]
             if warm:
                 warm -= 1
+                first.append(line.get("phase_seconds") or {})
             elif line["step"] not in metered:
                 steps[line["step"]] = line["seconds"], line.get("phase_seconds") or {}
     quiet = [each for step, each in steps.items() if step not in disturbed]
@@ -114,6 +116,8 @@ def measured_run(
         notes = (*notes, f"{busy}, and the step time is that of all of them")
         quiet = list(steps.values())
     times = spread((seconds for seconds, _ in quiet), discarded=len(steps) - len(quiet))
+    steady = _middle_half(quiet)
+    _tell_warm_up(phases, first, steady)
     facts = summary(ledger) if ledger is not None else {}
     if tokens is not None:
         facts.setdefault("tokens_per_step", round(tokens))
@@ -122,7 +126,7 @@ def measured_run(
             **facts,
             "allocator_peak_nbytes": allocator_peak_nbytes,
             "step_seconds": times,
-            "step_seconds_by_phase": _middle_half(quiet),
+            "step_seconds_by_phase": steady,
             "tokens_per_second": tokens / times.median if times and tokens else None,
             "total_seconds": total,
             "seconds_by_phase": phases,
@@ -141,3 +145,13 @@ def _middle_half(steps: list[tuple[float, dict[str, float]]]) -> dict[str, float
     middle = [split for _, split in ordered[quarter : len(ordered) - quarter]]
     names = dict.fromkeys(name for split in middle for name in split)
     return {name: sum(split.get(name, 0.0) for split in middle) / len(middle) for name in names}
+
+
+def _tell_warm_up(phases: dict[str, float], first: Iterable[Mapping[str, float]], steady: Mapping[str, float]) -> None:
+    """Move what the phases of first steps took longer than steady ones into a phase of its own; sums stay."""
+    for split in first if steady else ():
+        longer = {name: seconds - steady.get(name, 0.0) for name, seconds in split.items()}
+        if sum(longer.values()) > 0:
+            for name, seconds in longer.items():
+                phases[name] -= seconds
+            phases["warm-up"] = phases.get("warm-up", 0.0) + sum(longer.values())

@@ -95,11 +95,15 @@ def linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, 
 
     def input_gradient(g: Array, matrix: Array) -> Array:
         return tape.emit(
-            "mm", "matmul", reads=[g, matrix], makes=[(rows * d_in, dtype)], flops=flops, model_flops=flops
-        )[0]
+            "mm", "matmul", reads=[g, matrix], makes=[(rows * d_in, dtype)], flops=flops, model_flops=flops,
+            shape=(1, rows, d_in, d_out),
+        )[0]  # fmt: skip
 
     def weight_gradient(g: Array, x: Array) -> Array:
-        return tape.emit("mm", "matmul", reads=[x, g], makes=[(d_in * d_out, dtype)], flops=flops, model_flops=flops)[0]
+        return tape.emit(
+            "mm", "matmul", reads=[x, g], makes=[(d_in * d_out, dtype)], flops=flops, model_flops=flops,
+            shape=(1, d_out, d_in, rows),
+        )[0]  # fmt: skip
 
     def backward(g: Array, *saved: Array) -> Gradients:
         # With a bias (addmm) autograd takes the input's gradient first and hands it on last; without (mm) the reverse.
@@ -119,7 +123,10 @@ def linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, 
     del saved
     reads = [x, matrix] if bias is None else [bias, x, matrix]
     name = "mm" if bias is None else "addmm"
-    (y,) = tape.emit(name, "matmul", reads=reads, makes=[(rows * d_out, dtype)], flops=flops, model_flops=flops)
+    (y,) = tape.emit(
+        name, "matmul", reads=reads, makes=[(rows * d_out, dtype)], flops=flops, model_flops=flops,
+        shape=(1, rows, d_out, d_in),
+    )  # fmt: skip
     y.node = node
     return y
 
@@ -143,13 +150,14 @@ def batched_product(tape: Tape, a: Array, b: Array, batch: Int, m: Int, n: Int, 
     """[batch, m, k] times [batch, k, n]."""
     flops = rules.matmul_flops(m, n, k, batch)
 
-    def product(x: Array, y: Array, elements: Int) -> Array:
-        makes = [(elements, x.dtype)]
-        return tape.emit("bmm", "matmul", reads=[x, y], makes=makes, flops=flops, model_flops=flops)[0]
+    def product(x: Array, y: Array, m: Int, n: Int, k: Int) -> Array:
+        return tape.emit(
+            "bmm", "matmul", reads=[x, y], makes=[(batch * m * n, x.dtype)], flops=flops, model_flops=flops,
+            shape=(batch, m, n, k),
+        )[0]  # fmt: skip
 
-    a_elements, b_elements = a.elements, b.elements
-    node = pairwise(tape, a, b, lambda g, b: product(g, b, a_elements), lambda g, a: product(a, g, b_elements))
-    y = product(a, b, batch * m * n)
+    node = pairwise(tape, a, b, lambda g, b: product(g, b, m, k, n), lambda g, a: product(a, g, k, n, m))
+    y = product(a, b, m, n, k)
     y.node = node
     return y
 

@@ -48,6 +48,7 @@ KAPLAN = "Kaplan et al. 2020, Scaling Laws for Neural Language Models (arXiv 200
 PALM = "Chowdhery et al. 2022, PaLM (arXiv 2204.02311), appendix B"
 KORTHIKANTI = "Korthikanti et al. 2022, Reducing Activation Recomputation (arXiv 2205.05198), equation 1"
 CHINCHILLA = "Hoffmann et al. 2022, Training Compute-Optimal Large Language Models (arXiv 2203.15556), table 3"
+ADAM = "Kingma and Ba 2015, Adam (arXiv 1412.6980), section 3: exponential averages"
 ZERO = "Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054), section 3.1"
 
 RULES = {
@@ -69,6 +70,7 @@ RULES = {
             "all that is inside a block",
         ),
         Rule("block_parameters", "12 d^2 L", KAPLAN, "embeddings, norms, biases; supposes d_ff = 4 d"),
+        Rule("averaging_steps", "1 / (1 - beta)", ADAM, "what lies further back, e^-1 of the weight in all"),
         Rule("compute_optimal_tokens", "D = 20 N", CHINCHILLA, "data quality, and the cost of serving the model"),
         Rule("training_seconds", "t = C / (devices x peak x MFU)", PALM, "restarts, evaluation, checkpoints"),
     )
@@ -234,6 +236,15 @@ def training_seconds(flops: Number, devices: Number, peak_flops_per_second: Numb
     143.9
     """
     return flops / (devices * peak_flops_per_second * mfu)
+
+
+def averaging_steps(beta: Number) -> Number:
+    """1 / (1 - beta): the sum of an exponential average's weights beta^i, over its newest.
+
+    >>> round(averaging_steps(0.9)), round(averaging_steps(0.999))
+    (10, 1000)
+    """
+    return 1 / (1 - beta)
 
 
 def static_nbytes(parameters: Number, recipe: str) -> Number:

@@ -38,6 +38,10 @@ def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: S
     if angles is not None:
         q = rotate(tape, sizes, q, H, angles, after=K - spec.rotary_size)
         k = rotate(tape, sizes, k, G, angles, after=K - spec.rotary_size)
+    if sizes.cache is not None:
+        from trainledger.ledger.cached_attention import remember
+
+        k, v = remember(tape, sizes, leaves.kind.window, ((G, K), (G, K)), (k, v))
     y = attend(tape, sizes, q, k, v, mask, leaves.kind.window, leaves.get("self_attn.sinks"))
     return project(tape, sizes, leaves, "o_proj", y, H * K, D)
 

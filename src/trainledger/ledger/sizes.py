@@ -24,6 +24,8 @@ class Sizes:
     balance: bool = False  # whether there is a load-balance loss
     layout: Layout = Layout()
     attention_again: bool = False  # whether scores and mixtures are made again in backward
+    cache: str | None = None  # the format of keys and values that are remembered; None = nothing is
+    context: Int | None = None  # decoding: tokens of each sequence in the cache, the new one included
 
     @property
     def rows(self) -> Int:

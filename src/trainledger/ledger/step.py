@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from trainledger.ledger.array import Array
-from trainledger.ledger.entry import Int, Ledger
+from trainledger.ledger.entry import Amounts, Int, Ledger
 from trainledger.ledger.forward import buffers_nbytes
 from trainledger.ledger.lora import frozen_nbytes
 from trainledger.ledger.micro_batches import Work, run_micro_batches
 from trainledger.ledger.mixed import adapt_scale, hold, main_gradients, own_nbytes, read_overflow, round_back, unscale
+from trainledger.ledger.parameters import ModelLeaves
 from trainledger.ledger.rank import Rank, rank_of
 from trainledger.ledger.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding, widened
 from trainledger.ledger.sizes import sizes_of
@@ -37,8 +38,12 @@ def account(run: Run, *, backend: str = "cpu") -> Ledger:
 def account_of(rank: Rank, *, backend: str) -> Ledger:
     """The ledger of one rank of a layout."""
     run, precision = rank.run, precision_of(rank.run.recipe)
-    spec, recipe = run.model, run.recipe
+    recipe = run.recipe
     tape = Tape(precision, backend)
+    if recipe.compile:
+        from trainledger.ledger.compiled import Compiled
+
+        tape.compiled = Compiled()
     sizes = sizes_of(run, backend)
     works = tuple(Work(tape, rank, sizes, chunk, rank.leaves(chunk)) for chunk in rank.chunks)
     leaves = works[0].leaves if len(works) == 1 and not rank.sharded else rank.owned()
@@ -74,21 +79,27 @@ def account_of(rank: Rank, *, backend: str) -> Ledger:
         gather_updated(tape, rank, leaves)
     del total, held, found
     tokens = run.device_batch * run.grad_accum * recipe.seq_len
-    resident = [
-        ("parameters", sum(each.parameters_nbytes for each in works)),
-        ("frozen weights", frozen_nbytes(leaves, recipe, precision.parameters)),
-        ("gradients", sum(each.buffers_nbytes for each in works)),
-        ("optimizer state", state_nbytes(leaves, recipe) + own_nbytes(leaves, precision)),
-        ("batch", 16 * tokens),
-        ("communication", bucket_nbytes(rank, leaves, precision.gradients)),
-        ("buffers", buffers_nbytes(spec)),
-    ]
     return tape.ledger(
-        resident=tuple((name, nbytes) for name, nbytes in resident if not _is_zero(nbytes)),
+        resident=resident_of(rank, works, leaves, tokens),
         parameters=sum(each.leaves.elements() for each in works) if not rank.gathers else leaves.elements(),
         tokens=tokens,
         micro_batches=run.grad_accum,
     )
+
+
+def resident_of(rank: Rank, works: tuple[Work, ...], owned: ModelLeaves, tokens: Int) -> Amounts:
+    """What a rank holds before a step of so many tokens, by category."""
+    recipe, precision = rank.run.recipe, precision_of(rank.run.recipe)
+    resident = [
+        ("parameters", sum(each.parameters_nbytes for each in works)),
+        ("frozen weights", frozen_nbytes(owned, recipe, precision.parameters)),
+        ("gradients", sum(each.buffers_nbytes for each in works)),
+        ("optimizer state", state_nbytes(owned, recipe) + own_nbytes(owned, precision)),
+        ("batch", 16 * tokens),
+        ("communication", bucket_nbytes(rank, owned, precision.gradients)),
+        ("buffers", buffers_nbytes(rank.run.model)),
+    ]
+    return tuple((name, nbytes) for name, nbytes in resident if not _is_zero(nbytes))
 
 
 def _is_zero(amount: Int) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainledger.ledger.entry import Ledger
 
+if TYPE_CHECKING:
+    from trainledger.ledger.timeline import Peak
 
-def summary(ledger: Ledger) -> dict[str, Any]:
-    """What a step's ledger says, under the names that forecasts and measurements give it."""
-    peak = ledger.peak()
+
+def summary(ledger: Ledger, peak: Peak | None = None) -> dict[str, Any]:
+    """What a step's ledger says, under the names that forecasts and measurements give it; its ``peak`` if known."""
+    peak = peak or ledger.peak()
     kept = ledger.filter(lambda each: bool(each.kept)).by("kind", "kept")
     return {
         "parameters": ledger.parameters,

@@ -23,6 +23,7 @@ from trainledger.spec.precision import Precision
 
 if TYPE_CHECKING:
     from trainledger.ledger.checkpointing import Frame, Offload
+    from trainledger.ledger.compiled import Compiled
     from trainledger.ledger.fully_sharded import FullySharded
 
 
@@ -43,6 +44,7 @@ class Tape:
         self.offload: Offload | None = None
         self.category: str | None = None
         self.sharded: FullySharded | None = None
+        self.compiled: Compiled | None = None
         self._forgetting = False
         self._held: list[Array] = []
         self._apart: dict[Leaf, Array] | None = None
@@ -150,6 +152,8 @@ class Tape:
                 **more,
             )
         )
+        if self.compiled is not None:
+            self.compiled.notice(self.events[-1], reads, changes)
         if self.frame is not None:
             self.frame.notice(name, made)
         return made
@@ -368,6 +372,8 @@ class Tape:
 
     def ledger(self, *, resident: Amounts, parameters: Int, tokens: Int, micro_batches: Int) -> Ledger:
         """What was noted, as a ledger; the tape is done afterwards."""
+        if self.compiled is not None:
+            self.compiled.finish()
         entries = tuple(each.entry() for each in self.events)
         self.events = []
         return Ledger(entries, resident, parameters, tokens, micro_batches, writer="closed form")

@@ -163,9 +163,10 @@ def _product(tape: Tape, leaf: Leaf, rows: Array, columns: Array) -> Array:
     """The second moment from its factors: a column times a row for each matrix."""
     *stack, height, width = leaf.shape
     name = "bmm" if stack else "mm"
+    shape = (_matrices(leaf), height, width, 1)
     flops = matmul_flops(height, width, 1, _matrices(leaf))
     makes = [(leaf.elements, rows.dtype)]
-    return tape.emit(name, "matmul", reads=[rows, columns], makes=makes, flops=flops)[0]
+    return tape.emit(name, "matmul", reads=[rows, columns], makes=makes, flops=flops, shape=shape)[0]
 
 
 def _mean(tape: Tape, leaf: Leaf, rows: Array) -> Array:

@@ -48,7 +48,7 @@ def _orthogonal(tape: Tape, g: Array, short: Int) -> Array:
 
 def _product(tape: Tape, name: str, sizes: tuple[Int, Int, Int], reads: list[Array], elements: Int) -> Array:
     flops = matmul_flops(*sizes)
-    made = tape.emit(name, "matmul", reads=reads, makes=[(elements, "bf16")], flops=flops)
+    made = tape.emit(name, "matmul", reads=reads, makes=[(elements, "bf16")], flops=flops, shape=(1, *sizes))
     return made[0]
 
 

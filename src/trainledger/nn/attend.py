@@ -77,12 +77,12 @@ def attend(
         assert scores.softcap is None
         assert sinks_H is None
         return scaled_dot_product(q_BTHK, k_BTGK, v_BTGW, mask, scores)
-    assert mask is not None, "attention that is written out has its mask made for it"
+    assert mask is not None or q_BTHK.shape[1] == 1, "attention that is written out has its mask made for it"
     return written_out(q_BTHK, k_BTGK, v_BTGW, mask, scores, sinks_H)
 
 
 def scaled_dot_product(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGW: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
-    """PyTorch's fused attention; scores are never stored. Without a mask it is causal."""
+    """PyTorch's fused attention; scores are never stored. Without a mask it is causal; a lone query sees all keys."""
     n_heads, width = q_BTHK.shape[2], v_BTGW.shape[-1]
     grouped = n_heads != k_BTGK.shape[2]
     if q_BTHK.device.type == "cpu":
@@ -93,9 +93,11 @@ def scaled_dot_product(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGW: Tensor, mask: Ten
         k_BGTK, v_BGTW = (x.repeat_interleave(n_heads // x.shape[1], dim=1) for x in (k_BGTK, v_BGTW))
         grouped = False
 
+    causal = mask is None and q_BTHK.shape[1] == k_BTGK.shape[1]
+
     def run() -> Tensor:
         return F.scaled_dot_product_attention(
-            q_BHTK, k_BGTK, v_BGTW, attn_mask=mask, is_causal=mask is None, dropout_p=scores.dropout,
+            q_BHTK, k_BGTK, v_BGTW, attn_mask=mask, is_causal=causal, dropout_p=scores.dropout,
             scale=scores.scale, enable_gqa=grouped,
         )  # fmt: skip
 
@@ -116,7 +118,7 @@ def equally_wide(*heads: Tensor) -> Iterator[Tensor]:
 
 
 def written_out(
-    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGW: Tensor, mask: Tensor, scores: Scores, sinks_H: Tensor | None = None
+    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGW: Tensor, mask: Tensor | None, scores: Scores, sinks_H: Tensor | None = None
 ) -> Tensor:
     """The same, one operation after the other, with scores and probabilities as tensors of [B, H, T, S]."""
     n_heads = q_BTHK.shape[2]
@@ -126,7 +128,8 @@ def written_out(
     else:
         scores_BHTS = (q_BHTK @ k_BHSK.transpose(-1, -2)) * (scores.scale / scores.softcap)
         scores_BHTS = scores_BHTS.tanh() * scores.softcap
-    scores_BHTS = scores_BHTS + mask
+    if mask is not None:
+        scores_BHTS = scores_BHTS + mask
     if sinks_H is None:
         weights_BHTS = scores_BHTS.softmax(dim=-1)
     else:

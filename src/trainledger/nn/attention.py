@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainledger.nn.attend import attend, heads, refusals, scores_of
+from trainledger.nn.cache import LayerCache
 from trainledger.nn.norm import norm_of
 from trainledger.nn.rotary import Angles, rotate
 from trainledger.spec.layers import LayerKind
@@ -30,6 +31,7 @@ class Attention(nn.Module):
         D, K = spec.d_model, spec.head_size
         self.head_size, self.qk_norm, self.interleaved = K, spec.qk_norm, spec.rope_interleaved
         self.dropout = dropout
+        self.cache: LayerCache | None = None
         self.scores = scores_of(spec, implementation, 0.0)
         self.scores_in_training = scores_of(spec, implementation, dropout)
         self.sinks = nn.Parameter(torch.zeros(spec.n_heads)) if spec.attention_sinks else None
@@ -51,8 +53,13 @@ class Attention(nn.Module):
         if angles is not None:
             q_BTHK = rotate(q_BTHK, angles, interleaved=self.interleaved)
             k_BTGK = rotate(k_BTGK, angles, interleaved=self.interleaved)
+        if self.cache is not None:
+            k_BTGK, v_BTGK = self.cache.remember(k_BTGK, v_BTGK)
         scores = self.scores_in_training if self.training else self.scores
-        y_BTD: Tensor = self.o_proj(attend(q_BTHK, k_BTGK, v_BTGK, mask, scores, self.sinks))
+        y_BTC = attend(q_BTHK, k_BTGK, v_BTGK, mask, scores, self.sinks)
+        if self.cache is not None and y_BTC.shape[1] == 1:
+            y_BTC = y_BTC[:, 0][:, None]  # with the strides of a row, else the product would be a batch of small ones
+        y_BTD: Tensor = self.o_proj(y_BTC)
         return y_BTD
 
     def _heads(self, x_BTC: Tensor, norm: nn.Module | None) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from trainledger.nn.attend import attend, heads, scores_of
 from trainledger.nn.attention import Shared, refuse
+from trainledger.nn.cache import LayerCache
 from trainledger.nn.norm import RMSNorm
 from trainledger.nn.rotary import rotate
 from trainledger.spec.layers import LayerKind
@@ -32,6 +33,7 @@ class LatentAttention(nn.Module):
         assert spec.nope_head_dim is not None
         self.plain, self.turned, self.value = spec.nope_head_dim, spec.rotary_size, spec.value_size
         self.rank, self.interleaved = R, spec.rope_interleaved
+        self.cache: LayerCache | None = None
         self.scores = scores_of(spec, implementation, 0.0)
         self.scores_in_training = scores_of(spec, implementation, dropout)
         bias = spec.attention_bias
@@ -52,14 +54,44 @@ class LatentAttention(nn.Module):
         q_BTHK = heads(self._queries(x_BTD), self.plain + self.turned)
         q_BTHK = rotate(q_BTHK, angles, begin=self.plain, interleaved=self.interleaved)
         latent_BTR, turning_BTQ = torch.split(self.kv_a_proj_with_mqa(x_BTD), [self.rank, self.turned], dim=-1)
-        kv_BTHC = heads(self.kv_b_proj(self.kv_a_layernorm(latent_BTR)), self.plain + self.value)
-        k_BTHN, v_BTHW = torch.split(kv_BTHC, [self.plain, self.value], dim=-1)
-        k_BT1Q = rotate(turning_BTQ[:, :, None], angles, interleaved=self.interleaved)
-        k_BTHK = torch.cat((k_BTHN, k_BT1Q.expand(-1, -1, k_BTHN.shape[2], -1)), dim=-1)
-        del kv_BTHC, k_BTHN, k_BT1Q, latent_BTR, turning_BTQ
+        if self.cache is not None:
+            latent_BTR = self.kv_a_layernorm(latent_BTR)
+            k_BT1Q = rotate(turning_BTQ[:, :, None], angles, interleaved=self.interleaved)
+            decoding = self.cache.past > 0
+            (joint_BS1C,) = self.cache.remember(torch.cat((latent_BTR[:, :, None], k_BT1Q), dim=-1))
+            if decoding:
+                y_B1D: Tensor = self.o_proj(self._absorbed(q_BTHK[:, 0], joint_BS1C[:, :, 0]))
+                return y_B1D
+            k_BTHK, v_BTHW = self._keys_values(self.kv_b_proj(latent_BTR), k_BT1Q)
+        else:
+            kv_BTC = self.kv_b_proj(self.kv_a_layernorm(latent_BTR))
+            k_BT1Q = rotate(turning_BTQ[:, :, None], angles, interleaved=self.interleaved)
+            k_BTHK, v_BTHW = self._keys_values(kv_BTC, k_BT1Q)
+            del kv_BTC
+        del k_BT1Q, latent_BTR, turning_BTQ
         scores = self.scores_in_training if self.training else self.scores
         y_BTD: Tensor = self.o_proj(attend(q_BTHK, k_BTHK, v_BTHW, mask, scores))
         return y_BTD
+
+    def _keys_values(self, kv_BTC: Tensor, k_BT1Q: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of all heads: each head's own part of a key before the turned part that all share."""
+        k_BTHN, v_BTHW = torch.split(heads(kv_BTC, self.plain + self.value), [self.plain, self.value], dim=-1)
+        return torch.cat((k_BTHN, k_BT1Q.expand(-1, -1, k_BTHN.shape[2], -1)), dim=-1), v_BTHW
+
+    def _absorbed(self, q_BHK: Tensor, joint_BSC: Tensor) -> Tensor:
+        """One query of each sequence against the latents themselves, C = R + Q wide: [B, 1, H W].
+
+        What kv_b_proj makes of a latent is a product that queries and mixtures can take instead (DeepSeek-V2,
+        section 2.1.2), so that keys and values of all heads are never there.
+        """
+        weight_HCR = self.kv_b_proj.weight.view(-1, self.plain + self.value, self.rank)
+        q_BHN, turned_BHQ = torch.split(q_BHK, [self.plain, self.turned], dim=-1)
+        q_HBR = torch.bmm(q_BHN.transpose(0, 1), weight_HCR[:, : self.plain])
+        q_BHC = torch.cat((q_HBR.transpose(0, 1), turned_BHQ), dim=-1)
+        weights_BHS = (torch.bmm(q_BHC, joint_BSC.transpose(1, 2)) * self.scores.scale).softmax(dim=-1)
+        y_BHR = torch.bmm(weights_BHS, joint_BSC[..., : self.rank])
+        y_HBW = torch.bmm(y_BHR.transpose(0, 1), weight_HCR[:, self.plain :].transpose(1, 2))
+        return y_HBW.transpose(0, 1).clone(memory_format=torch.contiguous_format).flatten(1)[:, None]
 
     def _queries(self, x_BTD: Tensor) -> Tensor:
         if self.q_proj is not None:

@@ -43,6 +43,19 @@ class Masks(nn.Module):
             found[window] = made[narrow]
         return found
 
+    def of_last(self, n_tokens: int, dtype: torch.dtype, device: torch.device) -> dict[int | None, Tensor | None]:
+        """By window, for the last of so many tokens as the only query: it sees all keys that there still are.
+
+        ALiBi's penalties, [1, H, 1, S], where the model has them; with windows, whose keys are in no order,
+        it has none here.
+        """
+        if self.slopes_H is None:
+            return dict.fromkeys(self.windows)
+        assert self.windows == (None,), "ALiBi with windows is not decoded"
+        position_S = torch.arange(1 - n_tokens, 1, dtype=torch.float32, device=device)
+        bias_HS = (self.slopes_H[:, None] * position_S).to(dtype)
+        return {None: bias_HS[None, :, None]}
+
     def _mask(self, n_tokens: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
         hidden_TS = torch.full((n_tokens, n_tokens), float("-inf"), dtype=dtype, device=device)
         mask_TS = hidden_TS.triu(1)

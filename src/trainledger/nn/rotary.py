@@ -31,9 +31,10 @@ class Rotary(nn.Module):
         self.register_buffer("cos_TJ", angle_TJ.cos() * spec.rope_attention_factor, persistent=False)
         self.register_buffer("sin_TJ", angle_TJ.sin() * spec.rope_attention_factor, persistent=False)
 
-    def forward(self, n_tokens: int, dtype: torch.dtype) -> Angles:
-        """Cosines and sines of the first ``n_tokens`` positions, each [T, 1, J] in ``dtype``."""
-        return self.cos_TJ[:n_tokens, None].to(dtype), self.sin_TJ[:n_tokens, None].to(dtype)
+    def forward(self, n_tokens: int, dtype: torch.dtype, past: int = 0) -> Angles:
+        """Cosines and sines of ``n_tokens`` positions behind ``past`` others, each [T, 1, J] in ``dtype``."""
+        end = past + n_tokens
+        return self.cos_TJ[past:end, None].to(dtype), self.sin_TJ[past:end, None].to(dtype)
 
 
 def frequencies(spec: ModelSpec) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trainledger.nn.attend import usual
 from trainledger.nn.attention import Attention, Shared
+from trainledger.nn.cache import Cache
 from trainledger.nn.checkpointing import again, run_layers
 from trainledger.nn.compute_dtype import compute_dtype
 from trainledger.nn.experts import DROPLESS, Dispatching, Experts
@@ -176,8 +177,13 @@ class Transformer(nn.Module):
             self.predict_ahead = nn.ModuleList(modules)
         self.loss = loss
 
-    def forward(self, ids_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
-        """Token ids [B, T] to logits [B, T, V], or with targets to their mean loss (a model with a ``loss``)."""
+    def forward(self, ids_BT: Tensor, targets_BT: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+        """Token ids [B, T] to logits [B, T, V], or with targets to their mean loss (a model with a ``loss``).
+
+        With a ``cache`` the tokens stand behind those in it and are put there; logits are of the last one, [B, V].
+        """
+        if cache is not None:
+            return self._behind(cache, ids_BT)
         x_BTD = self.embed(ids_BT)
         ahead = self.predict_ahead is not None and self.training and torch.is_grad_enabled()
         e_BTD = x_BTD if ahead else None
@@ -196,15 +202,27 @@ class Transformer(nn.Module):
         logits_BTV: Tensor = self.lm_head(x_BTD)
         return logits_BTV
 
-    def shared(self, layers: Iterable[int], x_BTD: Tensor, n_tokens: int) -> list[Shared]:
+    def _behind(self, cache: Cache, ids_BT: Tensor) -> Tensor:
+        """The next tokens of sequences whose keys and values are in a cache."""
+        n_tokens, past = ids_BT.shape[1], cache.past
+        x_BTD = self.embed(ids_BT, past)
+        shared = self.shared(range(self.spec.n_layers), x_BTD, n_tokens, past)
+        with cache.held_by(self):
+            for block, each in zip(self.layers, shared, strict=True):
+                x_BTD = block(x_BTD, each)
+        logits_B1V: Tensor = self.lm_head(_normed(self.norm, x_BTD[:, -1:]))
+        return logits_B1V[:, 0]
+
+    def shared(self, layers: Iterable[int], x_BTD: Tensor, n_tokens: int, past: int = 0) -> list[Shared]:
         """What these layers share with others of their kind; of the tokens x may have only this rank's."""
         dtype = compute_dtype(x_BTD)
         angles: dict[str | None, Angles | None] = {None: None}
         if self.rotary is not None:
-            angles["rotary"] = self.rotary(n_tokens, dtype)
+            angles["rotary"] = self.rotary(n_tokens, dtype, past)
         if self.rotary_local is not None:
-            angles["rotary_local"] = self.rotary_local(n_tokens, dtype)
-        masks = self.masks(n_tokens, dtype, x_BTD.device)
+            angles["rotary_local"] = self.rotary_local(n_tokens, dtype, past)
+        make = self.masks.of_last if past else self.masks
+        masks = make(past + n_tokens, dtype, x_BTD.device)
         kinds = (kind_of(self.spec, layer) for layer in layers)
         return [(angles[angles_of(self.spec, kind)], masks[kind.window]) for kind in kinds]
 
@@ -224,13 +242,13 @@ class Transformer(nn.Module):
         loss = ahead_loss(self.predict_ahead, x_BTD, e_BTD, ids_BT, self.lm_head, run)
         return with_loss(x_BTD, loss * (self.ahead / len(self.predict_ahead)))
 
-    def embed(self, ids_BT: Tensor) -> Tensor:
-        """Token ids [B, T] to what the first block reads, [B, T, D]."""
+    def embed(self, ids_BT: Tensor, past: int = 0) -> Tensor:
+        """Token ids [B, T] behind ``past`` others to what the first block reads, [B, T, D]."""
         x_BTD = self.embed_tokens(ids_BT)
         if self.spec.embedding_scale != 1:
             x_BTD = x_BTD * self.spec.embedding_scale
         if self.embed_positions is not None:
-            first = self.spec.extra_positions
+            first = self.spec.extra_positions + past
             x_BTD = x_BTD + self.embed_positions.weight[first : first + ids_BT.shape[1]]
         y_BTD: Tensor = self.dropout(_normed(self.embed_norm, x_BTD))
         return y_BTD

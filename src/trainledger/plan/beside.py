@@ -72,10 +72,20 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[Beside]:
         "parameters", "12 d^2 L + V d", "count", blocks + table, count.total,
         "supposes d_ff = 4 d without a gate, as many key-value as query heads, and one embedding matrix",
     )  # fmt: skip
+    around = sum(count.by_component.get(each, 0) for each in ("embedding", "positions", "head", "prediction ahead"))
+    yield Beside(
+        "parameters", "12 d^2 L", "count", blocks, count.total - around,
+        "the blocks alone; supposes the same of them, and no norms and biases",
+    )  # fmt: skip
     per_token = ledger.model_flops / ledger.tokens
     attention = thumb.attention_flops_per_token(L, d, T)
     six = thumb.training_flops(count.active, 1)
     idle = "; frozen weights need no gradient of their own: about 4 N" if recipe.lora_rank is not None else ""
+    forward = ledger.filter(lambda each: each.phase == "forward").model_flops / ledger.tokens
+    yield Beside(
+        "FLOPs per token", f"2 {n}, forward", "flops", thumb.forward_flops_per_token(count.active), forward,
+        "no attention scores; counts the input embedding as a product",
+    )  # fmt: skip
     yield Beside("FLOPs per token", f"6 {n}", "flops", six, per_token, f"no attention scores{idle}")
     yield Beside(
         "FLOPs per token", f"6 {n} + 12 L d T", "flops", six + attention, per_token,

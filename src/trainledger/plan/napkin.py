@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import ceil, isfinite
+from math import ceil
 from typing import Any
 
 from trainledger import catalog
 from trainledger.frozen import frozen
 from trainledger.ledger import rules_of_thumb as rules
 from trainledger.plan.mfu import read_mfu
+from trainledger.plan.quantity import LARGEST, SMALLEST, parse_days, read
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import (
@@ -21,12 +21,10 @@ from trainledger.units import (
     format_seconds,
     parse_count,
     parse_number,
-    parse_seconds,
 )
 
 UNKNOWNS = ("params", "tokens", "count", "days", "mfu")
 HIGHEST_PUBLISHED_MFU = 0.72  # of the collected published runs: FlashAttention-2 (arXiv 2307.08691), table 1
-_LARGEST, _SMALLEST = 1e18, 1e-6
 
 
 @frozen
@@ -89,13 +87,13 @@ def napkin(
     problems: list[Problem] = []
     per_parameter = _tokens_per_parameter(tokens, problems)
     given = {
-        "params": _read("params", params, parse_count, 1, _LARGEST, problems),
-        "tokens": _read("tokens", None if per_parameter else tokens, parse_count, 1, _LARGEST, problems),
-        "count": _read("count", count, parse_count, 1, _LARGEST, problems),
-        "days": _read("days", days, _parse_days, _SMALLEST, _LARGEST, problems),
+        "params": read("params", params, parse_count, problems, least=1),
+        "tokens": read("tokens", None if per_parameter else tokens, parse_count, problems, least=1),
+        "count": read("count", count, parse_count, problems, least=1),
+        "days": read("days", days, parse_days, problems),
         "mfu": _share(mfu, problems),
     }
-    money = _read("price", price, parse_number, 0, _LARGEST, problems)
+    money = read("price", price, parse_number, problems, least=0)
     chip = _device(device, problems)
     peak, dtype = _peak(chip, dtype, problems)
     raw = {"params": params, "tokens": tokens, "count": count, "days": days, "mfu": mfu}
@@ -230,41 +228,10 @@ def _tokens_per_parameter(tokens: Any, problems: list[Problem]) -> float | None:
         value = parse_number(tokens.strip()[:-1])
     except NotAQuantity:
         value = 0.0
-    if not _SMALLEST <= value <= _LARGEST:
+    if not SMALLEST <= value <= LARGEST:
         problems.append(Problem("tokens", tokens, 'tokens per parameter are written like "20x"', "20x"))
         return 20.0
     return value
-
-
-def _parse_days(text: str) -> float:
-    try:
-        return parse_number(text)
-    except NotAQuantity:
-        return parse_seconds(text) / SECONDS_PER_DAY
-
-
-def _read(
-    name: str, value: Any, parse: Callable[[str], Any], least: float, most: float, problems: list[Problem]
-) -> Any:
-    """A number or a quantity in text within its bounds; None where it is absent or wrong."""
-    if value is None:
-        return None
-    try:
-        number = parse(value) if isinstance(value, str) else value
-    except NotAQuantity as error:
-        problems.append(Problem(name, value, error.rule, error.nearest))
-        return None
-    if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
-        problems.append(Problem(name, value, "must be a finite number"))
-    elif parse is parse_count and number != int(number):
-        problems.append(Problem(name, value, "must be a whole number", round(number)))
-    elif not least <= number <= most:
-        bound = least if number < least else most
-        rule = f"must be between {short(least)} and {short(most)}"
-        problems.append(Problem(name, value, rule, int(bound) if bound >= 1 else bound))
-    else:
-        return int(number) if parse is parse_count else float(number)
-    return None
 
 
 def _share(mfu: Any, problems: list[Problem]) -> float | None:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Ledger
-from trainledger.ledger.parameters import leaves_of, parameters
+from trainledger.ledger.parameters import parameters
 from trainledger.ledger.rules_of_thumb import training_flops, training_seconds
 from trainledger.ledger.timeline import Peak
-from trainledger.ledger.update import whole_of
 from trainledger.plan.beside import Beside, beside
 from trainledger.plan.mfu import read_mfu
-from trainledger.predict.device_memory import DeviceMemory, device_memory
-from trainledger.predict.forecast import Forecast, forecast
+from trainledger.predict import predict
+from trainledger.predict.bottleneck import bottleneck
+from trainledger.predict.device_memory import DeviceMemory
+from trainledger.predict.forecast import Forecast
 from trainledger.predict.roofline import Machine, NoRate, peak_rate
 from trainledger.spec.cluster import Device
 from trainledger.spec.precision import precision_of
@@ -58,39 +59,40 @@ class Plan:
     device_memory: DeviceMemory | None = None
     convention: str = "dense"
 
+    def __repr__(self) -> str:
+        on = f"{self.run.cluster.count:,} x {self.run.cluster.device}"
+        return f"Plan({self.run.model.name} on {on}: {self.forecast!r})"
 
-def make_plan(run: Run, ledger: Ledger, machine: Machine | None, *, mfu: float = 0.5) -> Plan:
-    """The plan of a run from its ledger and its machine (None: not known, so no times).
 
-    Raises InvalidInput where ``mfu`` is no share of the peak.
+def make_plan(run: Run, machine: Machine | None, *, backend: str, mfu: float = 0.5) -> Plan:
+    """The plan of a run on one device or on many, and its machine (None: not known, so no times).
+
+    ``backend`` (cpu or cuda) says whose kernels run. Raises InvalidInput where ``mfu`` is no share of the peak.
     """
     mfu = read_mfu(mfu)
-    peak = ledger.peak()
+    ledger, ranks = predict.accounts_of(run, backend=backend)
     napkin = _napkin(run, ledger, machine, mfu)
     memory = machine.memory_nbytes if machine is not None else None
     rate = None if napkin is None else napkin.devices * napkin.peak_flops_per_second * napkin.mfu
+    whole = predict.whole_run(run) if ranks else run
+    held = predict.heaviest(ledger, ranks)
+    of_all = ledger.peak() if ranks else held.peak
     return Plan(
         run=run,
         ledger=ledger,
-        peak=peak,
-        forecast=forecast(run, ledger, machine),
-        rules=beside(run, ledger, peak.nbytes, memory_nbytes=memory, flops_per_second=rate, mfu=mfu),
+        peak=held.peak,
+        forecast=predict.forecast(run, ledger, machine, ranks=ranks, held=held),
+        rules=beside(whole, ledger, of_all.nbytes, memory_nbytes=memory, flops_per_second=rate, mfu=mfu),
         napkin=napkin,
         memory_nbytes=memory,
-        device_memory=memory_of_device(run, peak.nbytes, machine),
+        ranks=ranks,
+        device_memory=memory_of_device(run, held.peak.nbytes, machine),
     )
 
 
 def memory_of_device(run: Run, peak_nbytes: int, machine: Machine | None) -> DeviceMemory | None:
     """What a catalog device holds at the peak of a rank, its context and its communicators included."""
-    if not isinstance(machine, Device):
-        return None
-    from trainledger.catalog import overheads
-
-    # At most a parameter, its gradient and two moments of each tensor, and as many activations again.
-    tensors = 8 * whole_of(leaves_of(run.model)).tensors
-    groups = run.layout.communicators
-    return device_memory(peak_nbytes, machine, overheads(), tensors=tensors, groups=groups)
+    return predict.memory_of_device(run, peak_nbytes, machine) if isinstance(machine, Device) else None
 
 
 def counted_by(plan: Plan, convention: str) -> Plan:
@@ -114,14 +116,20 @@ def with_notes(plan: Plan, notes: list[str]) -> Plan:
 
 
 def of_one_step(plan: Plan) -> Plan:
-    """The same plan where the length of the run was not said: without evaluations, checkpoints and a whole time."""
+    """The same plan where the length of the run was not said: without what belongs to a run and not to a step."""
     told = plan.forecast
-    notes = [each for each in told.notes if not each.startswith(("evaluation", "checkpoints"))]
+    notes = [each for each in told.notes if not each.startswith(_OF_A_RUN)]
     notes.append("one step, without evaluation and checkpoints; --set recipe.tokens=... plans the whole run")
+    bars = predict.step_waterfall(plan.run, told)
+    limit = bottleneck(bars, mfu=told.mfu) if told.fits is not False else told.bottleneck
     short = replace(
-        told, total_seconds=None, seconds_by_phase={}, device_hours=None, money=None, notes=tuple(notes)
+        told, total_seconds=None, seconds_by_phase={}, days=None, device_hours=None, money=None, kwh=None, co2_kg=None,
+        goodput=None, interruptions=None, checkpoint_every=None, waterfall=bars, bottleneck=limit, notes=tuple(notes),
     )  # fmt: skip
     return replace(plan, forecast=short)
+
+
+_OF_A_RUN = ("evaluation", "checkpoints", "assumed, as the run file", "interruptions")
 
 
 def _napkin(run: Run, ledger: Ledger, machine: Machine | None, mfu: float) -> Napkin | None:
@@ -143,12 +151,21 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "model": plan.run.model.name,
         "parameters": vars(parameters(plan.run.model)),
         "convention": plan.convention,
-        "forecast": vars(plan.forecast),
+        "forecast": _forecast(plan.forecast),
         "rules_of_thumb": [{**vars(each), "error": each.error} for each in plan.rules],
         "napkin": None if plan.napkin is None else vars(plan.napkin),
         "memory_nbytes": plan.memory_nbytes,
         "device_memory": _device_memory(plan),
         **_ranks(plan),
+    }
+
+
+def _forecast(told: Forecast) -> dict[str, Any]:
+    limit = told.bottleneck
+    return {
+        **vars(told),
+        "waterfall": [{**vars(each), "seconds": each.seconds} for each in told.waterfall],
+        "bottleneck": None if limit is None else vars(limit),
     }
 
 
@@ -165,6 +182,6 @@ def _device_memory(plan: Plan) -> dict[str, Any] | None:
 def _ranks(plan: Plan) -> dict[str, Any]:
     if not plan.ranks:
         return {}
-    from trainledger.plan.spread import rank_facts
+    from trainledger.plan.ranks import rank_facts
 
     return {"ranks": [rank_facts(each) for each in plan.ranks]}

@@ -1,7 +1,8 @@
 """The time of one operation: the slower of computing and moving bytes, and what calling it costs.
 
-On a calibrated machine the rates are those of measured kernels of the same kind and about the same size; of a
-data sheet only the peaks are known, and the time is a bound that no run can beat.
+On a calibrated machine the rates are those of measured kernels of the same kind and about the same size; on a device of
+the catalog they are shares of its data sheet by shape (`predict.kernel_time`). Of a device whose efficiency is not
+known only the peaks are, and the time is a bound that no run can beat.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Entry
+from trainledger.ledger.entry import Entry, Int
+from trainledger.predict.kernel_time import Real, attention_seconds, larger, matmul_seconds
 from trainledger.spec.cluster import Device
 
 if TYPE_CHECKING:
@@ -31,18 +33,27 @@ class NoRate(ValueError):  # noqa: N818
 
 @frozen
 class EntryTime:
-    """Predicted seconds of an entry over the step, and what bounds them: compute, memory or overhead."""
+    """Predicted seconds of an entry over the step, and what bounds them: compute, memory or overhead.
+
+    ``ideal_seconds`` are its FLOPs over the peak of its dtype (0 but for matmuls and attention), ``overhead_seconds``
+    the part of ``seconds`` that neither computes nor moves bytes. ``launch_seconds`` is what the program needs to
+    launch it on an accelerator: time beside the device's, not in ``seconds``.
+    """
 
     entry: Entry
-    seconds: float
+    seconds: Real
     bound: str
+    ideal_seconds: Real = 0.0
+    overhead_seconds: Real = 0.0
+    launch_seconds: Real = 0.0
 
 
 class Roofline:
     """Times entries on one machine: a device of the catalog, or a calibration.
 
     max(FLOPs / rate, bytes / bandwidth) + overhead per operation (Williams et al. 2009, Roofline). An
-    accelerator runs behind the program, so there the overhead counts only where it is the longest of the three.
+    accelerator runs behind the program: what that needs to launch operations is told apart. What a
+    compiler makes one kernel of counts as one (`Entry.fused`).
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -55,15 +66,23 @@ class Roofline:
 
     def time(self, entry: Entry) -> EntryTime:
         """Predicted time of an entry, as often as it runs in a step; raises NoRate where a rate is unknown."""
+        moved, kernels = entry.read + entry.written, 1
+        if entry.fused:
+            read, written, kernels = entry.fused
+            moved = read + written
         if isinstance(self.machine, Device):
-            parts = {"compute": _sheet_compute(entry, self.machine), "memory": _sheet_memory(entry, self.machine)}
-            seconds = max(parts.values())
-        else:
-            overhead = 0.0 if entry.kind == "allocate" else self.machine.operation_seconds
-            parts = {"compute": self._compute(entry), "memory": self._memory(entry), "overhead": overhead}
-            slower = max(parts["compute"], parts["memory"])
-            seconds = slower + overhead if self.machine.backend == "cpu" else max(slower, overhead)
-        return EntryTime(entry, seconds * entry.times, max(parts, key=lambda each: parts[each]))
+            return _on_device(entry, self.machine, moved, kernels)
+        overhead = 0.0 if entry.kind == "allocate" else kernels * self.machine.operation_seconds
+        compute, memory = self._compute(entry), self._memory(entry, moved)
+        bound = _bound(compute, memory, overhead)
+        ideal = entry.flops / peak_rate(self.machine, entry.dtype) if compute else 0.0
+        seconds, launch = max(compute, memory), 0.0
+        if self.machine.backend == "cpu":
+            seconds += overhead
+        else:  # an accelerator works while the program launches what comes next
+            overhead, launch = 0.0, overhead
+        times = entry.times
+        return EntryTime(entry, seconds * times, bound, ideal * times, overhead * times, launch * times)
 
     def _compute(self, entry: Entry) -> float:
         if entry.kind not in COMPUTE_KINDS or not entry.flops:
@@ -75,11 +94,11 @@ class Roofline:
             raise NoRate(f"no {entry.kind} in {dtype} was measured on {self.machine.title}")
         return float(entry.flops / _compute_rate(kernels, entry.flops, entry.read + entry.written))
 
-    def _memory(self, entry: Entry) -> float:
+    def _memory(self, entry: Entry, nbytes: int) -> float:
         """At the rate of its own kind; a matmul's bytes, and any kind that was not measured, at that of a copy."""
         copies = self._kernels.get(("copy", "", False), [])
         own = copies if entry.kind in COMPUTE_KINDS else self._kernels.get((entry.kind, "", False), copies)
-        return _move(own, entry.read + entry.written)
+        return _move(own, nbytes)
 
 
 def peak_rate(machine: Machine, dtype: str) -> float:
@@ -92,16 +111,46 @@ def peak_rate(machine: Machine, dtype: str) -> float:
     return rate
 
 
-def _sheet_compute(entry: Entry, device: Device) -> float:
-    if entry.kind not in COMPUTE_KINDS or not entry.flops:
-        return 0.0
-    return float(entry.flops / peak_rate(device, entry.dtype))
-
-
-def _sheet_memory(entry: Entry, device: Device) -> float:
+def _on_device(entry: Entry, device: Device, moved: Int, kernels: int) -> EntryTime:
+    """The time on a device of the catalog: as its efficiency says, or a bound from its data sheet."""
     if device.memory_bytes_per_second is None:
         raise NoRate(f"{device.title} has no memory bandwidth on record")
-    return float((entry.read + entry.written) / device.memory_bytes_per_second)
+    efficiency, times = device.efficiency, entry.times
+    computes = entry.kind in COMPUTE_KINDS and not _is_zero(entry.flops)
+    peak = peak_rate(device, entry.dtype) if computes else 1.0
+    ideal = entry.flops / peak if computes else 0.0
+    if efficiency is None:
+        memory = moved / device.memory_bytes_per_second
+        seconds = larger(ideal, memory)
+        return EntryTime(entry, seconds * times, _bound(ideal, memory, 0.0), ideal * times)
+    if entry.kind == "allocate":
+        return EntryTime(entry, 0.0, "overhead")
+    compute: Real = 0.0
+    if computes and not entry.shape:
+        compute = ideal / efficiency.matmul_share
+    elif computes and entry.kind == "attention":
+        compute = attention_seconds(
+            entry.name, entry.shape, entry.flops, peak, efficiency, device.multiprocessors
+        )  # fmt: skip
+    elif computes:
+        compute = matmul_seconds(entry.shape, entry.dtype, peak, efficiency, device.multiprocessors)
+    memory = moved / (device.memory_bytes_per_second * efficiency.bandwidth_share)
+    least = kernels * efficiency.kernel_seconds
+    return EntryTime(
+        entry, (larger(compute, memory) + least) * times, _bound(compute, memory, least), ideal * times, least * times,
+        kernels * efficiency.launch_seconds * times,
+    )  # fmt: skip
+
+
+def _bound(compute: Real, memory: Real, overhead: Real) -> str:
+    """What an operation spends most on; of arrays, what the first elements do."""
+    parts = {"compute": compute, "memory": memory, "overhead": overhead}
+    first = {name: float(each.flat[0]) if hasattr(each, "flat") else each for name, each in parts.items()}
+    return max(first, key=lambda each: first[each])
+
+
+def _is_zero(amount: Int) -> bool:
+    return isinstance(amount, int) and amount == 0
 
 
 def _compute_rate(kernels: Sequence[KernelTime], flops: int, nbytes: int) -> float:

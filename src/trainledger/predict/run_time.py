@@ -1,29 +1,36 @@
-"""From a step to the whole run: tokens per second, hours, device-hours and the bill."""
+"""From a step to the whole run: data, evaluation, checkpoints, failures and warm-up beside the steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 from trainledger.frozen import frozen
+from trainledger.predict.conditions import Conditions
+from trainledger.predict.failures import daly, expected_seconds
 from trainledger.spec.run import Run
-from trainledger.units import SECONDS_PER_HOUR
+from trainledger.units import format_seconds
 
 
 @frozen
 class RunTime:
-    """Predicted time of a whole run; ``by_phase`` sums to ``total_seconds``.
+    """Predicted time of a whole run; ``steps_seconds`` and ``parts`` sum to ``total_seconds``.
 
-    ``step_seconds`` is one device's for the whole batch, ``tokens_per_second`` that of all devices together.
-    ``money`` is None where the run file names no price.
+    ``step_seconds`` is that of one step as it is run, ``tokens_per_second`` that of all devices together while steps
+    run. ``checkpoint_every`` is how many steps lie between checkpoints (None: only one at the end), as the recipe says
+    or as costs least. ``interruptions`` is how many are to be expected, ``goodput`` the share of the time that goes to
+    steps that are kept. ``total_seconds`` is infinite where a run fails faster than it gets on.
     """
 
     steps: int
     step_seconds: float
     tokens_per_second: float
+    steps_seconds: float
+    parts: dict[str, float]
     total_seconds: float
-    by_phase: dict[str, float]
-    device_hours: float
-    money: float | None
+    goodput: float
+    checkpoint_every: int | None = None
+    interruptions: float | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -41,9 +48,123 @@ def _occasions(steps: int, every: int | None) -> int:
     return 1 if every is None else steps // every + bool(steps % every)
 
 
+def run_time(
+    run: Run,
+    step_seconds: float,
+    *,
+    forward_seconds: float | None = None,
+    checkpoint_nbytes: int | None = None,
+    warm_up_seconds: float = 0.0,
+    conditions: Conditions | None = None,
+) -> RunTime:
+    """The whole run from one step's seconds under its ``conditions`` (None: nothing is known of them).
+
+    ``forward_seconds`` is the part of a step that an evaluation costs for as many sequences, ``warm_up_seconds`` what
+    the first steps take longer, at the start and after each failure. Several devices without a layout share steps and
+    evaluations without loss. What is left out is named in ``notes``.
+    """
+    recipe, steps, around = run.recipe, run.recipe.total_steps, conditions or Conditions()
+    notes = [*_assumed(run), *around.notes]
+    if run.layout.alone:
+        step_seconds = step_seconds / run.cluster.count
+        forward_seconds = None if forward_seconds is None else forward_seconds / run.cluster.count
+    parts = {"data": steps * _waiting(run, step_seconds, around)}
+    if forward_seconds is None:
+        notes.append("evaluation is not in it: the step is not split by phase")
+    else:
+        parts["evaluation"] = evaluations(run) * _evaluation_seconds(run, forward_seconds)
+    parts["warm-up"] = warm_up_seconds + around.compile_seconds
+    steps_seconds = steps * step_seconds
+    work = steps_seconds + sum(parts.values()) - parts["warm-up"]
+    every, interruptions = recipe.checkpoint_every, None
+    write = _write_seconds(run, checkpoint_nbytes, around)
+    if write is None:
+        reason = "how fast the storage is, is not known (cluster.storage_bytes_per_second)"
+        notes.append(f"checkpoints and failures are not in it: {reason}")
+    else:
+        held, whole = write
+        if every is None and around.mtbf_seconds is not None:
+            every = _best_every(held, whole, around.mtbf_seconds, work / steps, steps)
+            if every is not None:
+                notes.append(_taken(run, every, every * work / steps))
+        interval = work if every is None else work * min(every, steps) / steps
+        held = max(held, min(whole, whole - interval))  # the next one waits until the last is written
+        parts["checkpoints"] = _occasions(steps, every) * held
+        if around.mtbf_seconds is not None:
+            again = around.restart_seconds + whole + parts["warm-up"] + max(0.0, whole - held)
+            expected = expected_seconds(work, interval, write=held, restart=again, mtbf=around.mtbf_seconds)
+            parts["failures"] = max(0.0, expected - work - parts["checkpoints"])
+            interruptions = expected / around.mtbf_seconds
+    total = steps_seconds + sum(parts.values())
+    return RunTime(
+        steps=steps,
+        step_seconds=step_seconds,
+        tokens_per_second=recipe.tokens_per_step / step_seconds,
+        steps_seconds=steps_seconds,
+        parts=parts,
+        total_seconds=total,
+        goodput=steps_seconds / total,
+        checkpoint_every=every,
+        interruptions=interruptions,
+        notes=tuple(notes),
+    )
+
+
+def token_nbytes(run: Run) -> int:
+    """Bytes of a token in a token store: two where the vocabulary allows it."""
+    return 2 if run.model.vocab_size <= 2**16 else 4
+
+
+def _waiting(run: Run, step_seconds: float, around: Conditions) -> float:
+    """How much longer a step's tokens take to arrive than the step takes, loaders and storage working ahead."""
+    tokens, arrives = run.recipe.tokens_per_step, 0.0
+    if around.loader_tokens_per_second is not None:
+        arrives = tokens / around.loader_tokens_per_second
+    if around.storage_bytes_per_second is not None:
+        arrives = max(arrives, tokens * token_nbytes(run) / around.storage_bytes_per_second)
+    return max(0.0, arrives - step_seconds)
+
+
+def _evaluation_seconds(run: Run, forward_seconds: float) -> float:
+    """One evaluation: whole sequences on each data rank, as long as one of a step's forward takes."""
+    sequences, ranks = run.recipe.eval_sequences, run.layout.data_ranks
+    return float(forward_seconds * ceil(sequences / ranks) * ranks / run.recipe.global_batch)
+
+
+def _write_seconds(run: Run, nbytes: int | None, around: Conditions) -> tuple[float, float] | None:
+    """What saving holds the run up, and how long it is until the checkpoint is whole; None where that is not known.
+
+    Asynchronous: the devices copy their parts to their hosts, and the hosts write while steps go on.
+    """
+    if nbytes is None or around.storage_bytes_per_second is None:
+        return None
+    whole = nbytes / around.storage_bytes_per_second
+    if not run.recipe.checkpoint_async or around.host_bytes_per_second is None:
+        return whole, whole
+    return min(whole, nbytes / run.cluster.count / around.host_bytes_per_second), whole
+
+
+def _best_every(held: float, whole: float, mtbf_seconds: float, step_seconds: float, steps: int) -> int | None:
+    """The steps between checkpoints that cost least (Daly 2006); None where one at the end does.
+
+    One that is written while steps go on is whole before the next begins.
+    """
+    every = max(1, round(daly(held, mtbf_seconds) / step_seconds))
+    if held < whole:
+        every = max(every, ceil(whole / step_seconds))
+    return every if every < steps else None
+
+
+def _taken(run: Run, every: int, seconds: float) -> str:
+    return (
+        f"checkpoints are taken every {every:,} steps ({format_seconds(seconds)}), which loses least (Daly 2006): the "
+        f"run file does not say; --set recipe.checkpoint_every={every}"
+    )
+
+
 def _assumed(run: Run) -> Iterator[str]:
     recipe, count = run.recipe, run.cluster.count
-    if count > 1:
+    if count > 1 and run.layout.alone:
         yield f"{count:,} devices are taken to share the work without loss: the run file has no [layout]"
         if recipe.micro_batch is None and recipe.global_batch > 1:
             yield (
@@ -55,44 +176,3 @@ def _assumed(run: Run) -> Iterator[str]:
     if recipe.tokens is not None and recipe.tokens < recipe.tokens_per_step:
         whole = f"the {recipe.tokens_per_step:,} tokens of one step, which is the least that is trained"
         yield f"recipe.tokens = {recipe.tokens:,} is less than {whole}"
-
-
-def run_time(
-    run: Run,
-    step_seconds: float,
-    *,
-    by_phase: dict[str, float] | None = None,
-    checkpoint_nbytes: int | None = None,
-    storage_bytes_per_second: float | None = None,
-) -> RunTime:
-    """The whole run from one step's seconds.
-
-    ``by_phase`` splits the step (it must sum to ``step_seconds``); its forward part is what an evaluation
-    costs per sequence. A checkpoint costs its bytes over the storage's rate, where both are given. Several
-    devices share steps and evaluations without loss, and no checkpoint. What is left out is named in ``notes``.
-    """
-    recipe, steps, count = run.recipe, run.recipe.total_steps, run.cluster.count
-    phases = {name: seconds * steps / count for name, seconds in (by_phase or {"steps": step_seconds}).items()}
-    notes = list(_assumed(run))
-    if by_phase and "forward" in by_phase:
-        sequences = evaluations(run) * recipe.eval_sequences
-        phases["evaluation"] = by_phase["forward"] / recipe.global_batch * sequences / count
-    else:
-        notes.append("evaluation is not in it: the step is not split by phase")
-    if checkpoint_nbytes is not None and storage_bytes_per_second:
-        phases["checkpoint"] = checkpoints(run) * checkpoint_nbytes / storage_bytes_per_second
-    else:
-        notes.append("checkpoints are not in it: the storage was not measured")
-    total = sum(phases.values())
-    device_hours = total * count / SECONDS_PER_HOUR
-    price = run.cluster.price_per_device_hour
-    return RunTime(
-        steps=steps,
-        step_seconds=step_seconds,
-        tokens_per_second=recipe.tokens_per_step * count / step_seconds,
-        total_seconds=total,
-        by_phase=phases,
-        device_hours=device_hours,
-        money=None if price is None else price * device_hours,
-        notes=tuple(notes),
-    )

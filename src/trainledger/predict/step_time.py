@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import field
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry, Ledger
-from trainledger.predict.roofline import EntryTime, Machine, NoRate, Roofline
+from trainledger.predict.kernel_time import Real, larger
+from trainledger.predict.ratios import matmul_dtype
+from trainledger.predict.roofline import COMPUTE_KINDS, EntryTime, Machine, NoRate, Roofline, peak_rate
 from trainledger.spec.cluster import Device
 
-Seconds = dict[str, float]
+Seconds = dict[str, Real]
+
+# What the seconds of a step go to; `StepTime.causes` has these keys.
+CAUSES = (
+    "ideal", "recomputation", "kernel efficiency", "memory-bound operations", "launch overhead",
+    "exposed communication", "pipeline bubble", "stragglers",
+)  # fmt: skip
 
 
 @frozen
@@ -17,37 +26,37 @@ class StepTime:
     """Predicted seconds of a step, split by phase, by kind and by what bounds each operation.
 
     ``seconds`` is None where a rate is unknown, and ``notes`` says which. ``basis`` is ``bound`` for peaks of
-    a data sheet (no run is faster) and ``assumed`` for a roofline on measured rates.
+    a data sheet (no run is faster) and ``assumed`` for a roofline on measured rates. ``causes`` (CAUSES) sum to the
+    seconds: ``ideal`` is the model's own FLOPs (dense convention) over the peak of the matmuls' dtype.
     """
 
-    seconds: float | None
+    seconds: Real | None
     by_phase: Seconds
     by_kind: Seconds
     by_bound: Seconds
     basis: str
     notes: tuple[str, ...] = ()
     entries: tuple[EntryTime, ...] = ()
+    causes: Seconds = field(default_factory=dict)
 
 
 def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0) -> StepTime:
     """Predicted time of one optimizer step: operations one after another, nothing overlapped.
 
-    Works on a device of the catalog, which gives a bound, and on a calibration. ``tensors`` are those that the
-    optimizer updates: it looks at each of them before its kernels run.
+    Works on a device of the catalog, which gives a bound where its efficiency is not known, and on a calibration.
+    ``tensors`` are those that the optimizer updates: it looks at each of them before its kernels run.
     """
-    if isinstance(machine, Device):
-        basis, notes = "bound", [f"peaks of {machine.title}'s data sheet: no run is faster, most are slower"]
-    else:
-        basis, notes = "assumed", [f"roofline on the rates measured on {machine.date}", *machine.notes]
+    basis, notes = basis_of(machine)
+    if any(each.fused for each in ledger):
+        notes.append("compiled blocks are taken to run what lies between two products in one kernel")
     try:
-        roofline = Roofline(machine)
-        times = tuple(
-            roofline.time(each) for each in ledger if each.kind not in ("transfer", "collective") and not each.payload
-        )
+        times = entry_times(ledger, machine)
+        ideal = ideal_seconds(ledger, machine)
     except NoRate as reason:
         return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
     untimed = len(ledger) - len(times)
     times += _optimizer_call(times, machine, tensors)
+    times += waiting(times)
     if untimed:
         notes.append(f"{untimed} transfers and collectives are not timed: no link was measured")
     if ledger.uncounted:
@@ -61,23 +70,88 @@ def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0) -> StepTime
         basis=basis,
         notes=tuple(notes),
         entries=times,
+        causes=causes_of(times, ideal),
     )
+
+
+def basis_of(machine: Machine) -> tuple[str, list[str]]:
+    """What times on a machine rest on, and the sentences that say it."""
+    if not isinstance(machine, Device):
+        return "assumed", [f"roofline on the rates measured on {machine.date}", *machine.notes]
+    if machine.efficiency is None:
+        return "bound", [f"peaks of {machine.title}'s data sheet: no run is faster, most are slower"]
+    return "assumed", [f"shares of {machine.title}'s data sheet that its calibration of {machine.efficiency.date} says"]
+
+
+def entry_times(ledger: Ledger, machine: Machine) -> tuple[EntryTime, ...]:
+    """The times of what runs on the device itself, in order; raises NoRate."""
+    roofline = Roofline(machine)
+    return tuple(
+        roofline.time(each) for each in ledger if each.kind not in ("transfer", "collective") and not _sends(each)
+    )
+
+
+def _sends(entry: Entry) -> bool:
+    return not (isinstance(entry.payload, int) and entry.payload == 0)
+
+
+def ideal_seconds(ledger: Ledger, machine: Machine) -> Real:
+    """The model's own FLOPs over the peak of the dtype that most products have; raises NoRate."""
+    flops = ledger.model_flops
+    if isinstance(flops, int) and flops == 0:
+        return 0.0
+    return flops / peak_rate(machine, matmul_dtype(ledger))
+
+
+def waiting(times: Sequence[EntryTime]) -> tuple[EntryTime, ...]:
+    """The time that an accelerator waits for the program, as an entry of its own; none where it does not.
+
+    The program runs ahead of the device and waits for it once a step, so a step takes the longer of all launches and
+    all kernels.
+    """
+    launches = sum(each.launch_seconds for each in times)
+    seconds = larger(0.0, launches - sum(each.seconds for each in times))
+    if isinstance(seconds, float | int) and not seconds:
+        return ()
+    entry = Entry("waiting for the program", "", "other", "unknown", basis="assumed")
+    return (EntryTime(entry, seconds, "overhead", 0.0, seconds),)
+
+
+def causes_of(times: Iterable[EntryTime], ideal: Real) -> Seconds:
+    """What the seconds of operations go to, by CAUSES; ``ideal`` is `ideal_seconds` of their ledger.
+
+    All that runs in the recompute phase is recomputation. What matmuls and attention take beyond the ideal is kernel
+    efficiency: below zero where a causal kernel leaves out more of the dense FLOPs than it loses.
+    """
+    causes: Seconds = dict.fromkeys(CAUSES, 0.0)
+    for each in times:
+        causes["launch overhead"] += each.overhead_seconds
+        rest = each.seconds - each.overhead_seconds
+        if each.entry.phase == "recompute":
+            causes["recomputation"] += rest
+        elif each.entry.kind in COMPUTE_KINDS:
+            causes["kernel efficiency"] += rest
+        else:
+            causes["memory-bound operations"] += rest
+    causes["ideal"] = ideal
+    causes["kernel efficiency"] -= ideal
+    return causes
 
 
 def _optimizer_call(times: tuple[EntryTime, ...], machine: Machine, tensors: int) -> tuple[EntryTime, ...]:
     """What calling the optimizer costs beyond its operations; an accelerator works meanwhile."""
-    kernels = [each.seconds for each in times if each.entry.phase == "optimizer"]
-    if isinstance(machine, Device) or not kernels:
+    if isinstance(machine, Device) or all(each.entry.phase != "optimizer" for each in times):
         return ()
     seconds = machine.update_seconds + machine.update_tensor_seconds * tensors
-    if machine.backend != "cpu":
-        seconds = max(0.0, seconds - sum(kernels))
     if not seconds:
         return ()
-    return (EntryTime(Entry("optimizer call", "", "optimizer", "update", basis="assumed"), seconds, "overhead"),)
+    entry = Entry("optimizer call", "", "optimizer", "update", basis="assumed")
+    if machine.backend == "cpu":
+        return (EntryTime(entry, seconds, "overhead", 0.0, seconds),)
+    return (EntryTime(entry, 0.0, "overhead", launch_seconds=seconds),)
 
 
-def _split(labelled: Iterable[tuple[str, float]]) -> Seconds:
+def _split(labelled: Iterable[tuple[str, Real]]) -> Seconds:
     split: Seconds = {}
     for label, seconds in labelled:
         split[label] = split.get(label, 0.0) + seconds

@@ -6,30 +6,15 @@ No plotly is needed to build them. `plotly.graph_objects.Figure(figure)` opens o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from trainledger.ledger.entry import CATEGORIES, Ledger
 from trainledger.ledger.timeline import Moment, timeline
 from trainledger.reconcile import Reconciliation
 from trainledger.report.record import RunRecord
+from trainledger.report.style import COLOURS, Figure, arranged, line
 from trainledger.units import GIGA, MEGA, format_seconds
 
-Figure = dict[str, Any]
-
-# Okabe and Ito's colours, which people with any colour vision tell apart.
-_COLOURS = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-    "#F0E442",
-    "#999999",
-    "#000000",
-    "#332288",
-)
-_COLOUR_OF = dict(zip(CATEGORIES, _COLOURS, strict=True))
+_COLOUR_OF = dict(zip(CATEGORIES, COLOURS, strict=True))
 _PREDICTED, _MEASURED = "#E69F00", "#0072B2"
 _MOST_POINTS = 1200
 
@@ -55,7 +40,7 @@ def memory_timeline(predicted: Ledger | None, measured: Ledger | None) -> Figure
     highest = max(sum(column) for _, _, live, _ in lanes for column in zip(*live.values(), strict=True))
     scale, unit = (GIGA, "GB") if highest >= GIGA else (MEGA, "MB")
     top_of_axis = 1.12 * highest / scale
-    layout = _layout(height=240 * len(lanes) + 100, hovermode="x unified")
+    layout = arranged(height=240 * len(lanes) + 100, hovermode="x unified")
     layout["margin"] |= {"t": 70}
     layout["annotations"] = []
     data = []
@@ -84,7 +69,7 @@ def memory_timeline(predicted: Ledger | None, measured: Ledger | None) -> Figure
                     "showarrow": False, "xanchor": "left", "yanchor": "top", "font": {"size": 11, "color": "#555"},
                 }
             )  # fmt: skip
-            layout["shapes"].append(_line("v", start, "#bbb", f"x{axis}", f"y{axis} domain"))
+            layout["shapes"].append(line("v", start, "#bbb", f"x{axis}", f"y{axis} domain"))
     layout[f"xaxis{len(lanes) if len(lanes) > 1 else ''}"]["title"] = {"text": "operations of one optimizer step"}
     return {"data": data, "layout": layout}
 
@@ -161,10 +146,10 @@ def loss_curve(record: RunRecord) -> Figure | None:
         }
         for name, lines, key, style in curves
     ]
-    layout = _layout(xaxis={"title": {"text": "step"}}, yaxis={"title": {"text": "loss (nats per token)"}})
+    layout = arranged(xaxis={"title": {"text": "step"}}, yaxis={"title": {"text": "loss (nats per token)"}})
     entropy = record.state.get("unigram_entropy")
     if isinstance(entropy, int | float):
-        layout["shapes"].append(_line("h", entropy, "#555", "x domain", "y", dash="dash"))
+        layout["shapes"].append(line("h", entropy, "#555", "x domain", "y", dash="dash"))
         layout["annotations"] = [
             {
                 "x": 1, "xref": "x domain", "y": entropy, "yref": "y", "text": f"unigram entropy {entropy:.3f}",
@@ -185,13 +170,13 @@ def step_time_distribution(record: RunRecord) -> Figure | None:
         marks.append(("median", record.measured.step_seconds.median, _MEASURED))
     if record.forecast is not None and record.forecast.step_seconds is not None:
         marks.append(("predicted", record.forecast.step_seconds, "#D55E00"))
-    layout = _layout(
+    layout = arranged(
         xaxis={"title": {"text": "seconds per step"}}, yaxis={"title": {"text": "steps"}}, bargap=0.02, showlegend=False
     )
     layout["annotations"] = []
     layout["margin"] |= {"t": 60}
     for at, (name, value, colour) in enumerate(marks):
-        layout["shapes"].append(_line("v", value, colour, "x", "y domain", dash="dash"))
+        layout["shapes"].append(line("v", value, colour, "x", "y domain", dash="dash"))
         layout["annotations"].append(
             {
                 "x": value, "xref": "x", "y": 1 + 0.07 * at, "yref": "y domain", "xanchor": "left", "yanchor": "bottom",
@@ -217,24 +202,9 @@ def phase_times(rows: Reconciliation) -> Figure | None:
         for name, values, colour in sides
     ]
     what = "the whole run" if row.quantity == "total_seconds" else "one step"
-    layout = _layout(
+    layout = arranged(
         barmode="group",
         xaxis={"title": {"text": f"seconds of {what}"}},
         yaxis={"autorange": "reversed", "automargin": True},
     )
     return {"data": data, "layout": layout}
-
-
-def _layout(**options: Any) -> dict[str, Any]:
-    layout: dict[str, Any] = {
-        "template": "none", "height": 360, "margin": {"l": 70, "r": 40, "t": 30, "b": 50}, "shapes": [],
-        "font": {"family": "system-ui, sans-serif", "size": 13}, "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)", "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
-        "modebar": {"orientation": "v", "bgcolor": "rgba(0,0,0,0)", "color": "#bbb", "activecolor": "#555"},
-    }  # fmt: skip
-    return layout | options
-
-
-def _line(way: str, at: float, colour: str, xref: str, yref: str, dash: str = "solid") -> dict[str, Any]:
-    ends = {"x0": at, "x1": at, "y0": 0, "y1": 1} if way == "v" else {"x0": 0, "x1": 1, "y0": at, "y1": at}
-    return {"type": "line", "xref": xref, "yref": yref, **ends, "line": {"color": colour, "width": 1.2, "dash": dash}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,27 +47,30 @@ def write_html(record: RunRecord, path: str | os.PathLike[str]) -> None:
 
 def html(record: RunRecord) -> str:
     """The report of a run; without plotly it has the table and a sentence instead of the figures."""
+    title = f"{record.path.name}: forecast and measurement"
+    return document(title, [_head(record), _table(record), *_notes(record)], figures(record))
+
+
+def document(title: str, parts: Sequence[str], drawn: Mapping[str, Figure]) -> str:
+    """A page that opens offline: parts of HTML, then figures under their titles (or a sentence without plotly)."""
     plotly = plotly_js()
-    drawn = figures(record)
-    parts = [
+    page = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(record.path.name)}: forecast and measurement</title><style>{_STYLE}</style></head><body>",
-        _head(record),
-        _table(record),
-        *_notes(record),
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
+        *parts,
     ]
     if plotly is None:
-        parts.append(f'<p class="note">{escape(NO_PLOTLY)}</p>')
+        page.append(f'<p class="note">{escape(NO_PLOTLY)}</p>')
     else:
-        parts += [
-            f'<h2>{escape(title)}</h2><figure><div id="figure-{at}"></div></figure>' for at, title in enumerate(drawn)
-        ]
-        parts.append(f"<script>{plotly}</script>")
-        parts.append(f'<script type="application/json" id="figures">{_embedded(list(drawn.values()))}</script>')
-        parts.append(f"<script>{_SCRIPT}</script>")
-    return "\n".join([*parts, "</body></html>\n"])
+        for at, (name, figure) in enumerate(drawn.items()):
+            heading = "" if figure["layout"].get("title") else f"<h2>{escape(name)}</h2>"
+            page.append(f'{heading}<figure><div id="figure-{at}"></div></figure>')
+        page.append(f"<script>{plotly}</script>")
+        page.append(f'<script type="application/json" id="figures">{_embedded(list(drawn.values()))}</script>')
+        page.append(f"<script>{_SCRIPT}</script>")
+    return "\n".join([*page, "</body></html>\n"])
 
 
 def plotly_js() -> str | None:

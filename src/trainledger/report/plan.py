@@ -7,7 +7,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from trainledger.ledger.parameters import parameters
-from trainledger.report.table import sentence, table, wrapped
+from trainledger.report.table import WIDTH, sentence, table, wrapped
+from trainledger.report.waterfall import text as waterfall
 from trainledger.units import (
     counted,
     format_count,
@@ -30,16 +31,21 @@ def text(plan: Plan) -> str:
 
 
 def _parts(plan: Plan) -> Iterator[str]:
+    told = plan.forecast
     yield _head(plan)
+    yield _cost(plan)
+    if told.waterfall:
+        yield f"Where the time {_of(plan)} goes\n" + waterfall(told.waterfall)
     yield _memory_of_ranks(plan) if plan.ranks else _memory(plan)
-    yield _flops(plan)
-    if plan.forecast.step_seconds is not None:
-        yield _time(plan)
     yield _rules(plan)
     if plan.napkin is not None:
         yield _napkin(plan)
-    if plan.forecast.notes:
-        yield "\n".join(wrapped(sentence(each)) for each in plan.forecast.notes)
+    if told.notes:
+        yield "\n".join(wrapped(sentence(each)) for each in told.notes)
+
+
+def _of(plan: Plan) -> str:
+    return "of a step" if plan.forecast.total_seconds is None else "of the run"
 
 
 def _head(plan: Plan) -> str:
@@ -142,46 +148,88 @@ def _memory_of_ranks(plan: Plan) -> str:
     return "\n".join(["Memory of the distinct ranks", shown_table, *(wrapped(each) for each in lines)])
 
 
-def _flops(plan: Plan) -> str:
-    flops = plan.forecast.flops
-    rows = [[kind, format_flops(count)] for kind, count in sorted(flops.items(), key=lambda each: -each[1])]
-    rows.append(["model FLOPs", format_flops(plan.forecast.model_flops or 0)])
-    meaning = "Model FLOPs are the matmuls and attention of forward and backward, nothing run twice."
-    if plan.convention != "dense":
-        meaning = f"Model FLOPs are counted by the convention {plan.convention} (trainledger rules shows them all)."
-    return table(["a step's work", "FLOPs"], rows, align="lr") + "\n" + wrapped(meaning)
+def _cost(plan: Plan) -> str:
+    """What somebody who pays wants to know, a line each; what is not known has none."""
+    basis = plan.forecast.basis.get("step_seconds", "")
+    on = f" on {plan.forecast.device}" if plan.forecast.device else ""
+    title = wrapped(f"What it costs{on}" + (f" ({_BASES[basis]})" if basis else ""))
+    indent = " " * 12
+    lines = []
+    for name, said in _costs(plan):
+        # A number and its percent sign stay together.
+        first, *more = wrapped(said.replace(" %", "\0%"), WIDTH - len(indent)).replace("\0", " ").splitlines()
+        lines += [f"{name:<11} {first}", *(indent + each for each in more)]
+    return "\n".join([title, *lines])
 
 
-def _time(plan: Plan) -> str:
-    told = plan.forecast
-    assert told.step_seconds is not None
-    alone = plan.run.cluster.count == 1
-    rows = [["step" if alone else "step, on one device alone", format_seconds(told.step_seconds)]]
-    if told.tokens_per_second is not None:
-        rows.append(["tokens/s", f"{told.tokens_per_second:,.0f}"])
-    if told.mfu is not None and told.peak_flops_per_second is not None:
-        peak = f"{format_flops_per_second(told.peak_flops_per_second)} {told.matmul_dtype}"
-        rows.append(["MFU", f"{format_percent(told.mfu)} of {peak}"])
-    if told.total_seconds is not None:
-        rows += _whole_run(plan, told.total_seconds)
+_BASES = {
+    "bound": "a bound: no run is faster", "assumed": "assumed: rates of a data sheet or a calibration",
+    "measured": "measured", "exact": "exact",
+}  # fmt: skip
+
+
+def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
+    told, cluster = plan.forecast, plan.run.cluster
+    if told.step_seconds is not None:
+        yield from _times(plan, told.step_seconds)
     if told.device_hours is not None:
-        rows.append(["device-hours", f"{told.device_hours:,.4g}"])
+        yield "devices", f"{cluster.count:,} for {_amount(told.device_hours)} device-hours"
     if told.money is not None:
-        rows.append(["money", f"{told.money:,.4g}" if told.money < 100 else f"{told.money:,.0f}"])
-    basis = told.basis.get("step_seconds", "")
-    return wrapped(f"Time on {told.device}") + "\n" + table(["", basis], rows, align="ll")
+        yield "money", f"{_amount(told.money)} at {cluster.price_per_device_hour:,g} for a device-hour"
+    if told.kwh is not None:
+        yield "energy", _energy(plan, told.kwh)
+    yield "work", _work(plan)
+    if told.device_nbytes is not None and told.usable_nbytes is not None:
+        fits = "fits" if told.fits else "does NOT fit"
+        device = "the heaviest device" if plan.ranks else "one device with the whole model"
+        needs, has = format_nbytes(told.device_nbytes), format_nbytes(told.usable_nbytes)
+        yield "memory", f"{fits}: {needs} in {device}, of {has}"
+    if told.bottleneck is not None:
+        yield "bottleneck", f"{told.bottleneck.name}: {told.bottleneck.sentence}"
 
 
-def _whole_run(plan: Plan, total_seconds: float) -> Iterator[list[str]]:
-    """The time of all steps, and where more belongs to a run, that and the sum."""
+def _times(plan: Plan, step_seconds: float) -> Iterator[tuple[str, str]]:
+    told, run = plan.forecast, plan.run
+    shared = run.layout.alone and run.cluster.count > 1
+    step = format_seconds(step_seconds) + (" on one device alone" if shared else "")
+    if told.total_seconds is None:
+        yield "step", step
+    else:
+        good = f"; goodput {format_percent(told.goodput)}" if told.goodput is not None else ""
+        steps = counted(run.recipe.total_steps, "step")
+        yield "time", f"{format_seconds(told.total_seconds)} for {steps} of {step}{good}"
+    if told.tokens_per_second is not None:
+        speed = f"{told.tokens_per_second:,.0f} tokens/s"
+        if told.mfu is not None and told.hfu is not None and told.peak_flops_per_second is not None:
+            peak = f"{format_flops_per_second(told.peak_flops_per_second)} {told.matmul_dtype}"
+            speed += f"; MFU {format_percent(told.mfu)}, HFU {format_percent(told.hfu)} of {peak}"
+        yield "speed", speed
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _energy(plan: Plan, kwh: float) -> str:
+    cluster, co2 = plan.run.cluster, plan.forecast.co2_kg
+    share = "" if cluster.power_share is None else f"{format_percent(cluster.power_share)} of "
+    pue = cluster.power_usage_effectiveness
+    whole = "the devices alone" if pue is None else f"PUE {pue:g}"
+    carbon = "" if co2 is None else f"; {_amount(co2)} kg of CO2"
+    return f"{_amount(kwh)} kWh at {share}the rated power, {whole}{carbon}"
+
+
+def _work(plan: Plan) -> str:
+    """The FLOPs of a step: the model's own, and those that run."""
     told = plan.forecast
-    more = {name: each for name, each in told.seconds_by_phase.items() if name not in told.step_seconds_by_phase}
-    more.pop("steps", None)  # what the phases are called where the step is not split
-    yield [counted(plan.run.recipe.total_steps, "step"), format_seconds(total_seconds - sum(more.values()))]
-    for name, seconds in more.items():
-        yield [name, format_seconds(seconds)]
-    if more:
-        yield ["in all", format_seconds(total_seconds)]
+    products = {kind: told.flops.get(kind, 0) for kind in ("matmul", "attention")}
+    run = sum(products.values())
+    convention = "" if plan.convention == "dense" else f" by the convention {plan.convention}"
+    said = f"{format_flops(told.model_flops or 0)} a step of the model's own{convention}"
+    if run:
+        shares = ", ".join(f"{kind} {format_percent(each / run)}" for kind, each in products.items() if each)
+        said += f"; {format_flops(run)} run ({shares})"
+    return said
 
 
 def _rules(plan: Plan) -> str:

@@ -11,6 +11,7 @@ from trainledger.units import format_count, format_flops, format_nbytes, format_
 if TYPE_CHECKING:
     from trainledger.ledger.conventions import Convention
     from trainledger.plan.beside import Beside
+    from trainledger.plan.step_facts import StepFact
 
 SHOW: dict[str, Callable[[float], str]] = {
     "count": format_count, "flops": format_flops, "nbytes": format_nbytes, "seconds": format_seconds,
@@ -27,6 +28,14 @@ def rules(rows: Iterable[Beside]) -> str:
     ]  # fmt: skip
     notes = dict.fromkeys(wrapped(f"{each.quantity}, {each.rule}: {each.why}.") for each in rows)
     return "\n".join([table(["", "rule", "says", "ledger", "off by"], cells, align="llrrr"), "", *notes])
+
+
+def facts_of_step(facts: Iterable[StepFact]) -> str:
+    """What the recipe does in a step."""
+    facts = list(facts)
+    cells = [[each.what, each.formula, each.said] for each in facts]
+    sources = [wrapped(sentence(f"{each.what}, {each.formula}: {each.source}")) for each in facts]
+    return "\n".join([table(["in a step", "", "here"], cells, align="lll"), "", *sources])
 
 
 def conventions(named: Iterable[Convention], counted: Mapping[str, float], tokens: int) -> str:

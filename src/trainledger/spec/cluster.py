@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from trainledger.frozen import frozen
+from trainledger.spec.efficiency import Efficiency
+from trainledger.spec.links import Fabric
 from trainledger.spec.setting import setting
 
 
@@ -14,7 +16,9 @@ class Device:
     ``memory_nbytes`` is the number on the box, ``usable_nbytes`` what its driver leaves to a process (None: not
     known), as read in ``usable_source``. ``compute_capability`` is NVIDIA's generation number.
     ``link_bytes_per_second`` goes one way. ``unverified`` names the numbers that were not read in the source.
-    ``basis`` is ``assumed`` for a data sheet and ``measured`` for a calibration.
+    ``basis`` is ``assumed`` for a data sheet and ``measured`` for a calibration. ``multiprocessors`` work on tiles of a
+    product at once. ``efficiency`` is what share of the data sheet the device reaches; None: not known, so that times
+    are bounds. ``overheads`` is what it holds beside tensors, ``published`` what runs on such devices met with.
     """
 
     name: str
@@ -33,6 +37,11 @@ class Device:
     usable_nbytes: int | None = None
     usable_source: str = ""
     compute_capability: float | None = None
+    multiprocessors: int | None = None
+    efficiency: Efficiency | None = None
+    overheads: tuple[Overhead, ...] = ()
+    published: tuple[Published, ...] = ()
+    fabric: Fabric | None = None
 
 
 @frozen
@@ -47,6 +56,17 @@ class Overhead:
     share: float = 0.0
 
 
+@frozen
+class Published:
+    """A number that others published of their runs; it stands in where the run file does not say ours."""
+
+    name: str
+    value: float
+    what: str
+    source: str
+    date: str
+
+
 @frozen(kw_only=True)
 class Cluster:
     """The devices of a run."""
@@ -56,7 +76,47 @@ class Cluster:
     backend: str = setting(
         "torch device: auto, cpu, cuda or mps", quantity="text", default="auto", choices=("auto", "cpu", "cuda", "mps")
     )
+    devices_per_node: int | None = setting(
+        "devices that the links of one node join; absent = as the device usually stands", default=None, at_least=1,
+        at_most=10**6,
+    )  # fmt: skip
+    network: str | None = setting(
+        "link of the catalog between nodes (trainledger catalog links); absent = the device's usual one",
+        quantity="text", default=None,
+    )  # fmt: skip
+    network_bytes_per_second: int | None = setting(
+        "what the network carries for each device, one way, as its data sheet says; absent = that of cluster.network",
+        quantity="nbytes", default=None, at_least=1, at_most=10**15,
+    )  # fmt: skip
     price_per_device_hour: float | None = setting(
         "what one device costs for an hour; absent = no bill", quantity="number", default=None, at_least=0,
         at_most=10**9,
+    )  # fmt: skip
+    mtbf_device_hours: float | None = setting(
+        "hours of one device between interruptions of the run; absent = as published for the device",
+        quantity="number", default=None, above=0, at_most=10**12,
+    )  # fmt: skip
+    restart_seconds: float | None = setting(
+        "from an interruption to the first step again, reading the checkpoint left out; absent = as published",
+        quantity="seconds", default=None, at_least=0, at_most=10**7,
+    )  # fmt: skip
+    storage_bytes_per_second: int | None = setting(
+        "bytes that all devices together write to the storage of checkpoints in a second; absent = as published",
+        quantity="nbytes", default=None, at_least=1, at_most=10**15,
+    )  # fmt: skip
+    loader_tokens_per_second: int | None = setting(
+        "tokens that the data loaders of all devices together deliver in a second; absent = never too few",
+        default=None, at_least=1, at_most=10**15,
+    )  # fmt: skip
+    power_share: float | None = setting(
+        "part of its rated power that a device draws in training; absent = all of it",
+        quantity="number", default=None, above=0, at_most=2,
+    )  # fmt: skip
+    power_usage_effectiveness: float | None = setting(
+        "energy of the whole data centre over that of its devices; absent = the devices alone",
+        quantity="number", default=None, at_least=1, at_most=10,
+    )  # fmt: skip
+    grid_kg_co2_per_kwh: float | None = setting(
+        "CO2 of a kWh of the local grid; absent = no CO2 is said", quantity="number", default=None, at_least=0,
+        at_most=10,
     )  # fmt: skip

@@ -169,6 +169,10 @@ class Recipe:
     checkpoint_every: int | None = setting(
         "steps between checkpoints; absent = only at the end", default=None, at_least=1
     )
+    checkpoint_async: bool = setting(
+        "steps go on while a checkpoint is written: only its copy to host memory is waited for",
+        quantity="flag", default=False,
+    )  # fmt: skip
     keep_last: int = setting("newest checkpoints kept", default=2, at_least=1)
     keep_every: int | None = setting(
         "checkpoints at multiples of this step are kept for good", default=None, at_least=1

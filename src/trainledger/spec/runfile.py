@@ -38,11 +38,13 @@ def read(
     presets: Resolver | None = None,
     from_config: Resolver | None = None,
     devices: Callable[[str], object] | None = None,
+    networks: Callable[[str], object] | None = None,
 ) -> Run:
     """The run in a TOML file; raises InvalidInput with every problem of the file."""
     table = read_table(path)
     return parse(
-        table, overrides, presets=presets, from_config=from_config, devices=devices, where=os.fspath(path)
+        table, overrides, presets=presets, from_config=from_config, devices=devices, networks=networks,
+        where=os.fspath(path),
     )  # fmt: skip
 
 
@@ -53,13 +55,14 @@ def parse(
     presets: Resolver | None = None,
     from_config: Resolver | None = None,
     devices: Callable[[str], object] | None = None,
+    networks: Callable[[str], object] | None = None,
     where: str = "",
 ) -> Run:
     """The run that a table of sections says, after overrides such as ``"recipe.micro_batch=2"``.
 
     ``presets`` and ``from_config`` give the model fields of a catalog name and of a Hugging Face
-    config.json; fields written beside them win. ``devices`` raises InvalidInput for a device that is
-    unknown. Raises InvalidInput with every problem.
+    config.json; fields written beside them win. ``devices`` and ``networks`` raise InvalidInput for a device
+    and a network that are unknown. Raises InvalidInput with every problem.
     """
     problems: list[Problem] = []
     sections = _sections(table, problems)
@@ -75,6 +78,8 @@ def parse(
         guessed |= stand_ins
     if devices is not None and parts["cluster"] is not None and "device" not in guessed:
         _resolve(devices, parts["cluster"].device, problems)
+    if networks is not None and parts["cluster"] is not None and parts["cluster"].network is not None:
+        _resolve(networks, parts["cluster"].network, problems)
     if all(part is not None for part in parts.values()):
         run = Run(**parts)
         problems.extend(each for each in run.problems() if not _speaks_of(each, guessed))

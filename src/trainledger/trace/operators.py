@@ -17,6 +17,10 @@ Args = tuple[Any, ...]
 Flops = tuple[int, int]  # done, and the model's own share of it
 
 
+def _no_shape(args: Args) -> tuple[int, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Operator:
     """How one aten operator is accounted for."""
@@ -25,52 +29,64 @@ class Operator:
     kind: str
     flops: Callable[[Args, Any], Flops]
     assumed: bool = False
+    shape: Callable[[Args], tuple[int, ...]] = _no_shape
 
 
 def _none(args: Args, out: Any) -> Flops:
     return 0, 0
 
 
-def _mm(args: Args, out: Any) -> Flops:
+def _products(shape: Callable[[Args], tuple[int, ...]]) -> Callable[[Args, Any], Flops]:
+    def flops(args: Args, out: Any) -> Flops:
+        batch, m, n, k = shape(args)
+        flops = rules.matmul_flops(m, n, k, batch)
+        return flops, flops
+
+    return flops
+
+
+def _mm(args: Args) -> tuple[int, ...]:
     a, b = args[0], args[1]
-    flops = rules.matmul_flops(a.shape[0], b.shape[1], a.shape[1])
-    return flops, flops
+    return 1, a.shape[0], b.shape[1], a.shape[1]
 
 
-def _addmm(args: Args, out: Any) -> Flops:
-    return _mm(args[1:], out)
+def _mv(args: Args) -> tuple[int, ...]:
+    return 1, args[0].shape[0], 1, args[0].shape[1]
 
 
-def _mv(args: Args, out: Any) -> Flops:
-    flops = rules.matmul_flops(args[0].shape[0], 1, args[0].shape[1])
-    return flops, flops
+def _dot(args: Args) -> tuple[int, ...]:
+    return 1, 1, 1, args[0].shape[0]
 
 
-def _dot(args: Args, out: Any) -> Flops:
-    flops = rules.matmul_flops(1, 1, args[0].shape[0])
-    return flops, flops
-
-
-def _bmm(args: Args, out: Any) -> Flops:
+def _bmm(args: Args) -> tuple[int, ...]:
     a, b = args[0], args[1]
-    flops = rules.matmul_flops(a.shape[1], b.shape[2], a.shape[2], batch=a.shape[0])
-    return flops, flops
+    return a.shape[0], a.shape[1], b.shape[2], a.shape[2]
 
 
-def _baddbmm(args: Args, out: Any) -> Flops:
-    return _bmm(args[1:], out)
+def _behind(shape: Callable[[Args], tuple[int, ...]]) -> Callable[[Args], tuple[int, ...]]:
+    """The shape of a product that is added to the first argument."""
+    return lambda args: shape(args[1:])
 
 
-def _grouped_mm(args: Args, out: Any) -> Flops:
-    """Rows by the matrix of their group, or a matrix from the rows of each group: every row is multiplied once."""
+def _grouped_mm(args: Args) -> tuple[int, ...]:
+    """Rows by the matrix of their group, or a matrix from the rows of each group, as if all had as many."""
+    a, b = args[0], args[1]
+    groups = args[2].shape[0]
+    if b.dim() == 3:
+        return groups, -(-a.shape[0] // groups), b.shape[2], a.shape[1]
+    return groups, a.shape[0], b.shape[1], -(-a.shape[1] // groups)
+
+
+def _grouped_mm_flops(args: Args, out: Any) -> Flops:
+    """Every row is multiplied once."""
     a, b = args[0], args[1]
     rows, inner, width = (a.shape[0], a.shape[1], b.shape[-1]) if b.dim() == 3 else (a.shape[1], a.shape[0], b.shape[1])
     flops = rules.matmul_flops(rows, width, inner)
     return flops, flops
 
 
-def _padded_mm(args: Args, out: Any) -> Flops:
-    flops, _ = _bmm(args, out)
+def _padded_mm_flops(args: Args, out: Any) -> Flops:
+    flops, _ = _products(_bmm)(args, out)
     routed, places = args[2], args[3]
     return flops, flops // places * routed
 
@@ -88,6 +104,19 @@ def _attention(args: Args, out: Any) -> Flops:
 def _attention_backward(args: Args, out: Any) -> Flops:
     sizes = _attention_sizes(*args[1:4])
     return rules.attention_backward_flops(*sizes), rules.attention_backward_model_flops(*sizes)
+
+
+def _attention_shape(func: OpOverload, first: int) -> Callable[[Args], tuple[int, ...]]:
+    """The shape of an attention kernel whose queries, keys and values are arguments from ``first`` on."""
+    names = [each.name for each in func._schema.arguments]
+    place = names.index("is_causal")
+
+    def shape(args: Args) -> tuple[int, ...]:
+        batch, heads, queries, keys, width, value_width = _attention_sizes(*args[first : first + 3])
+        causal = int(len(args) > place and bool(args[place]))
+        return batch * heads, queries, keys, width, value_width, causal
+
+    return shape
 
 
 def _convolution(args: Args, out: Any) -> Flops:
@@ -161,21 +190,26 @@ def tensors_in(value: Any) -> list[Tensor]:
     return []
 
 
+_SHAPES: dict[str, Callable[[Args], tuple[int, ...]]] = {
+    "aten::mm": _mm,
+    "aten::addmm": _behind(_mm),
+    "aten::bmm": _bmm,
+    "aten::baddbmm": _behind(_bmm),
+    "aten::_scaled_mm": _mm,
+    "aten::_int_mm": _mm,
+    "aten::mv": _mv,
+    "aten::dot": _dot,
+    "aten::_grouped_mm": _grouped_mm,
+    "trainledger::grouped_mm": _grouped_mm,
+    "trainledger::padded_mm": _bmm,
+}
 _RULES: dict[str, tuple[str, Callable[[Args, Any], Flops]]] = {
-    "aten::mm": ("matmul", _mm),
-    "aten::addmm": ("matmul", _addmm),
-    "aten::bmm": ("matmul", _bmm),
-    "aten::baddbmm": ("matmul", _baddbmm),
-    "aten::_scaled_mm": ("matmul", _mm),
-    "aten::_int_mm": ("matmul", _mm),
-    "aten::_grouped_mm": ("matmul", _grouped_mm),
-    "trainledger::grouped_mm": ("matmul", _grouped_mm),
-    "trainledger::padded_mm": ("matmul", _padded_mm),
+    "aten::_grouped_mm": ("matmul", _grouped_mm_flops),
+    "trainledger::grouped_mm": ("matmul", _grouped_mm_flops),
+    "trainledger::padded_mm": ("matmul", _padded_mm_flops),
     "trainledger::group_sums": ("reduction", _first_elements),
     "aten::_amp_foreach_non_finite_check_and_unscale_": ("elementwise", _first_list),
     "aten::_amp_update_scale_": ("elementwise", _per_element("elementwise")),
-    "aten::mv": ("matmul", _mv),
-    "aten::dot": ("matmul", _dot),
     "trainledger::to_host": ("transfer", _none),
     "trainledger::to_device": ("transfer", _none),
     "trainledger::dequantize": ("elementwise", _elements_out),
@@ -183,6 +217,8 @@ _RULES: dict[str, tuple[str, Callable[[Args, Any], Flops]]] = {
     "aten::convolution_backward": ("matmul", _convolution_backward),
     "aten::_foreach_norm": ("reduction", _first_list),
 }
+for _name, _shape in _SHAPES.items():
+    _RULES.setdefault(_name, ("matmul", _products(_shape)))
 for _kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
     _RULES[f"aten::_scaled_dot_product_{_kernel}"] = ("attention", _attention)
     _backward = "flash_attention_for_cpu_backward" if _kernel.endswith("cpu") else f"{_kernel}_backward"
@@ -239,7 +275,10 @@ def operator_of(func: OpOverload) -> Operator:
     name = schema.split("::")[1]
     if schema in _RULES:
         kind, flops = _RULES[schema]
-        return Operator(name, kind, flops, assumed=kind in ("norm", "softmax"))
+        shape = _SHAPES.get(schema, _no_shape)
+        if kind == "attention":
+            shape = _attention_shape(func, 1 if "backward" in name else 0)
+        return Operator(name, kind, flops, assumed=kind in ("norm", "softmax"), shape=shape)
     if name.startswith("_fused_") and name.endswith("_"):
         return Operator(name, "update", _update(name[len("_fused_") : -1]), assumed=True)
     if name.startswith("_foreach_"):

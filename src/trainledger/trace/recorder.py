@@ -280,6 +280,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 read=read,
                 written=written,
                 dtype=DTYPE_NAMES.get(inputs[0].dtype, "") if inputs else "",
+                shape=operator.shape(args),
                 seconds=seconds,
                 basis="assumed" if operator.assumed else "exact",
                 source=f"aten::{operator.name}",

@@ -55,6 +55,9 @@ def train(
         raise InvalidInput([Problem("cluster.count", run.cluster.count, "the engine trains on one device so far", 1)])
     if not run.layout.alone:
         raise InvalidInput([Problem("layout", None, "takes several devices, and the engine trains on one so far")])
+    if run.recipe.checkpoint_async:
+        rule = "is accounted for, but the engine waits until a checkpoint is written"
+        raise InvalidInput([Problem("recipe.checkpoint_async", True, rule, False)])
     refuse(precision_of(run.recipe), run.recipe)
     device = find_device(run.cluster.backend)
     with locked(run_dir):

@@ -1,0 +1,60 @@
+"""What to change about a run, ranked by what it gains in time, or in memory where it does not fit.
+
+Every change is made and predicted; each is told with its --set line to paste, and whether it changes what is trained.
+RUN is a run file, a model of the catalog or a Hugging Face config.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from trainledger.cli.arguments import (
+    RUN_OR_MODEL,
+    add_json,
+    add_plot,
+    add_run,
+    check_plot_of,
+    print_json,
+    write_plot_of,
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_run(parser, help=RUN_OR_MODEL)
+    parser.add_argument("--goal", metavar="GOAL", help="time or memory; absent = memory where the run does not fit")
+    parser.add_argument("--together", default="3", metavar="N", help="how many changes to combine at most (3)")
+    parser.add_argument("--any-result", action="store_true", help="combine also what changes what is trained")
+    parser.add_argument("--most", default="10", metavar="N", help="how many of each kind to print (10)")
+    add_json(parser)
+    add_plot(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    from trainledger.api import advise
+    from trainledger.cli.plan import run_of_some_length
+    from trainledger.plan.advise import to_json
+    from trainledger.report.advise import figures, text
+
+    check_plot_of(args)
+    most, together = _count(args.most, "--most", 1, 1000), _count(args.together, "--together", 0, 10)
+    advice = advise(run_of_some_length(args), goal=args.goal, together=together, any_result=args.any_result)
+    if args.json:
+        print_json(to_json(advice))
+    else:
+        print(text(advice, most))
+    write_plot_of(args, figures(advice), f"What to change about {advice.run.model.name}")
+    return 0
+
+
+def _count(given: str, flag: str, least: int, most: int) -> int:
+    from trainledger.spec.problem import InvalidInput, Problem
+    from trainledger.units import NotAQuantity, parse_count
+
+    try:
+        value = parse_count(given)
+    except NotAQuantity as error:
+        raise InvalidInput([Problem(flag, given, error.rule, error.nearest)]) from None
+    if not least <= value <= most:
+        nearest = least if value < least else most
+        raise InvalidInput([Problem(flag, given, f"must be between {least} and {most}", nearest)])
+    return value

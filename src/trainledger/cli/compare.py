@@ -1,0 +1,69 @@
+"""Two plans side by side: which fields differ, what each costs, and which causes make up the difference.
+
+A and B are run files, models of the catalog or Hugging Face config.json files. Without B it is A again, changed by
+--set-b: trainledger compare run.toml --set-b recipe.activation_checkpointing=full
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from trainledger.cli.arguments import add_json, add_plot, check_plot_of, print_json, write_plot_of
+
+if TYPE_CHECKING:
+    from trainledger.predict.forecast import Forecast
+    from trainledger.spec.run import Run
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", metavar="A", nargs="?", default="run.toml", help="the first plan (run.toml)")
+    parser.add_argument("b", metavar="B", nargs="?", help="the second; absent = A again")
+    for flag, whose in (("--set", "both"), ("--set-a", "A"), ("--set-b", "B")):
+        parser.add_argument(
+            flag, action="append", default=[], metavar="SECTION.FIELD=VALUE",
+            help=f"change one field of {whose}; may be repeated",
+        )  # fmt: skip
+    add_json(parser)
+    add_plot(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    from trainledger.plan.compare import compare, to_json
+    from trainledger.report.compare import figures, text
+    from trainledger.spec.problem import InvalidInput, Problem
+
+    check_plot_of(args)
+    if args.b is None and not args.set_a and not args.set_b:
+        rule = "there is nothing to compare with: name a second plan, or change this one with --set-b"
+        raise InvalidInput([Problem("B", None, rule)])
+    sides = [(args.a, args.set + args.set_a), (args.b or args.a, args.set + args.set_b)]
+    (a, told_a), (b, told_b) = (_planned(name, changes) for name, changes in sides)
+    found = compare(a, told_a, b, told_b)
+    names = [" ".join([name, *changes]) for (name, _), changes in zip(sides, (args.set_a, args.set_b), strict=True)]
+    if args.json:
+        print_json({"a": names[0], "b": names[1], **to_json(found)})
+    else:
+        print(text(found, names))
+    write_plot_of(args, figures(found, names), f"{names[0]} beside {names[1]}")
+    return 0
+
+
+def _planned(named: str, changes: list[str]) -> tuple[Run, Forecast]:
+    """A run and its forecast: of one step where nobody said how long it is."""
+    from trainledger.api import predict
+    from trainledger.cli.plan import run_or_model, says_length
+
+    args = argparse.Namespace(run=named, set=changes)
+    run = run_or_model(args)
+    told = predict(run)
+    return run, told if says_length(args) else _one_step(told)
+
+
+def _one_step(told: Forecast) -> Forecast:
+    from dataclasses import replace
+
+    return replace(
+        told, total_seconds=None, waterfall=(), device_hours=None, money=None, kwh=None, co2_kg=None, goodput=None,
+        days=None,
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""The largest model, the longest sequence, the largest micro-batch, the fewest devices and the least memory that fit.
+
+RUN is a run file, or a model of the catalog or a Hugging Face config.json: then states are sharded over --count
+devices, one sequence of at most 8,192 tokens at a time, unless --set says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from trainledger.cli.arguments import RUN_OR_MODEL, add_json, add_run, print_json
+from trainledger.plan.fit.questions import QUESTIONS
+
+if TYPE_CHECKING:
+    from trainledger.plan.fit.answer import Told
+    from trainledger.spec.run import Run
+
+_LONGEST = 8192  # tokens of a sequence where a model is named without a run
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_run(parser, help=RUN_OR_MODEL)
+    parser.add_argument("--device", help="a device of the catalog, or this-machine; short for --set cluster.device=")
+    parser.add_argument("--count", help="how many devices; of a named model, also how many share its states")
+    parser.add_argument(
+        "--of", action="append", metavar="QUESTION",
+        help=f"only this question: {', '.join(QUESTIONS)}; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--as-is", action="store_true", help="the recipe as it is, without changes that save memory")
+    add_json(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    from trainledger.api import fit
+    from trainledger.plan.fit.answer import to_json
+
+    found = fit(run_to_fit(args), of=args.of, changes=not args.as_is, told=_progress())
+    if args.json:
+        print_json(to_json(found))
+    else:
+        from trainledger.report.fit import text
+
+        print(text(found))
+    return 0
+
+
+def run_to_fit(args: argparse.Namespace) -> Run:
+    """The run file, or a model spread over the devices that are named; raises InvalidInput."""
+    from trainledger.cli.plan import _is_file, run_or_model
+
+    said = [] if args.device is None else [f"cluster.device={args.device}"]
+    if args.count is not None:
+        said.append(f"cluster.count={args.count}")
+    if not _is_file(args.run):
+        count = _whole(args.count)
+        said += [f"recipe.seq_len={_seq_len(args.run)}", "recipe.micro_batch=1", f"recipe.global_batch={2 * count}"]
+        if count > 1:
+            said += [f"layout.shard={count}", "recipe.precision=bf16-sharded"]
+    args.set = [*said, *args.set]
+    return run_or_model(args)
+
+
+def _whole(count: str | None) -> int:
+    from trainledger.plan.quantity import read
+    from trainledger.spec.problem import InvalidInput, Problem
+    from trainledger.units import parse_count
+
+    problems: list[Problem] = []
+    found = read("--count", count, parse_count, problems, least=1, most=10**6)
+    if problems:
+        raise InvalidInput(problems)
+    return 1 if found is None else int(found)
+
+
+def _seq_len(named: str) -> int:
+    from trainledger.api import config_fields
+    from trainledger.catalog import model
+
+    fields = config_fields(named) if named.endswith(".json") else model(named, "RUN")
+    return min(int(fields["max_seq_len"]), _LONGEST)
+
+
+def _progress() -> Told | None:
+    """Says on a terminal how far it is; nothing anywhere else."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+
+    def told(done: int, of: int) -> None:
+        end = "\r" + " " * 40 + "\r" if done == of else ""
+        print(f"\r{done} of {of} questions{end}", end="", file=sys.stderr, flush=True)
+
+    return told

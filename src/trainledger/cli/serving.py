@@ -1,0 +1,64 @@
+"""The flags of ``plan --phase``: a model that is served instead of trained."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from trainledger.cli.arguments import print_json
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.units import NotAQuantity, parse_count
+
+if TYPE_CHECKING:
+    from trainledger.spec.run import Run
+
+FLAGS = {
+    "batch": "sequences at once (1)",
+    "context": "tokens of each sequence (recipe.seq_len)",
+    "weights": "format of the weights: bf16, int8, int4, fp8, nf4, mxfp4 and others (that of --compute)",
+    "cache": "format of keys and values: bf16, fp8, int8, int4 (that of --compute)",
+    "compute": "format of products and of what is not quantized: bf16, fp16, fp32 (bf16)",
+    "quantized": "which matrices have the format of the weights: linear or experts (linear)",
+}
+
+
+def add_serving(parser: argparse.ArgumentParser) -> None:
+    """``--phase`` and what belongs to it."""
+    group = parser.add_argument_group("a trained model, served")
+    group.add_argument("--phase", help="prefill or decode: one forward of the model instead of training")
+    for name, help in FLAGS.items():
+        group.add_argument(f"--{name}", help=help)
+
+
+def execute_serving(args: argparse.Namespace, run: Run) -> int:
+    """Print the account of one forward."""
+    if args.plot is not None:
+        raise InvalidInput([Problem("--plot", args.plot, "has no figure of a served model")])
+    from trainledger.api import inference
+    from trainledger.report.inference import text, to_json
+
+    given: dict[str, Any] = {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
+    for name in ("batch", "context"):
+        if name in given:
+            given[name] = _count(given[name], f"--{name}")
+    told = inference(run, phase=args.phase, **given)
+    if args.json:
+        print_json(to_json(told))
+    else:
+        print(text(told))
+    return 0
+
+
+def refuse_without_phase(args: argparse.Namespace) -> None:
+    """Raise `InvalidInput` where a flag of serving stands without ``--phase``."""
+    alone = [Problem(f"--{name}", getattr(args, name), "is for a served model; give --phase too", "--phase decode")
+             for name in FLAGS if getattr(args, name) is not None]  # fmt: skip
+    if alone:
+        raise InvalidInput(alone)
+
+
+def _count(text: str, field: str) -> int:
+    try:
+        return parse_count(text)
+    except NotAQuantity as error:
+        raise InvalidInput([Problem(field, text, error.rule, error.nearest)]) from None

@@ -1,0 +1,64 @@
+"""Number formats by the names that people use, and one number as each of them holds it."""
+
+from __future__ import annotations
+
+import math
+
+from trainledger.dtypes import BLOCK_FORMATS, FORMATS, OTHER_NBYTES, Rounded
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+
+# Other names: of torch, numpy and JAX, and the short ones.
+ALIASES = {
+    "float64": "fp64", "double": "fp64", "f64": "fp64", "float32": "fp32", "float": "fp32", "f32": "fp32",
+    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "f16": "fp16", "float8_e4m3fn": "e4m3",
+    "float8_e4m3": "e4m3", "fp8": "e4m3", "fp8_e4m3": "e4m3", "float8_e5m2": "e5m2", "fp8_e5m2": "e5m2",
+    "fp4": "e2m1", "float4_e2m1fn": "e2m1", "long": "int64", "i64": "int64", "int": "int32", "i32": "int32",
+    "short": "int16", "i16": "int16", "i8": "int8", "byte": "uint8", "u8": "uint8", "boolean": "bool",
+    "float8_e8m0fnu": "e8m0",
+}  # fmt: skip
+LARGEST_TEXT = 400
+
+
+def known_format(name: str, field: str = "dtype", *, floating: bool = False) -> str:
+    """The one of `dtypes`' formats that a name means; `InvalidInput` with the nearest where there is none.
+
+    ``floating`` leaves only formats of single floating-point numbers, without integers and blocks.
+
+    >>> known_format("torch.float32"), known_format("BF16"), known_format("half", floating=True)
+    ('fp32', 'bf16', 'fp16')
+    """
+    known = [*FORMATS] if floating else [*dict.fromkeys((*FORMATS, *OTHER_NBYTES, *BLOCK_FORMATS))]
+    plain = name.strip().lower().removeprefix("torch.").removeprefix("np.").removeprefix("jnp.")
+    plain = ALIASES.get(plain, plain)
+    if plain in known:
+        return plain
+    near = nearest_text(plain, [*known, *(each for each, meant in ALIASES.items() if meant in known)])
+    rule = "is no floating-point format" if floating else "is no number format"
+    raise InvalidInput([Problem(field, name, f"{rule} that is known ({', '.join(known)})", near)])
+
+
+def read_number(text: str, field: str = "value") -> float:
+    """A finite number from text such as 1e-8, 0.1 or 65504; `InvalidInput` otherwise.
+
+    >>> read_number("1e-8"), read_number("-0")
+    (1e-08, -0.0)
+    """
+    try:
+        number = float(text) if len(text) <= LARGEST_TEXT else math.nan
+    except ValueError:
+        rule = "is neither a number (write it like 1e-8, 0.1 or 65504) nor a floating-point format"
+        near = nearest_text(text, [*FORMATS, *(each for each, meant in ALIASES.items() if meant in FORMATS)])
+        raise InvalidInput([Problem(field, text, rule, near)]) from None
+    if not math.isfinite(number):
+        largest = math.copysign(FORMATS["fp64"].largest, number)
+        raise InvalidInput([Problem(field, text, "must be a finite number that fp64 holds", largest)])
+    return number
+
+
+def in_every_format(number: float) -> tuple[Rounded, ...]:
+    """A number as each floating-point format holds it, widest first.
+
+    >>> [each.format.name for each in in_every_format(1e-8) if each.fate == "underflow"]
+    ['fp16', 'e4m3', 'e5m2', 'e3m2', 'e2m3', 'e2m1']
+    """
+    return tuple(each.rounded(number) for each in FORMATS.values())

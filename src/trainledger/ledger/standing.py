@@ -1,0 +1,70 @@
+"""What stands on a rank whatever its micro-batches are: states, gradients and gathered parameters, without a step.
+
+No operation is followed, so this is quick; sizes may be arrays. `ledger.step` has the same figures in an account.
+"""
+
+from __future__ import annotations
+
+from trainledger.dtypes import nbytes_in
+from trainledger.frozen import frozen
+from trainledger.ledger.entry import HOST, Int
+from trainledger.ledger.micro_batches import Work
+from trainledger.ledger.parameters import ModelLeaves
+from trainledger.ledger.rank import Rank
+from trainledger.ledger.sizes import sizes_of
+from trainledger.ledger.step import resident_of
+from trainledger.ledger.tape import Tape
+from trainledger.spec.precision import precision_of
+
+
+@frozen
+class Standing:
+    """Bytes of a rank by what they are.
+
+    ``resident`` is there before the step, the batch left out. ``gradients`` are those of all parameters once each has
+    had a backward, ``gathered`` the whole parameters that are held from the first forward to the last backward, and
+    ``outside`` those of them that stand outside the blocks. ``owned`` are the elements that its optimizer updates, and
+    ``computed`` those that it computes with.
+    """
+
+    resident: Int
+    gradients: Int
+    gathered: Int
+    outside: Int
+    owned: Int
+    computed: Int
+
+
+def standing(rank: Rank, *, backend: str) -> Standing:
+    """What stands on a rank; at least so much is live at some moment of the step."""
+    precision = precision_of(rank.run.recipe)
+    tape = Tape(precision, backend)
+    sizes = sizes_of(rank.run, backend)
+    works = tuple(Work(tape, rank, sizes, chunk, rank.leaves(chunk)) for chunk in rank.chunks)
+    owned = works[0].leaves if len(works) == 1 and not rank.sharded else rank.owned()
+    resident = sum(nbytes for name, nbytes in resident_of(rank, works, owned, 0) if name != HOST)
+    outside = sum(_outside(each.leaves) for each in works) if rank.gathers else 0
+    whole = rank.gathers and not rank.layout.reshards
+    return Standing(
+        resident=resident,
+        gradients=sum(_gradients(each) for each in works),
+        gathered=nbytes_in(sum(each.leaves.elements() for each in works), precision.arriving) if whole else 0,
+        outside=0 if whole else nbytes_in(outside, precision.arriving),
+        owned=owned.elements(),
+        computed=sum(each.leaves.elements() for each in works),
+    )
+
+
+def _gradients(work: Work) -> Int:
+    """Bytes that a chunk's gradients come to beside buffers that are there all the time."""
+    if work.buffered:
+        return 0
+    precision, sharded = work.tape.precision, work.sharded
+    if sharded is not None and not sharded.once:
+        return nbytes_in(sharded.own_elements(), precision.gradients)
+    least = min((precision.gradients, precision.arriving), key=lambda each: nbytes_in(8, each))
+    return nbytes_in(work.leaves.elements(), least)
+
+
+def _outside(leaves: ModelLeaves) -> Int:
+    return sum(each.elements for each in (*leaves.before.values(), *leaves.after.values()))

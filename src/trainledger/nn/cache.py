@@ -1,0 +1,88 @@
+"""Keys and values of the tokens so far, so that one more token costs one position and not all again.
+
+Shapes: B sequences, T new tokens, S places, G key-value heads, K width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from trainledger.spec.layers import kind_of
+from trainledger.spec.model import ModelSpec
+
+if TYPE_CHECKING:
+    from trainledger.nn.transformer import Transformer
+
+
+class LayerCache:
+    """What one layer remembers: of ordinary heads keys and values, of latent attention the latent and the turned key.
+
+    A layer with a window has no more places than it sees tokens; the oldest gives way.
+    """
+
+    def __init__(self, heads: Sequence[tuple[int, int]], batch: int, places: int, like: Tensor) -> None:
+        self.parts_BSGK = [like.new_empty(batch, places, count, width) for count, width in heads]
+        self.places = places
+        self.past = 0
+        self._next = 0
+
+    def remember(self, *new_BTGK: Tensor) -> Sequence[Tensor]:
+        """Write new tokens; what attention reads: these themselves at first, later all that the layer still sees.
+
+        ValueError for several tokens at once behind others.
+        """
+        n_tokens = new_BTGK[0].shape[1]
+        if self.past and n_tokens > 1:
+            raise ValueError(f"behind {self.past} tokens one more is taken at a time, not {n_tokens}")
+        kept = min(n_tokens, self.places)
+        for part_BSGK, each_BTGK in zip(self.parts_BSGK, new_BTGK, strict=True):
+            part_BSGK[:, self._next : self._next + kept].copy_(each_BTGK[:, n_tokens - kept :])
+        self._next = (self._next + kept) % self.places
+        first, self.past = self.past == 0, self.past + n_tokens
+        return new_BTGK if first else [each[:, : min(self.past, self.places)] for each in self.parts_BSGK]
+
+
+class Cache:
+    """The caches of all layers of a model, for ``batch`` sequences of at most ``n_tokens``."""
+
+    def __init__(self, model: Transformer, batch: int, n_tokens: int) -> None:
+        spec, like = model.spec, model.embed_tokens.weight
+        windows = [kind_of(spec, layer).window for layer in range(spec.n_layers)]
+        places = [n_tokens if window is None else min(window, n_tokens) for window in windows]
+        self.layers = [LayerCache(heads_of(spec), batch, each, like) for each in places]
+        self.n_tokens = n_tokens
+
+    @property
+    def past(self) -> int:
+        """Tokens of each sequence that are in it."""
+        return self.layers[0].past
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for layer in self.layers for part in layer.parts_BSGK)
+
+    @contextmanager
+    def held_by(self, model: Transformer) -> Iterator[None]:
+        """Inside, the layers of the model remember here."""
+        attentions = [block.self_attn for block in model.layers]
+        for attention, layer in zip(attentions, self.layers, strict=True):
+            attention.cache = layer  # type: ignore[union-attr,assignment]
+        try:
+            yield
+        finally:
+            for attention in attentions:
+                attention.cache = None  # type: ignore[union-attr,assignment]
+
+
+def heads_of(spec: ModelSpec) -> list[tuple[int, int]]:
+    """Heads and their width of each tensor that a layer remembers."""
+    if spec.latent:
+        assert spec.kv_rank is not None
+        return [(1, spec.kv_rank + spec.rotary_size)]
+    return [(spec.kv_heads, spec.head_size), (spec.kv_heads, spec.value_size)]
+
+

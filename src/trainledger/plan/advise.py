@@ -1,0 +1,265 @@
+"""What to change about a run: each change made, predicted and ranked by what it gains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from trainledger.frozen import frozen
+from trainledger.plan.changes import EFFECTS, RESULT, ROUNDING, SAME, Change, changes
+from trainledger.plan.difference import changed, overrides
+from trainledger.predict.forecast import Forecast
+from trainledger.predict.predict import predict
+from trainledger.predict.roofline import Machine
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.run import Run
+
+GOALS = ("time", "memory")
+LEAST = 0.001  # of the time or the memory: a smaller gain is not told
+_PARTNERS = 6  # changes that are tried together with others
+
+
+@frozen
+class Advised:
+    """A changed run and its forecast beside the run as it was.
+
+    ``sets`` make it, as ``--set`` takes them. ``effect`` is one of EFFECTS: whether the result stays the same.
+    ``seconds`` is the time of the whole run (of a step where that is not known; None where the change costs time that
+    is not predicted), ``nbytes`` what the heaviest device holds; the first of each pair is before the change.
+    ``basis`` is that of the time.
+    """
+
+    what: str
+    sets: tuple[str, ...]
+    effect: str
+    cost: str
+    seconds: tuple[float | None, float | None]
+    nbytes: tuple[int | None, int | None]
+    fits: bool | None
+    basis: str
+    run: Run
+    told: Forecast
+
+    @property
+    def faster(self) -> float:
+        """How much of the time it saves, as a share; 0 where no time is known."""
+        before, after = self.seconds
+        return 1 - after / before if before and after is not None else 0.0
+
+    @property
+    def smaller(self) -> float:
+        """How much of the memory it saves, as a share; 0 where none is known."""
+        before, after = self.nbytes
+        return 1 - after / before if before and after is not None else 0.0
+
+    def __repr__(self) -> str:
+        sets = " ".join(f"--set {each}" for each in self.sets)
+        return f"Advised({sets}: {100 * self.faster:+.1f} % faster, {100 * self.smaller:+.1f} % smaller, {self.effect})"
+
+
+@frozen
+class Advice:
+    """Changes by what they gain towards ``goal`` (time, or memory where a run does not fit), the best first.
+
+    ``together`` are changes to make one after the other, each beside the one before it. ``tried`` is how many changes
+    were predicted, ``refused`` how many broke a rule of the run file.
+    """
+
+    run: Run
+    told: Forecast
+    goal: str
+    alone: tuple[Advised, ...]
+    together: tuple[Advised, ...]
+    tried: int
+    refused: int
+
+    def __repr__(self) -> str:
+        best = f"; best: {self.alone[0]!r}" if self.alone else ""
+        return f"Advice({self.goal}: {len(self.alone)} changes help of {self.tried}{best})"
+
+
+def advise(
+    run: Run,
+    machine: Machine | None,
+    *,
+    backend: str,
+    goal: str | None = None,
+    together: int = 3,
+    any_result: bool = False,
+) -> Advice:
+    """Every change of `plan.changes` that gains something, and the best of them together.
+
+    ``goal`` is ``time`` or ``memory``; None: memory where the run does not fit, else time, for which only changed runs
+    that fit count. At most ``together`` changes are combined, with ``any_result`` also those that change what is
+    trained. Raises InvalidInput for another goal.
+    """
+    if goal is not None and goal not in GOALS:
+        raise InvalidInput([Problem("--goal", goal, f"must be one of {', '.join(GOALS)}", nearest_text(goal, GOALS))])
+    judge = _Judge(lambda other: predict(other, machine, backend=backend))
+    told = judge.told(run)
+    asked = goal or ("memory" if told.fits is False or told.step_seconds is None else "time")
+    found = judge.all(run, changes(run))
+    tried, refused = len(found), judge.refused
+    best = _ranked(found, asked, told)
+    free = [each for each in found if any_result or each.effect != RESULT]
+    return Advice(run, told, asked, tuple(best), tuple(_together(judge, run, free, asked, together)), tried, refused)
+
+
+class _Judge:
+    """Makes and predicts changed runs, each once."""
+
+    def __init__(self, predicted: Callable[[Run], Forecast]) -> None:
+        self._predicted = predicted
+        self._known: list[tuple[Run, Forecast]] = []
+        self.refused = 0
+        self.change_of: dict[tuple[str, ...], Change] = {}
+
+    def told(self, run: Run) -> Forecast:
+        for known, told in self._known:
+            if known == run:
+                return told
+        told = self._predicted(run)
+        self._known.append((run, told))
+        return told
+
+    def all(self, run: Run, wanted: Iterable[Change]) -> list[Advised]:
+        """Those changes that make another run which works."""
+        found: dict[tuple[str, ...], Advised] = {}
+        for each in wanted:
+            try:
+                advised = self.one(run, each)
+            except InvalidInput:
+                self.refused += 1
+                continue
+            if advised.sets:
+                found.setdefault(advised.sets, advised)
+                self.change_of.setdefault(advised.sets, each)
+        return list(found.values())
+
+    def one(self, run: Run, change: Change) -> Advised:
+        before, other = self.told(run), changed(run, dict(change.fields))
+        after = self.told(other)
+        seconds, nbytes = beside(before, after)
+        if not change.timed:
+            seconds = (seconds[0], None)
+        return Advised(
+            change.what, overrides(run, other), change.effect, change.cost, seconds, nbytes,
+            after.fits, after.basis.get("step_seconds", ""), other, after,
+        )  # fmt: skip
+
+
+def beside(
+    before: Forecast, after: Forecast
+) -> tuple[tuple[float | None, float | None], tuple[int | None, int | None]]:
+    """Seconds and bytes of two forecasts: of the whole run where both are known, else of a step; of a device."""
+    return _seconds(before, after), (_nbytes(before), _nbytes(after))
+
+
+def _seconds(before: Forecast, after: Forecast) -> tuple[float | None, float | None]:
+    if before.total_seconds is not None and after.total_seconds is not None:
+        return before.total_seconds, after.total_seconds
+    return before.step_seconds, after.step_seconds
+
+
+def _nbytes(told: Forecast) -> int | None:
+    return told.peak_nbytes if told.device_nbytes is None else told.device_nbytes
+
+
+def _ranked(found: list[Advised], goal: str, before: Forecast) -> list[Advised]:
+    if goal == "time":
+        gains = [each for each in found if each.fits is not False and each.faster > LEAST]
+        return sorted(gains, key=lambda each: (-each.faster, -each.smaller))
+    gains = [each for each in found if each.smaller > LEAST]
+    if before.fits is False:  # what makes it fit comes first, the fastest of that before the others
+        return sorted(gains, key=_to_fit)
+    return sorted(gains, key=lambda each: (-each.smaller, -each.faster))
+
+
+def _to_fit(each: Advised) -> tuple[bool, bool, float, float]:
+    return (
+        each.fits is False,
+        each.seconds[1] is None,
+        -each.faster if each.fits is not False else -each.smaller,
+        -each.smaller,
+    )
+
+
+def _together(judge: _Judge, run: Run, found: list[Advised], goal: str, most: int) -> Iterator[Advised]:
+    """Greedily: the best change, then the best after it, at most so many.
+
+    A change that makes a run faster but too large is tried with each that saves memory, as the two may gain together.
+    """
+    first = run
+    at = judge.told(run)
+    done: list[Change] = []
+    partners = _partners(found, judge)
+    for turn in range(most):
+        wanted = [each for each in partners if not _overlap(each, done)]
+        if turn == 0:
+            options = found
+        else:
+            options = judge.all(first, wanted)
+        pairs = _pairs(judge, first, options) if len(done) + 2 <= most else []
+        now = "memory" if at.fits is False else goal
+        best = next(iter(_ranked([*options, *pairs], now, at)), None)
+        if best is None:
+            return
+        yield best
+        done.append(judge.change_of.get(best.sets, Change(best.what, (), best.effect)))
+        if len(best.sets) > 1 and best in pairs:
+            done.append(done[-1])
+        first, at = best.run, best.told
+        if len(done) >= most:
+            return
+
+
+def _partners(found: list[Advised], judge: _Judge) -> list[Change]:
+    """The changes that gained most, in time and in memory."""
+    by_time = sorted(found, key=lambda each: -each.faster)[:_PARTNERS]
+    by_memory = sorted(found, key=lambda each: (-each.smaller, -each.faster))[:_PARTNERS]
+    return list({each.sets: judge.change_of[each.sets] for each in (*by_time, *by_memory)}.values())
+
+
+def _pairs(judge: _Judge, run: Run, options: list[Advised]) -> list[Advised]:
+    too_large = sorted((each for each in options if each.fits is False), key=lambda each: -each.faster)
+    enablers = sorted((each for each in options if each.smaller > LEAST), key=lambda each: -each.faster)
+    found = []
+    for large in [each for each in too_large if each.faster > LEAST][:2]:
+        for small in enablers[:4]:
+            one, other = judge.change_of[large.sets], judge.change_of[small.sets]
+            if not _overlap(one, [other]):
+                effect = max(one.effect, other.effect, key=(SAME, ROUNDING, RESULT).index)
+                cost = "; ".join(each for each in (one.cost, other.cost) if each)
+                found.append(Change(f"{one.what}, with {other.what}", (*one.fields, *other.fields), effect, cost))
+    return judge.all(run, found)
+
+
+def _overlap(change: Change, others: Iterable[Change]) -> bool:
+    fields = {name for name, _ in change.fields}
+    return any(name in fields for each in others for name, _ in each.fields)
+
+
+def to_json(advice: Advice) -> dict[str, Any]:
+    """The advice as JSON takes it."""
+    return {
+        "model": advice.run.model.name,
+        "goal": advice.goal,
+        "fits": advice.told.fits,
+        "seconds": advice.told.total_seconds,
+        "step_seconds": advice.told.step_seconds,
+        "device_nbytes": advice.told.device_nbytes,
+        "bottleneck": None if advice.told.bottleneck is None else vars(advice.told.bottleneck),
+        "alone": [_plain(each) for each in advice.alone],
+        "together": [_plain(each) for each in advice.together],
+        "tried": advice.tried,
+        "refused": advice.refused,
+    }
+
+
+def _plain(each: Advised) -> dict[str, Any]:
+    return {
+        "what": each.what, "set": list(each.sets), "effect": each.effect, "means": EFFECTS[each.effect],
+        "cost": each.cost, "seconds": list(each.seconds), "step_seconds": each.told.step_seconds,
+        "nbytes": list(each.nbytes), "faster": each.faster, "smaller": each.smaller, "fits": each.fits,
+        "basis": each.basis,
+    }  # fmt: skip

@@ -1,0 +1,246 @@
+"""Changes that may make a run faster or smaller: what each sets, what it does to the result, and what it costs.
+
+Whether one works and what it gains is not said here: `plan.advise` makes the changed run and predicts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from trainledger.frozen import frozen
+from trainledger.spec.layout import SCHEDULES, Layout
+from trainledger.spec.optimizers import IMPLEMENTATIONS
+from trainledger.spec.precision import precision_of
+from trainledger.spec.run import Run
+from trainledger.spec.savings import CHECKPOINTING, LOSSES
+
+SAME, ROUNDING, RESULT = "same", "rounding", "result"
+EFFECTS = {
+    SAME: "the same result",
+    ROUNDING: "the same mathematics, rounded in another order",
+    RESULT: "CHANGES what is trained",
+}
+AXES = ("replicate", "shard", "context", "tensor", "pipeline")
+
+
+@frozen
+class Change:
+    """Fields and their new values, in words, the effect (one of EFFECTS) and what it costs beside figures."""
+
+    what: str
+    fields: tuple[tuple[str, Any], ...]
+    effect: str
+    cost: str = ""
+    timed: bool = True  # whether the forecast has all of its time
+
+
+def changes(run: Run) -> Iterator[Change]:
+    """Every change that is considered for a run, alone; some will break a rule of the run file."""
+    yield from _recomputation(run)
+    yield from _micro_batch(run)
+    yield from _kernels(run)
+    yield from _loss(run)
+    yield from _precision(run)
+    yield from _optimizer(run)
+    yield from _saving(run)
+    yield from _sizes(run)
+    yield from _sharding(run)
+    yield from _mesh(run)
+    yield from _pipeline(run)
+
+
+def _one(what: str, field: str, value: Any, effect: str, cost: str = "") -> Change:
+    return Change(what, ((field, value),), effect, cost)
+
+
+def _recomputation(run: Run) -> Iterator[Change]:
+    now, field = run.recipe.activation_checkpointing, "recipe.activation_checkpointing"
+    for kind in CHECKPOINTING:
+        if kind != now:
+            timed = kind != "offload" or not run.layout.alone
+            cost = "" if kind != "offload" else "room on the host"
+            cost += "" if timed else "; its copies to the host are not timed"
+            what = "keep all activations" if kind == "none" else f"activation checkpointing {kind}"
+            plain = (("recipe.recompute_every", 1), ("recipe.recompute_segment", None))
+            clear = tuple(each for each in plain if getattr(run.recipe, each[0].partition(".")[2]) != each[1])
+            yield Change(what, ((field, kind), *clear), SAME, cost, timed)
+    for every in (2, 3, 4):
+        if now in ("none", "full", "selective") and not (now == "full" and run.recipe.recompute_every == every):
+            what = f"recompute every {every}. block"
+            yield Change(what, ((field, "full"), ("recipe.recompute_every", every)), SAME)
+
+
+def _micro_batch(run: Run) -> Iterator[Change]:
+    each_rank, now = run.recipe.global_batch // run.layout.data_ranks, run.device_batch
+    recipe = run.recipe
+    # Experts' places and their balance are counted in a micro-batch.
+    alone = run.model.n_experts is not None and (recipe.expert_capacity is not None or recipe.load_balance_loss > 0)
+    cost = "other draws of dropout" if recipe.dropout or recipe.attention_dropout else ""
+    sizes = {size for k in (2, 4, 8) for size in (now * k, now // k)} | {1}
+    for size in sorted(sizes):
+        if size != now and size >= 1 and each_rank % size == 0:
+            yield _one(f"micro-batches of {size}", "recipe.micro_batch", size, RESULT if alone else ROUNDING, cost)
+
+
+def _kernels(run: Run) -> Iterator[Change]:
+    for kernel in ("sdpa", "flash", "efficient"):
+        if kernel != run.recipe.attention:
+            yield _one(f"attention by {kernel}", "recipe.attention", kernel, ROUNDING)
+    if not run.recipe.compile:
+        yield _one("compile each block", "recipe.compile", True, ROUNDING, "compiles at every start")
+
+
+def _loss(run: Run) -> Iterator[Change]:
+    tokens = run.device_batch * run.recipe.seq_len
+    chunks = next((each for each in (8, 4, 16, 2) if tokens % each == 0), None)
+    for kind in LOSSES:
+        if kind != run.recipe.loss and (kind == "full" or chunks is not None):
+            more = () if kind == "full" or chunks == run.recipe.loss_chunks else (("recipe.loss_chunks", chunks),)
+            what = "the loss of all logits at once" if kind == "full" else f"loss {kind}"
+            yield Change(what, (("recipe.loss", kind), *more), ROUNDING)
+    if run.recipe.loss_upcast and precision_of(run.recipe).low:
+        yield _one("the loss in 16 bits", "recipe.loss_upcast", False, RESULT, "a coarser loss and gradient of it")
+
+
+def _precision(run: Run) -> Iterator[Change]:
+    now, field = run.recipe.precision, "recipe.precision"
+    wanted = ["bf16-mixed", "fp8-rowwise", "fp8-tensorwise"]
+    if now == "fp32":
+        wanted.insert(0, "tf32")
+    if not run.layout.alone:
+        wanted.insert(0, "bf16-sharded")
+    for name in wanted:
+        if name != now and not run.recipe.master_weights:
+            cost = "coarser numbers: hold a short run's loss against the old one"
+            yield _one(f"precision {name}", field, name, RESULT, cost)
+    megatron = (
+        (field, "bf16"), ("recipe.master_weights", True), ("recipe.gradient_dtype", "fp32"),
+    )  # fmt: skip
+    if not run.recipe.master_weights and now in ("bf16-mixed", "bf16-sharded", "fp32"):
+        yield Change("bf16 weights with an fp32 master copy", megatron, RESULT, "norms and the stream in bf16 too")
+
+
+def _optimizer(run: Run) -> Iterator[Change]:
+    recipe = run.recipe
+    fastest = IMPLEMENTATIONS[recipe.optimizer][0]
+    if "8bit" not in recipe.optimizer and recipe.optimizer_implementation != fastest:
+        yield _one(f"{fastest} optimizer", "recipe.optimizer_loop", fastest, ROUNDING)
+    if recipe.optimizer in ("adamw", "adam"):
+        fields = (("recipe.optimizer", f"{recipe.optimizer}-8bit"), ("recipe.optimizer_loop", None))
+        yield Change("moments in 8 bits", fields, RESULT, "coarser moments")
+        if recipe.moment_dtype is None and precision_of(recipe).moments == "fp32":
+            yield _one("moments in bf16", "recipe.moment_dtype", "bf16", RESULT, "coarser moments")
+
+
+def _saving(run: Run) -> Iterator[Change]:
+    if not run.recipe.checkpoint_async:
+        yield _one("write checkpoints while steps go on", "recipe.checkpoint_async", True, SAME, "room on the host")
+    if run.recipe.checkpoint_every is not None:
+        what = "checkpoints at the interval that loses least (Daly 2006)"
+        yield _one(what, "recipe.checkpoint_every", None, SAME)
+
+
+def _sizes(run: Run) -> Iterator[Change]:
+    """Sizes that kernels like better; each is another model, so none is offered without saying so."""
+    spec = run.model
+    seen: set[int] = set()
+    for multiple in (64, 128):
+        padded = -(-spec.vocab_size // multiple) * multiple
+        if spec.padded_vocab % multiple and padded not in seen:
+            seen.add(padded)
+            cost = f"{padded - spec.padded_vocab:,} more rows, which no text asks for but the softmax sums over"
+            yield _one(f"vocabulary padded to a multiple of {multiple}", "model.vocab_multiple", multiple, RESULT, cost)
+    if not spec.latent and spec.head_dim is None and spec.head_size % 64:
+        for size in (64, 128):
+            if spec.d_model % size == 0 and spec.kv_heads in (spec.n_heads, 1):
+                fields: list[tuple[str, Any]] = [("model.n_heads", spec.d_model // size)]
+                if spec.n_kv_heads is not None and spec.n_kv_heads == spec.n_heads:
+                    fields.append(("model.n_kv_heads", spec.d_model // size))
+                yield Change(f"heads of width {size}", tuple(fields), RESULT, "another model of as many parameters")
+    whole = 128 * run.layout.tensor
+    if spec.d_ff % whole:
+        wide = -(-spec.d_ff // whole) * whole
+        yield _one(f"d_ff a multiple of {whole}", "model.d_ff", wide, RESULT, "another, slightly larger model")
+
+
+def _sharding(run: Run) -> Iterator[Change]:
+    layout = run.layout
+    if layout.alone:
+        return
+    if layout.shard_ranks > 1:
+        for stage in (1, 2, 3):
+            if stage != layout.zero:
+                fields: tuple[tuple[str, Any], ...] = (("layout.zero", stage),)
+                if layout.reshard_after_forward is not None:
+                    fields += (("layout.reshard_after_forward", None),)
+                yield Change(f"shard as ZeRO {stage}", fields, ROUNDING)
+        if layout.zero == 3:
+            again = not layout.reshards
+            what = "let parameters go after forward" if again else "keep parameters between forward and backward"
+            yield _one(what, "layout.reshard_after_forward", again, SAME)
+            for ahead in (0, 1, 2):
+                if ahead != layout.prefetch:
+                    yield _one(f"gather {ahead} blocks ahead", "layout.prefetch", ahead, SAME)
+    if layout.tensor > 1:
+        what = "no sequence parallelism" if layout.sequence_parallel else "sequence parallelism"
+        yield _one(what, "layout.sequence_parallel", not layout.sequence_parallel, ROUNDING)
+
+
+def _mesh(run: Run) -> Iterator[Change]:
+    """The same devices on other axes: a factor of two from one axis to another, or a first layout."""
+    layout = run.layout
+    if layout.alone:
+        if run.cluster.count > 1:
+            count = run.cluster.count
+            for first in (Layout(replicate=count), Layout(shard=count), Layout(tensor=count)):
+                yield from _moved(run, first, f"a layout over all {count:,} devices")
+        return
+    for source in AXES:
+        for target in AXES:
+            if source == target or getattr(layout, source) % 2 or getattr(layout, source) == 1:
+                continue
+            halved, doubled = getattr(layout, source) // 2, getattr(layout, target) * 2
+            sizes: dict[str, Any] = {source: halved, target: doubled}
+            moved = replace(layout, **sizes)
+            yield from _moved(run, moved, f"{target} {doubled} and {source} {halved}")
+
+
+def _moved(run: Run, layout: Layout, what: str) -> Iterator[Change]:
+    if layout.tensor == 1 and layout.sequence_parallel:
+        layout = replace(layout, sequence_parallel=False)
+    if layout.pipeline != run.layout.pipeline:
+        layout = replace(layout, stage_layers=None)
+        if layout.pipeline == 1:
+            layout = replace(layout, virtual_stages=1, schedule="1f1b")
+    if layout.shard_ranks == 1 and layout.reshard_after_forward is not None:
+        layout = replace(layout, reshard_after_forward=None)
+    fields = [
+        (f"layout.{name}", value) for name, value in vars(layout).items() if value != getattr(run.layout, name)
+    ]  # fmt: skip
+    each_rank, uneven = divmod(run.recipe.global_batch, layout.data_ranks)
+    if uneven:
+        return
+    micro = run.recipe.micro_batch
+    if micro is not None and each_rank % micro:
+        fields.append(("recipe.micro_batch", next(size for size in range(micro, 0, -1) if each_rank % size == 0)))
+    yield Change(what, tuple(fields), ROUNDING)
+
+
+def _pipeline(run: Run) -> Iterator[Change]:
+    layout = run.layout
+    if layout.pipeline == 1:
+        return
+    for schedule in SCHEDULES:
+        if schedule not in (layout.schedule, "interleaved"):
+            fields: list[tuple[str, Any]] = [("layout.schedule", schedule)]
+            if layout.virtual_stages > 1:
+                fields += [("layout.virtual_stages", 1), ("layout.stage_layers", None)]
+            yield Change(f"pipeline schedule {schedule}", tuple(fields), ROUNDING)
+    for virtual in (2, 3, 4, 8):
+        if not (layout.schedule == "interleaved" and layout.virtual_stages == virtual):
+            fields = [("layout.schedule", "interleaved"), ("layout.virtual_stages", virtual)]
+            if layout.stage_layers is not None:
+                fields.append(("layout.stage_layers", None))
+            yield Change(f"interleaved pipeline with {virtual} virtual stages", tuple(fields), ROUNDING)

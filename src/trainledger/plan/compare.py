@@ -1,0 +1,171 @@
+"""Two plans beside each other: which fields differ, what each costs, and which causes make up the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainledger.frozen import frozen
+from trainledger.ledger.parameters import parameters
+from trainledger.plan.difference import Difference, differences
+from trainledger.predict.forecast import Forecast
+from trainledger.predict.waterfall import nanoseconds
+from trainledger.spec.run import Run
+
+AROUND = "around the tensors"
+
+
+@frozen
+class Row:
+    """One quantity of both plans; None where it is not known. ``unit`` is as in `report.compare`."""
+
+    name: str
+    unit: str
+    a: float | None
+    b: float | None
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.a is None or self.b is None else self.b - self.a
+
+
+@frozen
+class Part:
+    """What one cause, or one category of memory, has in both: whole nanoseconds or bytes."""
+
+    name: str
+    a: int
+    b: int
+
+    @property
+    def difference(self) -> int:
+        return self.b - self.a
+
+
+@frozen
+class Comparison:
+    """Two runs and their forecasts.
+
+    ``times`` (nanoseconds) sum to the time of ``of`` in each, ``memory`` (bytes) to what its heaviest device holds, so
+    that their differences sum to the difference exactly; empty where one of the two is not known.
+    """
+
+    a: Run
+    b: Run
+    told_a: Forecast
+    told_b: Forecast
+    fields: tuple[Difference, ...]
+    rows: tuple[Row, ...]
+    of: str
+    times: tuple[Part, ...]
+    memory: tuple[Part, ...]
+
+    def __repr__(self) -> str:
+        return f"Comparison({len(self.fields)} fields differ; {self.of}: {_total(self.times) / 1e9:+.6g} s)"
+
+
+def compare(a: Run, told_a: Forecast, b: Run, told_b: Forecast) -> Comparison:
+    """Both runs with their forecasts, side by side; differences are b less a."""
+    of, times = _times(told_a, told_b)
+    return Comparison(
+        a, b, told_a, told_b, differences(a, b), tuple(_rows(a, told_a, b, told_b)), of, times, _memory(told_a, told_b)
+    )  # fmt: skip
+
+
+def reasons(parts: tuple[Part, ...]) -> list[Part]:
+    """The parts that differ, the largest difference first."""
+    return sorted((each for each in parts if each.difference), key=lambda each: -abs(each.difference))
+
+
+def _total(parts: tuple[Part, ...]) -> int:
+    return sum(each.difference for each in parts)
+
+
+def _rows(a: Run, told_a: Forecast, b: Run, told_b: Forecast) -> Iterator[Row]:
+    counts = parameters(a.model), parameters(b.model)
+    yield Row("parameters", "count", counts[0].total, counts[1].total)
+    if any(each.active != each.total for each in counts):
+        yield Row("active parameters", "count", counts[0].active, counts[1].active)
+    yield Row("devices", "count", a.cluster.count, b.cluster.count)
+    yield Row("tokens in a step", "count", a.recipe.tokens_per_step, b.recipe.tokens_per_step)
+    yield Row("steps", "count", a.recipe.total_steps, b.recipe.total_steps)
+    for name, unit, field in (
+        ("model FLOPs in a step", "flops", "model_flops"),
+        ("memory of a device", "nbytes", "device_nbytes"),
+        ("step", "seconds", "step_seconds"),
+        ("tokens/s", "rate", "tokens_per_second"),
+        ("MFU", "share", "mfu"),
+        ("HFU", "share", "hfu"),
+        ("whole run", "seconds", "total_seconds"),
+        ("goodput", "share", "goodput"),
+        ("device-hours", "amount", "device_hours"),
+        ("money", "amount", "money"),
+        ("kWh", "amount", "kwh"),
+        ("CO2 (kg)", "amount", "co2_kg"),
+    ):
+        row = Row(name, unit, getattr(told_a, field), getattr(told_b, field))
+        if row.a is not None or row.b is not None:
+            yield row
+
+
+def _times(a: Forecast, b: Forecast) -> tuple[str, tuple[Part, ...]]:
+    """The whole run by the bars of its waterfall; one step by its causes where a run has no waterfall."""
+    if a.waterfall and b.waterfall:
+        bars = [{bar.cause: bar.nanoseconds for bar in each.waterfall} for each in (a, b)]
+        return "the whole run", _parts(*bars)
+    if a.step_seconds and b.step_seconds:
+        return "one step", _parts(_whole_nanoseconds(a), _whole_nanoseconds(b))
+    return "", ()
+
+
+def _whole_nanoseconds(told: Forecast) -> dict[str, int]:
+    """The causes of a step in whole nanoseconds that sum to the step's."""
+    found, until, before = {}, 0.0, 0
+    causes = told.step_causes or {"step": told.step_seconds or 0.0}
+    last = next(reversed(causes))
+    for cause, seconds in causes.items():
+        until += seconds
+        at = nanoseconds(told.step_seconds or 0.0) if cause == last else nanoseconds(until)
+        found[cause] = at - before
+        before = at
+    return found
+
+
+def _memory(a: Forecast, b: Forecast) -> tuple[Part, ...]:
+    if a.peak_nbytes is None or b.peak_nbytes is None:
+        return ()
+    return _parts(_held(a), _held(b))
+
+
+def _held(told: Forecast) -> dict[str, int]:
+    held = dict(told.peak_by_category)
+    if told.device_nbytes is not None:
+        held[AROUND] = told.device_nbytes - sum(held.values())
+    return held
+
+
+def _parts(a: Mapping[str, int], b: Mapping[str, int]) -> tuple[Part, ...]:
+    return tuple(Part(name, a.get(name, 0), b.get(name, 0)) for name in dict.fromkeys([*a, *b]))
+
+
+def to_json(found: Comparison) -> dict[str, Any]:
+    """The comparison as JSON takes it; differences are b less a."""
+    return {
+        "fields": [vars(each) for each in found.fields],
+        "rows": [{**vars(each), "difference": each.difference} for each in found.rows],
+        "fits": {"a": found.told_a.fits, "b": found.told_b.fits},
+        "time_of": found.of,
+        "nanoseconds": _json_parts(found.times),
+        "memory_nbytes": _json_parts(found.memory),
+        "basis": {"a": found.told_a.basis, "b": found.told_b.basis},
+        "notes": {"a": list(found.told_a.notes), "b": list(found.told_b.notes)},
+    }
+
+
+def _json_parts(parts: tuple[Part, ...]) -> dict[str, Any]:
+    return {
+        "parts": [{**vars(each), "difference": each.difference} for each in parts],
+        "a": sum(each.a for each in parts),
+        "b": sum(each.b for each in parts),
+        "difference": _total(parts),
+    }

@@ -1,0 +1,60 @@
+"""What two runs say differently, and a difference as the override that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainledger.frozen import frozen
+from trainledger.spec import runfile
+from trainledger.spec.run import Run
+from trainledger.spec.setting import NONE
+
+
+@frozen
+class Difference:
+    """One field of a run file that two runs have not alike; ``none`` stands for absent."""
+
+    field: str
+    a: Any
+    b: Any
+
+
+def differences(a: Run, b: Run) -> tuple[Difference, ...]:
+    """Every field that differs, in the order of the run file."""
+    ours, theirs = runfile.resolved(a), runfile.resolved(b)
+    return tuple(
+        Difference(f"{section}.{name}", value, theirs[section][name])
+        for section, fields in ours.items()
+        for name, value in fields.items()
+        if value != theirs[section][name]
+    )
+
+
+def changed(run: Run, changes: Mapping[str, Any]) -> Run:
+    """The run after overrides (``{"recipe.micro_batch": 2}``); raises InvalidInput where it is none that works."""
+    return runfile.parse(runfile.resolved(run), changes)
+
+
+def as_override(field: str, value: Any) -> str:
+    """A change as ``--set`` takes it.
+
+    >>> as_override("layout.stage_layers", (2, 2)), as_override("recipe.compile", True)
+    ('layout.stage_layers=[2,2]', 'recipe.compile=true')
+    """
+    return f"{field}={_text(value)}"
+
+
+def overrides(a: Run, b: Run) -> tuple[str, ...]:
+    """What turns one run into the other, each as ``--set`` takes it."""
+    return tuple(as_override(each.field, each.b) for each in differences(a, b))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return NONE
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple | list):
+        return "[" + ",".join(f'"{each}"' if isinstance(each, str) else _text(each) for each in value) + "]"
+    return str(value)

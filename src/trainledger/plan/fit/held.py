@@ -1,0 +1,109 @@
+"""What the heaviest rank of a run holds, of what, and when: the verdict that every search here asks for."""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from trainledger.frozen import frozen
+from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ranks import account_of_stage
+from trainledger.ledger.timeline import peak_nbytes
+from trainledger.predict.predict import memory_of_device
+from trainledger.predict.roofline import Machine
+from trainledger.spec.cluster import Device
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import Run
+
+
+@frozen
+class Held:
+    """Bytes of the heaviest rank at the peak of a step, and what a process gets of the device's memory.
+
+    ``nbytes`` has all that stands around the tensors in it (`predict.device_memory`); ``by_category`` sums to
+    ``peak_nbytes``, the tensors alone. ``stage`` is counted from 0 of ``stages``.
+    """
+
+    nbytes: int
+    usable_nbytes: int
+    peak_nbytes: int
+    by_category: dict[str, int]
+    stage: int
+    stages: int
+    moment: str
+
+    @property
+    def fits(self) -> bool:
+        return self.nbytes <= self.usable_nbytes
+
+    @property
+    def category(self) -> str:
+        """The largest category of the tensors at the peak."""
+        return max(self.by_category, key=lambda each: self.by_category[each])
+
+    @property
+    def rank(self) -> str:
+        """Whose peak it is."""
+        return "every rank" if self.stages == 1 else f"stage {self.stage + 1} of {self.stages}"
+
+
+@frozen
+class Scale:
+    """Weighs runs on one kind of device: what they hold, exactly as a plan says it.
+
+    ``usable_nbytes`` is None where nothing is known of the device's memory; `scale_of` refuses that.
+    """
+
+    machine: Machine
+    backend: str
+    usable_nbytes: int
+    heaviest: dict[int, int] = field(default_factory=dict)  # stage that was heaviest, by number of stages
+
+    def nbytes(self, run: Run, stage: int) -> int:
+        """What a rank of a stage holds in all; of ranks with uneven pieces the one with the largest."""
+        ledger = account_of_stage(run, stage, backend=self.backend)
+        return self._in_all(run, peak_nbytes(ledger))
+
+    def fits(self, run: Run) -> bool:
+        """Whether every stage fits; the stage that was heaviest before is weighed first."""
+        stages = run.layout.pipeline
+        first = self.heaviest.get(stages, 0)
+        order = [first, *(each for each in range(stages) if each != first)]
+        for stage in order:
+            if self.nbytes(run, stage) > self.usable_nbytes:
+                self.heaviest[stages] = stage
+                return False
+        return True
+
+    def held(self, run: Run) -> Held:
+        """The heaviest rank of a run, in full."""
+        stages = run.layout.pipeline
+        ledgers = [account_of_stage(run, stage, backend=self.backend) for stage in range(stages)]
+        peaks = [peak_nbytes(each) for each in ledgers]
+        stage = max(range(stages), key=lambda each: peaks[each])
+        self.heaviest[stages] = stage
+        peak = ledgers[stage].peak()
+        return Held(
+            nbytes=self._in_all(run, peak.nbytes), usable_nbytes=self.usable_nbytes, peak_nbytes=peak.nbytes,
+            by_category=peak.by_category, stage=stage, stages=stages, moment=_moment(ledgers[stage]),
+        )  # fmt: skip
+
+    def _in_all(self, run: Run, peak: int) -> int:
+        return int(memory_of_device(run, peak, self.machine).nbytes)
+
+
+def scale_of(machine: Machine | None, *, backend: str) -> Scale:
+    """The scale of a device of the catalog or a measured machine; raises InvalidInput where its memory is not known."""
+    if machine is None:
+        rule = "was not measured yet, so its memory is not known (trainledger measure machine does it, once)"
+        raise InvalidInput([Problem("cluster.device", "this-machine", rule, "h100-sxm")])
+    usable = machine.memory_nbytes
+    if isinstance(machine, Device) and machine.usable_nbytes is not None:
+        usable = machine.usable_nbytes
+    if usable is None:
+        raise InvalidInput([Problem("cluster.device", machine.title, "has no known memory")])
+    return Scale(machine, backend, usable)
+
+
+def _moment(ledger: Ledger) -> str:
+    entry = ledger.peak().entry
+    return f"{entry.name} of {entry.path or 'the update'}, {entry.phase}"

@@ -1,0 +1,283 @@
+"""Memory and time of very many layouts at once, from the pieces of their parts: quick, and never above the account.
+
+Layouts that agree in their tensor, context, pipeline and expert ranks are a block: a table with a row for every variant
+of what one device computes and a column for every way to share states, once for every way to run the pipeline. Memory
+is the most of a few moments that every step has; time is the longest path through the pipeline with what cannot be
+hidden beside it. Both leave out what only the account knows.
+
+Shapes: S ways to run the pipeline, J stages that differ, V variants, U ways to share states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainledger.dtypes import nbytes_in
+from trainledger.frozen import frozen
+from trainledger.plan.layouts.grid import RESHARDS, Shape, Spread
+from trainledger.plan.layouts.messages import Messages
+from trainledger.plan.layouts.pieces import Pieces, Work, class_of, pieces_of
+from trainledger.plan.layouts.stages import Pipelines
+from trainledger.plan.layouts.states import AMOUNTS, ROUNDING, States
+from trainledger.plan.layouts.times import Times
+from trainledger.spec.precision import precision_of
+from trainledger.spec.recompute import layer_runs
+from trainledger.spec.run import Run
+
+
+@frozen
+class Block:
+    """The layouts with the same ranks of tensor, context, pipeline and experts.
+
+    ``variants`` are places in the list of shapes, ``columns`` places in the tables of states.
+    """
+
+    tensor: int
+    context: int
+    pipeline: int
+    expert: int
+    data_ranks: int
+    variants: Any
+    micro_batches: Any
+    spreads: tuple[Spread, ...]
+    columns: tuple[int, ...]
+
+
+@frozen
+class Bound:
+    """Bytes at the peak and seconds of a step, [S, V, U]; of the bytes those that are states."""
+
+    nbytes: Any
+    states: Any
+    seconds: Any
+
+
+@frozen
+class Costs:
+    """What a machine takes: how parts are timed, the seconds of an update per element, the share that slow nodes add."""
+
+    times: Times
+    update_seconds: float
+    slower: float = 0.0
+
+
+class Bounds:
+    """Bounds of blocks; what several blocks need is made once."""
+
+    def __init__(
+        self, run: Run, shapes: Sequence[Shape], states: States, costs: Costs, *, gathers: Sequence[bool], backend: str
+    ) -> None:
+        self.run = run
+        self.shapes = shapes
+        self.states = states
+        self.costs = costs
+        self.runs = [each.count * len(each.kinds) for each in layer_runs(run.model, run.recipe)]
+        self.tables = {each: self._table(each, backend) for each in gathers}
+        precision = precision_of(run.recipe)
+        formats = precision.gradients, precision.parameters
+        self.gradient_nbytes, self.parameter_nbytes = (nbytes_in(8, each) / 8 for each in formats)
+
+    def _table(self, gathers: bool, backend: str) -> Pieces:
+        """The pieces of all shapes, from one account for each class of them."""
+        import numpy as np
+
+        classes: dict[tuple[Any, ...], list[int]] = {}
+        for index, shape in enumerate(self.shapes):
+            classes.setdefault(class_of(shape), []).append(index)
+        size, runs = len(self.shapes), len(self.runs)
+        whole = Pieces(
+            Work(*np.zeros((6, size))), tuple(Work(*np.zeros((6, size))) for _ in range(runs)),
+            Work(*np.zeros((6, size))), np.zeros(size), tuple(np.zeros((runs, size))), tuple(np.zeros((runs, size))),
+        )  # fmt: skip
+        for places in classes.values():
+            some = [self.shapes[index] for index in places]
+            found = pieces_of(self.run, some, self.costs.times, gathers=gathers, backend=backend)
+            pairs = [(whole.before, found.before), (whole.after, found.after)]
+            for into, of in (*pairs, *zip(whole.layers, found.layers, strict=True)):
+                for name, values in vars(into).items():
+                    values[places] = getattr(of, name)
+            whole.stream[places] = found.stream
+            for name in ("gather", "reduce"):
+                for values, of_run in zip(getattr(whole, name), getattr(found, name), strict=True):
+                    values[places] = of_run
+        return whole
+
+    def of(self, block: Block, pipelines: Pipelines) -> Bound:
+        """The bounds of a block."""
+        import numpy as np
+
+        parts = []
+        for gathers in self.tables:
+            at = [index for index, each in enumerate(block.spreads) if (each.sharing >= RESHARDS) == gathers]
+            if at:
+                parts.append((at, _Part(self, block, pipelines, gathers, at)))
+        if len(parts) == 1:
+            (_, part), = parts
+            return Bound(*part.memory(), part.seconds())
+        shape = (len(pipelines.ways), len(block.variants), len(block.spreads))
+        nbytes, states, seconds = np.empty(shape), np.empty(shape), np.empty(shape)
+        for at, part in parts:
+            nbytes[:, :, at], states[:, :, at] = part.memory()
+            seconds[:, :, at] = part.seconds()
+        return Bound(nbytes, states, seconds)
+
+
+class _Part:
+    """The columns of a block whose parameters are gathered block by block, or those whose are not."""
+
+    def __init__(
+        self, bounds: Bounds, block: Block, pipelines: Pipelines, gathers: bool, at: Sequence[int]
+    ) -> None:
+        import numpy as np
+
+        self.bounds, self.block, self.pipelines, self.gathers = bounds, block, pipelines, gathers
+        self.spreads = [block.spreads[index] for index in at]
+        self.columns = np.array([block.columns[index] for index in at])
+        self.sharing = np.array([each.sharing for each in self.spreads])
+        pieces, variants = bounds.tables[gathers], block.variants
+        self.before, self.after = (_rows(each, variants) for each in (pieces.before, pieces.after))
+        self.layers = [_rows(each, variants) for each in pieces.layers]
+        self.stream = pieces.stream[variants]
+        self.standing = self._standing()
+
+    def _standing(self) -> dict[str, Any]:
+        """What stands on each stage, [S, J, U]."""
+        import numpy as np
+
+        ways, states = self.pipelines, self.bounds.states
+        size, most, _ = ways.layers.shape
+        table = np.empty((len(AMOUNTS), size, most, len(self.columns)))
+        for sharing in set(self.sharing.tolist()):
+            at = np.flatnonzero(self.sharing == sharing)
+            if self.block.pipeline == 1:
+                table[..., at] = states.whole(sharing)[:, None, None, self.columns[at]]
+                continue
+            for interleaved in set(ways.interleaved):
+                which = np.flatnonzero(np.array(ways.interleaved) == interleaved)
+                found = states.stages(sharing, interleaved, self.columns[at], ways.layers[which], ways.first[which],
+                                      ways.last[which])  # fmt: skip
+                table[:, which[:, None, None], np.arange(most)[None, :, None], at] = found
+        return dict(zip(AMOUNTS, table, strict=True))
+
+    # Memory
+
+    def memory(self) -> tuple[Any, Any]:
+        """Bytes at the peak of the heaviest stage, and the states of it: [S, V, U] both."""
+        import numpy as np
+
+        stands = self.standing
+        resident = stands["resident"] + stands["gathered"] + stands["outside"] - ROUNDING
+        gradients = stands["gradients"]
+        first, later, several = self._activations()
+        worst = states = None
+        for stage in range(resident.shape[1]):
+            fixed, more = resident[:, stage, None, :], gradients[:, stage, None, :]
+            nbytes = first[stage] + fixed + several[:, stage, :, None] * more
+            nbytes = np.maximum(nbytes, later[:, stage, :, None] + (fixed + more))
+            if worst is None or states is None:
+                worst, states = nbytes, fixed + more
+            else:
+                worst, states = np.maximum(worst, nbytes), np.maximum(states, fixed + more)
+        return worst, np.broadcast_to(states, worst.shape)
+
+    def _activations(self) -> tuple[list[Any], Any, Any]:
+        """What micro-batches hold when the first backward begins, and a later one; and whether gradients are there.
+
+        For each stage [S, V, U or 1] the first, [S, J, V] the others.
+        """
+        import numpy as np
+
+        ways = self.pipelines
+        kept, in_flight = self._kept()
+        own = self._sum(ways.last_chunks()[:, :, None, :])
+        head = ways.ends[:, :, None] * self.after["kept"]
+        later = np.where(in_flight > 1, kept - own, 0.0)
+        several = self.block.micro_batches * ways.chunks[:, None, None] > in_flight
+        keeps = self.sharing > RESHARDS
+        first = []
+        for stage in range(kept.shape[1]):
+            base = kept[:, stage] - head[:, stage]
+            tail = ways.tail[:, stage]
+            moment = kept[:, stage]
+            for run, layer in enumerate(self.layers):
+                here = (tail == run)[:, None]
+                moment = np.maximum(moment, np.where(here, base + layer["quiet"], 0.0))
+            after = base + np.where(ways.ends[:, stage, None] > 0, self.after["quiet"], 0.0)
+            moment = np.maximum(moment, after)
+            if self.gathers:
+                # What the layer behind has reduced is still there only from the last layer but one on.
+                beside = np.zeros_like(base)
+                for run, layer in enumerate(self.layers):
+                    here = ((tail == run) & ways.longer[:, stage])[:, None]
+                    beside = np.where(here, base - layer["kept"] + layer["most"], beside)
+                moment = np.where(keeps, moment[..., None], np.maximum(moment, beside)[..., None])
+            else:
+                moment = moment[..., None]
+            first.append(moment)
+        return first, np.maximum(later, 0.0), several
+
+    def _kept(self) -> tuple[Any, Any]:
+        """Bytes kept in flight, and how many micro-batches of chunks that are: [S, J, V]."""
+        import numpy as np
+
+        counts, inverse = np.unique(self.block.micro_batches, return_inverse=True)
+        held = np.stack([self.pipelines.held(int(each)) for each in counts], axis=2)[:, :, inverse]
+        return self._sum(held), held[..., -1]
+
+    def _sum(self, held: Any) -> Any:
+        """Bytes of so many layers, embeddings, heads and messages, as `Pipelines.held` has them."""
+        several = len(self.layers)
+        total = held[..., several] * self.before["kept"] + held[..., several + 1] * self.after["kept"]
+        if self.block.pipeline > 1:
+            total = total + held[..., several + 2] * self.stream
+        for run, layer in enumerate(self.layers):
+            total = total + held[..., run] * layer["kept"]
+        return total
+
+    # Time
+
+    def seconds(self) -> Any:
+        """Seconds of a step: the longest path through the stages, what comes before and after it: [S, V, U]."""
+        import numpy as np
+
+        ways, costs = self.pipelines, self.bounds.costs
+        messages = Messages(self.bounds, self.block, self.spreads, ways, self.standing)
+        count = self.block.micro_batches[:, None].astype(float)
+        ahead, back, weights = (self._work(name) for name in ("forward", "backward", "weights"))
+        gather, again, reduce = messages.per_micro_batch()
+        if self.block.pipeline == 1:
+            # The streams of a rank on its own go on from one micro-batch to the next.
+            path = count * np.maximum(ahead[:, 0] + back[:, 0], gather[:, 0] + again[:, 0] + reduce[:, 0])
+        else:
+            forwards, backwards = np.maximum(ahead, gather), np.maximum(back, again + reduce)
+            both = forwards + backwards
+            bubble = np.where(
+                ways.zero_bubble[:, None, None, None], forwards + np.maximum(backwards - 2 * weights, 0.0), both
+            ) / ways.chunks[:, None, None, None]  # fmt: skip
+            send, path = messages.send(), None
+            for stage in range(ahead.shape[1]):
+                whole = count * both[:, stage] + 2 * ways.place[:, stage, None, None] * send
+                for other in range(ahead.shape[1]):
+                    before = ways.before[:, stage, other]
+                    if before.any():
+                        whole = whole + before[:, None, None] * bubble[:, other]
+                path = whole if path is None else np.maximum(path, whole)
+        begin, end, beside = messages.once()
+        hidden = back / ways.chunks[:, None, None, None]
+        end = end[:, 0] + np.maximum(0.0, np.max(beside - hidden, axis=1))
+        owned = np.max(self.standing["owned"], axis=1)[:, None, :]
+        close = owned * costs.update_seconds + messages.updated(owned)
+        return (path + begin[:, 0] + end + close) * (1 + costs.slower)
+
+    def _work(self, name: str) -> Any:
+        """A micro-batch's seconds of one kind in all chunks of each stage: [S, J, V, 1]."""
+        ways = self.pipelines
+        total = ways.first[:, :, None] * self.before[name] + ways.last[:, :, None] * self.after[name]
+        for run, layer in enumerate(self.layers):
+            total = total + ways.layers[:, :, run, None] * layer[name]
+        return total[..., None]
+
+
+def _rows(work: Work, variants: Any) -> dict[str, Any]:
+    return {name: values[variants] for name, values in vars(work).items()}

@@ -1,0 +1,54 @@
+"""The account of one layout: the same figures as a plan of it, from its distinct stages only."""
+
+from __future__ import annotations
+
+from trainledger.frozen import frozen
+from trainledger.ledger.parameters import leaves_of
+from trainledger.ledger.ranks import RankAccount, account_of_stage
+from trainledger.ledger.timeline import peak_nbytes
+from trainledger.ledger.update import whole_of
+from trainledger.plan.layouts.grid import Stages
+from trainledger.plan.layouts.stages import distinct, kinds_of
+from trainledger.predict.layout_time import layout_time
+from trainledger.predict.predict import memory_of_device
+from trainledger.spec.cluster import Device
+from trainledger.spec.recompute import layer_runs
+from trainledger.spec.run import Run
+
+
+@frozen
+class Exact:
+    """Seconds of a step (None: a rate is not known, and ``why``), bytes of the heaviest rank and of its device."""
+
+    seconds: float | None
+    peak_nbytes: int
+    device_nbytes: int
+    fits: bool | None
+    why: str = ""
+
+
+def exact(run: Run, machine: Device, *, backend: str) -> Exact:
+    """What a layout comes to.
+
+    Of stages that have the same layers the first is followed, which has the most micro-batches in flight; of ranks that
+    share states the one with the largest pieces. The others take as long, and hold no more.
+    """
+    layout = run.layout
+    stages = Stages(layout.pipeline, layout.schedule, layout.virtual_stages, layout.stage_layers)
+    every = kinds_of(stages, [each.count * len(each.kinds) for each in layer_runs(run.model, run.recipe)])
+    some = distinct(every)
+    ledgers = [account_of_stage(run, each.stage, backend=backend) for each in some]
+    peak = max(peak_nbytes(each) for each in ledgers)
+    held = memory_of_device(run, peak, machine)
+    by_kind = {kind.chunks: ledger for kind, ledger in zip(some, ledgers, strict=True)}
+    ranks = [
+        RankAccount(
+            stage=each.stage, place=0, count=layout.devices // layout.pipeline, layers=sum(each.layers),
+            first=each.first, last=each.last, in_flight=0, ledger=by_kind[each.chunks],
+        )
+        for each in every
+    ]  # fmt: skip
+    tensors = whole_of(leaves_of(run.model, run.recipe)).tensors
+    step = layout_time(run, ranks, machine, tensors=tensors)
+    why = "" if step.seconds is not None else step.notes[0]
+    return Exact(step.seconds, peak, int(held.nbytes), held.fits, why)

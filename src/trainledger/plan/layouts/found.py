@@ -1,0 +1,147 @@
+"""What a search for layouts gives: the best ones, what they cost in memory, and why others were left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from trainledger.frozen import frozen
+from trainledger.spec.run import Run
+from trainledger.units import format_count, format_nbytes, format_seconds
+
+
+@frozen
+class Found:
+    """A layout and what it comes to; ``run`` is the run with it, to be planned or stored.
+
+    ``seconds`` of a step and ``device_nbytes`` (everything that the heaviest device holds) are those of its account,
+    ``bound_seconds`` and ``bound_nbytes`` what the search took them to be at least. ``mfu`` is by the dense convention.
+    """
+
+    run: Run
+    seconds: float
+    device_nbytes: int
+    peak_nbytes: int
+    mfu: float | None
+    bound_seconds: float
+    bound_nbytes: float
+
+    def __repr__(self) -> str:
+        return f"Found({self.title}: {format_seconds(self.seconds)}, {format_nbytes(self.device_nbytes)})"
+
+    @property
+    def title(self) -> str:
+        """The layout in words, defaults left out."""
+        return ", ".join([*_said(self.run), *_recipe_said(self.run)])
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The layout as overrides for ``--set``."""
+        run = self.run
+        found = [f"layout.{name}={_toml(value)}" for name, value in _changed(run)]
+        again = run.recipe.activation_checkpointing
+        return (*found, f"recipe.micro_batch={run.recipe.micro_batch}", f"recipe.activation_checkpointing={again}")
+
+    @property
+    def toml(self) -> str:
+        """The layout as lines of a run file."""
+        lines = ["[layout]", *(f"{name} = {_quoted(value)}" for name, value in _changed(self.run))]
+        recipe = self.run.recipe
+        lines += ["", "[recipe]", f"micro_batch = {recipe.micro_batch}"]
+        return "\n".join([*lines, f'activation_checkpointing = "{recipe.activation_checkpointing}"'])
+
+
+@frozen
+class Rejected:
+    """So many layouts for the same reason."""
+
+    reason: str
+    count: int
+
+
+@frozen
+class Gap:
+    """How far bounds were below the accounts, as shares of those: the least, the median and the most."""
+
+    least: float
+    median: float
+    most: float
+
+
+@frozen
+class Layouts:
+    """The layouts of a run on so many devices, best first.
+
+    Of ``searched`` in the grid, ``allowed`` obey every rule, ``fitting`` may fit by their bounds; ``accounted`` were
+    accounted for exactly, best bounds first. ``certain`` says that no other can be among the ``ranked``, if bounds hold.
+    """
+
+    run: Run
+    device: str
+    devices: int
+    searched: int
+    allowed: int
+    fitting: int
+    accounted: int
+    certain: bool
+    ranked: tuple[Found, ...]
+    pareto: tuple[Found, ...]
+    rejected: tuple[Rejected, ...]
+    seconds_gap: Gap | None
+    nbytes_gap: Gap | None
+    bounding_seconds: float
+    accounting_seconds: float
+    usable_nbytes: int | None
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        best = self.ranked[0] if self.ranked else "none fits"
+        searched = format_count(self.searched)
+        return f"Layouts({self.devices:,} x {self.device}, {searched} searched, {self.fitting:,} fit, best={best})"
+
+    @property
+    def best(self) -> Found | None:
+        """The quickest that fits; None where none does."""
+        return self.ranked[0] if self.ranked else None
+
+    @property
+    def layouts_per_second(self) -> float:
+        """Layouts bounded in memory and time in a second of one core."""
+        return self.allowed / self.bounding_seconds if self.bounding_seconds else 0.0
+
+
+def _changed(run: Run) -> Iterator[tuple[str, object]]:
+    """The fields of a layout that are not as by default."""
+    for each in fields(run.layout):
+        value = getattr(run.layout, each.name)
+        if value != each.default:
+            yield each.name, value
+
+
+def _said(run: Run) -> Iterator[str]:
+    layout = run.layout
+    if layout.alone:
+        yield "one device"
+    for name, value in _changed(run):
+        if name == "stage_layers":
+            sizes = layout.stage_layers or ()
+            yield f"{min(sizes)} to {max(sizes)} layers a stage"
+        elif value is True:
+            yield name
+        else:
+            yield f"{name} {value}"
+
+
+def _recipe_said(run: Run) -> Iterator[str]:
+    yield f"micro_batch {run.recipe.micro_batch}"
+    yield f"recompute {run.recipe.activation_checkpointing}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{','.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
+
+
+def _quoted(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else _toml(value).replace(",", ", ")

@@ -1,0 +1,177 @@
+"""The grid of layouts: every way to spread a run over so many devices that the search looks at.
+
+A layout of the grid has three parts. Its shape is what one device computes of a micro-batch, its stages are how layers
+go over the pipeline, and its spread is how the ranks that are left share states. Names are those of `spec.layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from trainledger.frozen import frozen
+from trainledger.spec.layout import MOST_CHUNKS, SCHEDULES, Layout
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.run import Run
+
+CHECKPOINTING = ("none", "selective", "full")
+FIELDS = (
+    "tensor", "sequence_parallel", "context", "context_kind", "expert", "micro_batch", "activation_checkpointing",
+    "pipeline", "schedule", "virtual_stages", "replicate", "shard", "zero", "reshard_after_forward",
+)  # fmt: skip
+# How states are shared: (zero, reshard_after_forward). The first is that of ranks that share none.
+SHARING: tuple[tuple[int, bool | None], ...] = ((3, None), (1, None), (2, None), (3, True), (3, False))
+ALONE = 0
+RESHARDS = 3  # from here on parameters are gathered block by block
+
+
+@frozen
+class Shape:
+    """What one device computes of a micro-batch."""
+
+    tensor: int
+    sequence_parallel: bool
+    context: int
+    context_kind: str
+    expert: int
+    micro_batch: int
+    checkpointing: str
+
+
+@frozen
+class Stages:
+    """How the layers go over the pipeline; ``layers`` are those of each chunk, None where all have as many."""
+
+    pipeline: int
+    schedule: str
+    virtual_stages: int
+    layers: tuple[int, ...] | None
+
+
+@frozen
+class Spread:
+    """How the ranks that are left share states; ``sharing`` is a place in `SHARING`."""
+
+    replicate: int
+    shard: int
+    sharing: int
+
+
+@frozen
+class Grid:
+    """The values of each axis; ``fixed`` says which of them a person has chosen."""
+
+    run: Run
+    devices: int
+    fixed: Mapping[str, Any]
+    checkpointing: tuple[str, ...]
+
+    def values(self, name: str, of: Any) -> tuple[Any, ...]:
+        """The values of an axis, or the one that is fixed."""
+        return tuple(each for each in of if each == self.fixed[name]) if name in self.fixed else tuple(of)
+
+    def blocks(self) -> Iterator[tuple[int, int, int]]:
+        """Every (tensor, context, pipeline) that divides the devices."""
+        for tensor in self.values("tensor", divisors(self.devices)):
+            for context in self.values("context", divisors(self.devices // tensor)):
+                for pipeline in self.values("pipeline", divisors(self.devices // (tensor * context))):
+                    yield tensor, context, pipeline
+
+    def parallels(self, tensor: int) -> tuple[bool, ...]:
+        return self.values("sequence_parallel", (False,) if tensor == 1 else (False, True))
+
+    def kinds(self, context: int) -> tuple[str, ...]:
+        return self.values("context_kind", ("ring",) if context == 1 else ("ring", "all-to-all"))
+
+    def experts(self) -> tuple[int, ...]:
+        experts = self.run.model.n_experts
+        return self.values("expert", (1,) if experts is None else divisors(experts))
+
+    def micro_batches(self) -> tuple[int, ...]:
+        return self.values("micro_batch", divisors(self.run.recipe.global_batch))
+
+    def again(self) -> tuple[str, ...]:
+        return self.values("activation_checkpointing", self.checkpointing)
+
+    def stages(self, pipeline: int) -> Iterator[Stages]:
+        """The ways to run a pipeline of so many stages."""
+        layers = self.run.model.n_layers
+        for schedule in self.values("schedule", SCHEDULES if pipeline > 1 else ("1f1b",)):
+            several = schedule == "interleaved"
+            chunks = range(2, min(MOST_CHUNKS, layers + 2) // pipeline + 1) if several else (1,)
+            for each in self.values("virtual_stages", chunks):
+                shared = shared_layers(layers, pipeline * each, at_most_ends=several)
+                if shared is not None:
+                    yield Stages(pipeline, schedule, each, shared or None)
+
+    def spreads(self, ranks: int, context: int) -> Iterator[Spread]:
+        """The ways to share states over the data-parallel ranks."""
+        for shard in self.values("shard", divisors(ranks)):
+            if "replicate" in self.fixed and ranks // shard != self.fixed["replicate"]:
+                continue
+            for sharing in (ALONE,) if shard * context == 1 else range(1, len(SHARING)):
+                zero, reshard = SHARING[sharing]
+                if self.fixed.get("zero", zero) == zero and self.fixed.get("reshard_after_forward", reshard) == reshard:
+                    yield Spread(ranks // shard, shard, sharing)
+
+
+def grid_of(run: Run, devices: int, fixed: Mapping[str, Any]) -> Grid:
+    """The grid of a run on so many devices; raises InvalidInput for a fixed name that is no axis of it."""
+    unknown = [each for each in fixed if each not in FIELDS]
+    if unknown:
+        rule = f"is not searched; what can be fixed is {', '.join(FIELDS)}"
+        raise InvalidInput([Problem(each, fixed[each], rule, nearest_text(each, FIELDS)) for each in unknown])
+    own = run.recipe.activation_checkpointing
+    wanted = fixed.get("activation_checkpointing", own)
+    again = tuple(dict.fromkeys((*CHECKPOINTING, own, wanted)))
+    return Grid(run, devices, dict(fixed), again)
+
+
+def run_of(run: Run, shape: Shape, stages: Stages, spread: Spread) -> Run:
+    """The run with one layout of the grid."""
+    zero, reshard = SHARING[spread.sharing]
+    usual = stages.pipeline == 1
+    layout = Layout(
+        replicate=spread.replicate, shard=spread.shard, zero=zero,
+        reshard_after_forward=None if reshard is usual else reshard, prefetch=run.layout.prefetch,
+        tensor=shape.tensor, sequence_parallel=shape.sequence_parallel, pipeline=stages.pipeline,
+        schedule=stages.schedule, virtual_stages=stages.virtual_stages, stage_layers=stages.layers,
+        context=shape.context, context_kind=shape.context_kind, expert=shape.expert,
+    )  # fmt: skip
+    recipe = replace(run.recipe, micro_batch=shape.micro_batch, activation_checkpointing=shape.checkpointing)
+    return replace(run, layout=layout, recipe=recipe, cluster=replace(run.cluster, count=layout.devices))
+
+
+def shared_layers(layers: int, chunks: int, *, at_most_ends: bool = False) -> tuple[int, ...] | None:
+    """The layers of each chunk: () where all have as many, else those at the ends have one fewer than the others.
+
+    The embedding and the head stand there, which weigh about as much as a layer (Grattafiori et al. 2024, The Llama 3
+    Herd of Models, section 3.3.2, takes one layer off each end). None where a chunk between would be empty, or with
+    ``at_most_ends`` where more than the first and the last would be smaller.
+
+    >>> shared_layers(126, 16)
+    (7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7)
+    >>> shared_layers(32, 4), shared_layers(4, 8)
+    ((), None)
+    """
+    most = -(-layers // chunks)
+    missing = most * chunks - layers
+    if not missing:
+        return ()
+    if missing > 2 and (at_most_ends or most == 1):
+        return None
+    shared = [most] * chunks
+    for number in range(missing):
+        shared[-1 - number // 2 if number % 2 == 0 else number // 2] -= 1
+    return tuple(shared)
+
+
+def divisors(whole: int) -> tuple[int, ...]:
+    """The divisors of a number, the smallest first.
+
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    small = [each for each in range(1, int(whole**0.5) + 1) if whole % each == 0]
+    return tuple(sorted({*small, *(whole // each for each in small)}))

@@ -1,0 +1,277 @@
+"""What one device needs for one micro-batch, layer by layer: bytes and seconds of many shapes at once.
+
+The figures are read off the closed-form ledger of a single forward and backward of the whole model, in which the sizes
+of tensor, context and expert ranks and of the micro-batch are arrays. What decides which operations run (whether ranks
+are one or more, what is recomputed, whether parameters are gathered) takes an account of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainledger.dtypes import nbytes_in
+from trainledger.frozen import frozen
+from trainledger.ledger.entry import Entry, Int, Ledger
+from trainledger.ledger.rank import rank_of
+from trainledger.ledger.sizes import sizes_of
+from trainledger.ledger.step import account_of
+from trainledger.plan.layouts.grid import Shape
+from trainledger.plan.layouts.times import Times
+from trainledger.predict.kernel_time import larger
+from trainledger.spec.layout import Layout
+from trainledger.spec.precision import precision_of
+from trainledger.spec.recompute import layer_runs
+from trainledger.spec.run import Run
+
+_SHARING = ("shard", "shard x context", "replicate", "shard / expert", "shard x context / expert")
+_MOVING = ("activations", "logits and loss", "scratch", "communication")
+COMMUNICATION = "communication"
+
+
+@frozen
+class Work:
+    """What one layer, or what stands before or after all, needs for a micro-batch.
+
+    ``kept`` bytes wait for the backward. ``most`` is what is live beside all that is kept while the backward runs, and
+    ``quiet`` the same without what is gathered and reduced. ``weights`` is the part of ``backward`` that only gradients
+    of weights need.
+    """
+
+    kept: Any = 0.0
+    most: Any = 0.0
+    quiet: Any = 0.0
+    forward: Any = 0.0
+    backward: Any = 0.0
+    weights: Any = 0.0
+
+
+@frozen
+class Pieces:
+    """The pieces of some shapes, each an array with an element for each of them.
+
+    ``layers`` are those of a layer of each run of `layer_runs`. ``stream`` are the bytes that go from one stage to the
+    next. ``gather`` and ``reduce`` are bytes of a layer's parameters and gradients that go over the ranks that share
+    them for a micro-batch, where that is done block by block.
+    """
+
+    before: Work
+    layers: tuple[Work, ...]
+    after: Work
+    stream: Any
+    gather: tuple[Any, ...]
+    reduce: tuple[Any, ...]
+
+
+class _Once(Run):
+    """A run with a single micro-batch, whatever its sizes."""
+
+    @property
+    def grad_accum(self) -> Any:
+        return 1
+
+
+def class_of(shape: Shape) -> tuple[Any, ...]:
+    """What decides which operations run; shapes that agree in it go into one account."""
+    several = shape.micro_batch > 1 and shape.sequence_parallel  # then tokens are brought together by copies
+    return (
+        shape.tensor > 1, shape.sequence_parallel, shape.context > 1, shape.context_kind, shape.expert > 1,
+        shape.checkpointing, several,
+    )  # fmt: skip
+
+
+def pieces_of(
+    run: Run, shapes: Sequence[Shape], times: Times | None, *, gathers: bool, backend: str
+) -> Pieces:
+    """The pieces of shapes of one class; ``gathers`` says that parameters are gathered block by block."""
+    local = _with_arrays(run, shapes, gathers)
+    rank = rank_of(local)
+    ledger = account_of(rank, backend=backend)
+    leaves = rank.leaves(rank.chunks[0])
+    blocks = [len(each.blocks) for each in leaves.segments]
+    counts = [each.count for each in leaves.segments]
+    sizes = sizes_of(rank.run, backend)
+    stream = nbytes_in(sizes.stream_rows * sizes.spec.d_model, precision_of(local.recipe).stream)
+    found = _Reader(ledger, times, local.layout).read()
+    which = _main_segments([each.count * len(each.kinds) for each in layer_runs(run.model, local.recipe)], blocks, counts)
+    size = len(shapes)
+    layers, gather, reduce = [], [], []
+    for index in which:
+        work, of = found.loops[index], blocks[index]
+        layers.append(_spread(replace(
+            work, kept=work.kept / of, forward=work.forward / of, backward=work.backward / of, weights=work.weights / of,
+        ), size))  # fmt: skip
+        gather.append(_wide(found.gathered.get(index, 0) / of, size))
+        reduce.append(_wide(found.reduced.get(index, 0) / of, size))
+    return Pieces(
+        before=_spread(found.before, size), layers=tuple(layers), after=_spread(found.after, size),
+        stream=_wide(stream, size), gather=tuple(gather), reduce=tuple(reduce),
+    )  # fmt: skip
+
+
+def _with_arrays(run: Run, shapes: Sequence[Shape], gathers: bool) -> Run:
+    """A run with a micro-batch of each shape; sizes that are one in all of them stay numbers."""
+    import numpy as np
+
+    def sizes(name: str) -> Any:
+        values = [getattr(each, name) for each in shapes]
+        return values[0] if len(set(values)) == 1 else np.array(values, np.int64)
+
+    first = shapes[0]
+    expert = sizes("expert")
+    layout, recipe = Layout(prefetch=run.layout.prefetch), replace(run.recipe)
+    # Experts of a rank that shares among several; how many it shares among is told apart (`plan.layouts.standing`).
+    vars(layout).update(
+        tensor=sizes("tensor"), sequence_parallel=first.sequence_parallel, context=sizes("context"),
+        context_kind=first.context_kind, expert=expert, shard=2 * expert if gathers else expert,
+        zero=3 if gathers else 1,
+    )  # fmt: skip
+    micro_batch = sizes("micro_batch")
+    vars(recipe).update(
+        micro_batch=micro_batch, global_batch=micro_batch * layout.shard, activation_checkpointing=first.checkpointing
+    )
+    return _Once(model=run.model, recipe=recipe, layout=layout, cluster=run.cluster, data=run.data)
+
+
+def _main_segments(runs: Sequence[int], blocks: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """For each run of layers, of so many layers each, the segment of a ledger that stands for most of it."""
+    which, at, index = [], 0, 0
+    for size in runs:
+        until, best, most = at + size, index, 0
+        while index < len(blocks) and at < until:
+            if counts[index] > most:
+                best, most = index, counts[index]
+            at += blocks[index] * counts[index]
+            index += 1
+        which.append(best)
+    return which
+
+
+def _wide(amount: Any, size: int) -> Any:
+    import numpy as np
+
+    return np.broadcast_to(np.asarray(amount, float), size)
+
+
+def _spread(work: Work, size: int) -> Work:
+    return Work(*(_wide(each, size) for each in vars(work).values()))
+
+
+class _Found:
+    def __init__(self) -> None:
+        self.before, self.after = Work(), Work()
+        self.loops: dict[int, Work] = {}
+        self.gathered: dict[int, Any] = {}
+        self.reduced: dict[int, Any] = {}
+
+
+class _Reader:
+    """Goes through the ledger of one forward and backward and adds up what each part of the model needs."""
+
+    def __init__(self, ledger: Ledger, times: Times | None, layout: Layout) -> None:
+        self.entries = [each for each in ledger if each.phase in ("forward", "recompute", "backward")]
+        self.times = times
+        self.layout = layout
+
+    def read(self) -> _Found:
+        found = _Found()
+        parts = list(_parts(self.entries))
+        kept: dict[Any, Int] = {}
+        for key, part in parts:
+            kept[key] = kept.get(key, 0) + sum((_kept(each) for each in part if each.phase == "forward"), 0)
+        counts = {key: part[0].loop[0][1] for key, part in parts if isinstance(key, tuple)}
+        standing = sum(
+            (_kept(each) for key, part in parts if key == "before" for each in part if each.path == ""), 0
+        )  # copies of weights that stand outside: whose they are is not told
+        root = sum((each.payload for key, part in parts if key == "before" for each in part
+                    if each.name == "all_gather" and each.group in _SHARING), 0)  # fmt: skip
+        most, quiet = self._most(parts, kept, counts, root), self._most(parts, kept, counts, 0, quiet=True)
+        seconds = self._seconds(parts)
+        for key, name in (("before", "before"), ("after", "after")):
+            spent = seconds.get(key, (0.0, 0.0, 0.0))
+            own = kept.get(key, 0) - (standing if key == "before" else 0)
+            setattr(found, name, Work(own, most.get(key, 0), quiet.get(key, 0), *spent))
+        for key in kept:
+            if not isinstance(key, tuple):
+                continue
+            index, name = key
+            if index in found.loops and name != "":  # the rounds between stand for all
+                continue
+            found.loops[index] = Work(kept[key], most.get(key, 0), quiet.get(key, 0), *seconds[key])
+            of = [each for other, part in parts if other == key for each in part if each.group in _SHARING]
+            found.gathered[index] = sum((each.payload for each in of if each.name == "all_gather"), 0)
+            found.reduced[index] = sum((each.payload for each in of if each.name == "reduce_scatter"), 0)
+        return found
+
+    def _most(
+        self, parts: list[Any], kept: Mapping[Any, Int], counts: Mapping[Any, int], root: Int, *, quiet: bool = False
+    ) -> dict[Any, Int]:
+        """By part, what is live in backward beside what all parts keep whose backward is still to come."""
+        moving = _MOVING[:-1] if quiet else _MOVING
+        most: dict[Any, Int] = {}
+        live: Int = 0
+        waiting = sum((each * counts.get(key, 1) for key, each in kept.items() if key != "after"), 0) + root
+        for key, part in parts:
+            before = live
+            for entry in part:
+                live = live + _moved(entry.allocated, moving)
+                if entry.phase != "forward" or key == "after":
+                    beside = live + entry.scratch - waiting
+                    most[key] = beside if key not in most else larger(most[key], beside)
+                live = live - _moved(entry.freed, moving)
+            if isinstance(key, tuple):
+                count = counts[key]
+                live = before + count * (live - before)
+                if part[0].phase != "forward":
+                    waiting = waiting - count * kept[key]
+        return most
+
+    def _seconds(self, parts: list[Any]) -> dict[Any, tuple[Any, Any, Any]]:
+        """By part, the seconds of its forward, of its backward and of what weights take in it, one round of a loop."""
+        seconds: dict[Any, tuple[Any, Any, Any]] = {}
+        if self.times is None:
+            return {key: (0.0, 0.0, 0.0) for key, _ in parts}
+        for key, part in parts:
+            depth = 1 if isinstance(key, tuple) else 0
+            spent, products = self.times.of(part, self.layout, depth, without=_SHARING)
+            forward, backward, weights = seconds.get(key, (0.0, 0.0, 0.0))
+            if part[0].phase == "forward":
+                seconds[key] = (forward + spent, backward, weights)
+            else:
+                seconds[key] = (forward, backward + spent, weights + products / 2)
+        return seconds
+
+
+def _parts(entries: Sequence[Entry]) -> Iterator[tuple[Any, list[Entry]]]:
+    """Runs of entries of the same part and direction: ``before``, ``after``, or (segment, which rounds) of a loop."""
+    at: Any = None
+    forward, part = True, list[Entry]()
+    seen = {True: False, False: False}
+    for entry in entries:
+        direction = entry.phase == "forward"
+        key: Any
+        if entry.loop and entry.loop[0][0].startswith("layers "):
+            _, number, *which = entry.loop[0][0].split()
+            key = (int(number), " ".join(which))
+            seen[direction] = True
+        else:
+            key = "after" if seen[direction] == direction else "before"
+        if (key, direction) != (at, forward) and part:
+            yield at, part
+            part = []
+        at, forward = key, direction
+        part.append(entry)
+    if part:
+        yield at, part
+
+
+def _kept(entry: Entry) -> Int:
+    """What it keeps, parameters that were gathered left out."""
+    if any(category == COMMUNICATION for category, _ in entry.allocated):
+        return 0
+    return entry.kept
+
+
+def _moved(amounts: Sequence[tuple[str, Int]], moving: Sequence[str]) -> Int:
+    return sum((nbytes for category, nbytes in amounts if category in moving), 0)

@@ -1,0 +1,293 @@
+"""The search: every layout of the grid bounded, the best of them accounted for until their order is certain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from trainledger.ledger.entry import Ledger
+from trainledger.ledger.step import account
+from trainledger.plan.layouts.blocks import Blocks
+from trainledger.plan.layouts.bounds import Block, Bounds, Costs
+from trainledger.plan.layouts.chosen import Chosen, pareto
+from trainledger.plan.layouts.exact import Exact, exact
+from trainledger.plan.layouts.found import Found, Gap, Layouts, Rejected
+from trainledger.plan.layouts.grid import RESHARDS, grid_of, run_of
+from trainledger.plan.layouts.judge import Judge
+from trainledger.plan.layouts.stages import Pipelines
+from trainledger.plan.layouts.states import States
+from trainledger.plan.layouts.times import Times
+from trainledger.predict.layout_time import straggling
+from trainledger.predict.predict import memory_of_device
+from trainledger.predict.ratios import mfu, step_peak
+from trainledger.predict.roofline import NoRate, Roofline
+from trainledger.spec.cluster import Device
+from trainledger.spec.layout import Layout
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import Run
+
+Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+MOST_LISTED = 4000  # layouts by bound that are remembered for the accounts
+MOST_ON_FRONT = 12  # of the layouts that save memory, those that are accounted for
+STATES_ALONE = "does not fit: parameters, gradients and optimizer state alone"
+BESIDE_STATES = "does not fit: activations and what is gathered, beside the states"
+NO_NETWORK = "cannot be timed: its groups go over nodes, and the network between them is not known"
+BY_ACCOUNT = "does not fit: by its account, though its bound does"
+
+
+def search(
+    run: Run,
+    machine: Device,
+    *,
+    backend: str,
+    fixed: Mapping[str, Any] | None = None,
+    keep: int = 10,
+    limit_seconds: float = 30.0,
+    progress: Progress | None = None,
+) -> Layouts:
+    """The best layouts of a run on the ``cluster.count`` devices of a machine, by predicted seconds of a step.
+
+    ``fixed`` gives axes a value (``{"tensor": 8}``); ``keep`` are how many are ranked. The best by bound are accounted
+    for until the order of those is certain, at most ``limit_seconds`` long; Ctrl-C ends that early. Raises InvalidInput
+    where the run's fields contradict each other or the machine's rates are not known.
+    """
+    tell = progress or (lambda what, done, of: None)
+    began = time.process_time()
+    grid = grid_of(run, run.cluster.count, fixed or {})
+    judge = Judge(grid)
+    blocks = Blocks(grid, judge)
+    states = States(run, list(blocks.ranks) or [(1, 1, 1, False)], backend=backend)
+    spreads = [each for some in blocks.blocks.values() for block in some for each in block.spreads]
+    gathers = [each for each in (False, True) if any(_table(spread.sharing) == each for spread in spreads)]
+    gathers = [False, True] if any(each.sharing == 2 for each in spreads) else gathers
+    bounds = Bounds(run, blocks.shapes, states, _costs(run, machine, backend), gathers=gathers, backend=backend)
+    room = Room(run, machine)
+    chosen = Chosen(MOST_LISTED)
+    pairs = [(pipeline, number) for pipeline, some in sorted(blocks.blocks.items()) for number in range(len(some))]
+    ways = {pipeline: Pipelines(blocks.stages[pipeline], bounds.runs) for pipeline in blocks.blocks}
+    allowed_count = fitting = 0
+    for number, (pipeline, at) in enumerate(pairs):
+        tell("bounds", number, len(pairs))
+        block = blocks.blocks[pipeline][at]
+        allowed = blocks.allowed(block)
+        allowed_count += int(allowed.sum())
+        bound = bounds.of(block, ways[pipeline])
+        fits = _fitting(bound, room.of(block), allowed, blocks)
+        fitting += int(fits.sum())
+        chosen.add(bound.seconds, bound.nbytes, pipeline << 32 | at, fits)
+    bounding = time.process_time() - began
+    tell("bounds", len(pairs), len(pairs))
+
+    def layout_at(row: Any) -> Run:
+        key = int(row[2])
+        block = blocks.blocks[key >> 32][key & 0xFFFFFFFF]
+        stages = blocks.stages[key >> 32][int(row[3])]
+        return run_of(run, blocks.shapes[block.variants[int(row[4])]], stages, block.spreads[int(row[5])])
+
+    began = time.process_time()
+    accounts = _Accounts(run, machine, backend, layout_at, keep)
+    interrupted = accounts.go(chosen.quickest(), _thinned(chosen.front(), MOST_ON_FRONT), limit_seconds, tell)
+    blocks.rejected[BY_ACCOUNT] += accounts.too_large
+    slower = fitting - len(accounts.found) - accounts.too_large
+    if slower > 0:
+        blocks.rejected["slower by its bound than those that were accounted for"] += slower
+    ranked = accounts.ranked()
+    notes = list(accounts.notes(interrupted, limit_seconds))
+    return Layouts(
+        run=run, device=machine.title, devices=grid.devices, searched=blocks.searched, allowed=allowed_count,
+        fitting=fitting, accounted=accounts.count, certain=accounts.certain,
+        ranked=tuple(ranked[:keep]), pareto=accounts.pareto(),
+        rejected=tuple(Rejected(reason, count) for reason, count in blocks.rejected.most_common() if count),
+        seconds_gap=_gap([(each.bound_seconds, each.seconds) for each in accounts.found]),
+        nbytes_gap=_gap([(each.bound_nbytes, each.peak_nbytes) for each in accounts.found]),
+        bounding_seconds=bounding, accounting_seconds=time.process_time() - began, usable_nbytes=room.usable,
+        notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _table(sharing: int) -> bool:
+    return sharing >= RESHARDS
+
+
+def _costs(run: Run, machine: Device, backend: str) -> Costs:
+    """How parts are timed on a machine; raises InvalidInput where its rates are not known."""
+    if machine.fabric is None:
+        rule = "has no links on record, and layouts are ranked by the time of a step"
+        raise InvalidInput([Problem("cluster.device", run.cluster.device, rule)])
+    fabric = machine.fabric.bound if machine.efficiency is None else machine.fabric
+    times = Times(Roofline(machine), fabric)
+    alone = replace(run, layout=Layout(), recipe=replace(run.recipe, micro_batch=1, global_batch=1))
+    try:
+        update_seconds = _update_seconds(account(alone, backend=backend), times)
+    except NoRate as reason:
+        raise InvalidInput([Problem("cluster.device", run.cluster.device, f"cannot be timed: {reason}")]) from None
+    whole = replace(run, layout=Layout(replicate=run.cluster.count))
+    return Costs(times, update_seconds, straggling(whole, machine, fabric))
+
+
+def _update_seconds(ledger: Ledger, times: Times) -> float:
+    """Seconds of clip and update for each element that is trained."""
+    phases = ("clip", "optimizer")
+    spent = sum(
+        times.roofline.time(each).seconds for each in ledger if each.phase in phases and each.kind != "transfer"
+    )
+    return float(spent) / max(1, ledger.parameters)
+
+
+class Room:
+    """How many bytes the ledger's peak may have, so that all that a device holds fits."""
+
+    def __init__(self, run: Run, machine: Device) -> None:
+        self.run, self.machine = run, machine
+        self.usable: int | None = memory_of_device(run, 0, machine).usable_nbytes
+        self._known: dict[tuple[int, int], float] = {}
+
+    def of(self, block: Block) -> Any:
+        """By column of a block; infinite where the device's memory is not known."""
+        import numpy as np
+
+        return np.array([self._of(block, each.replicate, each.shard) for each in block.spreads])
+
+    def _of(self, block: Block, replicate: int, shard: int) -> float:
+        if self.usable is None:
+            return float("inf")
+        layout = Layout(
+            replicate=replicate, shard=shard, context=block.context, tensor=block.tensor, pipeline=block.pipeline,
+            expert=block.expert,
+        )  # fmt: skip
+        groups = layout.communicators
+        key = (len(groups), sum(each == 2 for each in groups))
+        if key not in self._known:
+            run = replace(self.run, layout=layout)
+            least, more = (memory_of_device(run, nbytes, self.machine).nbytes for nbytes in (0, self.usable))
+            self._known[key] = (self.usable - least) / ((more - least) / self.usable)
+        return self._known[key]
+
+
+def _fitting(bound: Any, room: Any, allowed: Any, blocks: Blocks) -> Any:
+    """Which layouts may fit and can be timed; the others are counted."""
+    import numpy as np
+
+    fits = allowed & (bound.nbytes <= room)
+    count, fit = int(allowed.sum()), int(fits.sum())
+    if fit < count:
+        alone = int((allowed & (bound.states > room)).sum())
+        blocks.rejected[STATES_ALONE] += alone
+        blocks.rejected[BESIDE_STATES] += count - fit - alone
+    if not fit:
+        return fits
+    timed = fits & np.isfinite(bound.seconds)
+    blocks.rejected[NO_NETWORK] += fit - int(timed.sum())
+    return timed
+
+
+def _thinned(rows: Any, most: int) -> Any:
+    """At most so many rows, evenly from the first to the last."""
+    import numpy as np
+
+    if len(rows) <= most:
+        return rows
+    return rows[np.unique(np.linspace(0, len(rows) - 1, most).round().astype(int))]
+
+
+def _gap(pairs: Sequence[tuple[float, float]]) -> Gap | None:
+    shares = [1 - bound / exactly for bound, exactly in pairs if exactly]
+    return Gap(min(shares), median(shares), max(shares)) if shares else None
+
+
+class _Accounts:
+    """Accounts of layouts, the best bounds first."""
+
+    def __init__(
+        self, run: Run, machine: Device, backend: str, layout_at: Callable[[Any], Run], keep: int
+    ) -> None:
+        self.run, self.machine, self.backend, self.layout_at, self.keep = run, machine, backend, layout_at, keep
+        self.found: list[Found] = []
+        self.count = self.too_large = 0
+        self.certain = False
+        self.unknown = ""
+        self._work: tuple[float, float] | None = None
+        self._seen: set[Run] = set()
+
+    def go(self, rows: Any, front: Any, limit_seconds: float, tell: Progress) -> bool:
+        """Account for rows until the order of the first is certain, and for the front; whether it was interrupted."""
+        until = time.monotonic() + limit_seconds
+        try:
+            for number, row in enumerate(rows):
+                ordered = sorted(each.seconds for each in self.found)
+                if len(ordered) >= self.keep and row[0] >= ordered[self.keep - 1]:
+                    self.certain = True
+                    break
+                if time.monotonic() > until:
+                    break
+                tell("accounts", number, len(rows))
+                self._account(row)
+            else:
+                self.certain = len(rows) < MOST_LISTED
+            for number, row in enumerate(front):
+                if time.monotonic() > until + limit_seconds / 2:
+                    break
+                tell("accounts of what saves memory", number, len(front))
+                self._account(row)
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    def _account(self, row: Any) -> None:
+        run = self.layout_at(row)
+        if run in self._seen:
+            return
+        self._seen.add(run)
+        told = exact(run, self.machine, backend=self.backend)
+        self.count += 1
+        if told.seconds is None:
+            self.unknown = told.why
+            return
+        if told.fits is False:
+            self.too_large += 1
+            return
+        self.found.append(Found(
+            run=run, seconds=told.seconds, device_nbytes=told.device_nbytes, peak_nbytes=told.peak_nbytes,
+            mfu=self._mfu(told), bound_seconds=float(row[0]), bound_nbytes=float(row[1]),
+        ))  # fmt: skip
+
+    def _mfu(self, told: Exact) -> float | None:
+        """Of the whole step on all devices."""
+        if self._work is None:
+            recipe = replace(self.run.recipe, micro_batch=1, global_batch=1)
+            ledger = account(replace(self.run, layout=Layout(), recipe=recipe), backend=self.backend)
+            try:
+                peak = step_peak(ledger, self.machine)
+            except NoRate:
+                peak = 0.0
+            self._work = float(ledger.model_flops * self.run.recipe.global_batch), peak * self.run.cluster.count
+        flops, peak = self._work
+        return mfu(flops, told.seconds, peak) if told.seconds and peak else None
+
+    def ranked(self) -> list[Found]:
+        return sorted(self.found, key=lambda each: (each.seconds, each.device_nbytes))
+
+    def pareto(self) -> tuple[Found, ...]:
+        """Those that no other beats in both seconds and memory, the quickest first."""
+        import numpy as np
+
+        if not self.found:
+            return ()
+        seconds = np.array([each.seconds for each in self.found])
+        nbytes = np.array([each.device_nbytes for each in self.found], float)
+        return tuple(self.found[index] for index in pareto(seconds, nbytes))
+
+    def notes(self, interrupted: bool, limit_seconds: float) -> list[str]:
+        notes = []
+        if interrupted:
+            notes.append("interrupted: what was accounted for so far is ranked")
+        elif not self.certain and self.found:
+            notes.append(
+                f"the order is not certain: after {limit_seconds:g} s layouts were left whose bounds are below"
+            )
+        if self.unknown:
+            notes.append(f"some layouts cannot be timed: {self.unknown}")
+        return notes

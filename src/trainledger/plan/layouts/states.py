@@ -1,0 +1,90 @@
+"""What stands on a rank by how states are shared: parameters, optimizer state, gradients, and their elements.
+
+`ledger.standing` is asked once for a layer of each run of layers and for what stands before and after all, with arrays
+for the ranks; a stage has the sum of its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainledger.ledger.rank import rank_of
+from trainledger.ledger.standing import standing
+from trainledger.plan.layouts.grid import ALONE, SHARING
+from trainledger.spec.layout import Layout
+from trainledger.spec.recompute import layer_runs
+from trainledger.spec.run import Run
+
+# (tensor, expert, ranks that share, replicas are several)
+Ranks = tuple[int, int, int, bool]
+AMOUNTS = ("resident", "gradients", "gathered", "outside", "owned", "computed")
+ROUNDING = 4096  # bytes by which a sum of parts may pass the whole: pieces of each part are filled up on their own
+
+
+class States:
+    """Tables of what stands on ranks, made when they are first asked for."""
+
+    def __init__(self, run: Run, ranks: Sequence[Ranks], *, backend: str) -> None:
+        self.run = run
+        self.ranks = tuple(ranks)
+        self.backend = backend
+        self.place = {each: index for index, each in enumerate(ranks)}
+        self.runs = [each.count * len(each.kinds) for each in layer_runs(run.model, run.recipe)]
+        self._parts: dict[tuple[int, bool], list[Any]] = {}
+        self._whole: dict[int, Any] = {}
+
+    def whole(self, sharing: int) -> Any:
+        """[amount, ranks] of a rank that has all layers."""
+        if sharing not in self._whole:
+            self._whole[sharing] = self._ask(sharing, None, 0, False)
+        return self._whole[sharing]
+
+    def stages(self, sharing: int, interleaved: bool, columns: Any, layers: Any, first: Any, last: Any) -> Any:
+        """[amount, S, J, columns] of stages with so many layers of each run [S, J, K]."""
+        import numpy as np
+
+        if (sharing, interleaved) not in self._parts:
+            self._parts[sharing, interleaved] = self._ask_parts(sharing, interleaved)
+        before, *each, after = (part[:, columns] for part in self._parts[sharing, interleaved])
+        total = np.einsum("sjk,kau->asju", layers, np.array(each))
+        return total + first[..., None] * before[:, None, None] + last[..., None] * after[:, None, None]
+
+    def _ask_parts(self, sharing: int, interleaved: bool) -> list[Any]:
+        """What stands before all layers, a layer of each run, what stands after."""
+        layers = self.run.model.n_layers
+        found = [self._ask(sharing, (0, layers, 0), 0, interleaved)]
+        first = 0
+        for size in self.runs:
+            found.append(self._ask(sharing, (first, 1, layers - first - 1), 1, interleaved))
+            first += size
+        return [*found, self._ask(sharing, (0, layers, 0), 2, interleaved)]
+
+    def _ask(self, sharing: int, cut: tuple[int, ...] | None, stage: int, interleaved: bool) -> Any:
+        import numpy as np
+
+        tensor, expert, shared, several = (_sizes([each[at] for each in self.ranks]) for at in range(4))
+        zero, reshard = SHARING[sharing]
+        layout = Layout(
+            zero=zero, reshard_after_forward=reshard, prefetch=self.run.layout.prefetch,
+            pipeline=1 if cut is None else 3, stage_layers=cut,
+        )  # fmt: skip
+        if interleaved and cut is not None:  # a second chunk without layers: buffers are what makes the difference
+            layout = replace(layout, schedule="interleaved", virtual_stages=2,
+                             stage_layers=(*cut, 0, 0, 0) if stage < 2 else (0, 0, 0, *cut))  # fmt: skip
+        shard = 1 if sharing == ALONE else np.maximum(np.maximum(shared, 2), expert)
+        vars(layout).update(tensor=tensor, expert=1 if sharing == ALONE else expert, shard=shard,
+                            replicate=1 + several * 1)  # fmt: skip
+        recipe = replace(self.run.recipe, micro_batch=1)
+        vars(recipe).update(global_batch=shard * (1 + several * 1))
+        run = replace(self.run, recipe=recipe, layout=layout)
+        told = standing(rank_of(run, stage), backend=self.backend)
+        rows = [np.broadcast_to(np.asarray(getattr(told, name), float), len(self.ranks)) for name in AMOUNTS]
+        return np.array(rows)
+
+
+def _sizes(values: Sequence[int]) -> Any:
+    import numpy as np
+
+    return int(values[0]) if len(set(values)) == 1 else np.array(values, np.int64)

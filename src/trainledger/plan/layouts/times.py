@@ -1,0 +1,73 @@
+"""Seconds of entries whose sizes are arrays: kernels by the roofline, collectives by where their ranks stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainledger.ledger.entry import Entry
+from trainledger.predict.collective_time import Placement, collective_seconds, placement
+from trainledger.predict.kernel_time import larger
+from trainledger.predict.roofline import Roofline
+from trainledger.spec.layout import Layout
+from trainledger.spec.links import Fabric
+
+
+class Times:
+    """What times a machine's operations; ``fabric`` joins its devices."""
+
+    def __init__(self, roofline: Roofline, fabric: Fabric) -> None:
+        self.roofline = roofline
+        self.fabric = fabric
+
+    def of(
+        self, entries: Sequence[Entry], layout: Layout, depth: int, *, without: Sequence[str]
+    ) -> tuple[Any, Any]:
+        """Seconds of entries one after the other, ``depth`` loops around them taken once; and of a backward's products.
+
+        Collectives of the groups in ``without`` are left out. Rounds of a ring go beside the attention that they feed
+        (`predict.rank_time`): what is longer counts.
+        """
+        total: Any = 0.0
+        ring: Any = 0.0
+        rounds: Any = 0
+        attention: Any = 0.0
+        products: Any = 0.0
+        for entry in entries:
+            inner = _product(entry.loop[depth:])
+            if entry.kind == "collective":
+                if entry.group in without or entry.group == "pipeline":
+                    continue
+                place = placement(layout, entry.group, entry.ranks, self.fabric.devices_per_node)
+                seconds = self.collective(entry.name, entry.payload, place) * inner
+                if entry.overlap != "compute":
+                    total = total + seconds
+                elif entry.name == "send":
+                    ring, rounds = ring + seconds, larger(rounds, inner)
+            elif entry.kind != "transfer":
+                seconds = self.roofline.time(entry).seconds / entry.times * inner
+                total = total + seconds
+                if entry.kind == "attention":
+                    attention = attention + seconds
+                elif entry.kind == "matmul" and entry.phase == "backward":
+                    products = products + seconds
+        if isinstance(rounds, int) and rounds == 0:
+            return total, products
+        return total + larger(0.0, ring - attention * rounds / (rounds + 1)), products
+
+    def collective(self, name: str, nbytes: Any, place: Placement) -> Any:
+        """Seconds of a collective; endless where its ranks are on several nodes and no network joins them."""
+        if self.fabric.network is not None:
+            return collective_seconds(name, nbytes, place, self.fabric)
+        import numpy as np
+
+        near = Placement(place.ranks, place.nodes * 0 + 1, place.in_node)
+        seconds = collective_seconds(name, nbytes, near, self.fabric)
+        return np.where(np.asarray(place.nodes) > 1, np.inf, seconds) if np.any(place.nodes > 1) else seconds
+
+
+def _product(loops: Sequence[tuple[str, Any]]) -> Any:
+    product: Any = 1
+    for _, count in loops:
+        product = product * count
+    return product

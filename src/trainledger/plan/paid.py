@@ -1,0 +1,186 @@
+"""What a budget really pays for: a model of a shape, in a layout that fits, at the speed that is predicted for it.
+
+A rule says N and D for a supposed share of the peak. Here the N becomes a member of a family, a layout and a
+micro-batch are found that fit, its step is predicted, and what that speed pays for is the next N; until N stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from trainledger.frozen import frozen
+from trainledger.ledger.parameters import parameters
+from trainledger.plan.budget import Budget, at_mfu
+from trainledger.plan.family import family_of
+from trainledger.plan.fit.held import Held, scale_of
+from trainledger.plan.placed import Predict, fastest
+from trainledger.plan.scaling_law import Law
+from trainledger.predict.forecast import Forecast
+from trainledger.predict.roofline import Machine
+from trainledger.spec.layout import Layout
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import Run
+
+SEQ_LEN = 4096
+_ROUNDS = 8
+_NEAR = 0.03  # of N: two rounds so near each other are the last
+_MUCH = 0.1  # of N: so much less than the rule asks for is worth a sentence
+_IN_TIME = 0.002
+_LARGE_BUDGET = 1e24  # FLOP
+
+
+@frozen
+class Round:
+    """One round: the N that was wanted, the model that came nearest, how it is laid out, and its share of the peak.
+
+    ``mfu`` is 6 N tokens/s over the peak of all devices: that of the rule, so that the rule can go on with it. None
+    where no time is predicted.
+    """
+
+    wanted: float
+    run: Run
+    parameters: int
+    mfu: float | None
+    tokens: float | None
+
+
+@frozen
+class Paid:
+    """The last round: a run that fits, what it is predicted to do, and the tokens that the budget pays for.
+
+    ``told`` is the forecast; ``loss_parameters`` counts what a token passes through (active parameters).
+    """
+
+    run: Run
+    held: Held
+    told: Forecast
+    family: str
+    rounds: tuple[Round, ...]
+    note: str = ""
+
+    @property
+    def parameters(self) -> int:
+        return self.rounds[-1].parameters
+
+    @property
+    def tokens(self) -> float | None:
+        return self.rounds[-1].tokens
+
+    @property
+    def mfu(self) -> float | None:
+        return self.rounds[-1].mfu
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.tokens is None else self.tokens / self.parameters
+
+    def __repr__(self) -> str:
+        return f"Paid({self.parameters:.4g} parameters on {self.tokens or 0:.4g} tokens)"
+
+
+def pay(
+    budget: Budget,
+    law: Law,
+    base: ModelSpec,
+    machine: Machine | None,
+    predict: Predict,
+    *,
+    backend: str = "cuda",
+    seq_len: int = SEQ_LEN,
+    tokens_per_step: int | None = None,
+) -> Paid:
+    """The run that a budget of devices and days pays for by a law; ``predict`` says what a run costs.
+
+    ``tokens_per_step`` None is `default_tokens_per_step`. Raises InvalidInput where the budget does not say on which
+    devices and how long, or where nothing fits on them.
+    """
+    if tokens_per_step is None:
+        tokens_per_step = default_tokens_per_step(budget.flops)
+    if budget.device is None or budget.count is None or budget.seconds is None:
+        rule = "needs a device, how many of them, and for how long"
+        raise InvalidInput([Problem("budget", None, rule)])
+    scale, family = scale_of(machine, backend=backend), family_of(base)
+    share, rounds = budget.mfu, list[Round]()
+    while True:
+        wanted = law.parameters(at_mfu(budget, share).flops).value
+        at = family.nearest(wanted)
+        place, run, told = fastest(
+            family, at, budget, scale, predict, seq_len=seq_len, tokens_per_step=tokens_per_step
+        )  # fmt: skip
+        rounds.append(_round(wanted, run, told, budget))
+        found, before = rounds[-1], rounds[-2].parameters if len(rounds) > 1 else 0
+        if found.mfu is None:
+            note = f"no time is predicted for it, so {100 * share:.3g} % of the peak stays supposed"
+            return Paid(run, scale.held(run), told, family.rule, tuple(rounds), note)
+        share = found.mfu
+        if abs(found.parameters - before) <= _NEAR * found.parameters or len(rounds) == _ROUNDS:
+            break
+    assert found.tokens is not None
+    run, told, tokens = _in_time(run, told, found.tokens, budget.seconds, predict)
+    note = ""
+    if place < at:
+        note = f"memory allows no more on these devices; the rule asks for {wanted:.3g} parameters"
+    elif abs(found.parameters / wanted - 1) > _MUCH:
+        note = f"the family of {base.name} has no member nearer to {wanted:.3g} parameters; another may (family)"
+    return Paid(run, scale.held(run), told, family.rule, (*rounds[:-1], replace(found, tokens=tokens)), note)
+
+
+def default_tokens_per_step(flops: float) -> int:
+    """4M tokens, as LLaMA from 7B to 65B (arXiv 2302.13971, table 2); 16M from 1e24 FLOP on, as Llama 3 405B.
+
+    (Llama 3, arXiv 2407.21783, section 3.4.1, comes to 16M in two steps.)
+    """
+    return 16 * 10**6 if flops >= _LARGE_BUDGET else 4 * 10**6
+
+
+def _in_time(run: Run, told: Forecast, tokens: float, seconds: float, predict: Predict) -> tuple[Run, Forecast, float]:
+    """The run with as many tokens as are done in a time with all that belongs to a run beside its steps."""
+    for _ in range(3):
+        run = replace(run, recipe=replace(run.recipe, steps=None, tokens=max(1, round(tokens))))
+        told = predict(run)
+        if not told.total_seconds or abs(told.total_seconds / seconds - 1) < _IN_TIME:
+            break
+        tokens *= seconds / told.total_seconds
+    return run, told, tokens
+
+
+def _round(wanted: float, run: Run, told: Forecast, budget: Budget) -> Round:
+    active = parameters(run.model).active
+    total = parameters(run.model).total
+    if told.tokens_per_second is None or budget.peak_flops_per_second is None or not budget.seconds:
+        return Round(wanted, run, total, None, None)
+    peak = budget.peak_flops_per_second * run.cluster.count
+    return Round(
+        wanted, run, total, 6 * active * told.tokens_per_second / peak, told.tokens_per_second * budget.seconds
+    )  # fmt: skip
+
+
+def to_json(paid: Paid) -> dict[str, Any]:
+    """The run that is paid for as plain data: a run file's sections but for the data, and what is predicted."""
+    spec, recipe, layout = paid.run.model, paid.run.recipe, paid.run.layout
+    return {
+        "family": paid.family,
+        "parameters": paid.parameters,
+        "tokens": paid.tokens,
+        "tokens_per_parameter": paid.ratio,
+        "mfu_6nd": paid.mfu,
+        "mfu": paid.told.mfu,
+        "tokens_per_second": paid.told.tokens_per_second,
+        "step_seconds": paid.told.step_seconds,
+        "basis": paid.told.basis.get("step_seconds"),
+        "model": {name: getattr(spec, name) for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_ff")},
+        "recipe": {
+            name: getattr(recipe, name)
+            for name in ("seq_len", "global_batch", "micro_batch", "precision", "activation_checkpointing", "compile")
+        },
+        "layout": {name: size for name, size in vars(layout).items() if size != getattr(Layout(), name)},
+        "held_nbytes": paid.held.nbytes,
+        "usable_nbytes": paid.held.usable_nbytes,
+        "rounds": [
+            {"wanted": each.wanted, "parameters": each.parameters, "mfu_6nd": each.mfu, "tokens": each.tokens}
+            for each in paid.rounds
+        ],
+        "notes": [*([paid.note] if paid.note else []), *paid.told.notes],
+    }

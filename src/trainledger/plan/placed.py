@@ -1,0 +1,142 @@
+"""A model of a family placed on so many devices: a layout, a micro-batch and a recomputation that fit and are quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from trainledger.plan.budget import Budget
+from trainledger.plan.family import Family
+from trainledger.plan.fit.axis import broken
+from trainledger.plan.fit.held import Scale
+from trainledger.predict.forecast import Forecast
+from trainledger.spec.cluster import Cluster, Device
+from trainledger.spec.layout import Layout
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
+
+Predict = Callable[[Run], Forecast]
+
+_SAVINGS = ("none", "selective", "full")
+_TENSOR_RANKS = (1, 2, 4, 8)  # within a node
+_MOST_STAGES = 64
+_FEW_DEVICES = 64  # up to so many the small search here is enough
+_SEARCH_SECONDS = 3.0
+
+
+def fastest(
+    family: Family,
+    at: int,
+    budget: Budget,
+    scale: Scale,
+    predict: Predict,
+    *,
+    seq_len: int,
+    tokens_per_step: int,
+) -> tuple[int, Run, Forecast]:
+    """The quickest way to train the member of a family at a place, or a smaller one where that fits in no way.
+
+    The place that was taken, the run, and what is predicted of it. On few devices the least tensor ranks and stages
+    that fit are tried with each recomputation; on many `plan.layouts` searches, without context ranks and interleaved
+    stages. Raises InvalidInput where no member fits.
+    """
+    device, count = budget.device, budget.count
+    assert device is not None
+    assert count is not None
+    for place in _downwards(at):
+        spec = replace(family[place], max_seq_len=max(family[place].max_seq_len, seq_len))
+        run = _run(spec, device, count, budget.dtype, seq_len, tokens_per_step)
+        if count > _FEW_DEVICES and scale.machine is device:
+            found = _searched(run, device, scale.backend)
+            if found is not None:
+                return place, found, predict(found)
+            continue
+        placed = _placed(run, tokens_per_step, scale)
+        if placed:
+            told = [(each, predict(each)) for each in placed]
+            return place, *max(told, key=lambda each: each[1].tokens_per_second or 0.0)
+    rule = "holds no model of the family, however it is spread"
+    raise InvalidInput([Problem("device", device.name, rule)])
+
+
+def _searched(run: Run, device: Device, backend: str) -> Run | None:
+    """The quickest layout of the search, None where none fits."""
+    from trainledger.plan.layouts.search import search
+
+    fixed = {"context": 1, "virtual_stages": 1}
+    best = search(run, device, backend=backend, fixed=fixed, keep=1, limit_seconds=_SEARCH_SECONDS).best
+    return None if best is None else best.run
+
+
+def _placed(run: Run, tokens_per_step: int, scale: Scale) -> list[Run]:
+    """The run in the first layout that fits, with each recomputation that fits in it; empty where none does."""
+    for layout in _layouts(run.cluster.count):
+        found = []
+        for saving in _SAVINGS:
+            recipe = replace(run.recipe, activation_checkpointing=saving)
+            largest = _largest_batch(replace(run, recipe=recipe, layout=layout), tokens_per_step, scale)
+            if largest is not None:
+                found.append(largest)
+        if found:
+            return found
+    return []
+
+
+def _downwards(at: int) -> Iterator[int]:
+    """Places from one on downwards, in steps that grow."""
+    step = 0
+    while at - step > 0:
+        yield at - step
+        step = max(1, 2 * step)
+    yield 0
+
+
+def _layouts(count: int) -> Iterator[Layout]:
+    """Ways to spread a model, those that cost least first: more tensor ranks within a node, then more stages."""
+    stages = 1
+    while stages <= min(count, _MOST_STAGES):
+        for tensor in _TENSOR_RANKS:
+            if count % (tensor * stages) == 0:
+                shard = count // (tensor * stages)
+                yield Layout(shard=shard, tensor=tensor, sequence_parallel=tensor > 1, pipeline=stages)
+        stages *= 2
+
+
+def _run(spec: ModelSpec, device: Device, count: int, dtype: str, seq_len: int, tokens_per_step: int) -> Run:
+    """The model with a usual recipe: 16-bit products, fp32 state, compiled blocks; not yet spread."""
+    precision = dtype
+    if dtype in ("bf16", "fp16"):
+        precision = "bf16-sharded" if dtype == "bf16" and count > 1 else f"{dtype}-mixed"
+    batch = _batch(tokens_per_step, seq_len, count) if _batch(tokens_per_step, seq_len, 1) >= count else (
+        _power_of_two(tokens_per_step / seq_len)
+    )  # fmt: skip
+    recipe = Recipe(
+        seq_len=seq_len, global_batch=batch, micro_batch=1, steps=1, precision=precision, compile=True
+    )  # fmt: skip
+    return Run(model=spec, recipe=recipe, cluster=Cluster(device=device.name, count=count))
+
+
+def _batch(tokens_per_step: int, seq_len: int, per_round: int) -> int:
+    """Sequences of a step: about so many tokens, in whole rounds of all ranks."""
+    return max(1, round(tokens_per_step / seq_len / per_round)) * per_round
+
+
+def _power_of_two(value: float) -> int:
+    return 1 << max(0, round(value).bit_length() - 1)
+
+
+def _largest_batch(run: Run, tokens_per_step: int, scale: Scale) -> Run | None:
+    """The run with the largest micro-batch of 1, 2, 4, 8 that fits; None where not even one does or rules forbid it."""
+    found = None
+    for size in (1, 2, 4, 8):
+        ranks = run.layout.data_ranks
+        batch = _batch(tokens_per_step, run.recipe.seq_len, size * ranks)
+        tried = replace(run, recipe=replace(run.recipe, micro_batch=size, global_batch=batch))
+        if broken(tried) or (found is not None and size * ranks * run.recipe.seq_len > 2 * tokens_per_step):
+            return found
+        if not scale.fits(tried):
+            return found
+        found = tried
+    return found

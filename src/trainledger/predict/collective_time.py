@@ -1,0 +1,244 @@
+"""The time of a collective: where its ranks stand, and the fastest way that a library has for a message of that size.
+
+Every way costs a start, so many steps from rank to rank, and bytes over a bandwidth (Hockney 1994). Rings and trees are
+those of Thakur, Rabenseifner and Gropp (2005, "Optimization of collective communication operations in MPICH"); what
+NCCL adds are the ring over several nodes whose channels use every rail, the double binary tree between nodes (Sanders,
+Speck and Traeff 2009) with a chain inside each, sums taken in the switch, and three protocols that trade bandwidth for
+latency (NVIDIA/nccl, src/graph/tuning.cc). Bandwidth figures agree with nccl-tests' PERFORMANCE.md: of S bytes over n
+ranks an all-reduce moves 2 (n - 1) / n S through every rank, an all-gather and a reduce-scatter (n - 1) / n S.
+
+Sizes and ranks may be arrays. n ranks in all, k of them in each of the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import reduce
+from typing import Any
+
+from trainledger.frozen import frozen
+from trainledger.predict.kernel_time import larger, smaller_real
+from trainledger.predict.roofline import NoRate
+from trainledger.spec.layout import Layout
+from trainledger.spec.links import Fabric, Link, Protocol
+
+Number = Any  # a number, or an array of them
+
+TREE_RATE = 0.92  # of a ring's bus bandwidth: NVIDIA/nccl, src/graph/tuning.cc, read 2026-11-20
+NEVER = 1e9  # seconds of a way that a group does not have
+AXES = ("tensor", "context", "shard", "replicate", "pipeline")  # from neighbours to the farthest apart
+
+
+@frozen
+class Placement:
+    """Where the ranks of a group stand: how many, on how many nodes, and how many of them in each."""
+
+    ranks: Number
+    nodes: Number
+    in_node: Number
+
+
+def placement(layout: Layout, group: str, ranks: Number, devices_per_node: int) -> Placement:
+    """Where a group's ranks stand, the mesh laid over the devices with tensor ranks next to each other.
+
+    Then come context, shard, replicate and pipeline, as torchtitan builds its mesh (pp, dp_replicate, dp_shard, cp, tp,
+    from outermost to innermost; Megatron-LM's default order tp-cp-ep-dp-pp is the same). Expert ranks are neighbours
+    among shard x context.
+
+    >>> placement(Layout(tensor=4, shard=64), "shard", 64, 8)
+    Placement(ranks=64, nodes=32, in_node=2)
+    """
+    apart = _apart(layout, group)
+    in_node = smaller_real(larger(1, devices_per_node // apart), ranks)
+    return Placement(ranks, -(-ranks // in_node), in_node)
+
+
+def _apart(layout: Layout, group: str) -> Number:
+    """Devices from one rank of a group to the next."""
+    if group == "first and last stage":
+        return layout.devices // layout.pipeline * (layout.pipeline - 1)
+    if group.endswith("/ expert"):
+        return layout.tensor * layout.expert
+    first = {"expert": "context", "shard x context": "context", "tensor / kv_heads": "tensor"}.get(group, group)
+    if first not in AXES:
+        raise ValueError(f"no group {group!r} of the mesh is known")
+    apart: Number = 1
+    for axis in AXES[: AXES.index(first)]:
+        apart = apart * getattr(layout, axis)
+    return apart
+
+
+def collective_seconds(name: str, nbytes: Number, place: Placement, fabric: Fabric) -> Number:
+    """Seconds of one collective of ``nbytes`` (counted as `Entry.payload`) by the fastest way; a group of one is free.
+
+    ``name`` is all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, or send (recv) to a neighbour. Raises
+    NoRate where the group needs a network that is not known.
+
+    >>> fabric = Fabric(devices_per_node=8, node=Link(name="x", title="x", bytes_per_second=100e9))
+    >>> round(collective_seconds("all_reduce", 8e9, Placement(8, 1, 8), fabric), 3)
+    0.14
+    """
+    if _is_one(place.ranks):
+        return 0.0
+    if fabric.network is None and not _is_one(place.nodes):
+        raise NoRate(
+            f"a group of {place.ranks} ranks is on {place.nodes} nodes of {fabric.devices_per_node} devices, and the "
+            "network between them is not known (cluster.network names one)"
+        )
+    ways = list(_WAYS[name](nbytes, place, fabric))
+    seconds = reduce(smaller_real, ways)
+    return seconds if isinstance(place.ranks, int) else seconds * (place.ranks > 1)
+
+
+def exchange_nbytes(name: str, nbytes: Number, ranks: Number) -> Number:
+    """Bytes that each rank sends in a bandwidth-optimal collective: what a bus bandwidth is taken over.
+
+    >>> exchange_nbytes("all_reduce", 800, 8)
+    1400.0
+    """
+    turns = {"all_reduce": 2 * (ranks - 1) / ranks, "send": 1, "recv": 1, "broadcast": 1}
+    return nbytes * turns.get(name, (ranks - 1) / ranks)
+
+
+# Ways
+
+
+def _ring_all_reduce(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number]:
+    yield from _ring(nbytes, place, fabric, rounds=2)
+    yield from _tree(nbytes, place, fabric)
+    yield from _switch(nbytes, place, fabric)
+
+
+def _ring_once(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number]:
+    yield from _ring(nbytes, place, fabric, rounds=1)
+
+
+def _ring(nbytes: Number, place: Placement, fabric: Fabric, *, rounds: int) -> Iterator[Number]:
+    """Every part goes round once or twice; channels on several rails leave each node."""
+    n = place.ranks
+    for inside, between in _protocols(fabric):
+        steps = rounds * ((n - place.nodes) * inside.ring_step_seconds + (place.nodes - 1) * between.ring_step_seconds)
+        rate = _rate(place, fabric) * inside.ring_share
+        yield inside.start_seconds + steps + rounds * (n - 1) / n * nbytes / rate
+
+
+def _tree(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number]:
+    """Up and down a chain in each node and two binary trees between nodes, each with half of the bytes.
+
+    A device in a chain sends every byte up and down; so does a node in the trees, but one of two sends half of it.
+    """
+    for inside, between in _protocols(fabric):
+        up = (place.in_node - 1) * inside.tree_step_seconds + _log2(place.nodes) * between.tree_step_seconds
+        chain = 2 * nbytes * (place.in_node > 1) / fabric.node.reached
+        seconds = larger(chain, _between(nbytes, place, fabric)) / (TREE_RATE * inside.tree_share)
+        yield inside.start_seconds + 2 * up + seconds
+
+
+def _between(nbytes: Number, place: Placement, fabric: Fabric) -> Number:
+    """Seconds of the trees between nodes, over the rails of all of a group's devices in a node."""
+    if fabric.network is None:
+        return 0.0
+    rails = smaller_real(place.in_node * fabric.network.reached, place.in_node * fabric.node.reached)
+    return ((place.nodes > 1) * 1 + (place.nodes > 2)) * nbytes / rails
+
+
+def _switch(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number]:
+    """The switch of a node adds up and spreads; trees join several nodes.
+
+    A device sends all of its bytes to be read and its part of the sums: (1 + 1 / k) of the message.
+    """
+    if fabric.node.switch_share is None:
+        return
+    k, rate = place.in_node, fabric.node.bytes_per_second * fabric.node.switch_share
+    seconds: Number = (1 + 1 / k) * nbytes / rate
+    steps = fabric.node.switch_seconds
+    if fabric.network is not None:
+        _, between = list(_protocols(fabric))[-1]
+        seconds = larger(seconds, _between(nbytes, place, fabric) / TREE_RATE)
+        steps = steps + 2 * _log2(place.nodes) * between.tree_step_seconds
+    if not _is_one(k):
+        yield steps + seconds + (k == 1) * NEVER  # one device of a node has nothing to add up there
+
+
+def _all_to_all(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number]:
+    """Every rank sends each other one its part, those of its node over the links and the rest over its own rail."""
+    n, k = place.ranks, place.in_node
+    for inside, between in _protocols(fabric):
+        near = (k - 1) * (inside.ring_step_seconds + nbytes / n / (fabric.node.reached * inside.ring_share))
+        far: Number = 0.0
+        if fabric.network is not None:
+            rate = smaller_real(fabric.network.reached, fabric.node.reached) * inside.ring_share
+            far = (place.nodes > 1) * (between.ring_step_seconds * (n - k) + (n - k) / n * nbytes / rate)
+        yield inside.start_seconds + near + far
+
+
+def _send(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number]:
+    """To the next rank: within a node where all of them are, else the slowest of the sends crosses the network."""
+    for inside, between in _protocols(fabric):
+        near = inside.ring_step_seconds + nbytes / (fabric.node.reached * inside.ring_share)
+        if fabric.network is None:
+            yield inside.start_seconds + near
+            continue
+        rate = smaller_real(fabric.network.reached, fabric.node.reached) * inside.ring_share
+        far = between.ring_step_seconds + nbytes / rate
+        crosses = place.nodes > 1
+        yield inside.start_seconds + near * (1 - crosses) + far * crosses
+
+
+def _broadcast(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number]:
+    """Down a ring in pieces: the steps once, the bytes once."""
+    for inside, between in _protocols(fabric):
+        n = place.ranks
+        steps = (n - place.nodes) * inside.ring_step_seconds + (place.nodes - 1) * between.ring_step_seconds
+        yield inside.start_seconds + steps + nbytes / (_rate(place, fabric) * inside.ring_share)
+
+
+_WAYS = {
+    "all_reduce": _ring_all_reduce, "all_gather": _ring_once, "reduce_scatter": _ring_once, "all_to_all": _all_to_all,
+    "send": _send, "recv": _send, "broadcast": _broadcast,
+}  # fmt: skip
+
+
+def _protocols(fabric: Fabric) -> Iterator[tuple[Protocol, Protocol]]:
+    """The protocols that the links of a node and the network both have, as each of them runs them."""
+    if fabric.network is None:
+        yield from ((each, each) for each in fabric.node.protocols)
+        return
+    between = {each.name: each for each in fabric.network.protocols}
+    for each in fabric.node.protocols:
+        if each.name in between:
+            yield each, between[each.name]
+
+
+def _rate(place: Placement, fabric: Fabric) -> Number:
+    """Bytes per second round a ring: of the links, or of the rails of a group's devices in a node where those are less.
+
+    Each device has its own share of its node's network, and the other groups of a node have theirs.
+    """
+    inside: Number = fabric.node.reached
+    if fabric.network is None:
+        return inside
+    rails = smaller_real(float(inside), place.in_node * fabric.network.reached)
+    if isinstance(place.nodes, int):
+        return rails if place.nodes > 1 else inside
+    return inside + (place.nodes > 1) * (rails - inside)
+
+
+def _log2(nodes: Number) -> Number:
+    """Levels of a binary tree."""
+    if isinstance(nodes, int):
+        return (nodes - 1).bit_length()
+    import numpy
+
+    return numpy.ceil(numpy.log2(nodes))
+
+
+def _is_one(size: Number) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def host_seconds(nbytes: Number, host: Link | None) -> Number:
+    """Seconds to move bytes between a device and its host's memory; raises NoRate where that link is not known."""
+    if host is None:
+        raise NoRate("the link to the host's memory is not known")
+    return nbytes / host.reached

@@ -1,0 +1,276 @@
+"""A trained model served: what one forward holds, moves and computes, how long it takes at least, and which batch fits.
+
+Decode reads all weights and the whole cache for one new token of each sequence, so that memory bounds it until the
+batch is large (Pope et al. 2022, Efficiently Scaling Transformer Inference, arXiv 2211.05102, section 2.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from trainledger.frozen import frozen
+from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.kv_cache import kv_cache
+from trainledger.ledger.serve import WeightBytes, account_serving, serving_rank, weight_bytes, weights_read
+from trainledger.predict.collective_time import collective_seconds, placement
+from trainledger.predict.device_memory import DeviceMemory, device_memory
+from trainledger.predict.roofline import Machine, NoRate, Roofline, peak_rate
+from trainledger.spec.cluster import Device
+from trainledger.spec.layout import Layout
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import Run
+from trainledger.spec.serving import WHOLE, Serving
+
+KINDS_THAT_COUNT = ("matmul", "attention")  # what no fusion takes away
+MOST_BATCH = 2**20
+
+
+@frozen
+class ServingTime:
+    """Seconds of one forward. ``bound`` is least: products, attention and links at the data sheet, all else fused away.
+
+    ``limit`` is what most of it is spent on: memory, compute or links. ``expected`` is what all operations take one
+    after the other, at the rates that the machine's calibration says, without the time to launch them; None where
+    there is none.
+    """
+
+    bound: float
+    limit: str
+    expected: float | None
+
+
+@frozen
+class BatchRow:
+    """One batch size: what it holds and how fast it is; times are None where a rate is not known."""
+
+    batch: int
+    device_nbytes: int
+    cache_nbytes: int
+    fits: bool | None
+    time: ServingTime | None
+    tokens_per_second: float | None
+
+
+@frozen(kw_only=True)
+class Inference:
+    """The account of one forward of one tensor rank, and the table of batches around it.
+
+    ``weights`` are the rank's bytes, ``cache_nbytes`` those of its cache and ``token_nbytes`` what one more token of
+    one sequence adds while no window is full; ``whole_token_nbytes`` that of all ranks together had they no copies.
+    ``moved`` says what a forward reads and writes: weights, cache and the rest. ``largest_batch`` is the most that
+    fits (0: not even one), None where the device's memory is not known.
+    """
+
+    run: Run
+    serving: Serving
+    ledger: Ledger
+    weights: WeightBytes
+    cache_nbytes: int
+    token_nbytes: int
+    whole_token_nbytes: int
+    memory: DeviceMemory | None
+    moved: dict[str, int]
+    time: ServingTime | None
+    ridge: float | None
+    device: str
+    batches: tuple[BatchRow, ...]
+    largest_batch: int | None
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        spent = "" if self.time is None else f", at least {self.time.bound:.4g} s ({self.time.limit}-bound)"
+        return f"Inference({self.run.model.name}, {self.serving.phase}, batch {self.serving.batch}{spent})"
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """New tokens of all sequences per second at the bound; in a prefill, tokens read."""
+        return None if self.time is None else self.serving.batch * self.serving.new_tokens / self.time.bound
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte moved."""
+        return float(self.ledger.matmul_flops / sum(self.moved.values()))
+
+
+def inference(run: Run, serving: Serving, machine: Machine | None, *, backend: str, table: bool = True) -> Inference:
+    """Everything that can be said of a served model; `InvalidInput` where the serving or the layout is none.
+
+    Of the run its model, its tensor ranks and its device count. ``table`` False leaves the other batches out.
+    """
+    _check(run, serving)
+    rank = serving_rank(run, serving, backend=backend)
+    ledger = account_serving(run, serving, backend=backend)
+    leaves = rank.leaves(rank.chunks[0])
+    held = _memory(run, ledger, machine)
+    cache, local = kv_cache(run.model, serving.cache), kv_cache(rank.run.model, serving.cache)
+    cache_nbytes = local.nbytes(serving.batch, serving.context)
+    notes: list[str] = []
+    time = _time(run, ledger, machine, notes)
+    everything = ledger.total("read") + ledger.total("written")
+    moved = {
+        "weights": weights_read(leaves, rank.run.model, serving),
+        "cache": cache_nbytes,  # read by decode, written by prefill
+    }
+    moved["activations"] = everything - sum(moved.values())
+    largest = _largest_batch(run, serving, machine, backend) if table else None
+    notes += _notes(run, serving)
+    return Inference(
+        run=run, serving=serving, ledger=ledger, weights=weight_bytes(leaves, serving), cache_nbytes=cache_nbytes,
+        token_nbytes=local.token_nbytes(), whole_token_nbytes=cache.token_nbytes(), memory=held, moved=moved, time=time,
+        ridge=_ridge(serving, machine), device="" if machine is None else machine.title,
+        batches=tuple(_rows(run, serving, machine, backend, largest)) if table else (), largest_batch=largest,
+        notes=tuple(dict.fromkeys(notes)),
+    )  # fmt: skip
+
+
+def _check(run: Run, serving: Serving) -> None:
+    found = list(serving.problems())
+    longest = run.model.max_seq_len
+    if not found and serving.context > longest:
+        found.append(Problem("--context", serving.context, f"is longer than model.max_seq_len = {longest}", longest))
+    if found:
+        raise InvalidInput(found)
+
+
+def _notes(run: Run, serving: Serving) -> list[str]:
+    notes = []
+    others = [each for each in ("replicate", "shard", "context", "pipeline", "expert") if getattr(run.layout, each) > 1]
+    if others:
+        notes.append(f"of the layout only tensor counts here; {', '.join(others)} left out")
+    if run.recipe.lora_rank is not None:
+        notes.append("adapters (recipe.lora_rank) are taken as merged into the weights")
+    if run.model.n_predict_ahead:
+        notes.append("modules of multi-token prediction are left out")
+    if serving.weights not in WHOLE:
+        notes.append(f"weights are widened as they are read; products run in {serving.compute}")
+    if run.model.n_experts is not None:
+        notes.append("of the experts those are read that have a token, in the mean over even routes")
+    return notes
+
+
+def _memory(run: Run, ledger: Ledger, machine: Machine | None) -> DeviceMemory | None:
+    if not isinstance(machine, Device):
+        return None
+    overheads = {each.name: each for each in machine.overheads}
+    groups = (run.layout.tensor,) if run.layout.tensor > 1 else ()
+    device = machine if overheads else replace(machine, compute_capability=None)
+    return device_memory(ledger.peak().nbytes, device, overheads, groups=groups)
+
+
+def _time(run: Run, ledger: Ledger, machine: Machine | None, notes: list[str]) -> ServingTime | None:
+    """The bound and the expectation; None with a note where a rate is not known."""
+    if machine is None:
+        notes.append("no times: this machine was not measured yet (trainledger measure machine does it, once)")
+        return None
+    try:
+        return _times(run, ledger, machine)
+    except NoRate as reason:
+        notes.append(f"no times: {reason}")
+        return None
+
+
+def _times(run: Run, ledger: Ledger, machine: Machine) -> ServingTime:
+    calibrated = not isinstance(machine, Device) or machine.efficiency is not None
+    sheet = replace(machine, efficiency=None) if isinstance(machine, Device) else machine
+    split = {"memory": 0.0, "compute": 0.0, "links": 0.0}
+    roofline = Roofline(sheet)
+    for each in ledger:
+        if each.kind == "collective":
+            split["links"] += _link_seconds(run, each, machine, bound=True) * each.times
+        elif each.kind in KINDS_THAT_COUNT:
+            told = roofline.time(each)
+            split["compute" if told.bound == "compute" else "memory"] += float(told.seconds)
+    expected = None
+    if calibrated:
+        roofline = Roofline(machine)
+        expected = sum(
+            _link_seconds(run, each, machine, bound=False) * each.times
+            if each.kind == "collective"
+            else float(roofline.time(each).seconds)
+            for each in ledger
+            if each.kind != "transfer"
+        )
+    return ServingTime(sum(split.values()), max(split, key=lambda each: split[each]), expected)
+
+
+def _link_seconds(run: Run, entry: Entry, machine: Machine, *, bound: bool) -> float:
+    fabric = machine.fabric if isinstance(machine, Device) else None
+    if fabric is None:
+        raise NoRate(f"no link between several of {machine.title} is known")
+    fabric = fabric.bound if bound else fabric
+    layout = Layout(tensor=run.layout.tensor)
+    place = placement(layout, entry.group, entry.ranks, fabric.devices_per_node)
+    return float(collective_seconds(entry.name, entry.payload, place, fabric))
+
+
+def _ridge(serving: Serving, machine: Machine | None) -> float | None:
+    """FLOPs per byte above which a device computes longer than it moves."""
+    if machine is None or machine.memory_bytes_per_second is None:
+        return None
+    try:
+        return peak_rate(machine, serving.compute) / machine.memory_bytes_per_second
+    except NoRate:
+        return None
+
+
+# Batches
+
+
+def _row(run: Run, serving: Serving, machine: Machine | None, backend: str, batch: int) -> BatchRow:
+    chosen = replace(serving, batch=batch)
+    ledger = account_serving(run, chosen, backend=backend)
+    held = _memory(run, ledger, machine)
+    time = _time(run, ledger, machine, [])
+    nbytes: int = ledger.peak().nbytes if held is None else held.nbytes
+    rate = None if time is None else batch * chosen.new_tokens / time.bound
+    return BatchRow(batch, nbytes, dict(ledger.resident)["cache"], _fits(held, ledger, machine), time, rate)
+
+
+def _fits(held: DeviceMemory | None, ledger: Ledger, machine: Machine | None) -> bool | None:
+    if held is not None:
+        return held.fits
+    if machine is None or machine.memory_nbytes is None:
+        return None
+    return bool(ledger.peak().nbytes <= machine.memory_nbytes)
+
+
+def _largest_batch(run: Run, serving: Serving, machine: Machine | None, backend: str) -> int | None:
+    """The most sequences that fit: memory grows with every one, about as much with each."""
+
+    def fits(batch: int) -> bool | None:
+        ledger = account_serving(run, replace(serving, batch=batch), backend=backend)
+        return _fits(_memory(run, ledger, machine), ledger, machine)
+
+    first = fits(1)
+    if first is None:
+        return None
+    return most_that(lambda batch: bool(fits(batch)), MOST_BATCH) if first else 0
+
+
+def most_that(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest number that fits, up to a limit, where 1 does and what is larger than one that does not does not.
+
+    >>> most_that(lambda number: number <= 37, 1000), most_that(lambda number: True, 1000)
+    (37, 1000)
+    """
+    low, high = 1, 2
+    while high <= limit and fits(high):
+        low, high = high, 2 * high
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _rows(
+    run: Run, serving: Serving, machine: Machine | None, backend: str, largest: int | None
+) -> list[BatchRow]:
+    """Batches from one to the largest that fits, the one that was asked for among them, and the first beyond."""
+    end = max(largest or 1, serving.batch)
+    sizes = {1, serving.batch, *(4**power for power in range(1, 11) if 4**power <= min(end, 4096))}
+    if largest:
+        sizes |= {largest, largest + 1} if largest < MOST_BATCH else {largest}
+    return [_row(run, serving, machine, backend, each) for each in sorted(sizes)]
+

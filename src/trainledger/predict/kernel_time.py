@@ -1,0 +1,131 @@
+"""The time of one kernel on a device whose efficiency is known, from its shape.
+
+A product's result is cut into tiles that the multiprocessors work on at once, as many in each wave as there are
+multiprocessors; a wave takes as long as a whole tile does, however little of it is filled (NVIDIA, Matrix
+Multiplication Background User's Guide, tile and wave quantization). What the seconds come to for a large product, and
+how long a tile takes to start and to end, are constants of `spec.efficiency.Efficiency`.
+
+Sizes may be ints or arrays; arrays give arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainledger.dtypes import nbytes_in
+from trainledger.ledger.entry import Int
+from trainledger.ledger.rules import smaller
+from trainledger.spec.efficiency import Efficiency
+
+Real = Any  # float for one run, an array for many at once
+
+# Rows and columns of a tile, and what share of the rate of the largest a kernel with such tiles has. That smaller
+# tiles are slower is said in the guide above; the shares are assumed (each element that is loaded is used by fewer
+# products: 64 x 64 loads 2.7 times as much for a product as 256 x 128 does).
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (64, 64, 0.6))
+SPLITS = (1, 2, 4, 8, 16)  # of the inner length over multiprocessors, where the result has too few tiles for all
+# Rows that do not begin at multiples of this take other kernels. Assumed: GPT-2 124M trained 25 % faster when its
+# vocabulary went from 50,257 to 50,304 (A. Karpathy 2023), with a third of its products in the head.
+ALIGNED_NBYTES = 16
+UNALIGNED = 0.6
+EIGHT_BITS = ("e4m3", "e5m2", "mxfp8")
+
+# Softmax runs on other units than the products beside it: narrow heads have fewer products for each exponential.
+# Chosen so that heads of 64 have 0.86 of the rate of heads of 128 (Dao 2023, FlashAttention-2, figures 4 and 5).
+SOFTMAX_WIDTH = 24
+FULL_WIDTH = 128
+ATTENTION_BLOCK = 128  # queries and keys of a block in FlashAttention-2
+# The memory-efficient kernel of PyTorch against FlashAttention-2 (Dao 2023, figures 4 to 6: xformers about half).
+EFFICIENT_ATTENTION = 0.5
+
+
+def larger(a: Real, b: Real) -> Real:
+    """The larger of two amounts, element by element of arrays.
+
+    >>> larger(3, 5)
+    5
+    """
+    if hasattr(a, "shape") or hasattr(b, "shape"):
+        import numpy as np
+
+        return np.maximum(a, b)
+    return max(a, b)
+
+
+def matmul_seconds(
+    shape: tuple[Int, ...], dtype: str, peak: float, efficiency: Efficiency, multiprocessors: int | None
+) -> Real:
+    """Seconds of ``batch`` products [m, k] @ [k, n] with shape (batch, m, n, k), its bytes left out.
+
+    Of the tiles and splits there are, the fastest are taken, as libraries do. Where the number of multiprocessors is
+    not known no wave is left half full.
+    """
+    batch, m, n, k = shape
+    share = efficiency.float8_share if dtype in EIGHT_BITS else efficiency.matmul_share
+    rate = peak * share * _alignment(shape, dtype)
+    workers = multiprocessors or 1
+    best: Real = None
+    for rows, columns, speed in TILES:
+        tiles = batch * -(-m // rows) * -(-n // columns)
+        tile_seconds = 2 * rows * columns * workers / (rate * speed)
+        for split in SPLITS:
+            waves = -(-tiles * split // workers)
+            seconds = waves * (k / split + efficiency.depth) * tile_seconds
+            best = seconds if best is None else smaller_real(best, seconds)
+            if isinstance(tiles, int) and tiles * split >= workers:
+                break  # to split further gives no worker anything to do
+    return best
+
+
+def smaller_real(a: Real, b: Real) -> Real:
+    """`rules.smaller` of amounts that need not be whole."""
+    return smaller(a, b) if hasattr(a, "shape") or hasattr(b, "shape") else min(a, b)
+
+
+def _alignment(shape: tuple[Int, ...], dtype: str) -> Real:
+    """The share of the rate that is left where a dim does not fill whole pieces of memory."""
+    if dtype not in ("bf16", "fp16", *EIGHT_BITS):
+        return 1.0
+    elements = ALIGNED_NBYTES // nbytes_in(1, dtype)
+    rest = sum(size % elements for size in shape[1:])
+    if hasattr(rest, "shape"):
+        import numpy as np
+
+        return np.where(rest == 0, 1.0, UNALIGNED)
+    return UNALIGNED if rest else 1.0
+
+
+def attention_seconds(
+    name: str, shape: tuple[Int, ...], flops: Int, peak: float, efficiency: Efficiency, multiprocessors: int | None
+) -> Real:
+    """Seconds of a fused attention kernel, forward or backward by its name, its bytes left out.
+
+    ``flops`` are dense; a causal kernel leaves out the blocks above the diagonal (`computed_share`).
+    """
+    sequences, queries, keys, width, value_width, causal = shape
+    backward = "backward" in name
+    share = efficiency.attention_backward_share if backward else efficiency.attention_share
+    if "efficient_attention" in name:
+        share = share * EFFICIENT_ATTENTION
+    mean_width = (width + value_width) / 2
+    narrow = mean_width / (mean_width + SOFTMAX_WIDTH) * (FULL_WIDTH + SOFTMAX_WIDTH) / FULL_WIDTH
+    share = share * smaller_real(1.0, narrow) * keys / (keys + efficiency.attention_length)
+    blocks = sequences * -(-(keys if backward else queries) // ATTENTION_BLOCK)
+    idle = larger(1.0, (multiprocessors or 1) / blocks)  # too few blocks leave multiprocessors without work
+    return flops * computed_share(queries, keys, causal) * idle / (peak * share)
+
+
+def computed_share(queries: Int, keys: Int, causal: int) -> Real:
+    """The share of all pairs of a query and a key in blocks that a kernel computes.
+
+    Causal, each query has half of the keys where keys are as many as queries or more, nearly all within a narrower
+    window, and half a block on the diagonal in vain.
+
+    >>> computed_share(4096, 4096, 0), computed_share(4096, 4096, 1), computed_share(128, 128, 1)
+    (1.0, 0.515625, 1.0)
+    """
+    if not causal:
+        return 1.0
+    longest = larger(queries, keys)
+    return smaller_real(1.0, 1 - keys / (2 * longest) + ATTENTION_BLOCK / (2 * longest))
+

@@ -1,0 +1,159 @@
+"""The time of one optimizer step of a layout: the slowest path through its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainledger.ledger.ranks import RankAccount
+from trainledger.predict.pipeline_time import Chunk, Stage, pipeline_ends
+from trainledger.predict.rank_time import Streams, compute_seconds, rank_seconds
+from trainledger.predict.roofline import Machine, NoRate
+from trainledger.predict.stage_time import StageTime, stages_of, with_free_links
+from trainledger.predict.step_time import CAUSES, StepTime, basis_of, causes_of, ideal_seconds, step_time
+from trainledger.spec.cluster import Device
+from trainledger.spec.links import Fabric
+from trainledger.spec.run import Run
+
+NO_LINK = "no step time: no link between devices of this machine was measured"
+
+
+def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, tensors: int = 0) -> StepTime:
+    """Predicted time of one step of a run with a layout, from the accounts of its ranks (`ledger.ranks.accounts`).
+
+    Of one device it is `step_time` with its ``tensors``. Causes are means over the devices: ``exposed communication``
+    is what the step would be shorter by if links took no time, ``pipeline bubble`` what the slowest path is longer than
+    the mean device computes (uneven stages included), ``stragglers`` what slow nodes add
+    (`Efficiency.straggler_share`). ``seconds`` is None, and a note says why, where a rate or a link is not known.
+    """
+    if run.layout.alone:
+        return step_time(ranks[0].ledger, machine, tensors=tensors)
+    basis, notes = basis_of(machine)
+    if not isinstance(machine, Device) or machine.fabric is None:
+        return StepTime(None, {}, {}, {}, basis, (NO_LINK,))
+    fabric = machine.fabric.bound if machine.efficiency is None else machine.fabric
+    try:
+        stages = stages_of(run, ranks, machine, fabric)
+        ideal = [ideal_seconds(each.ledger, machine) for each in stages]
+    except NoRate as reason:
+        return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
+    devices = sum(each.ranks for each in stages)
+    contention = 0.0 if machine.efficiency is None else machine.efficiency.contention_share
+    seconds = step_seconds(run, stages, contention)
+    computing = sum(sum(each.seconds for each in stage.times) * stage.ranks for stage in stages) / devices
+    free = computing
+    if run.layout.pipeline > 1:
+        free = step_seconds(run, [with_free_links(each) for each in stages], 0.0)
+    causes = dict.fromkeys(CAUSES, 0.0)
+    for stage, ideal_of in zip(stages, ideal, strict=True):
+        for name, share in causes_of(stage.times, ideal_of).items():
+            causes[name] += share * stage.ranks / devices
+    causes["pipeline bubble"] = free - computing
+    causes["exposed communication"] = seconds - free
+    launches = max(sum(each.launch_seconds for each in stage.times) for stage in stages)
+    waiting = max(seconds, launches) - seconds
+    if run.layout.pipeline > 1:
+        waiting = max(waiting, step_seconds(run, stages, contention, launching=True) - seconds)
+    causes["launch overhead"] += waiting
+    slower = straggling(run, machine, fabric) * (seconds + waiting)
+    causes["stragglers"] = slower
+    others = {
+        "collective": causes["exposed communication"], "bubble": causes["pipeline bubble"], "other": waiting,
+        "stragglers": slower,
+    }  # fmt: skip
+    slowest = max(stages, key=lambda each: compute_seconds(each.whole))
+    notes += _notes(run, stages, fabric)
+    return StepTime(
+        seconds=seconds + waiting + slower,
+        by_phase=_mean(stages, devices, "phase", others),
+        by_kind=_mean(stages, devices, "kind", others),
+        by_bound=_mean(stages, devices, "bound", others),
+        basis=basis,
+        notes=tuple(notes),
+        entries=slowest.times,
+        causes=causes,
+    )
+
+
+def _mean(stages: Sequence[StageTime], devices: Any, key: str, others: dict[str, float]) -> dict[str, float]:
+    """Seconds of the mean device by an attribute, with what is no operation's beside them."""
+    split: dict[str, float] = {}
+    for stage in stages:
+        for each in stage.times:
+            label = each.bound if key == "bound" else getattr(each.entry, key)
+            split[label] = split.get(label, 0.0) + each.seconds * stage.ranks / devices
+    for label, seconds in others.items():
+        split[label] = split.get(label, 0.0) + seconds
+    return {label: seconds for label, seconds in split.items() if seconds}
+
+
+def straggling(run: Run, machine: Device, fabric: Fabric) -> float:
+    """The share that slow nodes add: so much for each doubling of their number."""
+    if machine.efficiency is None:
+        return 0.0
+    nodes: int = -(-run.layout.devices // fabric.devices_per_node)
+    return machine.efficiency.straggler_share * (nodes - 1).bit_length()
+
+
+def _notes(run: Run, stages: Sequence[StageTime], fabric: Fabric) -> list[str]:
+    notes = []
+    if fabric.network is not None and run.layout.devices > fabric.devices_per_node:
+        notes.append(
+            f"{fabric.devices_per_node} devices of a node over {fabric.node.title}, nodes over {fabric.network.title}"
+        )
+    else:
+        notes.append(f"all devices in one node, over {fabric.node.title}")
+    found = {name for stage in stages for name, _ in stage.ledger.uncounted}
+    if found:
+        notes.append(f"FLOPs of operations without a rule are not in it: {', '.join(sorted(found))}")
+    return notes
+
+
+# The step
+
+
+def step_seconds(run: Run, stages: Sequence[StageTime], contention: float, *, launching: bool = False) -> float:
+    """Seconds from the first act of any rank to the last of all.
+
+    ``launching`` says that a pipeline's stage launches nothing of a micro-batch before what it reads has come
+    (Megatron-LM waits so), and takes as long as that where launching is the slower.
+    """
+    if run.layout.pipeline == 1:
+        return max(rank_seconds(each.whole, contention=contention) for each in stages)
+    ready = pipeline_of(stages, contention, launching=launching)
+    ends = pipeline_ends(ready, run.grad_accum, run.layout.schedule, slowest_send(stages))
+    there = [end + after_last(each, contention) for end, each in zip(ends, stages, strict=True)]
+    close = [rank_seconds(each.close, contention=contention) for each in stages]
+    return max(there) + max(close)
+
+
+def pipeline_of(stages: Sequence[StageTime], contention: float, *, launching: bool = False) -> list[Stage]:
+    """The stages as their pipeline sees them: when each can begin, and its seconds of a micro-batch."""
+    found = []
+    for stage in stages:
+        streams = Streams(contention=contention)
+        streams.run(stage.begin)
+        chunks = []
+        for each in stage.chunks:
+            ahead = rank_seconds(each.forward, contention=contention)
+            back = rank_seconds(each.backward, contention=contention)
+            if launching:
+                ahead, back = max(ahead, each.launches[0]), max(back, each.launches[1])
+            chunks.append(Chunk(ahead, max(0.0, back - each.weights), min(back, each.weights)))
+        found.append(Stage(tuple(chunks), streams.compute))
+    return found
+
+
+def slowest_send(stages: Sequence[StageTime]) -> float:
+    """Seconds from stage to stage: of equal messages the slowest of the sends."""
+    return max(each.send_seconds for each in stages)
+
+
+def after_last(stage: StageTime, contention: float) -> float:
+    """What a stage's last reductions take beyond the last micro-batch's backward, beside which they begin."""
+    streams = Streams(contention=contention)
+    streams.run(stage.chunks[0].backward)
+    alone = streams.compute
+    streams.run(stage.end)
+    streams.settle()
+    return streams.compute - alone

@@ -1,0 +1,233 @@
+"""The time of a pipeline: stages that hand micro-batches to each other, in the order of a schedule.
+
+Sizes: P stages, S a stage counted from 0, V chunks of layers on each stage, M micro-batches of a step. Every forward
+waits for the chunk before it, every backward for the chunk behind it, and each stage does one thing at a time in a
+fixed order:
+
+- gpipe (Huang et al. 2019): all forwards, then all backwards.
+- 1f1b (Narayanan et al. 2019, PipeDream-Flush): P - S - 1 forwards ahead, then one forward and one backward in turn.
+- interleaved (Narayanan et al. 2021, section 2.2): the same over chunks, P micro-batches of one chunk at a time, with
+  2 (P - S - 1) + (V - 1) P chunks ahead.
+- zero-bubble, as ZB-H1 (Qi et al. 2023, section 2.3): a backward's part for the weights waits until there is nothing
+  else to do, but no longer than 1f1b's memory allows.
+
+For equal stages without sends the bubble of gpipe and 1f1b is (P - 1) (F + B), of interleaved (P - 1) (F + B) / V, of
+ZB-H1 (P - 1) (F + B - 2 W), where F, B and W are a micro-batch's seconds on a stage: forward, backward in all, and the
+weights' part of that (Narayanan et al. 2021, section 2.2; Qi et al. 2023, table 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainledger.frozen import frozen
+
+FORWARD, BACKWARD, WEIGHTS = 0, 1, 2
+NAMES = ("forward", "backward", "weights")
+Task = tuple[int, int, int]  # what, chunk of the stage, micro-batch
+WHOLE = 128  # tasks of a stage that are followed before the rest is taken to go on like the last rounds
+
+
+@frozen
+class Chunk:
+    """Seconds of one micro-batch in a chunk of layers; ``backward`` without the weights' part, which is ``weights``.
+
+    ``weights`` is 0 where the schedule does not set it apart.
+    """
+
+    forward: float
+    backward: float
+    weights: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.forward + self.backward + self.weights
+
+
+@frozen
+class Stage:
+    """A stage's chunks, in the order in which a forward goes through them, and when it can begin."""
+
+    chunks: tuple[Chunk, ...]
+    begins: float = 0.0
+
+
+@frozen
+class TaskSpan:
+    """A forward, a backward or the weights' part of one on a stage, and when."""
+
+    stage: int
+    task: Task
+    start: float
+    end: float
+
+
+def pipeline_ends(stages: Sequence[Stage], micro_batches: int, schedule: str, send_seconds: float) -> list[float]:
+    """When each stage has done its last backward.
+
+    Long pipelines are not followed to their end: once P micro-batches more make every stage later by the same amount,
+    so do the others.
+
+    >>> stages = [Stage((Chunk(1.0, 2.0),))] * 4
+    >>> max(pipeline_ends(stages, 8, "1f1b", 0.0))  # (8 + 4 - 1) x 3
+    33.0
+    """
+    period = len(stages)
+    followed = max(4, WHOLE // (period * len(stages[0].chunks))) * period
+    while followed + 3 * period < micro_batches:
+        base = followed + micro_batches % period
+        ends = [_ends(stages, base + more * period, schedule, send_seconds) for more in range(3)]
+        first, second = ([b - a for a, b in zip(x, y, strict=True)] for x, y in (ends[:2], ends[1:]))
+        if all(abs(a - b) <= 1e-9 * abs(b) for a, b in zip(first, second, strict=True)):
+            rounds = (micro_batches - base - 2 * period) // period
+            return [end + rounds * each for end, each in zip(ends[2], second, strict=True)]
+        followed *= 4
+    return _ends(stages, micro_batches, schedule, send_seconds)
+
+
+def _ends(stages: Sequence[Stage], micro_batches: int, schedule: str, send_seconds: float) -> list[float]:
+    return [each[-1].end for each in pipeline_spans(stages, micro_batches, schedule, send_seconds)]
+
+
+def pipeline_spans(
+    stages: Sequence[Stage], micro_batches: int, schedule: str, send_seconds: float
+) -> list[list[TaskSpan]]:
+    """All that each stage does, in order."""
+    if schedule == "zero-bubble":
+        return _zero_bubble(stages, micro_batches, send_seconds)
+    count, total = len(stages), len(stages) * len(stages[0].chunks)
+    orders = [order(schedule, stage, count, total // count, micro_batches) for stage in range(count)]
+    done: dict[Task, float] = {}  # chunk counted over all stages
+    at, free = [0] * count, [each.begins for each in stages]
+    spans: list[list[TaskSpan]] = [[] for _ in stages]
+    left = sum(len(each) for each in orders)
+    while left:
+        moved = False
+        for number, stage in enumerate(stages):
+            tasks = orders[number]
+            while at[number] < len(tasks):
+                what, chunk, batch = tasks[at[number]]
+                ready = _ready(done, what, chunk * count + number, batch, total, send_seconds)
+                if ready is None:
+                    break
+                each = stage.chunks[chunk]
+                start = max(free[number], ready)
+                end = start + (each.forward if what == FORWARD else each.backward + each.weights)
+                done[what, chunk * count + number, batch] = free[number] = end
+                spans[number].append(TaskSpan(number, (what, chunk, batch), start, end))
+                at[number] += 1
+                left -= 1
+                moved = True
+        assert moved, "a schedule that waits for itself"
+    return spans
+
+
+def _ready(done: dict[Task, float], what: int, chunk: int, batch: int, total: int, send_seconds: float) -> float | None:
+    """When what a task reads has arrived; None where it was not sent yet. ``chunk`` counts over all stages."""
+    if what == FORWARD:
+        if chunk == 0:
+            return 0.0
+        before = done.get((FORWARD, chunk - 1, batch))
+        return None if before is None else before + send_seconds
+    own = done.get((FORWARD, chunk, batch))
+    if own is None or chunk == total - 1:
+        return own
+    behind = done.get((BACKWARD, chunk + 1, batch))
+    return None if behind is None else max(own, behind + send_seconds)
+
+
+def order(schedule: str, stage: int, stages: int, chunks: int, micro_batches: int) -> list[Task]:
+    """What a stage does, in order.
+
+    >>> order("1f1b", 1, 2, 1, 2)
+    [(0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1)]
+    """
+    forwards = _rounds(FORWARD, stages, chunks, micro_batches)
+    backwards = _rounds(BACKWARD, stages, chunks, micro_batches)
+    if schedule == "gpipe":
+        ahead = len(forwards)
+    elif schedule == "interleaved":
+        ahead = min(len(forwards), 2 * (stages - stage - 1) + (chunks - 1) * stages)
+    else:
+        ahead = min(len(forwards), stages - stage - 1)
+    tasks = forwards[:ahead]
+    for forward, backward in zip(forwards[ahead:], backwards, strict=False):
+        tasks += [forward, backward]
+    return tasks + backwards[len(forwards) - ahead :]
+
+
+def _rounds(what: int, stages: int, chunks: int, micro_batches: int) -> list[Task]:
+    """P micro-batches of the first chunk, as many of the next; backwards from the last chunk to the first."""
+    if chunks == 1:
+        return [(what, 0, batch) for batch in range(micro_batches)]
+    found: list[Task] = []
+    for begin in range(0, micro_batches, stages):
+        some = range(begin, min(begin + stages, micro_batches))
+        for chunk in range(chunks) if what == FORWARD else range(chunks - 1, -1, -1):
+            found += [(what, chunk, batch) for batch in some]
+    return found
+
+
+def _zero_bubble(stages: Sequence[Stage], micro_batches: int, send_seconds: float) -> list[list[TaskSpan]]:
+    """ZB-H1: 1f1b's order of forwards and backwards, the weights' parts in the gaps.
+
+    A stage holds what 1f1b holds on the first: P micro-batches whose weights' part is not done. What is waiting is done
+    when the next forward or backward is not there yet, or has no room.
+    """
+    count = len(stages)
+    orders = [order("1f1b", number, count, 1, micro_batches) for number in range(count)]
+    done: dict[Task, float] = {}
+    at, free = [0] * count, [each.begins for each in stages]
+    waiting, held = [0] * count, [0] * count  # weights' parts to do; micro-batches begun and not done
+    spans: list[list[TaskSpan]] = [[] for _ in stages]
+
+    def weights(number: int) -> None:
+        start = free[number]
+        batch = at_weights[number]
+        free[number] = start + stages[number].chunks[0].weights
+        spans[number].append(TaskSpan(number, (WEIGHTS, 0, batch), start, free[number]))
+        at_weights[number] += 1
+        waiting[number] -= 1
+        held[number] -= 1
+
+    at_weights = [0] * count
+    left = sum(len(each) for each in orders)
+    while left:
+        moved = False
+        for number, stage in enumerate(stages):
+            each = stage.chunks[0]
+            while at[number] < len(orders[number]):
+                what, chunk, batch = orders[number][at[number]]
+                ready = _ready(done, what, number, batch, count, send_seconds)
+                if ready is None:
+                    break
+                full = what == FORWARD and held[number] >= count
+                # As many weights' parts as fit before the next task can begin, one at least where there is no room.
+                while waiting[number] and (full or free[number] + each.weights <= ready + 1e-12):
+                    weights(number)
+                    full = False
+                start = max(free[number], ready)
+                end = start + (each.forward if what == FORWARD else each.backward)
+                done[what, number, batch] = free[number] = end
+                spans[number].append(TaskSpan(number, (what, chunk, batch), start, end))
+                held[number] += what == FORWARD
+                waiting[number] += what == BACKWARD
+                at[number] += 1
+                left -= 1
+                moved = True
+        assert moved, "a schedule that waits for itself"
+    for number in range(count):
+        while waiting[number]:
+            weights(number)
+    return spans
+
+
+def bubble_seconds(schedule: str, stages: int, chunks: int, forward: float, backward: float, weights: float) -> float:
+    """The closed form for equal stages without sends (the head of this file); ``backward`` without the weights' part.
+
+    >>> bubble_seconds("interleaved", 4, 2, 1.0, 2.0, 0.0)
+    4.5
+    """
+    if schedule == "zero-bubble":
+        return (stages - 1) * (forward + backward - weights)
+    return (stages - 1) * (forward + backward + weights) / (chunks if schedule == "interleaved" else 1)

@@ -1,0 +1,227 @@
+"""The prediction of a run on one device or on many: memory, step, the whole of it, and what the time goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trainledger.frozen import frozen
+from trainledger.ledger.entry import Ledger
+from trainledger.ledger.parameters import leaves_of, parameters
+from trainledger.ledger.rules_of_thumb import training_flops
+from trainledger.ledger.step import account
+from trainledger.ledger.summary import summary
+from trainledger.ledger.timeline import Peak
+from trainledger.ledger.update import whole_of
+from trainledger.predict.bottleneck import bottleneck, short_of_memory
+from trainledger.predict.conditions import Conditions, conditions
+from trainledger.predict.device_memory import DeviceMemory, device_memory
+from trainledger.predict.forecast import Forecast
+from trainledger.predict.ratios import hfu, matmul_dtype, mfu
+from trainledger.predict.roofline import Machine, NoRate, peak_rate
+from trainledger.predict.run_time import RunTime, run_time
+from trainledger.predict.step_time import StepTime, step_time
+from trainledger.predict.waterfall import RUN_CAUSES, Bar, nanoseconds, waterfall
+from trainledger.spec.cluster import Device
+from trainledger.spec.layout import Layout
+from trainledger.spec.run import Run
+from trainledger.units import KILO, SECONDS_PER_DAY, SECONDS_PER_HOUR
+
+if TYPE_CHECKING:
+    from trainledger.ledger.ranks import RankAccount
+
+NO_MACHINE = "no step time and no MFU: this machine was not measured yet (trainledger measure machine does it, once)"
+NEVER = "no time of the whole run: it would be interrupted before it could save, again and again"
+
+
+def predict(run: Run, machine: Machine | None, *, backend: str) -> Forecast:
+    """What a run will cost on a machine (None = unknown: no times, no MFU), alone or spread over devices.
+
+    ``backend`` (cpu or cuda) says whose kernels run, as in `ledger.step.account`.
+    """
+    ledger, ranks = accounts_of(run, backend=backend)
+    return forecast(run, ledger, machine, ranks=ranks)
+
+
+def accounts_of(run: Run, *, backend: str) -> tuple[Ledger, tuple[RankAccount, ...]]:
+    """The ledger of the whole model's step on one device, and of a run that is spread its distinct ranks."""
+    if run.layout.alone:
+        return account(run, backend=backend), ()
+    from trainledger.ledger.ranks import accounts
+
+    return account(whole_run(run), backend=backend), accounts(run, backend=backend)
+
+
+def whole_run(run: Run) -> Run:
+    """The same run on one device that has all of it, with the micro-batches of a data rank."""
+    return replace(run, layout=Layout(), recipe=replace(run.recipe, micro_batch=run.device_batch))
+
+
+def forecast(
+    run: Run, ledger: Ledger, machine: Machine | None, *, ranks: Sequence[RankAccount] = (), held: Heaviest | None = None
+) -> Forecast:
+    """The forecast of a run from the ledger of its whole step and, where it is spread, of its ``ranks``.
+
+    ``held`` is the heaviest device, where it was looked for already.
+    """
+    held = held or heaviest(ledger, ranks)
+    facts: dict[str, Any] = {**summary(ledger, held.peak), "matmul_dtype": matmul_dtype(ledger)}
+    counted = "assumed" if ledger.uncounted else "exact"
+    basis = {"parameters": "exact", "flops": counted, "kept_nbytes": "exact", "peak_nbytes": "exact"}
+    notes: list[str] = []
+    if ranks:
+        told = summary(held.ledger, held.peak)
+        facts |= {name: told[name] for name in ("kept_nbytes", "kept_by_kind")}
+    if ledger.uncounted:
+        names = ", ".join(name for name, _ in ledger.uncounted)
+        notes.append(f"operations without a rule, whose FLOPs are not counted: {names}")
+    if machine is None:
+        return Forecast(**facts, basis=basis, notes=(*notes, NO_MACHINE))
+    facts["device"] = machine.title
+    memory = memory_of_device(run, held.peak.nbytes, machine)
+    facts |= {"device_nbytes": memory.nbytes, "usable_nbytes": memory.usable_nbytes, "fits": memory.fits}
+    basis["device_nbytes"] = "exact" if len(memory.lines) == 1 else "assumed"
+    step = _step(run, ledger, machine, ranks)
+    notes += step.notes
+    if step.seconds:
+        around = conditions(run, machine)
+        whole = _whole(run, ledger, machine, step, around)
+        notes += whole.notes
+        basis |= dict.fromkeys(("step_seconds", "tokens_per_second", "total_seconds", "mfu"), step.basis)
+        facts |= _times(run, step, whole, around)
+        if facts["total_seconds"] is None:
+            notes.append(NEVER)
+        facts |= _against_peak(run, ledger, machine, step, whole, facts["matmul_dtype"], notes)
+    if memory.fits is False and memory.usable_nbytes is not None:
+        limit = short_of_memory(memory.nbytes, memory.usable_nbytes, held.peak.by_category)
+        if run.layout.alone and run.cluster.count > 1:
+            limit = replace(limit, sentence=f"{limit.sentence}; a [layout] spreads it (trainledger layouts)")
+        facts["bottleneck"] = limit
+    return Forecast(**facts, basis=basis, notes=tuple(notes))
+
+
+def step_waterfall(run: Run, told: Forecast) -> tuple[Bar, ...]:
+    """The waterfall of one step as a forecast tells it; empty where it has none."""
+    if not told.waterfall or told.step_seconds is None or told.peak_flops_per_second is None:
+        return ()
+    napkin = training_flops(parameters(run.model).active, run.recipe.tokens_per_step)
+    bars = waterfall(
+        napkin / (told.peak_flops_per_second * run.layout.devices), told.step_seconds, told.step_causes, {},
+        told.step_seconds,
+    )  # fmt: skip
+    return tuple(each for each in bars if each.cause not in RUN_CAUSES)
+
+
+def memory_of_device(run: Run, peak_nbytes: int, machine: Machine) -> DeviceMemory:
+    """What a device holds at the peak of a rank: of a catalog device its context and its communicators included."""
+    if not isinstance(machine, Device):
+        sheet = Device(machine.title, machine.title, {}, memory_nbytes=machine.memory_nbytes)
+        return device_memory(peak_nbytes, sheet, {})
+    # At most a parameter, its gradient and two moments of each tensor, and as many activations again.
+    tensors = 8 * whole_of(leaves_of(run.model)).tensors
+    overheads = {each.name: each for each in machine.overheads}
+    return device_memory(peak_nbytes, machine, overheads, tensors=tensors, groups=run.layout.communicators)
+
+
+@frozen
+class Heaviest:
+    """The device that needs most memory: its ledger and its peak."""
+
+    ledger: Ledger
+    peak: Peak
+
+
+def heaviest(ledger: Ledger, ranks: Sequence[RankAccount] = ()) -> Heaviest:
+    """Of the ranks the one that needs most memory, or the one device there is."""
+    peaks = [Heaviest(each, each.peak()) for each in ([rank.ledger for rank in ranks] or [ledger])]
+    return max(peaks, key=lambda each: each.peak.nbytes)
+
+
+def _step(run: Run, ledger: Ledger, machine: Machine, ranks: Sequence[RankAccount]) -> StepTime:
+    if ranks:
+        from trainledger.predict.layout_time import layout_time
+
+        return layout_time(run, ranks, machine)
+    tensors = whole_of(leaves_of(run.model, run.recipe)).tensors
+    return step_time(ledger, machine, tensors=tensors)
+
+
+def _whole(run: Run, ledger: Ledger, machine: Machine, step: StepTime, around: Conditions) -> RunTime:
+    assert step.seconds is not None
+    state = dict(ledger.resident)
+    return run_time(
+        run,
+        step.seconds,
+        forward_seconds=step.by_phase.get("forward"),
+        checkpoint_nbytes=state.get("parameters", 0) + state.get("optimizer state", 0),
+        warm_up_seconds=_warm_up(ledger, machine),
+        conditions=around,
+    )
+
+
+def _warm_up(ledger: Ledger, machine: Machine) -> float:
+    """What a first step takes longer: the system hands out memory that was never touched."""
+    if isinstance(machine, Device) or machine.fresh_bytes_per_second is None:
+        return 0.0
+    used = machine.memory_bytes_per_second
+    fresh = 1 / machine.fresh_bytes_per_second - (1 / used if used else 0.0)
+    return max(0.0, ledger.peak().nbytes * fresh)
+
+
+def _times(run: Run, step: StepTime, whole: RunTime, around: Conditions) -> dict[str, Any]:
+    facts = {
+        "step_seconds": step.seconds, "step_seconds_by_phase": step.by_phase, "step_seconds_by_kind": step.by_kind,
+        "step_seconds_by_bound": step.by_bound, "step_causes": step.causes,
+        "tokens_per_second": whole.tokens_per_second, "checkpoint_every": whole.checkpoint_every,
+    }  # fmt: skip
+    if whole.total_seconds == float("inf"):
+        return {**facts, "total_seconds": None}
+    share = whole.steps_seconds / step.seconds if step.seconds else 0.0
+    phases = {name: seconds * share for name, seconds in step.by_phase.items()}
+    named = {"checkpoints": "checkpoint"}  # as the engine's clock calls it
+    device_hours = whole.total_seconds * run.cluster.count / SECONDS_PER_HOUR
+    cluster = run.cluster
+    kwh = co2 = None
+    if around.power_watts is not None:
+        drawn = around.power_watts * (1.0 if cluster.power_share is None else cluster.power_share)
+        kwh = drawn * (cluster.power_usage_effectiveness or 1.0) * device_hours / KILO
+        co2 = None if cluster.grid_kg_co2_per_kwh is None else kwh * cluster.grid_kg_co2_per_kwh
+    price = cluster.price_per_device_hour
+    return {
+        **facts,
+        "total_seconds": whole.total_seconds,
+        "seconds_by_phase": phases | {named.get(name, name): each for name, each in whole.parts.items()},
+        "days": whole.total_seconds / SECONDS_PER_DAY,
+        "device_hours": device_hours,
+        "money": None if price is None else price * device_hours,
+        "kwh": kwh,
+        "co2_kg": co2,
+        "goodput": whole.goodput,
+        "interruptions": whole.interruptions,
+    }
+
+
+def _against_peak(
+    run: Run, ledger: Ledger, machine: Machine, step: StepTime, whole: RunTime, dtype: str, notes: list[str]
+) -> dict[str, Any]:
+    """What is said against the peak of the devices: MFU, HFU and the waterfall."""
+    assert step.seconds is not None
+    try:
+        peak = peak_rate(machine, dtype)
+    except NoRate as reason:
+        notes.append(f"no MFU: {reason}")
+        return {}
+    devices = run.layout.devices  # those that share a step; of a run without a layout one runs it
+    facts = {
+        "peak_flops_per_second": peak,
+        "mfu": mfu(ledger.model_flops, step.seconds, peak * devices),
+        "hfu": hfu(ledger.matmul_flops, step.seconds, peak * devices),
+    }
+    if whole.total_seconds == float("inf"):
+        return facts
+    tokens = run.recipe.total_steps * run.recipe.tokens_per_step
+    napkin = training_flops(parameters(run.model).active, tokens) / (peak * run.cluster.count)
+    bars = waterfall(napkin, whole.steps_seconds, step.causes, whole.parts, whole.total_seconds)
+    assert sum(each.nanoseconds for each in bars) == nanoseconds(whole.total_seconds)
+    return {**facts, "waterfall": bars, "bottleneck": bottleneck(bars, mfu=facts["mfu"])}

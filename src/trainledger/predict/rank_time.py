@@ -1,0 +1,412 @@
+"""The step of one rank on its streams: compute, and communication beside it.
+
+What waits for what follows the programs that the ledger describes (`ledger.fully_sharded`, `ledger.reduction`):
+
+- Parameters are gathered in order on the communication stream (FSDP2's all-gather stream), which needs nothing of the
+  compute stream but room: a gather waits until the block two before has been unpacked. Unpacking waits for its gather.
+- A unit's gradients are reduced on the same stream once its backward is over; the next unit's reduction waits for it
+  (FSDP2 lets go of a flat buffer so), and the clip or the update waits for the last.
+- Buckets of gradients that are summed once a step go beside the backward of the last micro-batch, as they are filled
+  (DDP; Megatron-LM's and DeepSpeed's overlapped reduction).
+- Rounds of a ring go beside the attention that they feed; the last block's part of it waits for the last round.
+- Everything else is exposed: what comes next needs it.
+
+Loops stay folded: a body runs until each stream moves on by the same amount as in the round before (max-plus systems
+do so after a few rounds: Baccelli et al. 1992, Synchronization and Linearity), and the rest is that amount times the
+rounds left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from trainledger.frozen import frozen
+from trainledger.ledger.entry import Entry
+
+BACKWARD = ("recompute", "backward")
+MOST_ROUNDS = 64  # of a loop's body, before its last increment is taken for all others
+
+# Gradients that are summed once a step over ranks with their own optimizer state (ZeRO-1) go in buckets of so many
+# elements, or so many for each rank: Megatron-LM, megatron/core/distributed/distributed_data_parallel.py (bucket_size).
+BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK = 40_000_000, 1_000_000
+
+
+@frozen
+class Act:
+    """Something that a rank does once: ``kind`` says on which stream and what it waits for."""
+
+    kind: str
+    seconds: float
+    name: str = ""
+    backward: bool = False
+    pieces: int = 1
+
+
+@frozen
+class Loop:
+    """Acts that are done so many times in a row."""
+
+    name: str
+    count: int
+    body: tuple[Act | Loop, ...]
+
+
+@frozen
+class Span:
+    """What runs from when to when on which stream; rounds of a folded loop that are alike are one span.
+
+    ``what`` is forward, backward, weights, update, communication, or more (rounds that are not drawn one by one).
+    """
+
+    name: str
+    stream: str
+    start: float
+    end: float
+    what: str
+
+
+Program = tuple[Act | Loop, ...]
+
+
+@frozen
+class Timed:
+    """An entry with the seconds of one run of it and of launching it, and the messages a collective is cut into."""
+
+    entry: Entry
+    seconds: float
+    pieces: int = 1
+    launch: float = 0.0
+
+
+def program(timed: Sequence[Timed], *, buckets: bool) -> Program:
+    """The acts of a rank's entries, loops kept.
+
+    ``buckets`` says that gradients are summed once a step, in buckets. Sends of a pipeline are left out: they join
+    ranks.
+    """
+    return tuple(_acts(timed, 0, buckets))
+
+
+def _acts(rows: Sequence[Timed], depth: int, buckets: bool) -> Iterator[Act | Loop]:
+    work: Act | None = None
+    for loop, group in groupby(rows, key=lambda row: row.entry.loop[depth : depth + 1]):
+        if not loop:
+            for each in group:
+                act = _act(each, buckets)
+                if act is None:
+                    continue
+                if work is not None and act.kind == "work" and act.backward == work.backward:
+                    name = _shared(work.name, act.name)
+                    work = Act("work", work.seconds + act.seconds, name, work.backward)
+                    continue
+                if work is not None:
+                    yield work
+                work = act if act.kind == "work" else None
+                if work is None:
+                    yield act
+            continue
+        if work is not None:
+            yield work
+            work = None
+        name, count = loop[0]
+        if count < 1:
+            continue
+        body = tuple(_acts(list(group), depth + 1, buckets))
+        if name in ("ring", "buckets"):
+            yield from (
+                Act(act.kind, act.seconds * count, act.name, act.backward, act.pieces * count) for act in _only(body)
+            )
+        elif body:
+            yield Loop(name, count, body)
+    if work is not None:
+        yield work
+
+
+def _shared(a: str, b: str) -> str:
+    """The part of the model that two modules lie in.
+
+    >>> _shared("layers.*.mlp.up_proj", "layers.*.mlp.down_proj")
+    'layers.*.mlp'
+    """
+    same = []
+    for x, y in zip(a.split("."), b.split("."), strict=False):
+        if x != y:
+            break
+        same.append(x)
+    return ".".join(same)
+
+
+def _only(body: Iterable[Act | Loop]) -> Iterator[Act]:
+    for each in body:
+        assert isinstance(each, Act)
+        yield each
+
+
+def _act(timed: Timed, buckets: bool) -> Act | None:
+    entry, seconds = timed.entry, timed.seconds
+    backward = entry.phase in BACKWARD
+    if entry.kind not in ("collective", "transfer"):
+        kind = "work"
+        if entry.name == "split_with_sizes_copy":
+            kind = "unpack"
+        elif entry.kind == "attention":
+            kind = "attention"
+        elif entry.phase in ("clip", "optimizer"):
+            kind = "update"
+        return Act(kind, seconds, entry.path or entry.name, backward) if seconds or kind != "work" else None
+    label = f"{entry.name} over {entry.group}" if entry.group else entry.name
+    if entry.group == "pipeline" and entry.name in ("send", "recv"):
+        return None
+    if entry.overlap != "compute":
+        kind = "settled" if entry.phase in ("clip", "optimizer") else "exposed"
+        return Act(kind, seconds, label, backward) if seconds or kind == "settled" else None
+    if entry.name in ("send", "recv"):
+        return Act("ring", seconds, label, backward) if entry.name == "send" else None
+    if entry.name == "all_gather":
+        return Act("gather", seconds, label, backward)
+    if buckets:
+        return Act("bucket", seconds, label, backward, timed.pieces)
+    return Act("reduce" if entry.name == "reduce_scatter" else "sum", seconds, label, backward)
+
+
+Record = Callable[[Span], None]
+
+
+@frozen
+class Ring:
+    """Rounds of keys and values that the next attention waits for: how many, when the last of them has arrived.
+
+    ``over`` is when the ring has done all that it was given, ``home`` the seconds of the last round of gradients.
+    """
+
+    rounds: int = 0
+    arrived: float = 0.0
+    over: float = 0.0
+    home: float = 0.0
+
+
+class Streams:
+    """The clocks of a rank's streams, moved on by `run`; all in seconds since the step began.
+
+    ``compute`` and ``communication`` are when each stream is free, ``waited`` the seconds that compute waited for
+    communication or stood still for it. ``contention`` is the share of a collective's time that compute loses where
+    both run at once.
+    """
+
+    def __init__(self, *, contention: float = 0.0, record: Record | None = None) -> None:
+        self.compute = self.communication = self.waited = self.busy = 0.0
+        self.contention = contention
+        self.record = record
+        self._arriving: deque[float] = deque()  # when each gather that was not unpacked yet is over
+        self._unpacked = (0.0, 0.0)  # when the block before the last, and the last, were unpacked
+        self._reduced = 0.0
+        self._ring = Ring()
+        self._backward_began = 0.0
+        self._in_backward = False
+        self._buckets: list[Act] = []
+
+    def run(self, acts: Iterable[Act | Loop]) -> None:
+        """The acts one after the other."""
+        for each in acts:
+            if isinstance(each, Loop):
+                self._fill_buckets()
+                self._loop(each)
+            else:
+                if each.kind != "bucket":
+                    self._fill_buckets()
+                self._STEPS[each.kind](self, each)
+
+    def settle(self) -> None:
+        """Compute waits for all communication."""
+        self._fill_buckets()
+        self._wait(self.communication)
+
+    def _loop(self, loop: Loop) -> None:
+        before: list[float] | None = None
+        for done in range(1, loop.count + 1):
+            start = self._state()
+            began = self.compute
+            self.run(loop.body)
+            self._fill_buckets()
+            after = self._state()
+            left = loop.count - done
+            shift = [b - a for a, b in zip(start, after, strict=True)] if len(start) == len(after) else None
+            if not left:
+                return
+            if shift is not None and (_same(shift, before, self.compute - began) or done >= MOST_ROUNDS):
+                self._go_on(loop.name, left, shift)
+                return
+            before = shift
+
+    def _go_on(self, name: str, rounds: int, shift: list[float]) -> None:
+        """Further rounds, each of which moves the clocks by the same."""
+        at, talked, busy = self.compute, self.communication, self.busy
+        self._move([each + rounds * by for each, by in zip(self._state(), shift, strict=True)])
+        if self.record is not None:
+            label = f"{rounds} more of {name}"
+            self.record(Span(label, "compute", at, self.compute, "more"))
+            if self.busy > busy and self.communication > talked:
+                self.record(Span(label, "communication", talked, self.communication, "more"))
+
+    def _state(self) -> list[float]:
+        return [
+            self.compute, self.communication, self.waited, self.busy, *self._unpacked, self._reduced,
+            self._backward_began, *self._arriving,
+        ]  # fmt: skip
+
+    def _move(self, state: list[float]) -> None:
+        self.compute, self.communication, self.waited, self.busy, a, b, self._reduced, began, *arriving = state
+        self._unpacked = (a, b)
+        self._backward_began = began
+        self._arriving = deque(arriving)
+
+    # Streams
+
+    def _work(self, act: Act) -> None:
+        if act.backward != self._in_backward:
+            self._in_backward = act.backward
+            if act.backward:
+                self._backward_began = self.compute
+        self._compute(act, "backward" if act.backward else "forward")
+
+    def _compute(self, act: Act, what: str) -> None:
+        start, self.compute = self.compute, self.compute + act.seconds
+        if self.record is not None and act.seconds:
+            self.record(Span(act.name or what, "compute", start, self.compute, what))
+
+    def _wait(self, until: float) -> None:
+        if until > self.compute:
+            self.waited += until - self.compute
+            self.compute = until
+
+    def _beside(self, name: str, start: float, seconds: float) -> float:
+        """When a collective that may begin at ``start`` is over."""
+        start = max(start, self.communication)
+        self.communication = start + seconds
+        self.busy += seconds
+        self.compute += self.contention * seconds
+        self._talked(name, start, self.communication)
+        return self.communication
+
+    def _talked(self, name: str, start: float, end: float) -> None:
+        if self.record is not None and end > start:
+            self.record(Span(name, "communication", start, end, "communication"))
+
+    # Acts
+
+    def _exposed(self, act: Act) -> None:
+        start = self.compute
+        self.compute += act.seconds
+        self.waited += act.seconds
+        self.busy += act.seconds
+        self._talked(act.name, start, self.compute)
+
+    def _settled(self, act: Act) -> None:
+        self._wait(self.communication)
+        self._exposed(act)
+
+    def _update(self, act: Act) -> None:
+        self._wait(self.communication)
+        self._compute(act, "update")
+
+    def _gather(self, act: Act) -> None:
+        self._arriving.append(self._beside(act.name, self._unpacked[0], act.seconds))
+
+    def _unpack(self, act: Act) -> None:
+        if self._arriving:
+            self._wait(self._arriving.popleft())
+        self._work(act)
+        self._unpacked = (self._unpacked[1], self.compute)
+
+    def _reduce(self, act: Act) -> None:
+        self._wait(self._reduced)
+        self._reduced = self._beside(act.name, self.compute, act.seconds)
+
+    def _sum(self, act: Act) -> None:
+        self._beside(act.name, self._reduced, act.seconds)
+
+    def _send_rounds(self, act: Act) -> None:
+        ring = self._ring
+        if ring.rounds:  # gradients of keys and values, beside the same attention
+            start = ring.over
+            self._ring = replace(ring, over=start + act.seconds, home=act.seconds / act.pieces)
+        else:
+            start = self.compute
+            self._ring = Ring(act.pieces, start + act.seconds, start + act.seconds)
+        self.busy += act.seconds
+        self._talked(act.name, start, start + act.seconds)
+
+    def _attend(self, act: Act) -> None:
+        """A ring of c ranks attends in c parts, each but the first after the round that brings it.
+
+        In backward gradients go round too, home after the last part.
+        """
+        ring, self._ring = self._ring, Ring()
+        if ring.rounds:
+            self._wait(ring.arrived - ring.rounds / (ring.rounds + 1) * act.seconds)
+        self._work(act)
+        if ring.home:
+            self._wait(max(ring.over, self.compute + ring.home))
+
+    def _bucket(self, act: Act) -> None:
+        self._buckets.append(act)
+
+    def _fill_buckets(self) -> None:
+        """Buckets fill evenly while the last backward runs; each is sent as soon as it is full."""
+        waiting, self._buckets = self._buckets, []
+        pieces = sum(each.pieces for each in waiting)
+        began, until, full = min(self._backward_began, self.compute), self.compute, 0
+        for each in waiting:
+            # Of equal pieces the first or the last decides: times of filling and of sending both go up evenly.
+            step, seconds = (until - began) / pieces, each.seconds / each.pieces
+            first, last = began + (full + 1) * step, began + (full + each.pieces) * step
+            full += each.pieces
+            end = max(max(self.communication, first) + each.seconds, last + seconds)
+            self._beside(each.name, end - each.seconds, each.seconds)
+
+    _STEPS: dict[str, Callable[[Streams, Act], None]] = {
+        "work": _work, "update": _update, "exposed": _exposed, "settled": _settled, "gather": _gather,
+        "unpack": _unpack, "reduce": _reduce, "sum": _sum, "ring": _send_rounds, "attention": _attend,
+        "bucket": _bucket,
+    }  # fmt: skip
+
+
+def _same(shift: list[float], before: list[float] | None, seconds: float) -> bool:
+    if before is None or len(before) != len(shift):
+        return False
+    return all(abs(a - b) <= 1e-9 * max(abs(a), abs(b), seconds) for a, b in zip(shift, before, strict=True))
+
+
+def without_links(acts: Program) -> Program:
+    """The same program where communication takes no time."""
+    free: list[Act | Loop] = []
+    for each in acts:
+        if isinstance(each, Loop):
+            free.append(Loop(each.name, each.count, without_links(each.body)))
+        elif each.kind in ("exposed", "settled", "gather", "reduce", "sum", "ring", "bucket"):
+            free.append(Act(each.kind, 0.0, each.name, each.backward, each.pieces))
+        else:
+            free.append(each)
+    return tuple(free)
+
+
+def compute_seconds(acts: Iterable[Act | Loop]) -> float:
+    """What the compute stream does, waiting left out."""
+    total = 0.0
+    for each in acts:
+        if isinstance(each, Loop):
+            total += each.count * compute_seconds(each.body)
+        elif each.kind in ("work", "unpack", "attention", "update"):
+            total += each.seconds
+    return total
+
+
+def rank_seconds(acts: Program, *, contention: float = 0.0) -> float:
+    """Seconds of a rank on its own, from the first act to the end of all streams."""
+    streams = Streams(contention=contention)
+    streams.run(acts)
+    streams.settle()
+    return streams.compute

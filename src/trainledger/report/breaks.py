@@ -1,0 +1,110 @@
+"""What gives way, for a terminal of 80 columns and as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from trainledger.plan.breaks import RULE, Along, Break, Breaks
+from trainledger.report.style import COLOURS, GREY, Figure, arranged
+from trainledger.report.table import sentence, table, wrapped
+from trainledger.units import format_count, format_nbytes, format_percent
+
+_SHOW: dict[str, Callable[[float], str]] = {
+    "nbytes": format_nbytes, "tokens": lambda value: f"{format_count(value)} tokens", "share": format_percent,
+    "passes": lambda value: f"{value:.3g} passes",
+}  # fmt: skip
+_ORDER = ("first", "second", "third")
+_NOT_KNOWN = {
+    "device memory": "what the device's memory is",
+    "exposed communication": "communication (one device, or no step time)",
+    "pipeline bubble": "the bubble (no step time)",
+    "data throughput": "waiting for data (no time of the run)",
+    "failures": "checkpoints and failures (no time of the run)",
+    "dataset exhausted": "how many tokens there are (--unique-tokens)",
+    "repetition": "",
+}
+
+
+def text(found: Breaks) -> str:
+    """All of it."""
+    return "\n\n".join(_parts(found))
+
+
+def _parts(found: Breaks) -> Iterator[str]:
+    for now in found.already:
+        yield _sentence(f"Gives way already, as planned: {now.limit}. {_figures(now)}. What to do: {now.remedy}")
+    for each in found.along:
+        yield _along(each)
+    remedies = {one.limit: one.remedy for each in found.along for one in each.breaks if one.limit != RULE}
+    if remedies:
+        yield "\n".join(["What to do", *(_sentence(f"{name}: {remedy}") for name, remedy in remedies.items())])
+    missing = [_NOT_KNOWN.get(each, each) for each in found.unknown]
+    if any(missing):
+        yield _sentence(f"Not judged, because it is not known: {'; '.join(each for each in missing if each)}")
+
+
+def _along(each: Along) -> str:
+    title = f"{each.axis}: {each.field} from {each.start:,}"
+    if each.carries:
+        title += f"; with it {each.carries}"
+    if not each.breaks:
+        return wrapped(title) + f"\n  nothing gives way up to {each.reached:,}"
+    rows = [
+        [
+            _ORDER[at] if at < len(_ORDER) else f"{at + 1}th", one.limit, f"{one.holds:,}", f"{one.breaks:,}",
+            f"{one.factor:.3g}x", _figures(one),
+        ]
+        for at, one in enumerate(each.breaks)
+    ]  # fmt: skip
+    lines = [wrapped(title), table(["", "gives way", "holds at", "not at", "", "why"], rows, align="llrrrl")]
+    lines += [_sentence(one.remedy) for one in each.breaks if one.limit == RULE and one.remedy]
+    if len(each.breaks) < len(_ORDER):
+        lines.append(_sentence(f"nothing else up to {each.reached:,}"))
+    return "\n".join(lines)
+
+
+def _figures(each: Break) -> str:
+    """What is compared: as planned, then, and the most."""
+    if each.limit == RULE or each.planned is None or each.after is None or each.most is None:
+        return each.why
+    show = _SHOW[each.unit]
+    grown = each.why.partition("; ")[2]
+    more = f"; {grown}" if grown else ""
+    if not each.axis:
+        return f"{show(each.after)}, of {show(each.most)} at most ({each.basis}): {each.why}{more}"
+    return f"{show(each.planned)} to {show(each.after)}, at most {show(each.most)}, {each.basis}{more}"
+
+
+def _sentence(words: str) -> str:
+    return wrapped(sentence(words))
+
+
+def figures(found: Breaks) -> dict[str, Figure]:
+    """How far each thing can grow before what gives way, by title."""
+    names = list(dict.fromkeys(one.limit for each in found.along for one in each.breaks))
+    if not names:
+        return {}
+    rows = [each for each in found.along if each.breaks]
+    data = []
+    for at, name in enumerate(names):
+        points = [(each, one) for each in rows for one in each.breaks if one.limit == name]
+        data.append(
+            {
+                "type": "scatter", "mode": "markers+text", "name": name,
+                "x": [one.factor for _, one in points], "y": [f"{each.axis}<br>{each.start:,}" for each, _ in points],
+                "text": [f"{one.breaks:,}" for _, one in points], "textposition": "top center",
+                "marker": {"size": 13, "color": COLOURS[at % len(COLOURS)], "symbol": at % 8},
+                "textfont": {"size": 11, "color": GREY},
+                "customdata": [[one.limit, one.field, f"{one.holds:,}", f"{one.breaks:,}", _figures(one)]
+                               for _, one in points],
+                "hovertemplate": "<b>%{customdata[0]}</b><br>%{customdata[1]}: holds at %{customdata[2]}, "
+                                 "not at %{customdata[3]}<br>%{customdata[4]}<extra></extra>",
+            }
+        )  # fmt: skip
+    layout = arranged(f"What gives way when {found.run.model.name} grows", "times the planned value")
+    layout["height"] = 190 + 70 * len(rows)
+    layout["margin"]["t"] = 110
+    layout["xaxis"] |= {"type": "log", "dtick": 0.30103, "range": [-0.05, None]}
+    layout["xaxis"]["tickformat"] = ",~r"
+    layout["yaxis"] |= {"autorange": "reversed", "type": "category"}
+    return {"What gives way": {"data": data, "layout": layout}}

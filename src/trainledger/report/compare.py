@@ -1,0 +1,140 @@
+"""Two plans side by side, for a terminal of 80 columns and as figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from trainledger.plan.compare import Comparison, Part, Row, reasons
+from trainledger.report.style import COLOURS, Figure, arranged
+from trainledger.report.table import sentence, table, wrapped
+from trainledger.units import (
+    GIGA,
+    counted,
+    format_count,
+    format_flops,
+    format_nbytes,
+    format_percent,
+    format_seconds,
+)
+
+_NANO = 1e-9
+_SHOW: dict[str, Callable[[float], str]] = {
+    "count": lambda value: f"{value:,}" if abs(value) < 10**9 else format_count(value),
+    "flops": format_flops, "nbytes": format_nbytes, "seconds": format_seconds, "share": format_percent,
+    "rate": lambda value: f"{value:,.0f}",
+    "amount": lambda value: f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}",
+}  # fmt: skip
+
+
+def text(found: Comparison, names: Sequence[str] = ("a", "b")) -> str:
+    """All of it; ``names`` are what the two are called."""
+    return "\n\n".join(_parts(found, names))
+
+
+def _parts(found: Comparison, names: Sequence[str]) -> Iterator[str]:
+    yield "\n".join(wrapped(f"{letter}: {name}") for letter, name in zip("ab", names, strict=True))
+    if not found.fields:
+        yield "The two runs are alike in every field."
+        return
+    yield table(["field", "a", "b"], [[each.field, _value(each.a), _value(each.b)] for each in found.fields])
+    yield table(["", "a", "b", "b less a", ""], [_row(each) for each in found.rows], align="lrrrr")
+    if found.times:
+        yield _split(f"Time of {found.of}", found.times, lambda value: format_seconds(value * _NANO))
+    if found.memory:
+        yield _split("Memory of the heaviest device", found.memory, format_nbytes)
+    yield "\n".join(_sentences(found))
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _row(each: Row) -> list[str]:
+    show = _SHOW[each.unit]
+    difference = each.difference
+    more = "" if difference is None else _signed(difference, show)
+    relative = ""
+    if difference is not None and each.a and each.unit != "share":
+        relative = format_percent(difference / each.a, signed=True)
+    return [each.name, "" if each.a is None else show(each.a), "" if each.b is None else show(each.b), more, relative]
+
+
+def _signed(value: float, show: Callable[[float], str]) -> str:
+    return "0" if not value else ("+" if value > 0 else "-") + show(abs(value))
+
+
+def _split(title: str, parts: tuple[Part, ...], show: Callable[[float], str]) -> str:
+    rows = [[each.name, *_cells(each.a, each.b, show)] for each in parts if each.a or each.b]
+    rows.append(["in all", *_cells(sum(each.a for each in parts), sum(each.b for each in parts), show)])
+    return f"{title}\n" + table(["", "a", "b", "b less a"], rows, align="lrrr")
+
+
+def _cells(a: int, b: int, show: Callable[[float], str]) -> list[str]:
+    return [_signed(a, show).lstrip("+"), _signed(b, show).lstrip("+"), _signed(b - a, show)]
+
+
+def _sentences(found: Comparison) -> Iterator[str]:
+    """Why: the largest differences that make up the whole one."""
+    if found.times:
+        yield _why("takes", "less", "longer", found.times, lambda value: format_seconds(value * _NANO), found.of)
+    if found.memory:
+        yield _why("holds", "less", "more", found.memory, format_nbytes, "the heaviest device")
+    for letter, told in (("a", found.told_a), ("b", found.told_b)):
+        if told.fits is False:
+            yield wrapped(sentence(f"{letter} does NOT fit in the memory of its device"))
+        if told.step_seconds is None and told.notes:
+            yield wrapped(sentence(f"{letter}: {told.notes[0]}"))
+    bases = {told.basis.get("step_seconds", "") for told in (found.told_a, found.told_b)} - {""}
+    if bases:
+        yield wrapped(sentence(f"basis of the times: {' and '.join(sorted(bases))}"))
+
+
+def _why(verb: str, less: str, more: str, parts: tuple[Part, ...], show: Callable[[float], str], of: str) -> str:
+    change = sum(each.difference for each in parts)
+    before = sum(each.a for each in parts)
+    causes = reasons(parts)
+    listed = ", ".join(f"{each.name} {_signed(each.difference, show)}" for each in causes[:4])
+    rest = causes[4:]
+    if rest:
+        left = _signed(sum(each.difference for each in rest), show)
+        listed += f", {counted(len(rest), 'other')} {left}"
+    if not change:
+        told = f"{of}: b {verb} as {'long' if verb == 'takes' else 'much'} as a"
+    else:
+        share = f" ({format_percent(change / before, signed=True)})" if before else ""
+        told = f"{of}: b {verb} {show(abs(change))} {less if change < 0 else more} than a{share}"
+    return wrapped(sentence(told + (f": {listed}" if listed else "")))
+
+
+def figures(found: Comparison, names: Sequence[str] = ("a", "b")) -> dict[str, Figure]:
+    """The causes of the time and the categories of memory, a beside b, by title."""
+    drawn = {}
+    if found.times:
+        largest = max(sum(each.a for each in found.times), sum(each.b for each in found.times)) * _NANO
+        scale, unit = next(
+            (each for each in ((86400.0, "days"), (3600.0, "hours"), (1.0, "seconds")) if largest >= each[0]),
+            (1e-3, "milliseconds"),
+        )
+        drawn[f"Time of {found.of}"] = _bars(f"Time of {found.of}", unit, found.times, names, _NANO / scale)
+    if found.memory:
+        title = "Memory of the heaviest device"
+        drawn[title] = _bars(title, "GB", found.memory, names, 1 / GIGA)
+    return drawn
+
+
+def _bars(title: str, unit: str, parts: tuple[Part, ...], names: Sequence[str], scale: float) -> Figure:
+    shown = [each for each in parts if each.a or each.b]
+    data = [
+        {
+            "type": "bar", "orientation": "h", "name": f"{letter}: {name}", "y": [each.name for each in shown],
+            "x": [getattr(each, letter) * scale for each in shown], "marker": {"color": COLOURS[at]},
+            "customdata": [each.difference * scale for each in shown],
+            "hovertemplate": f"%{{y}}: %{{x:.4g}} {unit}<br>b less a: %{{customdata:+.4g}} {unit}<extra></extra>",
+        }
+        for at, (letter, name) in enumerate(zip("ab", names, strict=True))
+    ]  # fmt: skip
+    layout = arranged(title, unit, barmode="group", bargap=0.25)
+    layout["height"] = 190 + 42 * len(shown)
+    layout["yaxis"] |= {"autorange": "reversed", "showgrid": False}
+    return {"data": data, "layout": layout}

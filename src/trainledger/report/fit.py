@@ -1,0 +1,120 @@
+"""What fits, for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from trainledger.plan.fit.answer import Fit, Row
+from trainledger.plan.fit.held import Held
+from trainledger.plan.fit.questions import QUESTIONS, Found, divides_batch
+from trainledger.report.table import sentence, table, wrapped
+from trainledger.spec.run import Run
+from trainledger.units import counted, format_count, format_gigabytes, format_nbytes
+
+_DETAILED = ("model", "sequence", "micro-batch", "devices")
+_MOST_DEVICES = 6
+
+
+def text(fit: Fit) -> str:
+    """All answers: the run itself, the table of recipes, and for the best recipe what limits each of them."""
+    return "\n\n".join(_parts(fit))
+
+
+def _parts(fit: Fit) -> Iterator[str]:
+    yield _head(fit)
+    yield _table(fit)
+    yield "\n".join(wrapped(f"{row.name}: {' '.join(f'--set {each}' for each in row.settings)}")
+                    for row in fit.rows[1:]) or "No change needs less memory."  # fmt: skip
+    for row in _detailed(fit):
+        yield _limits(fit.run, row)
+    if "model" in fit.rows[0].answers:
+        yield wrapped(sentence(f"Models are {fit.family}"))
+
+
+def _detailed(fit: Fit) -> list[Row]:
+    """The run as it is, and with all changes where there are any."""
+    return [fit.rows[0], *fit.rows[1:][-1:]]
+
+
+def _head(fit: Fit) -> str:
+    run, held = fit.run, fit.held
+    recipe = run.recipe
+    where = f"{run.cluster.count:,} x {run.cluster.device}"
+    verdict = "fits" if held.fits else "does NOT fit"
+    lines = [
+        f"{run.model.name} on {where}: sequences of {recipe.seq_len:,} tokens, micro-batch {run.device_batch}, "
+        f"{recipe.precision}, {recipe.optimizer}",
+        f"As it is, {held.rank} holds {format_nbytes(held.nbytes)} and gets {format_nbytes(held.usable_nbytes)}: it "
+        f"{verdict}. {_largest(held)}",
+    ]
+    if fit.devices:
+        named = ", ".join(fit.devices[:_MOST_DEVICES]) + (" and larger" if len(fit.devices) > _MOST_DEVICES else "")
+        lines.append(f"Devices that hold it as it is, the smallest first: {named}.")
+    else:
+        lines.append("No device of the catalog holds it as it is.")
+    return "\n".join(wrapped(each) for each in lines)
+
+
+def _largest(held: Held) -> str:
+    largest, tensors = format_nbytes(held.by_category[held.category]), format_nbytes(held.peak_nbytes)
+    return f"The most of the {tensors} in tensors are {held.category} ({largest}), at {held.moment}."
+
+
+def _table(fit: Fit) -> str:
+    asked = list(fit.rows[0].answers)
+    columns = ["recipe", *(_HEADS[name] for name in asked)]
+    rows = [[row.name, *(_size(row.answers[name]) for name in asked)] for row in fit.rows]
+    return table(columns, rows, align="l" + "r" * len(asked))
+
+
+_HEADS = {
+    "model": "largest model", "sequence": "longest sequence", "micro-batch": "micro-batch", "devices": "fewest devices",
+    "memory": "memory needed",
+}  # fmt: skip
+_SIZES: dict[str, Callable[[int], str]] = {
+    "model": format_count, "sequence": lambda size: f"{size:,}", "micro-batch": lambda size: f"{size:,}",
+    "devices": lambda size: f"{size:,}", "memory": format_gigabytes,
+}  # fmt: skip
+_THINGS: dict[str, Callable[[int], str]] = {
+    "model": lambda size: f"{format_count(size)} parameters", "sequence": lambda size: counted(size, "token"),
+    "micro-batch": lambda size: counted(size, "sequence"), "devices": lambda size: counted(size, "device"),
+    "memory": format_gigabytes,
+}  # fmt: skip
+
+
+def _size(found: Found) -> str:
+    return "none" if found.size is None else _SIZES[found.question](found.size)
+
+
+def _limits(run: Run, row: Row) -> str:
+    """For each question of a recipe: the answer, the next one and what it would need, and what fills the memory."""
+    title = "As it is" if not row.settings else "With all of these changes"
+    lines = [_limit(run, found) for name, found in row.answers.items() if name in _DETAILED]
+    return "\n".join([title, *(wrapped(each) for each in lines)]) if lines else ""
+
+
+def _limit(run: Run, found: Found) -> str:
+    name = QUESTIONS[found.question]
+    said = "none fits" if found.size is None else _shape(found)
+    told = f"{name[0].upper()}{name[1:]}: {said}"
+    if found.beyond is not None and found.beyond_size is not None:
+        held = found.beyond
+        over = format_nbytes(held.nbytes - held.usable_nbytes)
+        told += f"; {_THINGS[found.question](found.beyond_size)} would need {format_nbytes(held.nbytes)}, "
+        told += f"{over} too much: {held.category} {format_nbytes(held.by_category[held.category])} of {held.rank}, at {held.moment}"
+    elif found.size is not None:
+        told += "; nothing further is tried" if found.question != "devices" else "; there is nothing fewer"
+    if found.question == "micro-batch" and found.size is not None:
+        told += f" (the largest that divides the batch of a rank: {divides_batch(run, found.size)})"
+    elif found.note and found.question != "model":
+        told += f" ({found.note})"
+    return sentence(told)
+
+
+def _shape(found: Found) -> str:
+    assert found.size is not None
+    told = _THINGS[found.question](found.size)
+    if found.question == "model" and found.run is not None:
+        spec = found.run.model
+        told += f" (d_model {spec.d_model}, {spec.n_layers} layers, {spec.n_heads} heads, d_ff {spec.d_ff})"
+    return told

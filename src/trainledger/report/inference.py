@@ -1,0 +1,154 @@
+"""A served model for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from trainledger.report.table import sentence, table, wrapped
+from trainledger.spec.serving import CACHE_FORMATS, WEIGHT_FORMATS, WHOLE
+from trainledger.units import (
+    KIB,
+    counted,
+    format_flops,
+    format_gigabytes,
+    format_nbytes,
+    format_percent,
+    format_seconds,
+)
+
+if TYPE_CHECKING:
+    from trainledger.predict.inference import BatchRow, Inference
+
+
+def text(told: Inference) -> str:
+    """The whole account."""
+    return "\n\n".join(_parts(told))
+
+
+def _parts(told: Inference) -> Iterator[str]:
+    yield "\n".join(wrapped(each) for each in _head(told))
+    yield _memory(told)
+    yield _forward(told)
+    if told.time is not None:
+        yield "\n".join(wrapped(each) for each in _time(told))
+    if told.batches:
+        yield _batches(told)
+    if told.notes:
+        yield "\n".join(wrapped(sentence(each)) for each in told.notes)
+
+
+def _head(told: Inference) -> Iterator[str]:
+    serving, tensor = told.serving, told.run.layout.tensor
+    sequences = counted(serving.batch, "sequence")
+    if serving.phase == "prefill":
+        yield f"{told.run.model.name}, prefill: the {serving.context:,} tokens of each of {sequences}"
+    else:
+        yield f"{told.run.model.name}, decode: one more token of {sequences}, the last of {serving.context:,}"
+    weights, cache = WEIGHT_FORMATS[serving.weights], CACHE_FORMATS[serving.cache]
+    which = " (experts only)" if serving.quantized == "experts" and serving.weights not in WHOLE else ""
+    yield f"Weights in {serving.weights}{which}: {weights.title}; cache in {serving.cache}: {cache.title}"
+    if tensor > 1:
+        yield f"On {tensor} tensor ranks; what follows is one of them"
+
+
+def _memory(told: Inference) -> str:
+    weights, serving = told.weights, told.serving
+    rows = []
+    if weights.codes:
+        rows += [[f"weights in {serving.weights}", format_nbytes(weights.codes), f"{weights.codes:,}"],
+                 ["their scales", format_nbytes(weights.scales), f"{weights.scales:,}"],
+                 ["weights that stay whole", format_nbytes(weights.whole), f"{weights.whole:,}"]]  # fmt: skip
+    rows += [["all weights", format_nbytes(weights.nbytes), f"{weights.nbytes:,}"],
+             ["cache", format_nbytes(told.cache_nbytes), f"{told.cache_nbytes:,}"]]  # fmt: skip
+    peak = told.ledger.peak().nbytes
+    rest = peak - weights.nbytes - told.cache_nbytes
+    rows.append(["activations and buffers", format_nbytes(rest), f"{rest:,}"])
+    if told.memory is not None:
+        around = told.memory.nbytes - peak
+        rows.append(["around the tensors", format_nbytes(around), f"{around:,}"])
+        rows.append(["in all", format_nbytes(told.memory.nbytes), f"{told.memory.nbytes:,}"])
+    lines = [_token_line(told)]
+    if told.memory is not None and told.memory.usable_nbytes is not None:
+        fits = "Fits in" if told.memory.fits else "Does NOT fit in"
+        lines.append(f"{fits} the {format_nbytes(told.memory.usable_nbytes)} that the device gives.")
+    return "\n".join([table(["held", "", "bytes"], rows, align="lrr"), *(wrapped(each) for each in lines)])
+
+
+def _token_line(told: Inference) -> str:
+    one = f"One token takes {told.token_nbytes:,} bytes ({told.token_nbytes / KIB:.4g} KiB) of the cache"
+    if told.run.layout.tensor > 1:
+        one += f" of a rank, {told.whole_token_nbytes / KIB:.4g} KiB of the whole model's"
+    if told.run.model.window is not None:
+        one += f"; layers with a window keep at most {told.run.model.window:,} tokens"
+    return one + "."
+
+
+def _forward(told: Inference) -> str:
+    everything = sum(told.moved.values())
+    rows = [[name, format_nbytes(nbytes), format_percent(nbytes / everything)] for name, nbytes in told.moved.items()]
+    rows.append(["moved in all", format_nbytes(everything), ""])
+    rows.append(["FLOPs of products", format_flops(told.ledger.matmul_flops), ""])
+    ridge = "" if told.ridge is None else f"ridge {told.ridge:.4g}"
+    rows.append(["FLOPs per byte", f"{told.intensity:.4g}", ridge])
+    return table(["one forward", "", ""], rows, align="lrr")
+
+
+def _time(told: Inference) -> Iterator[str]:
+    time, serving = told.time, told.serving
+    assert time is not None
+    rate = told.tokens_per_second
+    assert rate is not None
+    yield (
+        f"On {told.device} at least {format_seconds(time.bound)}, {time.limit}-bound: at most {rate:,.4g} tokens/s"
+        + (f", {rate / serving.batch:,.4g} of each sequence" if serving.batch > 1 and serving.phase == "decode" else "")
+        + "."
+    )
+    yield "Least: products and attention at the data sheet, everything else fused into them."
+    if time.expected is not None:
+        tokens = serving.batch * serving.new_tokens / time.expected
+        yield (
+            f"Expected, every operation a kernel of its own at the rates of the calibration: "
+            f"{format_seconds(time.expected)}, {tokens:,.4g} tokens/s."
+        )
+
+
+def _batches(told: Inference) -> str:
+    rows = [_row(each) for each in told.batches]
+    shown = table(["batch", "cache", "held", "at least", "tokens/s", "bound", ""], rows, align="rrrrrll")
+    if told.largest_batch is None:
+        return shown
+    largest = f"The largest batch that fits is {told.largest_batch:,}."
+    return f"{shown}\n{largest if told.largest_batch else 'Not even one sequence fits.'}"
+
+
+def _row(each: BatchRow) -> list[str]:
+    fits = {True: "", False: "too large", None: ""}[each.fits]
+    held = format_gigabytes(each.device_nbytes)
+    if each.time is None or each.tokens_per_second is None:
+        return [f"{each.batch:,}", format_nbytes(each.cache_nbytes), held, "", "", "", fits]
+    return [
+        f"{each.batch:,}", format_nbytes(each.cache_nbytes), held, format_seconds(each.time.bound),
+        f"{each.tokens_per_second:,.4g}", each.time.limit, fits,
+    ]  # fmt: skip
+
+
+def to_json(told: Inference) -> dict[str, Any]:
+    """The account as JSON takes it, the ledger in sums."""
+    memory = told.memory
+    return {
+        "model": told.run.model.name, "serving": vars(told.serving), "tensor": told.run.layout.tensor,
+        "device": told.device, "parameters": told.ledger.parameters,
+        "weights": {**vars(told.weights), "nbytes": told.weights.nbytes}, "cache_nbytes": told.cache_nbytes,
+        "cache_token_nbytes": told.token_nbytes, "cache_token_nbytes_of_all_ranks": told.whole_token_nbytes,
+        "peak_nbytes": told.ledger.peak().nbytes,
+        "device_memory": None if memory is None else {
+            "lines": [vars(each) for each in memory.lines], "nbytes": memory.nbytes,
+            "usable_nbytes": memory.usable_nbytes, "fits": memory.fits,
+        },
+        "moved_nbytes": told.moved, "matmul_flops": told.ledger.matmul_flops, "intensity": told.intensity,
+        "ridge": told.ridge, "time": None if told.time is None else vars(told.time),
+        "tokens_per_second": told.tokens_per_second,
+        "batches": [{**vars(each), "time": None if each.time is None else vars(each.time)} for each in told.batches],
+        "largest_batch": told.largest_batch, "notes": told.notes,
+    }  # fmt: skip

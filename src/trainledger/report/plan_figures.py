@@ -1,0 +1,34 @@
+"""The figures of a plan: where the time goes, what is held in memory over a step, and what runs when in it."""
+
+from __future__ import annotations
+
+from trainledger.plan.plan import Plan
+from trainledger.predict.predict import heaviest
+from trainledger.predict.roofline import Machine
+from trainledger.predict.step_spans import spans
+from trainledger.report.figures import memory_timeline
+from trainledger.report.step_timeline import step_timeline
+from trainledger.report.style import Figure
+from trainledger.report.waterfall import figure
+from trainledger.units import format_seconds
+
+
+def figures(plan: Plan, machine: Machine | None = None) -> dict[str, Figure]:
+    """What there is to draw of a plan, by title; the waterfall first where times are known.
+
+    With the ``machine`` also the step of a layout as it runs.
+    """
+    told = plan.forecast
+    drawn: dict[str, Figure] = {}
+    if told.waterfall:
+        whole = told.total_seconds
+        title = "Where the time of a step goes" if whole is None else f"Where {format_seconds(whole)} go"
+        drawn[title] = figure(told.waterfall, title)
+    memory = memory_timeline(heaviest(plan.ledger, plan.ranks).ledger, None)
+    if memory is not None:
+        drawn["Memory of the heaviest device over one step" if plan.ranks else "Memory over one step"] = memory
+    if plan.ranks and machine is not None and told.step_seconds is not None:
+        step = step_timeline(spans(plan.run, plan.ranks, machine))
+        if step is not None:
+            drawn["One step as it runs"] = step
+    return drawn

@@ -1,0 +1,250 @@
+"""What gives way: every edge is exact by a prediction made apart, and the figures are those of that prediction."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planned_runs import ALONE, MESH, SHARDED, TOO_LARGE, Table
+
+import trainledger as tl
+from trainledger.cli import main
+from trainledger.plan import breaks as breaks_module
+from trainledger.plan.breaks import RULE, Breaks
+from trainledger.plan.growth import AXES, growth
+from trainledger.plan.limits import LIMITS, Limit, Limits, Reading, critical_batch, critical_batch_of_tokens
+from trainledger.report.breaks import figures, text
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.run import Run
+
+RUNS = {"alone": ALONE, "sharded": SHARDED, "mesh": MESH}
+
+
+def _holds(limit: str, run: Run, **known: Any) -> bool:
+    """Whether something holds, from a prediction of the run alone and without the tables of the module."""
+    told = tl.predict(run)
+    causes = told.step_causes
+    bars = {each.cause: each.seconds for each in told.waterfall}
+    tokens = run.recipe.total_steps * run.recipe.tokens_per_step
+    return {
+        "device memory": lambda: told.fits is not False,
+        "vocabulary logits": lambda: 2 * told.peak_by_category.get("logits and loss", 0) <= (told.peak_nbytes or 0),
+        "critical batch": lambda: run.recipe.global_batch * run.recipe.seq_len <= critical_batch(run),
+        "exposed communication": lambda: causes["exposed communication"] <= 0.2 * sum(causes.values()),
+        "pipeline bubble": lambda: causes["pipeline bubble"] <= 0.2 * sum(causes.values()),
+        "failures": lambda: bars["checkpoints"] + bars["failures"] <= 0.1 * (told.total_seconds or 0),
+        "data throughput": lambda: not bars["data"],
+        "positions": lambda: run.recipe.seq_len <= known["positions"],
+        "dataset exhausted": lambda: tokens <= known["unique"],
+        "repetition": lambda: tokens <= 4 * known["unique"],
+        RULE: lambda: not list(run.problems()),
+    }[limit]()
+
+
+def _changed(table: Table, changes: tuple[str, ...]) -> Run:
+    return tl.load(table, list(changes))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_edge_is_exact(name: str) -> None:
+    table = RUNS[name]
+    run = tl.load(table)
+    unique = 3 * (run.recipe.tokens or 0)
+    found = tl.breaks(run, unique_tokens=unique)
+    known = {"positions": run.model.max_seq_len, "unique": unique}
+    seen = [each for along in found.along for each in along.breaks]
+    assert len({each.limit for each in seen}) > 3
+    for each in seen:
+        way = growth(run, each.axis, breaks_module.REACH)
+        before = way.at(list(way.values).index(each.holds))
+        after = way.at(list(way.values).index(each.breaks))
+        assert way.values[list(way.values).index(each.holds) + 1] == each.breaks  # no value lies between
+        assert _holds(each.limit, before, **known), each
+        assert not _holds(each.limit, after, **known), each
+        if each.limit != RULE:
+            assert _changed(table, each.changes) == after
+        else:
+            with pytest.raises(InvalidInput):
+                _changed(table, each.changes)
+    for along in found.along:
+        assert [each.breaks for each in along.breaks] == sorted(each.breaks for each in along.breaks)
+
+
+def test_a_longer_sequence_gives_way_where_its_own_prediction_says_so() -> None:
+    found = tl.breaks(tl.load(ALONE), along=["sequence"])
+    edge = next(each for each in found.along[0].breaks if each.limit == "device memory")
+    for T, fits in ((edge.holds, True), (edge.breaks, False)):
+        told = tl.predict(tl.load(ALONE, {"recipe.seq_len": T, "model.max_seq_len": T}))
+        assert told.fits is fits
+        assert told.device_nbytes == (edge.before if fits else edge.after)
+    assert edge.breaks == edge.holds + 1
+    assert edge.planned == tl.predict(tl.load(ALONE)).device_nbytes
+
+
+def test_the_critical_batch_is_the_formula_solved_by_hand() -> None:
+    found = tl.breaks(tl.load(ALONE), along=["batch"])
+    edge = next(each for each in found.along[0].breaks if each.limit == "critical batch")
+    # Kaplan's 2.1e8 / L^4.8, with L by Besiroglu's coefficients at 124M parameters and the tokens of whole steps.
+    N = 124_439_808
+    for batch, holds in ((edge.holds, True), (edge.breaks, False)):
+        steps = 10**10 // (batch * 1024)
+        loss = 1.8172 + 482.01 / N**0.3478 + 2085.43 / (steps * batch * 1024) ** 0.3658
+        assert (batch * 1024 <= 2.1e8 / loss**4.8) is holds
+    assert edge.basis == "assumed"
+    assert "McCandlish" in edge.source
+
+
+def test_a_batch_law_by_tokens_alone_grows_with_them() -> None:
+    small, large = (tl.load(ALONE, {"recipe.tokens": each}) for each in ("1B", "100B"))
+    assert critical_batch_of_tokens(large) / critical_batch_of_tokens(small) == pytest.approx(100**0.462, rel=1e-3)
+
+
+def test_a_dataset_gives_way_when_it_is_used_up_and_again_after_four_passes() -> None:
+    run = tl.load(ALONE)
+    found = tl.breaks(run, along=["dataset"], unique_tokens=25 * 10**9)
+    first, second = found.along[0].breaks
+    step = run.recipe.tokens_per_step
+    assert (first.limit, second.limit) == ("dataset exhausted", "repetition")
+    # A run is whole steps: the tokens of the file may pass the edge by less than one of them.
+    assert first.breaks // step * step > 25 * 10**9 >= first.holds // step * step
+    assert second.breaks // step * step > 100 * 10**9 >= second.holds // step * step
+    assert second.after == pytest.approx(4, abs=1e-4)
+
+
+def test_what_is_not_known_is_not_judged_and_named() -> None:
+    found = tl.breaks(tl.load(ALONE), along=["dataset"])
+    assert {"dataset exhausted", "repetition"} <= set(found.unknown)
+    assert found.along[0].breaks == ()
+    assert "--unique-tokens" in text(found)
+
+
+def test_what_does_not_hold_as_planned_is_said_first_and_not_again() -> None:
+    found = tl.breaks(tl.load(TOO_LARGE), along=["width"])
+    assert "device memory" in [each.limit for each in found.already]
+    assert "device memory" not in [each.limit for each in found.along[0].breaks]
+    assert text(found).startswith("Gives way already, as planned: device memory.")
+
+
+def test_more_devices_end_where_a_rank_gets_no_sequence() -> None:
+    found = tl.breaks(tl.load(SHARDED), along=["devices"], exposed=1.0, lost=1.0)
+    (edge,) = found.along[0].breaks
+    assert (edge.limit, edge.holds, edge.breaks) == (RULE, 256, 512)
+    assert "must be a multiple of micro_batch = 1 x 512 data ranks" in edge.why
+
+
+def test_a_bearable_share_moves_the_edge() -> None:
+    def edge(exposed: float) -> int:
+        found = tl.breaks(tl.load(SHARDED), along=["devices"], exposed=exposed)
+        one = [each.breaks for each in found.along[0].breaks if each.limit == "exposed communication"]
+        return one[0] if one else 10**9
+
+    start = tl.predict(tl.load(SHARDED)).step_causes
+    now = start["exposed communication"] / sum(start.values())
+    assert edge(now + 0.001) <= edge(now + 0.1) <= edge(0.99)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0.2, 4.0), st.integers(1100, 60_000), st.sampled_from([1, 2, 8]))
+def test_the_search_finds_the_first_value_beyond_any_curve(power: float, most: int, context: int) -> None:
+    table: Table = {**ALONE, "layout": {"context": context}, "cluster": {"device": "h100-sxm", "count": context}}
+    run = tl.load(table)
+
+    def read(other: Run, told: Any, limits: Limits) -> Reading:
+        return Reading(float(other.recipe.seq_len) ** power, float(most) ** power, "exact")
+
+    asked = []
+    curve = Limit("curve", "share", "", "", "", False, lambda *each: asked.append(each) or read(*each))  # type: ignore[func-returns-value]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(breaks_module, "LIMITS", (curve,))
+        found = tl.breaks(run, along=["sequence"])
+    values = list(growth(run, "sequence", breaks_module.REACH).values)
+    beyond = [each for each in values if float(each) ** power > float(most) ** power]
+    assert [each.breaks for each in found.along[0].breaks] == beyond[:1]
+    assert len(asked) < 200
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("name", RUNS)
+def test_values_on_the_way_keep_the_rules_of_the_run_file(name: str, axis: str) -> None:
+    run = tl.load(RUNS[name])
+    way = growth(run, axis, 8)
+    assert way.at(0) == run or axis == "devices"
+    last = len(way.values) - (2 if axis == "devices" else 1)  # of devices the last is the first that is too many
+    for index in {0, 1, last // 2, last} & set(range(last + 1)):
+        grown = way.at(index)
+        assert list(grown.problems()) == []
+        section, _, field = way.field.partition(".")
+        assert getattr(getattr(grown, section), field) == way.values[index]
+
+
+def test_width_keeps_heads_and_proportions() -> None:
+    run = tl.load(MESH)
+    way = growth(run, "width", 4)
+    wide = way.at(3).model
+    assert wide.head_size == run.model.head_size
+    assert wide.kv_heads == run.model.kv_heads
+    assert wide.d_ff / wide.d_model == pytest.approx(run.model.d_ff / run.model.d_model, rel=0.01)
+
+
+def test_an_axis_that_is_none_is_a_sentence() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        tl.breaks(tl.load(ALONE), along=["lenght", "batch"])
+    assert str(caught.value).startswith("--along = 'lenght': must be one of sequence, batch, width, depth, devices")
+
+
+@pytest.fixture(scope="module")
+def found() -> Breaks:
+    return tl.breaks(tl.load(SHARDED), along=["sequence", "devices", "vocabulary"], unique_tokens=10**12)
+
+
+def test_the_text_fits_a_terminal(found: Breaks) -> None:
+    told = text(found)
+    assert max(len(line) for line in told.splitlines()) <= 80
+    for along in found.along:
+        for each in along.breaks:
+            assert f"{each.breaks:,}" in told
+    assert len(repr(found)) < 400
+
+
+def test_the_figure_has_a_point_for_each_break(found: Breaks) -> None:
+    (figure,) = figures(found).values()
+    points = [x for each in figure["data"] for x in each["x"]]
+    assert sorted(points) == sorted(each.factor for along in found.along for each in along.breaks)
+    assert figures(replace(found, along=())) == {}
+
+
+def test_limits_name_source_and_remedy() -> None:
+    for each in LIMITS:
+        assert each.source
+        assert each.remedy
+
+
+def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    import json
+
+    words = ["breaks", "gpt2", "--set", "cluster.device=h100-sxm", "--along", "depth", "--json"]
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    (edge,) = [each for each in told["along"][0]["breaks"] if each["limit"] == "device memory"]
+    assert edge["field"] == "model.n_layers"
+    assert edge["breaks"] == edge["holds"] + 1
+    assert edge["changes"] == [f"model.n_layers={edge['breaks']}"]
+    assert "20 for each parameter" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--exposed", "2"], "--exposed = '2': must be between 0 and 1; nearest that works: 1"),
+        (["--reach", "1"], "--reach = '1': must be between 2 and 1e+06; nearest that works: 2"),
+        (["--most", "many"], "--most = 'many': is not a count"),
+        (["--plot", "out.gif"], "--plot = 'out.gif': the suffix says what is written"),
+    ],
+)
+def test_nonsense_is_a_sentence(capsys: pytest.CaptureFixture[str], words: list[str], sentence: str) -> None:
+    assert main(["breaks", "gpt2", "--set", "cluster.device=l4", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(sentence)

@@ -1,0 +1,267 @@
+"""A served model: published sizes, bounds by hand, and what must grow or fall with what."""
+
+from __future__ import annotations
+
+import doctest
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trainledger as tl
+from trainledger import catalog
+from trainledger.cli import main
+from trainledger.ledger import kv_cache as cache_rules
+from trainledger.ledger import serve
+from trainledger.ledger.kv_cache import kv_cache
+from trainledger.ledger.parameters import parameters
+from trainledger.ledger.serve import account_serving, experts_met
+from trainledger.predict import inference as module
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.serving import WEIGHT_FORMATS, Serving
+from trainledger.units import GIB, KIB
+
+H100 = {"device": "h100-sxm"}
+
+
+def run_of(name: str, device: str = "h100-sxm", tensor: int = 1, **model: object) -> tl.Run:
+    recipe = {"seq_len": 1024, "global_batch": 1, "steps": 1}
+    fields = {"preset": name, "n_predict_ahead": 0, **model}
+    layout = {"tensor": tensor}
+    return tl.load({"model": fields, "recipe": recipe, "layout": layout, "cluster": {"device": device, "count": tensor}})
+
+
+# Bytes of one token in 16 bits, and who says so.
+PUBLISHED = {
+    "llama-2-7b": (512 * KIB, "2 x 32 layers x 32 heads x 128 x 2 bytes: the arithmetic of Kwon et al. 2023 for OPT-13B"),
+    "llama-3-70b": (320 * KIB, "2 x 80 layers x 8 key-value heads x 128 x 2 bytes"),
+    "llama-3-8b": (128 * KIB, "news.future-shock.ai/the-weight-of-remembering, read 2026-11-20"),
+    "gpt2-xl": (300 * KIB, "the same"),
+    "opt-13b": (800 * KIB, "Kwon et al. 2023, PagedAttention (arXiv 2309.06180), section 3: 800 KB"),
+    "deepseek-v3": (70_272, "DeepSeek-AI 2025 (arXiv 2505.09343), table 1: 70.272 KB; not read here"),
+    "llama-3.1-405b": (516_096, "the same: 516.096 KB"),
+    "qwen2.5-72b": (327_680, "the same: 327.680 KB"),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_bytes_of_one_token(name):
+    cache = kv_cache(tl.model(name), "bf16")
+    assert cache.token_nbytes() == cache.nbytes(1, 1) == PUBLISHED[name][0]
+
+
+def test_deepseek_v2_keeps_a_latent_and_one_key():
+    # DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434), table 1: (d_c + d_R) l = 4.5 d_h l elements of a token.
+    spec = tl.model("deepseek-v2-lite")
+    assert kv_cache(spec, "bf16").token_nbytes() == 2 * int(4.5 * 128) * spec.n_layers
+
+
+def test_layers_with_a_window_stop_growing():
+    spec = tl.model("gemma-3-12b")
+    cache = kv_cache(spec, "bf16")
+    local, whole = (sum(each.layers for each in cache.kinds if (each.window is None) is wanted)
+                    for wanted in (False, True))  # fmt: skip
+    assert (local + whole, spec.window, whole) == (spec.n_layers, 1024, spec.n_layers // 6)
+    one = 2 * spec.kv_heads * spec.head_size * 2
+    assert cache.nbytes(1, 32_768) == one * (local * 1024 + whole * 32_768)
+    assert cache.nbytes(2, 100) == 2 * 100 * cache.token_nbytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "quantized", "published", "within"),
+    [
+        # OpenAI 2025, gpt-oss model card (arXiv 2508.10925), table 1: checkpoints of 12.8 and 60.8 GiB.
+        ("gpt-oss-20b", "mxfp4", "experts", 12.8 * GIB, 0.005),
+        ("gpt-oss-120b", "mxfp4", "experts", 60.8 * GIB, 0.005),
+        # TheBloke/Llama-2-7B-GPTQ and -AWQ, 4 bits in groups of 128: files of 3.90 and 3.89 GB (not read here).
+        ("llama-2-7b", "int4", "linear", 3.89e9, 0.005),
+    ],
+)
+def test_published_sizes_of_quantized_models(name, weights, quantized, published, within):
+    told = Serving(weights=weights, quantized=quantized)
+    nbytes = dict(account_serving(run_of(name), told, backend="cuda").resident)["frozen weights"]
+    assert abs(nbytes / published - 1) < within
+
+
+def test_decode_of_one_sequence_reads_weights_and_cache_once():
+    run, device = run_of("llama-3-8b"), catalog.device("h100-sxm")
+    told = tl.inference(run, batch=1, context=8192)
+    spec = run.model
+    head_and_blocks = 2 * (parameters(spec).total - spec.vocab_size * spec.d_model)
+    assert told.moved["weights"] == head_and_blocks + 2 * spec.d_model
+    assert told.moved["cache"] == 8192 * 128 * KIB
+    by_hand = (told.moved["weights"] + told.moved["cache"]) / device.memory_bytes_per_second
+    assert told.time.limit == "memory"
+    assert told.time.bound == pytest.approx(by_hand, rel=2e-3)
+    assert told.time.expected > told.time.bound
+    # Pope et al. 2022, section 2: 2 N of a token, and attention 4 L d T more.
+    two_n = 2 * (parameters(spec).total - spec.vocab_size * spec.d_model)
+    norms = 2 * parameters(spec).by_component["norms"]
+    assert told.ledger.matmul_flops == two_n - norms + 4 * spec.n_layers * spec.d_model * 8192
+
+
+def test_a_long_prompt_is_bound_by_compute_and_costs_as_training_forward():
+    from trainledger.ledger.step import account
+
+    run = run_of("llama-3-8b")
+    told = tl.inference(run, phase="prefill", context=8192)
+    assert told.time.limit == "compute"
+    training = account(replace(run, recipe=replace(run.recipe, seq_len=8192, precision="bf16", attention="flash")),
+                       backend="cuda")  # fmt: skip
+    forward = training.filter(lambda each: each.phase == "forward").matmul_flops
+    logits = 2 * run.model.d_model * run.model.vocab_size
+    assert told.ledger.matmul_flops == forward - 8191 * logits  # logits of the last token only
+    assert told.tokens_per_second == pytest.approx(8192 / told.time.bound)
+
+
+SMALL = {"vocab_size": 64, "d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 96, "max_seq_len": 4096}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batch=st.integers(1, 64), context=st.integers(1, 4000), kv=st.sampled_from([1, 2, 4]),
+    window=st.sampled_from([None, 7, 512]), phase=st.sampled_from(["prefill", "decode"]),
+    weights=st.sampled_from(sorted(WEIGHT_FORMATS)), cache=st.sampled_from(["bf16", "fp8", "int4"]),
+)  # fmt: skip
+def test_what_must_grow_grows(batch, context, kv, window, phase, weights, cache):
+    run = tl.load({"model": {**SMALL, "n_kv_heads": kv, "window": window or "none"},
+                   "recipe": {"seq_len": 8, "global_batch": 1, "steps": 1}, "cluster": H100})  # fmt: skip
+    one = Serving(phase=phase, batch=batch, context=context, weights=weights, cache=cache)
+    machine = tl.machine_of(run)
+
+    def told(serving):
+        return module.inference(run, serving, machine, backend="cuda", table=False)
+
+    here, more, longer = told(one), told(replace(one, batch=batch + 1)), told(replace(one, context=context + 1))
+    assert sum(here.moved.values()) == here.ledger.total("read") + here.ledger.total("written")
+    assert min(here.moved.values()) >= 0
+    for other in (more, longer):
+        assert other.cache_nbytes >= here.cache_nbytes
+        assert other.ledger.flops >= here.ledger.flops
+        assert other.time.bound >= here.time.bound
+        assert other.memory.nbytes >= here.memory.nbytes
+        assert other.weights == here.weights
+    wider = replace(machine, memory_bytes_per_second=2 * machine.memory_bytes_per_second)
+    assert module.inference(run, one, wider, backend="cuda", table=False).time.bound <= here.time.bound
+
+
+def test_tensor_ranks_divide_weights_and_cache():
+    whole, rank = (tl.inference(run_of("llama-3-70b", tensor=each), batch=4, context=4096) for each in (1, 8))
+    assert rank.cache_nbytes == whole.cache_nbytes // 8
+    assert whole.weights.nbytes / 8 <= rank.weights.nbytes <= 1.01 * whole.weights.nbytes / 8
+    assert whole.largest_batch == 0
+    assert rank.largest_batch > 100
+    assert not whole.memory.fits
+    assert rank.memory.fits
+    sums = rank.ledger.filter(lambda each: each.name == "all_reduce")
+    assert sum(each.times for each in sums) == 2 * 80 + 1  # two in each block, one of the embedding
+    assert {each.payload for each in sums} == {4 * 8192 * 2}
+    # The latent of latent attention is held by every rank.
+    latent = tl.inference(run_of("deepseek-v3", tensor=8, device="h200"), weights="fp8-block", context=64)
+    assert latent.token_nbytes == latent.whole_token_nbytes == 70_272
+
+
+def test_the_largest_batch_fits_and_one_more_does_not():
+    told = tl.inference(run_of("llama-3-8b"), batch=8, context=8192)
+    rows = {each.batch: each for each in told.batches}
+    assert rows[told.largest_batch].fits
+    assert rows[told.largest_batch + 1].fits is False
+    assert rows[8].time == told.time
+    quantized = tl.inference(run_of("llama-3-8b"), batch=8, context=8192, weights="int4", cache="fp8")
+    assert quantized.largest_batch > 2 * told.largest_batch
+    assert quantized.time.bound < told.time.bound
+
+
+def test_experts_are_read_when_a_token_is_sent_to_them():
+    run = run_of("mixtral-8x7b")
+    spec = run.model
+    assert experts_met(spec, 1) == spec.experts_per_token / spec.n_experts
+    one, many = (tl.inference(run, batch=each, context=128).moved["weights"] for each in (1, 4096))
+    experts = 2 * parameters(spec).by_component["experts"]
+    embedded = 2 * spec.d_model
+    assert many - one == pytest.approx(experts * (1 - 0.25) + 4095 * embedded, rel=1e-6)
+    # Every way to send two tokens, counted one by one.
+    share = experts_met(replace(spec, n_experts=3, experts_per_token=1), 2)
+    assert share == pytest.approx(sum(len({a, b}) for a in range(3) for b in range(3)) / 9 / 3)
+
+
+def test_no_bandwidth_no_time():
+    run = run_of("gpt2", device="h100-sxm")
+    machine = replace(catalog.device("h100-sxm"), memory_bytes_per_second=None)
+    told = module.inference(run, Serving(context=64), machine, backend="cuda", table=False)
+    assert told.time is None
+    assert any("no memory bandwidth on record" in each for each in told.notes)
+    told = module.inference(run, Serving(context=64), None, backend="cpu")
+    assert (told.time, told.memory, told.largest_batch) == (None, None, None)
+
+
+def test_wrong_servings_are_sentences():
+    run = run_of("gpt2")
+    for serving, sentence in (
+        ({"phase": "train"}, "--phase = 'train': must be one of prefill, decode"),
+        ({"weights": "int3"}, "--weights = 'int3': must be one of"),
+        ({"context": 5000}, "--context = 5000: is longer than model.max_seq_len = 1024; nearest that works: 1024"),
+        ({"batch": 0}, "--batch = 0: must be from 1 to"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            tl.inference(run, **serving)
+        assert sentence in str(caught.value)
+
+
+def test_examples():
+    for each in (module, serve, cache_rules):
+        failed, tried = doctest.testmod(each)
+        assert (failed, tried > 0) == (0, True)
+
+
+# The command line
+
+
+def call(capsys, *words):
+    code = main(list(words))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+DECODE = ("plan", "--phase", "decode", "llama-3-8b", "--set", "cluster.device=h100-sxm")
+
+
+@pytest.mark.parametrize("more", [
+    (), ("--batch", "64", "--weights", "nf4-double", "--cache", "int8"),
+    ("--set", "layout.tensor=8", "--set", "cluster.count=8", "--batch", "1k"),
+])  # fmt: skip
+def test_it_fits_80_columns_and_json_says_the_same(capsys, more):
+    code, out, err = call(capsys, *DECODE, *more)
+    assert (code, err) == (0, "")
+    assert max(len(line) for line in out.splitlines()) <= 80
+    told = json.loads(call(capsys, *DECODE, *more, "--json")[1])
+    assert f"{told['weights']['nbytes']:,}" in out
+    assert f"{told['cache_nbytes']:,}" in out
+    assert f"The largest batch that fits is {told['largest_batch']:,}." in out
+
+
+def test_prefill_of_a_windowed_model(capsys):
+    code, out, _ = call(capsys, "plan", "--phase", "prefill", "gemma-2-2b", "--set", "cluster.device=a100-sxm-80gb")
+    assert code == 0
+    assert "layers with a window keep at most 4,096 tokens" in " ".join(out.split())
+    assert "compute-bound" in out
+
+
+def test_flags_without_a_phase_and_a_figure_of_it_are_refused(capsys):
+    code, out, err = call(capsys, "plan", "gpt2", "--weights", "int4")
+    assert (code, out) == (2, "")
+    assert err == "--weights = 'int4': is for a served model; give --phase too; nearest that works: --phase decode\n"
+    code, _, err = call(capsys, *DECODE, "--plot", "x.html")
+    assert (code, err) == (2, "--plot = 'x.html': has no figure of a served model\n")
+    code, _, err = call(capsys, *DECODE, "--batch", "1.5")
+    assert code == 2
+    assert err.startswith("--batch = '1.5': is not a whole number of things")
+
+
+def test_a_model_with_prediction_modules_on_several_devices(capsys):
+    words = ["plan", "--phase", "decode", "deepseek-v3", "--set", "layout.tensor=8", "--set", "cluster.count=8"]
+    code, out, _ = call(capsys, *words, "--set", "cluster.device=h200", "--weights", "fp8-block", "--context", "4k")
+    assert code == 0
+    assert "One token takes 70,272 bytes (68.62 KiB)" in out

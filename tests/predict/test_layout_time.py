@@ -1,0 +1,245 @@
+"""The step of a layout: its parts against the whole, links against none, and what must never get worse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trainledger as tl
+from trainledger import catalog
+from trainledger.ledger.ranks import accounts
+from trainledger.predict.layout_time import layout_time
+from trainledger.predict.pipeline_time import bubble_seconds
+from trainledger.predict.rank_time import compute_seconds
+from trainledger.predict.stage_time import stages_of
+from trainledger.predict.step_spans import spans
+from trainledger.predict.step_time import CAUSES, StepTime, step_time
+from trainledger.spec.cluster import Device
+from trainledger.spec.links import Fabric, Link
+from trainledger.spec.run import Run
+
+MODEL = {
+    "vocab_size": 4096, "d_model": 512, "n_layers": 8, "n_heads": 8, "n_kv_heads": 4, "d_ff": 1536, "max_seq_len": 4096,
+}  # fmt: skip
+SHEET = catalog.device("h100-sxm")
+# A tiny model is slower to launch than to run; what is launched has tests of its own.
+assert SHEET.efficiency is not None
+H100 = replace(SHEET, efficiency=replace(SHEET.efficiency, launch_seconds=0.0))
+
+
+def run_of(layout: dict[str, Any], recipe: dict[str, Any] | None = None, **cluster: Any) -> Run:
+    count = 1
+    for axis in ("replicate", "shard", "context", "tensor", "pipeline"):
+        count *= layout.get(axis, 1)
+    usual = {"seq_len": 1024, "global_batch": 64, "micro_batch": 1, "steps": 1, "precision": "bf16-sharded"}
+    model = (recipe or {}).pop("model", MODEL) if recipe else MODEL
+    return tl.load(
+        {
+            "model": model, "recipe": usual | (recipe or {}), "layout": layout,
+            "cluster": {"device": "h100-sxm", "count": count, **cluster},
+        }
+    )  # fmt: skip
+
+
+def timed(run: Run, device: Device = H100) -> StepTime:
+    machine = replace(device, fabric=catalog.fabric(device, run.cluster))
+    step = layout_time(run, accounts(run, backend="cuda"), machine)
+    assert step.seconds is not None, step.notes
+    return step
+
+
+def linked(near: float, far: float) -> Fabric:
+    links = (Link(name=name, title=name, bytes_per_second=rate) for name, rate in (("near", near), ("far", far)))
+    return Fabric(devices_per_node=8, node=next(links), network=next(links))
+
+
+LAYOUTS: list[dict[str, Any]] = [
+    {"replicate": 8},
+    {"shard": 16},
+    {"shard": 8, "replicate": 4},
+    {"shard": 8, "zero": 1},
+    {"shard": 8, "zero": 2},
+    {"tensor": 4},
+    {"tensor": 4, "sequence_parallel": True, "shard": 4},
+    {"context": 4},
+    {"context": 4, "context_kind": "all-to-all", "shard": 2},
+    {"pipeline": 4},
+    {"pipeline": 4, "schedule": "gpipe", "shard": 4, "zero": 1},
+    {"pipeline": 2, "schedule": "interleaved", "virtual_stages": 2, "shard": 4},
+    {"pipeline": 4, "schedule": "zero-bubble", "tensor": 2},
+    {"pipeline": 4, "stage_layers": [1, 3, 3, 1], "replicate": 2},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_causes_and_splits_sum_to_the_step(layout: dict[str, Any]) -> None:
+    step = timed(run_of(dict(layout)))
+    assert set(step.causes) == set(CAUSES)
+    for split in (step.causes, step.by_phase, step.by_kind, step.by_bound):
+        assert sum(split.values()) == pytest.approx(step.seconds)
+    exposed, bubble = step.causes["exposed communication"], step.causes["pipeline bubble"]
+    assert exposed >= 0
+    assert (bubble > 0) if layout.get("pipeline", 1) > 1 else (bubble == 0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_the_parts_of_a_stage_are_all_of_its_step(layout: dict[str, Any]) -> None:
+    """Before, every micro-batch of every chunk, after and at the end, against the ledger's own totals."""
+    run = run_of(dict(layout), {"activation_checkpointing": "full"})
+    fabric = H100.fabric
+    assert fabric is not None
+    for stage in stages_of(run, accounts(run, backend="cuda"), H100, fabric):
+        whole = sum(each.seconds for each in stage.times)
+        assert compute_seconds(stage.whole) == pytest.approx(whole)
+        if run.layout.pipeline > 1:
+            micro = sum(compute_seconds(each.forward) + compute_seconds(each.backward) for each in stage.chunks)
+            around = sum(compute_seconds(each) for each in (stage.begin, stage.end, stage.close))
+            # The first micro-batch has no gradients to add to.
+            assert around + run.grad_accum * micro == pytest.approx(whole, rel=0.01)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_links_without_end_leave_compute_and_bubble(layout: dict[str, Any]) -> None:
+    run = run_of(dict(layout))
+    ranks = accounts(run, backend="cuda")
+    free = layout_time(run, ranks, replace(H100, fabric=linked(1e30, 1e30)))
+    assert free.causes["exposed communication"] == pytest.approx(0, abs=1e-9)
+    real = timed(run)
+    for cause in ("ideal", "kernel efficiency", "memory-bound operations", "pipeline bubble"):
+        assert free.causes[cause] == pytest.approx(real.causes[cause], abs=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(LAYOUTS), st.floats(1e8, 1e12), st.floats(1e8, 1e12), st.booleans(), st.booleans())
+def test_twice_the_bandwidth_is_never_slower(
+    layout: dict[str, Any], near: float, far: float, node: bool, device: bool
+) -> None:
+    run = run_of(dict(layout))
+    ranks = accounts(run, backend="cuda")
+    machine = replace(H100, fabric=linked(near, far))
+    before = layout_time(run, ranks, machine).seconds
+    rate = H100.memory_bytes_per_second
+    assert rate is not None
+    after = [layout_time(run, ranks, replace(H100, fabric=linked(near * (1 + node), far * (2 - node)))).seconds]
+    if device:
+        after.append(layout_time(run, ranks, replace(machine, memory_bytes_per_second=2 * rate)).seconds)
+    assert before is not None
+    assert all(each is not None and each <= before * (1 + 1e-9) for each in after)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2)])
+def test_even_stages_take_what_the_closed_form_says(schedule: str, chunks: int) -> None:
+    """Equal layers, next to nothing before and behind them: the simulated bubble against (P - 1) (F + B)."""
+    layout = {"pipeline": 4, "schedule": schedule, "virtual_stages": chunks}
+    model = {**MODEL, "n_layers": 64, "vocab_size": 8}
+    run = run_of(layout, {"model": model, "precision": "bf16", "global_batch": 4})
+    ranks, fabric = accounts(run, backend="cuda"), linked(1e30, 1e30)
+    step = layout_time(run, ranks, replace(H100, fabric=fabric))
+    middle = stages_of(run, ranks, H100, fabric)[1].chunks
+    forward, backward = (sum(compute_seconds(getattr(each, way)) for each in middle) for way in ("forward", "backward"))
+    expected = bubble_seconds(schedule, 4, chunks, forward, backward, 0.0)
+    assert step.causes["pipeline bubble"] == pytest.approx(expected, rel=0.05)
+
+
+def test_one_device_is_the_step_of_one_device() -> None:
+    run = run_of({})
+    (rank,) = accounts(run, backend="cuda")
+    assert layout_time(run, (rank,), H100) == step_time(rank.ledger, H100)
+
+
+def test_more_replicas_with_more_work_take_no_less_than_one_and_the_bound_stays_below() -> None:
+    sheet = replace(H100, efficiency=None)
+    one = layout_time(run_of({}, {"global_batch": 4}), accounts(run_of({}, {"global_batch": 4}), backend="cuda"), H100)
+    assert one.seconds is not None
+    for replicas in (2, 8, 64):
+        run = run_of({"replicate": replicas}, {"global_batch": 4 * replicas})
+        step, bound = timed(run), timed(run, sheet)
+        assert step.seconds is not None
+        assert bound.seconds is not None
+        assert one.seconds <= step.seconds * (1 + 1e-9)
+        assert bound.seconds <= step.seconds
+        assert bound.basis == "bound"
+
+
+def test_replicas_at_equal_work_each_take_the_same_but_for_what_shows_of_the_sum() -> None:
+    """Device time per step at equal work per device: the bound does not grow beyond the last bucket."""
+    fast = replace(H100, efficiency=None, fabric=linked(1e30, 1e30))
+    times = []
+    for replicas in (2, 4, 1024):
+        run = run_of({"replicate": replicas}, {"global_batch": 4 * replicas})
+        times.append(layout_time(run, accounts(run, backend="cuda"), fast).seconds)
+    assert times == [pytest.approx(times[0])] * 3
+
+
+def test_stragglers_and_contention_cost_their_shares() -> None:
+    assert H100.efficiency is not None
+    run = run_of({"shard": 32})
+    usual = replace(H100, efficiency=replace(H100.efficiency, straggler_share=0.0, contention_share=0.0))
+    slow = replace(usual, efficiency=replace(H100.efficiency, straggler_share=0.01, contention_share=0.0))
+    busy = replace(usual, efficiency=replace(H100.efficiency, straggler_share=0.0, contention_share=0.2))
+    before = timed(run, usual).seconds
+    assert before is not None
+    assert timed(run, slow).seconds == pytest.approx(before * 1.02)  # four nodes: two doublings
+    assert timed(run, slow).causes["stragglers"] == pytest.approx(before * 0.02)
+    after = timed(run, busy)
+    assert after.seconds is not None
+    assert after.seconds > before
+
+
+def test_what_is_not_known_is_said() -> None:
+    run = run_of({"shard": 16})
+    ranks = accounts(run, backend="cuda")
+    unknown = layout_time(run, ranks, replace(H100, fabric=None))
+    assert unknown.seconds is None
+    assert "no link between devices" in unknown.notes[0]
+    assert H100.fabric is not None
+    apart = layout_time(run, ranks, replace(H100, fabric=replace(H100.fabric, network=None)))
+    assert apart.seconds is None
+    assert "16 ranks is on 2 nodes of 8 devices" in apart.notes[0]
+    within = layout_time(run, ranks, replace(H100, fabric=replace(H100.fabric, network=None, devices_per_node=16)))
+    assert within.seconds is not None
+
+
+def test_the_cluster_says_what_joins_its_devices() -> None:
+    clusters: list[dict[str, Any]] = [
+        {"devices_per_node": 16}, {}, {"network": "ndr", "network_bytes_per_second": "1.25GB"},
+        {"network": "ethernet-10"},
+    ]  # fmt: skip
+    times = [timed(run_of({"shard": 16}, **each)).seconds or 0.0 for each in clusters]
+    assert 0 < times[0] < times[1] < times[2] < times[3]
+    with pytest.raises(tl.InvalidInput, match=r"cluster.network = 'nrd'.*nearest that works: ndr"):
+        run_of({"shard": 16}, network="nrd")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_spans_end_with_the_step(layout: dict[str, Any]) -> None:
+    run = run_of(dict(layout), {"model": {**MODEL, "d_model": 2048, "d_ff": 6144}})
+    ranks = accounts(run, backend="cuda")
+    drawn = spans(run, ranks, H100)
+    step = layout_time(run, ranks, H100)
+    assert max(each.end for each in drawn) == pytest.approx(step.seconds)
+    assert all(0 <= each.start < each.end for each in drawn)
+    if run.layout.pipeline > 1:
+        assert {each.stream for each in drawn} == {f"stage {each + 1}" for each in range(run.layout.pipeline)}
+
+
+def test_a_program_that_launches_slowly_sets_the_pace() -> None:
+    """At most one launch after another on one stage; in a pipeline with what fills and drains it."""
+    assert H100.efficiency is not None
+    slow = replace(H100, efficiency=replace(H100.efficiency, launch_seconds=1e-3))
+    for layout, more in (({"shard": 8}, 1.0), ({"pipeline": 4}, 1 + 3 / 64)):
+        run = run_of(dict(layout))
+        ranks = accounts(run, backend="cuda")
+        launches = max(sum(each.launch_seconds for each in stage.times) for stage in _stages(run, ranks, slow))
+        step = layout_time(run, ranks, slow)
+        assert step.seconds == pytest.approx(launches * more, rel=0.02)
+        assert sum(step.causes.values()) == pytest.approx(step.seconds)
+
+
+def _stages(run: Run, ranks: Any, device: Device) -> Any:
+    assert device.fabric is not None
+    return stages_of(run, ranks, device, device.fabric)

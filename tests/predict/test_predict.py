@@ -1,0 +1,228 @@
+"""The prediction of drawn runs, on one device and on many: what must balance, and what must never get worse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trainledger import catalog
+from trainledger.api import load
+from trainledger.ledger.parameters import parameters
+from trainledger.predict.predict import predict
+from trainledger.predict.step_time import CAUSES
+from trainledger.predict.waterfall import BEYOND, NAPKIN, RUN_CAUSES, nanoseconds
+from trainledger.spec.cluster import Cluster, Device
+from trainledger.spec.layout import Layout
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.plain import from_plain, to_plain
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
+from trainledger.spec.runfile import validated
+
+SOME = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+DEVICES = {name: catalog.device(name) for name in ("h100-sxm", "a100-sxm-80gb", "l4", "b200")}
+
+
+def pick(*values: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(values)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    pipeline = draw(pick(1, 1, 2, 4))
+    schedule = draw(pick("1f1b", "gpipe", "interleaved", "zero-bubble")) if pipeline > 1 else "1f1b"
+    tensor = draw(pick(1, 1, 2, 4))
+    return Layout(
+        replicate=draw(pick(1, 1, 2)), shard=draw(pick(1, 2, 8, 16)), zero=draw(pick(1, 2, 3)), tensor=tensor,
+        sequence_parallel=tensor > 1 and draw(st.booleans()), pipeline=pipeline, schedule=schedule,
+        virtual_stages=2 if schedule == "interleaved" else 1, context=draw(pick(1, 1, 2)),
+    )  # fmt: skip
+
+
+@st.composite
+def runs(draw: st.DrawFn, *, alone: bool = False) -> Run:
+    spread = Layout() if alone else draw(layouts())
+    heads = draw(pick(8, 16))
+    model = ModelSpec(
+        vocab_size=draw(pick(1024, 32000)), d_model=64 * heads, n_layers=8, n_heads=heads, d_ff=256 * heads,
+        max_seq_len=2048, n_kv_heads=draw(pick(None, 4)), norm="rmsnorm", norm_bias=False, activation="silu",
+        gated=draw(st.booleans()), positions="rope", attention_bias=False, mlp_bias=False,
+    )  # fmt: skip
+    batch = draw(pick(1, 2))
+    rounds = draw(pick(1, 2)) * max(4, spread.pipeline)
+    recipe = Recipe(
+        seq_len=draw(pick(512, 2048)), micro_batch=batch, global_batch=batch * rounds * spread.data_ranks,
+        steps=draw(st.integers(1, 10**6)), precision=draw(pick("bf16-mixed", "bf16", "bf16-sharded", "fp32")),
+        activation_checkpointing=draw(pick("none", "full", "selective")), compile=draw(st.booleans()),
+        eval_every=draw(pick(None, 100)), checkpoint_every=draw(pick(None, 1, 500)),
+        checkpoint_async=draw(st.booleans()), optimizer=draw(pick("adamw", "sgd")),
+    )  # fmt: skip
+    cluster = Cluster(
+        device=draw(st.sampled_from(sorted(DEVICES))), count=spread.devices,
+        price_per_device_hour=draw(pick(None, 2.0)), mtbf_device_hours=draw(pick(None, 50.0, 1e5)),
+        restart_seconds=draw(pick(None, 0.0, 600.0)), storage_bytes_per_second=draw(pick(None, 10**8, 10**12)),
+        loader_tokens_per_second=draw(pick(None, 10**4, 10**9)),
+    )  # fmt: skip
+    run = Run(model=model, recipe=recipe, layout=spread, cluster=cluster)
+    try:
+        return validated(run)
+    except InvalidInput:
+        return validated(replace(run, recipe=replace(recipe, precision="bf16-mixed", compile=False)))
+
+
+def told_of(run: Run, **changes: Any) -> Any:
+    machine = replace(DEVICES[run.cluster.device], **changes)
+    return predict(run, machine, backend="cuda")
+
+
+@SOME
+@given(runs() | runs(alone=True))
+def test_the_bars_of_a_waterfall_sum_to_the_prediction_exactly(run: Run) -> None:
+    told = told_of(run)
+    if told.step_seconds is None:
+        assert any("network" in each for each in told.notes)  # not known for the device, and the layout needs one
+        return
+    assert sum(told.step_causes.values()) == pytest.approx(told.step_seconds, rel=1e-9)
+    assert set(told.step_causes) <= set(CAUSES)
+    if told.total_seconds is None:
+        assert any("interrupted before it could save" in each for each in told.notes)
+        return
+    assert sum(each.nanoseconds for each in told.waterfall) == nanoseconds(told.total_seconds)
+    assert [each.cause for each in told.waterfall] == [NAPKIN, BEYOND, *CAUSES[1:], *RUN_CAUSES]
+    steps = run.recipe.total_steps
+    off = 1e-9 * told.total_seconds + 1e-8
+    for bar in told.waterfall:
+        assert bar.cause == BEYOND or bar.nanoseconds >= -1e-9 * nanoseconds(told.total_seconds), bar
+        if bar.cause in told.step_causes:
+            assert abs(bar.seconds - steps * told.step_causes[bar.cause]) <= off
+    work = 6 * parameters(run.model).active * steps * run.recipe.tokens_per_step
+    assert told.waterfall[0].seconds == pytest.approx(
+        work / (told.peak_flops_per_second * run.layout.devices), abs=1e-8
+    )
+    assert sum(told.seconds_by_phase.values()) == pytest.approx(told.total_seconds)
+    # The same total once more, from the step and what stands beside it.
+    beside = sum(each.seconds for each in told.waterfall if each.cause in RUN_CAUSES)
+    assert told.total_seconds == pytest.approx(steps * told.step_seconds + beside)
+    assert told.goodput == pytest.approx(steps * told.step_seconds / told.total_seconds)
+    assert told.device_hours == pytest.approx(told.total_seconds * run.layout.devices / 3600)
+    assert from_plain(type(told), to_plain(told)) == told
+
+
+@SOME
+@given(runs())
+def test_faster_links_and_memory_never_slow_a_run(run: Run) -> None:
+    device = DEVICES[run.cluster.device]
+    told = told_of(run)
+    better: dict[str, Any] = {"memory_bytes_per_second": 2 * (device.memory_bytes_per_second or 0)}
+    if told.step_seconds is None:
+        return
+    yield_of = [told_of(run, **better)]
+    if device.fabric is not None:
+        node = replace(device.fabric.node, bytes_per_second=2 * device.fabric.node.bytes_per_second)
+        network = device.fabric.network
+        if network is not None:
+            network = replace(network, bytes_per_second=2 * network.bytes_per_second)
+        yield_of.append(told_of(run, fabric=replace(device.fabric, node=node, network=network)))
+    for seen in yield_of:
+        assert seen.step_seconds <= told.step_seconds * (1 + 1e-9)
+        assert seen.mfu >= told.mfu * (1 - 1e-9)
+
+
+@SOME
+@given(runs(), pick("shard", "tensor"))
+def test_memory_falls_with_sharding(run: Run, axis: str) -> None:
+    layout = run.layout
+    more = replace(layout, **{axis: 2 * getattr(layout, axis)})
+    recipe = replace(run.recipe, global_batch=run.recipe.global_batch * more.data_ranks // layout.data_ranks)
+    wider = Run(
+        model=run.model, recipe=recipe, layout=more, cluster=replace(run.cluster, count=more.devices), data=run.data
+    )
+    try:
+        wider = validated(wider)
+    except InvalidInput:
+        return
+    if axis == "shard" and layout.shard_ranks == 1:
+        return  # the first ranks that share bring buffers to gather into, which a small model is smaller than
+    before, after = told_of(run), told_of(wider)
+    assert after.peak_nbytes <= before.peak_nbytes
+
+
+@SOME
+@given(runs())
+def test_money_and_energy_follow_the_device_hours(run: Run) -> None:
+    told = told_of(run)
+    if told.device_hours is None:
+        return
+    price = run.cluster.price_per_device_hour
+    assert told.money == (None if price is None else price * told.device_hours)
+    watts = DEVICES[run.cluster.device].power_watts
+    assert told.kwh == pytest.approx(watts * told.device_hours / 1000)
+    assert told.co2_kg is None
+    assert told.days == pytest.approx(told.device_hours / 24 / run.layout.devices)
+
+
+def test_a_layout_and_one_device_tell_the_same_model() -> None:
+    fields = {"model": {"preset": "llama-3.2-1b"}, "cluster": {"device": "h100-sxm"}}
+    recipe = {"seq_len": 2048, "global_batch": 16, "micro_batch": 1, "tokens": "1B", "precision": "bf16-mixed"}
+    alone = load({**fields, "recipe": recipe})
+    spread = load({**fields, "recipe": recipe, "layout": {"shard": 8}}, {"cluster.count": 8})
+    one, many = told_of(alone), told_of(spread)
+    assert (one.parameters, one.model_flops, one.tokens_per_step) == (
+        many.parameters, many.model_flops, many.tokens_per_step,
+    )  # fmt: skip
+    assert many.peak_nbytes < one.peak_nbytes
+    assert one.device_hours < many.device_hours < 1.5 * one.device_hours  # what eight devices wait for each other
+    assert many.mfu < one.mfu < 1
+
+
+def test_a_bottleneck_has_the_name_of_what_takes_most() -> None:
+    def named(**changes: Any) -> str:
+        table: dict[str, Any] = {"model": {"preset": "gpt2"}, "cluster": {"device": "h100-sxm"}}
+        recipe = {"seq_len": 1024, "global_batch": 64, "micro_batch": 8, "tokens": "1B", "precision": "bf16-mixed"}
+        told = told_of(load({**table, "recipe": recipe}, changes))
+        assert told.bottleneck is not None
+        shares = {"compute": 0.0}
+        for each in told.waterfall:
+            name = "compute" if each.cause in (NAPKIN, BEYOND, "kernel efficiency") else each.cause
+            shares[name] = shares.get(name, 0.0) + each.seconds
+        assert told.bottleneck.name == max(shares, key=lambda name: shares[name])
+        return told.bottleneck.name
+
+    assert named() == "compute"
+    assert named(**{"cluster.device": "l4"}) == "memory-bound operations"
+    assert named(**{"cluster.loader_tokens_per_second": 1000}) == "data"
+    assert named(**{"recipe.checkpoint_every": 1, "cluster.storage_bytes_per_second": "100MB"}) == "checkpoints"
+    assert named(**{"recipe.eval_every": 1, "recipe.eval_sequences": 10_000}) == "evaluation"
+    assert named(**{"cluster.mtbf_device_hours": 0.01, "recipe.checkpoint_every": 100}) == "failures"
+
+
+def test_llama_3_405b_keeps_more_than_nine_tenths_of_its_time() -> None:
+    """16,384 H100: more than 90 % effective training time (arXiv 2407.21783, section 3.3.4)."""
+    run = load(
+        {
+            "model": {"preset": "llama-3.1-405b"},
+            "recipe": {"seq_len": 8192, "global_batch": 2048, "micro_batch": 1, "tokens": "15.6T",
+                       "precision": "bf16-sharded"},
+            "layout": {"tensor": 8, "pipeline": 18, "shard": 128, "sequence_parallel": True},
+            "cluster": {"device": "h100-sxm", "count": 18432},
+        }
+    )  # fmt: skip
+    told = told_of(run)
+    assert told.goodput is not None
+    assert 0.90 < told.goodput < 0.95
+    assert told.interruptions == pytest.approx(told.total_seconds / 86400 / 54 * 419 * 18432 / 16384, rel=1e-3)
+
+
+def test_a_device_without_a_published_rate_is_told_so() -> None:
+    sheet = Device("d", "a device", {"fp32": 1e12}, memory_bytes_per_second=1e12, power_watts=100.0)
+    model = ModelSpec(vocab_size=64, d_model=16, n_layers=1, n_heads=2, d_ff=32, max_seq_len=8)
+    run = Run(model=model, recipe=Recipe(seq_len=8, global_batch=4, steps=10), cluster=Cluster(count=2))
+    told = predict(run, sheet, backend="cuda")
+    assert told.interruptions is None
+    said = "interruptions are not in it: no rate is published for this device (cluster.mtbf_device_hours says yours)"
+    assert said in told.notes

@@ -1,0 +1,147 @@
+"""The streams of a rank: what hides, what waits, and folded loops against unrolled ones."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainledger.predict.rank_time import (
+    Act,
+    Loop,
+    Span,
+    Streams,
+    compute_seconds,
+    rank_seconds,
+    without_links,
+)
+
+
+def gathered(gather: float, work: float) -> tuple[Act, ...]:
+    """A block under FSDP2 in forward."""
+    return Act("gather", gather), Act("unpack", 0.1), Act("work", work)
+
+
+def reduced(gather: float, work: float, reduce: float) -> tuple[Act, ...]:
+    """A block under FSDP2 in backward: the next one is gathered while it runs."""
+    return (
+        Act("unpack", 0.1, backward=True), Act("gather", gather, backward=True), Act("work", work, backward=True),
+        Act("reduce", reduce, backward=True),
+    )  # fmt: skip
+
+
+def test_gathers_hide_behind_the_blocks_before() -> None:
+    """All but the first one, where computing is slower; else the gathers set the pace."""
+    blocks = 20
+    assert rank_seconds((Loop("layers", blocks, gathered(1.0, 2.0)),)) == pytest.approx(1.0 + blocks * 2.1)
+    assert rank_seconds((Loop("layers", blocks, gathered(3.0, 2.0)),)) == pytest.approx(blocks * 3.0 + 2.1)
+
+
+def test_reductions_hide_behind_the_next_block_and_the_last_one_shows() -> None:
+    blocks = 20
+    hidden = (Act("gather", 0.2, backward=True), Loop("layers", blocks, reduced(0.2, 2.0, 0.5)))
+    assert rank_seconds(hidden) == pytest.approx(0.2 + blocks * 2.1 + 0.2 * 0 + 0.5)
+    slow = (Act("gather", 1.0, backward=True), Loop("layers", blocks, reduced(1.0, 2.0, 3.0)))
+    period = (rank_seconds((slow[0], Loop("layers", 40, slow[1].body))) - rank_seconds(slow)) / 20
+    assert period == pytest.approx(4.0)  # one stream gathers and reduces
+
+
+def test_buckets_go_beside_the_last_backward() -> None:
+    """Ten buckets of 0.1 s fill over a backward of 10 s: only the last one shows; of 2 s each all but half a second."""
+    work = (Act("work", 5.0), Act("work", 10.0, backward=True))
+    assert rank_seconds((*work, Act("bucket", 1.0, backward=True, pieces=10))) == pytest.approx(15.1)
+    assert rank_seconds((*work, Act("bucket", 20.0, backward=True, pieces=10))) == pytest.approx(5 + 1 + 20)
+    assert rank_seconds((*work, Act("bucket", 3.0, backward=True))) == pytest.approx(18.0)
+
+
+def test_buckets_in_turn_are_those_of_one_message_each() -> None:
+    work = Act("work", 10.0, backward=True)
+    whole = rank_seconds((work, Act("bucket", 14.0, backward=True, pieces=10)))
+    single = rank_seconds((work, *(Act("bucket", 1.4, backward=True) for _ in range(10))))
+    assert whole == pytest.approx(single)
+
+
+def test_a_ring_hides_behind_the_attention_that_it_feeds() -> None:
+    def ring(rounds: float, attention: float) -> float:
+        return rank_seconds((Act("ring", 3 * rounds, pieces=3), Act("attention", attention)))
+
+    assert ring(0.5, 8.0) == pytest.approx(8.0)  # four parts of 2 s
+    assert ring(3.0, 8.0) == pytest.approx(3 * 3.0 + 2.0)  # three rounds, and the part that the last one brings
+
+
+def test_gradients_of_keys_and_values_come_home_after_the_last_part() -> None:
+    def backward(rounds: float, attention: float) -> float:
+        ring = (Act("ring", each * rounds, "", True, each) for each in (3, 4))
+        return rank_seconds((*ring, Act("attention", attention, "", True)))
+
+    assert backward(0.5, 8.0) == pytest.approx(8.5)
+    assert backward(3.0, 8.0) == pytest.approx(7 * 3.0)
+
+
+def test_the_update_waits_for_all_reductions() -> None:
+    acts = (Act("work", 1.0, backward=True), Act("reduce", 5.0, backward=True), Act("update", 1.0))
+    assert rank_seconds(acts) == pytest.approx(7.0)
+
+
+def test_contention_costs_a_share_of_what_is_beside() -> None:
+    acts = (Loop("layers", 10, gathered(1.0, 2.0)),)
+    assert rank_seconds(acts, contention=0.1) == pytest.approx(rank_seconds(acts) + 10 * 0.1, rel=0.02)
+
+
+kinds = st.sampled_from(["work", "exposed", "reduce", "sum", "gather", "ring"])
+amounts = st.floats(0.01, 3.0)
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> tuple[Act, ...]:
+    """Acts that leave no gather or ring open."""
+    acts: list[Act] = []
+    for _ in range(draw(st.integers(1, 5))):
+        kind, seconds, backward = draw(kinds), draw(amounts), draw(st.booleans())
+        acts.append(Act(kind, seconds, kind, backward, 3 if kind == "ring" else 1))
+        if kind == "gather":
+            acts.append(Act("unpack", draw(amounts), "unpack", backward))
+        if kind == "ring":
+            acts.append(Act("attention", draw(amounts), "attention", backward))
+    return tuple(acts)
+
+
+@given(bodies(), bodies(), st.integers(1, 60), st.integers(1, 5))
+def test_folded_loops_take_what_unrolled_ones_do(
+    before: tuple[Act, ...], body: tuple[Act, ...], count: int, outer: int
+) -> None:
+    folded = (*before, Loop("outer", outer, (*before, Loop("inner", count, body))), Act("update", 0.1))
+    unrolled = (*before, *((*before, *body * count) * outer), Act("update", 0.1))
+    assert rank_seconds(folded) == pytest.approx(rank_seconds(unrolled), rel=1e-6)
+
+
+@given(bodies(), st.integers(1, 60), st.floats(0.0, 1.0))
+def test_time_is_between_computing_alone_and_everything_in_a_row(
+    body: tuple[Act, ...], count: int, share: float
+) -> None:
+    acts = (Loop("layers", count, body),)
+    streams = Streams()
+    streams.run(acts)
+    streams.settle()
+    computing = compute_seconds(acts)
+    assert streams.waited <= streams.busy * (1 + 1e-9)
+    assert streams.compute == pytest.approx(computing + streams.waited)
+    assert rank_seconds(without_links(acts)) == pytest.approx(computing)
+    less = tuple(
+        Act(each.kind, each.seconds * share, each.name, each.backward, each.pieces)
+        if each.kind in ("exposed", "gather", "reduce", "sum", "ring") else each for each in body
+    )  # fmt: skip
+    assert rank_seconds((Loop("layers", count, less),)) <= streams.compute * (1 + 1e-9)
+
+
+@given(bodies(), st.integers(1, 40))
+def test_spans_lie_within_the_step_and_no_stream_does_two_things_at_once(body: tuple[Act, ...], count: int) -> None:
+    spans: list[Span] = []
+    streams = Streams(record=spans.append)
+    streams.run((Loop("layers", count, body),))
+    streams.settle()
+    computing = sorted((each for each in spans if each.stream == "compute"), key=lambda each: each.start)
+    assert all(b.start >= a.end - 1e-9 for a, b in pairwise(computing))
+    assert max(each.end for each in spans) <= streams.compute * (1 + 1e-9)

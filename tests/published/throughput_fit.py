@@ -1,0 +1,114 @@
+"""Fit a device's constants to published seconds: robust least squares on the logarithm of predicted over measured.
+
+Gauss and Newton's steps with Levenberg's damping; each row weighs as one in the middle and less where it is far off
+(the pseudo-Huber loss). Every constant keeps near what was known of it before (`PRIORS`), in units of how well that was
+known, and within physical bounds; rows alone could not tell all of them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from throughput_open import OpenStep
+
+from trainledger.spec.efficiency import Efficiency
+
+ROBUST = 0.15  # the logarithmic error from which on a row weighs less
+ERROR = 0.12  # what is taken for the error of one row, against which the priors weigh
+# Constants of one name move together: both passes of attention keep their ratio (Dao 2023, figures 4 to 6).
+TOGETHER = {"attention_share": ("attention_share", "attention_backward_share")}
+BOUNDS = {
+    "matmul_share": (0.3, 0.95), "float8_share": (0.3, 0.95), "depth": (1.0, 2000.0), "attention_share": (0.1, 0.9),
+    "attention_length": (1.0, 4000.0), "bandwidth_share": (0.3, 0.95), "kernel_seconds": (5e-7, 2e-5),
+    "launch_seconds": (1e-6, 1e-4), "contention_share": (1e-4, 0.9), "straggler_share": (1e-5, 0.1),
+}  # fmt: skip
+# How well a constant was known before: the standard deviation of its logarithm.
+PRIORS = {
+    "matmul_share": 0.15, "float8_share": 0.2, "depth": 1.0, "attention_share": 0.3, "attention_length": 0.7,
+    "bandwidth_share": 0.15, "kernel_seconds": 0.5, "launch_seconds": 0.7, "contention_share": 1.0,
+    "straggler_share": 1.0,
+}  # fmt: skip
+# Where a device's file says nothing yet.
+UNKNOWN = {"contention_share": 0.1, "straggler_share": 0.005}
+NAMES = tuple(BOUNDS)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The constants, and the logarithm of predicted over measured of each row that they were fitted on."""
+
+    efficiency: Efficiency
+    residuals: tuple[float, ...]
+
+
+def prior_of(efficiency: Efficiency) -> Efficiency:
+    """What was known of a device before any fit, with something where nothing was."""
+    changes = {name: value for name, value in UNKNOWN.items() if not getattr(efficiency, name)}
+    return replace(efficiency, **changes)
+
+
+def fit(steps: Sequence[OpenStep], prior: Efficiency, *, rounds: int = 12) -> Fitted:
+    """The constants under which the steps take what was measured, as nearly as the prior lets them."""
+    names = [name for name in NAMES if name != "float8_share" or any(_in_8_bits(each) for each in steps)]
+    start = np.array([getattr(prior, name) for name in names])
+    low, high = np.log([BOUNDS[name][0] for name in names]), np.log([BOUNDS[name][1] for name in names])
+    widths = np.array([PRIORS[name] for name in names])
+    center = np.log(start)
+    measured = np.log([each.case.seconds for each in steps])
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        efficiency = changed(prior, names, np.exp(x))
+        return np.log([each.seconds(efficiency) for each in steps]) - measured
+
+    def cost(x: np.ndarray, found: np.ndarray) -> float:
+        rows = 2 * ROBUST**2 * (np.sqrt(1 + (found / ROBUST) ** 2) - 1) / ERROR**2
+        return float(np.sum(rows) + np.sum(((x - center) / widths) ** 2))
+
+    x = np.clip(center, low, high)
+    found = residuals(x)
+    damping = 1e-2
+    for _ in range(rounds):
+        slope = np.stack([(residuals(_moved(x, at)) - found) / STEP for at in range(len(x))], axis=1)
+        weights = 1 / np.sqrt(1 + (found / ROBUST) ** 2) / ERROR**2
+        gradient = slope.T @ (weights * found) + (x - center) / widths**2
+        curvature = slope.T @ (weights[:, None] * slope) + np.diag(1 / widths**2)
+        before = cost(x, found)
+        for _ in range(6):
+            step = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), -gradient)
+            tried = np.clip(x + np.clip(step, -0.7, 0.7), low, high)
+            other = residuals(tried)
+            if cost(tried, other) < before:
+                damping = max(damping / 5, 1e-6)
+                break
+            damping *= 5
+        else:
+            break
+        x, found = tried, other
+        if before - cost(x, found) < 1e-3:
+            break
+    return Fitted(changed(prior, names, np.exp(x)), tuple(float(each) for each in found))
+
+
+STEP = 0.02
+
+
+def _moved(x: np.ndarray, at: int) -> np.ndarray:
+    moved = x.copy()
+    moved[at] += STEP
+    return moved
+
+
+def changed(prior: Efficiency, names: Sequence[str], values: Sequence[float]) -> Efficiency:
+    """The constants with others of these names; those that move together keep their ratio."""
+    changes: dict[str, float] = {}
+    for name, value in zip(names, values, strict=True):
+        ratio = float(value) / getattr(prior, name)
+        for each in TOGETHER.get(name, (name,)):
+            changes[each] = getattr(prior, each) * ratio
+    return replace(prior, **changes)
+
+
+def _in_8_bits(step: OpenStep) -> bool:
+    return any(each.dtype in ("e4m3", "e5m2") for each in step.kernels)

@@ -1,0 +1,256 @@
+"""Megatron-LM and Megatron-DeepSpeed: Narayanan 2021, MT-NLG, vTrain, BigScience, and Megatron Core."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatron_deepspeed import megatron_case
+from published_case import Row
+from throughput_case import (
+    TimeCase,
+    TimeSource,
+    case,
+    from_hardware_flops,
+    from_model_gpt_flops,
+    from_step,
+    from_tokens,
+    gpt,
+    llama,
+    number,
+)
+
+from trainledger.spec.layout import Layout
+from trainledger.spec.recipe import Recipe
+
+HDR_8 = (("network", "hdr"),)  # a 200 Gb/s adapter for each GPU
+HDR_4 = (("network", "hdr"), ("network_bytes_per_second", 12_500_000_000))  # four 200 Gb/s adapters for eight GPUs
+OMNIPATH_4 = (("network", "edr-half"),)  # four 100 Gb/s adapters for eight A100, told as InfiniBand of that rate
+OMNIPATH_V100 = (("network", "edr"), ("devices_per_node", 4))  # an adapter for each of four V100
+NDR_8 = (("network", "ndr"),)
+
+_MEGATRON = (
+    "attention written out; scale, mask and softmax are one kernel; bias and GELU, bias, dropout and residual are one "
+    "each (the repository's fused kernels): told as compile = true",
+    "dropout 0.1 everywhere (the defaults); fp16 with a master copy in fp32, Adam; every block run again in backward",
+    "tensor parallelism without sequence parallelism",
+)  # fmt: skip
+SELENE = "Selene: DGX A100 with eight 200 Gb/s HDR adapters"
+SC21 = TimeSource(
+    name="NVIDIA/Megatron-LM:images/cases_april2021.png (Narayanan et al. 2021 Table 1, arXiv 2104.04473)",
+    title="Narayanan 2021, weak scaling, A100",
+    convention="hardware TFLOP/s by the paper's formula, recomputation in it",
+    network=HDR_8,
+    assumed=(
+        *_MEGATRON,
+        "micro-batches and layers of a virtual stage as examples/sc21/run_table_1.sh of the repository has them",
+        SELENE,
+    ),
+)
+TABLE_2 = TimeSource(
+    name="cli99/llm-analysis:figures/megatron-lm-2nd-table-2.png (Narayanan 2021 Table 2)",
+    title="Narayanan 2021, against ZeRO-3, A100",
+    convention="hardware TFLOP/s by the paper's formula, recomputation in it",
+    network=HDR_8,
+    assumed=(
+        *_MEGATRON,
+        "pipelines run 1F1B without virtual stages; ZeRO-3 (DeepSpeed) gathers block by block in 16 bits",
+        SELENE,
+    ),
+)
+TABLES = TimeSource(
+    name="NVIDIA/Megatron-LM:images/tables.tex @ 5281919420",
+    title="Megatron-LM 2020, one node and data parallel, A100 and V100",
+    convention="printed seconds of a step",
+    network=HDR_8,
+    assumed=(*_MEGATRON, "1,024 tokens; one micro-batch in a step, gradients summed after it (local DDP)"),
+)
+MT_NLG = TimeSource(
+    name="Megatron-Turing NLG (arXiv 2201.11990) via cli99/llm-analysis:examples/MT-NLG/README.md",
+    title="Megatron-Turing 530B, A100",
+    convention="printed seconds of a step",
+    network=HDR_8,
+    assumed=(*_MEGATRON, "1F1B without virtual stages", SELENE),
+)
+VTRAIN_SINGLE = TimeSource(
+    name="VIA-Research/vTrain:data (arXiv 2312.12391) gt_single.csv",
+    title="vTrain, one node, A100",
+    convention="printed seconds of a step",
+    assumed=(*_MEGATRON, "1F1B; data parallel ranks sum gradients after the last micro-batch"),
+)
+VTRAIN_MULTI = TimeSource(
+    name="VIA-Research/vTrain:data (arXiv 2312.12391) gt_multi.csv",
+    title="vTrain, up to 512 A100",
+    convention="printed seconds of a step",
+    network=HDR_4,
+    assumed=(
+        *_MEGATRON,
+        "1F1B; data parallel ranks sum gradients after the last micro-batch",
+        "nodes of eight GPUs with four 200 Gb/s HDR adapters (from memory of the paper, not read again)",
+    ),
+)
+CHRONICLES = TimeSource(
+    name="bigscience-workshop/bigscience:train/tr11-176B-ml/chronicles-prequel.md",
+    title="BigScience 176B trials, A100",
+    convention="printed seconds of a step",
+    network=OMNIPATH_4,
+    assumed=(
+        *_MEGATRON,
+        "ZeRO-1: gradients reduced once for a step, parameters gathered after the update; layers over stages as in "
+        "docs/published_memory.md",
+        "Jean Zay: nodes of eight A100 with four 100 Gb/s Omni-Path adapters, told as InfiniBand of that rate",
+    ),
+)
+TR3M = TimeSource(
+    name="bigscience-workshop/bigscience:experiments/tr3m-1B3.md",
+    title="BigScience 1.3B, V100",
+    convention="printed seconds of a step",
+    network=OMNIPATH_V100,
+    assumed=(*_MEGATRON, "ZeRO-1; Jean Zay: nodes of four V100 with four 100 Gb/s Omni-Path adapters"),
+)
+CORE = TimeSource(
+    name="NVIDIA/Megatron-LM:images/model_table.png (Megatron-Core r0.8)",
+    title="Megatron Core 0.8, H100",
+    convention="model TFLOP/s by the formula of the code (72 B s l h^2 ...), causality not halved",
+    network=NDR_8,
+    assumed=(
+        "flash attention (Transformer Engine), fused kernels told as compile = true, no dropout, bf16 with a master "
+        "copy and gradients in fp32, distributed optimizer with overlapped gradients and parameters",
+        "tensor parallelism with sequence parallelism, its products gathered again in backward; no recomputation",
+        "micro-batches of one sequence, four where tensor and pipeline ranks are one; pipelines are interleaved with "
+        "two layers to a virtual stage, or as few as divide",
+    ),
+)
+LLAMA_FP8 = TimeSource(
+    name="NVIDIA/Megatron-LM:examples/llama/README.md",
+    title="Megatron Core Llama 3 in fp8, H100",
+    convention="tokens/s and device",
+    network=NDR_8,
+    assumed=(
+        "as Megatron Core 0.8, linear layers in fp8 with a scale per tensor; virtual stages as the page says (VP)",
+        "the 70B has 128 sequences in a step (the page)",
+    ),
+)
+SOURCES = (SC21, TABLE_2, TABLES, MT_NLG, VTRAIN_SINGLE, VTRAIN_MULTI, CHRONICLES, TR3M, CORE, LLAMA_FP8)
+A100_80, A100_40 = "a100-sxm-80gb", "a100-sxm-40gb"
+
+# examples/sc21/run_table_1.sh: sequences of a micro-batch and layers of a virtual stage, by layers and stages.
+_SC21_RUNS = {
+    (24, 1): (16, 0), (30, 1): (16, 0), (36, 1): (16, 0), (40, 1): (8, 0), (48, 2): (4, 0), (60, 4): (2, 5),
+    (80, 8): (2, 5), (96, 16): (1, 3), (105, 35): (1, 1), (128, 64): (1, 0),
+}  # fmt: skip
+
+
+def _recipe(row: Row, micro_batch: int, **others: object) -> Recipe:
+    fields = dict(
+        seq_len=int(row["seq_len"]), micro_batch=micro_batch, global_batch=int(row["global_batch_seqs"]), steps=1,
+        precision=row["precision"], master_weights=True, attention="math", dropout=0.1, attention_dropout=0.1,
+        activation_checkpointing="full", compile=True,
+    )  # fmt: skip
+    return Recipe(**{**fields, **others})  # type: ignore[arg-type]
+
+
+def _ranks(row: Row) -> tuple[int, int, int]:
+    """Tensor ranks, stages, and what is left for data."""
+    tensor, stages = number(row, "tp"), number(row, "pp")
+    return tensor, stages, int(row["n_devices"]) // (tensor * stages * number(row, "cp"))
+
+
+def _interleaved(layers: int, stages: int, each: int) -> dict[str, object]:
+    if not each or stages == 1 or layers // stages == each:
+        return {}
+    return {"schedule": "interleaved", "virtual_stages": layers // (stages * each)}
+
+
+def sc21_case(row: Row) -> TimeCase:
+    tensor, stages, data = _ranks(row)
+    layers = int(row["n_layers"])
+    batch, each = _SC21_RUNS[layers, stages]
+    layout = Layout(replicate=data, tensor=tensor, pipeline=stages, **_interleaved(layers, stages, each))
+    return case(row, SC21, A100_80, gpt(row), _recipe(row, batch), layout, from_hardware_flops)
+
+
+def table_2_case(row: Row) -> TimeCase:
+    tensor, stages, data = _ranks(row)
+    split = {"shard": data} if row["sharding"] == "zero3" else {"replicate": data}
+    layout = Layout(tensor=tensor, pipeline=stages, **split)
+    recipe = _recipe(row, int(row["micro_batch_per_device"]))
+    return case(row, TABLE_2, A100_80, gpt(row), recipe, layout, from_hardware_flops)
+
+
+def pipeline_case(row: Row, source: TimeSource, device: str) -> TimeCase:
+    """1F1B, data parallel ranks with whole copies, a printed step time."""
+    tensor, stages, data = _ranks(row)
+    layout = Layout(replicate=data, tensor=tensor, pipeline=stages)
+    return case(row, source, device, gpt(row), _recipe(row, int(row["micro_batch_per_device"])), layout, from_step)
+
+
+def bigscience_case(row: Row) -> TimeCase | str:
+    """The run of the memory side, with the whole global batch and the fused kernels."""
+    if not row["measured_step_time_s"]:
+        return "out of memory: no time"
+    final = "final log" in row["source"]  # of BLOOM itself: the trials' code, and the optimizer of the last of them
+    told = megatron_case({**row, "source": "chronicles", "notes": "02-28"} if final else row)
+    data, batch = told.run.layout.data_ranks, told.run.device_batch
+    printed = int(row["global_batch_seqs"])
+    if printed % (data * batch):
+        printed = round(printed / (data * batch)) * data * batch
+    recipe = replace(told.run.recipe, compile=True, global_batch=printed)
+    source = CHRONICLES if "tr11" in row["source"] else TR3M
+    found = case(row, source, told.run.cluster.device, told.run.model, recipe, told.run.layout, from_step)
+    # A batch that is no whole number of micro-batches is told as the nearest one that is, its time in proportion.
+    return replace(found, seconds=found.seconds * printed / int(row["global_batch_seqs"]))
+
+
+def _core_recipe(row: Row, micro_batch: int, **others: object) -> Recipe:
+    plain = dict(attention="flash", dropout=0.0, attention_dropout=0.0, activation_checkpointing="none",
+                 gradient_dtype="fp32")  # fmt: skip
+    return _recipe(row, micro_batch, **{**plain, **others})
+
+
+def core_case(row: Row) -> TimeCase:
+    tensor, stages, data = _ranks(row)
+    layers = int(row["n_layers"])
+    each = next(size for size in (2, 3, 1) if layers % (stages * size) == 0)
+    layout = Layout(
+        shard=data, zero=1, tensor=tensor, sequence_parallel=tensor > 1, pipeline=stages,
+        **_interleaved(layers, stages, each if stages > 1 else 0),
+    )  # fmt: skip
+    recipe = _core_recipe(row, 4 if tensor * stages == 1 else 1)
+    model = gpt(row, tie_embeddings=False)
+    return case(row, CORE, "h100-sxm", model, recipe, layout, from_model_gpt_flops)
+
+
+def llama_fp8_case(row: Row) -> TimeCase:
+    tensor, stages, data = _ranks(row)
+    context, layers = number(row, "cp"), int(row["n_layers"])
+    chunks = {32: 1, 80: 5, 126: 8}[layers] * stages
+    uneven = layers % chunks != 0
+    split = tuple(layers // chunks + (each < layers % chunks) for each in range(chunks))
+    layout = Layout(
+        shard=data, zero=1, tensor=tensor, sequence_parallel=tensor > 1, pipeline=stages, context=context,
+        schedule="interleaved" if stages > 1 else "1f1b", virtual_stages=chunks // stages,
+        stage_layers=split if uneven else None,
+    )  # fmt: skip
+    told = {**row, "global_batch_seqs": row["global_batch_seqs"] or "128"}
+    recipe = _core_recipe(told, 1, precision="fp8-tensorwise", master_weights=False, gradient_dtype=None)
+    return case(row, LLAMA_FP8, "h100-sxm", llama(row), recipe, layout, from_tokens)
+
+
+def megatron_time_case(row: Row) -> TimeCase | str:
+    """A row of any of these sources."""
+    source, device = row["source"], A100_80
+    if "cases_april2021" in source:
+        return sc21_case(row)
+    if "2nd-table-2" in source:
+        return table_2_case(row)
+    if "tables.tex" in source:
+        return pipeline_case(row, TABLES, "v100-sxm-32gb" if "V100" in row["hardware"] else A100_40)
+    if "Megatron-Turing" in source:
+        return pipeline_case(row, MT_NLG, device)
+    if "vTrain" in source:
+        return pipeline_case(row, VTRAIN_SINGLE if "gt_single" in source else VTRAIN_MULTI, device)
+    if "bigscience" in source:
+        return bigscience_case(row)
+    if "model_table" in source:
+        return core_case(row)
+    return llama_fp8_case(row)

@@ -1,0 +1,139 @@
+"""Predicted seconds of every published run's step, with the catalog's calibrations or with other constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from statistics import median
+
+from published_case import Row
+from throughput_case import TimeCase, TimeSource
+from throughput_runs import time_cases
+
+from trainledger import catalog
+from trainledger.ledger.entry import Ledger
+from trainledger.ledger.rank import rank_of
+from trainledger.ledger.ranks import RankAccount
+from trainledger.ledger.step import account_of
+from trainledger.predict.layout_time import layout_time
+from trainledger.predict.step_time import StepTime
+from trainledger.spec.efficiency import Efficiency
+
+
+@cache
+def cases() -> tuple[TimeCase, ...]:
+    """The rows that are told, of devices that have a calibration."""
+    return tuple(each for each in time_cases()[0] if each.device.efficiency is not None)
+
+
+_RANKS: dict[str, tuple[RankAccount, ...]] = {}
+
+
+def ranks_of(case: TimeCase) -> tuple[RankAccount, ...]:
+    """The account of the first rank of each stage, made once; stages with equal layers share theirs.
+
+    What lies in flight differs between them, and takes no time.
+    """
+    if case.name not in _RANKS:
+        run, alike = case.run, {}
+        found = []
+        for stage in range(run.layout.pipeline):
+            rank = rank_of(run, stage)
+            key = tuple((each.count, each.begins, each.ends) for each in rank.chunks)
+            ledger: Ledger = alike.setdefault(key, None) or account_of(rank, backend="cuda")
+            alike[key] = ledger
+            found.append(
+                RankAccount(
+                    stage=stage, place=0, count=run.layout.devices // run.layout.pipeline,
+                    layers=sum(each.count for each in rank.chunks), first=rank.chunks[0].begins,
+                    last=rank.chunks[-1].ends, in_flight=0, ledger=ledger,
+                )
+            )  # fmt: skip
+        _RANKS[case.name] = tuple(found)
+    return _RANKS[case.name]
+
+
+def predicted(case: TimeCase, efficiency: Efficiency | None = None) -> StepTime:
+    """The step of a case; ``efficiency`` stands in for that of its device's calibration."""
+    device = replace(case.device, fabric=catalog.fabric(case.device, case.run.cluster))
+    if efficiency is not None:
+        device = replace(device, efficiency=efficiency)
+    found = layout_time(case.run, ranks_of(case), device)
+    assert found.seconds is not None, f"{case.name}: {found.notes}"
+    return found
+
+
+@dataclass(frozen=True)
+class TimePrediction:
+    """A case with its predicted step."""
+
+    case: TimeCase
+    step: StepTime
+
+    @property
+    def seconds(self) -> float:
+        assert self.step.seconds is not None
+        return float(self.step.seconds)
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.seconds / self.case.seconds - 1
+
+
+@cache
+def predictions() -> tuple[TimePrediction, ...]:
+    """Every case with the catalog's calibrations."""
+    return tuple(TimePrediction(each, predicted(each)) for each in cases())
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of some rows: predicted over measured, less one."""
+
+    errors: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return median(abs(each) for each in self.errors)
+
+    @property
+    def bias(self) -> float:
+        return median(self.errors)
+
+    @property
+    def worst(self) -> float:
+        return max(self.errors, key=abs)
+
+    def within(self, share: float) -> float:
+        """The share of rows whose absolute error is at most ``share``."""
+        return sum(abs(each) <= share for each in self.errors) / len(self.errors)
+
+
+def ranks_agree(predicted: Sequence[float], measured: Sequence[float]) -> float:
+    """Spearman's rank correlation, ties at their mean rank.
+
+    >>> ranks_agree([1, 2, 3], [10, 20, 30]), ranks_agree([1, 2, 3], [3, 2, 1])
+    (1.0, -1.0)
+    """
+    a, b = _mean_ranks(predicted), _mean_ranks(measured)
+    mean = (len(a) + 1) / 2
+    top = sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True))
+    return top / (sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b)) ** 0.5
+
+
+def _mean_ranks(values: Sequence[float]) -> list[float]:
+    return [
+        (sum(other < each for other in values) + sum(other <= each for other in values) + 1) / 2 for each in values
+    ]  # fmt: skip
+
+
+def by_source(found: Sequence[TimePrediction]) -> dict[TimeSource, list[TimePrediction]]:
+    split: dict[TimeSource, list[TimePrediction]] = {}
+    for each in found:
+        split.setdefault(each.case.source, []).append(each)
+    return split
+
+
+__all__ = ["Row"]
