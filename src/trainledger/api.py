@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -171,12 +171,13 @@ def breaks(
     exposed: float = 0.2,
     lost: float = 0.1,
     unique_tokens: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Breaks:
     """What gives way first, second and third when one thing of a run grows (`trainledger.plan.breaks`).
 
     ``along`` are axes of `trainledger.plan.growth.AXES` (None: all). ``exposed`` is the share of a step that
     communication, or a pipeline's bubble, may take; ``lost`` that of a run that checkpoints and failures may take;
-    ``unique_tokens`` how many tokens there are. Raises `InvalidInput`.
+    ``unique_tokens`` how many tokens there are. ``say`` hears what is being looked at. Raises `InvalidInput`.
     """
     from trainledger.plan.breaks import breaks as found
     from trainledger.plan.growth import AXES
@@ -185,19 +186,28 @@ def breaks(
     axes = tuple(AXES if along is None else along)
     limits = Limits(exposed, lost, unique_tokens)
     return found(
-        run, machine_of(run), backend=kernels_of(run), axes=axes, limits=limits, reach=reach, most=most
+        run, machine_of(run), backend=kernels_of(run), axes=axes, limits=limits, reach=reach, most=most, say=say
     )  # fmt: skip
 
 
-def advise(run: Run, *, goal: str | None = None, together: int = 3, any_result: bool = False) -> Advice:
+def advise(
+    run: Run,
+    *,
+    goal: str | None = None,
+    together: int = 3,
+    any_result: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Advice:
     """What to change, ranked by predicted gain in time, or in memory where the run does not fit (`plan.advise`).
 
     ``goal`` (time or memory) asks for one of the two; ``together`` is how many changes are combined at most, with
-    ``any_result`` also those that change what is trained.
+    ``any_result`` also those that change what is trained. ``say`` hears what is being predicted.
     """
     from trainledger.plan.advise import advise as found
 
-    return found(run, machine_of(run), backend=kernels_of(run), goal=goal, together=together, any_result=any_result)
+    return found(
+        run, machine_of(run), backend=kernels_of(run), goal=goal, together=together, any_result=any_result, say=say
+    )
 
 
 def compare(a: Run, b: Run) -> Comparison:

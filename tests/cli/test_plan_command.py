@@ -13,6 +13,13 @@ from trainledger.spec.problem import InvalidInput
 L4 = ["--set", "cluster.device=l4"]
 
 
+@pytest.fixture(autouse=True)
+def nothing_measured(tmp_path, monkeypatch):
+    """This machine as one that was not measured, whatever the reader's cache holds."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRAINLEDGER_CALIBRATION", raising=False)
+
+
 def call(capsys, *words):
     code = main(list(words))
     out, err = capsys.readouterr()

@@ -37,7 +37,7 @@ def test_examples():
 def test_bytes_and_strides_are_those_of_torch(name, shape):
     real, ours = torch.empty(shape, dtype=DTYPES[name]), Tensor(name, tuple(shape))
     assert (ours.nbytes, ours.elements, ours.strides) == (real.nbytes, real.numel(), real.stride())
-    written = f"{str(real.dtype)}[{','.join(map(str, shape))}]"
+    written = f"{real.dtype!s}[{','.join(map(str, shape))}]"
     assert read_tensor(written) == ours
 
 

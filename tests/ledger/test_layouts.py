@@ -10,6 +10,7 @@ import pytest
 
 from trainledger.api import load, model
 from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.parameters import parameters
 from trainledger.ledger.pipeline import chunks_of, in_flight, in_flight_by_chunk
 from trainledger.ledger.ranks import account_of_stage, accounts
 from trainledger.ledger.step import account
@@ -64,6 +65,17 @@ def test_sequence_parallelism_sends_as_much_in_halves() -> None:
         assert payload([each for each in in_blocks if each.name == name]) == 4 * 8 * stream
     kept = [ledger_of(Layout(tensor=4, sequence_parallel=each), global_batch=1).kept_nbytes for each in (False, True)]
     assert kept[1] < kept[0]
+
+
+def test_zero_1_sends_twice_the_parameters() -> None:
+    """Rajbhandari et al. 2020, section 7.2.1: one reduce-scatter, and one all-gather of what was updated."""
+    for zero in (1, 2):
+        run = run_of(Layout(shard=8, zero=zero), global_batch=8, precision="fp32")
+        ledger = account(run, backend="cuda")
+        whole = 4 * parameters(SPEC).total
+        for name in ("reduce_scatter", "all_gather"):
+            sent = payload(collectives(ledger, name=name))
+            assert whole <= sent < 1.001 * whole  # pieces are filled up
 
 
 def test_zero_3_sends_three_times_the_parameters() -> None:

@@ -23,11 +23,13 @@ RUNS = {"alone": ALONE, "sharded": SHARDED, "mesh": MESH}
 
 def _holds(limit: str, run: Run, **known: Any) -> bool:
     """Whether something holds, from a prediction of the run alone and without the tables of the module."""
+    if limit == RULE:
+        return not list(run.problems())
     told = tl.predict(run)
     causes = told.step_causes
     bars = {each.cause: each.seconds for each in told.waterfall}
     tokens = run.recipe.total_steps * run.recipe.tokens_per_step
-    return {
+    known_to_hold = {
         "device memory": lambda: told.fits is not False,
         "vocabulary logits": lambda: 2 * told.peak_by_category.get("logits and loss", 0) <= (told.peak_nbytes or 0),
         "critical batch": lambda: run.recipe.global_batch * run.recipe.seq_len <= critical_batch(run),
@@ -38,8 +40,8 @@ def _holds(limit: str, run: Run, **known: Any) -> bool:
         "positions": lambda: run.recipe.seq_len <= known["positions"],
         "dataset exhausted": lambda: tokens <= known["unique"],
         "repetition": lambda: tokens <= 4 * known["unique"],
-        RULE: lambda: not list(run.problems()),
-    }[limit]()
+    }
+    return bool(known_to_hold[limit]())
 
 
 def _changed(table: Table, changes: tuple[str, ...]) -> Run:
@@ -51,15 +53,16 @@ def test_every_edge_is_exact(name: str) -> None:
     table = RUNS[name]
     run = tl.load(table)
     unique = 3 * (run.recipe.tokens or 0)
-    found = tl.breaks(run, unique_tokens=unique)
+    axes = [each for each in AXES if name == "alone" or each in ("sequence", "devices", "depth")]
+    found = tl.breaks(run, along=axes, unique_tokens=unique)
     known = {"positions": run.model.max_seq_len, "unique": unique}
     seen = [each for along in found.along for each in along.breaks]
-    assert len({each.limit for each in seen}) > 3
+    assert len({each.limit for each in seen}) > 2
     for each in seen:
         way = growth(run, each.axis, breaks_module.REACH)
-        before = way.at(list(way.values).index(each.holds))
-        after = way.at(list(way.values).index(each.breaks))
-        assert way.values[list(way.values).index(each.holds) + 1] == each.breaks  # no value lies between
+        at = way.values.index(each.holds)
+        assert way.values[at + 1] == each.breaks  # no value lies between
+        before, after = way.at(at), way.at(at + 1)
         assert _holds(each.limit, before, **known), each
         assert not _holds(each.limit, after, **known), each
         if each.limit != RULE:
@@ -144,7 +147,7 @@ def test_a_bearable_share_moves_the_edge() -> None:
     assert edge(now + 0.001) <= edge(now + 0.1) <= edge(0.99)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.floats(0.2, 4.0), st.integers(1100, 60_000), st.sampled_from([1, 2, 8]))
 def test_the_search_finds_the_first_value_beyond_any_curve(power: float, most: int, context: int) -> None:
     table: Table = {**ALONE, "layout": {"context": context}, "cluster": {"device": "h100-sxm", "count": context}}
@@ -158,9 +161,9 @@ def test_the_search_finds_the_first_value_beyond_any_curve(power: float, most: i
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(breaks_module, "LIMITS", (curve,))
         found = tl.breaks(run, along=["sequence"])
-    values = list(growth(run, "sequence", breaks_module.REACH).values)
-    beyond = [each for each in values if float(each) ** power > float(most) ** power]
-    assert [each.breaks for each in found.along[0].breaks] == beyond[:1]
+    step = 2 * context if context > 1 else 1
+    beyond = 1024 + (most - 1024) // step * step + step  # the first of 1024, 1024 + step, ... that is larger
+    assert [each.breaks for each in found.along[0].breaks] == [beyond]
     assert len(asked) < 200
 
 
@@ -195,7 +198,7 @@ def test_an_axis_that_is_none_is_a_sentence() -> None:
 
 @pytest.fixture(scope="module")
 def found() -> Breaks:
-    return tl.breaks(tl.load(SHARDED), along=["sequence", "devices", "vocabulary"], unique_tokens=10**12)
+    return tl.breaks(tl.load(SHARDED), along=["sequence", "vocabulary"], unique_tokens=10**12)
 
 
 def test_the_text_fits_a_terminal(found: Breaks) -> None:

@@ -21,6 +21,7 @@ def test_what_the_run_file_says_goes_before_what_was_published():
     assert told.mtbf_seconds == pytest.approx(50677 * 3600 / 64)
     assert told.restart_seconds == 660
     assert told.storage_bytes_per_second == 64 * 122e6
+    assert told.host_bytes_per_second == H100.fabric.host.reached
     said = {"cluster.mtbf_device_hours": 6400, "cluster.restart_seconds": "2min",
             "cluster.storage_bytes_per_second": "5GB"}  # fmt: skip
     own = conditions(run(**said), H100)
@@ -37,8 +38,7 @@ def test_what_stands_in_is_named_with_its_source():
         "[Llama 3 (arXiv 2407.21783)]; 11 min to restart [Lablup 2026 (arXiv 2605.09370)]; "
         "checkpoints at 122 MB/s for each device [Llama 3 (arXiv 2407.21783)]; [cluster] has a field for yours"
     )
-    (more,) = conditions(run(**{"recipe.compile": True, "recipe.checkpoint_async": True}), H100).notes
-    assert "25 GB/s from a device to its host [" in more
+    (more,) = conditions(run(**{"recipe.compile": True}), H100).notes
     assert "19.37 s to compile [vllm-project/vllm#11005]" in more
 
 
@@ -49,6 +49,8 @@ def test_a_machine_that_was_measured_has_its_own_storage_and_no_failures():
     )  # fmt: skip
     told = conditions(run(), machine)
     assert (told.storage_bytes_per_second, told.mtbf_seconds, told.notes) == (3e8, None, ())
+    (compiling,) = conditions(run(**{"recipe.compile": True}), machine).notes
+    assert compiling == "compiling is not in it: how long it takes was not measured here"
     own = conditions(run(**{"cluster.mtbf_device_hours": 64, "cluster.storage_bytes_per_second": "1GB"}), machine)
     assert (own.storage_bytes_per_second, own.mtbf_seconds) == (1e9, 3600.0)
 

@@ -29,13 +29,13 @@ H100 = {"device": "h100-sxm"}
 def run_of(name: str, device: str = "h100-sxm", tensor: int = 1, **model: object) -> tl.Run:
     recipe = {"seq_len": 1024, "global_batch": 1, "steps": 1}
     fields = {"preset": name, "n_predict_ahead": 0, **model}
-    layout = {"tensor": tensor}
-    return tl.load({"model": fields, "recipe": recipe, "layout": layout, "cluster": {"device": device, "count": tensor}})
+    cluster = {"device": device, "count": tensor}
+    return tl.load({"model": fields, "recipe": recipe, "layout": {"tensor": tensor}, "cluster": cluster})
 
 
 # Bytes of one token in 16 bits, and who says so.
 PUBLISHED = {
-    "llama-2-7b": (512 * KIB, "2 x 32 layers x 32 heads x 128 x 2 bytes: the arithmetic of Kwon et al. 2023 for OPT-13B"),
+    "llama-2-7b": (512 * KIB, "2 x 32 layers x 32 heads x 128 x 2 bytes, as Kwon et al. 2023 count OPT-13B"),
     "llama-3-70b": (320 * KIB, "2 x 80 layers x 8 key-value heads x 128 x 2 bytes"),
     "llama-3-8b": (128 * KIB, "news.future-shock.ai/the-weight-of-remembering, read 2026-11-20"),
     "gpt2-xl": (300 * KIB, "the same"),

@@ -70,6 +70,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {"pipeline": 4},
     {"pipeline": 4, "schedule": "gpipe", "shard": 4, "zero": 1},
     {"pipeline": 2, "schedule": "interleaved", "virtual_stages": 2, "shard": 4},
+    {"pipeline": 2, "shard": 8, "reshard_after_forward": True},
     {"pipeline": 4, "schedule": "zero-bubble", "tensor": 2},
     {"pipeline": 4, "stage_layers": [1, 3, 3, 1], "replicate": 2},
 ]
@@ -84,6 +85,18 @@ def test_causes_and_splits_sum_to_the_step(layout: dict[str, Any]) -> None:
     exposed, bubble = step.causes["exposed communication"], step.causes["pipeline bubble"]
     assert exposed >= 0
     assert (bubble > 0) if layout.get("pipeline", 1) > 1 else (bubble == 0)
+
+
+@pytest.mark.parametrize("layout", [{"shard": 8, "expert": 4}, {"shard": 4, "context": 4, "expert": 8}], ids=str)
+def test_experts_on_several_ranks_show_what_they_send(layout: dict[str, Any]) -> None:
+    model = {**MODEL, "n_experts": 8, "experts_per_token": 2, "expert_d_ff": 512}
+    run = run_of(dict(layout), {"model": model})
+    step, together = timed(run), timed(run_of({**layout, "expert": 1}, {"model": model}))
+    assert sum(step.causes.values()) == pytest.approx(step.seconds)
+    sent = [each for each in accounts(run, backend="cuda")[0].ledger if each.name == "all_to_all"]
+    assert sent
+    assert step.causes["exposed communication"] > 0
+    assert together.causes["ideal"] == pytest.approx(step.causes["ideal"])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -143,6 +156,31 @@ def test_even_stages_take_what_the_closed_form_says(schedule: str, chunks: int) 
     forward, backward = (sum(compute_seconds(getattr(each, way)) for each in middle) for way in ("forward", "backward"))
     expected = bubble_seconds(schedule, 4, chunks, forward, backward, 0.0)
     assert step.causes["pipeline bubble"] == pytest.approx(expected, rel=0.05)
+
+
+def test_what_a_layout_overlaps_shows_less() -> None:
+    """Gradients, updated parameters and tensor collectives: each beside compute is faster than none of them."""
+    wide = {"model": {**MODEL, "d_model": 2048, "d_ff": 8192}, "global_batch": 64, "seq_len": 4096}
+    ways: list[tuple[dict[str, Any], list[Any]]] = [
+        ({"replicate": 32}, ["none", ["gradients"]]),
+        ({"shard": 32, "zero": 1}, ["none", ["gradients"], ["gradients", "parameters"]]),
+        ({"shard": 4, "zero": 1, "pipeline": 4}, ["none", ["gradients"], ["gradients", "parameters"]]),
+        ({"tensor": 4, "sequence_parallel": True}, [["gradients"], ["tensor"]]),
+    ]
+    for layout, overlaps in ways:
+        steps = [timed(run_of({**layout, "overlap": each}, dict(wide))) for each in overlaps]
+        shown = [each.causes["exposed communication"] for each in steps]
+        assert shown == sorted(shown, reverse=True)
+        assert shown[-1] < 0.9 * shown[0], layout
+        for each in steps:
+            assert each.causes["ideal"] == pytest.approx(steps[0].causes["ideal"])
+
+
+def test_an_overlap_that_there_is_not_is_refused() -> None:
+    with pytest.raises(tl.InvalidInput, match=r"layout.overlap = 'gradient'.*gradients, parameters, tensor"):
+        run_of({"shard": 8, "overlap": ["gradient"]})
+    with pytest.raises(tl.InvalidInput, match="sequence-parallel ranks"):
+        run_of({"tensor": 4, "overlap": ["tensor"]})
 
 
 def test_one_device_is_the_step_of_one_device() -> None:

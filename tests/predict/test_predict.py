@@ -89,8 +89,13 @@ def test_the_bars_of_a_waterfall_sum_to_the_prediction_exactly(run: Run) -> None
         return
     assert sum(told.step_causes.values()) == pytest.approx(told.step_seconds, rel=1e-9)
     assert set(told.step_causes) <= set(CAUSES)
+    # However many devices there are, a step takes as long as their peaks need for the model's own FLOPs.
+    least = told.model_flops / (told.peak_flops_per_second * run.layout.devices)
+    assert least <= told.step_causes["ideal"] * (1 + 1e-9)
+    assert told.step_seconds >= least
     if told.total_seconds is None:
         assert any("interrupted before it could save" in each for each in told.notes)
+        assert told.bottleneck.name in ("failures", "device memory")
         return
     assert sum(each.nanoseconds for each in told.waterfall) == nanoseconds(told.total_seconds)
     assert [each.cause for each in told.waterfall] == [NAPKIN, BEYOND, *CAUSES[1:], *RUN_CAUSES]

@@ -21,6 +21,16 @@ from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
 
+# Devices that share a calibration: one chip with more or less memory, or of one design. Those of a PCI Express card, or
+# with other limits of power, are told by the same shares, and have no rows of their own.
+CALIBRATED = {
+    "a100-sxm": ("a100-sxm-80gb", "a100-sxm-40gb", "a100-pcie-80gb", "a100-pcie-40gb"),
+    "h100-sxm": ("h100-sxm", "h100-sxm-96gb-500w"),
+    "v100-sxm": ("v100-sxm-32gb", "v100-sxm-16gb", "v100-pcie"),
+    "tpu": ("tpu-v4", "tpu-v5e", "tpu-v5p"),
+}
+
+
 @dataclass(frozen=True)
 class TimeSource:
     """Where rows come from, how their figure becomes seconds of a step, and everything that is assumed of them.
@@ -53,8 +63,8 @@ class TimeCase:
 
     @property
     def calibration(self) -> str:
-        """The type of its device: what has one calibration (memory sizes of one chip share it)."""
-        return self.run.cluster.device.replace("-40gb", "").replace("-80gb", "").replace("-32gb", "").replace("-16gb", "")
+        """The type of its device, which has one calibration."""
+        return next(name for name, devices in CALIBRATED.items() if self.run.cluster.device in devices)
 
 
 def number(row: Row, name: str) -> int:
@@ -106,10 +116,13 @@ Convention = Callable[[Row, Run], float]
 
 def case(
     row: Row, source: TimeSource, device: str, model: ModelSpec, recipe: Recipe, layout: Layout, seconds: Convention,
-    **changed: Any,
+    *, devices_per_node: int | None = None, **changed: Any,
 ) -> TimeCase:  # fmt: skip
     """A row told as a run; ``changed`` are fields of the device that are not the catalog's."""
-    cluster = Cluster(device=device, count=layout.devices, **dict(source.network))
+    network = dict(source.network)
+    if devices_per_node is not None:
+        network["devices_per_node"] = devices_per_node
+    cluster = Cluster(device=device, count=layout.devices, **network)
     run = Run(model=model, recipe=recipe, layout=layout, cluster=cluster)
     found = catalog.device(device)
     return TimeCase(row, source, run, replace(found, **changed) if changed else found, seconds(row, run))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from throughput_open import OpenStep
+from throughput_columns import Around, Columns, around
 
 from trainledger.spec.efficiency import Efficiency
 
@@ -33,14 +34,20 @@ PRIORS = {
 # Where a device's file says nothing yet.
 UNKNOWN = {"contention_share": 0.1, "straggler_share": 0.005}
 NAMES = tuple(BOUNDS)
+Array = Any  # of numpy
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The constants, and the logarithm of predicted over measured of each row that they were fitted on."""
+    """The constants, and all rows timed exactly with them."""
 
     efficiency: Efficiency
-    residuals: tuple[float, ...]
+    around: Around
+
+    @property
+    def residuals(self) -> Array:
+        """The logarithm of predicted over measured, row by row."""
+        return np.log(self.around.exact) - _measured(self.around.columns)
 
 
 def prior_of(efficiency: Efficiency) -> Efficiency:
@@ -49,54 +56,68 @@ def prior_of(efficiency: Efficiency) -> Efficiency:
     return replace(efficiency, **changes)
 
 
-def fit(steps: Sequence[OpenStep], prior: Efficiency, *, rounds: int = 12) -> Fitted:
-    """The constants under which the steps take what was measured, as nearly as the prior lets them."""
-    names = [name for name in NAMES if name != "float8_share" or any(_in_8_bits(each) for each in steps)]
-    start = np.array([getattr(prior, name) for name in names])
+def fit(columns: Columns, prior: Efficiency, *, most: int = 6) -> Fitted:
+    """The constants under which steps take what was measured, as nearly as the prior lets them."""
+    found = around(columns, prior)
+    everything = np.ones(len(columns.cases))
+    for _ in range(most):
+        before = found
+        found = around(columns, move(found, prior, everything), found.contended)
+        if np.max(np.abs(np.log(found.exact / before.exact))) < 2e-3:
+            break
+    return Fitted(found.efficiency, found)
+
+
+def move(at: Around, prior: Efficiency, rows: Array, *, rounds: int = 40) -> Efficiency:
+    """The best constants around those that were timed exactly; ``rows`` are the weights of rows, 0 for one left out."""
+    names = [name for name in NAMES if name != "float8_share" or _in_8_bits(at.columns)]
     low, high = np.log([BOUNDS[name][0] for name in names]), np.log([BOUNDS[name][1] for name in names])
     widths = np.array([PRIORS[name] for name in names])
-    center = np.log(start)
-    measured = np.log([each.case.seconds for each in steps])
+    center = np.log([getattr(prior, name) for name in names])
+    measured = _measured(at.columns)
 
-    def residuals(x: np.ndarray) -> np.ndarray:
-        efficiency = changed(prior, names, np.exp(x))
-        return np.log([each.seconds(efficiency) for each in steps]) - measured
+    def residuals(x: Array) -> Array:
+        return np.log(at.seconds(changed(prior, names, np.exp(x)))) - measured
 
-    def cost(x: np.ndarray, found: np.ndarray) -> float:
-        rows = 2 * ROBUST**2 * (np.sqrt(1 + (found / ROBUST) ** 2) - 1) / ERROR**2
-        return float(np.sum(rows) + np.sum(((x - center) / widths) ** 2))
+    def cost(x: Array, found: Array) -> float:
+        each = 2 * ROBUST**2 * (np.sqrt(1 + (found / ROBUST) ** 2) - 1) / ERROR**2
+        return float(np.sum(rows * each) + np.sum(((x - center) / widths) ** 2))
 
-    x = np.clip(center, low, high)
+    x = np.clip(np.log([getattr(at.efficiency, name) for name in names]), low, high)
     found = residuals(x)
-    damping = 1e-2
+    damping = 1e-3
     for _ in range(rounds):
-        slope = np.stack([(residuals(_moved(x, at)) - found) / STEP for at in range(len(x))], axis=1)
-        weights = 1 / np.sqrt(1 + (found / ROBUST) ** 2) / ERROR**2
+        slope = np.stack([(residuals(_moved(x, place)) - found) / STEP for place in range(len(x))], axis=1)
+        weights = rows / np.sqrt(1 + (found / ROBUST) ** 2) / ERROR**2
         gradient = slope.T @ (weights * found) + (x - center) / widths**2
         curvature = slope.T @ (weights[:, None] * slope) + np.diag(1 / widths**2)
         before = cost(x, found)
-        for _ in range(6):
+        for _ in range(8):
             step = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), -gradient)
-            tried = np.clip(x + np.clip(step, -0.7, 0.7), low, high)
+            tried = np.clip(x + np.clip(step, -0.5, 0.5), low, high)
             other = residuals(tried)
             if cost(tried, other) < before:
-                damping = max(damping / 5, 1e-6)
+                damping = max(damping / 5, 1e-7)
                 break
             damping *= 5
         else:
             break
         x, found = tried, other
-        if before - cost(x, found) < 1e-3:
+        if before - cost(x, found) < 1e-4:
             break
-    return Fitted(changed(prior, names, np.exp(x)), tuple(float(each) for each in found))
+    return changed(prior, names, np.exp(x))
 
 
-STEP = 0.02
+STEP = 0.01
 
 
-def _moved(x: np.ndarray, at: int) -> np.ndarray:
+def _measured(columns: Columns) -> Array:
+    return np.log([each.seconds for each in columns.cases])
+
+
+def _moved(x: Array, place: int) -> Array:
     moved = x.copy()
-    moved[at] += STEP
+    moved[place] += STEP
     return moved
 
 
@@ -110,5 +131,5 @@ def changed(prior: Efficiency, names: Sequence[str], values: Sequence[float]) ->
     return replace(prior, **changes)
 
 
-def _in_8_bits(step: OpenStep) -> bool:
-    return any(each.dtype in ("e4m3", "e5m2") for each in step.kernels)
+def _in_8_bits(columns: Columns) -> bool:
+    return any(each.entry.dtype in ("e4m3", "e5m2") for each in columns.kernels)

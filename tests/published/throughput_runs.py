@@ -20,7 +20,7 @@ _MEGATRON = (
 )  # fmt: skip
 _SHARDED = (
     "llm-foundry", "torchtitan", "fms-fsdp", "FlashAttention-2", "deepspeed-azure", "nanoGPT:README",
-    "nanoGPT/issues/110", "QwenLM", "gpu/a3/llama_2_7b", "JAX-Toolbox", "xla/issues/8210", "Pythia paper",
+    "nanoGPT/issues/110", "QwenLM", "gpu/a3/llama_2_7b", "JAX-Toolbox:docs", "Pythia paper",
 )  # fmt: skip
 _TPU = ("configs/tpu",)
 FIGURES = (
@@ -46,6 +46,7 @@ LEFT_OUT = (
     ("zero3-offload", "no sizes: a headline"),
     ("aws-neuron", "no calibration of Trainium"),
     ("model_memory_anatomy", "an encoder (BERT) in fp32"),
+    ("xla/issues/8210", "neither attention, recomputation nor sharding is stated"),
     ("nanoGPT/issues", "no calibration of this device"),
     ("nanochat", "no calibration of this device"),
     ("autoresearch", "the model has value embeddings and gated residuals, which the spec cannot say"),

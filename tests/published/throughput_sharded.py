@@ -17,6 +17,7 @@ from throughput_case import (
 )
 from torchtitan_runs import titan_case
 
+from trainledger import catalog
 from trainledger.spec.layout import Layout
 from trainledger.spec.recipe import Recipe
 
@@ -44,11 +45,13 @@ FOUNDRY_H100 = TimeSource(
     title="llm-foundry, H100",
     convention="tokens/s and device",
     network=ROCE_3200,
-    assumed=(*_FOUNDRY, "3,200 Gb/s between nodes (not stated)", "fp8 rows: linear layers in fp8, a scale per tensor"),
+    assumed=(*_FOUNDRY, "3,200 Gb/s between nodes (not stated)", "fp8 rows: linear layers in fp8, a scale per tensor; Transformer Engine casts in the kernels of norms and GELU, told as "
+        "compile = true"),
 )
 _TITAN = (
     "as in docs/published_memory.md; compiled rows with compile = true, selective recomputation included",
-    "the device is Meta's H100 of 96 GB: 2.4 TB/s, limited to 500 W",
+    "the device is Meta's H100 of 96 GB: 2.4 TB/s, limited to 500 W of 700 W, which leaves 0.86 of the clock (the third "
+    "root of the power, 150 W of either taken to go elsewhere)",
     "400 Gb/s for each GPU",
     "asynchronous tensor parallelism hides what it can: not told, rows with it are predicted like those without",
 )  # fmt: skip
@@ -88,7 +91,8 @@ FLASH = TimeSource(
     assumed=(
         "data parallel on eight GPUs, no recomputation; fused MLP, norm and cross entropy (told as compile = true)",
         "16,384 tokens in a micro-batch, 512 sequences of 2,048 or 128 of 8,192 in a step (not stated)",
-        "without FlashAttention: Megatron-LM's attention, written out, softmax one kernel",
+        "without FlashAttention: Megatron-LM's attention, written out, softmax one kernel for up to 2,048 keys and "
+        "several operations beyond (told as compile = false)",
         "rows of FlashAttention's first version are told as `efficient` (about half the speed of the second)",
     ),
 )
@@ -140,16 +144,6 @@ JAX_TOOLBOX = TimeSource(
     convention="printed seconds of a step",
     assumed=("as maxtext's own",),
 )
-PAX = TimeSource(
-    name="github.com/openxla/xla/issues/8210 (NVIDIA JAX-Toolbox PAX)",
-    title="PAX GPT 5B, A100",
-    convention="printed seconds of a step",
-    network=HDR_8,
-    assumed=(
-        "fully sharded over 256 GPUs, 8 sequences on each; flash attention (cuDNN), products kept; XLA's fusion told as "
-        "compile = true; none of it stated",
-    ),
-)
 PYTHIA = TimeSource(
     name="Pythia paper Table (arXiv 2304.01373)",
     title="Pythia, A100 40 GB",
@@ -164,7 +158,7 @@ PYTHIA = TimeSource(
 )
 SOURCES = (
     FOUNDRY_A100, FOUNDRY_H100, TITAN_H100, TITAN_A100, FMS, FLASH, AZURE, NANO, QWEN_FULL, MAXTEXT_GPU, JAX_TOOLBOX,
-    PAX, PYTHIA,
+    PYTHIA,
 )  # fmt: skip
 
 
@@ -187,7 +181,7 @@ def foundry_case(row: Row) -> TimeCase:
     layout = Layout(
         shard=int(row["n_devices"]), zero=3, reshard_after_forward=False if row["sharding"] == "zero2" else None
     )  # fmt: skip
-    fp8 = {"precision": "fp8-tensorwise", "master_weights": True} if row["precision"] == "fp8" else {}
+    fp8 = {"precision": "fp8-tensorwise", "master_weights": True, "compile": True} if row["precision"] == "fp8" else {}
     recipe = _recipe(
         row, int(row["micro_batch_per_device"]), int(row["global_batch_seqs"]), attention="efficient",
         loss_upcast=False, **fp8,
@@ -195,8 +189,15 @@ def foundry_case(row: Row) -> TimeCase:
     return case(row, source, _device(row), gpt(row), recipe, layout, from_tokens)
 
 
-# Meta's H100: bandwidth of HBM2e, and its limit (torchtitan/benchmarks: "H100 SXM 96GB HBM2e 500W").
-_META = {"memory_bytes_per_second": 2.4e12, "power_watts": 500.0}
+# What 500 W of 700 W leave of the clock: the multiprocessors' power goes with its third power (the voltage goes down
+# with the clock), and 150 W of either are taken to go elsewhere.
+META_CLOCK = ((500 - 150) / (700 - 150)) ** (1 / 3)
+_META = {
+    "peak_flops_per_second": {
+        name: rate * META_CLOCK for name, rate in catalog.device("h100-sxm").peak_flops_per_second.items()
+    },
+    "efficiency": catalog.efficiency("h100-sxm"),
+}  # fmt: skip
 
 
 def titan_time_case(row: Row) -> TimeCase | str:
@@ -222,7 +223,7 @@ def titan_time_case(row: Row) -> TimeCase | str:
     formats = {"precision": precision, "master_weights": True} if fp8 else {"precision": precision}
     recipe = _recipe(row, batch, total, **formats, **kept)
     if "H100" in row["hardware"]:
-        return case(row, TITAN_H100, "h100-sxm", llama(row), recipe, layout, from_tokens, **_META)
+        return case(row, TITAN_H100, "h100-sxm-96gb-500w", llama(row), recipe, layout, from_tokens, **_META)
     return case(row, TITAN_A100, "a100-sxm-80gb", llama(row), recipe, layout, from_tokens)
 
 
@@ -238,11 +239,15 @@ def fms_case(row: Row) -> TimeCase | str:
     return case(row, FMS, _device(row), llama(row), recipe, Layout(**split), from_tokens)
 
 
+FUSED_SOFTMAX_KEYS = 2048  # Megatron-LM's megatron/model/fused_softmax.py of 2021 and 2022: beyond, one by one
+
+
 def flash_case(row: Row) -> TimeCase:
     family, length = row["model_family"], int(row["seq_len"])
     kernel = "efficient" if "(FlashAttention)" in family else "flash" if "-2)" in family else "math"
     recipe = _recipe(
-        row, 16384 // length, 2**20 // length, precision="fp16", master_weights=True, compile=True, attention=kernel
+        row, 16384 // length, 2**20 // length, precision="fp16", master_weights=True, attention=kernel,
+        compile=kernel != "math" or length <= FUSED_SOFTMAX_KEYS,
     )  # fmt: skip
     return case(row, FLASH, _device(row), gpt(row, vocab_multiple=8), recipe, Layout(replicate=8), from_palm_flops)
 
@@ -286,8 +291,6 @@ def jax_case(row: Row) -> TimeCase:
     recipe = _recipe(row, int(row["micro_batch_per_device"]), int(row["global_batch_seqs"]),
                      activation_checkpointing="none", compile=True)  # fmt: skip
     layout = Layout(shard=int(row["n_devices"]))
-    if "8210" in row["source"]:
-        return case(row, PAX, "a100-sxm-80gb", gpt(row), recipe, layout, from_step)
     return case(row, JAX_TOOLBOX, "h100-sxm", llama(row), recipe, layout, from_step)
 
 
@@ -325,5 +328,5 @@ _TOLD = {
     "llm-foundry": foundry_case, "torchtitan": titan_time_case, "fms-fsdp": fms_case, "FlashAttention-2": flash_case,
     "deepspeed-azure": azure_case, "nanoGPT:README": nano_case, "nanoGPT/issues/110": nano_case,
     "QwenLM": qwen_full_case, "gpu/a3/llama_2_7b": maxtext_gpu_case, "JAX-Toolbox": jax_case,
-    "xla/issues/8210": jax_case, "Pythia paper": pythia_case,
+    "Pythia paper": pythia_case,
 }  # fmt: skip

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,21 @@ def test_a_page_holds_every_figure_and_fetches_nothing(tmp_path: Path) -> None:
     held = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.S)
     assert held is not None
     assert [each["data"][0]["y"][1] for each in json.loads(held[1])] == ["attention </script>"] * 2
+
+
+@needs_plotly
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome here, so the page was not looked at")
+def test_a_browser_draws_every_figure_of_the_page(tmp_path: Path) -> None:
+    assert BROWSER is not None
+    where = tmp_path / "out.html"
+    write_plot({"First": _bars(), "Second": _bars("Own title")}, where, title="a run")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--virtual-time-budget=8000"]
+    command = [BROWSER, *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", where.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    for at in range(2):
+        drawn = shown.partition(f'id="figure-{at}"')[2].partition("</figure>")[0]
+        assert 'class="main-svg"' in drawn
+        assert "attention" in drawn
 
 
 @needs_plotly

@@ -44,7 +44,9 @@ def weights_read(ledger: Ledger) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma", "olmo2", "mistral", "starcoder2", "smollm3", "olmo"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "qwen2", "qwen3", "gemma", "olmo2", "mistral", "starcoder2", "smollm3", "olmo"]
+)
 def test_products_and_attention(kind, phase):
     config = config_of(kind)
     config.use_cache = True

@@ -163,8 +163,14 @@ def _fabric(node: dict[str, Any]) -> Fabric:
         devices_per_node=node["devices"],
         node=link(node["link"]),
         network=link(node["network"]) if "network" in node else None,
-        host=link(node["host"]),
+        host=_host(node["host"]) if "host" in node else None,
     )
+
+
+def _host(name: str) -> Link:
+    """A link as copies to the host's memory go over it, which no other device disturbs."""
+    joined, entry = link(name), _entry("links", name, "host")
+    return replace(joined, share=entry.get("host_share", joined.share))
 
 
 def _protocols(hardware: str) -> tuple[Protocol, ...]:

@@ -15,6 +15,7 @@ from trainledger.cli.arguments import (
     add_run,
     check_plot_of,
     print_json,
+    while_waiting,
     write_plot_of,
 )
 
@@ -36,8 +37,10 @@ def execute(args: argparse.Namespace) -> int:
     from trainledger.report.advise import figures, text
 
     check_plot_of(args)
+    say = while_waiting()
     most, together = _count(args.most, "--most", 1, 1000), _count(args.together, "--together", 0, 10)
-    advice = advise(run_of_some_length(args), goal=args.goal, together=together, any_result=args.any_result)
+    advice = advise(run_of_some_length(args), goal=args.goal, together=together, any_result=args.any_result, say=say)
+    say("")
     if args.json:
         print_json(to_json(advice))
     else:

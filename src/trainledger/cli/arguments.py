@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainledger.spec.problem import InvalidInput, Problem
@@ -65,6 +65,17 @@ def write_plot_of(args: argparse.Namespace, figures: Mapping[str, Figure], title
         from trainledger.report.plot import write_plot
 
         print(write_plot(figures, args.plot, title=title), file=sys.stderr)
+
+
+def while_waiting() -> Callable[[str], None]:
+    """Shows what long work is at, in one line of a terminal that the next one replaces and an empty one takes away."""
+    if not sys.stderr.isatty():
+        return lambda _: None
+
+    def show(what: str) -> None:
+        print(f"\r\x1b[K{what[:79]}", end="", file=sys.stderr, flush=True)
+
+    return show
 
 
 def load_run(args: argparse.Namespace) -> Run:

@@ -16,6 +16,7 @@ from trainledger.cli.arguments import (
     add_run,
     check_plot_of,
     print_json,
+    while_waiting,
     write_plot_of,
 )
 
@@ -47,8 +48,10 @@ def execute(args: argparse.Namespace) -> int:
     from trainledger.report.breaks import figures, text
 
     check_plot_of(args)
+    say = while_waiting()
     asked = read_options(args)
-    found = breaks(run_of_some_length(args), along=args.along, **asked)
+    found = breaks(run_of_some_length(args), along=args.along, **asked, say=say)
+    say("")
     if args.json:
         print_json(to_json(found))
     else:

@@ -44,6 +44,8 @@ def execute(args: argparse.Namespace) -> int:
 
 def _plain(value: object) -> str:
     if isinstance(value, dict):
+        if {"name", "value", "what"} <= value.keys():
+            return f"{value['name']} = {short(value['value'])} ({value['what']}; {value['source']})"
         short_of = value.get("name") or value.get("what")  # what has a name is named: its parts are in --json
         return str(short_of) if short_of else ", ".join(f"{key} = {_plain(each)}" for key, each in value.items())
     if isinstance(value, tuple | list):
@@ -101,7 +103,8 @@ def _devices() -> str:
         best = "bf16" if "bf16" in peaks else "fp16"
         rows.append([
             name, format_flops_per_second(peaks[best]), best, format_nbytes(entry["memory_nbytes"]),
-            format_nbytes(entry["memory_bytes_per_second"]) + "/s", "" if entry["power_watts"] is None else f"{entry['power_watts']:.0f} W",
+            format_nbytes(entry["memory_bytes_per_second"]) + "/s",
+            f"{entry['power_watts']:.0f} W" if "power_watts" in entry else "",
         ])  # fmt: skip
     return table(["device", "dense peak", "dtype", "memory", "bandwidth", "power"], rows, align="lrlrrr")
 

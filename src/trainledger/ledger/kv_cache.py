@@ -1,4 +1,4 @@
-"""The key-value cache in closed form: how many elements a token leaves in each layer, and how many tokens a layer keeps.
+"""The key-value cache in closed form: the elements that a token leaves in each layer, and the tokens a layer keeps.
 
 Sizes: G key-value heads, K width of keys, W of values, R latent rank, Q rotary width.
 """
@@ -15,7 +15,7 @@ from trainledger.spec.serving import CACHE_FORMATS
 
 @frozen
 class LayersCache:
-    """What so many layers of one kind remember: ``heads`` are (count, width) pairs of a token, ``window`` their reach."""
+    """What so many layers of a kind remember: ``heads`` are (count, width) pairs of a token, ``window`` their reach."""
 
     layers: Int
     window: int | None

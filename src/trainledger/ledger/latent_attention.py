@@ -53,6 +53,8 @@ def _remembering(
 
     spec, rows = sizes.spec, sizes.rows
     H, W, Q, R, N = spec.n_heads, spec.value_size, spec.rotary_size, spec.kv_rank, spec.nope_head_dim
+    assert N is not None
+    assert R is not None
     latent = _normed(tape, sizes, leaves, "kv_a_layernorm", latent, R)
     turned = rotate(tape, sizes, turning, 1, angles)
     new = op.concatenate(tape, (latent, turned))

@@ -55,6 +55,7 @@ def masks_of_last(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Ma
         rule = "with ALiBi is not decoded: keys behind a window lie in no order"
         raise InvalidInput([Problem("model.window", sizes.spec.window, rule, "none")])
     S, H = sizes.context, sizes.spec.n_heads
+    assert S is not None
     (position,) = tape.emit("arange", "copy", makes=[(S, "fp32")])
     slopes = Array(H, "fp32", None)
     (bias,) = tape.emit("mul", "elementwise", reads=[slopes, position], makes=[(H * S, "fp32")], flops=H * S)

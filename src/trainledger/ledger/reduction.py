@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from trainledger.dtypes import nbytes_in
 from trainledger.ledger.array import Array, Leaf
-from trainledger.ledger.collectives import Group, collective, share
+from trainledger.ledger.collectives import Group, collective, several, share
 from trainledger.ledger.entry import Int
 from trainledger.ledger.operations import is_one
 from trainledger.ledger.parameters import ModelLeaves, component_of
@@ -95,7 +95,7 @@ def bucket_nbytes(rank: Rank, leaves: ModelLeaves, dtype: str) -> Int:
     """Bytes of DDP's buckets: as much as the gradients, which are copied there and back."""
     if rank.sharded or is_one(rank.layout.replicate):
         return 0
-    return nbytes_in(_trained(leaves), dtype)
+    return nbytes_in(_trained(leaves), dtype) * several(rank.layout.replicate)
 
 
 def buckets(leaves: ModelLeaves, dtype: str) -> Iterator[tuple[Int, Int]]:
@@ -153,10 +153,10 @@ def scatter_gradients(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
             collective(tape, "all_reduce", rank.replicas, gradient.nbytes, changes=[gradient], overlap="compute")
 
 
-def gather_updated(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
-    """ZeRO-1 and 2: every rank gets what the others have updated."""
+def gather_updated(tape: Tape, rank: Rank, owned: ModelLeaves) -> None:
+    """ZeRO-1 and 2: every rank gets what the others have updated; ``owned`` are the pieces of this one."""
     dtype, ranks = tape.precision.parameters, rank.layout.shard_ranks
-    own = share(_trained(leaves), ranks)
+    own = _trained(owned)
     whole = Array(own * ranks, dtype, None)
     with tape.during("optimizer"):
         collective(tape, "all_gather", rank.group, whole.nbytes, reads=[Array(own, dtype, None)], changes=[whole])

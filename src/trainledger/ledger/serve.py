@@ -138,7 +138,7 @@ def _forward(tape: Tape, sizes: Sizes, leaves: ModelLeaves, ids: Array, recipe: 
 
 
 def is_quantized(leaf: Leaf, serving: Serving) -> bool:
-    """Whether a parameter is held in the format of the weights: a matrix of a linear layer of the blocks, or experts."""
+    """Whether a parameter has the format of the weights: a matrix of a linear layer of the blocks, or of experts."""
     if serving.weights in WHOLE:
         return False
     if component_of(leaf.path) == "experts":
@@ -182,7 +182,7 @@ def experts_met(spec: ModelSpec, tokens: Int) -> float:
     return float(1 - (1 - spec.experts_per_token / spec.n_experts) ** tokens)
 
 
-def weights_read(leaves: ModelLeaves, spec: ModelSpec, serving: Serving) -> int:
+def weights_read(leaves: ModelLeaves, spec: ModelSpec, serving: Serving) -> Int:
     """Bytes of weights that one forward reads: of embeddings the rows of its tokens, of experts those it meets."""
     share = 1.0 if spec.n_experts is None else experts_met(spec, serving.batch * serving.new_tokens)
     total: Int = 0

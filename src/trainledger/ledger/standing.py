@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
+from trainledger.ledger.collectives import several
 from trainledger.ledger.entry import HOST, Int
 from trainledger.ledger.micro_batches import Work
 from trainledger.ledger.parameters import ModelLeaves
@@ -21,7 +22,7 @@ from trainledger.spec.precision import precision_of
 class Standing:
     """Bytes of a rank by what they are.
 
-    ``resident`` is there before the step, the batch left out. ``gradients`` are those of all parameters once each has
+    ``resident`` is there before the step, batch and buffers left out. ``gradients`` are those of all parameters once each has
     had a backward, ``gathered`` the whole parameters that are held from the first forward to the last backward, and
     ``outside`` those of them that stand outside the blocks. ``owned`` are the elements that its optimizer updates, and
     ``computed`` those that it computes with.
@@ -42,13 +43,14 @@ def standing(rank: Rank, *, backend: str) -> Standing:
     sizes = sizes_of(rank.run, backend)
     works = tuple(Work(tape, rank, sizes, chunk, rank.leaves(chunk)) for chunk in rank.chunks)
     owned = works[0].leaves if len(works) == 1 and not rank.sharded else rank.owned()
-    resident = sum(nbytes for name, nbytes in resident_of(rank, works, owned, 0) if name != HOST)
+    resident = sum(nbytes for name, nbytes in resident_of(rank, works, owned, 0) if name not in (HOST, "buffers"))
     outside = sum(_outside(each.leaves) for each in works) if rank.gathers else 0
     whole = rank.gathers and not rank.layout.reshards
+    gathered = sum(_gathered(rank, each.leaves) for each in works) if whole else 0
     return Standing(
         resident=resident,
         gradients=sum(_gradients(each) for each in works),
-        gathered=nbytes_in(sum(each.leaves.elements() for each in works), precision.arriving) if whole else 0,
+        gathered=nbytes_in(gathered, precision.arriving) if whole else 0,
         outside=0 if whole else nbytes_in(outside, precision.arriving),
         owned=owned.elements(),
         computed=sum(each.leaves.elements() for each in works),
@@ -64,6 +66,14 @@ def _gradients(work: Work) -> Int:
         return nbytes_in(sharded.own_elements(), precision.gradients)
     least = min((precision.gradients, precision.arriving), key=lambda each: nbytes_in(8, each))
     return nbytes_in(work.leaves.elements(), least)
+
+
+def _gathered(rank: Rank, leaves: ModelLeaves) -> Int:
+    """Elements of the parameters that several ranks share; experts may be on one rank only."""
+    return sum(
+        count * sum(leaf.elements * several(rank.group_of(leaf).ranks) for leaf in pattern)
+        for pattern, count in leaves.in_order()
+    )
 
 
 def _outside(leaves: ModelLeaves) -> Int:

@@ -16,23 +16,32 @@ from trainledger.units import MIB
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 # (m, n, k): cubes from cache-sized to large, and the skinny shapes of a training step: few columns, few rows,
-# a vocabulary, a weight gradient (long inner dimension), a batch too small to fill the machine.
+# a vocabulary, a batch too small to fill the machine.
 MATMULS = (
     (128, 128, 128), (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048),
     (2048, 256, 256), (2048, 8192, 256), (256, 1024, 2048), (16, 2048, 2048),
 )  # fmt: skip
 LARGE_MATMULS = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 1024, 8192))
 QUICK_MATMULS = ((512, 512, 512), (2048, 2048, 2048), (2048, 256, 256))
+# Of backward, where either factor lies turned: gradients of inputs, then of weights (long inner dimension).
+INPUT_GRADIENTS = ((1024, 512, 512), (2048, 256, 1024))
+WEIGHT_GRADIENTS = ((256, 256, 2048), (1024, 512, 1024), (8192, 256, 1024))
 # (sequences x heads, seq_len, head_dim); a narrow head of a toy model runs at a fraction of the others' rate.
 QUICK_ATTENTIONS = ((32, 256, 64), (32, 64, 8))
 ATTENTIONS = (*QUICK_ATTENTIONS, (4, 1024, 64))
 LARGE_ATTENTIONS = ((128, 1024, 64), (32, 4096, 128))
 ELEMENTS = (2**14, 2**18, 2**22)  # of the pointwise samples
+ROWS, WIDTH, VOCABULARY = 4096, 512, 8192  # of the kernels by name: the size they have in a small training step
+POOL_NBYTES = 128 * MIB  # more than any cache holds
+UPDATED = 2  # tensors of an update, whose states no cache holds either
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kind of operation at one size; ``build`` gives the call to time, with its tensors made."""
+    """One kind of operation at one size; ``build`` gives the call to time, with its tensors made.
+
+    ``operation`` is the dispatched operator whose own rate it is; empty: it stands for all of its kind.
+    """
 
     kind: str
     dtype: str
@@ -42,10 +51,11 @@ class Kernel:
     build: Callable[[], Callable[[], object]]
     phase: str = ""
     operations: int = 1
+    operation: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.kind} {'x'.join(map(str, self.shape))} {self.dtype}"
+        return f"{self.operation or self.kind} {'x'.join(map(str, self.shape))} {self.dtype}"
 
 
 def kernels(device: torch.device, dtypes: list[str], *, quick: bool = False) -> list[Kernel]:
@@ -53,25 +63,59 @@ def kernels(device: torch.device, dtypes: list[str], *, quick: bool = False) -> 
     large = device.type != "cpu"
     shapes = QUICK_MATMULS if quick else MATMULS + (LARGE_MATMULS if large else ())
     attentions = QUICK_ATTENTIONS if quick else ATTENTIONS + (LARGE_ATTENTIONS if large else ())
-    found = [_matmul(device, dtype, shape) for dtype in dtypes for shape in shapes]
-    for dtype in dtypes:
+    pools = {dtype: _ColdPool(device, DTYPES[dtype]) for dtype in dtypes}
+    found: list[Kernel] = []
+    for dtype, pool in pools.items():
+        found += [_forward_product(pool, dtype, shape) for shape in shapes]
+        if not quick:
+            found += [_input_gradient(pool, dtype, shape) for shape in INPUT_GRADIENTS]
+            found += [_weight_gradient(pool, dtype, shape) for shape in WEIGHT_GRADIENTS]
         for shape in attentions:
             found += [_attention(device, dtype, shape), _attention_backward(device, dtype, shape)]
-    pool = _ColdPool(device)
     for elements in ELEMENTS[-1:] if quick else ELEMENTS:
-        found += [_copy(pool, elements), _elementwise(pool, elements)]
-    return [*found, *_others(device, pool)]
+        found += [_copy(pools["fp32"], elements), _elementwise(pools["fp32"], "fp32", elements)]
+    for dtype, pool in pools.items():
+        if dtype != "fp32":
+            found += [_elementwise(pool, dtype, ELEMENTS[-1]), *_casts(pools["fp32"], pool, dtype)]
+        found += by_name(device, pool, dtype, quick=quick)
+    return [*found, *_others(device, pools["fp32"])]
 
 
-def _matmul(device: torch.device, dtype: str, shape: tuple[int, int, int]) -> Kernel:
+def _product(dtype: str, shape: tuple[int, int, int], build: Callable[[], Callable[[], object]], phase: str) -> Kernel:
     m, n, k = shape
-    kind = DTYPES[dtype]
+    nbytes = (m * k + n * k + m * n) * DTYPES[dtype].itemsize
+    return Kernel("matmul", dtype, shape, 2 * m * n * k, nbytes, build, phase)
+
+
+def _forward_product(pool: _ColdPool, dtype: str, shape: tuple[int, int, int]) -> Kernel:
+    """As a linear layer multiplies: by a weight that lies turned."""
+    m, n, k = shape
 
     def build() -> Callable[[], object]:
-        a_MK, b_NK = _random(device, kind, m, k), _random(device, kind, n, k)
-        return lambda: F.linear(a_MK, b_NK)
+        take_a_MK, take_b_NK = pool.take(m, k), pool.take(n, k)
+        return lambda: F.linear(take_a_MK(), take_b_NK())
 
-    return Kernel("matmul", dtype, shape, 2 * m * n * k, (m * k + n * k + m * n) * kind.itemsize, build)
+    return _product(dtype, shape, build, "")
+
+
+def _input_gradient(pool: _ColdPool, dtype: str, shape: tuple[int, int, int]) -> Kernel:
+    m, n, k = shape
+
+    def build() -> Callable[[], object]:
+        take_a_MK, take_b_KN = pool.take(m, k), pool.take(k, n)
+        return lambda: take_a_MK() @ take_b_KN()
+
+    return _product(dtype, shape, build, "backward")
+
+
+def _weight_gradient(pool: _ColdPool, dtype: str, shape: tuple[int, int, int]) -> Kernel:
+    m, n, k = shape
+
+    def build() -> Callable[[], object]:
+        take_a_KM, take_b_KN = pool.take(k, m), pool.take(k, n)
+        return lambda: take_a_KM().t() @ take_b_KN()
+
+    return _product(dtype, shape, build, "backward")
 
 
 def _attention(device: torch.device, dtype: str, shape: tuple[int, int, int]) -> Kernel:
@@ -107,11 +151,11 @@ class _ColdPool:
     show the speed of a cache.
     """
 
-    def __init__(self, device: torch.device, nbytes: int = 256 * MIB) -> None:
-        self._buffer = torch.ones(nbytes // 4, device=device)
+    def __init__(self, device: torch.device, dtype: torch.dtype, nbytes: int = POOL_NBYTES) -> None:
+        self._buffer = _random(device, dtype, nbytes // dtype.itemsize)
 
     def take(self, *shape: int) -> Callable[[], torch.Tensor]:
-        """A function that gives the next fp32 view of this shape."""
+        """A function that gives the next view of this shape."""
         size = math.prod(shape)
         whole = len(self._buffer) // size * size
         views = cycle(self._buffer[:whole].view(-1, *shape).unbind())
@@ -126,51 +170,118 @@ def _copy(pool: _ColdPool, elements: int) -> Kernel:
     return Kernel("copy", "fp32", (elements,), 0, 8 * elements, build)
 
 
-def _elementwise(pool: _ColdPool, elements: int) -> Kernel:
+def _casts(wide: _ColdPool, narrow: _ColdPool, dtype: str) -> Iterator[Kernel]:
+    """Between fp32 and a narrower format, which autocast does to every operand."""
+    elements = ELEMENTS[-1]
+    nbytes = (4 + DTYPES[dtype].itemsize) * elements
+    for source, target, name in ((wide, narrow, "fp32"), (narrow, wide, dtype)):
+
+        def build(source: _ColdPool = source, target: _ColdPool = target) -> Callable[[], object]:
+            take, put = source.take(elements), target.take(elements)
+            return lambda: put().copy_(take())
+
+        yield Kernel("copy", name, (elements,), 0, nbytes, build, operation="_to_copy")
+
+
+def _elementwise(pool: _ColdPool, dtype: str, elements: int) -> Kernel:
     def build() -> Callable[[], object]:
         take = pool.take(elements)
         return lambda: torch.mul(take(), take(), out=take())
 
-    return Kernel("elementwise", "fp32", (elements,), elements, 12 * elements, build)
+    return Kernel("elementwise", dtype, (elements,), elements, 3 * DTYPES[dtype].itemsize * elements, build)
+
+
+def by_name(device: torch.device, pool: _ColdPool, dtype: str, *, quick: bool = False) -> Iterator[Kernel]:
+    """Operators whose rate is their own: activations, norms, sums over rows and over columns, softmax, embedding.
+
+    Bytes are those that a ledger counts: of a broadcast operand its own elements.
+    """
+    aten, itemsize, n = torch.ops.aten, DTYPES[dtype].itemsize, ROWS * WIDTH
+    rows = pool.take(ROWS, WIDTH)
+    vector = _random(device, DTYPES[dtype], WIDTH)
+
+    def kernel(kind: str, operation: str, call: Callable[[], object], nbytes: int, *, phase: str = "") -> Kernel:
+        return Kernel(kind, dtype, (ROWS, WIDTH), n, nbytes, lambda: call, phase, operation=operation)
+
+    yield kernel("elementwise", "gelu", lambda: aten.gelu(rows(), approximate="tanh"), 2 * itemsize * n)
+    yield kernel("elementwise", "silu", lambda: aten.silu(rows()), 2 * itemsize * n)
+    if quick:
+        return
+    yield kernel(
+        "elementwise", "gelu_backward", lambda: aten.gelu_backward(rows(), rows(), approximate="tanh"),
+        3 * itemsize * n, phase="backward",
+    )  # fmt: skip
+    yield kernel(
+        "elementwise", "silu_backward", lambda: aten.silu_backward(rows(), rows()), 3 * itemsize * n, phase="backward"
+    )
+    yield kernel("elementwise", "mul", lambda: rows() * vector, 2 * itemsize * n)
+    yield kernel("reduction", "sum", lambda: rows().sum(0), itemsize * n)
+    yield kernel("elementwise", "add", lambda: rows() + rows(), 3 * itemsize * n)
+    if dtype != "fp32":
+        return
+    one_N1 = _random(device, torch.float32, ROWS, 1)
+    yield kernel("reduction", "mean", lambda: rows().mean(-1, keepdim=True), itemsize * n)
+    yield kernel("elementwise", "div", lambda: one_N1.expand(ROWS, WIDTH).div(WIDTH), itemsize * n, phase="backward")
+    yield kernel("reduction", "linalg_vector_norm", lambda: torch.linalg.vector_norm(rows()), itemsize * n)
+    mean_N1, scale_N1 = one_N1, one_N1 + 1
+    yield kernel(
+        "norm", "native_layer_norm_backward",
+        lambda: aten.native_layer_norm_backward(
+            rows(), rows(), [WIDTH], mean_N1, scale_N1, vector, vector, [True, True, True]
+        ),
+        3 * itemsize * n, phase="backward",
+    )  # fmt: skip
+    logits = pool.take(n // VOCABULARY, VOCABULARY)
+    yield kernel(
+        "softmax", "_log_softmax_backward_data",
+        lambda: aten._log_softmax_backward_data(logits(), logits(), -1, torch.float32),
+        3 * itemsize * n, phase="backward",
+    )  # fmt: skip
+    ids_N = torch.randint(VOCABULARY, (ROWS,), device=device)
+    yield kernel(
+        "embedding", "embedding_dense_backward",
+        lambda: aten.embedding_dense_backward(rows(), ids_N, VOCABULARY, -1, False),
+        itemsize * (n + VOCABULARY * WIDTH), phase="backward",
+    )  # fmt: skip
 
 
 def _others(device: torch.device, pool: _ColdPool) -> Iterator[Kernel]:
     """One kernel for each of the other kinds, at the size it has in a small training step."""
-    rows, width, vocabulary = 4096, 512, 8192
-    n, logits = rows * width, rows // 4 * vocabulary
+    n, logits = ROWS * WIDTH, ROWS // 4 * VOCABULARY
 
     def norm() -> Callable[[], object]:
-        take_ND, weight_D = pool.take(rows, width), torch.ones(width, device=device)
-        return lambda: F.layer_norm(take_ND(), (width,), weight_D)
+        take_ND, weight_D = pool.take(ROWS, WIDTH), torch.ones(WIDTH, device=device)
+        return lambda: F.layer_norm(take_ND(), (WIDTH,), weight_D)
 
     def softmax() -> Callable[[], object]:
-        take_NV = pool.take(rows // 4, vocabulary)
+        take_NV = pool.take(ROWS // 4, VOCABULARY)
         return lambda: F.log_softmax(take_NV(), -1)
 
     def embedding() -> Callable[[], object]:
-        table_VD = _random(device, torch.float32, vocabulary, width)
-        ids_N = torch.randint(vocabulary, (rows,), device=device)
+        table_VD = _random(device, torch.float32, VOCABULARY, WIDTH)
+        ids_N = torch.randint(VOCABULARY, (ROWS,), device=device)
         return lambda: F.embedding(ids_N, table_VD)
 
     def reduction() -> Callable[[], object]:
-        take_ND = pool.take(rows, width)
+        take_ND = pool.take(ROWS, WIDTH)
         return lambda: take_ND().sum()
 
     def random() -> Callable[[], object]:
-        take_ND = pool.take(rows, width)
+        take_ND = pool.take(ROWS, WIDTH)
         return lambda: F.dropout(take_ND(), 0.1)
 
     def update() -> Callable[[], object]:
-        weight = torch.nn.Parameter(_random(device, torch.float32, rows, width))
-        weight.grad = torch.ones_like(weight)
-        return torch.optim.AdamW([weight], lr=1e-6, fused=device.type in ("cpu", "cuda")).step
+        weights = [torch.nn.Parameter(_random(device, torch.float32, ROWS, WIDTH)) for _ in range(UPDATED)]
+        for each in weights:
+            each.grad = torch.ones_like(each)
+        return torch.optim.AdamW(weights, lr=1e-6, fused=device.type in ("cpu", "cuda")).step
 
     yield Kernel("norm", "fp32", (n,), n, 8 * n, norm)
     yield Kernel("softmax", "fp32", (logits,), logits, 8 * logits, softmax)
     yield Kernel("embedding", "fp32", (n,), 0, 8 * n, embedding)
     yield Kernel("reduction", "fp32", (n,), n, 4 * n, reduction)
     yield Kernel("random", "fp32", (n,), n, 9 * n, random)
-    yield Kernel("update", "fp32", (n,), n, 28 * n, update)
+    yield Kernel("update", "fp32", (UPDATED * n,), UPDATED * n, UPDATED * 28 * n, update)
 
 
 def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.Tensor:

@@ -201,7 +201,8 @@ def _kernel_time(timing: Timing, overhead: float) -> KernelTime:
     seconds = max(called - overhead * kernel.operations, 0.1 * called)
     return KernelTime(
         kind=kernel.kind, dtype=kernel.dtype, shape=kernel.shape, flops=kernel.flops, nbytes=kernel.nbytes,
-        seconds=seconds, phase=kernel.phase, others=None if others is None else round(others, 3),
+        seconds=seconds, phase=kernel.phase, operation=kernel.operation,
+        others=None if others is None else round(others, 3),
     )  # fmt: skip
 
 

@@ -70,12 +70,12 @@ class Cache:
         """Inside, the layers of the model remember here."""
         attentions = [block.self_attn for block in model.layers]
         for attention, layer in zip(attentions, self.layers, strict=True):
-            attention.cache = layer  # type: ignore[union-attr,assignment]
+            attention.cache = layer  # type: ignore[union-attr]
         try:
             yield
         finally:
             for attention in attentions:
-                attention.cache = None  # type: ignore[union-attr,assignment]
+                attention.cache = None  # type: ignore[union-attr]
 
 
 def heads_of(spec: ModelSpec) -> list[tuple[int, int]]:
@@ -84,5 +84,3 @@ def heads_of(spec: ModelSpec) -> list[tuple[int, int]]:
         assert spec.kv_rank is not None
         return [(1, spec.kv_rank + spec.rotary_size)]
     return [(spec.kv_heads, spec.head_size), (spec.kv_heads, spec.value_size)]
-
-

@@ -54,7 +54,8 @@ class Advised:
 
     def __repr__(self) -> str:
         sets = " ".join(f"--set {each}" for each in self.sets)
-        return f"Advised({sets}: {100 * self.faster:+.1f} % faster, {100 * self.smaller:+.1f} % smaller, {self.effect})"
+        time = "" if self.seconds[1] is None else f"time {-100 * self.faster:+.1f} %, "
+        return f"Advised({sets}: {time}memory {-100 * self.smaller:+.1f} %, result: {EFFECTS[self.effect]})"
 
 
 @frozen
@@ -86,30 +87,34 @@ def advise(
     goal: str | None = None,
     together: int = 3,
     any_result: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Advice:
     """Every change of `plan.changes` that gains something, and the best of them together.
 
     ``goal`` is ``time`` or ``memory``; None: memory where the run does not fit, else time, for which only changed runs
     that fit count. At most ``together`` changes are combined, with ``any_result`` also those that change what is
-    trained. Raises InvalidInput for another goal.
+    trained. ``say`` hears what is being predicted. Raises InvalidInput for another goal.
     """
     if goal is not None and goal not in GOALS:
         raise InvalidInput([Problem("--goal", goal, f"must be one of {', '.join(GOALS)}", nearest_text(goal, GOALS))])
-    judge = _Judge(lambda other: predict(other, machine, backend=backend))
+    judge = _Judge(lambda other: predict(other, machine, backend=backend), say)
     told = judge.told(run)
     asked = goal or ("memory" if told.fits is False or told.step_seconds is None else "time")
-    found = judge.all(run, changes(run))
+    found = judge.all(run, changes(run, backend=backend))
     tried, refused = len(found), judge.refused
     best = _ranked(found, asked, told)
-    free = [each for each in found if any_result or each.effect != RESULT]
-    return Advice(run, told, asked, tuple(best), tuple(_together(judge, run, free, asked, together)), tried, refused)
+    # Together go only changes whose time is predicted.
+    free = [each for each in found if (any_result or each.effect != RESULT) and judge.change_of[each.sets].timed]
+    return Advice(
+        run, told, asked, tuple(best), tuple(_together(judge, run, free, goal or "time", together)), tried, refused
+    )
 
 
 class _Judge:
     """Makes and predicts changed runs, each once."""
 
-    def __init__(self, predicted: Callable[[Run], Forecast]) -> None:
-        self._predicted = predicted
+    def __init__(self, predicted: Callable[[Run], Forecast], say: Callable[[str], None]) -> None:
+        self._predicted, self._say = predicted, say
         self._known: list[tuple[Run, Forecast]] = []
         self.refused = 0
         self.change_of: dict[tuple[str, ...], Change] = {}
@@ -126,12 +131,15 @@ class _Judge:
         """Those changes that make another run which works."""
         found: dict[tuple[str, ...], Advised] = {}
         for each in wanted:
+            self._say(each.what)
             try:
                 advised = self.one(run, each)
             except InvalidInput:
                 self.refused += 1
                 continue
-            if advised.sets:
+            if advised.seconds[1] is None and each.timed and self.told(run).step_seconds is not None:
+                self.refused += 1  # the device has no rate for it
+            elif advised.sets:
                 found.setdefault(advised.sets, advised)
                 self.change_of.setdefault(advised.sets, each)
         return list(found.values())
@@ -200,7 +208,7 @@ def _together(judge: _Judge, run: Run, found: list[Advised], goal: str, most: in
         else:
             options = judge.all(first, wanted)
         pairs = _pairs(judge, first, options) if len(done) + 2 <= most else []
-        now = "memory" if at.fits is False else goal
+        now = "memory" if at.fits is False or at.step_seconds is None else goal
         best = next(iter(_ranked([*options, *pairs], now, at)), None)
         if best is None:
             return

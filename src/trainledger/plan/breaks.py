@@ -10,12 +10,13 @@ from typing import Any
 from trainledger.frozen import frozen
 from trainledger.plan.difference import overrides
 from trainledger.plan.growth import AXES, Growth, growth
-from trainledger.plan.limits import LIMITS, Limit, Limits, Reading
+from trainledger.plan.limits import LIMITS, Limit, Limits, Reading, critical_batch_of_tokens
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.predict import predict
 from trainledger.predict.roofline import Machine
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import Run
+from trainledger.units import format_count
 
 REACH = 64
 MOST = 3
@@ -91,11 +92,13 @@ def breaks(
     limits: Limits = Limits(),  # noqa: B008  # frozen
     reach: int = REACH,
     most: int = MOST,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Breaks:
     """The first ``most`` things that give way along each axis, up to ``reach`` times the planned value.
 
     Each edge is exact: of the values that the run's layout and batch can be divided by, ``holds`` is the last at which
-    it holds before it does not. Raises InvalidInput for an axis that is none of `AXES`.
+    it holds before it does not. ``say`` hears what is being looked at. Raises InvalidInput for an axis that is none of
+    `AXES`.
     """
     unknown = [each for each in axes if each not in AXES]
     if unknown:
@@ -112,6 +115,7 @@ def breaks(
     judged = [each for each in LIMITS if readings[each.name] is not None and each not in already]
     along = []
     for axis in axes:
+        say(axis)
         way = growth(run, axis, reach)
         # A longer run has the same steps: no forecast is asked.
         of_axis = [each for each in judged if axis != "dataset" or not each.forecasts]
@@ -230,17 +234,17 @@ class _Walk:
 
     def _break(self, limit: Limit, index: int) -> Break:
         planned, before, after = self.planned[limit.name], self._reading(limit, index - 1), self._reading(limit, index)
-        assert planned is not None
-        assert before is not None
-        assert after is not None
+        assert planned is not None  # what is not known as planned is not judged
+        assert after is not None  # what is not known holds
         return self._told(
-            index, limit=limit.name, unit=limit.unit, planned=planned.amount, before=before.amount, after=after.amount,
-            most=after.most, why=self._why(limit, index), remedy=limit.remedy, basis=after.basis, source=limit.source,
+            index, limit=limit.name, unit=limit.unit, planned=planned.amount, after=after.amount, most=after.most,
+            before=None if before is None else before.amount, why=self._why(limit, index), remedy=limit.remedy,
+            basis=after.basis, source=limit.source,
         )  # fmt: skip
 
     def _why(self, limit: Limit, index: int) -> str:
         if limit.name != "device memory":
-            return limit.what
+            return _compared(limit, self.way.at(index))
         first, then = self._forecast(0).peak_by_category, self._forecast(index).peak_by_category
         most = max(then, key=lambda each: then[each] - first.get(each, 0))
         return f"{limit.what}; {most} grew most"
@@ -263,12 +267,20 @@ class _Walk:
         )  # fmt: skip
 
 
+def _compared(limit: Limit, run: Run) -> str:
+    """What is compared, in words; beside the critical batch that of another law, as the two are far apart."""
+    if limit.name != "critical batch":
+        return limit.what
+    by_tokens = format_count(critical_batch_of_tokens(run))
+    return f"{limit.what}; a law of the tokens alone says {by_tokens} (Bergsma et al. 2025)"
+
+
 def _as_planned(run: Run, limit: Limit, reading: Reading | None) -> Break:
     assert reading is not None
     return Break(
         limit=limit.name, axis="", field="", start=1, holds=0, breaks=1, unit=limit.unit, planned=reading.amount,
-        before=None, after=reading.amount, most=reading.most, why=limit.what, remedy=limit.remedy, basis=reading.basis,
-        source=limit.source, changes=(),
+        before=None, after=reading.amount, most=reading.most, why=_compared(limit, run), remedy=limit.remedy,
+        basis=reading.basis, source=limit.source, changes=(),
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ EFFECTS = {
     ROUNDING: "the same mathematics, rounded in another order",
     RESULT: "CHANGES what is trained",
 }
+_ORDINALS = {2: "second", 3: "third", 4: "fourth"}
 AXES = ("replicate", "shard", "context", "tensor", "pipeline")
 
 
@@ -36,13 +37,16 @@ class Change:
     timed: bool = True  # whether the forecast has all of its time
 
 
-def changes(run: Run) -> Iterator[Change]:
-    """Every change that is considered for a run, alone; some will break a rule of the run file."""
-    yield from _recomputation(run)
+def changes(run: Run, *, backend: str = "cuda") -> Iterator[Change]:
+    """Every change that is considered for a run, alone; some will break a rule of the run file.
+
+    ``backend`` (cpu or cuda) says whose kernels run it.
+    """
+    yield from _recomputation(run, backend)
     yield from _micro_batch(run)
-    yield from _kernels(run)
+    yield from _kernels(run, backend)
     yield from _loss(run)
-    yield from _precision(run)
+    yield from _precision(run, backend)
     yield from _optimizer(run)
     yield from _saving(run)
     yield from _sizes(run)
@@ -55,10 +59,10 @@ def _one(what: str, field: str, value: Any, effect: str, cost: str = "") -> Chan
     return Change(what, ((field, value),), effect, cost)
 
 
-def _recomputation(run: Run) -> Iterator[Change]:
+def _recomputation(run: Run, backend: str) -> Iterator[Change]:
     now, field = run.recipe.activation_checkpointing, "recipe.activation_checkpointing"
     for kind in CHECKPOINTING:
-        if kind != now:
+        if kind != now and not (kind == "offload" and backend == "cpu"):  # it is on the host already
             timed = kind != "offload" or not run.layout.alone
             cost = "" if kind != "offload" else "room on the host"
             cost += "" if timed else "; its copies to the host are not timed"
@@ -68,7 +72,7 @@ def _recomputation(run: Run) -> Iterator[Change]:
             yield Change(what, ((field, kind), *clear), SAME, cost, timed)
     for every in (2, 3, 4):
         if now in ("none", "full", "selective") and not (now == "full" and run.recipe.recompute_every == every):
-            what = f"recompute every {every}. block"
+            what = f"recompute every {_ORDINALS[every]} block"
             yield Change(what, ((field, "full"), ("recipe.recompute_every", every)), SAME)
 
 
@@ -84,8 +88,11 @@ def _micro_batch(run: Run) -> Iterator[Change]:
             yield _one(f"micro-batches of {size}", "recipe.micro_batch", size, RESULT if alone else ROUNDING, cost)
 
 
-def _kernels(run: Run) -> Iterator[Change]:
-    for kernel in ("sdpa", "flash", "efficient"):
+def _kernels(run: Run, backend: str) -> Iterator[Change]:
+    kernels = ["sdpa"]
+    if backend != "cpu":
+        kernels += ["flash", "efficient"] if precision_of(run.recipe).low else ["efficient"]  # flash has no fp32
+    for kernel in kernels:
         if kernel != run.recipe.attention:
             yield _one(f"attention by {kernel}", "recipe.attention", kernel, ROUNDING)
     if not run.recipe.compile:
@@ -104,10 +111,12 @@ def _loss(run: Run) -> Iterator[Change]:
         yield _one("the loss in 16 bits", "recipe.loss_upcast", False, RESULT, "a coarser loss and gradient of it")
 
 
-def _precision(run: Run) -> Iterator[Change]:
+def _precision(run: Run, backend: str) -> Iterator[Change]:
     now, field = run.recipe.precision, "recipe.precision"
-    wanted = ["bf16-mixed", "fp8-rowwise", "fp8-tensorwise"]
-    if now == "fp32":
+    wanted = ["bf16-mixed"]
+    if backend != "cpu":
+        wanted += ["fp8-rowwise", "fp8-tensorwise"]
+    if now == "fp32" and backend != "cpu":
         wanted.insert(0, "tf32")
     if not run.layout.alone:
         wanted.insert(0, "bf16-sharded")

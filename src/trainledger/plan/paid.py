@@ -48,9 +48,9 @@ class Round:
 
 @frozen
 class Paid:
-    """The last round: a run that fits, what it is predicted to do, and the tokens that the budget pays for.
+    """The last round: a run that fits, what it is predicted to do (``told``), and the tokens that the budget pays for.
 
-    ``told`` is the forecast; ``loss_parameters`` counts what a token passes through (active parameters).
+    ``note`` says where memory or the family stood in the way of what the rule asks for.
     """
 
     run: Run
@@ -101,6 +101,9 @@ def pay(
     if budget.device is None or budget.count is None or budget.seconds is None:
         rule = "needs a device, how many of them, and for how long"
         raise InvalidInput([Problem("budget", None, rule)])
+    if base.n_experts is not None:
+        rule = "has experts, and these laws were fitted on dense models: 6 N D and N mean other things there"
+        raise InvalidInput([Problem("family", base.name, rule, "llama-3-8b")])
     scale, family = scale_of(machine, backend=backend), family_of(base)
     share, rounds = budget.mfu, list[Round]()
     while True:

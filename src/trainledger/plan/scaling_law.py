@@ -191,7 +191,7 @@ def _worth(used: float, new: float, decay: float) -> float:
     """What so many uses of fewer new things are worth in new things.
 
     >>> round(_worth(4.0, 1.0, 15.387756), 3), _worth(1.0, 1.0, 15.387756)
-    (3.725, 1.0)
+    (3.726, 1.0)
     """
     return new + new * decay * (1 - exp(-(used / new - 1) / decay))
 

@@ -20,7 +20,7 @@ from trainledger.frozen import frozen
 from trainledger.predict.kernel_time import larger, smaller_real
 from trainledger.predict.roofline import NoRate
 from trainledger.spec.layout import Layout
-from trainledger.spec.links import Fabric, Link, Protocol
+from trainledger.spec.links import Fabric, Protocol
 
 Number = Any  # a number, or an array of them
 
@@ -205,9 +205,9 @@ def _protocols(fabric: Fabric) -> Iterator[tuple[Protocol, Protocol]]:
         yield from ((each, each) for each in fabric.node.protocols)
         return
     between = {each.name: each for each in fabric.network.protocols}
-    for each in fabric.node.protocols:
-        if each.name in between:
-            yield each, between[each.name]
+    both = [(each, between[each.name]) for each in fabric.node.protocols if each.name in between]
+    # Other networks have protocols of their own: then the last of each, which is for long messages.
+    yield from both or [(fabric.node.protocols[-1], fabric.network.protocols[-1])]
 
 
 def _rate(place: Placement, fabric: Fabric) -> Number:
@@ -235,10 +235,3 @@ def _log2(nodes: Number) -> Number:
 
 def _is_one(size: Number) -> bool:
     return isinstance(size, int) and size == 1
-
-
-def host_seconds(nbytes: Number, host: Link | None) -> Number:
-    """Seconds to move bytes between a device and its host's memory; raises NoRate where that link is not known."""
-    if host is None:
-        raise NoRate("the link to the host's memory is not known")
-    return nbytes / host.reached

@@ -17,7 +17,8 @@ class Conditions:
     """Rates and waits of a whole run; None is not known, and then the time of it is left out.
 
     ``mtbf_seconds`` is of all devices together, as are ``storage_bytes_per_second`` and ``loader_tokens_per_second``;
-    ``host_bytes_per_second`` is of one device. ``notes`` names what was not said in the run file, with its source.
+    ``host_bytes_per_second`` is of one device, to its host's memory. ``notes`` names what was not said in the run file,
+    with its source.
     """
 
     mtbf_seconds: float | None = None
@@ -50,18 +51,20 @@ def conditions(run: Run, machine: Machine) -> Conditions:
         storage = None if of_one is None else of_one * cluster.count
     elif storage is None and not isinstance(machine, Device):
         storage = machine.storage_bytes_per_second
-    host = or_published("host_bytes_per_second") if recipe.checkpoint_async else None
+    fabric = machine.fabric if isinstance(machine, Device) else None
     compiling = or_published("compile_seconds") if recipe.compile else None
     notes = list(_notes(taken))
     if mtbf is None and isinstance(machine, Device) and cluster.count > 1:
         notes.append(
             "interruptions are not in it: no rate is published for this device (cluster.mtbf_device_hours says yours)"
         )
+    if recipe.compile and compiling is None:
+        notes.append("compiling is not in it: how long it takes was not measured here")
     return Conditions(
         mtbf_seconds=None if mtbf is None else run_mtbf(mtbf * SECONDS_PER_HOUR, cluster.count),
         restart_seconds=restart or 0.0,
         storage_bytes_per_second=storage,
-        host_bytes_per_second=host,
+        host_bytes_per_second=None if fabric is None or fabric.host is None else fabric.host.reached,
         loader_tokens_per_second=cluster.loader_tokens_per_second,
         compile_seconds=compiling or 0.0,
         power_watts=machine.power_watts if isinstance(machine, Device) else None,
@@ -81,6 +84,5 @@ def _said(name: str, value: float) -> str:
         "mtbf_device_hours": f"an interruption every {value:,.0f} device-hours",
         "restart_seconds": f"{format_seconds(value)} to restart",
         "storage_bytes_per_second": f"checkpoints at {format_nbytes(value)}/s for each device",
-        "host_bytes_per_second": f"{format_nbytes(value)}/s from a device to its host",
         "compile_seconds": f"{format_seconds(value)} to compile",
     }[name]

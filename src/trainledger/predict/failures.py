@@ -49,7 +49,7 @@ def expected_seconds(work: float, interval: float, *, write: float, restart: flo
     may also come while it saves or restarts. Infinite where hardly an interval would ever end.
 
     >>> round(expected_seconds(10_000.0, 1000.0, write=50.0, restart=100.0, mtbf=10_000.0))
-    11177
+    11182
     """
     whole, rest = divmod(work, interval)
     try:

@@ -264,13 +264,10 @@ def most_that(fits: Callable[[int], bool], limit: int) -> int:
     return low
 
 
-def _rows(
-    run: Run, serving: Serving, machine: Machine | None, backend: str, largest: int | None
-) -> list[BatchRow]:
+def _rows(run: Run, serving: Serving, machine: Machine | None, backend: str, largest: int | None) -> list[BatchRow]:
     """Batches from one to the largest that fits, the one that was asked for among them, and the first beyond."""
     end = max(largest or 1, serving.batch)
     sizes = {1, serving.batch, *(4**power for power in range(1, 11) if 4**power <= min(end, 4096))}
     if largest:
         sizes |= {largest, largest + 1} if largest < MOST_BATCH else {largest}
     return [_row(run, serving, machine, backend, each) for each in sorted(sizes)]
-

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainledger.ledger.ranks import RankAccount
 from trainledger.predict.pipeline_time import Chunk, Stage, pipeline_ends
-from trainledger.predict.rank_time import Streams, compute_seconds, rank_seconds
+from trainledger.predict.rank_time import Streams, compute_seconds, flat, rank_seconds
 from trainledger.predict.roofline import Machine, NoRate
 from trainledger.predict.stage_time import StageTime, stages_of, with_free_links
 from trainledger.predict.step_time import CAUSES, StepTime, basis_of, causes_of, ideal_seconds, step_time
@@ -34,7 +34,8 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
     fabric = machine.fabric.bound if machine.efficiency is None else machine.fabric
     try:
         stages = stages_of(run, ranks, machine, fabric)
-        ideal = [ideal_seconds(each.ledger, machine) for each in stages]
+        ledgers = {id(each.ledger): each.ledger for each in stages}
+        ideal = {key: ideal_seconds(each, machine) for key, each in ledgers.items()}
     except NoRate as reason:
         return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
     devices = sum(each.ranks for each in stages)
@@ -45,8 +46,8 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
     if run.layout.pipeline > 1:
         free = step_seconds(run, [with_free_links(each) for each in stages], 0.0)
     causes = dict.fromkeys(CAUSES, 0.0)
-    for stage, ideal_of in zip(stages, ideal, strict=True):
-        for name, share in causes_of(stage.times, ideal_of).items():
+    for stage in stages:
+        for name, share in causes_of(stage.times, ideal[id(stage.ledger)]).items():
             causes[name] += share * stage.ranks / devices
     causes["pipeline bubble"] = free - computing
     causes["exposed communication"] = seconds - free
@@ -131,8 +132,6 @@ def pipeline_of(stages: Sequence[StageTime], contention: float, *, launching: bo
     """The stages as their pipeline sees them: when each can begin, and its seconds of a micro-batch."""
     found = []
     for stage in stages:
-        streams = Streams(contention=contention)
-        streams.run(stage.begin)
         chunks = []
         for each in stage.chunks:
             ahead = rank_seconds(each.forward, contention=contention)
@@ -140,8 +139,24 @@ def pipeline_of(stages: Sequence[StageTime], contention: float, *, launching: bo
             if launching:
                 ahead, back = max(ahead, each.launches[0]), max(back, each.launches[1])
             chunks.append(Chunk(ahead, max(0.0, back - each.weights), min(back, each.weights)))
-        found.append(Stage(tuple(chunks), streams.compute))
+        found.append(Stage(tuple(chunks), begins(stage, sum(each.forward for each in chunks), contention)))
     return found
+
+
+def begins(stage: StageTime, forward: float, contention: float) -> float:
+    """When a stage can begin its first forward.
+
+    Parameters that are gathered once a step are gathered block by block as the first micro-batch comes to them, beside
+    the block before: what shows is the first of them, and what takes longer than that forward.
+    """
+    streams = Streams(contention=contention)
+    streams.run(stage.begin)
+    first = 0.0
+    for each in flat(stage.begin):
+        first += each.seconds
+        if each.kind == "unpack":
+            return max(first, streams.compute - forward)
+    return streams.compute
 
 
 def slowest_send(stages: Sequence[StageTime]) -> float:

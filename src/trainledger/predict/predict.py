@@ -14,7 +14,7 @@ from trainledger.ledger.step import account
 from trainledger.ledger.summary import summary
 from trainledger.ledger.timeline import Peak
 from trainledger.ledger.update import whole_of
-from trainledger.predict.bottleneck import bottleneck, short_of_memory
+from trainledger.predict.bottleneck import Bottleneck, bottleneck, short_of_memory
 from trainledger.predict.conditions import Conditions, conditions
 from trainledger.predict.device_memory import DeviceMemory, device_memory
 from trainledger.predict.forecast import Forecast
@@ -31,8 +31,9 @@ from trainledger.units import KILO, SECONDS_PER_DAY, SECONDS_PER_HOUR
 if TYPE_CHECKING:
     from trainledger.ledger.ranks import RankAccount
 
+COMPUTED = ("forward", "recompute", "backward", "clip", "optimizer")
 NO_MACHINE = "no step time and no MFU: this machine was not measured yet (trainledger measure machine does it, once)"
-NEVER = "no time of the whole run: it would be interrupted before it could save, again and again"
+NEVER = "it would be interrupted before it could save, again and again"
 
 
 def predict(run: Run, machine: Machine | None, *, backend: str) -> Forecast:
@@ -59,7 +60,12 @@ def whole_run(run: Run) -> Run:
 
 
 def forecast(
-    run: Run, ledger: Ledger, machine: Machine | None, *, ranks: Sequence[RankAccount] = (), held: Heaviest | None = None
+    run: Run,
+    ledger: Ledger,
+    machine: Machine | None,
+    *,
+    ranks: Sequence[RankAccount] = (),
+    held: Heaviest | None = None,
 ) -> Forecast:
     """The forecast of a run from the ledger of its whole step and, where it is spread, of its ``ranks``.
 
@@ -91,7 +97,8 @@ def forecast(
         basis |= dict.fromkeys(("step_seconds", "tokens_per_second", "total_seconds", "mfu"), step.basis)
         facts |= _times(run, step, whole, around)
         if facts["total_seconds"] is None:
-            notes.append(NEVER)
+            notes.append(f"no time of the whole run: {NEVER}")
+            facts["bottleneck"] = Bottleneck("failures", NEVER)
         facts |= _against_peak(run, ledger, machine, step, whole, facts["matmul_dtype"], notes)
     if memory.fits is False and memory.usable_nbytes is not None:
         limit = short_of_memory(memory.nbytes, memory.usable_nbytes, held.peak.by_category)
@@ -153,11 +160,19 @@ def _whole(run: Run, ledger: Ledger, machine: Machine, step: StepTime, around: C
     return run_time(
         run,
         step.seconds,
-        forward_seconds=step.by_phase.get("forward"),
+        forward_seconds=_forward_seconds(step),
         checkpoint_nbytes=state.get("parameters", 0) + state.get("optimizer state", 0),
         warm_up_seconds=_warm_up(ledger, machine),
         conditions=around,
     )
+
+
+def _forward_seconds(step: StepTime) -> float | None:
+    """What a step's forward takes, with its share of what is waited for."""
+    computed = sum(seconds for phase, seconds in step.by_phase.items() if phase in COMPUTED)
+    if step.seconds is None or "forward" not in step.by_phase or not computed:
+        return None
+    return float(step.by_phase["forward"] * step.seconds / computed)
 
 
 def _warm_up(ledger: Ledger, machine: Machine) -> float:

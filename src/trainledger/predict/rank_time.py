@@ -7,7 +7,7 @@ What waits for what follows the programs that the ledger describes (`ledger.full
 - A unit's gradients are reduced on the same stream once its backward is over; the next unit's reduction waits for it
   (FSDP2 lets go of a flat buffer so), and the clip or the update waits for the last.
 - Buckets of gradients that are summed once a step go beside the backward of the last micro-batch, as they are filled
-  (DDP; Megatron-LM's and DeepSpeed's overlapped reduction).
+  (DDP; Megatron-LM's and DeepSpeed's overlapped reduction), where `Layout.overlap` says so.
 - Rounds of a ring go beside the attention that they feed; the last block's part of it waits for the last round.
 - Everything else is exposed: what comes next needs it.
 
@@ -22,16 +22,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import NamedTuple
 
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Entry
+from trainledger.ledger.entry import KINDS, Entry
 
 BACKWARD = ("recompute", "backward")
+UPDATE = ("clip", "optimizer")
+UNPACK = "split_with_sizes_copy"  # what FSDP2 copies a gathered block out with
+PLAIN_WORK = tuple(kind for kind in KINDS if kind not in ("attention", "collective", "transfer"))
 MOST_ROUNDS = 64  # of a loop's body, before its last increment is taken for all others
-
-# Gradients that are summed once a step over ranks with their own optimizer state (ZeRO-1) go in buckets of so many
-# elements, or so many for each rank: Megatron-LM, megatron/core/distributed/distributed_data_parallel.py (bucket_size).
-BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK = 40_000_000, 1_000_000
 
 
 @frozen
@@ -71,8 +71,7 @@ class Span:
 Program = tuple[Act | Loop, ...]
 
 
-@frozen
-class Timed:
+class Timed(NamedTuple):
     """An entry with the seconds of one run of it and of launching it, and the messages a collective is cut into."""
 
     entry: Entry
@@ -81,36 +80,20 @@ class Timed:
     launch: float = 0.0
 
 
-def program(timed: Sequence[Timed], *, buckets: bool) -> Program:
-    """The acts of a rank's entries, loops kept.
+def program(timed: Sequence[Timed], *, buckets: bool, depth: int = 0) -> Program:
+    """The acts of a rank's entries, loops kept; of ``depth`` outer loops that they are in, one round.
 
     ``buckets`` says that gradients are summed once a step, in buckets. Sends of a pipeline are left out: they join
     ranks.
     """
-    return tuple(_acts(timed, 0, buckets))
+    return tuple(_acts(timed, depth, buckets))
 
 
 def _acts(rows: Sequence[Timed], depth: int, buckets: bool) -> Iterator[Act | Loop]:
-    work: Act | None = None
     for loop, group in groupby(rows, key=lambda row: row.entry.loop[depth : depth + 1]):
         if not loop:
-            for each in group:
-                act = _act(each, buckets)
-                if act is None:
-                    continue
-                if work is not None and act.kind == "work" and act.backward == work.backward:
-                    name = _shared(work.name, act.name)
-                    work = Act("work", work.seconds + act.seconds, name, work.backward)
-                    continue
-                if work is not None:
-                    yield work
-                work = act if act.kind == "work" else None
-                if work is None:
-                    yield act
+            yield from _in_a_row(group, buckets)
             continue
-        if work is not None:
-            yield work
-            work = None
         name, count = loop[0]
         if count < 1:
             continue
@@ -121,8 +104,29 @@ def _acts(rows: Sequence[Timed], depth: int, buckets: bool) -> Iterator[Act | Lo
             )
         elif body:
             yield Loop(name, count, body)
-    if work is not None:
-        yield work
+
+
+def _in_a_row(rows: Iterable[Timed], buckets: bool) -> Iterator[Act]:
+    """The acts of entries outside loops; operations without anything between them are one."""
+    seconds, path, backward = 0.0, "", False
+    for each in rows:
+        entry = each.entry
+        if entry.kind in PLAIN_WORK and entry.phase not in UPDATE and entry.name != UNPACK:
+            now = entry.phase in BACKWARD
+            if now != backward and seconds:
+                yield Act("work", seconds, path, backward)
+                seconds = 0.0
+            path, backward = (entry.path if not seconds else _shared(path, entry.path)), now
+            seconds += each.seconds
+            continue
+        act = _act(each, buckets)
+        if act is not None:
+            if seconds:
+                yield Act("work", seconds, path, backward)
+                seconds = 0.0
+            yield act
+    if seconds:
+        yield Act("work", seconds, path, backward)
 
 
 def _shared(a: str, b: str) -> str:
@@ -131,6 +135,8 @@ def _shared(a: str, b: str) -> str:
     >>> _shared("layers.*.mlp.up_proj", "layers.*.mlp.down_proj")
     'layers.*.mlp'
     """
+    if a == b:
+        return a
     same = []
     for x, y in zip(a.split("."), b.split("."), strict=False):
         if x != y:
@@ -149,19 +155,13 @@ def _act(timed: Timed, buckets: bool) -> Act | None:
     entry, seconds = timed.entry, timed.seconds
     backward = entry.phase in BACKWARD
     if entry.kind not in ("collective", "transfer"):
-        kind = "work"
-        if entry.name == "split_with_sizes_copy":
-            kind = "unpack"
-        elif entry.kind == "attention":
-            kind = "attention"
-        elif entry.phase in ("clip", "optimizer"):
-            kind = "update"
-        return Act(kind, seconds, entry.path or entry.name, backward) if seconds or kind != "work" else None
+        kind = "unpack" if entry.name == UNPACK else "attention" if entry.kind == "attention" else "update"
+        return Act(kind, seconds, entry.path or entry.name, backward)
     label = f"{entry.name} over {entry.group}" if entry.group else entry.name
     if entry.group == "pipeline" and entry.name in ("send", "recv"):
         return None
     if entry.overlap != "compute":
-        kind = "settled" if entry.phase in ("clip", "optimizer") else "exposed"
+        kind = "settled" if entry.phase in UPDATE else "exposed"
         return Act(kind, seconds, label, backward) if seconds or kind == "settled" else None
     if entry.name in ("send", "recv"):
         return Act("ring", seconds, label, backward) if entry.name == "send" else None
@@ -410,3 +410,12 @@ def rank_seconds(acts: Program, *, contention: float = 0.0) -> float:
     streams.run(acts)
     streams.settle()
     return streams.compute
+
+
+def flat(acts: Iterable[Act | Loop]) -> Iterator[Act]:
+    """The acts in order, of each loop one round."""
+    for each in acts:
+        if isinstance(each, Loop):
+            yield from flat(each.body)
+        else:
+            yield each

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Machine: TypeAlias = "Device | Calibration"
 COMPUTE_KINDS = ("matmul", "attention")
+ACTIVATIONS = ("gelu", "silu", "gelu_backward", "silu_backward")  # on a CPU these compute longer than they move
 
 # Data sheets state one rate for both 8-bit formats, and one for 4 bits in blocks.
 SHEET_NAMES = {"e4m3": "fp8", "e5m2": "fp8", "mxfp8": "fp8", "e2m1": "fp4", "mxfp4": "fp4", "nvfp4": "fp4"}
@@ -58,22 +59,19 @@ class Roofline:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self._kernels: dict[tuple[str, str, bool], list[KernelTime]] = {}
+        self._kernels: dict[tuple[str, str, str], list[KernelTime]] = {}
         if not isinstance(machine, Device):
             for each in sorted(machine.kernels, key=lambda each: each.nbytes):
-                dtype = each.dtype if each.kind in COMPUTE_KINDS else ""
-                self._kernels.setdefault((each.kind, dtype, each.phase == "backward"), []).append(each)
+                named = each.phase if each.kind in COMPUTE_KINDS else each.operation
+                self._kernels.setdefault((each.kind, each.dtype, named), []).append(each)
 
     def time(self, entry: Entry) -> EntryTime:
         """Predicted time of an entry, as often as it runs in a step; raises NoRate where a rate is unknown."""
-        moved, kernels = entry.read + entry.written, 1
-        if entry.fused:
-            read, written, kernels = entry.fused
-            moved = read + written
         if isinstance(self.machine, Device):
-            return _on_device(entry, self.machine, moved, kernels)
+            return _on_device(entry, self.machine)
+        kernels = entry.fused[2] if entry.fused else 1
         overhead = 0.0 if entry.kind == "allocate" else kernels * self.machine.operation_seconds
-        compute, memory = self._compute(entry), self._memory(entry, moved)
+        compute, memory = self._compute(entry), self._memory(entry)
         bound = _bound(compute, memory, overhead)
         ideal = entry.flops / peak_rate(self.machine, entry.dtype) if compute else 0.0
         seconds, launch = max(compute, memory), 0.0
@@ -87,18 +85,39 @@ class Roofline:
     def _compute(self, entry: Entry) -> float:
         if entry.kind not in COMPUTE_KINDS or not entry.flops:
             return 0.0
-        backward = entry.kind == "attention" and entry.phase == "backward"
-        kernels = self._kernels.get((entry.kind, entry.dtype, backward))
+        phase = "backward" if entry.phase == "backward" else ""
+        kernels = self._kernels.get((entry.kind, entry.dtype, phase))
+        if kernels is None and entry.kind == "matmul":  # a quick calibration has none of backward
+            kernels = self._kernels.get((entry.kind, entry.dtype, ""))
         if not kernels:
             dtype = entry.dtype or "an unnamed dtype"
             raise NoRate(f"no {entry.kind} in {dtype} was measured on {self.machine.title}")
+        if entry.kind == "attention" and entry.shape:
+            return float(entry.flops / _attention_rate(kernels, *entry.shape[2:4]))
         return float(entry.flops / _compute_rate(kernels, entry.flops, entry.read + entry.written))
 
-    def _memory(self, entry: Entry, nbytes: int) -> float:
-        """At the rate of its own kind; a matmul's bytes, and any kind that was not measured, at that of a copy."""
-        copies = self._kernels.get(("copy", "", False), [])
-        own = copies if entry.kind in COMPUTE_KINDS else self._kernels.get((entry.kind, "", False), copies)
-        return _move(own, nbytes)
+    def _memory(self, entry: Entry) -> float:
+        """At its operator's own rate, else at that of its kind; products, and kinds not measured, at that of a copy.
+
+        In a compiled kernel it moves fewer bytes, and what it computes takes no less.
+        """
+        nbytes = entry.read + entry.written
+        own, kind = self._rates(entry, entry.name), self._rates(entry, "")
+        if not entry.fused:
+            return _move(own or kind, nbytes)
+        read, written, _ = entry.fused
+        computes = _move(own, nbytes) - _move(kind, nbytes) if own and entry.name in ACTIVATIONS else 0.0
+        return _move(kind, read + written) + max(0.0, computes)
+
+    def _rates(self, entry: Entry, operation: str) -> list[KernelTime]:
+        """Kernels of an operator in the entry's format, or in fp32; of no operator those that stand for the kind."""
+        kinds = ("copy",) if entry.kind in COMPUTE_KINDS else (entry.kind,) if operation else (entry.kind, "copy")
+        for kind in kinds:
+            for dtype in (entry.dtype, "fp32"):
+                found = self._kernels.get((kind, dtype, operation))
+                if found:
+                    return found
+        return []
 
 
 def peak_rate(machine: Machine, dtype: str) -> float:
@@ -111,8 +130,12 @@ def peak_rate(machine: Machine, dtype: str) -> float:
     return rate
 
 
-def _on_device(entry: Entry, device: Device, moved: Int, kernels: int) -> EntryTime:
+def _on_device(entry: Entry, device: Device) -> EntryTime:
     """The time on a device of the catalog: as its efficiency says, or a bound from its data sheet."""
+    moved, kernels = entry.read + entry.written, 1
+    if entry.fused:
+        read, written, kernels = entry.fused
+        moved = read + written
     if device.memory_bytes_per_second is None:
         raise NoRate(f"{device.title} has no memory bandwidth on record")
     efficiency, times = device.efficiency, entry.times
@@ -164,6 +187,17 @@ def _compute_rate(kernels: Sequence[KernelTime], flops: int, nbytes: int) -> flo
         apart = math.log(flops / each.flops) ** 2
         apart += (math.log(flops / max(nbytes, 1)) - math.log(each.flops / each.nbytes)) ** 2
         weight = 1.0 / (apart + 1e-6)
+        weights += weight
+        logs += weight * math.log(each.flops_per_second)
+    return math.exp(logs / weights)
+
+
+def _attention_rate(kernels: Sequence[KernelTime], keys: int, width: int) -> float:
+    """FLOP/s of attention over so many keys with heads so wide: measured kernels near in both count most."""
+    weights, logs = 0.0, 0.0
+    for each in kernels:
+        _, length, head = each.shape
+        weight = 1.0 / (math.log(keys / length) ** 2 + 4 * math.log(width / head) ** 2 + 1e-6)
         weights += weight
         logs += weight * math.log(each.flops_per_second)
     return math.exp(logs / weights)

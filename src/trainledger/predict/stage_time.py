@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry, Ledger
 from trainledger.ledger.ranks import RankAccount
-from trainledger.predict.collective_time import collective_seconds, host_seconds, placement
+from trainledger.predict.collective_time import collective_seconds, placement
+from trainledger.predict.overlap import as_overlapped, bucket_elements, in_buckets, times_of
 from trainledger.predict.rank_time import (
     BACKWARD,
-    BUCKET_ELEMENTS,
-    BUCKET_ELEMENTS_PER_RANK,
+    UPDATE,
     Program,
     Timed,
     program,
     without_links,
 )
-from trainledger.predict.roofline import EntryTime, Roofline
-from trainledger.spec.cluster import Device
+from trainledger.predict.roofline import EntryTime, Machine, NoRate, Roofline
+from trainledger.predict.step_time import host_seconds
 from trainledger.spec.links import Fabric
 from trainledger.spec.run import Run
 
@@ -59,7 +59,7 @@ class StageTime:
     send_seconds: float
 
 
-def stages_of(run: Run, ranks: Sequence[RankAccount], machine: Device, fabric: Fabric) -> list[StageTime]:
+def stages_of(run: Run, ranks: Sequence[RankAccount], machine: Machine, fabric: Fabric | None) -> list[StageTime]:
     """The stages of a layout, each with the pieces of a step; raises NoRate."""
     clock = Clock(run, machine, fabric)
     found = []
@@ -76,14 +76,15 @@ def stages_of(run: Run, ranks: Sequence[RankAccount], machine: Device, fabric: F
 class Clock:
     """Seconds of one run of an entry on a device of the cluster; equal operations are timed once."""
 
-    def __init__(self, run: Run, machine: Device, fabric: Fabric) -> None:
+    def __init__(self, run: Run, machine: Machine, fabric: Fabric | None) -> None:
         self.run = run
+        self.machine = machine
         self.fabric = fabric
         self.roofline = Roofline(machine)
         self._known: dict[tuple[Any, ...], Any] = {}
 
-    def time(self, entry: Entry) -> EntryTime:
-        """Of one run of an operation on the device itself."""
+    def time(self, entry: Entry) -> tuple[tuple[Any, ...], EntryTime]:
+        """Of one run of an operation on the device itself, with what makes it equal to others."""
         key = (
             entry.name, entry.kind, entry.phase, entry.dtype, entry.flops, entry.read, entry.written, entry.shape,
             entry.fused,
@@ -91,7 +92,7 @@ class Clock:
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self.roofline.time(replace(entry, loop=()))
-        return found
+        return key, found
 
     def message(self, entry: Entry) -> Timed:
         """Of one collective or transfer."""
@@ -104,58 +105,61 @@ class Clock:
 
     def _message(self, entry: Entry) -> tuple[float, int]:
         if entry.kind == "transfer":
-            moves = entry.name in ("to_host", "to_device")
-            return (float(host_seconds(entry.read, self.fabric.host)) if moves else 0.0), 1
+            return float(host_seconds(entry, self.machine) or 0.0), 1
         if not entry.payload or entry.ranks == 1:
             return 0.0, 1
+        if self.fabric is None:
+            raise NoRate("no link between devices is known")
         place = placement(self.run.layout, entry.group, entry.ranks, self.fabric.devices_per_node)
         pieces = self._pieces(entry)
         return pieces * float(collective_seconds(entry.name, entry.payload / pieces, place, self.fabric)), pieces
 
     def _pieces(self, entry: Entry) -> int:
         """ZeRO-1's gradients go in buckets, which the ledger has as one message."""
-        if entry.overlap != "compute" or not _in_buckets(self.run) or entry.loop:
+        if entry.overlap != "compute" or not in_buckets(self.run) or entry.loop:
             return 1
-        elements: int = max(BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * entry.ranks)
-        return int(-(-entry.payload // (4 * elements)))
-
-
-def _in_buckets(run: Run) -> bool:
-    """Whether gradients are summed once a step in buckets: DDP, and ZeRO-1."""
-    return run.layout.shard_ranks == 1 or run.layout.zero == 1
+        return int(-(-entry.payload // (4 * bucket_elements(entry.ranks))))
 
 
 def _stage(run: Run, number: int, ranks: Any, ledger: Ledger, clock: Clock) -> StageTime:
-    timed, times = [], []
+    timed: list[Timed] = []
+    often: dict[tuple[Any, ...], list[Any]] = {}  # equal operations of a module: one of them, its time, how often
     for entry in ledger:
         if entry.kind in ("collective", "transfer"):
             timed.append(clock.message(entry))
             continue
-        one = clock.time(entry)
-        timed.append(Timed(entry, one.seconds, launch=one.launch_seconds))
-        times.append(_often(one, entry))
-    buckets = _in_buckets(run)
+        key, one = clock.time(entry)
+        timed.append(Timed(entry, one.seconds, 1, one.launch_seconds))
+        known = often.setdefault((key, entry.path), [entry, one, 0])
+        known[2] += times_of(entry)
+    timed = as_overlapped(run, timed)
+    parts = _parts(run, timed)
+    buckets = in_buckets(run)
+
+    def acts(rows: list[Timed], depth: int = 0) -> Program:
+        return program(rows, buckets=buckets, depth=depth)
+
+    chunks = tuple(
+        ChunkWork(
+            acts(each.forward, each.depth), acts(each.backward, each.depth),
+            _weights_seconds(each) if run.layout.schedule == "zero-bubble" else 0.0,
+            (_launches(each.forward, each.depth), _launches(each.backward, each.depth)),
+        )
+        for each in parts.chunks
+    )  # fmt: skip
     sends = [each.seconds for each in timed if each.entry.group == "pipeline" and each.entry.name == "send"]
-    parts = _parts(run, number, timed)
-    chunks = []
-    for forward, backward in parts.chunks:
-        weights = _weights_seconds(backward) if run.layout.schedule == "zero-bubble" else 0.0
-        launches = (_launches(forward), _launches(backward))
-        ahead, back = (program(each, buckets=buckets) for each in (forward, backward))
-        chunks.append(ChunkWork(ahead, back, weights, launches))
     return StageTime(
-        number=number, ranks=ranks, ledger=ledger, times=tuple(times), whole=program(timed, buckets=buckets),
-        begin=program(parts.begin, buckets=buckets), chunks=tuple(chunks), end=program(parts.end, buckets=buckets),
-        close=program(parts.close, buckets=buckets), send_seconds=max(sends, default=0.0),
+        number=number, ranks=ranks, ledger=ledger, times=tuple(_together(*each) for each in often.values()),
+        whole=acts(timed), begin=acts(parts.begin), chunks=chunks, end=acts(parts.end), close=acts(parts.close),
+        send_seconds=max(sends, default=0.0),
     )  # fmt: skip
 
 
-def _launches(timed: list[Timed]) -> float:
-    return float(sum(each.launch * each.entry.times for each in timed))
+def _launches(rows: list[Timed], depth: int) -> float:
+    return float(sum(each.launch * times_of(each.entry, depth) for each in rows if each.launch))
 
 
-def _often(one: EntryTime, entry: Entry) -> EntryTime:
-    times = entry.times
+def _together(entry: Entry, one: EntryTime, times: int) -> EntryTime:
     return EntryTime(
         entry, one.seconds * times, one.bound, one.ideal_seconds * times, one.overhead_seconds * times,
         one.launch_seconds * times,
@@ -177,59 +181,65 @@ def with_free_links(stage: StageTime) -> StageTime:
 # The parts of a stage's step
 
 
-@frozen
-class Parts:
+class MicroBatch(NamedTuple):
+    """A chunk's entries of one micro-batch, which are in ``depth`` loops over micro-batches."""
+
+    forward: list[Timed]
+    backward: list[Timed]
+    depth: int
+
+
+class Parts(NamedTuple):
     """A stage's entries: before the first micro-batch, of one micro-batch of each chunk, after the last, at the end."""
 
     begin: list[Timed]
-    chunks: list[tuple[list[Timed], list[Timed]]]
+    chunks: list[MicroBatch]
     end: list[Timed]
     close: list[Timed]
 
 
-def _parts(run: Run, number: int, timed: list[Timed]) -> Parts:
+def _parts(run: Run, timed: list[Timed]) -> Parts:
     """The parts of a pipeline's stage (see `ledger.micro_batches.run_micro_batches` for the order of its entries).
 
     The first micro-batch stands outside the loops, between those ahead of it and the others.
     """
     if run.layout.pipeline == 1:
         return Parts([], [], [], [])
-    loops = [each.entry.loop[0][0] if each.entry.loop else "" for each in timed]
-    micro = [index for index, name in enumerate(loops) if name.startswith(("in flight", "micro-batches"))]
-    close = next((index for index, each in enumerate(timed) if _closes(each.entry, index, micro)), len(timed))
-    if not micro:  # a single micro-batch: it begins and ends with everything else
-        forward = [each for each in timed[:close] if each.entry.phase not in BACKWARD]
-        backward = [each for each in timed[:close] if each.entry.phase in BACKWARD]
-        return Parts([], [(forward, backward)] * run.layout.virtual_stages, [], timed[close:])
-    first = min(micro[0], next((index for index, each in enumerate(timed) if each.entry.name == "recv"), micro[0]))
+    rounds: dict[str, list[Timed]] = {}  # of each loop over micro-batches
+    first = last = None
+    for index, each in enumerate(timed):
+        name = each.entry.loop[0][0] if each.entry.loop else ""
+        if name.startswith(("in flight", "micro-batches")):
+            rounds.setdefault(name, []).append(each)
+            first, last = (index if first is None else first), index
+        elif first is None and each.entry.name == "recv":
+            first = index
+    begin = len(timed) if first is None else first
+    after = len(timed) if last is None else last + 1
+    close = next((at for at in range(after, len(timed)) if timed[at].entry.phase in UPDATE), len(timed))
+    if last is None:  # a single micro-batch, which begins and ends with everything else
+        close = next((at for at in range(1, len(timed)) if timed[at].entry.phase in UPDATE), len(timed))
+        one = _micro_batch(timed[:close], 0)
+        nothing = MicroBatch([], [], 0)
+        return Parts([], [one, *[nothing] * (run.layout.virtual_stages - 1)], [], timed[close:])
     chunks = []
     for chunk in range(run.layout.virtual_stages):
-        last = chunk == run.layout.virtual_stages - 1
-        names = ("in flight", "micro-batches") if last else (f"in flight {chunk}", f"micro-batches {chunk}")
-        for name in reversed(names):
-            rows = [each for each, loop in zip(timed, loops, strict=True) if loop == name]
-            if rows:
-                break
-        inner = [replace(each, entry=replace(each.entry, loop=each.entry.loop[1:])) for each in rows]
-        chunks.append(
-            (
-                [each for each in inner if each.entry.phase not in BACKWARD],
-                [each for each in inner if each.entry.phase in BACKWARD],
-            )
-        )
-    return Parts(timed[:first], chunks, timed[micro[-1] + 1 : close], timed[close:])
+        of = "" if chunk == run.layout.virtual_stages - 1 else f" {chunk}"
+        chunks.append(_micro_batch(rounds.get(f"micro-batches{of}") or rounds[f"in flight{of}"], 1))
+    return Parts(timed[:begin], chunks, timed[after:close], timed[close:])
 
 
-def _closes(entry: Entry, index: int, micro: list[int]) -> bool:
-    """Whether an entry is the first of the clip or the update, for which all gradients must be there."""
-    return entry.phase in ("clip", "optimizer") and (not micro or index > micro[-1]) and index > 0
+def _micro_batch(rows: list[Timed], depth: int) -> MicroBatch:
+    backward = [each for each in rows if each.entry.phase in BACKWARD]
+    return MicroBatch([each for each in rows if each.entry.phase not in BACKWARD], backward, depth)
 
 
-def _weights_seconds(backward: list[Timed]) -> float:
+def _weights_seconds(micro_batch: MicroBatch) -> float:
     """What a backward spends on the gradients of weights: half of the products of each linear layer that has two."""
     products: dict[tuple[Any, ...], list[Timed]] = {}
-    for each in backward:
+    for each in micro_batch.backward:
         if each.entry.kind == "matmul" and each.entry.phase == "backward":
             products.setdefault((each.entry.path, each.entry.loop, each.entry.flops), []).append(each)
     pairs = (alike for alike in products.values() if len(alike) % 2 == 0)
-    return float(sum(each.seconds * each.entry.times for alike in pairs for each in alike) / 2)
+    depth = micro_batch.depth
+    return float(sum(each.seconds * times_of(each.entry, depth) for alike in pairs for each in alike) / 2)

@@ -20,12 +20,12 @@ def spans(run: Run, ranks: Sequence[RankAccount], machine: Machine) -> tuple[Spa
     """A step's spans: of one rank on its streams, or of a pipeline one micro-batch after another on each stage.
 
     Rounds that are alike are one span, which says how many. Stragglers and waiting for the program are not drawn.
-    Empty where links are not known; raises NoRate where a rate is not.
+    Raises NoRate where a rate or a link is not known.
     """
-    if not isinstance(machine, Device) or machine.fabric is None:
-        return ()
-    fabric = machine.fabric.bound if machine.efficiency is None else machine.fabric
-    contention = 0.0 if machine.efficiency is None else machine.efficiency.contention_share
+    fabric, contention = None, 0.0
+    if isinstance(machine, Device) and machine.fabric is not None:
+        fabric = machine.fabric.bound if machine.efficiency is None else machine.fabric
+        contention = 0.0 if machine.efficiency is None else machine.efficiency.contention_share
     stages = stages_of(run, ranks, machine, fabric)
     if run.layout.pipeline > 1:
         return tuple(_of_pipeline(run, stages, contention))

@@ -84,11 +84,28 @@ def basis_of(machine: Machine) -> tuple[str, list[str]]:
 
 
 def entry_times(ledger: Ledger, machine: Machine) -> tuple[EntryTime, ...]:
-    """The times of what runs on the device itself, in order; raises NoRate."""
+    """The times of what runs on the device itself, in order, and of what goes to its host; raises NoRate."""
     roofline = Roofline(machine)
-    return tuple(
-        roofline.time(each) for each in ledger if each.kind not in ("transfer", "collective") and not _sends(each)
-    )
+    found = []
+    for each in ledger:
+        if each.kind == "transfer":
+            seconds = host_seconds(each, machine)
+            if seconds is not None:
+                found.append(EntryTime(each, seconds * each.times, "transfer"))
+        elif each.kind != "collective" and not _sends(each):
+            found.append(roofline.time(each))
+    return tuple(found)
+
+
+def host_seconds(entry: Entry, machine: Machine) -> Real | None:
+    """Seconds of one transfer between device and host; None where the link between them is not known.
+
+    What the device computes waits for it: `ledger.checkpointing.Offload` copies one array after the other.
+    """
+    if not isinstance(machine, Device) or machine.fabric is None or machine.fabric.host is None:
+        return None
+    host = machine.fabric.host
+    return entry.read / (host.bytes_per_second if machine.efficiency is None else host.reached)
 
 
 def _sends(entry: Entry) -> bool:
@@ -120,8 +137,9 @@ def waiting(times: Sequence[EntryTime]) -> tuple[EntryTime, ...]:
 def causes_of(times: Iterable[EntryTime], ideal: Real) -> Seconds:
     """What the seconds of operations go to, by CAUSES; ``ideal`` is `ideal_seconds` of their ledger.
 
-    All that runs in the recompute phase is recomputation. What matmuls and attention take beyond the ideal is kernel
-    efficiency: below zero where a causal kernel leaves out more of the dense FLOPs than it loses.
+    All that runs in the recompute phase is recomputation, and transfers to the host are communication. What matmuls
+    and attention take beyond the ideal is kernel efficiency: below zero where a causal kernel leaves out more of the
+    dense FLOPs than it loses.
     """
     causes: Seconds = dict.fromkeys(CAUSES, 0.0)
     for each in times:
@@ -129,6 +147,8 @@ def causes_of(times: Iterable[EntryTime], ideal: Real) -> Seconds:
         rest = each.seconds - each.overhead_seconds
         if each.entry.phase == "recompute":
             causes["recomputation"] += rest
+        elif each.entry.kind == "transfer":
+            causes["exposed communication"] += rest
         elif each.entry.kind in COMPUTE_KINDS:
             causes["kernel efficiency"] += rest
         else:

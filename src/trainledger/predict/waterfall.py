@@ -33,8 +33,8 @@ class Bar:
 def nanoseconds(seconds: float) -> int:
     """Seconds as whole nanoseconds, rounded once; the product of floats would round twice.
 
-    >>> nanoseconds(0.1), nanoseconds(-2.5e-9), nanoseconds(1e9 + 0.1)
-    (100000000, -2, 1000000000100000024)
+    >>> nanoseconds(0.1), nanoseconds(-3e-9), nanoseconds(1e9 + 0.1)
+    (100000000, -3, 1000000000100000024)
     """
     above, below = seconds.as_integer_ratio()
     return (2 * above * _NANO + below) // (2 * below)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import log10
 
 from trainledger.plan.breaks import RULE, Along, Break, Breaks
 from trainledger.report.style import COLOURS, GREY, Figure, arranged
@@ -71,7 +72,7 @@ def _figures(each: Break) -> str:
     grown = each.why.partition("; ")[2]
     more = f"; {grown}" if grown else ""
     if not each.axis:
-        return f"{show(each.after)}, of {show(each.most)} at most ({each.basis}): {each.why}{more}"
+        return f"{show(each.after)}, of {show(each.most)} at most ({each.basis}): {each.why}"
     return f"{show(each.planned)} to {show(each.after)}, at most {show(each.most)}, {each.basis}{more}"
 
 
@@ -104,7 +105,11 @@ def figures(found: Breaks) -> dict[str, Figure]:
     layout = arranged(f"What gives way when {found.run.model.name} grows", "times the planned value")
     layout["height"] = 190 + 70 * len(rows)
     layout["margin"]["t"] = 110
-    layout["xaxis"] |= {"type": "log", "dtick": 0.30103, "range": [-0.05, None]}
+    layout["xaxis"] |= {
+        "type": "log",
+        "dtick": 0.30103,
+        "range": [-0.05, max(log10(each.factor) for row in rows for each in row.breaks) * 1.05 + 0.15],
+    }
     layout["xaxis"]["tickformat"] = ",~r"
     layout["yaxis"] |= {"autorange": "reversed", "type": "category"}
     return {"What gives way": {"data": data, "layout": layout}}

@@ -17,14 +17,14 @@ _MOST_DEVICES = 6
 
 def text(fit: Fit) -> str:
     """All answers: the run itself, the table of recipes, and for the best recipe what limits each of them."""
-    return "\n\n".join(_parts(fit))
+    return "\n\n".join(each for each in _parts(fit) if each)
 
 
 def _parts(fit: Fit) -> Iterator[str]:
     yield _head(fit)
     yield _table(fit)
     yield "\n".join(wrapped(f"{row.name}: {' '.join(f'--set {each}' for each in row.settings)}")
-                    for row in fit.rows[1:]) or "No change needs less memory."  # fmt: skip
+                    for row in fit.rows[1:])  # fmt: skip
     for row in _detailed(fit):
         yield _limits(fit.run, row)
     if "model" in fit.rows[0].answers:
@@ -44,15 +44,19 @@ def _head(fit: Fit) -> str:
     lines = [
         f"{run.model.name} on {where}: sequences of {recipe.seq_len:,} tokens, micro-batch {run.device_batch}, "
         f"{recipe.precision}, {recipe.optimizer}",
-        f"As it is, {held.rank} holds {format_nbytes(held.nbytes)} and gets {format_nbytes(held.usable_nbytes)}: it "
-        f"{verdict}. {_largest(held)}",
+        f"As it is, {_rank(run, held)} holds {format_nbytes(held.nbytes)} and gets "
+        f"{format_nbytes(held.usable_nbytes)}: it {verdict}. {_largest(held)}",
     ]
     if fit.devices:
         named = ", ".join(fit.devices[:_MOST_DEVICES]) + (" and larger" if len(fit.devices) > _MOST_DEVICES else "")
         lines.append(f"Devices that hold it as it is, the smallest first: {named}.")
-    else:
+    elif fit.devices is not None:
         lines.append("No device of the catalog holds it as it is.")
     return "\n".join(wrapped(each) for each in lines)
+
+
+def _rank(run: Run, held: Held) -> str:
+    return "the device" if run.layout.alone else held.rank
 
 
 def _largest(held: Held) -> str:
@@ -101,7 +105,10 @@ def _limit(run: Run, found: Found) -> str:
         held = found.beyond
         over = format_nbytes(held.nbytes - held.usable_nbytes)
         told += f"; {_THINGS[found.question](found.beyond_size)} would need {format_nbytes(held.nbytes)}, "
-        told += f"{over} too much: {held.category} {format_nbytes(held.by_category[held.category])} of {held.rank}, at {held.moment}"
+        largest = format_nbytes(held.by_category[held.category])
+        told += (
+            f"{over} too much: {held.category} {largest} of {_rank(found.beyond_run or run, held)}, at {held.moment}"
+        )
     elif found.size is not None:
         told += "; nothing further is tried" if found.question != "devices" else "; there is nothing fewer"
     if found.question == "micro-batch" and found.size is not None:

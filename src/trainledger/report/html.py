@@ -9,9 +9,10 @@ from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 
-from trainledger.report.figures import Figure, figures
+from trainledger.report.figures import figures
 from trainledger.report.reconciliation import COLUMNS, cells_of, spread_sentence
 from trainledger.report.record import RunRecord
+from trainledger.report.style import Figure
 from trainledger.report.table import sentence
 from trainledger.spec.plain import finite, replace_file
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from math import exp, log
 
-from trainledger.plan.optimal import Choice, OffOptimum, Optimal
+from trainledger.plan.optimal import OffOptimum, Optimal
 from trainledger.plan.paid import Paid
 from trainledger.plan.scaling_law import Between, LossLaw
 from trainledger.report.style import COLOURS, Figure, arranged
@@ -25,6 +25,10 @@ _SHORT = {
     "chinchilla-3": "Chinchilla 3: as published", "besiroglu": "Chinchilla 3: refitted", "kaplan": "Kaplan 2020",
     "muennighoff": "Muennighoff 2023",
 }  # fmt: skip
+
+
+_BESIDE = {"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"}
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 
 
 def text(answer: Optimal) -> str:
@@ -211,18 +215,18 @@ def _iso_flop(answer: Optimal) -> Figure:
     sizes = [middle * exp(each / 20 * log(30)) for each in range(-20, 21)]
     law = answer.loss_law
     data = _band(law, sizes, [flops / (6 * each) for each in sizes], sizes)
-    marks: list[tuple[str, Choice]] = [(_SHORT.get(each.law.name, each.law.name), each) for each in answer.choices]
-    shown = [each for each in marks if sizes[0] <= each[1].parameters.value <= sizes[-1]]
-    data.append(
-        {
-            "type": "scatter", "mode": "markers", "name": "what each law chooses",
-            "x": [each.parameters.value for _, each in shown],
-            "y": [law.loss(each.parameters.value, flops / (6 * each.parameters.value)) for _, each in shown],
-            "text": [name for name, _ in shown], "marker": {"color": COLOURS[1], "size": 10},
-        }
-    )  # fmt: skip
-    layout = arranged(f"One budget: {flops:.3g} FLOP", "parameters", "loss (nats per token)")
-    layout["xaxis"]["type"] = "log"
+    for at, each in enumerate(answer.choices):
+        size = each.parameters.value
+        if sizes[0] <= size <= sizes[-1]:
+            data.append(
+                {
+                    "type": "scatter", "mode": "markers", "name": _SHORT.get(each.law.name, each.law.name), "x": [size],
+                    "y": [law.loss(size, flops / (6 * size))],
+                    "marker": {"color": COLOURS[(at + 1) % len(COLOURS)], "size": 11, "symbol": _SYMBOLS[at]},
+                }
+            )  # fmt: skip
+    layout = arranged(f"One budget: {flops:.3g} FLOP", "parameters", "loss (nats per token)", legend=_BESIDE)
+    layout["xaxis"] |= {"type": "log", "dtick": 1}
     return {"data": data, "layout": layout}
 
 
@@ -239,7 +243,7 @@ def _frontier(answer: Optimal) -> Figure:
         }
     )  # fmt: skip
     layout = arranged("What more compute is worth", "training FLOPs (6 N D)", "loss (nats per token)")
-    layout["xaxis"]["type"] = "log"
+    layout["xaxis"] |= {"type": "log", "dtick": 1}
     return {"data": data, "layout": layout}
 
 

@@ -10,6 +10,8 @@ from trainledger.ledger.parameters import parameters
 from trainledger.report.table import WIDTH, sentence, table, wrapped
 from trainledger.report.waterfall import text as waterfall
 from trainledger.units import (
+    KILO,
+    PETA,
     counted,
     format_count,
     format_flops,
@@ -207,7 +209,7 @@ def _times(plan: Plan, step_seconds: float) -> Iterator[tuple[str, str]]:
 
 
 def _amount(value: float) -> str:
-    return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
+    return f"{value:,.0f}" if KILO <= value < PETA else f"{value:,.4g}"
 
 
 def _energy(plan: Plan, kwh: float) -> str:

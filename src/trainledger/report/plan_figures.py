@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainledger.ledger.ranks import RankAccount
 from trainledger.plan.plan import Plan
 from trainledger.predict.predict import heaviest
 from trainledger.predict.roofline import Machine
@@ -16,7 +17,7 @@ from trainledger.units import format_seconds
 def figures(plan: Plan, machine: Machine | None = None) -> dict[str, Figure]:
     """What there is to draw of a plan, by title; the waterfall first where times are known.
 
-    With the ``machine`` also the step of a layout as it runs.
+    With the ``machine`` also the step as it runs.
     """
     told = plan.forecast
     drawn: dict[str, Figure] = {}
@@ -27,8 +28,13 @@ def figures(plan: Plan, machine: Machine | None = None) -> dict[str, Figure]:
     memory = memory_timeline(heaviest(plan.ledger, plan.ranks).ledger, None)
     if memory is not None:
         drawn["Memory of the heaviest device over one step" if plan.ranks else "Memory over one step"] = memory
-    if plan.ranks and machine is not None and told.step_seconds is not None:
-        step = step_timeline(spans(plan.run, plan.ranks, machine))
+    if machine is not None and told.step_seconds is not None:
+        step = step_timeline(spans(plan.run, plan.ranks or (_alone(plan),), machine))
         if step is not None:
             drawn["One step as it runs"] = step
     return drawn
+
+
+def _alone(plan: Plan) -> RankAccount:
+    """The one rank of a run on one device."""
+    return RankAccount(0, 0, 1, plan.run.model.n_layers, True, True, 1, plan.ledger)

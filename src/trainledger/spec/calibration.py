@@ -12,7 +12,7 @@ from trainledger.spec.cluster import Device
 from trainledger.spec.plain import from_plain, replace_file, to_plain
 from trainledger.spec.problem import InvalidInput, Problem
 
-FORMAT = 1
+FORMAT = 2  # 1 had no kernels by operation and no products of backward
 ENVIRONMENT = "TRAINLEDGER_CALIBRATION"
 KINDS = (
     "matmul", "attention", "elementwise", "norm", "softmax", "embedding", "reduction", "copy", "random", "update"
@@ -24,7 +24,8 @@ class KernelTime:
     """One kind of operation timed at one size: FLOPs and bytes counted as a ledger entry counts them.
 
     ``shape`` is (m, n, k) of a matmul, (sequences x heads, seq_len, head_dim) of attention, and elements else.
-    ``phase`` is ``backward`` where the kernel is one of the backward pass alone.
+    ``phase`` is ``backward`` where the kernel is one of the backward pass alone, ``operation`` the operator whose own
+    rate it is (empty: it stands for all of its kind).
     ``others`` is the share of a core that other processes used meanwhile (None = unknown).
     """
 
@@ -35,6 +36,7 @@ class KernelTime:
     nbytes: int
     seconds: float
     phase: str = ""
+    operation: str = ""
     others: float | None = None
 
     def problems(self) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from trainledger.spec.setting import setting
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 CONTEXT_KINDS = ("ring", "all-to-all")
+OVERLAPS = ("gradients", "parameters", "tensor")
 _MOST = 10**7
 MOST_CHUNKS = 1024  # of layers, in all stages together: each is followed on its own
 
@@ -72,6 +73,14 @@ class Layout:
         at_most=_MOST,
     )  # fmt: skip
 
+    overlap: tuple[str, ...] | None = setting(
+        "what else than fully sharded blocks runs beside compute: gradients = their sum over replicas, or zero = 1, "
+        "beside the last backward; parameters = zero = 1 or 2, gathered beside the next forward; tensor = products of "
+        "tensor ranks in parts, each beside the next one's way (Megatron-LM's tp-comm-overlap, PyTorch's async tensor "
+        "parallelism); none = nothing",
+        quantity="texts", default=("gradients",),
+    )  # fmt: skip
+
     @property
     def devices(self) -> Any:
         """How many devices it takes."""
@@ -104,6 +113,11 @@ class Layout:
         if self.reshard_after_forward is not None:
             return self.reshard_after_forward
         return is_int(self.pipeline) and self.pipeline == 1
+
+
+def overlaps(layout: Layout, what: str) -> bool:
+    """Whether one of OVERLAPS runs beside compute."""
+    return what in (layout.overlap or ())
 
 
 def is_int(size: Any) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from math import gcd, prod
 from typing import TYPE_CHECKING
 
-from trainledger.spec.layout import MOST_CHUNKS
+from trainledger.spec.layout import MOST_CHUNKS, OVERLAPS, Layout, overlaps
 from trainledger.spec.model_rules import nearest_divisor
-from trainledger.spec.problem import Problem
+from trainledger.spec.problem import Problem, nearest_text
 
 if TYPE_CHECKING:
     from trainledger.spec.run import Run
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def problems(run: Run) -> Iterator[Problem]:
     """Everything that the layout of a run says against its model, recipe and cluster."""
     yield from _batch(run)
+    yield from _overlap(run.layout)
     if run.layout.alone and run.layout.stage_layers is None:
         if run.layout.virtual_stages > 1:
             yield Problem("layout.virtual_stages", run.layout.virtual_stages, "needs layout.pipeline", 1)
@@ -47,6 +48,15 @@ def _batch(run: Run) -> Iterator[Problem]:
         if ranks > 1:
             rule += f" x {ranks} data ranks (layout.replicate x layout.shard)"
         yield Problem("recipe.global_batch", recipe.global_batch, rule, _multiple(recipe.global_batch, whole))
+
+
+def _overlap(layout: Layout) -> Iterator[Problem]:
+    for each in layout.overlap or ():
+        if each not in OVERLAPS:
+            yield Problem("layout.overlap", each, f"must be among {', '.join(OVERLAPS)}", nearest_text(each, OVERLAPS))
+    if overlaps(layout, "tensor") and not layout.sequence_parallel:
+        rule = "tensor: only what sequence-parallel ranks gather and scatter is cut into parts"
+        yield Problem("layout.overlap", list(layout.overlap or ()), rule + "; set layout.sequence_parallel")
 
 
 def _multiple(wanted: int, of: int) -> int:

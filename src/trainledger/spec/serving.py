@@ -17,7 +17,7 @@ PHASES = ("prefill", "decode")
 class WeightFormat:
     """A format of weight matrices [O, I]: codes of ``bits``, and what ``scales`` says of O and I beside them, in bytes.
 
-    Codes are packed row by row, so that a row begins with a byte of its own, or all in one where the format is ``flat``.
+    Codes are packed row by row, so that a row begins with a byte of its own, or all in one if the format is ``flat``.
     """
 
     name: str

@@ -46,6 +46,10 @@ def spread(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precis
         for name, one in (("pipeline", 1), ("context", 1), ("expert", 1))
         if getattr(layout, name) != one
     ]
+    if layout.overlap != ("gradients",):  # what DDP and FSDP2 do
+        problems.append(
+            Problem("layout.overlap", layout.overlap, "is accounted for, but not applied to a model yet", "gradients")
+        )
     if layout.shard > 1 and layout.zero != 3:
         problems.append(Problem("layout.zero", layout.zero, "is accounted for, but not applied to a model yet", 3))
     if problems:

@@ -34,14 +34,14 @@ class Fit:
     """What fits: a row for the run as it is, and one for each change on top of the one before.
 
     ``held`` is what the run itself holds; ``devices`` names the devices of the catalog that hold it as it is, the
-    smallest first.
+    smallest first (None where the least memory was not asked for).
     """
 
     run: Run
     held: Held
     family: str
     rows: tuple[Row, ...]
-    devices: tuple[str, ...]
+    devices: tuple[str, ...] | None
 
     def __getitem__(self, question: str) -> Found:
         """The answer for the run as it is."""
@@ -71,18 +71,19 @@ def what_fits(
         rule = f"must be some of {', '.join(QUESTIONS)}"
         raise InvalidInput([Problem("of", each, rule, nearest_text(each, QUESTIONS)) for each in unknown or [""]])
     scale = scale_of(machine, backend=backend)
-    family = family_of(run.model)
     tried = recipes(run)[: None if changes else 1]
     rows = []
     for at, recipe in enumerate(tried):
         answers = {}
         for place, question in enumerate(of):
-            answers[question] = ask(question, recipe.run, scale, family)
+            answers[question] = ask(question, recipe.run, scale)
             if told is not None:
                 told(at * len(of) + place + 1, len(tried) * len(of))
         rows.append(Row(recipe.name, recipe.settings, answers))
     held = scale.held(run)
-    return Fit(run, held, family.rule, tuple(rows), tuple(_devices_for(run, held)))
+    family = family_of(run.model).rule if "model" in of else ""
+    devices = tuple(_devices_for(run, held)) if "memory" in of else None
+    return Fit(run, held, family, tuple(rows), devices)
 
 
 def _devices_for(run: Run, held: Held) -> list[str]:
@@ -104,7 +105,7 @@ def to_json(fit: Fit) -> dict[str, Any]:
         "count": fit.run.cluster.count,
         "held": _held(fit.held),
         "family": fit.family,
-        "devices_that_hold_it": list(fit.devices),
+        "devices_that_hold_it": None if fit.devices is None else list(fit.devices),
         "rows": [
             {
                 "recipe": row.name,

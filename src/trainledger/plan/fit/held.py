@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import field
 
 from trainledger.frozen import frozen
@@ -65,10 +66,15 @@ class Scale:
 
     def fits(self, run: Run) -> bool:
         """Whether every stage fits; the stage that was heaviest before is weighed first."""
+        return self._fit(run, range(run.layout.pipeline))
+
+    def likely(self, run: Run) -> bool:
+        """Whether the first and the last stage fit, and the one that was heaviest before: false is certain."""
+        return self._fit(run, {0, run.layout.pipeline - 1})
+
+    def _fit(self, run: Run, of: Iterable[int]) -> bool:
         stages = run.layout.pipeline
-        first = self.heaviest.get(stages, 0)
-        order = [first, *(each for each in range(stages) if each != first)]
-        for stage in order:
+        for stage in dict.fromkeys((self.heaviest.get(stages, 0), *of)):
             if self.nbytes(run, stage) > self.usable_nbytes:
                 self.heaviest[stages] = stage
                 return False

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from trainledger.frozen import frozen
 from trainledger.ledger.parameters import parameters
-from trainledger.plan.family import Family
+from trainledger.plan.family import family_of
 from trainledger.plan.fit import axis as axes
 from trainledger.plan.fit.axis import edge
 from trainledger.plan.fit.held import Held, Scale
@@ -44,16 +44,17 @@ class Found:
         return f"Found({QUESTIONS[self.question]}: {self.size})"
 
 
-def ask(question: str, run: Run, scale: Scale, family: Family) -> Found:
+def ask(question: str, run: Run, scale: Scale) -> Found:
     """The answer to one of `QUESTIONS` for a run on a kind of device."""
-    return _ASK[question](run, scale, family)
+    return _ASK[question](run, scale)
 
 
-def _largest_model(run: Run, scale: Scale, family: Family) -> Found:
+def _largest_model(run: Run, scale: Scale) -> Found:
+    family = family_of(run.model)
     return _found("model", axes.models(run, family), scale, lambda each: parameters(each.model).total, family.rule)
 
 
-def _longest_sequence(run: Run, scale: Scale, family: Family) -> Found:
+def _longest_sequence(run: Run, scale: Scale) -> Found:
     unit = axes.sequence_unit(run)
     note = f"in steps of {unit} tokens"
     found = _found("sequence", axes.sequences(run), scale, lambda each: each.recipe.seq_len, note)
@@ -63,17 +64,19 @@ def _longest_sequence(run: Run, scale: Scale, family: Family) -> Found:
     return found
 
 
-def _largest_micro_batch(run: Run, scale: Scale, family: Family) -> Found:
+def _largest_micro_batch(run: Run, scale: Scale) -> Found:
     note = f"{run.grad_accum} in a step as before, so that the global batch grows with it"
     return _found("micro-batch", axes.micro_batches(run), scale, lambda each: each.device_batch, note)
 
 
-def _fewest_devices(run: Run, scale: Scale, family: Family) -> Found:
+def _fewest_devices(run: Run, scale: Scale) -> Found:
     """Fewer ranks that shard, other axes kept: the last that does not fit and the first that does."""
     others = {name: getattr(run.layout, name) for name in ("context", "tensor", "pipeline")}
     kept = ", ".join(f"{name} {size}" for name, size in others.items() if size > 1)
     note = f"states sharded (zero = {run.layout.zero})" + (f", {kept} kept" if kept else "")
-    too_few, enough = edge(axes.shards(run), lambda each: not scale.fits(each))
+    too_few, enough = edge(axes.shards(run), lambda each: not scale.likely(each))
+    if enough is not None and not scale.fits(enough[1]):
+        too_few, enough = edge(axes.shards(run), lambda each: not scale.fits(each))
     if enough is None:
         most = None if too_few is None else scale.held(too_few[1])
         why = f"not even with states in {axes.MOST_SHARDS:,} parts: the rest is not sharded"
@@ -85,13 +88,15 @@ def _fewest_devices(run: Run, scale: Scale, family: Family) -> Found:
     )  # fmt: skip
 
 
-def _least_memory(run: Run, scale: Scale, family: Family) -> Found:
+def _least_memory(run: Run, scale: Scale) -> Found:
     held = scale.held(run)
     return Found("memory", held.nbytes, run, held, note="what a process must get of a device for the run as it is")
 
 
 def _found(question: str, axis: axes.Axis, scale: Scale, size: Callable[[Run], int], note: str) -> Found:
-    last, beyond = edge(axis, scale.fits)
+    last, beyond = edge(axis, scale.likely)
+    if last is not None and not scale.fits(last[1]):  # a stage between the first and the last is heavier
+        last, beyond = edge(axis, scale.fits)
     further = None if beyond is None else beyond[1]
     held = None if further is None else scale.held(further)
     beyond_size = None if further is None else size(further)
@@ -100,7 +105,7 @@ def _found(question: str, axis: axes.Axis, scale: Scale, size: Callable[[Run], i
     return Found(question, size(last[1]), last[1], scale.held(last[1]), beyond_size, further, held, note)
 
 
-_ASK: dict[str, Callable[[Run, Scale, Family], Found]] = {
+_ASK: dict[str, Callable[[Run, Scale], Found]] = {
     "model": _largest_model,
     "sequence": _longest_sequence,
     "micro-batch": _largest_micro_batch,

@@ -87,8 +87,9 @@ class Bounds:
             classes.setdefault(class_of(shape), []).append(index)
         size, runs = len(self.shapes), len(self.runs)
         whole = Pieces(
-            Work(*np.zeros((6, size))), tuple(Work(*np.zeros((6, size))) for _ in range(runs)),
-            Work(*np.zeros((6, size))), np.zeros(size), tuple(np.zeros((runs, size))), tuple(np.zeros((runs, size))),
+            Work(*np.zeros((10, size))), tuple(Work(*np.zeros((10, size))) for _ in range(runs)),
+            Work(*np.zeros((10, size))), np.zeros(size),
+            *(tuple((np.zeros(size), np.zeros(size)) for _ in range(runs)) for _ in range(2)),
         )  # fmt: skip
         for places in classes.values():
             some = [self.shapes[index] for index in places]
@@ -99,8 +100,9 @@ class Bounds:
                     values[places] = getattr(of, name)
             whole.stream[places] = found.stream
             for name in ("gather", "reduce"):
-                for values, of_run in zip(getattr(whole, name), getattr(found, name), strict=True):
-                    values[places] = of_run
+                for both, of_run in zip(getattr(whole, name), getattr(found, name), strict=True):
+                    for values, of_group in zip(both, of_run, strict=True):
+                        values[places] = of_group
         return whole
 
     def of(self, block: Block, pipelines: Pipelines) -> Bound:
@@ -137,7 +139,10 @@ class _Part:
         self.sharing = np.array([each.sharing for each in self.spreads])
         pieces, variants = bounds.tables[gathers], block.variants
         self.before, self.after = (_rows(each, variants) for each in (pieces.before, pieces.after))
-        self.layers = [_rows(each, variants) for each in pieces.layers]
+        self.layers = [
+            {**_rows(each, variants), "block": sum(gather)[variants] / 2}
+            for each, gather in zip(pieces.layers, pieces.gather, strict=True)
+        ]
         self.stream = pieces.stream[variants]
         self.standing = self._standing()
 
@@ -194,28 +199,36 @@ class _Part:
         head = ways.ends[:, :, None] * self.after["kept"]
         later = np.where(in_flight > 1, kept - own, 0.0)
         several = self.block.micro_batches * ways.chunks[:, None, None] > in_flight
-        keeps = self.sharing > RESHARDS
+        once = (self.sharing > RESHARDS) & (self.block.pipeline > 1)
         first = []
         for stage in range(kept.shape[1]):
             base = kept[:, stage] - head[:, stage]
-            tail = ways.tail[:, stage]
-            moment = kept[:, stage]
-            for run, layer in enumerate(self.layers):
-                here = (tail == run)[:, None]
-                moment = np.maximum(moment, np.where(here, base + layer["quiet"], 0.0))
-            after = base + np.where(ways.ends[:, stage, None] > 0, self.after["quiet"], 0.0)
-            moment = np.maximum(moment, after)
+            # Where gradients are reduced once, those of the head are where all others are.
+            left = (ways.ends[:, stage, None] * self.after["left"])[..., None] * ~once
+            moment = np.maximum(kept[:, stage], base + self._tail(stage, "again"))[..., None]
+            quiet = (base + self._tail(stage, "quiet"))[..., None]
+            # Where parameters stay gathered, those of a layer have gone when its gradients are reduced.
+            quiet = quiet - (self.sharing > RESHARDS) * self._tail(stage, "block")[..., None]
+            moment = np.maximum(moment, quiet * ~once + left)
+            after = np.where(ways.ends[:, stage, None] > 0, base + self.after["quiet"], 0.0)[..., None]
+            moment = np.maximum(moment, after - self.after["left"][:, None] * once)
             if self.gathers:
                 # What the layer behind has reduced is still there only from the last layer but one on.
-                beside = np.zeros_like(base)
-                for run, layer in enumerate(self.layers):
-                    here = ((tail == run) & ways.longer[:, stage])[:, None]
-                    beside = np.where(here, base - layer["kept"] + layer["most"], beside)
-                moment = np.where(keeps, moment[..., None], np.maximum(moment, beside)[..., None])
-            else:
-                moment = moment[..., None]
+                longer = ways.longer[:, stage, None]
+                beside = longer * (base - self._tail(stage, "kept") + self._tail(stage, "most"))
+                moment = np.maximum(moment, beside[..., None] * (self.sharing == RESHARDS) + left)
             first.append(moment)
         return first, np.maximum(later, 0.0), several
+
+    def _tail(self, stage: int, name: str) -> Any:
+        """What the last layer of a stage's last chunk has of something, [S, V]; 0 where the chunk has no layer."""
+        import numpy as np
+
+        tail = self.pipelines.tail[:, stage, None]
+        total: Any = 0.0
+        for run, layer in enumerate(self.layers):
+            total = total + np.where(tail == run, layer[name], 0.0)
+        return total
 
     def _kept(self) -> tuple[Any, Any]:
         """Bytes kept in flight, and how many micro-batches of chunks that are: [S, J, V]."""
@@ -246,22 +259,27 @@ class _Part:
         count = self.block.micro_batches[:, None].astype(float)
         ahead, back, weights = (self._work(name) for name in ("forward", "backward", "weights"))
         gather, again, reduce = messages.per_micro_batch()
+        if self.gathers:
+            several = (self.sharing == RESHARDS) | (self.block.pipeline == 1)
+            ahead = ahead + self._work("unpack") * several
+            back = back + self._work("pack") * (self.sharing == RESHARDS)
         if self.block.pipeline == 1:
             # The streams of a rank on its own go on from one micro-batch to the next.
             path = count * np.maximum(ahead[:, 0] + back[:, 0], gather[:, 0] + again[:, 0] + reduce[:, 0])
         else:
             forwards, backwards = np.maximum(ahead, gather), np.maximum(back, again + reduce)
-            both = forwards + backwards
-            bubble = np.where(
-                ways.zero_bubble[:, None, None, None], forwards + np.maximum(backwards - 2 * weights, 0.0), both
-            ) / ways.chunks[:, None, None, None]  # fmt: skip
+            both, chunks = forwards + backwards, ways.chunks[:, None, None]
+            late = np.minimum(count, ways.pipeline) * weights  # of zero-bubble: what waits for the end
             send, path = messages.send(), None
             for stage in range(ahead.shape[1]):
-                whole = count * both[:, stage] + 2 * ways.place[:, stage, None, None] * send
+                first = last = np.zeros(1)
                 for other in range(ahead.shape[1]):
-                    before = ways.before[:, stage, other]
+                    before = ways.before[:, stage, other, None, None]
                     if before.any():
-                        whole = whole + before[:, None, None] * bubble[:, other]
+                        first = first + before * forwards[:, other]
+                        last = last + before * (backwards - ways.zero_bubble[:, None, None, None] * weights)[:, other]
+                last = np.maximum(0.0, last - ways.zero_bubble[:, None, None] * late[:, stage])
+                whole = count * both[:, stage] + 2 * ways.place[:, stage, None, None] * send + (first + last) / chunks
                 path = whole if path is None else np.maximum(path, whole)
         begin, end, beside = messages.once()
         hidden = back / ways.chunks[:, None, None, None]

@@ -45,12 +45,21 @@ class Messages:
         table, first = bounds.tables.get(True), block.variants[0]
         self.gather = self.reduce = np.zeros((*ways.first.shape, len(spreads)))  # of all layers of a stage, once
         if table is not None and (self.sharing >= GRADIENTS).any():
-            for run, (gather, reduce) in enumerate(zip(table.gather, table.reduce, strict=True)):
+            groups = [(near, shared)]
+            if block.expert > 1:
+                group = "shard / expert" if block.context == 1 else "shard x context / expert"
+                groups.append((placement(layout, group, shared // block.expert, per_node), shared // block.expert))
+            else:
+                groups.append((near, shared))
+            for run, both in enumerate(zip(table.gather, table.reduce, strict=True)):
                 count = ways.layers[:, :, run, None]
-                one = times.collective("all_gather", gather[first] / 2, near)
-                two = times.collective("reduce_scatter", reduce[first], near)
-                two = two + times.collective("all_reduce", reduce[first] / shared, far)
-                self.gather, self.reduce = self.gather + count * one, self.reduce + count * two
+                for (place, ranks), gather, reduce in zip(groups, *both, strict=True):
+                    if not (gather[first] or reduce[first]):
+                        continue
+                    one = times.collective("all_gather", gather[first] / 2, place)
+                    two = times.collective("reduce_scatter", reduce[first], place)
+                    two = two + times.collective("all_reduce", reduce[first] / ranks, far)
+                    self.gather, self.reduce = self.gather + count * one, self.reduce + count * two
 
     def per_micro_batch(self) -> tuple[Any, Any, Any]:
         """Gathers of a forward and of a backward, and reductions, where blocks do so every time: [S, J, 1, U]."""

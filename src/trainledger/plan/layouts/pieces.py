@@ -7,7 +7,7 @@ are one or more, what is recomputed, whether parameters are gathered) takes an a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,17 +34,26 @@ COMMUNICATION = "communication"
 class Work:
     """What one layer, or what stands before or after all, needs for a micro-batch.
 
-    ``kept`` bytes wait for the backward. ``most`` is what is live beside all that is kept while the backward runs, and
-    ``quiet`` the same without what is gathered and reduced. ``weights`` is the part of ``backward`` that only gradients
-    of weights need.
+    ``kept`` bytes wait for the backward. ``most`` is what is live beside all that is kept while the backward runs,
+    ``quiet`` the same without what is gathered and reduced, ``again`` that while it runs again; a layer's begin with
+    the gradient of its output. ``left`` stays to the end of the backward. Seconds: ``weights`` is the part of
+    ``backward`` that only gradients of weights need; ``unpack`` and ``pack`` copy out of what was gathered and into
+    what is reduced, beside ``forward`` and ``backward``.
     """
 
     kept: Any = 0.0
     most: Any = 0.0
     quiet: Any = 0.0
+    again: Any = 0.0
+    left: Any = 0.0
     forward: Any = 0.0
     backward: Any = 0.0
     weights: Any = 0.0
+    unpack: Any = 0.0
+    pack: Any = 0.0
+
+
+SECONDS = ("forward", "backward", "weights", "unpack", "pack")
 
 
 @frozen
@@ -53,15 +62,15 @@ class Pieces:
 
     ``layers`` are those of a layer of each run of `layer_runs`. ``stream`` are the bytes that go from one stage to the
     next. ``gather`` and ``reduce`` are bytes of a layer's parameters and gradients that go over the ranks that share
-    them for a micro-batch, where that is done block by block.
+    them for a micro-batch, where that is done block by block: of experts the second, of all others the first.
     """
 
     before: Work
     layers: tuple[Work, ...]
     after: Work
     stream: Any
-    gather: tuple[Any, ...]
-    reduce: tuple[Any, ...]
+    gather: tuple[tuple[Any, Any], ...]
+    reduce: tuple[tuple[Any, Any], ...]
 
 
 class _Once(Run):
@@ -93,17 +102,16 @@ def pieces_of(
     counts = [each.count for each in leaves.segments]
     sizes = sizes_of(rank.run, backend)
     stream = nbytes_in(sizes.stream_rows * sizes.spec.d_model, precision_of(local.recipe).stream)
-    found = _Reader(ledger, times, local.layout).read()
+    found = _Reader(ledger, times, local.layout, stream).read()
     which = _main_segments([each.count * len(each.kinds) for each in layer_runs(run.model, local.recipe)], blocks, counts)
     size = len(shapes)
     layers, gather, reduce = [], [], []
     for index in which:
         work, of = found.loops[index], blocks[index]
-        layers.append(_spread(replace(
-            work, kept=work.kept / of, forward=work.forward / of, backward=work.backward / of, weights=work.weights / of,
-        ), size))  # fmt: skip
-        gather.append(_wide(found.gathered.get(index, 0) / of, size))
-        reduce.append(_wide(found.reduced.get(index, 0) / of, size))
+        shares = {name: getattr(work, name) / of for name in ("kept", *SECONDS)}
+        layers.append(_spread(replace(work, **shares), size))
+        gather.append(tuple(_wide(each / of, size) for each in found.gathered[index]))
+        reduce.append(tuple(_wide(each / of, size) for each in found.reduced[index]))
     return Pieces(
         before=_spread(found.before, size), layers=tuple(layers), after=_spread(found.after, size),
         stream=_wide(stream, size), gather=tuple(gather), reduce=tuple(reduce),
@@ -124,7 +132,7 @@ def _with_arrays(run: Run, shapes: Sequence[Shape], gathers: bool) -> Run:
     # Experts of a rank that shares among several; how many it shares among is told apart (`plan.layouts.standing`).
     vars(layout).update(
         tensor=sizes("tensor"), sequence_parallel=first.sequence_parallel, context=sizes("context"),
-        context_kind=first.context_kind, expert=expert, shard=2 * expert if gathers else expert,
+        context_kind=first.context_kind, expert=expert, shard=8 * expert if gathers else expert,
         zero=3 if gathers else 1,
     )  # fmt: skip
     micro_batch = sizes("micro_batch")
@@ -162,85 +170,95 @@ class _Found:
     def __init__(self) -> None:
         self.before, self.after = Work(), Work()
         self.loops: dict[int, Work] = {}
-        self.gathered: dict[int, Any] = {}
-        self.reduced: dict[int, Any] = {}
+        self.gathered: dict[int, tuple[Int, Int]] = {}
+        self.reduced: dict[int, tuple[Int, Int]] = {}
 
 
 class _Reader:
     """Goes through the ledger of one forward and backward and adds up what each part of the model needs."""
 
-    def __init__(self, ledger: Ledger, times: Times | None, layout: Layout) -> None:
-        self.entries = [each for each in ledger if each.phase in ("forward", "recompute", "backward")]
+    def __init__(self, ledger: Ledger, times: Times | None, layout: Layout, stream: Int) -> None:
+        entries = [each for each in ledger if each.phase in ("forward", "recompute", "backward")]
+        self.parts = list(_parts(entries))
         self.times = times
         self.layout = layout
+        self.stream = stream
+        self.counts = {key: part[0].loop[0][1] for key, part in self.parts if isinstance(key, tuple)}
+        self.kept: dict[Any, Int] = {}
+        for key, part in self.parts:
+            own = sum((_kept(each) for each in part if each.phase == "forward"), 0)
+            self.kept[key] = self.kept.get(key, 0) + own
 
     def read(self) -> _Found:
-        found = _Found()
-        parts = list(_parts(self.entries))
-        kept: dict[Any, Int] = {}
-        for key, part in parts:
-            kept[key] = kept.get(key, 0) + sum((_kept(each) for each in part if each.phase == "forward"), 0)
-        counts = {key: part[0].loop[0][1] for key, part in parts if isinstance(key, tuple)}
-        standing = sum(
-            (_kept(each) for key, part in parts if key == "before" for each in part if each.path == ""), 0
-        )  # copies of weights that stand outside: whose they are is not told
-        root = sum((each.payload for key, part in parts if key == "before" for each in part
-                    if each.name == "all_gather" and each.group in _SHARING), 0)  # fmt: skip
-        most, quiet = self._most(parts, kept, counts, root), self._most(parts, kept, counts, 0, quiet=True)
-        seconds = self._seconds(parts)
-        for key, name in (("before", "before"), ("after", "after")):
-            spent = seconds.get(key, (0.0, 0.0, 0.0))
-            own = kept.get(key, 0) - (standing if key == "before" else 0)
-            setattr(found, name, Work(own, most.get(key, 0), quiet.get(key, 0), *spent))
-        for key in kept:
-            if not isinstance(key, tuple):
+        found, parts = _Found(), self.parts
+        most, left = self._most(_MOVING)
+        quiet, _ = self._most(_MOVING[:-1])
+        again, _ = self._most(_MOVING[:-1], ("recompute",))
+        spent = self._seconds()
+
+        def work(key: Any) -> Work:
+            memory = (each.get(key, 0) for each in (most, quiet, again))
+            return Work(self.kept.get(key, 0), *memory, left if key == "after" else 0, *spent[key])
+
+        # Copies of weights that stand outside are kept too: whose they are is not told.
+        weights = sum((_kept(each) for key, part in parts if key == "before" for each in part if each.path == ""), 0)
+        found.before, found.after = work("before"), work("after")
+        found.before = replace(found.before, kept=found.before.kept - weights)
+        for key in self.counts:
+            index, which = key
+            if index in found.loops and which:  # the rounds between stand for all
                 continue
-            index, name = key
-            if index in found.loops and name != "":  # the rounds between stand for all
-                continue
-            found.loops[index] = Work(kept[key], most.get(key, 0), quiet.get(key, 0), *seconds[key])
+            found.loops[index] = work(key)
             of = [each for other, part in parts if other == key for each in part if each.group in _SHARING]
-            found.gathered[index] = sum((each.payload for each in of if each.name == "all_gather"), 0)
-            found.reduced[index] = sum((each.payload for each in of if each.name == "reduce_scatter"), 0)
+            found.gathered[index] = _payloads(of, "all_gather")
+            found.reduced[index] = _payloads(of, "reduce_scatter")
         return found
 
     def _most(
-        self, parts: list[Any], kept: Mapping[Any, Int], counts: Mapping[Any, int], root: Int, *, quiet: bool = False
-    ) -> dict[Any, Int]:
-        """By part, what is live in backward beside what all parts keep whose backward is still to come."""
-        moving = _MOVING[:-1] if quiet else _MOVING
+        self, moving: Sequence[str], phases: Sequence[str] = ("recompute", "backward")
+    ) -> tuple[dict[Any, Int], Int]:
+        """By part, what is live in these phases beside what is kept; and what the head leaves to the end."""
         most: dict[Any, Int] = {}
         live: Int = 0
-        waiting = sum((each * counts.get(key, 1) for key, each in kept.items() if key != "after"), 0) + root
-        for key, part in parts:
+        left: Int = 0
+        waiting = sum((each * self.counts.get(key, 1) for key, each in self.kept.items() if key != "after"), 0)
+        if COMMUNICATION in moving:  # parameters outside the layers are there all the time
+            waiting = waiting + self._outside()
+        for key, part in self.parts:
             before = live
+            # Of a layer what comes beside its input's gradient counts, not what parts behind it have left.
+            beside = before - self.stream if isinstance(key, tuple) else waiting
             for entry in part:
                 live = live + _moved(entry.allocated, moving)
-                if entry.phase != "forward" or key == "after":
-                    beside = live + entry.scratch - waiting
-                    most[key] = beside if key not in most else larger(most[key], beside)
+                if entry.phase in phases or key == "after":
+                    # The rank's own piece is made narrow to be gathered: how large it is depends on the ranks.
+                    scratch = 0 if entry.group in _SHARING else entry.scratch
+                    above = live + scratch - beside
+                    most[key] = above if key not in most else larger(most[key], above)
                 live = live - _moved(entry.freed, moving)
             if isinstance(key, tuple):
-                count = counts[key]
-                live = before + count * (live - before)
-                if part[0].phase != "forward":
-                    waiting = waiting - count * kept[key]
-        return most
+                live = before + self.counts[key] * (live - before)
+            elif key == "after" and part[0].phase != "forward":
+                left = larger(0, live - waiting - self.stream)
+        return most, left
 
-    def _seconds(self, parts: list[Any]) -> dict[Any, tuple[Any, Any, Any]]:
-        """By part, the seconds of its forward, of its backward and of what weights take in it, one round of a loop."""
-        seconds: dict[Any, tuple[Any, Any, Any]] = {}
-        if self.times is None:
-            return {key: (0.0, 0.0, 0.0) for key, _ in parts}
-        for key, part in parts:
-            depth = 1 if isinstance(key, tuple) else 0
-            spent, products = self.times.of(part, self.layout, depth, without=_SHARING)
-            forward, backward, weights = seconds.get(key, (0.0, 0.0, 0.0))
-            if part[0].phase == "forward":
-                seconds[key] = (forward + spent, backward, weights)
-            else:
-                seconds[key] = (forward, backward + spent, weights + products / 2)
-        return seconds
+    def _outside(self) -> Int:
+        """Bytes of the parameters outside the layers that are gathered."""
+        entries = (each for key, part in self.parts if key == "before" for each in part)
+        return sum((each.payload for each in entries if each.name == "all_gather" and each.group in _SHARING), 0)
+
+    def _seconds(self) -> dict[Any, tuple[Any, ...]]:
+        """By part, the seconds in the order of `SECONDS`, one round of a loop."""
+        spent: dict[Any, list[Any]] = {key: [0.0] * len(SECONDS) for key, _ in self.parts}
+        if self.times is not None:
+            for key, part in self.parts:
+                depth = 1 if isinstance(key, tuple) else 0
+                seconds, products, copies = self.times.of(part, self.layout, depth, without=_SHARING)
+                backward = part[0].phase != "forward"
+                spent[key][backward] = spent[key][backward] + seconds
+                spent[key][2] = spent[key][2] + products / 2
+                spent[key][3 + backward] = spent[key][3 + backward] + copies
+        return {key: tuple(each) for key, each in spent.items()}
 
 
 def _parts(entries: Sequence[Entry]) -> Iterator[tuple[Any, list[Entry]]]:
@@ -264,6 +282,13 @@ def _parts(entries: Sequence[Entry]) -> Iterator[tuple[Any, list[Entry]]]:
         part.append(entry)
     if part:
         yield at, part
+
+
+def _payloads(entries: Sequence[Entry], name: str) -> tuple[Int, Int]:
+    """Bytes of collectives of this name: over all ranks that share, and over those of an expert."""
+    some = [each for each in entries if each.name == name]
+    of_experts = sum((each.payload for each in some if each.group.endswith("/ expert")), 0)
+    return sum((each.payload for each in some), 0) - of_experts, of_experts
 
 
 def _kept(entry: Entry) -> Int:

@@ -12,6 +12,8 @@ from trainledger.predict.roofline import Roofline
 from trainledger.spec.layout import Layout
 from trainledger.spec.links import Fabric
 
+BUFFERING = ("split_with_sizes_copy", "chunk_cat")
+
 
 class Times:
     """What times a machine's operations; ``fabric`` joins its devices."""
@@ -22,17 +24,18 @@ class Times:
 
     def of(
         self, entries: Sequence[Entry], layout: Layout, depth: int, *, without: Sequence[str]
-    ) -> tuple[Any, Any]:
-        """Seconds of entries one after the other, ``depth`` loops around them taken once; and of a backward's products.
+    ) -> tuple[Any, Any, Any]:
+        """Seconds of entries one after the other, ``depth`` loops around them taken once; of a backward's products among
+        them; and, beside them, of copies into and out of buffers that are gathered and reduced.
 
         Collectives of the groups in ``without`` are left out. Rounds of a ring go beside the attention that they feed
         (`predict.rank_time`): what is longer counts.
         """
         total: Any = 0.0
-        ring: Any = 0.0
-        rounds: Any = 0
-        attention: Any = 0.0
         products: Any = 0.0
+        copies: Any = 0.0
+        rings: dict[str, tuple[Any, Any]] = {}  # by phase: seconds, and how many rounds
+        attention: dict[str, Any] = {}
         for entry in entries:
             inner = _product(entry.loop[depth:])
             if entry.kind == "collective":
@@ -43,17 +46,25 @@ class Times:
                 if entry.overlap != "compute":
                     total = total + seconds
                 elif entry.name == "send":
-                    ring, rounds = ring + seconds, larger(rounds, inner)
+                    sent, rounds = rings.get(entry.phase, (0.0, 0))
+                    rings[entry.phase] = (sent + seconds, larger(rounds, inner))
             elif entry.kind != "transfer":
                 seconds = self.roofline.time(entry).seconds / entry.times * inner
+                if entry.name in BUFFERING:
+                    copies = copies + seconds
+                    continue
                 total = total + seconds
                 if entry.kind == "attention":
-                    attention = attention + seconds
+                    attention[entry.phase] = attention.get(entry.phase, 0.0) + seconds
                 elif entry.kind == "matmul" and entry.phase == "backward":
                     products = products + seconds
-        if isinstance(rounds, int) and rounds == 0:
-            return total, products
-        return total + larger(0.0, ring - attention * rounds / (rounds + 1)), products
+        # Where attention is not run again, keys and values that are sent again go beside all of the backward.
+        if "recompute" in rings and "recompute" not in attention:
+            return total + larger(0.0, sum(sent for sent, _ in rings.values()) - total), products, copies
+        for phase, (sent, rounds) in rings.items():
+            own = attention.get(phase, 0.0)
+            total = total + larger(0.0, sent - own * rounds / (rounds + 1))
+        return total, products, copies
 
     def collective(self, name: str, nbytes: Any, place: Placement) -> Any:
         """Seconds of a collective; endless where its ranks are on several nodes and no network joins them."""

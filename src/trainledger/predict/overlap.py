@@ -1,0 +1,98 @@
+"""What of a rank's communication runs beside compute, as `Layout.overlap` says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainledger.ledger.entry import Entry
+from trainledger.predict.rank_time import Timed
+from trainledger.spec.layout import overlaps
+from trainledger.spec.run import Run
+
+# What is summed or gathered once a step over ranks with their own optimizer state goes in buckets of so many elements,
+# or so many for each rank: Megatron-LM, megatron/core/distributed/distributed_data_parallel.py (bucket_size).
+BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK = 40_000_000, 1_000_000
+
+
+def in_buckets(run: Run) -> bool:
+    """Whether gradients are summed once a step in buckets: DDP, and ZeRO-1."""
+    return bool(run.layout.shard_ranks == 1 or run.layout.zero == 1)
+
+
+def bucket_elements(ranks: int) -> int:
+    """Elements of a bucket of an optimizer whose state is over so many ranks."""
+    return max(BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * ranks)
+
+
+def as_overlapped(run: Run, timed: list[Timed]) -> list[Timed]:
+    """The entries of a rank with what shows of their seconds."""
+    if overlaps(run.layout, "tensor"):
+        timed = _in_parts(timed)
+    if overlaps(run.layout, "parameters"):
+        timed = _beside_forward(run, timed)
+    if in_buckets(run) and not overlaps(run.layout, "gradients"):
+        timed = [_beside_nothing(each) for each in timed]
+    return timed
+
+
+def _beside_nothing(timed: Timed) -> Timed:
+    """A sum of gradients that everything waits for."""
+    entry = timed.entry
+    if entry.kind != "collective" or entry.group in ("pipeline", "context"):
+        return timed
+    return timed._replace(entry=replace(entry, overlap=""))
+
+
+def _in_parts(timed: Sequence[Timed]) -> list[Timed]:
+    """What tensor ranks gather for a product, or scatter of one, in as many parts as ranks: all but one beside it.
+
+    Beside stand the products of one inner length that are next to the collective.
+    """
+    found = list(timed)
+    for at, each in enumerate(timed):
+        entry = each.entry
+        if entry.group == "tensor" and entry.name in ("all_gather", "reduce_scatter"):
+            after = range(at + 1, len(timed)) if entry.name == "all_gather" else range(at - 1, -1, -1)
+            beside = _products((timed[index] for index in after), entry)
+            hidden = min(each.seconds, beside) * (1 - 1 / entry.ranks)
+            found[at] = each._replace(seconds=each.seconds - hidden)
+    return found
+
+
+def _products(rows: Iterable[Timed], collective: Entry) -> float:
+    seconds, inner = 0.0, None
+    for each in rows:
+        entry = each.entry
+        if entry.loop != collective.loop or entry.kind in ("collective", "attention"):
+            break
+        if entry.kind == "matmul" and len(entry.shape) == 4:
+            if inner not in (None, entry.shape[3]):
+                break
+            inner = entry.shape[3]
+            seconds += each.seconds
+    return seconds
+
+
+def _beside_forward(run: Run, timed: Sequence[Timed]) -> list[Timed]:
+    """Parameters that others updated are gathered in buckets beside the first forward: the first one shows."""
+    forward = sum(each.seconds * times_of(each.entry) for each in timed if each.entry.phase == "forward")
+    forward /= run.grad_accum
+    found = []
+    for each in timed:
+        entry = each.entry
+        if entry.name == "all_gather" and entry.phase == "optimizer":
+            buckets = -(-entry.payload // (2 * bucket_elements(entry.ranks)))
+            found.append(each._replace(seconds=max(each.seconds / buckets, each.seconds - forward)))
+        else:
+            found.append(each)
+    return found
+
+
+def times_of(entry: Entry, depth: int = 0) -> Any:
+    """How often an entry runs in a step, or in one round of its ``depth`` outer loops."""
+    times: Any = 1
+    for _, count in entry.loop[depth:]:
+        times = times * count
+    return times

@@ -1,0 +1,63 @@
+"""The catalog's links: each whole and with its source, and every device joined by some."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainledger import catalog
+from trainledger.spec.cluster import Cluster
+from trainledger.spec.problem import InvalidInput
+
+
+@pytest.mark.parametrize("name", catalog.link_names())
+def test_every_link_is_whole(name: str) -> None:
+    link = catalog.link(name)
+    assert link.title
+    assert link.bytes_per_second > 1e9
+    assert 0 < link.share <= 1
+    assert link.switch_share is None or 0 < link.switch_share <= 1
+    assert link.source
+    assert link.date
+    assert set(link.unverified) <= {"bandwidth", "share", "switch_share", "host_share"}
+    assert link.protocols
+    for each in link.protocols:
+        assert 0 < each.ring_share <= 1
+        assert 0 < each.tree_share <= 1
+        assert 0 <= each.ring_step_seconds <= 1e-4
+        assert 0 <= each.start_seconds <= 1e-4
+    assert link.bound.reached == link.bytes_per_second
+    assert link.bound.basis == "bound"
+
+
+@pytest.mark.parametrize("name", catalog.device_names())
+def test_every_device_stands_in_a_node(name: str) -> None:
+    device = catalog.device(name)
+    assert device.fabric is not None
+    assert device.fabric.devices_per_node >= 1
+    if device.link_bytes_per_second is not None and "bridge" not in device.link:
+        # The device's own figure and its link's, which may have been read in another source.
+        assert device.fabric.node.bytes_per_second == pytest.approx(device.link_bytes_per_second, rel=0.05)
+
+
+def test_a_cluster_changes_what_the_catalog_says() -> None:
+    device = catalog.device("h100-sxm")
+    usual = catalog.fabric(device, Cluster(device="h100-sxm"))
+    assert usual == device.fabric
+    other = catalog.fabric(
+        device, Cluster(device="h100-sxm", devices_per_node=4, network="hdr", network_bytes_per_second=10**10)
+    )
+    assert other is not None
+    assert other.network is not None
+    assert (other.devices_per_node, other.network.name, other.network.bytes_per_second) == (4, "hdr", 1e10)
+    with pytest.raises(InvalidInput, match=r"cluster.network = 'infiniband'"):
+        catalog.fabric(device, Cluster(device="h100-sxm", network="infiniband"))
+
+
+def test_a_device_without_a_usual_network_takes_the_one_that_is_named() -> None:
+    device = catalog.device("rtx-4090")
+    assert device.fabric is not None
+    assert device.fabric.network is None
+    told = catalog.fabric(device, Cluster(device="rtx-4090", network_bytes_per_second=10**9))
+    assert told is not None
+    assert told.network is not None
+    assert told.network.bytes_per_second == 1e9

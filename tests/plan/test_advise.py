@@ -1,0 +1,230 @@
+"""What to change: each --set line gives exactly the promised figures, and nothing changes the result unsaid."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planned_runs import ALONE, HERE, MESH, SHARDED, TOO_LARGE, Table, a_machine
+
+import trainledger as tl
+from trainledger.cli import main
+from trainledger.plan.advise import Advice, Advised
+from trainledger.plan.changes import EFFECTS, RESULT, SAME, changes
+from trainledger.plan.difference import overrides
+from trainledger.report.advise import figures, text
+from trainledger.spec.calibration import write_calibration
+from trainledger.spec.problem import InvalidInput
+
+# Fields that leave the mathematics of a run as it is.
+_HARMLESS = {
+    "recipe.activation_checkpointing", "recipe.recompute_every", "recipe.recompute_segment", "recipe.micro_batch",
+    "recipe.attention", "recipe.compile", "recipe.loss", "recipe.loss_chunks", "recipe.optimizer_loop",
+    "recipe.checkpoint_async", "recipe.checkpoint_every",
+}  # fmt: skip
+_SMALL_MESH: Table = {**MESH, "model": {"preset": "llama-3-8b", "n_layers": 8, "vocab_size": 128200}}
+TABLES = {"alone": ALONE, "sharded": SHARDED, "too large": TOO_LARGE}
+
+
+@pytest.fixture(scope="module", params=TABLES)
+def case(request: pytest.FixtureRequest) -> tuple[Table, Advice]:
+    table = TABLES[request.param]
+    return table, tl.advise(tl.load(table))
+
+
+def test_each_line_pasted_gives_the_promised_figures(case: tuple[Table, Advice]) -> None:
+    table, advice = case
+    assert advice.alone
+    for each in advice.alone:
+        _gives(table, each.sets, each)
+    before = tl.load(table)
+    for each in advice.together:
+        _gives(table, overrides(advice.run, each.run), each)
+        assert overrides(before, each.run) == each.sets
+        before = each.run
+
+
+def _gives(table: Table, sets: tuple[str, ...], promised: Advised) -> None:
+    run = tl.load(table, list(sets))
+    assert run == promised.run
+    told = tl.predict(run)
+    assert told.device_nbytes == promised.nbytes[1]
+    assert told.fits is promised.fits
+    if promised.seconds[1] is not None:
+        assert told.total_seconds == promised.seconds[1]
+    else:
+        assert "not timed" in promised.cost
+
+
+def test_what_changes_the_result_is_said(case: tuple[Table, Advice]) -> None:
+    for each in (*case[1].alone, *case[1].together):
+        fields = {one.partition("=")[0] for one in each.sets}
+        harmless = all(one in _HARMLESS or one.startswith("layout.") for one in fields)
+        assert harmless or each.effect == RESULT, each
+        assert each.effect in EFFECTS
+
+
+def test_the_best_comes_first(case: tuple[Table, Advice]) -> None:
+    advice = case[1]
+    if advice.goal == "time":
+        assert all(each.fits is not False for each in advice.alone)
+        gains = [each.faster for each in advice.alone]
+        assert gains == sorted(gains, reverse=True)
+        assert all(gain > 0 for gain in gains)
+    else:
+        fitting = [bool(each.fits) for each in advice.alone]
+        assert fitting == sorted(fitting, reverse=True)
+        assert all(each.smaller > 0 for each in advice.alone)
+
+
+def test_together_every_step_starts_where_the_one_before_ended(case: tuple[Table, Advice]) -> None:
+    advice = case[1]
+    assert 1 <= len(advice.together) <= 3
+    last = advice.told.device_nbytes
+    for each in advice.together:
+        assert each.nbytes[0] == last
+        last = each.nbytes[1]
+        assert each.effect != RESULT
+    if advice.told.fits is False:
+        assert advice.together[-1].fits
+
+
+def test_what_does_not_fit_asks_for_memory_and_is_made_to_fit() -> None:
+    advice = tl.advise(tl.load(TOO_LARGE))
+    assert advice.told.fits is False
+    assert advice.goal == "memory"
+    assert advice.together[-1].fits
+    assert not advice.together[0].fits or advice.alone[0].fits
+
+
+def test_this_machine_is_asked_as_its_calibration_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "machine.toml"
+    write_calibration(a_machine(), path)
+    monkeypatch.setenv("TRAINLEDGER_CALIBRATION", str(path))
+    advice = tl.advise(tl.load(HERE))
+    assert advice.goal == "time"
+    assert advice.told.device == "a small machine"
+    for each in advice.alone:
+        _gives(HERE, each.sets, each)
+    found = tl.breaks(tl.load(HERE), along=["sequence"])
+    edge = next(each for each in found.along[0].breaks if each.limit == "device memory")
+    assert edge.most == 2 * 10**9
+    assert edge.before <= 2 * 10**9 < edge.after  # type: ignore[operator]
+    compared = tl.compare(tl.load(HERE), tl.load(HERE, {"recipe.micro_batch": 8}))
+    assert sum(each.difference for each in compared.times)
+
+
+def test_without_a_known_machine_memory_alone_is_advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TRAINLEDGER_CALIBRATION", raising=False)
+    advice = tl.advise(tl.load(HERE))
+    assert advice.goal == "memory"
+    assert advice.alone[0].smaller > 0
+    assert advice.alone[0].seconds == (None, None)
+
+
+def test_a_goal_can_be_asked_for() -> None:
+    advice = tl.advise(tl.load(ALONE), goal="memory", together=0)
+    assert advice.goal == "memory"
+    assert advice.together == ()
+    saved = [each.smaller for each in advice.alone]
+    assert saved == sorted(saved, reverse=True)
+    with pytest.raises(InvalidInput) as caught:
+        tl.advise(tl.load(ALONE), goal="tim")
+    assert str(caught.value) == "--goal = 'tim': must be one of time, memory; nearest that works: time"
+
+
+def test_with_any_result_the_combination_is_at_least_as_fast() -> None:
+    exact, free = (tl.advise(tl.load(ALONE), any_result=each) for each in (False, True))
+    assert free.together[-1].seconds[1] < exact.together[-1].seconds[1]  # type: ignore[operator]
+    assert any(each.effect == RESULT for each in free.together)
+
+
+def test_a_micro_batch_that_changes_where_experts_drop_tokens_is_said() -> None:
+    table: Table = {
+        "model": {"preset": "mixtral-8x7b", "n_layers": 2},
+        "recipe": {"seq_len": 1024, "global_batch": 8, "micro_batch": 2, "steps": 10, "expert_dispatch": "capacity"},
+        "cluster": {"device": "h100-sxm"},
+    }  # fmt: skip
+    micro = [each for each in changes(tl.load(table)) if each.what.startswith("micro-batches")]
+    assert micro
+    assert {each.effect for each in micro} == {RESULT}
+
+
+def test_a_mesh_is_moved_by_whole_factors_and_keeps_its_devices() -> None:
+    run = tl.load(_SMALL_MESH)
+    moves = [each for each in changes(run) if any(name.startswith("layout.") for name, _ in each.fields)]
+    assert len(moves) > 20
+    worked = 0
+    for each in moves:
+        try:
+            other = tl.load(_SMALL_MESH, dict(each.fields))
+        except InvalidInput:
+            continue
+        worked += 1
+        assert other.layout.devices == run.layout.devices
+    assert worked > 10
+
+
+def test_a_run_without_a_layout_on_many_devices_is_offered_one() -> None:
+    table = {**ALONE, "cluster": {"device": "h100-sxm", "count": 8}}
+    whats = {each.what for each in changes(tl.load(table))}
+    assert "a layout over all 8 devices" in whats
+
+
+def test_a_vocabulary_is_padded_once() -> None:
+    padded = [each for each in changes(tl.load(ALONE)) if each.what.startswith("vocabulary")]
+    assert [each.fields for each in padded] == [(("model.vocab_multiple", 64),)]  # 50,304 is a multiple of 128 too
+    assert padded[0].effect == RESULT
+    assert padded[0].cost.startswith("47 more rows")
+
+
+def test_the_text_fits_a_terminal_and_its_lines_can_be_pasted(case: tuple[Table, Advice]) -> None:
+    table, advice = case
+    told = text(advice)
+    assert max(len(line) for line in told.splitlines()) <= 80
+    pasted = shlex.split(
+        told.partition("All of it")[2].partition("    --set")[2].partition("\n\n")[0].replace("\\\n", " ")
+    )
+    if pasted:
+        sets = [each for each in pasted if each != "--set"]
+        assert tl.load(table, sets) == advice.together[-1].run
+
+
+def test_a_list_is_quoted_for_the_shell() -> None:
+    from trainledger.report.advise import _sets
+
+    (line,) = _sets(["layout.stage_layers=[2,2]"])
+    assert shlex.split(line) == ["--set", "layout.stage_layers=[2,2]"]
+
+
+def test_the_figure_has_each_change_and_the_plan(case: tuple[Table, Advice]) -> None:
+    advice = case[1]
+    (figure,) = figures(advice).values()
+    drawn = sum(len(each["x"]) for each in figure["data"] if each["name"] in EFFECTS.values())
+    assert drawn == sum(each.seconds[1] is not None for each in advice.alone)
+    assert [each["x"] for each in figure["data"] if each["name"] == "as planned"]
+
+
+def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "gpt2", "--set", "cluster.device=l4", "--together", "1", "--json"]) == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert told["goal"] == "time"
+    first = told["alone"][0]
+    assert first["seconds"][1] < first["seconds"][0]
+    assert first["set"]
+    assert len(told["together"]) <= 1
+
+
+def test_nonsense_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "gpt2", "--set", "cluster.device=l4", "--most", "0"]) == 2
+    assert capsys.readouterr().err == "--most = '0': must be between 1 and 1000; nearest that works: 1\n"
+
+
+def test_nothing_to_gain_is_said() -> None:
+    run = tl.load(ALONE)
+    advice = tl.advise(run)
+    none = Advice(run, advice.told, "time", (), (), 3, 1)
+    assert "None of 3 changes that were predicted gains in time." in text(none)
+    assert SAME in EFFECTS

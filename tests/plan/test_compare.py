@@ -1,0 +1,146 @@
+"""Two plans beside each other: what differs, and parts whose differences sum to the difference exactly."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planned_runs import ALONE, SHARDED
+
+import trainledger as tl
+from trainledger.cli import main
+from trainledger.plan.compare import reasons
+from trainledger.plan.difference import as_override, differences, overrides
+from trainledger.predict.waterfall import nanoseconds
+from trainledger.report.compare import figures, text
+
+CHANGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "recipe.activation_checkpointing": st.sampled_from(["none", "full", "selective"]),
+        "recipe.micro_batch": st.sampled_from([1, 2, 4, 16]),
+        "recipe.seq_len": st.sampled_from([256, 512, 1000]),
+        "recipe.loss": st.sampled_from(["full", "chunked"]),
+        "recipe.precision": st.sampled_from(["bf16-mixed", "bf16"]),
+        "recipe.tokens": st.sampled_from(["1B", "3B"]),
+        "model.n_layers": st.integers(1, 20),
+        "cluster.device": st.sampled_from(["h100-sxm", "a100-sxm-80gb", "l4"]),
+    },
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(CHANGES, CHANGES)
+def test_parts_sum_to_the_difference_exactly(of_a: dict[str, Any], of_b: dict[str, Any]) -> None:
+    a, b = (tl.load(ALONE, each) for each in (of_a, of_b))
+    found = tl.compare(a, b)
+    told_a, told_b = tl.predict(a), tl.predict(b)
+    assert sum(each.a for each in found.times) == nanoseconds(told_a.total_seconds or 0)
+    assert sum(each.b for each in found.times) == nanoseconds(told_b.total_seconds or 0)
+    assert sum(each.difference for each in found.memory) == (told_b.device_nbytes or 0) - (told_a.device_nbytes or 0)
+    assert tl.load(ALONE, {**of_a, **{each.field: each.b for each in found.fields}}) == b
+
+
+def test_one_device_beside_a_layout() -> None:
+    found = tl.compare(tl.load(ALONE), tl.load(SHARDED))
+    by_name = {each.name: each for each in found.rows}
+    assert by_name["devices"].difference == 15
+    assert sum(each.b for each in found.times) == nanoseconds(tl.predict(tl.load(SHARDED)).total_seconds or 0)
+    assert "exposed communication" in {each.name for each in found.times}
+
+
+def test_the_largest_causes_come_first() -> None:
+    found = tl.compare(tl.load(ALONE), tl.load(ALONE, {"recipe.activation_checkpointing": "full"}))
+    assert reasons(found.times)[0].name == "recomputation"
+    assert reasons(found.memory)[0].name == "activations"
+    told = text(found)
+    assert "The whole run: b takes" in told
+    assert "longer than a" in told
+    assert "recomputation +" in told
+    assert [each.field for each in found.fields] == ["recipe.activation_checkpointing"]
+
+
+def test_a_run_beside_itself() -> None:
+    found = tl.compare(tl.load(ALONE), tl.load(ALONE))
+    assert found.fields == ()
+    assert not any(each.difference for each in (*found.times, *found.memory))
+    assert text(found).endswith("The two runs are alike in every field.")
+
+
+def test_without_a_known_machine_memory_is_compared_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TRAINLEDGER_CALIBRATION", raising=False)
+    table = {**ALONE, "cluster": {}}
+    found = tl.compare(tl.load(table), tl.load(table, {"recipe.micro_batch": 4}))
+    assert found.times == ()
+    assert reasons(found.memory)
+    assert "was not measured yet" in text(found).replace("\n", " ")
+
+
+def test_an_override_is_written_so_that_it_reads_back() -> None:
+    other = tl.load(
+        SHARDED,
+        {
+            "recipe.micro_batch": "none", "recipe.recompute_keep": ["attention"], "recipe.compile": False,
+            "layout.reshard_after_forward": False, "recipe.learning_rate": 1e-5, "model.name": "x-1",
+        },
+    )  # fmt: skip
+    run = tl.load(SHARDED)
+    assert tl.load(SHARDED, overrides(run, other)) == other
+    assert tl.load(SHARDED, overrides(other, run)) == run
+    assert as_override("recipe.micro_batch", None) == "recipe.micro_batch=none"
+    assert len(differences(run, other)) == 5  # compile is false in both
+
+
+def test_the_text_fits_a_terminal() -> None:
+    found = tl.compare(tl.load(ALONE), tl.load(SHARDED))
+    assert max(len(line) for line in text(found, ("a-run.toml", "another.toml")).splitlines()) <= 80
+    assert len(repr(found)) < 100
+
+
+def test_the_figures_hold_both_sides() -> None:
+    found = tl.compare(tl.load(ALONE), tl.load(SHARDED))
+    time, memory = figures(found, ("one", "other")).values()
+    assert [each["name"] for each in time["data"]] == ["a: one", "b: other"]
+    assert sum(memory["data"][0]["x"]) == pytest.approx(sum(each.a for each in found.memory) / 1e9)
+
+
+def test_two_files_and_one_file_changed_give_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = tmp_path / "a.toml", tmp_path / "b.toml"
+    a.write_text(tomli_w.dumps(ALONE))
+    b.write_text(tomli_w.dumps({**ALONE, "recipe": {**ALONE["recipe"], "micro_batch": 4}}))
+    assert main(["compare", str(a), str(b), "--json"]) == 0
+    by_files = json.loads(capsys.readouterr().out)
+    assert main(["compare", str(a), "--set-b", "recipe.micro_batch=4", "--json"]) == 0
+    by_change = json.loads(capsys.readouterr().out)
+    for name in ("fields", "rows", "nanoseconds", "memory_nbytes"):
+        assert by_files[name] == by_change[name]
+    parts = by_files["nanoseconds"]
+    assert sum(each["difference"] for each in parts["parts"]) == parts["difference"]
+
+
+def test_models_alone_are_compared_by_one_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "gpt2", "gpt2-medium", "--set", "cluster.device=l4"]) == 0
+    out = capsys.readouterr().out
+    assert "Time of one step" in out
+    assert "whole run" not in out
+
+
+def test_figures_go_to_a_file_and_json_stays_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("plotly")
+    where = tmp_path / "beside.html"
+    words = ["compare", "gpt2", "gpt2-medium", "--set", "cluster.device=l4", "--json", "--plot", str(where)]
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["time_of"] == "one step"
+    assert err == f"Written to {where}\n"
+    assert "Memory of the heaviest device" in where.read_text()
+
+
+def test_nothing_to_compare_with_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "gpt2"]) == 2
+    sentence = "B: there is nothing to compare with: name a second plan, or change this one with --set-b\n"
+    assert capsys.readouterr() == ("", sentence)

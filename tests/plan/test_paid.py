@@ -1,0 +1,98 @@
+"""What a budget pays for at the speed that is predicted: with speeds that are known, so that the answer is too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import trainledger as tl
+from trainledger.api import plan
+from trainledger.ledger.parameters import parameters
+from trainledger.plan.budget import read_budget
+from trainledger.plan.paid import default_tokens_per_step, pay
+from trainledger.plan.scaling_law import laws
+from trainledger.predict.forecast import Forecast
+
+LAWS = laws()
+DEVICE = tl.device("h100-sxm")
+BASE = tl.model("gpt2")
+PEAK = DEVICE.peak_flops_per_second["bf16"]
+
+
+def steady(share, beside=0.0):
+    """A prediction of the same share of the peak for every run, and so much of its time beside its steps."""
+
+    def predict(run):
+        rate = share * PEAK * run.cluster.count / (6 * parameters(run.model).total)
+        tokens = run.recipe.total_steps * run.recipe.tokens_per_step
+        return Forecast(tokens_per_second=rate, step_seconds=run.recipe.tokens_per_step / rate,
+                        total_seconds=tokens / rate * (1 + beside))  # fmt: skip
+
+    return predict
+
+
+def paid(predict, **given):
+    budget = read_budget(**{"device": DEVICE, "count": 8, "days": 1} | given)
+    return budget, pay(budget, LAWS["rule-20"], BASE, DEVICE, predict)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.35, 0.6])
+def test_a_steady_speed_gives_what_the_rule_says_of_it(share):
+    budget, found = paid(steady(share))
+    flops = budget.flops * share / budget.mfu
+    wanted = LAWS["rule-20"].parameters(flops).value
+    assert found.rounds[0].wanted == pytest.approx(LAWS["rule-20"].parameters(budget.flops).value)
+    assert found.parameters == pytest.approx(wanted, rel=0.04)  # members of the family are not nearer to each other
+    assert found.mfu == pytest.approx(share)
+    assert 6 * found.parameters * found.tokens == pytest.approx(flops, rel=0.002)
+    assert found.note == ""
+
+
+def test_what_is_beside_the_steps_takes_its_time():
+    _, without = paid(steady(0.4))
+    _, found = paid(steady(0.4, beside=0.25))
+    assert found.parameters == without.parameters
+    assert found.tokens == pytest.approx(without.tokens / 1.25, rel=0.003)
+    assert found.told.total_seconds == pytest.approx(86400, rel=0.003)
+
+
+def test_the_run_that_is_paid_for_obeys_the_rules_and_fits():
+    for count in (1, 7, 8, 24):
+        _, found = paid(steady(0.4), count=count)
+        assert list(found.run.problems()) == []
+        assert found.run.cluster.count == count == found.run.layout.devices
+        held = plan(found.run).device_memory
+        assert held is not None
+        assert held.fits
+        assert held.nbytes == found.held.nbytes
+
+
+def test_more_than_memory_allows():
+    budget = read_budget(device=tl.device("t4"), count=1, days=3000)
+    found = pay(budget, LAWS["rule-20"], BASE, tl.device("t4"), steady(0.4))
+    assert found.note.startswith("memory allows no more on these devices; the rule asks for")
+    assert found.held.fits
+    assert found.parameters < found.rounds[-1].wanted
+
+
+def test_without_a_predicted_time_the_supposed_share_stays():
+    _, found = paid(lambda run: Forecast())
+    assert found.note == "no time is predicted for it, so 50 % of the peak stays supposed"
+    assert (found.tokens, found.mfu, found.ratio) == (None, None, None)
+    assert len(found.rounds) == 1
+
+
+def test_what_cannot_be_paid_for_is_a_sentence():
+    with pytest.raises(tl.InvalidInput, match="budget: needs a device, how many of them, and for how long"):
+        pay(read_budget(flops=1e22), LAWS["rule-20"], BASE, DEVICE, steady(0.4))
+    with pytest.raises(tl.InvalidInput, match="family = 'mixtral-8x7b': has experts"):
+        tl.optimal(device="h100-sxm", count=8, days=1, family="mixtral-8x7b")
+    tiny = replace(tl.device("t4"), memory_nbytes=10**9, usable_nbytes=10**9)
+    with pytest.raises(tl.InvalidInput, match="holds no model of the family, however it is spread"):
+        pay(read_budget(device=tiny, count=1, days=1), LAWS["rule-20"], tl.model("llama-3-8b"), tiny, steady(0.4))
+
+
+def test_the_tokens_of_a_step():
+    assert default_tokens_per_step(1e23) == 4 * 10**6
+    assert default_tokens_per_step(4e25) == 16 * 10**6

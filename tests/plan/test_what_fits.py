@@ -1,0 +1,192 @@
+"""What fits: the found run fits and the next does not, by the verdict of a plan; and what limits it has a name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import trainledger as tl
+from trainledger.api import load, machine_of, plan
+from trainledger.ledger.parameters import parameters
+from trainledger.plan.fit import axis as axes
+from trainledger.plan.fit.answer import to_json, what_fits
+from trainledger.plan.fit.axis import Axis, edge
+from trainledger.plan.fit.held import scale_of
+from trainledger.plan.fit.questions import QUESTIONS, divides_batch
+from trainledger.plan.fit.recipes import recipes
+
+MODEL = {"vocab_size": 4096, "d_model": 512, "n_layers": 8, "n_heads": 8, "n_kv_heads": 4, "d_ff": 1536,
+         "max_seq_len": 4096}  # fmt: skip
+
+
+def run_of(model=None, layout=None, device="rtx-3090", **recipe):
+    layout = layout or {}
+    ranks = layout.get("replicate", 1) * layout.get("shard", 1)
+    count = ranks * layout.get("context", 1) * layout.get("tensor", 1) * layout.get("pipeline", 1)
+    given_recipe = {"seq_len": 1024, "global_batch": 8 * ranks, "micro_batch": 2, "steps": 1, "precision": "bf16-mixed"}
+    return load(
+        {
+            "model": model or MODEL,
+            "recipe": given_recipe | recipe,
+            "layout": layout,
+            "cluster": {"device": device, "count": count},
+        }
+    )
+
+
+RUNS = st.builds(
+    run_of,
+    layout=st.sampled_from(
+        [{}, {"shard": 4}, {"shard": 2, "zero": 1}, {"replicate": 2, "shard": 2}, {"shard": 2, "tensor": 2},
+         {"pipeline": 4}, {"shard": 2, "pipeline": 2, "tensor": 2}, {"shard": 2, "context": 2}]
+    ),
+    device=st.sampled_from(["rtx-3090", "l4", "a100-sxm-40gb", "h100-sxm", "mi300x"]),
+    seq_len=st.sampled_from([256, 1024, 4096]),
+    micro_batch=st.sampled_from([1, 2]),
+    optimizer=st.sampled_from(["adamw", "sgd", "lion"]),
+    activation_checkpointing=st.sampled_from(["none", "full", "selective"]),
+)  # fmt: skip
+
+
+def verdict(run):
+    """That of a plan, with nothing of the search in it."""
+    held = plan(run).device_memory
+    assert held is not None
+    return held
+
+
+@given(run=RUNS, question=st.sampled_from(list(QUESTIONS)))
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_the_edge_is_exact(run, question):
+    found = what_fits(run, machine_of(run), backend="cuda", of=[question], changes=False)[question]
+    if question == "memory":
+        assert found.size == verdict(run).nbytes
+        return
+    if found.run is not None:
+        assert list(found.run.problems()) == []
+        assert verdict(found.run).fits
+        assert found.held is not None
+        assert found.held.nbytes == verdict(found.run).nbytes
+    if found.beyond_run is not None:
+        assert not verdict(found.beyond_run).fits
+        assert found.beyond is not None
+        assert found.beyond.nbytes == verdict(found.beyond_run).nbytes
+        assert sum(found.beyond.by_category.values()) == found.beyond.peak_nbytes
+    if found.size is not None and found.beyond_size is not None:
+        next_one = {
+            "sequence": found.size + axes.sequence_unit(run), "micro-batch": found.size + 1,
+            "devices": found.size - run.layout.context * run.layout.tensor * run.layout.pipeline,
+        }  # fmt: skip
+        assert found.beyond_size == next_one.get(question, found.beyond_size)
+        assert question != "model" or found.beyond_size > found.size
+
+
+def test_sizes_are_those_of_the_runs_found():
+    run = run_of(layout={"shard": 2})
+    fit = tl.fit(run, changes=False)
+    assert fit["model"].size == parameters(fit["model"].run.model).total
+    assert fit["sequence"].size == fit["sequence"].run.recipe.seq_len
+    assert fit["micro-batch"].size == fit["micro-batch"].run.recipe.micro_batch
+    assert fit["devices"].size == fit["devices"].run.layout.devices == 1
+    assert fit["memory"].size == fit.held.nbytes == verdict(run).nbytes
+
+
+def test_a_larger_memory_never_fits_less():
+    run = run_of(micro_batch=1)
+    small, large = machine_of(run), machine_of(run_of(device="h100-sxm"))
+    found = [what_fits(run, each, backend="cuda", of=["model", "sequence"], changes=False) for each in (small, large)]
+    for question in ("model", "sequence"):
+        assert found[0][question].size < found[1][question].size
+
+
+def test_changes_of_the_recipe_are_lines_to_paste_and_fit_more():
+    run = run_of({"preset": "llama-3.2-1b"}, layout={"replicate": 2, "shard": 2}, micro_batch=2)
+    fit = tl.fit(run, of=["model", "memory"])
+    assert [row.name for row in fit.rows] == [
+        "as it is", "+ states sharded in full", "+ micro-batch 1", "+ full recomputation", "+ loss in chunks",
+    ]  # fmt: skip
+    for before, after in zip(fit.rows, fit.rows[1:], strict=False):
+        assert set(before.settings) < set(after.settings)
+        assert after.answers["memory"].size < before.answers["memory"].size
+        assert (after.answers["model"].size or 0) >= (before.answers["model"].size or 0)
+    for recipe in recipes(run):
+        section = {"preset": "llama-3.2-1b"}
+        again = {name: vars(getattr(run, name)) for name in ("recipe", "layout", "cluster")}
+        pasted = load({"model": section, **again}, recipe.settings)
+        assert (pasted.recipe, pasted.layout) == (recipe.run.recipe, recipe.run.layout)
+
+
+def test_a_run_that_saves_already_has_no_changes():
+    run = run_of(micro_batch=1, activation_checkpointing="full", loss="chunked")
+    assert [each.name for each in recipes(run)] == ["as it is"]
+
+
+def test_nothing_fits():
+    run = run_of({"preset": "llama-3-70b"}, device="t4", precision="fp16-mixed", micro_batch=1, global_batch=2)
+    fit = tl.fit(run, of=["sequence", "devices", "memory"], changes=False)
+    assert fit["sequence"].size is None
+    assert fit["sequence"].note == "not even the smallest fits"
+    assert fit["sequence"].beyond.nbytes > fit["sequence"].beyond.usable_nbytes
+    assert fit["devices"].size is None
+    assert fit["devices"].note == "not even with states in 16,384 parts: the rest is not sharded"
+    assert not fit.held.fits
+    assert fit.devices == ()
+
+
+def test_what_the_heaviest_rank_is_called():
+    run = run_of(layout={"pipeline": 4}, micro_batch=1)
+    scale = scale_of(machine_of(run), backend="cuda")
+    held = scale.held(run)
+    assert held.rank == f"stage {held.stage + 1} of 4"
+    weights = [scale.nbytes(run, stage) for stage in range(4)]
+    assert max(weights) == weights[held.stage] == held.nbytes
+    assert scale.held(run_of()).rank == "every rank"
+
+
+@pytest.mark.parametrize("start", [0, 3, 50, 99])
+@given(last=st.integers(-1, 99), holes=st.sets(st.integers(1, 98), max_size=40))
+def test_the_search_on_a_line(start, last, holes):
+    """On any line with holes: the last that fits and the first that does not, whatever place it starts from."""
+    line = Axis(100, lambda place: None if place in holes else place, start=start)  # type: ignore[arg-type, return-value]
+    found, beyond = edge(line, lambda place: place <= last)
+    there = [place for place in range(100) if place not in holes]
+    assert found == next(((each, each) for each in reversed(there) if each <= last), None)
+    assert beyond == next(((each, each) for each in there if each > last), None)
+
+
+def test_a_family_is_searched_a_little_beyond_its_edge():
+    fits = {0, 1, 2, 3, 5}
+    line = Axis(20, lambda place: place, ahead=4)  # type: ignore[arg-type, return-value]
+    assert edge(line, lambda place: place in fits) == ((5, 5), (6, 6))
+
+
+def test_micro_batches_that_divide():
+    run = run_of(global_batch=12, micro_batch=1)
+    assert [divides_batch(run, each) for each in (1, 5, 7, 100)] == [1, 4, 6, 12]
+
+
+def test_what_is_not_known_is_a_sentence():
+    run = run_of()
+    with pytest.raises(tl.InvalidInput, match=r"of = 'modle': must be some of model, sequence.*nearest.*model"):
+        tl.fit(run, of=["modle"])
+    with pytest.raises(tl.InvalidInput, match="must be some of"):
+        tl.fit(run, of=[])
+    with pytest.raises(tl.InvalidInput, match="was not measured yet"):
+        what_fits(run, None, backend="cuda")
+    unknown = replace(tl.device("l4"), memory_nbytes=None, usable_nbytes=None)
+    with pytest.raises(tl.InvalidInput, match="has no known memory"):
+        what_fits(run, unknown, backend="cuda")
+
+
+def test_the_answers_as_plain_data():
+    import json
+
+    told = to_json(tl.fit(run_of(layout={"shard": 2}), changes=False))
+    assert json.loads(json.dumps(told)) == told
+    row = told["rows"][0]
+    assert set(row["answers"]) == set(QUESTIONS)
+    assert row["answers"]["model"]["model"]["d_model"] > 0
+    assert row["answers"]["sequence"]["beyond"]["category"] in row["answers"]["sequence"]["beyond"]["by_category"]
