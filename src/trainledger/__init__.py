@@ -33,6 +33,7 @@ _WHERE = {
     "device_of": "trainledger.api",
     "fit": "trainledger.api",
     "inference": "trainledger.api",
+    "layouts": "trainledger.api",
     "load": "trainledger.api",
     "machine_of": "trainledger.api",
     "meter": "trainledger.measure.meter",
@@ -47,7 +48,8 @@ _WHERE = {
 
 if TYPE_CHECKING:
     from trainledger.api import (  # fmt: skip
-        account, advise, breaks, compare, device_of, fit, inference, load, machine_of, model, optimal, predict,
+        account, advise, breaks, compare, device_of, fit, inference, layouts, load, machine_of, model, optimal,
+        predict,
     )
     from trainledger.catalog import device
     from trainledger.ledger.entry import Entry, Ledger
@@ -67,7 +69,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec",
-    "Problem", "Recipe", "Run", "account", "advise", "breaks", "compare", "device", "device_of", "fit", "inference", "load", "machine_of", "meter", "model", "napkin", "optimal",
+    "Problem", "Recipe", "Run", "account", "advise", "breaks", "compare", "device", "device_of", "fit", "inference", "layouts", "load", "machine_of", "meter", "model", "napkin", "optimal",
     "parameters", "predict", "reconcile", "trace",
 ]  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from trainledger import catalog
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from trainledger.plan.breaks import Breaks
     from trainledger.plan.compare import Comparison
     from trainledger.plan.fit.answer import Fit
+    from trainledger.plan.layouts.found import Layouts
     from trainledger.plan.optimal import Optimal
     from trainledger.plan.plan import Plan
     from trainledger.predict.forecast import Forecast
@@ -33,10 +35,13 @@ THIS_MACHINE = "this-machine"
 def load(
     source: str | os.PathLike[str] | Mapping[str, Any],
     overrides: Mapping[str, Any] | Iterable[str] = (),
+    *,
+    search: bool = True,
 ) -> Run:
     """The run in a TOML file or a dict of sections, after overrides (``{"recipe.micro_batch": 2}``).
 
-    Raises `InvalidInput` with every problem found.
+    A layout that is to be found (``layout = "auto"``) is searched for, but for ``search=False``. Raises `InvalidInput`
+    with every problem found.
 
     >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 1024, "global_batch": 8, "tokens": "1B"}})
     >>> run.model.n_layers, run.recipe.total_steps
@@ -44,10 +49,60 @@ def load(
     """
     table = source if isinstance(source, Mapping) else runfile.read_table(source)
     where = "" if isinstance(source, Mapping) else os.fspath(source)
-    return runfile.parse(
+    run = runfile.parse(
         table, overrides, presets=catalog.model, from_config=config_fields, devices=_known_device,
         networks=catalog.link, where=where,
     )  # fmt: skip
+    return with_layout(run) if search and run.layout.auto else run
+
+
+@cache
+def with_layout(run: Run) -> Run:
+    """The run with the quickest layout that fits, where it asks for a search (``layout.auto``).
+
+    What the run says of its layout, its micro-batch or what it recomputes, other than the defaults, is kept. Raises
+    `InvalidInput` where nothing fits.
+    """
+    from trainledger.plan.layouts.grid import fixed_by, whole
+
+    fixed = fixed_by(run)
+    if run.cluster.count == 1 and not fixed:
+        return replace(run, layout=replace(run.layout, auto=False))
+    best = layouts(whole(run), fixed=fixed, keep=1).best
+    if best is None:
+        rule = f"found no layout that fits {run.cluster.count:,} x {run.cluster.device}; trainledger layouts says why"
+        raise InvalidInput([Problem("layout", "auto", rule)])
+    return best.run
+
+
+def layouts(
+    run: Run,
+    *,
+    devices: int | None = None,
+    device: str | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    keep: int = 10,
+    limit_seconds: float = 30.0,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Layouts:
+    """The quickest layouts of a run on its cluster, or on so many ``devices`` of a kind (`trainledger.plan.layouts`).
+
+    The layout, micro-batch and activation checkpointing of the run are searched for; ``fixed`` gives some of them a
+    value (``{"tensor": 8}``). ``keep`` are ranked, accounted for at most ``limit_seconds`` long; ``progress`` hears what
+    is done, how much of it and of how much. Raises `InvalidInput`.
+    """
+    from trainledger.plan.layouts.grid import whole
+    from trainledger.plan.layouts.search import search
+
+    count, name = devices or run.cluster.count, device or run.cluster.device
+    run = replace(whole(run), cluster=replace(run.cluster, count=count, device=name))
+    machine = machine_of(run)
+    if not isinstance(machine, Device):
+        rule = "has no links on record, so layouts on it cannot be timed; name a device of the catalog"
+        raise InvalidInput([Problem("cluster.device", name, rule)])
+    return search(
+        run, machine, backend=kernels_of(run), fixed=fixed, keep=keep, limit_seconds=limit_seconds, progress=progress
+    )
 
 
 def model(name: str, **fields: Any) -> ModelSpec:

@@ -16,7 +16,7 @@ from trainledger.ledger.parameters import parameters
 from trainledger.ledger.ranks import account_of_stage
 from trainledger.ledger.step import account
 from trainledger.ledger.timeline import timeline
-from trainledger.predict.step_time import step_time
+from trainledger.predict.step_time import CAUSES, step_time
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 
@@ -115,9 +115,11 @@ def test_the_time_is_the_roofline_line_by_line() -> None:
 
     step = step_time(account(run, backend="cuda"), catalog.device("a100-sxm-80gb"))
     # fp32 products have a peak on that sheet; every second of the step stands in some line.
-    parts = explain.time(symbolic(run, backend="cuda"), step)
-    assert sum(each.total for each in parts) == pytest.approx(step.seconds)
-    assert {each.title for each in parts} == set(step.by_phase)
+    causes, *phases = explain.time(step)
+    assert causes.total == pytest.approx(step.seconds)
+    assert {each.what for each in causes.lines} <= set(explain.CAUSES) == set(CAUSES)
+    assert sum(each.total for each in phases) == pytest.approx(step.seconds)
+    assert {each.title for each in phases} == set(step.by_phase)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2, written out", "checkpointed, accumulated"])

@@ -265,3 +265,26 @@ def test_a_model_with_prediction_modules_on_several_devices(capsys):
     code, out, _ = call(capsys, *words, "--set", "cluster.device=h200", "--weights", "fp8-block", "--context", "4k")
     assert code == 0
     assert "One token takes 70,272 bytes (68.62 KiB)" in out
+
+
+def test_a_measured_machine_gives_no_bound():
+    from trainledger.spec.calibration import Calibration, KernelTime
+
+    kernels = tuple(
+        KernelTime(kind=kind, dtype="fp32", shape=(1, 1, 1), flops=flops, nbytes=nbytes, seconds=1e-3)
+        for kind, flops, nbytes in (("matmul", 10**9, 10**7), ("attention", 10**9, 10**7), ("copy", 0, 10**7))
+    )
+    machine = Calibration(
+        title="a machine", date="2026-11-20", backend="cpu", torch_version="2.13", threads=1, memory_nbytes=10**9,
+        operation_seconds=1e-6, kernels=kernels,
+    )  # fmt: skip
+    run = tl.load({"model": SMALL, "recipe": {"seq_len": 8, "global_batch": 1, "steps": 1}})
+    serving = Serving(context=64, weights="fp32", cache="fp32", compute="fp32")
+    told = module.inference(run, serving, machine, backend="cpu")
+    assert told.time.basis == "assumed"
+    assert told.time.expected >= told.time.bound > 0
+    assert told.largest_batch > 1
+    from trainledger.report.inference import text
+
+    assert "On a machine about" in text(told)
+    assert "at the measured rates" in " ".join(text(told).split())

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import trainledger as tl
 from trainledger import catalog
 from trainledger.ledger.ranks import accounts
+from trainledger.predict.acts import compute_seconds
 from trainledger.predict.layout_time import layout_time
 from trainledger.predict.pipeline_time import bubble_seconds
-from trainledger.predict.rank_time import compute_seconds
 from trainledger.predict.stage_time import stages_of
 from trainledger.predict.step_spans import spans
 from trainledger.predict.step_time import CAUSES, StepTime, step_time

@@ -8,15 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.predict.rank_time import (
-    Act,
-    Loop,
-    Span,
-    Streams,
-    compute_seconds,
-    rank_seconds,
-    without_links,
-)
+from trainledger.predict.acts import Act, Loop, compute_seconds, without_links
+from trainledger.predict.rank_time import Span, Streams, rank_seconds
 
 
 def gathered(gather: float, work: float) -> tuple[Act, ...]:

@@ -32,7 +32,7 @@ _MEGATRON = (
     "attention written out; scale, mask and softmax are one kernel; bias and GELU, bias, dropout and residual are one "
     "each (the repository's fused kernels): told as compile = true",
     "dropout 0.1 everywhere (the defaults); fp16 with a master copy in fp32, Adam; every block run again in backward",
-    "tensor parallelism without sequence parallelism",
+    "tensor parallelism without sequence parallelism; gradients are summed over data ranks after the last backward",
 )  # fmt: skip
 SELENE = "Selene: DGX A100 with eight 200 Gb/s HDR adapters"
 SC21 = TimeSource(
@@ -42,7 +42,8 @@ SC21 = TimeSource(
     network=HDR_8,
     assumed=(
         *_MEGATRON,
-        "micro-batches and layers of a virtual stage as examples/sc21/run_table_1.sh of the repository has them",
+        "micro-batches, layers of a virtual stage and overlapped gradients (DDP=torch, with one stage) as "
+        "examples/sc21/run_table_1.sh of the repository has them",
         SELENE,
     ),
 )
@@ -115,7 +116,7 @@ CORE = TimeSource(
     assumed=(
         "flash attention (Transformer Engine), fused kernels told as compile = true, no dropout, bf16 with a master "
         "copy and gradients in fp32, distributed optimizer with overlapped gradients and parameters",
-        "tensor parallelism with sequence parallelism, its products gathered again in backward; no recomputation",
+        "tensor parallelism with sequence parallelism, overlapped (the README); no recomputation",
         "micro-batches of one sequence, four where tensor and pipeline ranks are one; pipelines are interleaved with "
         "two layers to a virtual stage, or as few as divide",
     ),
@@ -133,6 +134,8 @@ LLAMA_FP8 = TimeSource(
 SOURCES = (SC21, TABLE_2, TABLES, MT_NLG, VTRAIN_SINGLE, VTRAIN_MULTI, CHRONICLES, TR3M, CORE, LLAMA_FP8)
 A100_80, A100_40 = "a100-sxm-80gb", "a100-sxm-40gb"
 
+# --overlap-grad-reduce, --overlap-param-gather, --tp-comm-overlap
+_OVERLAPPED = ("gradients", "parameters", "tensor")
 # examples/sc21/run_table_1.sh: sequences of a micro-batch and layers of a virtual stage, by layers and stages.
 _SC21_RUNS = {
     (24, 1): (16, 0), (30, 1): (16, 0), (36, 1): (16, 0), (40, 1): (8, 0), (48, 2): (4, 0), (60, 4): (2, 5),
@@ -165,14 +168,17 @@ def sc21_case(row: Row) -> TimeCase:
     tensor, stages, data = _ranks(row)
     layers = int(row["n_layers"])
     batch, each = _SC21_RUNS[layers, stages]
-    layout = Layout(replicate=data, tensor=tensor, pipeline=stages, **_interleaved(layers, stages, each))
+    overlap = ("gradients",) if stages == 1 else None  # DDP=torch there, DDP=local with more stages
+    layout = Layout(
+        replicate=data, tensor=tensor, pipeline=stages, overlap=overlap, **_interleaved(layers, stages, each)
+    )
     return case(row, SC21, A100_80, gpt(row), _recipe(row, batch), layout, from_hardware_flops)
 
 
 def table_2_case(row: Row) -> TimeCase:
     tensor, stages, data = _ranks(row)
     split = {"shard": data} if row["sharding"] == "zero3" else {"replicate": data}
-    layout = Layout(tensor=tensor, pipeline=stages, **split)
+    layout = Layout(tensor=tensor, pipeline=stages, overlap=None, **split)
     recipe = _recipe(row, int(row["micro_batch_per_device"]))
     return case(row, TABLE_2, A100_80, gpt(row), recipe, layout, from_hardware_flops)
 
@@ -180,7 +186,7 @@ def table_2_case(row: Row) -> TimeCase:
 def pipeline_case(row: Row, source: TimeSource, device: str) -> TimeCase:
     """1F1B, data parallel ranks with whole copies, a printed step time."""
     tensor, stages, data = _ranks(row)
-    layout = Layout(replicate=data, tensor=tensor, pipeline=stages)
+    layout = Layout(replicate=data, tensor=tensor, pipeline=stages, overlap=None)
     return case(row, source, device, gpt(row), _recipe(row, int(row["micro_batch_per_device"])), layout, from_step)
 
 
@@ -196,7 +202,8 @@ def bigscience_case(row: Row) -> TimeCase | str:
         printed = round(printed / (data * batch)) * data * batch
     recipe = replace(told.run.recipe, compile=True, global_batch=printed)
     source = CHRONICLES if "tr11" in row["source"] else TR3M
-    found = case(row, source, told.run.cluster.device, told.run.model, recipe, told.run.layout, from_step)
+    layout = replace(told.run.layout, overlap=None)
+    found = case(row, source, told.run.cluster.device, told.run.model, recipe, layout, from_step)
     # A batch that is no whole number of micro-batches is told as the nearest one that is, its time in proportion.
     return replace(found, seconds=found.seconds * printed / int(row["global_batch_seqs"]))
 
@@ -213,7 +220,7 @@ def core_case(row: Row) -> TimeCase:
     each = next(size for size in (2, 3, 1) if layers % (stages * size) == 0)
     layout = Layout(
         shard=data, zero=1, tensor=tensor, sequence_parallel=tensor > 1, pipeline=stages,
-        **_interleaved(layers, stages, each if stages > 1 else 0),
+        overlap=_OVERLAPPED if tensor > 1 else _OVERLAPPED[:2], **_interleaved(layers, stages, each if stages > 1 else 0),
     )  # fmt: skip
     recipe = _core_recipe(row, 4 if tensor * stages == 1 else 1)
     model = gpt(row, tie_embeddings=False)
@@ -229,7 +236,7 @@ def llama_fp8_case(row: Row) -> TimeCase:
     layout = Layout(
         shard=data, zero=1, tensor=tensor, sequence_parallel=tensor > 1, pipeline=stages, context=context,
         schedule="interleaved" if stages > 1 else "1f1b", virtual_stages=chunks // stages,
-        stage_layers=split if uneven else None,
+        stage_layers=split if uneven else None, overlap=_OVERLAPPED if tensor > 1 else _OVERLAPPED[:2],
     )  # fmt: skip
     told = {**row, "global_batch_seqs": row["global_batch_seqs"] or "128"}
     recipe = _core_recipe(told, 1, precision="fp8-tensorwise", master_weights=False, gradient_dtype=None)

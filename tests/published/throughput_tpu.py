@@ -21,8 +21,8 @@ V4 = TimeSource(
     name="AI-Hypercomputer/maxtext:src/maxtext/configs/tpu/v4/README.md",
     title="maxtext, TPU v4",
     convention="model TFLOP/s and chip",
-    network=(("devices_per_node", 64),),
-    assumed=(*_MAXTEXT, "GPT of 2,048 tokens without gates, vocabulary 32,000; the batch of a chip as the row says"),
+    network=(("network", "ethernet-25"),),
+    assumed=(*_MAXTEXT, "GPT of 2,048 tokens without gates, heads 256 wide, vocabulary 32,000; the batch of a chip as the row says"),
 )
 V5E = TimeSource(
     name="AI-Hypercomputer/maxtext:src/maxtext/configs/tpu/v5e/README.md",
@@ -70,7 +70,7 @@ def tpu_case(row: Row) -> TimeCase | str:
         slice_chips = 64 if billions == 22 else 192
         model = ModelSpec(
             vocab_size=32000, d_model=int(row["d_model"]), n_layers=int(row["n_layers"]), n_heads=int(row["n_heads"]),
-            d_ff=int(row["d_ff"]), max_seq_len=2048, gated=False, activation="relu",
+            head_dim=256, d_ff=int(row["d_ff"]), max_seq_len=2048, gated=False, activation="relu",
         )  # fmt: skip
     elif "v5e" in row["source"]:
         source, device, slice_chips, model = V5E, "tpu-v5e", 256, scaled_model(billions)

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "breaks": ("Plan", "what gives way first when a run grows", "breaks"),
     "advise": ("Plan", "what to change, ranked by what it gains", "advise"),
     "compare": ("Plan", "two plans side by side, and why they differ", "compare"),
+    "layouts": ("Plan", "the quickest ways to spread a run over devices", "layouts"),
     "fit": ("Plan", "the largest, longest and fewest that fits", "fit"),
     "optimal": ("Plan", "the best model and data for a budget", "optimal"),
     "catalog": ("Plan", "the models and devices that are known", "catalog"),

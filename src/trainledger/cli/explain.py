@@ -6,7 +6,7 @@ With --symbolic one size stays free: the memory as expressions in it, and the la
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainledger.cli.arguments import RUN_OR_MODEL, add_json, add_run, print_json
 from trainledger.cli.plan import run_or_model
@@ -53,10 +53,12 @@ def _account(args: argparse.Namespace, run: Run) -> int:
     from trainledger.explain import account as explain
     from trainledger.explain.symbols import MEANINGS, symbolic
 
+    if args.what == "time":
+        return _times(args, run)
     found = symbolic(run, backend=kernels_of(run), stage=args.stage)
-    parts = _timed(args, run, found) if args.what == "time" else getattr(explain, args.what)(found)
+    parts = getattr(explain, args.what)(found)
     used = {str(symbol): value for symbol, value in found.values.items() if str(symbol) in MEANINGS}
-    legend = {name: (value, MEANINGS[name]) for name, value in used.items()} if args.what != "time" else {}
+    legend = {name: (value, MEANINGS[name]) for name, value in used.items()}
     from trainledger.report.explain import account, to_json
 
     if args.json:
@@ -74,24 +76,38 @@ def _say_rank(args: argparse.Namespace, run: Run) -> None:
     print(f"Of {run.layout.devices:,} devices, {whole}.\n")
 
 
-def _timed(args: argparse.Namespace, run: Run, found: Any) -> Any:
+def _times(args: argparse.Namespace, run: Run) -> int:
+    """The step by cause, its roofline by kind, and its operations."""
     from trainledger.api import kernels_of, machine_of
     from trainledger.explain.account import time
-    from trainledger.ledger.ranks import account_of_stage
-    from trainledger.predict.step_time import step_time
+    from trainledger.ledger.parameters import leaves_of
+    from trainledger.ledger.ranks import accounts
+    from trainledger.ledger.update import whole_of
+    from trainledger.predict.layout_time import layout_time
+    from trainledger.predict.roofline_table import roofline_table
+    from trainledger.report.explain import account, roofline, to_json
     from trainledger.spec.problem import InvalidInput, Problem
 
-    if not run.layout.alone:
-        rule = "the step of several devices is timed by trainledger plan; leave [layout] out to see one device's here"
-        raise InvalidInput([Problem("layout", None, rule)])
+    if args.stage:
+        rule = "with time the slowest stage is explained, whichever that is"
+        raise InvalidInput([Problem("--stage", args.stage, rule, 0)])
     machine = machine_of(run)
     if machine is None:
         rule = "was not measured yet (trainledger measure machine does it, once), so there are no times to explain"
         raise InvalidInput([Problem("cluster.device", run.cluster.device, rule)])
-    step = step_time(account_of_stage(run, args.stage, backend=kernels_of(run)), machine)
+    tensors = whole_of(leaves_of(run.model, run.recipe)).tensors
+    step = layout_time(run, accounts(run, backend=kernels_of(run)), machine, tensors=tensors)
     if step.seconds is None:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, "; ".join(step.notes))])
-    return time(found, step)
+    parts, rows = time(step), roofline_table(step.entries, machine)
+    if args.json:
+        by_kind = [vars(each) for each in rows]
+        print_json({"account": "time", "symbols": {}, "parts": to_json(parts), "roofline": by_kind})
+        return 0
+    if not run.layout.alone:
+        print(f"Of {run.layout.devices:,} devices: operations are those of a rank of the slowest stage.\n")
+    print(account("time", parts[:1], {}), roofline(rows), account("time", parts[1:], {}), sep="\n\n")
+    return 0
 
 
 def _envelope(args: argparse.Namespace, run: Run) -> int:

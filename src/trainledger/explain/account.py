@@ -105,8 +105,21 @@ def peak_moment(found: Symbolic) -> Any:
     return max(timeline(found.ledger), key=lambda each: found.number(each.nbytes))
 
 
-def time(found: Symbolic, step: StepTime) -> tuple[Part, ...]:
-    """The predicted seconds of a step by phase: of each operation what bounds it."""
+# What a cause of a step's seconds is taken to be (`predict.step_time.CAUSES`).
+CAUSES = {
+    "ideal": "the model's own FLOPs, dense, over the peak of its matmuls' format",
+    "recomputation": "all that the forward that runs again in backward takes",
+    "kernel efficiency": "what matmuls and attention take beyond the ideal; less than nothing where kernels skip more",
+    "memory-bound operations": "what all other operations take to move their bytes",
+    "launch overhead": "what operations take however small, and waiting for the program",
+    "exposed communication": "what the step would be shorter by if links took no time",
+    "pipeline bubble": "what the slowest path is longer than the mean device computes",
+    "stragglers": "what slow nodes add",
+}
+
+
+def time(step: StepTime) -> tuple[Part, ...]:
+    """The predicted seconds of a step by cause, then its operations by phase: of each what bounds it."""
     parts: dict[str, dict[tuple[str, str, str], float]] = {}
     for each in step.entries:
         key = (each.entry.path or each.entry.kind, each.entry.name, each.bound)
@@ -117,16 +130,25 @@ def time(found: Symbolic, step: StepTime) -> tuple[Part, ...]:
         "memory": "bytes / rate of such copies",
         "overhead": "calls x time of a call",
     }
-    return tuple(
-        Part(
-            phase,
-            tuple(
-                Line(f"{path} {name}", rules.get(bound, bound), f"bound by {bound}", seconds, step.basis, "roofline")
-                for (path, name, bound), seconds in sorted(lines.items(), key=lambda each: -each[1])
-            ),
-            sum(lines.values()),
-        )
-        for phase, lines in parts.items()
+    causes = tuple(
+        Line(cause, CAUSES[cause], "", seconds, step.basis, "predict.step_time.causes_of")
+        for cause, seconds in step.causes.items()
+        if seconds
+    )
+    return (
+        Part("the step by cause", causes, sum(each.value for each in causes)),
+        *(
+            Part(
+                phase,
+                tuple(
+                    Line(f"{path} {name}", rules[bound], f"bound by {bound}", seconds, step.basis, "roofline")
+                    for (path, name, bound), seconds in sorted(lines.items(), key=lambda each: -each[1])
+                    if seconds
+                ),
+                sum(lines.values()),
+            )
+            for phase, lines in parts.items()
+        ),
     )
 
 

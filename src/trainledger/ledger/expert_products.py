@@ -36,7 +36,7 @@ def linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, d_in: Int, d_out: Int,
     dtype = x.dtype
     matrix = op.cast(tape, w.array(), dtype)
     bias = None if b is None else op.cast(tape, b.array(), dtype)
-    rows, sizes = places.count, (w.elements, places.n_experts * d_out)
+    rows, n_experts, sizes = places.count, places.n_experts, (w.elements, places.n_experts * d_out)
     grouped = places.ends is not None
     each = -(-rows // places.n_experts)  # rows of an expert, where they are spread evenly
     flops = rules.matmul_flops(rows, d_out, d_in)
@@ -45,7 +45,7 @@ def linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, d_in: Int, d_out: Int,
     def product(reads: Sequence[Array], elements: Int, *sizes: Int) -> Array:
         return tape.emit(
             "grouped_mm" if grouped else "padded_mm", "matmul", reads=reads, makes=[(elements, dtype)], flops=flops,
-            model_flops=model_flops, shape=(places.n_experts, *sizes),
+            model_flops=model_flops, shape=(n_experts, *sizes),
         )[0]  # fmt: skip
 
     def bias_gradient(g: Array, ends: Sequence[Array]) -> Array:

@@ -62,21 +62,21 @@ class LatentAttention(nn.Module):
             if decoding:
                 y_B1D: Tensor = self.o_proj(self._absorbed(q_BTHK[:, 0], joint_BS1C[:, :, 0]))
                 return y_B1D
-            k_BTHK, v_BTHW = self._keys_values(self.kv_b_proj(latent_BTR), k_BT1Q)
+            k_BTHN, v_BTHW = self._keys_values(latent_BTR)
         else:
-            kv_BTC = self.kv_b_proj(self.kv_a_layernorm(latent_BTR))
+            k_BTHN, v_BTHW = self._keys_values(self.kv_a_layernorm(latent_BTR))
             k_BT1Q = rotate(turning_BTQ[:, :, None], angles, interleaved=self.interleaved)
-            k_BTHK, v_BTHW = self._keys_values(kv_BTC, k_BT1Q)
-            del kv_BTC
-        del k_BT1Q, latent_BTR, turning_BTQ
+        k_BTHK = torch.cat((k_BTHN, k_BT1Q.expand(-1, -1, k_BTHN.shape[2], -1)), dim=-1)
+        del k_BTHN, k_BT1Q, latent_BTR, turning_BTQ
         scores = self.scores_in_training if self.training else self.scores
         y_BTD: Tensor = self.o_proj(attend(q_BTHK, k_BTHK, v_BTHW, mask, scores))
         return y_BTD
 
-    def _keys_values(self, kv_BTC: Tensor, k_BT1Q: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of all heads: each head's own part of a key before the turned part that all share."""
-        k_BTHN, v_BTHW = torch.split(heads(kv_BTC, self.plain + self.value), [self.plain, self.value], dim=-1)
-        return torch.cat((k_BTHN, k_BT1Q.expand(-1, -1, k_BTHN.shape[2], -1)), dim=-1), v_BTHW
+    def _keys_values(self, latent_BTR: Tensor) -> tuple[Tensor, Tensor]:
+        """Of normed latents the keys without their turned part, and the values, of all heads."""
+        kv_BTHC = heads(self.kv_b_proj(latent_BTR), self.plain + self.value)
+        k_BTHN, v_BTHW = torch.split(kv_BTHC, [self.plain, self.value], dim=-1)
+        return k_BTHN, v_BTHW
 
     def _absorbed(self, q_BHK: Tensor, joint_BSC: Tensor) -> Tensor:
         """One query of each sequence against the latents themselves, C = R + Q wide: [B, 1, H W].

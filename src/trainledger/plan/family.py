@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from math import ceil
 
 from trainledger.ledger.parameters import parameters
@@ -64,7 +64,7 @@ class Family(Sequence[ModelSpec]):
         return at - 1 if count - self._sizes[at - 1] < self._sizes[at] - count else at
 
 
-@cache
+@lru_cache(maxsize=8)
 def family_of(base: ModelSpec) -> Family:
     """The family that a model belongs to.
 

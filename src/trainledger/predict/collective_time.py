@@ -74,6 +74,7 @@ def collective_seconds(name: str, nbytes: Number, place: Placement, fabric: Fabr
     ``name`` is all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, or send (recv) to a neighbour. Raises
     NoRate where the group needs a network that is not known.
 
+    >>> from trainledger.spec.links import Link
     >>> fabric = Fabric(devices_per_node=8, node=Link(name="x", title="x", bytes_per_second=100e9))
     >>> round(collective_seconds("all_reduce", 8e9, Placement(8, 1, 8), fabric), 3)
     0.14

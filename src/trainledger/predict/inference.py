@@ -32,12 +32,14 @@ class ServingTime:
 
     ``limit`` is what most of it is spent on: memory, compute or links. ``expected`` is what all operations take one
     after the other, at the rates that the machine's calibration says, without the time to launch them; None where
-    there is none.
+    there is none. ``basis`` is ``bound`` of a data sheet, and ``assumed`` of a measured machine, whose measured rates
+    are taken for both.
     """
 
     bound: float
     limit: str
     expected: float | None
+    basis: str = "bound"
 
 
 @frozen
@@ -191,7 +193,8 @@ def _times(run: Run, ledger: Ledger, machine: Machine) -> ServingTime:
             for each in ledger
             if each.kind != "transfer"
         )
-    return ServingTime(sum(split.values()), max(split, key=lambda each: split[each]), expected)
+    basis = "bound" if isinstance(machine, Device) else "assumed"
+    return ServingTime(sum(split.values()), max(split, key=lambda each: split[each]), expected, basis)
 
 
 def _link_seconds(run: Run, entry: Entry, machine: Machine, *, bound: bool) -> float:

@@ -28,6 +28,9 @@ SPLITS = (1, 2, 4, 8, 16)  # of the inner length over multiprocessors, where the
 # vocabulary went from 50,257 to 50,304 (A. Karpathy 2023), with a third of its products in the head.
 ALIGNED_NBYTES = 16
 UNALIGNED = 0.6
+# Batched products run without matrix units then: fp32's rate, about a sixteenth (BigScience's chronicles of 2022:
+# heads 108 wide make a step of 182B on A100 a third longer than heads 144 or 216 wide, with a fortieth of its FLOPs).
+UNALIGNED_BATCH = 0.0625
 EIGHT_BITS = ("e4m3", "e5m2", "mxfp8")
 
 # Softmax runs on other units than the products beside it: narrow heads have fewer products for each exponential.
@@ -88,11 +91,11 @@ def _alignment(shape: tuple[Int, ...], dtype: str) -> Real:
         return 1.0
     elements = ALIGNED_NBYTES // nbytes_in(1, dtype)
     rest = sum(size % elements for size in shape[1:])
-    if hasattr(rest, "shape"):
+    if hasattr(rest, "shape") or hasattr(shape[0], "shape"):
         import numpy as np
 
-        return np.where(rest == 0, 1.0, UNALIGNED)
-    return UNALIGNED if rest else 1.0
+        return np.where(rest == 0, 1.0, np.where(np.asarray(shape[0]) > 1, UNALIGNED_BATCH, UNALIGNED))
+    return 1.0 if not rest else UNALIGNED if shape[0] == 1 else UNALIGNED_BATCH
 
 
 def attention_seconds(
@@ -128,4 +131,3 @@ def computed_share(queries: Int, keys: Int, causal: int) -> Real:
         return 1.0
     longest = larger(queries, keys)
     return smaller_real(1.0, 1 - keys / (2 * longest) + ATTENTION_BLOCK / (2 * longest))
-

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainledger.ledger.ranks import RankAccount
+from trainledger.predict.acts import compute_seconds, flat
 from trainledger.predict.pipeline_time import Chunk, Stage, pipeline_ends
-from trainledger.predict.rank_time import Streams, compute_seconds, flat, rank_seconds
+from trainledger.predict.rank_time import Streams, rank_seconds
 from trainledger.predict.roofline import Machine, NoRate
 from trainledger.predict.stage_time import StageTime, stages_of, with_free_links
 from trainledger.predict.step_time import CAUSES, StepTime, basis_of, causes_of, ideal_seconds, step_time
@@ -53,7 +54,7 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
     causes["exposed communication"] = seconds - free
     launches = max(sum(each.launch_seconds for each in stage.times) for stage in stages)
     waiting = max(seconds, launches) - seconds
-    if run.layout.pipeline > 1:
+    if run.layout.pipeline > 1 and any(launch_bound(each) for each in stages):
         waiting = max(waiting, step_seconds(run, stages, contention, launching=True) - seconds)
     causes["launch overhead"] += waiting
     slower = straggling(run, machine, fabric) * (seconds + waiting)
@@ -157,6 +158,12 @@ def begins(stage: StageTime, forward: float, contention: float) -> float:
         if each.kind == "unpack":
             return max(first, streams.compute - forward)
     return streams.compute
+
+
+def launch_bound(stage: StageTime) -> bool:
+    """Whether a stage's forwards or backwards take longer to launch than to compute."""
+    ways = ((each.launches[way], (each.forward, each.backward)[way]) for each in stage.chunks for way in (0, 1))
+    return any(launches > compute_seconds(acts) for launches, acts in ways)
 
 
 def slowest_send(stages: Sequence[StageTime]) -> float:

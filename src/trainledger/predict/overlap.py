@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.ledger.entry import Entry
-from trainledger.predict.rank_time import Timed
+from trainledger.predict.acts import Timed
 from trainledger.spec.layout import overlaps
 from trainledger.spec.run import Run
 

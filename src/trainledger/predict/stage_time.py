@@ -10,16 +10,9 @@ from typing import Any, NamedTuple
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry, Ledger
 from trainledger.ledger.ranks import RankAccount
+from trainledger.predict.acts import BACKWARD, UPDATE, Program, Timed, program, without_links
 from trainledger.predict.collective_time import collective_seconds, placement
 from trainledger.predict.overlap import as_overlapped, bucket_elements, in_buckets, times_of
-from trainledger.predict.rank_time import (
-    BACKWARD,
-    UPDATE,
-    Program,
-    Timed,
-    program,
-    without_links,
-)
 from trainledger.predict.roofline import EntryTime, Machine, NoRate, Roofline
 from trainledger.predict.step_time import host_seconds
 from trainledger.spec.links import Fabric

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainledger.report.table import table, wrapped
-from trainledger.units import format_count, format_flops, format_nbytes, format_seconds
+from trainledger.units import format_count, format_flops, format_flops_per_second, format_nbytes, format_seconds
 
 if TYPE_CHECKING:
     from trainledger.explain.account import Line, Part
     from trainledger.explain.envelope import Envelope
+    from trainledger.predict.roofline_table import RooflineRow
 
 SHOW: dict[str, Callable[[float], str]] = {
     "memory": format_nbytes, "flops": format_flops, "parameters": format_count, "time": format_seconds,
@@ -21,6 +22,22 @@ WIDTH = 80
 def account(what: str, parts: tuple[Part, ...], legend: Mapping[str, tuple[int, str]]) -> str:
     """All lines of the parts under a legend of the symbols."""
     return "\n\n".join([*_legend(legend), *("\n".join(_part(part, SHOW[what])) for part in parts)])
+
+
+def roofline(rows: Sequence[RooflineRow]) -> str:
+    """What each kind of operation computes for a byte, where its format's ridge is, and what it reaches."""
+    body = [
+        [
+            f"{each.kind} {each.dtype}".strip(), f"{each.intensity:,.3g}",
+            "" if each.ridge is None else f"{each.ridge:,.0f}", each.bound,
+            format_flops_per_second(each.flops_per_second) if each.ridge is not None else
+            f"{format_nbytes(each.bytes_per_second)}/s",
+            format_seconds(each.seconds), f"{each.share:.1%}",
+        ]
+        for each in rows
+    ]  # fmt: skip
+    columns = ["operations", "FLOP/byte", "ridge", "bound by", "reached", "time", "share"]
+    return table(columns, body, align="lrrlrrr")
 
 
 def _legend(legend: Mapping[str, tuple[int, str]]) -> Iterator[str]:

@@ -99,12 +99,15 @@ def _time(told: Inference) -> Iterator[str]:
     assert time is not None
     rate = told.tokens_per_second
     assert rate is not None
+    sheet = time.basis == "bound"
+    least, most = ("at least", "at most") if sheet else ("about", "about")
     yield (
-        f"On {told.device} at least {format_seconds(time.bound)}, {time.limit}-bound: at most {rate:,.4g} tokens/s"
+        f"On {told.device} {least} {format_seconds(time.bound)}, {time.limit}-bound: {most} {rate:,.4g} tokens/s"
         + (f", {rate / serving.batch:,.4g} of each sequence" if serving.batch > 1 and serving.phase == "decode" else "")
         + "."
     )
-    yield "Least: products and attention at the data sheet, everything else fused into them."
+    rates = "the data sheet" if sheet else "the measured rates"
+    yield f"That is products and attention at {rates}, everything else fused into them."
     if time.expected is not None:
         tokens = serving.batch * serving.new_tokens / time.expected
         yield (
@@ -115,7 +118,9 @@ def _time(told: Inference) -> Iterator[str]:
 
 def _batches(told: Inference) -> str:
     rows = [_row(each) for each in told.batches]
-    shown = table(["batch", "cache", "held", "at least", "tokens/s", "bound", ""], rows, align="rrrrrll")
+    measured = any(each.time is not None and each.time.basis != "bound" for each in told.batches)
+    least = "about" if measured else "at least"
+    shown = table(["batch", "cache", "held", least, "tokens/s", "bound", ""], rows, align="rrrrrll")
     if told.largest_batch is None:
         return shown
     largest = f"The largest batch that fits is {told.largest_batch:,}."

@@ -24,6 +24,11 @@ class Layout:
     ranks, because context ranks see other tokens with the same weights (torchtitan: ``dp_shard_cp``).
     """
 
+    auto: bool = setting(
+        "true = search for the quickest layout that fits the cluster (layout = \"auto\" says so too); what is given "
+        "beside it, recipe.micro_batch and recipe.activation_checkpointing too, is kept",
+        quantity="flag", default=False,
+    )  # fmt: skip
     replicate: int = setting(
         "copies of the model, each with its part of the batch (DDP, hybrid sharding)", default=1, at_least=1,
         at_most=_MOST,
@@ -104,8 +109,8 @@ class Layout:
 
     @property
     def alone(self) -> bool:
-        """Whether it is one device; never where a size is an array."""
-        return is_int(self.devices) and self.devices == 1
+        """Whether it is one device; never where a size is an array, nor before a layout was searched for."""
+        return is_int(self.devices) and self.devices == 1 and not self.auto
 
     @property
     def reshards(self) -> bool:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 def problems(run: Run) -> Iterator[Problem]:
     """Everything that the layout of a run says against its model, recipe and cluster."""
+    if run.layout.auto:  # there is none yet
+        return
     yield from _batch(run)
     yield from _overlap(run.layout)
     if run.layout.alone and run.layout.stage_layers is None:

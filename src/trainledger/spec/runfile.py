@@ -25,6 +25,7 @@ SECTIONS: dict[str, type[Any]] = {
     "model": ModelSpec, "recipe": Recipe, "layout": Layout, "cluster": Cluster, "data": DataSpec,
 }  # fmt: skip
 LARGEST_FILE_NBYTES = 2**20
+AUTO = "auto"  # layout = "auto" at the top of a file, or --set layout=auto, is layout.auto = true
 
 Table = Mapping[str, Any]
 Resolver = Callable[[str], Table]
@@ -159,6 +160,8 @@ def _sections(table: object, problems: list[Problem]) -> dict[str, dict[str, Any
             sections[name] = {each.name: getattr(content, each.name) for each in fields(cls)}
         elif isinstance(content, Mapping):
             sections[name] = {str(key): value for key, value in content.items()}
+        elif name == "layout" and content == AUTO:
+            sections[name] = {AUTO: True}
         else:
             problems.append(Problem(name, content, f"must be a section: [{name}] and its fields below"))
     return sections
@@ -169,7 +172,9 @@ def _override(sections: dict[str, dict[str, Any]], overrides: Overrides, problem
     pairs = overrides.items() if isinstance(overrides, Mapping) else _split_overrides(overrides, problems)
     for key, value in pairs:
         section, dot, name = str(key).partition(".")
-        if not dot or section not in SECTIONS:
+        if section == "layout" and not dot and value == AUTO:
+            sections[section][AUTO] = True
+        elif not dot or section not in SECTIONS:
             rule = "an override names section.field, such as recipe.micro_batch=2"
             problems.append(Problem(str(key), value, rule, _nearest_field(str(key), ())))
         elif value is None:

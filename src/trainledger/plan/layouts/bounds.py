@@ -172,14 +172,15 @@ class _Part:
         import numpy as np
 
         stands = self.standing
-        resident = stands["resident"] + stands["gathered"] + stands["outside"] - ROUNDING
-        gradients = stands["gradients"]
+        resident, gradients = stands["resident"] - ROUNDING, stands["gradients"]
+        held = stands["gathered"] + stands["outside"]  # while micro-batches run
+        at_end = stands["gathered"] * (self.block.pipeline > 1)
         first, later, several = self._activations()
         worst = states = None
         for stage in range(resident.shape[1]):
             fixed, more = resident[:, stage, None, :], gradients[:, stage, None, :]
-            nbytes = first[stage] + fixed + several[:, stage, :, None] * more
-            nbytes = np.maximum(nbytes, later[:, stage, :, None] + (fixed + more))
+            nbytes = first[stage] + (fixed + held[:, stage, None, :]) + several[:, stage, :, None] * more
+            nbytes = np.maximum(nbytes, later[:, stage, :, None] + (fixed + more + at_end[:, stage, None, :]))
             if worst is None or states is None:
                 worst, states = nbytes, fixed + more
             else:

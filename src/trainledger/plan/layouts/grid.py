@@ -7,7 +7,7 @@ go over the pipeline, and its spread is how the ranks that are left share states
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from trainledger.frozen import frozen
@@ -126,6 +126,21 @@ def grid_of(run: Run, devices: int, fixed: Mapping[str, Any]) -> Grid:
     wanted = fixed.get("activation_checkpointing", own)
     again = tuple(dict.fromkeys((*CHECKPOINTING, own, wanted)))
     return Grid(run, devices, dict(fixed), again)
+
+
+def whole(run: Run) -> Run:
+    """The run without a layout: nothing but what is searched for is left out."""
+    return replace(run, layout=Layout(prefetch=run.layout.prefetch))
+
+
+def fixed_by(run: Run) -> dict[str, Any]:
+    """What a run says itself of what is searched for: all that is not as by default."""
+    found = {}
+    for part, names in ((run.layout, FIELDS), (run.recipe, ("micro_batch", "activation_checkpointing"))):
+        known = {each.name: each.default for each in fields(part)}
+        said = {name: getattr(part, name) for name in names if name in known}
+        found |= {name: value for name, value in said.items() if value != known[name]}
+    return found
 
 
 def run_of(run: Run, shape: Shape, stages: Stages, spread: Spread) -> Run:

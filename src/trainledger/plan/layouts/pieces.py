@@ -230,7 +230,7 @@ class _Reader:
             beside = before - self.stream if isinstance(key, tuple) else waiting
             for entry in part:
                 live = live + _moved(entry.allocated, moving)
-                if entry.phase in phases or key == "after":
+                if entry.phase in phases:
                     # The rank's own piece is made narrow to be gathered: how large it is depends on the ranks.
                     scratch = 0 if entry.group in _SHARING else entry.scratch
                     above = live + scratch - beside

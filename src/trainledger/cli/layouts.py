@@ -1,0 +1,154 @@
+"""The quickest ways to spread a run over devices: every layout is bounded, the best are accounted for.
+
+RUN is a run file, or a model of the catalog or a Hugging Face config.json. Its own layout, micro-batch and activation
+checkpointing are not looked at: they are what is searched for, unless --fix gives them a value. A model without a batch
+gets one of about 4 million tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from trainledger.cli.arguments import (
+    RUN_OR_MODEL,
+    add_json,
+    add_plot,
+    add_run,
+    check_plot_of,
+    print_json,
+    while_waiting,
+    write_plot_of,
+)
+
+if TYPE_CHECKING:
+    from trainledger.spec.run import Run
+
+_BATCH_TOKENS = 2**22  # of a model without a run file, about as many as published runs of large models begin with
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_run(parser, help=RUN_OR_MODEL)
+    parser.add_argument("--device", help="a device of the catalog; short for --set cluster.device=")
+    parser.add_argument("--count", help="how many devices; short for --set cluster.count=")
+    parser.add_argument(
+        "--fix", action="append", default=[], metavar="NAME=VALUE",
+        help="only layouts with this, such as tensor=8 or micro_batch=1; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--keep", default="10", metavar="N", help="how many are ranked (10)")
+    parser.add_argument(
+        "--limit", default="30s", metavar="TIME", help="how long the best are accounted for at most (30s)"
+    )
+    add_json(parser)
+    add_plot(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    from trainledger.api import layouts
+    from trainledger.report.layouts import figures, text, to_json
+
+    check_plot_of(args)
+    fixed, keep, limit = _fixed(args.fix), _count("--keep", args.keep, 1000), _seconds(args.limit)
+    run = run_to_spread(args)
+    say = while_waiting()
+    found = layouts(
+        run, fixed=fixed, keep=keep, limit_seconds=limit,
+        progress=lambda what, done, of: say(f"{_bar(done, of)} {what}: {done:,} of {of:,}"),
+    )  # fmt: skip
+    say("")
+    if args.json:
+        print_json(to_json(found))
+    else:
+        print(text(found))
+    if args.plot is not None:
+        write_plot_of(args, figures(found), f"Layouts of {found.run.model.name}")
+    return 0
+
+
+def run_to_spread(args: argparse.Namespace) -> Run:
+    """The run whose layout is searched for; raises InvalidInput."""
+    from trainledger.api import load
+    from trainledger.cli.plan import _is_file
+
+    said = [] if args.device is None else [f"cluster.device={args.device}"]
+    said += [] if args.count is None else [f"cluster.count={args.count}"]
+    given = [*said, *args.set, "layout=auto"]  # a layout of its own would be held against the count
+    if _is_file(args.run):
+        return load(args.run, given, search=False)
+    from trainledger import catalog
+    from trainledger.api import config_fields
+
+    config = args.run.endswith(".json")
+    fields = config_fields(args.run) if config else catalog.model(args.run)
+    model = {"config" if config else "preset": args.run}
+    recipe: dict[str, Any] = {
+        "seq_len": min(fields["max_seq_len"], 8192), "global_batch": 1, "precision": "bf16-mixed",
+    }  # fmt: skip
+    if not any(each.lstrip().startswith("recipe.tokens") for each in args.set):
+        recipe["steps"] = 1
+    if fields.get("attention_softcap") is not None or fields.get("attention_sinks"):
+        recipe["attention"] = "flash"
+    if not any(each.lstrip().startswith("recipe.global_batch") for each in args.set):
+        seq_len = load({"model": model, "recipe": recipe}, given, search=False).recipe.seq_len
+        recipe["global_batch"] = 2 ** max(0, (_BATCH_TOKENS // seq_len).bit_length() - 1)
+    return load({"model": model, "recipe": recipe}, given, search=False)
+
+
+def _fixed(words: list[str]) -> dict[str, Any]:
+    """The values that axes are given, read as the fields of a run file are; raises InvalidInput."""
+    from trainledger.plan.layouts.grid import FIELDS
+    from trainledger.spec.layout import Layout
+    from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+    from trainledger.spec.recipe import Recipe
+    from trainledger.spec.setting import Broken, read_value
+
+    known = {**Recipe.__dataclass_fields__, **Layout.__dataclass_fields__}  # type: ignore[attr-defined]
+    found: dict[str, Any] = {}
+    problems = []
+    for word in words:
+        name, equals, text = word.partition("=")
+        name = name.strip().rpartition(".")[2]
+        if not equals or name not in FIELDS:
+            rule = f"is written NAME=VALUE, with a name of {', '.join(FIELDS)}"
+            problems.append(Problem("--fix", word, rule, nearest_text(name, FIELDS)))
+            continue
+        value: Any = {"true": True, "false": False}.get(text.strip(), text.strip())
+        try:
+            found[name] = read_value(known[name], value)
+        except Broken as broken:
+            problems.append(Problem(f"--fix {name}", text, broken.rule, broken.nearest))
+    if problems:
+        raise InvalidInput(problems)
+    return found
+
+
+def _count(flag: str, text: str, most: int) -> int:
+    from trainledger.spec.problem import InvalidInput, Problem
+    from trainledger.units import NotAQuantity, parse_count
+
+    try:
+        value = parse_count(text)
+    except NotAQuantity as error:
+        raise InvalidInput([Problem(flag, text, error.rule, error.nearest)]) from None
+    if not 1 <= value <= most:
+        raise InvalidInput([Problem(flag, text, f"must be between 1 and {most:,}", 1 if value < 1 else most)])
+    return value
+
+
+def _seconds(text: str) -> float:
+    from trainledger.spec.problem import InvalidInput, Problem
+    from trainledger.units import NotAQuantity, parse_seconds
+
+    try:
+        value = parse_seconds(text)
+    except NotAQuantity as error:
+        raise InvalidInput([Problem("--limit", text, error.rule, error.nearest)]) from None
+    if not 0 <= value <= 10**6:
+        raise InvalidInput([Problem("--limit", text, "must be between 0 s and a million seconds", "30s")])
+    return float(value)
+
+
+def _bar(done: int, of: int) -> str:
+    width = 20
+    full = width * done // max(1, of)
+    return f"[{'#' * full}{'.' * (width - full)}]"

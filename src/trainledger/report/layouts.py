@@ -1,0 +1,154 @@
+"""The layouts that a search found, for a terminal of 80 columns, for programs, and as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trainledger.plan.layouts.found import Found, Gap, Layouts
+from trainledger.report.style import COLOURS, DARK, Figure, arranged, line
+from trainledger.report.table import sentence, table, wrapped
+from trainledger.units import GIGA, counted, format_count, format_nbytes, format_percent, format_seconds
+
+_SHOWN = 12  # reasons that are listed
+_COLUMNS = ("step", "MFU", "holds", "TP", "CP", "PP", "EP", "DP", "ZeRO", "batch", "again")
+
+
+def text(found: Layouts) -> str:
+    """All of it."""
+    return "\n\n".join(_parts(found))
+
+
+def _parts(found: Layouts) -> Iterator[str]:
+    yield _head(found)
+    if found.best is None:
+        yield wrapped(f"None of them fits {found.devices:,} x {found.device}.")
+    else:
+        legend = (
+            "TP, CP, EP tensor, context and expert ranks (sp: with sequence parallelism); PP stages, with V chunks each, "
+            "and the schedule; DP replicate x shard; ZeRO 3k keeps parameters gathered from forward to backward; batch "
+            "the micro-batch; again what is recomputed."
+        )
+        yield f"The quickest that fit\n{_table(found.ranked)}\n{wrapped(legend)}"
+        yield f"The best, to paste into a run file\n\n{found.best.toml}"
+        if len(found.pareto) > 1:
+            yield f"Less memory for a longer step (Pareto front)\n{_table(found.pareto)}"
+    if found.rejected:
+        yield _rejected(found)
+    yield "\n".join(wrapped(each) for each in _how(found))
+
+
+def _head(found: Layouts) -> str:
+    recipe = found.run.recipe
+    batch = f"{counted(recipe.global_batch, 'sequence')} of {counted(recipe.seq_len, 'token')} a step"
+    return "\n".join(
+        wrapped(each)
+        for each in (
+            f"{found.run.model.name} on {found.devices:,} x {found.device}: {batch}, {recipe.precision}, "
+            f"{recipe.optimizer}",
+            f"{found.searched:,} layouts: the rules allow {found.allowed:,}, of which {found.fitting:,} may fit",
+        )
+    )
+
+
+def _table(some: Sequence[Found]) -> str:
+    return table(_COLUMNS, [_row(each) for each in some], align="rrrllllllrl")
+
+
+def _row(each: Found) -> list[str]:
+    layout, recipe = each.run.layout, each.run.recipe
+    pipeline = str(layout.pipeline)
+    if layout.pipeline > 1:
+        schedule = {"interleaved": f"x{layout.virtual_stages}V", "zero-bubble": " zb"}
+        pipeline += schedule.get(layout.schedule, f" {layout.schedule}")
+    zero = "-"
+    if layout.shard_ranks > 1:
+        zero = f"{layout.zero}k" if layout.zero == 3 and not layout.reshards else str(layout.zero)
+    context = str(layout.context) + (" a2a" if layout.context > 1 and layout.context_kind != "ring" else "")
+    return [
+        format_seconds(each.seconds), "" if each.mfu is None else format_percent(each.mfu),
+        format_nbytes(each.device_nbytes), f"{layout.tensor}{' sp' if layout.sequence_parallel else ''}", context,
+        pipeline, str(layout.expert), f"{layout.replicate}x{layout.shard}", zero, str(recipe.micro_batch),
+        {"selective": "select"}.get(recipe.activation_checkpointing, recipe.activation_checkpointing),
+    ]  # fmt: skip
+
+
+def _rejected(found: Layouts) -> str:
+    shown, rest = found.rejected[:_SHOWN], found.rejected[_SHOWN:]
+    rows = [[f"{each.count:,}", each.reason] for each in shown]
+    if rest:
+        rows.append([f"{sum(each.count for each in rest):,}", f"{counted(len(rest), 'other reason')} (--json has all)"])
+    return table(["layouts", "why not"], rows, align="rl")
+
+
+def _how(found: Layouts) -> Iterator[str]:
+    rate = format_count(round(found.layouts_per_second))
+    yield (
+        f"Bounded {found.allowed:,} layouts in memory and time in {format_seconds(found.bounding_seconds)} of one core "
+        f"({rate} a second), and accounted for the best {found.accounted:,} in "
+        f"{format_seconds(found.accounting_seconds)}."
+    )
+    for what, gap in (("seconds", found.seconds_gap), ("bytes", found.nbytes_gap)):
+        if gap is not None:
+            yield f"Their bounds in {what} were {_apart(gap)} below the account."
+    if found.best is not None and found.certain:
+        yield "No other layout can be among the ranked, if bounds hold as they did for these."
+    for note in found.notes:
+        yield sentence(note)
+
+
+def _apart(gap: Gap) -> str:
+    least, middle, most = (format_percent(each) for each in (gap.least, gap.median, gap.most))
+    return f"{least} to {most} (median {middle})"
+
+
+def to_json(found: Layouts) -> dict[str, Any]:
+    """The result as JSON takes it."""
+    from trainledger.spec.plain import to_plain
+
+    def layout(each: Found) -> dict[str, Any]:
+        recipe = each.run.recipe
+        return {
+            "layout": to_plain(each.run.layout), "micro_batch": recipe.micro_batch,
+            "activation_checkpointing": recipe.activation_checkpointing, "settings": list(each.settings),
+            "seconds": each.seconds, "mfu": each.mfu, "device_nbytes": each.device_nbytes,
+            "peak_nbytes": each.peak_nbytes, "bound_seconds": each.bound_seconds, "bound_nbytes": each.bound_nbytes,
+        }  # fmt: skip
+
+    own = ("run", "ranked", "pareto", "rejected", "seconds_gap", "nbytes_gap")
+    return {
+        "model": found.run.model.name,
+        **{name: value for name, value in vars(found).items() if name not in own},
+        "layouts_per_second": found.layouts_per_second,
+        "seconds_gap": None if found.seconds_gap is None else vars(found.seconds_gap),
+        "nbytes_gap": None if found.nbytes_gap is None else vars(found.nbytes_gap),
+        "ranked": [layout(each) for each in found.ranked],
+        "pareto": [layout(each) for each in found.pareto],
+        "rejected": [vars(each) for each in found.rejected],
+    }
+
+
+def figures(found: Layouts) -> dict[str, Figure]:
+    """Step time against memory: the Pareto front and the ranked layouts."""
+    if not found.ranked:
+        return {}
+    data = [
+        _points("quickest", found.ranked, COLOURS[4], "markers"),
+        _points("Pareto front", found.pareto, COLOURS[0], "lines+markers"),
+    ]
+    layout = arranged(
+        f"{found.run.model.name} on {found.devices:,} x {found.device}", x="memory of the heaviest device (GB)",
+        y="step (seconds)",
+    )  # fmt: skip
+    if found.usable_nbytes is not None:
+        layout["shapes"] = [line("v", found.usable_nbytes / GIGA, DARK, "x", "paper", "dash")]
+    return {"Step time against memory": {"data": data, "layout": layout}}
+
+
+def _points(name: str, some: Sequence[Found], colour: str, mode: str) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": mode, "name": name, "x": [each.device_nbytes / GIGA for each in some],
+        "y": [each.seconds for each in some], "text": [each.title for each in some],
+        "marker": {"color": colour, "size": 8}, "line": {"color": colour},
+        "hovertemplate": "%{text}<br>%{y:.4g} s, %{x:.4g} GB<extra></extra>",
+    }  # fmt: skip

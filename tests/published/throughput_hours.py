@@ -1,0 +1,216 @@
+"""Whole published runs: tokens and device-hours are known, the layout mostly is not and is assumed here, run by run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from published_case import Row, read_rows
+from throughput_case import gpt, llama
+from throughput_megatron import CHRONICLES, bigscience_case
+from throughput_sharded import nano_case, pythia_case
+
+from trainledger.spec.cluster import Cluster
+from trainledger.spec.layout import Layout
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
+
+A100_80, A100_40, H100 = "a100-sxm-80gb", "a100-sxm-40gb", "h100-sxm"
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """A run with the device-hours that were published, and what is assumed of it.
+
+    ``steps_only`` says that the hours are those of steps alone: nothing is added for failures and checkpoints.
+    ``reason`` says why the prediction is more than 25 % off, where it is.
+    """
+
+    row: Row
+    run: Run
+    hours: float
+    assumed: str
+    steps_only: bool = False
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.row['model_family']} ({self.row['id']})"
+
+
+# Rows whose hours are not told, and why.
+LEFT_OUT = {
+    "R0224": "the same run as R0982",
+    "R0233": "distilled: the teachers' work is in the hours (its notes)",
+    "R0234": "distilled: the teachers' work is in the hours (its notes)",
+    "R0235": "no sizes", "R0236": "no sizes", "R0983": "TPU v4: no sizes in the row", "R0984": "TPU v3: no sizes",
+    "R0839": "another program (llm.c), its batches not stated", "R0840": "another program (llm.c), tokens not stated",
+    "R1132": "tokens not stated", "R1133": "tokens not stated", "R1134": "tokens not stated",
+}  # fmt: skip
+
+_META_A100 = (
+    "tensor ranks as many as the checkpoint has files, fully sharded over the rest, outputs of products kept (selective "
+    "recomputation), 4M tokens in a step; {devices:,} devices; {network}"
+)
+
+
+def _recipe(row: Row, length: int, batch: int, total: int, **others: Any) -> Recipe:
+    fields = dict(
+        seq_len=length, micro_batch=batch, global_batch=total, tokens=int(row["tokens_total"]),
+        precision="bf16-sharded", attention="flash", activation_checkpointing="none",
+    )  # fmt: skip
+    return Recipe(**{**fields, **others})  # type: ignore[arg-type]
+
+
+def _run(row: Row, model: ModelSpec, recipe: Recipe, layout: Layout, device: str, network: str) -> Run:
+    cluster = Cluster(device=device, count=layout.devices, network=network)
+    return Run(model=model, recipe=recipe, layout=layout, cluster=cluster)
+
+
+def _meta(row: Row) -> tuple[Run, str]:
+    """LLaMA and Llama 2 on A100."""
+    size = row["model_family"].split("-")[-1]
+    tensor, devices, batch = {
+        "7B": (1, 1024, 2), "13B": (2, 1024, 2), "30B": (4, 2048, 2), "34B": (4, 1024, 2), "65B": (8, 2048, 4),
+        "70B": (8, 2048, 2),
+    }[size]  # fmt: skip
+    first = row["model_family"].startswith("LLaMA")
+    length = 2048 if first else 4096
+    total = 4 * 2**20 // length
+    batch = batch if first else max(1, batch // 2)
+    layout = Layout(shard=devices // tensor, tensor=tensor, sequence_parallel=tensor > 1)
+    told = {**row, "seq_len": str(length)}
+    recipe = _recipe(
+        row, length, batch, total, attention="efficient" if first else "flash", activation_checkpointing="selective",
+        recompute_keep=("mm", "attention"),
+    )  # fmt: skip
+    network = "hdr" if first else "roce-200"
+    words = "InfiniBand or RoCE of 200 Gb/s for each GPU"
+    if first:
+        words += "; xformers' attention told as `efficient`"
+    model = llama({**told, "n_heads": row["n_heads"] or "64"})
+    return _run(row, model, recipe, layout, A100_80, network), _META_A100.format(devices=devices, network=words)
+
+
+def _llama_3(row: Row) -> tuple[Run, str]:
+    """Llama 3 and 3.1 on H100 (arXiv 2407.21783, table 4 for 405B)."""
+    model = llama(row)
+    if model.n_layers == 126:
+        layout = Layout(
+            shard=128, tensor=8, sequence_parallel=True, pipeline=16, schedule="interleaved", virtual_stages=1,
+            reshard_after_forward=False,
+        )  # fmt: skip
+        layers = (7, *(8,) * 14, 7)
+        layout = replace(layout, schedule="1f1b", stage_layers=layers)
+        recipe = _recipe(row, 8192, 1, 2048, steps=None)
+        told = (
+            "table 4 of the paper: 16,384 devices, tensor 8, 16 stages, 128 data ranks, 16M tokens in a step (the "
+            "later stages of another batch and the longer sequences left out); 7 layers on the first and the last stage"
+        )
+        return _run(row, model, recipe, layout, H100, "roce-400"), told
+    tensor, devices = (8, 2048) if model.n_layers == 80 else (1, 1024)
+    layout = Layout(shard=devices // tensor, tensor=tensor, sequence_parallel=tensor > 1)
+    recipe = _recipe(row, 8192, 1, 1024, activation_checkpointing="selective", recompute_keep=("mm", "attention"))
+    told = f"{devices:,} devices, tensor {tensor}, fully sharded over the rest, 8M tokens in a step; nothing of it stated"
+    return _run(row, model, recipe, layout, H100, "roce-400"), told
+
+
+def _phi(row: Row) -> tuple[Run, str]:
+    model = gpt(row, block="parallel", positions="rope", rotary_dim=32, tie_embeddings=False, head_bias=True)
+    recipe = _recipe(row, 2048, 8, 1536, compile=True)
+    run = _run(row, model, recipe, Layout(shard=96, zero=1), A100_80, "hdr")
+    return run, "ZeRO-1 over 96 devices, 3M tokens in a step, FlashAttention-2, no recomputation, fused kernels"
+
+
+def _bloom(row: Row) -> tuple[Run, str]:
+    final = next(each for each in read_rows() if each["id"] == "R0389")
+    told = bigscience_case(final)
+    assert not isinstance(told, str)
+    recipe = replace(told.run.recipe, steps=None, tokens=int(row["tokens_total"]))
+    return replace(told.run, recipe=recipe), f"the run of R0389; {CHRONICLES.assumed[-1]}"
+
+
+def _bloomberg(row: Row) -> tuple[Run, str]:
+    model = gpt({**row, "seq_len": "2048"}, positions="alibi", embedding_norm=True)
+    recipe = _recipe(
+        row, 2048, 4, 2048, precision="bf16", master_weights=True, attention="math", activation_checkpointing="full",
+    )  # fmt: skip
+    run = _run(row, model, recipe, Layout(replicate=4, shard=128), A100_40, "efa-v1")
+    told = (
+        "SageMaker's ZeRO-3 within groups of 128 (MiCS), four copies, 2,048 sequences of 2,048 in a step, every block "
+        "recomputed, attention written out (ALiBi); AWS p4d"
+    )
+    return run, told
+
+
+def _mpt(row: Row) -> tuple[Run, str]:
+    sizes = dict(vocab="50432", d_model="4096", n_layers="32", n_heads="32", d_ff="16384", seq_len="2048")
+    model = gpt({**row, **sizes}, positions="alibi", mlp_bias=False, attention_bias=False, norm_bias=False)
+    recipe = _recipe(row, 2048, 2, 1760, attention="efficient")
+    run = _run(row, model, recipe, Layout(shard=440), A100_40, "roce-200")
+    return run, "llm-foundry as in its tables, 1,760 sequences in a step (from memory of the model card), no recomputation"
+
+
+def _smol(row: Row) -> tuple[Run, str]:
+    model = llama({**row, "seq_len": "4096"})
+    recipe = _recipe(row, 4096, 3, 576, compile=True)
+    layout = Layout(shard=192, zero=1, tensor=2, sequence_parallel=True)
+    recipe = replace(recipe, precision="bf16", master_weights=True, gradient_dtype="fp32")
+    run = _run(row, model, recipe, layout, H100, "efa-v2")
+    return run, "nanotron: tensor 2, ZeRO-1, 576 sequences of 4,096 in a step, fused kernels (from memory of its report)"
+
+
+def _glm(row: Row) -> tuple[Run, str]:
+    model = llama({**row, "n_kv_heads": "96", "seq_len": "2048"}, norm="layernorm", norm_bias=True, activation="gelu_tanh",
+                  attention_bias=True, mlp_bias=True)  # fmt: skip
+    recipe = _recipe(
+        row, 2048, 1, 4224, precision="fp16", master_weights=True, attention="math", activation_checkpointing="full",
+        compile=True,
+    )  # fmt: skip
+    layers = (9, *(9,) * 6, 7)
+    layout = Layout(shard=24, zero=1, tensor=4, pipeline=8, stage_layers=layers)
+    run = _run(row, model, recipe, layout, A100_40, "hdr")
+    return run, "its paper: tensor 4, 8 stages, 24 data ranks, 4,224 sequences of 2,048; the hours are an upper bound"
+
+
+def _fms(row: Row) -> tuple[Run, str]:
+    recipe = _recipe(row, 4096, 2, 256, compile=True)
+    run = _run(row, llama(row), recipe, Layout(replicate=16, shard=8), A100_80, "roce-200")
+    return run, "as its benchmark row of the 7B (R0757)"
+
+
+_TOLD = {
+    "LLaMA-": _meta, "Llama2-34B": _meta, "Llama3-": _llama_3, "Phi-2": _phi, "BLOOM": _bloom, "Bloomberg": _bloomberg,
+    "MPT-7B": _mpt, "SmolLM3": _smol, "GLM": _glm,
+}  # fmt: skip
+_NO_SIZES = {"Falcon-180B": "no sizes in the row", "StarCoderBase-15.5B": "no sizes in the row"}
+
+
+def whole_runs() -> tuple[WholeRun, ...]:
+    return tuple(_found())
+
+
+def _found() -> Iterator[WholeRun]:
+    for row in read_rows():
+        printed, family = row["measured_total_hours_or_gpu_hours"], row["model_family"]
+        if not printed or row["id"] in LEFT_OUT or family in _NO_SIZES:
+            continue
+        hours = float(printed)
+        if "Pythia" in family or row["id"] == "R0846":
+            told = pythia_case(row) if "Pythia" in family else nano_case(row)
+            recipe = replace(told.run.recipe, steps=None, tokens=int(row["tokens_total"]))
+            words = "as its row of step times; the hours are those of steps"
+            yield WholeRun(row, replace(told.run, recipe=recipe), hours, words, steps_only=True)
+            continue
+        if row["id"] == "R0765":
+            run, words = _fms(row)
+        elif "llama2/MODEL_CARD" in row["source"]:
+            run, words = _meta(row)
+        else:
+            run, words = next(tell for name, tell in _TOLD.items() if family.startswith(name))(row)
+        yield WholeRun(row, run, hours, words, reason=REASONS.get(row["id"], ""))
+
+
+REASONS: dict[str, str] = {}

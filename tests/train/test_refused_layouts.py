@@ -1,0 +1,30 @@
+"""What a layout may say and the engine does not do yet is refused, never ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+
+from trainledger.spec.layout import Layout
+from trainledger.spec.precision import precision_of
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.recipe import Recipe
+from trainledger.train.parallel import spread
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"tensor": 2, "sequence_parallel": True, "overlap": ("gradients", "tensor")}, "layout.overlap"),
+        ({"replicate": 2, "overlap": None}, "layout.overlap"),
+        ({"shard": 2, "zero": 1}, "layout.zero"),
+        ({"pipeline": 2}, "layout.pipeline"),
+    ],
+)
+def test_what_no_model_is_spread_by_is_refused(fields: dict[str, Any], named: str) -> None:
+    precision = precision_of(Recipe(seq_len=8, global_batch=2, steps=1))
+    mesh: Any = None  # nothing is asked of it before the layout is
+    with pytest.raises(InvalidInput, match=named):
+        spread(nn.Linear(2, 2), Layout(**fields), mesh, precision)
