@@ -68,9 +68,11 @@ def with_layout(run: Run) -> Run:
     fixed = fixed_by(run)
     if run.cluster.count == 1 and not fixed:
         return replace(run, layout=replace(run.layout, auto=False))
-    best = layouts(whole(run), fixed=fixed, keep=1).best
+    found = layouts(whole(run), fixed=fixed, keep=1)
+    best = found.best
     if best is None:
-        rule = f"found no layout that fits {run.cluster.count:,} x {run.cluster.device}; trainledger layouts says why"
+        why = f": {found.rejected[0].reason}" if found.rejected else ""
+        rule = f"found no layout that fits {run.cluster.count:,} x {run.cluster.device}{why} (trainledger layouts says all)"
         raise InvalidInput([Problem("layout", "auto", rule)])
     return best.run
 

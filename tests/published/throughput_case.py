@@ -21,12 +21,11 @@ from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
 
-# Devices that share a calibration: one chip with more or less memory, or of one design. Those of a PCI Express card, or
-# with other limits of power, are told by the same shares, and have no rows of their own.
+# Devices that share a calibration: one chip with more or less memory, or of one design.
 CALIBRATED = {
-    "a100-sxm": ("a100-sxm-80gb", "a100-sxm-40gb", "a100-pcie-80gb", "a100-pcie-40gb"),
+    "a100-sxm": ("a100-sxm-80gb", "a100-sxm-40gb"),
     "h100-sxm": ("h100-sxm", "h100-sxm-96gb-500w"),
-    "v100-sxm": ("v100-sxm-32gb", "v100-sxm-16gb", "v100-pcie"),
+    "v100-sxm": ("v100-sxm-32gb", "v100-sxm-16gb"),
     "tpu": ("tpu-v4", "tpu-v5e", "tpu-v5p"),
 }
 

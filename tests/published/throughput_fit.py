@@ -61,21 +61,24 @@ def prior_of(efficiency: Efficiency) -> Efficiency:
     return replace(efficiency, **changes)
 
 
-def fit(columns: Columns, prior: Efficiency, *, most: int = 6) -> Fitted:
-    """The constants under which steps take what was measured, as nearly as the prior lets them."""
-    found = around(columns, prior)
+def fit(columns: Columns, prior: Efficiency, *, start: Efficiency | None = None, most: int = 5) -> Fitted:
+    """The constants under which steps take what was measured, as nearly as the prior lets them.
+
+    ``start`` is where to begin, such as the constants of a fit before.
+    """
+    found = around(columns, start or prior)
     everything = np.ones(len(columns.cases))
     for _ in range(most):
         before = found
         found = around(columns, move(found, prior, everything), found.contended)
-        if np.max(np.abs(np.log(found.exact / before.exact))) < 2e-3:
+        if np.max(np.abs(np.log(found.exact / before.exact))) < 5e-3:
             break
     return Fitted(found.efficiency, found)
 
 
 def move(at: Around, prior: Efficiency, rows: Array, *, rounds: int = 40) -> Efficiency:
     """The best constants around those that were timed exactly; ``rows`` are the weights of rows, 0 for one left out."""
-    names = [name for name in NAMES if name != "float8_share" or _in_8_bits(at.columns)]
+    names = [name for name in NAMES if getattr(prior, name) and (name != "float8_share" or _in_8_bits(at.columns))]
     low, high = np.log([BOUNDS[name][0] for name in names]), np.log([BOUNDS[name][1] for name in names])
     widths = np.array([PRIORS[name] for name in names])
     center = np.log([getattr(prior, name) for name in names])

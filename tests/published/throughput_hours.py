@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from published_case import Row, read_rows
@@ -11,11 +13,14 @@ from throughput_case import gpt, llama
 from throughput_megatron import CHRONICLES, bigscience_case
 from throughput_sharded import nano_case, pythia_case
 
+from trainledger import catalog
+from trainledger.predict.predict import predict, step_waterfall
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
+from trainledger.units import SECONDS_PER_HOUR
 
 A100_80, A100_40, H100 = "a100-sxm-80gb", "a100-sxm-40gb", "h100-sxm"
 
@@ -52,7 +57,7 @@ LEFT_OUT = {
 
 _META_A100 = (
     "tensor ranks as many as the checkpoint has files, fully sharded over the rest, outputs of products kept (selective "
-    "recomputation), 4M tokens in a step; {devices:,} devices; {network}"
+    "recomputation), 4M tokens in a step, those of a data rank in one micro-batch; {devices:,} devices; {network}"
 )
 
 
@@ -72,18 +77,16 @@ def _run(row: Row, model: ModelSpec, recipe: Recipe, layout: Layout, device: str
 def _meta(row: Row) -> tuple[Run, str]:
     """LLaMA and Llama 2 on A100."""
     size = row["model_family"].split("-")[-1]
-    tensor, devices, batch = {
-        "7B": (1, 1024, 2), "13B": (2, 1024, 2), "30B": (4, 2048, 2), "34B": (4, 1024, 2), "65B": (8, 2048, 4),
-        "70B": (8, 2048, 2),
+    tensor, devices = {
+        "7B": (1, 1024), "13B": (2, 1024), "30B": (4, 2048), "34B": (4, 1024), "65B": (8, 2048), "70B": (8, 2048),
     }[size]  # fmt: skip
     first = row["model_family"].startswith("LLaMA")
     length = 2048 if first else 4096
     total = 4 * 2**20 // length
-    batch = batch if first else max(1, batch // 2)
     layout = Layout(shard=devices // tensor, tensor=tensor, sequence_parallel=tensor > 1)
     told = {**row, "seq_len": str(length)}
     recipe = _recipe(
-        row, length, batch, total, attention="efficient" if first else "flash", activation_checkpointing="selective",
+        row, length, total * tensor // devices, total, attention="efficient" if first else "flash", activation_checkpointing="selective",
         recompute_keep=("mm", "attention"),
     )  # fmt: skip
     network = "hdr" if first else "roce-200"
@@ -99,21 +102,20 @@ def _llama_3(row: Row) -> tuple[Run, str]:
     model = llama(row)
     if model.n_layers == 126:
         layout = Layout(
-            shard=128, tensor=8, sequence_parallel=True, pipeline=16, schedule="interleaved", virtual_stages=1,
-            reshard_after_forward=False,
+            shard=128, tensor=8, sequence_parallel=True, pipeline=16, schedule="interleaved", virtual_stages=8,
+            stage_layers=(0, *(1,) * 126, 0), reshard_after_forward=False,
         )  # fmt: skip
-        layers = (7, *(8,) * 14, 7)
-        layout = replace(layout, schedule="1f1b", stage_layers=layers)
         recipe = _recipe(row, 8192, 1, 2048, steps=None)
         told = (
-            "table 4 of the paper: 16,384 devices, tensor 8, 16 stages, 128 data ranks, 16M tokens in a step (the "
-            "later stages of another batch and the longer sequences left out); 7 layers on the first and the last stage"
+            "table 4 of the paper: 16,384 devices, tensor 8, 16 stages, 128 data ranks, 16M tokens in a step (the other "
+            "stages of another batch and the longer sequences left out); interleaved with a layer to a chunk, none in the "
+            "first and the last (section 3.3.2)"
         )
         return _run(row, model, recipe, layout, H100, "roce-400"), told
     tensor, devices = (8, 2048) if model.n_layers == 80 else (1, 1024)
     layout = Layout(shard=devices // tensor, tensor=tensor, sequence_parallel=tensor > 1)
-    recipe = _recipe(row, 8192, 1, 1024, activation_checkpointing="selective", recompute_keep=("mm", "attention"))
-    told = f"{devices:,} devices, tensor {tensor}, fully sharded over the rest, 8M tokens in a step; nothing of it stated"
+    recipe = _recipe(row, 8192, 1024 * tensor // devices, 1024, activation_checkpointing="selective", recompute_keep=("mm", "attention"))
+    told = f"{devices:,} devices, tensor {tensor}, fully sharded over the rest, 8M tokens in a step, those of a data rank in one micro-batch; nothing of it stated"
     return _run(row, model, recipe, layout, H100, "roce-400"), told
 
 
@@ -214,3 +216,64 @@ def _found() -> Iterator[WholeRun]:
 
 
 REASONS: dict[str, str] = {}
+
+HOURS = Path(__file__).parent / "throughput_hours.csv"
+
+
+@dataclass(frozen=True)
+class PredictedHours:
+    """A whole run as it was predicted when the calibrations were written; bars are device-hours by cause."""
+
+    row: str
+    hours: float
+    predicted: float
+    mfu: float
+    bars: tuple[tuple[str, float], ...]
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.hours - 1
+
+
+def predicted_hours(whole: WholeRun) -> PredictedHours:
+    """Device-hours of a run and what they go to, with the catalog's calibrations."""
+    run = whole.run
+    device = catalog.device(run.cluster.device)
+    told = predict(run, replace(device, fabric=catalog.fabric(device, run.cluster)), backend="cuda")
+    assert told.mfu is not None and told.step_seconds is not None and told.device_hours is not None, told.notes
+    devices = run.layout.devices
+    bars = step_waterfall(run, told) if whole.steps_only else told.waterfall
+    times = run.recipe.total_steps if whole.steps_only else 1
+    found = tuple((each.cause, each.seconds * times * devices / SECONDS_PER_HOUR) for each in bars)
+    return PredictedHours(whole.row["id"], whole.hours, sum(hours for _, hours in found), told.mfu, found)
+
+
+def read_hours() -> tuple[PredictedHours, ...]:
+    """The stored predictions."""
+    with open(HOURS, newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    return tuple(
+        PredictedHours(
+            row[0], *(float(each) for each in row[1:4]),
+            tuple((cause, float(each)) for cause, each in zip(header[4:], row[4:], strict=True) if each),
+        )
+        for row in rows
+    )  # fmt: skip
+
+
+def write_hours() -> None:
+    """Predict every whole run and store it."""
+    found = [predicted_hours(each) for each in whole_runs()]
+    causes = list(dict.fromkeys(cause for each in found for cause, _ in each.bars))
+    with open(HOURS, "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("id", "published", "predicted", "mfu", *causes))
+        for each in found:
+            bars = dict(each.bars)
+            values = (each.hours, each.predicted, each.mfu)
+            told = (f"{bars[cause]:.6g}" if cause in bars else "" for cause in causes)
+            table.writerow((each.row, *(f"{value:.6g}" for value in values), *told))
+
+
+if __name__ == "__main__":
+    write_hours()

@@ -82,7 +82,7 @@ def run_to_spread(args: argparse.Namespace) -> Run:
     fields = config_fields(args.run) if config else catalog.model(args.run)
     model = {"config" if config else "preset": args.run}
     recipe: dict[str, Any] = {
-        "seq_len": min(fields["max_seq_len"], 8192), "global_batch": 1, "precision": "bf16-mixed",
+        "seq_len": min(fields["max_seq_len"], 8192), "global_batch": 1, "precision": "bf16-sharded",
     }  # fmt: skip
     if not any(each.lstrip().startswith("recipe.tokens") for each in args.set):
         recipe["steps"] = 1
@@ -94,6 +94,17 @@ def run_to_spread(args: argparse.Namespace) -> Run:
     return load({"model": model, "recipe": recipe}, given, search=False)
 
 
+def asks_for_layout(args: argparse.Namespace) -> bool:
+    """Whether a run file or its overrides ask for a search of the layout."""
+    from trainledger.cli.plan import _is_file
+    from trainledger.spec.runfile import read_table
+
+    if any(each.replace(" ", "") in ("layout=auto", "layout.auto=true") for each in args.set):
+        return True
+    layout = read_table(args.run).get("layout") if _is_file(args.run) else None
+    return layout == "auto" or (isinstance(layout, dict) and layout.get("auto") is True)
+
+
 def _fixed(words: list[str]) -> dict[str, Any]:
     """The values that axes are given, read as the fields of a run file are; raises InvalidInput."""
     from trainledger.plan.layouts.grid import FIELDS
@@ -102,7 +113,7 @@ def _fixed(words: list[str]) -> dict[str, Any]:
     from trainledger.spec.recipe import Recipe
     from trainledger.spec.setting import Broken, read_value
 
-    known = {**Recipe.__dataclass_fields__, **Layout.__dataclass_fields__}  # type: ignore[attr-defined]
+    known = {**Recipe.__dataclass_fields__, **Layout.__dataclass_fields__}
     found: dict[str, Any] = {}
     problems = []
     for word in words:

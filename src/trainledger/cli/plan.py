@@ -61,6 +61,7 @@ def execute(args: argparse.Namespace) -> int:
         from trainledger.report.plan import text
 
         print(text(made))
+        _print_found_layout(args, made.run)
     if args.plot is not None:
         from trainledger.api import machine_of
         from trainledger.report.plan_figures import figures
@@ -90,6 +91,20 @@ def run_or_model(args: argparse.Namespace) -> Run:
     # PyTorch's own fused attention has neither capped scores nor sinks.
     recipe["attention"] = "flash" if kernels_of(run) != "cpu" else "math"
     return load({"model": model, "recipe": recipe}, args.set)
+
+
+def _print_found_layout(args: argparse.Namespace, run: Run) -> None:
+    """The layout as it was found, to paste into the run file, where that asks for a search."""
+    from trainledger.spec.runfile import AUTO
+
+    if run.layout.alone and not any(AUTO in each for each in args.set):
+        return
+    from trainledger.cli.layouts import asks_for_layout
+
+    if asks_for_layout(args):
+        from trainledger.plan.layouts.found import as_toml
+
+        print(f"\nThe layout that was found, to paste into a run file\n\n{as_toml(run)}")
 
 
 def _notes_of_config(args: argparse.Namespace) -> list[str]:

@@ -145,7 +145,8 @@ def _notes(run: Run, serving: Serving) -> list[str]:
     if run.model.n_predict_ahead:
         notes.append("modules of multi-token prediction are left out")
     if serving.weights not in WHOLE:
-        notes.append(f"weights are widened as they are read; products run in {serving.compute}")
+        kept = "embeddings, norms, biases, routers and head" if serving.quantized == "linear" else "all but experts"
+        notes.append(f"{kept} stay in {serving.compute}, and products run in it: weights are widened as they are read")
     if run.model.n_experts is not None:
         notes.append("of the experts those are read that have a token, in the mean over even routes")
     return notes

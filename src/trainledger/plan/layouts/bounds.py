@@ -25,6 +25,8 @@ from trainledger.spec.precision import precision_of
 from trainledger.spec.recompute import layer_runs
 from trainledger.spec.run import Run
 
+BELOW = 0.999  # of the bytes: pieces of parameters are filled up to the ranks of the account that the pieces are from
+
 
 @frozen
 class Block:
@@ -115,7 +117,7 @@ class Bounds:
             if at:
                 parts.append((at, _Part(self, block, pipelines, gathers, at)))
         if len(parts) == 1:
-            (_, part), = parts
+            ((_, part),) = parts
             return Bound(*part.memory(), part.seconds())
         shape = (len(pipelines.ways), len(block.variants), len(block.spreads))
         nbytes, states, seconds = np.empty(shape), np.empty(shape), np.empty(shape)
@@ -128,9 +130,7 @@ class Bounds:
 class _Part:
     """The columns of a block whose parameters are gathered block by block, or those whose are not."""
 
-    def __init__(
-        self, bounds: Bounds, block: Block, pipelines: Pipelines, gathers: bool, at: Sequence[int]
-    ) -> None:
+    def __init__(self, bounds: Bounds, block: Block, pipelines: Pipelines, gathers: bool, at: Sequence[int]) -> None:
         import numpy as np
 
         self.bounds, self.block, self.pipelines, self.gathers = bounds, block, pipelines, gathers
@@ -176,16 +176,17 @@ class _Part:
         held = stands["gathered"] + stands["outside"]  # while micro-batches run
         at_end = stands["gathered"] * (self.block.pipeline > 1)
         first, later, several = self._activations()
-        worst = states = None
+        worst: Any = None
+        states: Any = None
         for stage in range(resident.shape[1]):
             fixed, more = resident[:, stage, None, :], gradients[:, stage, None, :]
             nbytes = first[stage] + (fixed + held[:, stage, None, :]) + several[:, stage, :, None] * more
             nbytes = np.maximum(nbytes, later[:, stage, :, None] + (fixed + more + at_end[:, stage, None, :]))
-            if worst is None or states is None:
+            if worst is None:
                 worst, states = nbytes, fixed + more
             else:
                 worst, states = np.maximum(worst, nbytes), np.maximum(states, fixed + more)
-        return worst, np.broadcast_to(states, worst.shape)
+        return worst * BELOW, np.broadcast_to(states, worst.shape)
 
     def _activations(self) -> tuple[list[Any], Any, Any]:
         """What micro-batches hold when the first backward begins, and a later one; and whether gradients are there.

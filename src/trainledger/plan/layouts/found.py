@@ -45,10 +45,7 @@ class Found:
     @property
     def toml(self) -> str:
         """The layout as lines of a run file."""
-        lines = ["[layout]", *(f"{name} = {_quoted(value)}" for name, value in _changed(self.run))]
-        recipe = self.run.recipe
-        lines += ["", "[recipe]", f"micro_batch = {recipe.micro_batch}"]
-        return "\n".join([*lines, f'activation_checkpointing = "{recipe.activation_checkpointing}"'])
+        return as_toml(self.run)
 
 
 @frozen
@@ -108,6 +105,15 @@ class Layouts:
     def layouts_per_second(self) -> float:
         """Layouts bounded in memory and time in a second of one core."""
         return self.allowed / self.bounding_seconds if self.bounding_seconds else 0.0
+
+
+def as_toml(run: Run) -> str:
+    """The layout of a run, with what goes with it of the recipe, as lines of a run file; defaults left out."""
+    lines = ["[layout]", *(f"{name} = {_quoted(value)}" for name, value in _changed(run))]
+    if run.recipe.micro_batch is not None:
+        lines += ["", "[recipe]", f"micro_batch = {run.recipe.micro_batch}"]
+        lines += [f'activation_checkpointing = "{run.recipe.activation_checkpointing}"']
+    return "\n".join(lines)
 
 
 def _changed(run: Run) -> Iterator[tuple[str, object]]:

@@ -135,7 +135,7 @@ def whole(run: Run) -> Run:
 
 def fixed_by(run: Run) -> dict[str, Any]:
     """What a run says itself of what is searched for: all that is not as by default."""
-    found = {}
+    found: dict[str, Any] = {}
     for part, names in ((run.layout, FIELDS), (run.recipe, ("micro_batch", "activation_checkpointing"))):
         known = {each.name: each.default for each in fields(part)}
         said = {name: getattr(part, name) for name in names if name in known}

@@ -90,9 +90,7 @@ def class_of(shape: Shape) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def pieces_of(
-    run: Run, shapes: Sequence[Shape], times: Times | None, *, gathers: bool, backend: str
-) -> Pieces:
+def pieces_of(run: Run, shapes: Sequence[Shape], times: Times | None, *, gathers: bool, backend: str) -> Pieces:
     """The pieces of shapes of one class; ``gathers`` says that parameters are gathered block by block."""
     local = _with_arrays(run, shapes, gathers)
     rank = rank_of(local)
@@ -103,7 +101,9 @@ def pieces_of(
     sizes = sizes_of(rank.run, backend)
     stream = nbytes_in(sizes.stream_rows * sizes.spec.d_model, precision_of(local.recipe).stream)
     found = _Reader(ledger, times, local.layout, stream).read()
-    which = _main_segments([each.count * len(each.kinds) for each in layer_runs(run.model, local.recipe)], blocks, counts)
+    which = _main_segments(
+        [each.count * len(each.kinds) for each in layer_runs(run.model, local.recipe)], blocks, counts
+    )
     size = len(shapes)
     layers, gather, reduce = [], [], []
     for index in which:
@@ -197,8 +197,10 @@ class _Reader:
         spent = self._seconds()
 
         def work(key: Any) -> Work:
-            memory = (each.get(key, 0) for each in (most, quiet, again))
-            return Work(self.kept.get(key, 0), *memory, left if key == "after" else 0, *spent[key])
+            return Work(
+                kept=self.kept.get(key, 0), most=most.get(key, 0), quiet=quiet.get(key, 0), again=again.get(key, 0),
+                left=left if key == "after" else 0, **dict(zip(SECONDS, spent[key], strict=True)),
+            )  # fmt: skip
 
         # Copies of weights that stand outside are kept too: whose they are is not told.
         weights = sum((_kept(each) for key, part in parts if key == "before" for each in part if each.path == ""), 0)

@@ -162,7 +162,7 @@ class Room:
         key = (len(groups), sum(each == 2 for each in groups))
         if key not in self._known:
             run = replace(self.run, layout=layout)
-            least, more = (memory_of_device(run, nbytes, self.machine).nbytes for nbytes in (0, self.usable))
+            least, more = (float(memory_of_device(run, each, self.machine).nbytes) for each in (0, self.usable))
             self._known[key] = (self.usable - least) / ((more - least) / self.usable)
         return self._known[key]
 
@@ -201,9 +201,7 @@ def _gap(pairs: Sequence[tuple[float, float]]) -> Gap | None:
 class _Accounts:
     """Accounts of layouts, the best bounds first."""
 
-    def __init__(
-        self, run: Run, machine: Device, backend: str, layout_at: Callable[[Any], Run], keep: int
-    ) -> None:
+    def __init__(self, run: Run, machine: Device, backend: str, layout_at: Callable[[Any], Run], keep: int) -> None:
         self.run, self.machine, self.backend, self.layout_at, self.keep = run, machine, backend, layout_at, keep
         self.found: list[Found] = []
         self.count = self.too_large = 0

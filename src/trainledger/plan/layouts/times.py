@@ -25,8 +25,8 @@ class Times:
     def of(
         self, entries: Sequence[Entry], layout: Layout, depth: int, *, without: Sequence[str]
     ) -> tuple[Any, Any, Any]:
-        """Seconds of entries one after the other, ``depth`` loops around them taken once; of a backward's products among
-        them; and, beside them, of copies into and out of buffers that are gathered and reduced.
+        """Seconds of entries one after the other, ``depth`` loops around them taken once; those of a backward's products;
+        and, beside them, of copies into and out of buffers that are gathered and reduced.
 
         Collectives of the groups in ``without`` are left out. Rounds of a ring go beside the attention that they feed
         (`predict.rank_time`): what is longer counts.

@@ -1,0 +1,340 @@
+"""The search for a layout: its grid against the rules, its bounds against the accounts, its best against all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trainledger as tl
+from trainledger.api import kernels_of, load, machine_of, with_layout
+from trainledger.plan.layouts.blocks import Blocks
+from trainledger.plan.layouts.bounds import Bounds
+from trainledger.plan.layouts.chosen import pareto
+from trainledger.plan.layouts.exact import exact
+from trainledger.plan.layouts.grid import Grid, Shape, grid_of, run_of, shared_layers, whole
+from trainledger.plan.layouts.judge import Judge
+from trainledger.plan.layouts.search import BY_ACCOUNT, _costs
+from trainledger.plan.layouts.stages import Pipelines
+from trainledger.plan.layouts.states import States
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.run import Run
+
+SMALL = {"d_model": 64, "n_heads": 8, "n_kv_heads": 2, "d_ff": 96, "vocab_size": 96, "max_seq_len": 64, "n_layers": 4}
+EXPERTS = {**SMALL, "n_experts": 4, "experts_per_token": 2, "expert_d_ff": 32}
+
+
+def run_for(devices: int, model: dict[str, Any], **recipe: Any) -> Run:
+    given = {"seq_len": 32, "global_batch": 4, "steps": 1, "precision": "bf16-sharded", **recipe}
+    run = load({"model": model, "recipe": given, "cluster": {"device": "h100-sxm"}})
+    return replace(run, cluster=replace(run.cluster, count=devices))
+
+
+def everything(grid: Grid) -> Iterator[Run]:
+    """All runs of a grid, allowed or not, without asking the search."""
+    for tensor, context, pipeline in grid.blocks():
+        ranks = grid.devices // (tensor * context * pipeline)
+        for parallel in grid.parallels(tensor):
+            for kind in grid.kinds(context):
+                for expert in grid.experts():
+                    for size in grid.micro_batches():
+                        for again in grid.again():
+                            shape = Shape(tensor, parallel, context, kind, expert, size, again)
+                            for stages in grid.stages(pipeline):
+                                for spread in grid.spreads(ranks, context):
+                                    yield run_of(grid.run, shape, stages, spread)
+
+
+def candidates(blocks: Blocks) -> Iterator[Run]:
+    for some in blocks.blocks.values():
+        for block in some:
+            for way, variant, spread in np.argwhere(blocks.allowed(block)):
+                shape = blocks.shapes[block.variants[variant]]
+                yield run_of(blocks.grid.run, shape, blocks.stages[block.pipeline][way], block.spreads[spread])
+
+
+@pytest.mark.parametrize(
+    ("devices", "model", "recipe"),
+    [
+        (4, SMALL, {}), (4, EXPERTS, {}), (6, {**SMALL, "n_layers": 5}, {"global_batch": 6}),
+        (4, SMALL, {"loss": "chunked", "loss_chunks": 64}), (4, SMALL, {"optimizer": "adafactor"}),
+        (4, SMALL, {"attention": "math"}), (2, {**SMALL, "n_predict_ahead": 1}, {}),
+        (4, SMALL, {"activation_checkpointing": "segments"}), (8, {**SMALL, "n_layers": 3}, {"global_batch": 2}),
+    ],
+)  # fmt: skip
+def test_a_layout_is_a_candidate_exactly_where_the_rules_allow_it(
+    devices: int, model: dict[str, Any], recipe: dict[str, Any]
+) -> None:
+    run = whole(run_for(devices, model, **recipe))
+    grid = grid_of(run, devices, {})
+    blocks = Blocks(grid, Judge(grid))
+    found = list(candidates(blocks))
+    every = list(everything(grid))
+    valid = {each for each in every if not list(each.problems())}
+    assert len(found) == len(set(found))
+    assert set(found) == valid
+    assert blocks.searched == len(every) == len(found) + sum(blocks.rejected.values())
+    assert all(each.layout.devices == devices for each in found)
+
+
+def bounded(run: Run, draws: int, seed: int, fixed: dict[str, Any]) -> Iterator[tuple[float, float, Run]]:
+    """Some layouts of a run: the shares of their accounts in bytes and in seconds that their bounds are."""
+    machine = machine_of(run)
+    assert isinstance(machine, tl.Device)
+    run = whole(run)
+    grid = grid_of(run, run.cluster.count, fixed)
+    blocks = Blocks(grid, Judge(grid))
+    states = States(run, list(blocks.ranks), backend="cuda")
+    bounds = Bounds(
+        run, blocks.shapes, states, _costs(run, machine, "cuda"), gathers=[False, True], backend="cuda"
+    )  # fmt: skip
+    ways = {pipeline: Pipelines(blocks.stages[pipeline], bounds.runs) for pipeline in blocks.blocks}
+    pairs = [(pipeline, each) for pipeline, some in blocks.blocks.items() for each in some]
+    draw = random.Random(seed)
+    for _ in range(draws):
+        pipeline, block = draw.choice(pairs)
+        allowed = np.argwhere(blocks.allowed(block))
+        if not len(allowed):
+            continue
+        at = tuple(allowed[draw.randrange(len(allowed))])
+        bound = bounds.of(block, ways[pipeline])
+        shape, spread = blocks.shapes[block.variants[at[1]]], block.spreads[at[2]]
+        one = run_of(run, shape, blocks.stages[pipeline][at[0]], spread)
+        told = exact(one, machine, backend="cuda")
+        assert told.seconds is not None
+        yield bound.nbytes[at] / told.peak_nbytes, bound.seconds[at] / told.seconds, one
+
+
+KINDS: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
+    ("llama-3-8b", 64, {"seq_len": 4096, "global_batch": 64}, {"context_kind": "ring"}),
+    ("gpt2", 16, {"seq_len": 1024, "global_batch": 16, "precision": "bf16-mixed"}, {}),
+    ("gpt2-medium", 8, {"seq_len": 1024, "global_batch": 8, "precision": "bf16", "master_weights": True,
+                        "gradient_dtype": "fp32"}, {}),
+    ("mixtral-8x7b", 16, {"seq_len": 1024, "global_batch": 16}, {"micro_batch": 1, "sequence_parallel": False}),
+    ("deepseek-v2-lite", 8, {"seq_len": 1024, "global_batch": 8}, {"context": 1, "micro_batch": 2}),
+    ("gemma-2-2b", 8, {"seq_len": 1024, "global_batch": 8, "attention": "flash"}, {"context": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "devices", "recipe", "fixed"), KINDS)
+def test_bounds_are_below_the_account_and_near_it(
+    name: str, devices: int, recipe: dict[str, Any], fixed: dict[str, Any]
+) -> None:
+    """What fits is never rejected: bytes are never above; seconds rank layouts, so they must be close."""
+    run = run_for(devices, {"preset": name}, **recipe)
+    found = list(bounded(run, 16, 7, fixed))
+    for nbytes, seconds, one in found:
+        assert nbytes <= 1, (nbytes, one.layout, one.recipe)
+        assert 0.2 < seconds < 1.1, (seconds, one.layout, one.recipe)
+    assert np.median([nbytes for nbytes, _, _ in found]) > 0.85
+    assert np.median([seconds for _, seconds, _ in found]) > 0.75
+
+
+def test_the_best_is_the_best_of_all() -> None:
+    run = run_for(4, {"preset": "gpt2"}, seq_len=1024, global_batch=16)
+    fixed = {"micro_batch": 2, "activation_checkpointing": "none", "context_kind": "ring", "schedule": "1f1b"}
+    found = tl.layouts(run, fixed=fixed, keep=5)
+    assert found.certain
+    machine = machine_of(run)
+    assert isinstance(machine, tl.Device)
+    grid = grid_of(whole(run), 4, fixed)
+    every = [each for each in everything(grid) if not list(each.problems())]
+    told = sorted(exact(each, machine, backend="cuda").seconds or 0.0 for each in every)
+    assert len(every) == found.allowed
+    assert [each.seconds for each in found.ranked] == pytest.approx(told[:5])
+
+
+def test_what_is_told_of_a_layout_is_what_its_plan_tells() -> None:
+    run = run_for(8, {"preset": "gpt2-medium"}, seq_len=1024, global_batch=32)
+    more = {"micro_batch": 1, "activation_checkpointing": "none"}
+    found = tl.layouts(run, keep=3, fixed={**more, "schedule": "interleaved", "pipeline": 4})
+    searched = (*found.ranked, *tl.layouts(run, keep=2, fixed=more).ranked)
+    assert len(searched) == 5
+    for each in searched:
+        told = tl.predict(each.run)
+        assert told.step_seconds == pytest.approx(each.seconds)
+        assert told.peak_nbytes == each.peak_nbytes
+        assert told.device_nbytes == each.device_nbytes
+        assert told.mfu == pytest.approx(each.mfu)
+        assert told.fits
+    assert [each.seconds for each in found.ranked] == sorted(each.seconds for each in found.ranked)
+    assert all(each.run.layout.schedule == "interleaved" for each in found.ranked)
+
+
+def test_every_layout_that_was_searched_is_accounted_for() -> None:
+    found = tl.layouts(run_for(8, {"preset": "gpt2"}, seq_len=1024, global_batch=8), keep=3)
+    too_large = sum(each.count for each in found.rejected if each.reason == BY_ACCOUNT)
+    assert sum(each.count for each in found.rejected) + found.accounted - too_large == found.searched
+
+
+def test_nothing_on_the_front_is_beaten_by_what_is_on_it() -> None:
+    found = tl.layouts(run_for(8, {"preset": "llama-3-8b"}, seq_len=4096, global_batch=16), keep=3)
+    assert len(found.pareto) > 3
+    seconds = [each.seconds for each in found.pareto]
+    nbytes = [each.device_nbytes for each in found.pareto]
+    assert seconds == sorted(seconds)
+    assert nbytes == sorted(nbytes, reverse=True)
+    assert found.best in found.pareto
+
+
+def test_the_front_of_points_is_what_no_other_beats() -> None:
+    draw = np.random.default_rng(0)
+    seconds, nbytes = draw.integers(0, 30, 200).astype(float), draw.integers(0, 30, 200).astype(float)
+    front = set(pareto(seconds, nbytes).tolist())
+    points = list(zip(seconds, nbytes, strict=True))
+    kept = {points[index] for index in front}
+    for point in set(points):
+        beaten = any(
+            other[0] <= point[0] and other[1] <= point[1] and other != point for other in points
+        )  # fmt: skip
+        assert (point in kept) == (not beaten)
+
+
+def test_layers_that_do_not_go_evenly_are_fewer_at_the_ends() -> None:
+    """Grattafiori et al. 2024, section 3.3.2: of 126 layers the first and the last of 16 stages have one fewer."""
+    assert shared_layers(126, 16) == (7, *[8] * 14, 7)
+    assert shared_layers(126, 128) == (0, *[1] * 126, 0)
+    assert shared_layers(61, 16) == (3, *[4] * 13, 3, 3)
+    assert shared_layers(4, 8) is None
+    for layers in range(1, 40):
+        for chunks in range(1, 42):
+            shared = shared_layers(layers, chunks)
+            if shared:
+                assert sum(shared) == layers
+                assert max(shared) - min(shared) == 1
+
+
+def test_the_published_layout_of_llama_3_405b_is_a_candidate_that_fits() -> None:
+    """Grattafiori et al. 2024, table 4: tensor 8, pipeline 16, data 128 on 16,384 H100 at 8,192 tokens."""
+    run = run_for(16384, {"preset": "llama-3.1-405b"}, seq_len=8192, global_batch=2048)
+    said = {"tensor": 8, "pipeline": 16, "context": 1, "sequence_parallel": True, "micro_batch": 1, "zero": 1}
+    found = tl.layouts(run, fixed={**said, "schedule": "interleaved"}, keep=1, limit_seconds=2)
+    assert found.best is not None
+    assert found.best.run.layout.data_ranks == 128
+    assert found.best.mfu is not None
+    assert 0.3 < found.best.mfu < 0.55  # 0.41 is published
+
+
+def test_an_interrupted_search_gives_what_it_has() -> None:
+    seen = []
+
+    def stop(what: str, done: int, of: int) -> None:
+        seen.append(what)
+        if what == "accounts" and done == 2:
+            raise KeyboardInterrupt
+
+    run = run_for(4, {"preset": "gpt2"}, seq_len=1024, global_batch=8)
+    found = tl.layouts(run, progress=stop)
+    assert found.accounted == 2
+    assert not found.certain
+    assert any("interrupted" in each for each in found.notes)
+    assert "bounds" in seen
+
+
+def test_where_nothing_fits_the_reasons_say_so() -> None:
+    found = tl.layouts(run_for(1, {"preset": "llama-3-70b"}, seq_len=4096, global_batch=4))
+    assert found.best is None
+    assert "none fits" in repr(found)
+    (reason,) = {each.reason for each in found.rejected if "fit" in each.reason}
+    assert "optimizer state alone" in reason
+
+
+def test_what_cannot_be_searched_is_refused_with_a_sentence() -> None:
+    run = run_for(4, {"preset": "gpt2"}, seq_len=1024, global_batch=8)
+    with pytest.raises(InvalidInput, match=r"tensr = 4: is not searched; .* nearest that works: tensor"):
+        tl.layouts(run, fixed={"tensr": 4})
+    with pytest.raises(InvalidInput, match="cannot be timed; name a device of the catalog"):
+        tl.layouts(run, device="this-machine")
+    with pytest.raises(InvalidInput, match="h100-sxm"):
+        tl.layouts(run, device="h100-smx")
+
+
+# layout = "auto"
+
+
+AUTO = {
+    "model": {"preset": "gpt2"}, "recipe": {"seq_len": 1024, "global_batch": 16, "steps": 1},
+    "cluster": {"device": "h100-sxm", "count": 4},
+}  # fmt: skip
+
+
+def test_a_run_file_may_ask_for_the_best_layout() -> None:
+    run = load({**AUTO, "layout": "auto"})
+    assert not run.layout.auto
+    assert run.layout.devices == 4
+    assert run == load(AUTO, ["layout=auto"]) == load({**AUTO, "layout": {"auto": True}})
+    asked = load(AUTO, ["layout=auto"], search=False)
+    assert asked.layout.auto
+    assert not asked.layout.alone
+    best = tl.layouts(asked, keep=1).best
+    assert best is not None
+    assert best.run == run
+
+
+def test_what_is_said_beside_auto_is_kept() -> None:
+    run = load(AUTO, {"layout.auto": True, "layout.pipeline": 2, "recipe.micro_batch": 2})
+    assert (run.layout.pipeline, run.recipe.micro_batch) == (2, 2)
+    assert run.layout.devices == 4
+    rule = "found no layout that fits 4 x h100-sxm: layout.tensor must divide the embedding's rows = 50257"
+    with pytest.raises(InvalidInput, match=rule):
+        load(AUTO, {"layout.auto": True, "layout.tensor": 2})
+
+
+def test_on_one_device_auto_is_one_device() -> None:
+    run = load({**AUTO, "cluster": {"device": "this-machine"}}, ["layout=auto"])
+    assert run.layout.alone
+    assert run.recipe.micro_batch is None
+    assert with_layout(run) == run
+
+
+def test_a_found_layout_reads_back_as_it_was_found() -> None:
+    import tomllib
+
+    from trainledger.plan.layouts.found import as_toml
+
+    run = load({**AUTO, "layout": "auto"})
+    table = tomllib.loads(as_toml(run))
+    again = load({**AUTO, "layout": table["layout"], "recipe": {**AUTO["recipe"], **table["recipe"]}})
+    assert again == run
+    best = tl.layouts(run, keep=1).best
+    assert best is not None
+    assert load(AUTO, best.settings) == run
+
+
+def test_the_command_fits_a_terminal_and_tells_programs_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    import json
+
+    from trainledger.cli import main
+
+    words = ["layouts", "gpt2", "--device", "h100-sxm", "--count", "8", "--keep", "3"]
+    words += ["--set", "recipe.global_batch=32"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert all(len(each) <= 80 for each in shown.splitlines())
+    assert "[layout]" in shown
+    assert "why not" in shown
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["ranked"]) == 3
+    assert told["searched"] >= told["allowed"] >= told["fitting"] >= told["accounted"]
+    assert main([*words, "--fix", "tensr=2"]) == 2
+    assert "nearest that works: tensor" in capsys.readouterr().err
+    assert main([*words, "--fix", "tensor=2", "--limit", "soon"]) == 2
+
+
+def test_a_plan_prints_the_layout_that_it_found(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    from trainledger.cli import main
+
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'layout = "auto"\n[model]\npreset = "gpt2"\n[recipe]\nseq_len = 1024\nglobal_batch = 16\nsteps = 10\n'
+        '[cluster]\ndevice = "h100-sxm"\ncount = 4\n'
+    )
+    assert main(["plan", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "The layout that was found, to paste into a run file\n\n[layout]" in shown
+    assert kernels_of(load(file)) == "cuda"

@@ -1,0 +1,264 @@
+"""Write docs/published_throughput.md: predicted step times and device-hours beside published ones.
+
+``python tests/published/throughput_page.py`` writes it from what `fit_devices.py` and `throughput_hours.py` have
+stored; tests compare the page with what it would write, and what is stored with what would be predicted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+
+from fit_devices import Predicted, read_predicted
+from published_case import Row
+from throughput_case import CALIBRATED, TimeCase, TimeSource
+from throughput_hours import LEFT_OUT as HOURS_LEFT_OUT
+from throughput_hours import read_hours, whole_runs
+from throughput_runs import NO_FIGURE, time_cases
+from throughput_times import Errors, ranks_agree
+
+from trainledger import catalog
+from trainledger.predict.step_time import CAUSES
+
+PAGE = Path(__file__).parents[2] / "docs" / "published_throughput.md"
+COUNTS = ("a100-sxm", "h100-sxm", "tpu")  # the device types that the goals are about
+NAMES = {"a100-sxm": "A100 SXM", "h100-sxm": "H100 SXM", "v100-sxm": "V100 SXM", "tpu": "TPU v4, v5e, v5p"}
+MEDIAN, SHARE, WITHIN, RANKS, HOURS = 0.15, 0.8, 0.25, 0.9, 0.25
+
+HEAD = """\
+# Published throughput beside the predictions
+
+Written by `python tests/published/throughput_page.py` from what `python tests/published/fit_devices.py` (step times)
+and `python tests/published/throughput_hours.py` (whole runs) have stored; tests compare the page, and the stored
+numbers with what is predicted today. The rows are those of `tests/published/runs.csv`.
+
+Of every row that says enough, a run is made, and its step is timed as `trainledger plan` times it: every operation of
+the ledger on the device (`predict.kernel_time`), collectives over the links (`predict.collective_time`), streams and
+pipelines (`predict.layout_time`). A device type has one calibration, {constants} constants fitted on all of its rows
+together; no constant belongs to a source or a row, and links are not fitted. What a row does not say is assumed for
+its whole source, in words, below. Error is predicted over measured seconds of a step, less one.
+
+"Left out" is the prediction of a source by the constants fitted on all other sources of its device type: what to
+expect of a run that nobody has measured yet. Mechanisms that were missing were looked for in these rows, which the
+second figure does not undo.
+
+| rows | | median absolute error | within 25 % | left out: median | within 25 % |
+|---|--:|--:|--:|--:|--:|
+"""
+
+
+@dataclass(frozen=True)
+class Told:
+    """A case with its stored prediction."""
+
+    case: TimeCase
+    stored: Predicted
+
+    @property
+    def error(self) -> float:
+        return self.stored.seconds / self.stored.measured - 1
+
+    @property
+    def error_left_out(self) -> float:
+        return self.stored.left_out / self.stored.measured - 1
+
+
+@cache
+def told() -> tuple[tuple[Told, ...], tuple[tuple[Row, str], ...]]:
+    """Every row that is told with its stored prediction, and the others with their reason."""
+    found, left_out = time_cases()
+    stored = read_predicted()
+    return tuple(Told(each, stored[each.name]) for each in found), left_out
+
+
+def errors(some: Sequence[Told], *, left_out: bool = False) -> Errors:
+    return Errors(tuple(each.error_left_out if left_out else each.error for each in some))
+
+
+def counting() -> list[Told]:
+    """The rows that the goals are about."""
+    return [each for each in told()[0] if each.case.calibration in COUNTS]
+
+
+def sources() -> dict[TimeSource, list[Told]]:
+    split: dict[TimeSource, list[Told]] = {}
+    for each in told()[0]:
+        split.setdefault(each.case.source, []).append(each)
+    return split
+
+
+def agreement(some: Sequence[Told]) -> float:
+    """Spearman's correlation of predicted and measured seconds of a step."""
+    return ranks_agree([each.stored.seconds for each in some], [each.stored.measured for each in some])
+
+
+def page() -> str:
+    """The whole page."""
+    constants = sum(isinstance(getattr(catalog.efficiency("a100-sxm-80gb"), each.name), float) for each in _fields())
+    parts = [HEAD.format(constants=constants), *_totals(), "\n## By source\n\n", *_by_source()]
+    parts += ["\n## Ranks\n\n", *_ranks(), "\n## What the calibrations say\n\n", *_constants()]
+    parts += ["\n## Sources above 15 %\n\n", *_above(), "\n## Whole runs\n\n", *_hours()]
+    parts += ["\n## What is assumed, source by source\n", *(_assumed(each) for each in sources())]
+    parts += ["\n## All rows\n", *_all_rows(), "\n## Left out\n\n", *_left_out()]
+    return "".join(parts)
+
+
+def percent(share: float, *, sign: bool = False) -> str:
+    return f"{100 * share:+.1f} %" if sign else f"{100 * share:.1f} %"
+
+
+def _fields() -> tuple[object, ...]:
+    found = catalog.efficiency("a100-sxm-80gb")
+    assert found is not None
+    return fields(found)
+
+
+def _totals() -> Iterator[str]:
+    yield _total("**A100, H100 and TPU**", counting())
+    for name in CALIBRATED:
+        yield _total(NAMES[name], [each for each in told()[0] if each.case.calibration == name])
+
+
+def _total(name: str, some: Sequence[Told]) -> str:
+    inside, outside = errors(some), errors(some, left_out=True)
+    cells = (name, str(len(some)), *(percent(each) for each in (
+        inside.median, inside.within(WITHIN), outside.median, outside.within(WITHIN))))  # fmt: skip
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _by_source() -> Iterator[str]:
+    yield "| source | device | rows | median absolute error | median error | worst | within 25 % | left out: median |\n"
+    yield "|---|---|--:|--:|--:|--:|--:|--:|\n"
+    for source, some in sources().items():
+        for name in CALIBRATED:
+            of = [each for each in some if each.case.calibration == name]
+            if of:
+                found = errors(of)
+                cells = (
+                    source.title, NAMES[name], str(len(of)), percent(found.median), percent(found.bias, sign=True),
+                    percent(found.worst, sign=True), percent(found.within(WITHIN)),
+                    percent(errors(of, left_out=True).median),
+                )  # fmt: skip
+                yield f"| {' | '.join(cells)} |\n"
+
+
+RANK_REASONS = {
+    "BigScience 176B trials, A100": "most of the trials differ by less than the 3 % between two runs of one configuration "
+    "(R0337 and R0338), and single ones are slow for no reason that the page gives (R0321, R0326, R0347, R0373)",
+    "BigScience 1.3B, V100": "times are printed in whole seconds, 28 to 32 of them for most; over two tensor ranks (R0400, "
+    "R0405) the step is far slower than the links of a node explain",
+    "Narayanan 2021, against ZeRO-3, A100": "ZeRO-3 of early 2021 gathered one parameter after the other, which is told "
+    "block by block: with one or two sequences to a device it was three times slower",
+}
+
+
+def _ranks() -> Iterator[str]:
+    yield "Spearman's correlation of predicted and measured seconds of a step, of sources with ten rows or more:\n\n"
+    yield "| source | rows | correlation |\n|---|--:|--:|\n"
+    low = []
+    for source, some in sources().items():
+        if len(some) >= 10:
+            found = agreement(some)
+            yield f"| {source.title} | {len(some)} | {found:.3f} |\n"
+            low += [source.title] if found < RANKS else []
+    if low:
+        yield f"\nBelow {RANKS}:\n\n"
+        yield from (f"- {title}: {RANK_REASONS.get(title, 'not found')}.\n" for title in low)
+
+
+def _constants() -> Iterator[str]:
+    devices = [devices[0] for devices in CALIBRATED.values()]
+    yield f"| constant | {' | '.join(NAMES[name] for name in CALIBRATED)} |\n|---|{'--:|' * len(devices)}\n"
+    for each in _fields():
+        name = each.name  # type: ignore[attr-defined]
+        values = [getattr(catalog.efficiency(device), name) for device in devices]
+        if all(isinstance(value, float) for value in values):
+            yield f"| {name} | {' | '.join(f'{value:.4g}' for value in values)} |\n"
+
+
+def _above() -> Iterator[str]:
+    far = [source for source, some in sources().items() if errors(some).median > MEDIAN]
+    if not far:
+        yield "None.\n"
+    for source in far:
+        some = sources()[source]
+        yield f"- {source.title} ({percent(errors(some).bias, sign=True)}): {source.reason or 'not found'}.\n"
+
+
+def _hours() -> Iterator[str]:
+    yield (
+        "Tokens and device-hours are published, the layout mostly is not: what is assumed stands beside each run. "
+        "Failures, checkpoints and evaluations are as published for others on the same devices (`catalog/"
+        "reliability.toml`).\n\n"
+    )
+    runs = {each.row["id"]: each for each in whole_runs()}
+    stored = read_hours()
+    good = sum(abs(each.error) <= HOURS for each in stored)
+    yield f"{good} of {len(stored)} runs are within 25 %.\n\n"
+    yield "| run | device | published hours | predicted | error | MFU | assumed |\n|---|---|--:|--:|--:|--:|---|\n"
+    for each in stored:
+        whole = runs[each.row]
+        cells = (
+            whole.name, whole.run.cluster.device, f"{each.hours:,.0f}", f"{each.predicted:,.0f}",
+            percent(each.error, sign=True), percent(each.mfu), whole.assumed,
+        )  # fmt: skip
+        yield f"| {' | '.join(cells)} |\n"
+    far = [each for each in stored if abs(each.error) > HOURS]
+    if far:
+        yield "\nFurther off:\n\n"
+        yield from (f"- {runs[each.row].name}: {runs[each.row].reason or 'not found'}.\n" for each in far)
+    causes = list(dict.fromkeys(cause for each in stored for cause, _ in each.bars))
+    yield "\nWaterfalls, as shares of the published hours; the bars sum to the prediction:\n\n"
+    yield f"| run | {' | '.join(causes)} | sum |\n|---|{'--:|' * (len(causes) + 1)}\n"
+    for each in stored:
+        bars = dict(each.bars)
+        shares = (f"{100 * bars[cause] / each.hours:.1f}" if cause in bars else "" for cause in causes)
+        yield f"| {runs[each.row].name} | {' | '.join(shares)} | {100 * each.predicted / each.hours:.1f} |\n"
+    yield "\nHours that are not told: " + "; ".join(f"{row} ({why})" for row, why in HOURS_LEFT_OUT.items()) + ".\n"
+
+
+def _assumed(source: TimeSource) -> str:
+    lines = [f"\n### {source.title}\n\n`{source.name}`. Measured: {source.convention}.\n\n"]
+    return "".join(lines + [f"- {line}\n" for line in source.assumed])
+
+
+SHORT = ("ideal", "recomputed", "kernels", "memory", "launch", "exposed", "bubble", "stragglers")
+
+
+def _all_rows() -> Iterator[str]:
+    yield f"\nSeconds of a step, and what the prediction goes to in percent: {', '.join(CAUSES)}.\n"
+    for source, some in sources().items():
+        yield f"\n### {source.title}: rows\n\n"
+        yield f"| row | model | devices | layout | batch x length | measured | predicted | error | left out | {' | '.join(SHORT)} |\n"
+        yield f"|---|---|--:|---|--:|--:|--:|--:|--:|{'--:|' * len(SHORT)}\n"
+        yield from (_row(each) for each in some)
+
+
+def _row(each: Told) -> str:
+    case, run, stored = each.case, each.case.run, each.stored
+    layout = run.layout
+    axes = ("replicate", "shard", "context", "tensor", "pipeline")
+    sizes = ", ".join(f"{name} {getattr(layout, name)}" for name in axes if getattr(layout, name) > 1)
+    cells = (
+        case.name, case.row["model_family"], str(layout.devices), sizes or "-",
+        f"{run.grad_accum} x {run.device_batch} x {run.recipe.seq_len}", f"{stored.measured:.4g}",
+        f"{stored.seconds:.4g}", percent(each.error, sign=True), percent(each.error_left_out, sign=True),
+        *(f"{100 * cause / stored.seconds:.0f}" for cause in stored.causes),
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _left_out() -> Iterator[str]:
+    left_out = told()[1]
+    counts = Counter((row["source"].split("/results/")[0], why) for row, why in left_out if why != NO_FIGURE)
+    yield "| source | rows | why |\n|---|--:|---|\n"
+    yield from (f"| {source} | {count} | {why} |\n" for (source, why), count in sorted(counts.items()))
+    silent = sum(why == NO_FIGURE for _, why in left_out)
+    yield f"| {len({row['source'] for row, why in left_out if why == NO_FIGURE})} sources | {silent} | {NO_FIGURE} |\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
