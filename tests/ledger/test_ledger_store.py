@@ -26,6 +26,8 @@ entry = st.builds(
     allocated=amounts,
     freed=amounts,
     dtype=st.sampled_from(["", "fp32"]),
+    shape=st.lists(number, max_size=4).map(tuple),
+    fused=st.one_of(st.just(()), st.tuples(number, number, st.integers(0, 1))),
     loop=st.lists(st.tuples(st.text(max_size=3), st.integers(1, 99)), max_size=2).map(tuple),
     payload=number,
     group=st.text(max_size=3),

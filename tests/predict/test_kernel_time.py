@@ -100,11 +100,12 @@ def test_every_constant_of_an_efficiency_does_something(name):
     better = min(1.0, 1.2 * getattr(given_, name)) if name in SHARES else getattr(given_, name) / 2
     ledger = LEDGER
     if name == "float8_share":
+        given_ = replace(given_, launch_seconds=0.0)  # eager, such a step waits for its program
         ledger = account(run(precision="fp8-tensorwise"), backend="cuda")
     elif name == "launch_seconds":
         small = load({"model": {"preset": "teach-1m"}, "recipe": {"seq_len": 64, "global_batch": 1, "steps": 1}})
         ledger = account(small, backend="cuda")
-    before = step_time(ledger, H100).seconds
+    before = step_time(ledger, replace(H100, efficiency=given_)).seconds
     assert step_time(ledger, replace(H100, efficiency=replace(given_, **{name: better}))).seconds < before
 
 
@@ -137,14 +138,15 @@ def test_arrays_give_what_their_elements_give():
     )  # fmt: skip
     timed = Roofline(H100).time(entry)
     assert timed.seconds.shape == (3,)
-    assert step_time(Ledger((entry,)), H100).seconds == pytest.approx(timed.seconds)
+    waited = np.maximum(timed.seconds, timed.launch_seconds)
+    assert step_time(Ledger((entry,)), H100).seconds == pytest.approx(waited)
 
 
 CARDS = {"NVIDIA A100 SXM4 80GB": "a100-sxm-80gb", "NVIDIA A100 40GB": "a100-sxm-40gb"}
 CARDS |= {"NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA Tesla V100-SXM2-16GB": "v100-sxm-16gb"}
 
 
-def test_the_best_square_product_is_near_the_measured_ones():
+def test_the_best_square_product_is_at_most_the_measured_one_and_not_far_below():
     with open(GEMMS, newline="", encoding="utf-8") as file:
         measured = [row for row in csv.DictReader(file) if row["device"] in CARDS]
     assert len(measured) >= len(CARDS)
@@ -158,8 +160,8 @@ def test_the_best_square_product_is_near_the_measured_ones():
                 2 * n**3 / matmul_seconds((1, n, n, n), dtype, peak, device.efficiency, device.multiprocessors) / 1e12
                 for n in range(1024, 10241, 1024)
             ]
-            # What a training step reaches is less: its clocks fall under load, and C fits on whole steps.
-            assert max(rates) == pytest.approx(float(row[dtype]), rel=0.2), (row["device"], dtype)
+            # A product alone may run at clocks that a training step, on which the shares are fitted, does not hold.
+            assert 0.65 < max(rates) / float(row[dtype]) < 1.1, (row["device"], dtype, max(rates))
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])

@@ -2,7 +2,8 @@
 
 ``python tests/published/fit_devices.py [a100-sxm h100-sxm v100-sxm tpu]`` fits each device type (all of them where
 none is named), writes ``catalog/calibrations/<device>.toml`` and the rows' predictions, in the sample and with their
-source left out, into ``throughput_predicted.csv``; ``python tests/published/throughput_page.py`` makes a page of that.
+source left out, into ``throughput_predicted.csv`` (``predict`` as the argument does that alone, with the constants that
+are stored); ``python tests/published/throughput_page.py`` makes a page of that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from throughput_case import CALIBRATED, TimeCase
@@ -97,7 +99,7 @@ def refitted(found: Fitted, prior: Efficiency, rows: np.ndarray) -> Efficiency:
 
 def rounded(efficiency: Efficiency) -> Efficiency:
     """Four digits: what is stored is what predicts."""
-    changes = {
+    changes: dict[str, Any] = {
         each.name: float(f"{getattr(efficiency, each.name):.4g}")
         for each in fields(efficiency)
         if isinstance(getattr(efficiency, each.name), float)
@@ -112,12 +114,14 @@ def write_calibration(found: DeviceFit) -> None:
     for device in (*CALIBRATED[found.name], *ALSO.get(found.name, ())):
         clock = META_CLOCK if device.endswith("500w") else 1.0
         lines = [
-            "# Written by python tests/published/fit_devices.py: fitted on published runs (docs/published_throughput.md).\n",
+            "# Written by python tests/published/fit_devices.py: fitted on published runs, "
+            "see docs/published_throughput.md.\n",
             f'source = "fitted on {len(found.cases)} published runs of {len(sources)} sources: {"; ".join(sources)}"\n',
             f"date = {DATE}\n",
         ]
         if device in ALSO.get(found.name, ()):
-            lines.append(f'note = "no rows of its own: the constants of {CALIBRATED[found.name][0]}, which has the same die"\n')
+            of = CALIBRATED[found.name][0]
+            lines.append(f'note = "no rows of its own: the constants of {of}, which has the same die"\n')
         if clock != 1.0:
             lines.append(f'note = "shares of the peak times {clock:.3f}: what 500 W of 700 W leave of the clock"\n')
         lines.append("\n[efficiency]\n")
@@ -156,7 +160,7 @@ def read_predicted() -> dict[str, Predicted]:
     with open(PREDICTED, newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     return {
-        row[0]: Predicted(row[0], row[1], *(float(each) for each in row[2:5]), tuple(float(each) for each in row[5:]))
+        row[0]: Predicted(row[0], row[1], float(row[2]), float(row[3]), float(row[4]), tuple(map(float, row[5:])))
         for row in rows[1:]
     }
 
@@ -178,7 +182,7 @@ def write_predicted(left_out: dict[str, float]) -> None:
 
 def main(names: list[str]) -> None:
     left_out: dict[str, float] = {}
-    for name in names or list(CALIBRATED):
+    for name in () if names == ["predict"] else names or CALIBRATED:
         found = fitted(name)
         write_calibration(found)
         left_out |= {each.name: seconds for each, seconds in zip(found.cases, found.left_out, strict=True)}

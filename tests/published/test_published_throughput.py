@@ -16,15 +16,29 @@ from throughput_columns import Columns, around
 from throughput_fit import BOUNDS, changed, prior_of
 from throughput_hours import LEFT_OUT as HOURS_LEFT_OUT
 from throughput_hours import predicted_hours, read_hours, whole_runs
-from throughput_page import HOURS, MEDIAN, PAGE, RANK_REASONS, RANKS, SHARE, WITHIN, agreement, counting, errors, page
-from throughput_page import sources as told_sources
-from throughput_page import told
+from throughput_page import (
+    HOURS,
+    MEDIAN,
+    PAGE,
+    RANK_REASONS,
+    RANKS,
+    SHARE,
+    WITHIN,
+    agreement,
+    counting,
+    errors,
+    families,
+    page,
+    ranked,
+    sources,
+    told,
+)
 from throughput_runs import LEFT_OUT, SOURCES, time_case_of
 from throughput_times import predicted, ranks_agree
 
 from trainledger import catalog
 
-EVERY = 12  # of the rows, one in so many is predicted again by default
+EVERY = 6  # of the rows, one in so many is predicted again by default
 
 
 def test_the_goals_are_met_in_the_sample_and_with_each_source_left_out() -> None:
@@ -36,9 +50,9 @@ def test_the_goals_are_met_in_the_sample_and_with_each_source_left_out() -> None
 
 
 def test_layouts_are_ranked_as_measured_or_there_is_a_reason() -> None:
-    for source, some in told_sources().items():
-        if len(some) >= 10:
-            assert agreement(some) >= RANKS or source.title in RANK_REASONS, source.title
+    for source, some in ranked():
+        assert agreement(some) >= RANKS or source.title in RANK_REASONS, source.title
+    assert sum(agreement(some) >= RANKS for _, some in ranked()) >= 9
 
 
 def test_every_row_is_told_or_has_a_reason() -> None:
@@ -56,16 +70,13 @@ def test_every_row_is_told_or_has_a_reason() -> None:
 
 
 def test_every_source_above_15_percent_has_its_reason() -> None:
-    for source, some in told_sources().items():
+    for source, some in sources().items():
         assert errors(some).median <= MEDIAN or source.reason, source.title
     assert all(each.assumed and each.convention for each in SOURCES)
 
 
-@pytest.mark.parametrize("start", range(EVERY))
-def test_what_is_stored_is_what_is_predicted(start: int) -> None:
-    if start:
-        pytest.skip("one part of all rows by default; the others with --runslow")
-    _compare(start, EVERY)
+def test_what_is_stored_is_what_is_predicted() -> None:
+    _compare(0, EVERY)
 
 
 @pytest.mark.slow
@@ -83,8 +94,7 @@ def test_runs_are_of_the_devices_of_their_rows() -> None:
     for each in told()[0]:
         case = each.case
         assert case.run.layout.devices == int(case.row["n_devices"]), case.name
-        problems = [problem for problem in case.run.problems() if "selective" not in str(problem)]
-        assert not problems, (case.name, problems)  # compiled blocks with selective recomputation are no engine's yet
+        assert not list(case.run.problems()), case.name
 
 
 def test_whole_runs_are_within_25_percent_or_there_is_a_reason() -> None:
@@ -92,7 +102,10 @@ def test_whole_runs_are_within_25_percent_or_there_is_a_reason() -> None:
     runs = {each.row["id"]: each for each in whole_runs()}
     assert {each.row for each in stored} == set(runs)
     near = [each for each in stored if abs(each.error) <= HOURS]
-    assert len(near) >= 0.6 * len(stored)
+    assert len(near) >= 0.7 * len(stored)
+    for name in ("LLaMA", "Llama 2", "Llama 3", "Llama 3.1", "Pythia"):
+        some = families()[name]
+        assert sum(each.predicted for each in some) == pytest.approx(sum(each.hours for each in some), rel=HOURS), name
     for each in stored:
         assert abs(each.error) <= HOURS or runs[each.row].reason, each.row
         assert sum(hours for _, hours in each.bars) == pytest.approx(each.predicted, rel=1e-4)

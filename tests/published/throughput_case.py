@@ -20,7 +20,6 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
-
 # Devices that share a calibration: one chip with more or less memory, or of one design.
 CALIBRATED = {
     "a100-sxm": ("a100-sxm-80gb", "a100-sxm-40gb"),
@@ -78,7 +77,8 @@ def from_step(row: Row, run: Run) -> float:
 
 def from_tokens(row: Row, run: Run) -> float:
     """Tokens per second and device."""
-    return run.recipe.tokens_per_step / (float(row["measured_tokens_per_s_per_device"]) * run.layout.devices)
+    rate = float(row["measured_tokens_per_s_per_device"]) * float(run.layout.devices)
+    return run.recipe.tokens_per_step / rate
 
 
 def gpt_flops(run: Run, *, recomputed: bool) -> float:
@@ -89,13 +89,13 @@ def gpt_flops(run: Run, *, recomputed: bool) -> float:
     model, recipe = run.model, run.recipe
     B, s, L, h, V = recipe.global_batch, recipe.seq_len, model.n_layers, model.d_model, model.padded_vocab
     blocks = (96 if recomputed else 72) * B * s * L * h * h * (1 + s / (6 * h))
-    return blocks + 6 * B * s * h * V
+    return float(blocks + 6 * B * s * h * V)
 
 
 def from_gpt_flops(row: Row, run: Run, *, recomputed: bool = True) -> float:
     """TFLOP/s and device by `gpt_flops`."""
     rate = float(row["measured_tflops_per_device"]) * 1e12 * run.layout.devices
-    return gpt_flops(run, recomputed=recomputed) / rate
+    return gpt_flops(run, recomputed=recomputed) / float(rate)
 
 
 def from_palm_flops(row: Row, run: Run) -> float:
@@ -105,7 +105,8 @@ def from_palm_flops(row: Row, run: Run) -> float:
     model, recipe = run.model, run.recipe
     heads = model.n_heads * model.head_size
     per_token = 6 * parameters(model).total + 12 * model.n_layers * heads * recipe.seq_len
-    return per_token * recipe.tokens_per_step / (float(row["measured_tflops_per_device"]) * 1e12 * run.layout.devices)
+    rate = float(row["measured_tflops_per_device"]) * 1e12 * float(run.layout.devices)
+    return float(per_token) * recipe.tokens_per_step / rate
 
 
 from_hardware_flops = partial(from_gpt_flops, recomputed=True)
@@ -129,20 +130,20 @@ def case(
 
 def gpt(row: Row, **others: Any) -> ModelSpec:
     """A GPT with the sizes of a row: layer norms, GELU, biases, learned positions, tied embeddings."""
-    fields = dict(
-        vocab_size=int(row["vocab"] or 51200), d_model=int(row["d_model"]), n_layers=int(row["n_layers"]),
-        n_heads=int(row["n_heads"]), d_ff=int(row["d_ff"]), max_seq_len=int(row["seq_len"] or 2048),
-        norm="layernorm", norm_bias=True, activation="gelu_tanh", gated=False, mlp_bias=True, attention_bias=True,
-        positions="learned", tie_embeddings=True,
-    )  # fmt: skip
+    fields = {
+        "vocab_size": int(row["vocab"] or 51200), "d_model": int(row["d_model"]), "n_layers": int(row["n_layers"]),
+        "n_heads": int(row["n_heads"]), "d_ff": int(row["d_ff"]), "max_seq_len": int(row["seq_len"] or 2048),
+        "norm": "layernorm", "norm_bias": True, "activation": "gelu_tanh", "gated": False, "mlp_bias": True,
+        "attention_bias": True, "positions": "learned", "tie_embeddings": True,
+    }  # fmt: skip
     return ModelSpec(**{**fields, **others})
 
 
 def llama(row: Row, **others: Any) -> ModelSpec:
     """A Llama with the sizes of a row."""
-    fields = dict(
-        vocab_size=int(row["vocab"]), d_model=int(row["d_model"]), n_layers=int(row["n_layers"]),
-        n_heads=int(row["n_heads"]), n_kv_heads=int(row["n_kv_heads"]), d_ff=int(row["d_ff"]),
-        max_seq_len=int(row["seq_len"] or 2048), tie_embeddings=row["tied"] == "1",
-    )  # fmt: skip
+    fields = {
+        "vocab_size": int(row["vocab"]), "d_model": int(row["d_model"]), "n_layers": int(row["n_layers"]),
+        "n_heads": int(row["n_heads"]), "n_kv_heads": int(row["n_kv_heads"]), "d_ff": int(row["d_ff"]),
+        "max_seq_len": int(row["seq_len"] or 2048), "tie_embeddings": row["tied"] == "1",
+    }  # fmt: skip
     return ModelSpec(**{**fields, **others})

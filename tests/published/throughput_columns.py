@@ -44,7 +44,7 @@ class Columns:
         for each in self.cases:
             stages = {id(rank.ledger): rank.ledger for rank in ranks_of(each)}.values()
             slowest = max(stages, key=lambda ledger: ledger.matmul_flops)
-            device = each.device.name + str(each.device.peak_flops_per_second) + str(each.device.memory_bytes_per_second)
+            device = f"{each.device.name} {each.device.peak_flops_per_second} {each.device.memory_bytes_per_second}"
             devices[device] = each.device
             counts: dict[int, int] = {}
             for entry in slowest:
@@ -153,4 +153,5 @@ def _doublings(case: TimeCase) -> int:
 
     fabric = catalog.fabric(case.device, case.run.cluster)
     assert fabric is not None
-    return (-(-case.run.layout.devices // fabric.devices_per_node) - 1).bit_length()
+    nodes: int = -(-case.run.layout.devices // fabric.devices_per_node)
+    return (nodes - 1).bit_length()

@@ -20,10 +20,11 @@ ROBUST = 0.15  # the logarithmic error from which on a row weighs less
 ERROR = 0.12  # what is taken for the error of one row, against which the priors weigh
 # Constants of one name move together: both passes of attention keep their ratio (Dao 2023, figures 4 to 6).
 TOGETHER = {"attention_share": ("attention_share", "attention_backward_share")}
+# NCCL's kernels take up to 32 multiprocessors of 80 to 132, which bounds what compute beside them can lose.
 BOUNDS = {
     "matmul_share": (0.3, 0.95), "float8_share": (0.3, 0.95), "depth": (1.0, 2000.0), "attention_share": (0.1, 0.9),
     "attention_length": (1.0, 4000.0), "bandwidth_share": (0.3, 0.95), "kernel_seconds": (5e-7, 5e-6),
-    "launch_seconds": (1e-6, 1e-4), "contention_share": (1e-4, 0.6), "straggler_share": (1e-5, 0.1),
+    "launch_seconds": (1e-6, 1e-4), "contention_share": (1e-4, 0.3), "straggler_share": (1e-5, 0.1),
 }  # fmt: skip
 # How well a constant was known before: the standard deviation of its logarithm.
 PRIORS = {
@@ -55,7 +56,7 @@ class Fitted:
 
 def prior_of(efficiency: Efficiency) -> Efficiency:
     """What was known of a device before any fit, with something where nothing was."""
-    changes = {name: value for name, value in UNKNOWN.items() if not getattr(efficiency, name)}
+    changes: dict[str, Any] = {name: value for name, value in UNKNOWN.items() if not getattr(efficiency, name)}
     if efficiency.launch_seconds:
         changes["launch_seconds"] = LAUNCH_SECONDS
     return replace(efficiency, **changes)
@@ -131,7 +132,7 @@ def _moved(x: Array, place: int) -> Array:
 
 def changed(prior: Efficiency, names: Sequence[str], values: Sequence[float]) -> Efficiency:
     """The constants with others of these names; those that move together keep their ratio."""
-    changes: dict[str, float] = {}
+    changes: dict[str, Any] = {}
     for name, value in zip(names, values, strict=True):
         ratio = float(value) / getattr(prior, name)
         for each in TOGETHER.get(name, (name,)):

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fit_devices import Predicted, read_predicted
 from published_case import Row
 from throughput_case import CALIBRATED, TimeCase, TimeSource
 from throughput_hours import LEFT_OUT as HOURS_LEFT_OUT
-from throughput_hours import read_hours, whole_runs
+from throughput_hours import PredictedHours, read_hours, whole_runs
 from throughput_runs import NO_FIGURE, time_cases
 from throughput_times import Errors, ranks_agree
 
@@ -90,6 +91,16 @@ def sources() -> dict[TimeSource, list[Told]]:
     return split
 
 
+def ranked() -> list[tuple[TimeSource, list[Told]]]:
+    """The sources with ten rows or more on one type of device."""
+    split = [
+        (source, [each for each in some if each.case.calibration == name])
+        for source, some in sources().items()
+        for name in CALIBRATED
+    ]
+    return [(source, some) for source, some in split if len(some) >= 10]
+
+
 def agreement(some: Sequence[Told]) -> float:
     """Spearman's correlation of predicted and measured seconds of a step."""
     return ranks_agree([each.stored.seconds for each in some], [each.stored.measured for each in some])
@@ -110,7 +121,7 @@ def percent(share: float, *, sign: bool = False) -> str:
     return f"{100 * share:+.1f} %" if sign else f"{100 * share:.1f} %"
 
 
-def _fields() -> tuple[object, ...]:
+def _fields() -> tuple[Any, ...]:
     found = catalog.efficiency("a100-sxm-80gb")
     assert found is not None
     return fields(found)
@@ -146,24 +157,25 @@ def _by_source() -> Iterator[str]:
 
 
 RANK_REASONS = {
-    "BigScience 176B trials, A100": "most of the trials differ by less than the 3 % between two runs of one configuration "
-    "(R0337 and R0338), and single ones are slow for no reason that the page gives (R0321, R0326, R0347, R0373)",
-    "BigScience 1.3B, V100": "times are printed in whole seconds, 28 to 32 of them for most; over two tensor ranks (R0400, "
-    "R0405) the step is far slower than the links of a node explain",
-    "Narayanan 2021, against ZeRO-3, A100": "ZeRO-3 of early 2021 gathered one parameter after the other, which is told "
-    "block by block: with one or two sequences to a device it was three times slower",
+    "BigScience 176B trials, A100": "most of the trials differ by less than the 3 % between two runs of one "
+    "configuration (R0337 and R0338), and single ones are slow for no reason that the page gives (R0321, R0326, R0347, "
+    "R0373)",
+    "BigScience 1.3B, V100": "times are printed in whole seconds, 28 to 32 of them for most; over two tensor ranks "
+    "(R0400, R0405) the step is far slower than the links of a node explain",
+    "Narayanan 2021, against ZeRO-3, A100": "ZeRO-3 of early 2021 gathered one parameter after the other, which is "
+    "told block by block: with one or two sequences to a device it was up to three times slower",
 }
 
 
 def _ranks() -> Iterator[str]:
-    yield "Spearman's correlation of predicted and measured seconds of a step, of sources with ten rows or more:\n\n"
+    yield "Spearman's correlation of predicted and measured seconds of a step, of sources with ten rows or more "
+    yield "on one type of device:\n\n"
     yield "| source | rows | correlation |\n|---|--:|--:|\n"
     low = []
-    for source, some in sources().items():
-        if len(some) >= 10:
-            found = agreement(some)
-            yield f"| {source.title} | {len(some)} | {found:.3f} |\n"
-            low += [source.title] if found < RANKS else []
+    for source, some in ranked():
+        found = agreement(some)
+        yield f"| {source.title} | {len(some)} | {found:.3f} |\n"
+        low += [source.title] if found < RANKS else []
     if low:
         yield f"\nBelow {RANKS}:\n\n"
         yield from (f"- {title}: {RANK_REASONS.get(title, 'not found')}.\n" for title in low)
@@ -173,7 +185,7 @@ def _constants() -> Iterator[str]:
     devices = [devices[0] for devices in CALIBRATED.values()]
     yield f"| constant | {' | '.join(NAMES[name] for name in CALIBRATED)} |\n|---|{'--:|' * len(devices)}\n"
     for each in _fields():
-        name = each.name  # type: ignore[attr-defined]
+        name = each.name
         values = [getattr(catalog.efficiency(device), name) for device in devices]
         if all(isinstance(value, float) for value in values):
             yield f"| {name} | {' | '.join(f'{value:.4g}' for value in values)} |\n"
@@ -188,6 +200,22 @@ def _above() -> Iterator[str]:
         yield f"- {source.title} ({percent(errors(some).bias, sign=True)}): {source.reason or 'not found'}.\n"
 
 
+FAMILIES = (
+    ("LLaMA", "R0219", "R0222"), ("Llama 2", "R0225", "R0227"), ("Llama 3", "R0228", "R0229"),
+    ("Llama 3.1", "R0230", "R0232"), ("Pythia", "R0973", "R0980"),
+)  # fmt: skip
+
+
+def families() -> dict[str, list[PredictedHours]]:
+    """Whole runs by the family of their model, and all others one by one."""
+    names = {each.row["id"]: each.row["model_family"] for each in whole_runs()}
+    split: dict[str, list[PredictedHours]] = {}
+    for each in read_hours():
+        name = next((name for name, first, last in FAMILIES if first <= each.row <= last), names[each.row])
+        split.setdefault(name, []).append(each)
+    return split
+
+
 def _hours() -> Iterator[str]:
     yield (
         "Tokens and device-hours are published, the layout mostly is not: what is assumed stands beside each run. "
@@ -196,6 +224,12 @@ def _hours() -> Iterator[str]:
     )
     runs = {each.row["id"]: each for each in whole_runs()}
     stored = read_hours()
+    yield "| family | runs | published hours | predicted | error |\n|---|--:|--:|--:|--:|\n"
+    for name, some in families().items():
+        hours, predicted = sum(each.hours for each in some), sum(each.predicted for each in some)
+        error = percent(predicted / hours - 1, sign=True)
+        yield f"| {name} | {len(some)} | {hours:,.0f} | {predicted:,.0f} | {error} |\n"
+    yield "\n"
     good = sum(abs(each.error) <= HOURS for each in stored)
     yield f"{good} of {len(stored)} runs are within 25 %.\n\n"
     yield "| run | device | published hours | predicted | error | MFU | assumed |\n|---|---|--:|--:|--:|--:|---|\n"
@@ -232,7 +266,8 @@ def _all_rows() -> Iterator[str]:
     yield f"\nSeconds of a step, and what the prediction goes to in percent: {', '.join(CAUSES)}.\n"
     for source, some in sources().items():
         yield f"\n### {source.title}: rows\n\n"
-        yield f"| row | model | devices | layout | batch x length | measured | predicted | error | left out | {' | '.join(SHORT)} |\n"
+        yield "| row | model | devices | layout | batch x length | measured | predicted | error | left out | "
+        yield f"{' | '.join(SHORT)} |\n"
         yield f"|---|---|--:|---|--:|--:|--:|--:|--:|{'--:|' * len(SHORT)}\n"
         yield from (_row(each) for each in some)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
+from typing import Any
 
-from published_case import Row
 from throughput_case import TimeCase, TimeSource
 from throughput_runs import time_cases
 
@@ -36,18 +36,19 @@ def ranks_of(case: TimeCase) -> tuple[RankAccount, ...]:
     What lies in flight differs between them, and takes no time.
     """
     if case.name not in _RANKS:
-        run, alike = case.run, {}
+        run = case.run
+        alike: dict[Any, Ledger] = {}
         found = []
         for stage in range(run.layout.pipeline):
             rank = rank_of(run, stage)
             key = tuple((each.count, each.begins, each.ends) for each in rank.chunks)
-            ledger: Ledger = alike.setdefault(key, None) or account_of(rank, backend="cuda")
-            alike[key] = ledger
+            if key not in alike:
+                alike[key] = account_of(rank, backend="cuda")
             found.append(
                 RankAccount(
                     stage=stage, place=0, count=run.layout.devices // run.layout.pipeline,
                     layers=sum(each.count for each in rank.chunks), first=rank.chunks[0].begins,
-                    last=rank.chunks[-1].ends, in_flight=0, ledger=ledger,
+                    last=rank.chunks[-1].ends, in_flight=0, ledger=alike[key],
                 )
             )  # fmt: skip
         _RANKS[case.name] = tuple(found)
@@ -120,7 +121,7 @@ def ranks_agree(predicted: Sequence[float], measured: Sequence[float]) -> float:
     a, b = _mean_ranks(predicted), _mean_ranks(measured)
     mean = (len(a) + 1) / 2
     top = sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True))
-    return top / (sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b)) ** 0.5
+    return float(top / (sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b)) ** 0.5)
 
 
 def _mean_ranks(values: Sequence[float]) -> list[float]:
@@ -134,6 +135,3 @@ def by_source(found: Sequence[TimePrediction]) -> dict[TimeSource, list[TimePred
     for each in found:
         split.setdefault(each.case.source, []).append(each)
     return split
-
-
-__all__ = ["Row"]

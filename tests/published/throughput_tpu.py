@@ -22,7 +22,10 @@ V4 = TimeSource(
     title="maxtext, TPU v4",
     convention="model TFLOP/s and chip",
     network=(("network", "ethernet-25"),),
-    assumed=(*_MAXTEXT, "GPT of 2,048 tokens without gates, heads 256 wide, vocabulary 32,000; the batch of a chip as the row says"),
+    assumed=(
+        *_MAXTEXT,
+        "GPT of 2,048 tokens without gates, heads 256 wide, vocabulary 32,000; the batch of a chip as the row says",
+    ),
 )
 V5E = TimeSource(
     name="AI-Hypercomputer/maxtext:src/maxtext/configs/tpu/v5e/README.md",
@@ -40,8 +43,8 @@ V5P = TimeSource(
     convention="model TFLOP/s and chip",
     assumed=(
         *_MAXTEXT,
-        "sizes by global_parameter_scale; tensor ranks, batches and remat policy as MaxText/configs/v5p/*.sh have them; "
-        "every second row is two slices",
+        "sizes by global_parameter_scale; tensor ranks, batches and remat policy as MaxText/configs/v5p/*.sh have "
+        "them; every second row is two slices",
     ),
 )
 SOURCES = (V4, V5E, V5P)
@@ -87,5 +90,4 @@ def tpu_case(row: Row) -> TimeCase | str:
         seq_len=2048, micro_batch=batch * tensor, global_batch=batch * chips, steps=1, precision="bf16-sharded",
         attention="flash", activation_checkpointing="full" if again else "none", compile=True,
     )  # fmt: skip
-    found = case(row, source, device, model, recipe, layout, from_palm_flops, devices_per_node=slice_chips)
-    return found
+    return case(row, source, device, model, recipe, layout, from_palm_flops, devices_per_node=slice_chips)

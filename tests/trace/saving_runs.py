@@ -114,5 +114,5 @@ def shared_nbytes(run: Run) -> int:
 
 def facts(each: Entry) -> tuple[object, ...]:
     path = ".".join("*" if part.isdigit() else part for part in each.path.split("."))
-    amounts = (each.flops, each.model_flops, each.read, each.written, each.kept)
-    return each.name, path, each.phase, each.kind, each.dtype, each.shape, each.basis, *amounts, tuple(sorted(each.allocated))
+    amounts = (each.flops, each.model_flops, each.read, each.written, each.kept, tuple(sorted(each.allocated)))
+    return each.name, path, each.phase, each.kind, each.dtype, each.shape, each.basis, *amounts

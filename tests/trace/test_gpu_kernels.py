@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse
+from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 
 torch.set_num_threads(1)
@@ -67,3 +69,31 @@ def test_the_account_of_an_accelerator_is_the_trace_of_its_kernels(run: Run) -> 
     shared = 2 * spec.n_heads * T * T + 2 * 2 * T * (spec.head_size // 2)  # masks and angles, which loops cannot place
     for mine_now, other_now in zip(live_nbytes(predicted), live_nbytes(traced), strict=True):
         assert abs(mine_now - other_now) <= shared
+
+
+def as_on_hopper(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None, **rest: Any
+) -> Tensor:
+    """What it runs where cuDNN's kernel is chosen."""
+    assert attn_mask is None
+    return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True, False, scale=scale)[0]
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_the_account_of_cudnn_is_the_trace_of_its_kernel(kv_heads: int) -> None:
+    run = run_of(
+        gpt2=True, seq_len=32, model={"max_seq_len": 40, "n_heads": 4, "n_kv_heads": kv_heads}, optimizer="sgd",
+        precision="bf16-mixed", optimizer_loop="loop", grad_clip=None, global_batch=3,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", as_on_hopper)
+        traced = unrolled(rehearse(run))
+    predicted = unrolled(account(replace(run, recipe=replace(run.recipe, attention="cudnn")), backend="cuda"))
+    assert [facts(each) for each in predicted] == [facts(each) for each in traced]
+
+
+def test_cudnn_is_refused_where_it_would_need_a_mask() -> None:
+    run = run_of(gpt2=True, model={"window": 4})
+    sentence = "is taken without masks here, and a window needs one; nearest that works: flash"
+    with pytest.raises(InvalidInput, match=sentence):
+        account(replace(run, recipe=replace(run.recipe, attention="cudnn")), backend="cuda")

@@ -123,9 +123,12 @@ def test_the_modules_run_on_fake_tensors_what_they_run_for_real(kind: str) -> No
 def facts(ledger: Ledger) -> list[tuple[object, ...]]:
     """What each operation does; when the results of a look at the values die is not compared."""
     return [
-        (each.name, each.path, each.phase, each.kind, each.shape, each.flops, each.read, each.written, each.kept, each.allocated)
+        (
+            each.name, each.path, each.phase, each.kind, each.shape, each.flops, each.read, each.written, each.kept,
+            each.allocated,
+        )
         for each in ledger
-    ]
+    ]  # fmt: skip
 
 
 def freed(ledger: Ledger) -> Counter[str]:

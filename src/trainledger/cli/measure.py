@@ -130,7 +130,7 @@ def text(calibration: Calibration) -> str:
     """A calibration for a terminal of 80 columns."""
     kernels = [
         [
-            " ".join(filter(None, (each.kind, each.phase))),
+            each.operation or " ".join(filter(None, (each.kind, each.phase))),
             each.dtype,
             " x ".join(map(str, each.shape)),
             f"{each.flops_per_second / GIGA:,.1f}" if each.kind in ("matmul", "attention") else "",

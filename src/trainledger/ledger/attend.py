@@ -20,7 +20,7 @@ from trainledger.ledger.sizes import Sizes
 from trainledger.ledger.tape import Tape
 from trainledger.spec.problem import Problem
 
-KERNELS = {"flash": "flash_attention", "efficient": "efficient_attention"}
+KERNELS = {"flash": "flash_attention", "efficient": "efficient_attention", "cudnn": "cudnn_attention"}
 
 
 def refusals(sizes: Sizes) -> Iterator[Problem]:
@@ -31,13 +31,16 @@ def refusals(sizes: Sizes) -> Iterator[Problem]:
         written = spec.attention_softcap is not None or spec.attention_sinks
         rule = "is a kernel of accelerators, not of a CPU"
         yield Problem("recipe.attention", given, rule, "math" if written else "sdpa")
-    elif given in ("sdpa", "efficient"):
+    elif given in ("sdpa", "efficient", "cudnn"):
         other = "math" if cpu else "flash"
         if spec.attention_softcap is not None:
             rule = "PyTorch has no such kernel with capped scores (attention_softcap)"
             yield Problem("recipe.attention", given, rule, other)
         elif spec.attention_sinks:
             yield Problem("recipe.attention", given, "PyTorch has no such kernel with attention sinks", other)
+        elif given == "cudnn" and (spec.window is not None or spec.positions == "alibi"):
+            what = "a window" if spec.window is not None else "ALiBi"
+            yield Problem("recipe.attention", given, f"is taken without masks here, and {what} needs one", other)
 
 
 def written_out_here(sizes: Sizes) -> bool:

@@ -14,7 +14,7 @@ from trainledger.ledger.tape import Tape
 # aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h, kAlignLSE).
 EFFICIENT_ROWS = 32
 # Numbers of 8 bytes that a kernel keeps of the random generator's state, with dropout or without.
-GENERATOR_STATE = {"flash_attention": 3, "efficient_attention": 2}
+GENERATOR_STATE = {"flash_attention": 3, "efficient_attention": 2, "cudnn_attention": 2}
 
 
 def fused_attention(

@@ -71,8 +71,8 @@ class Compiled:
         inside = facts["phase"] in PHASES and facts["path"].startswith("layers.")
         where = (facts["phase"], facts["loop"], inside)
         if where != self._where:
-            for each in self._open:
-                each.open = False
+            for kernel in self._open:
+                kernel.open = False
             self._open, self._where = [], where
         touched = [*changes, *reads]
         if inside and (facts["kind"] in JOINED or facts["name"] in ROW_WISE):
@@ -92,14 +92,14 @@ class Compiled:
                 if other is not None and other.joined.whole().open:
                     other.joined.whole().take(own.whole())
                     own = own.whole()
-        for record, each in zip(records, touched, strict=True):
+        for record, array in zip(records, touched, strict=True):
             maker = self._maker.get(id(record))
             if maker is not None and maker.joined.whole() is own:
                 continue
             if record is not None:
                 self._leaves(record, closing=False)
                 self._reader[id(record)] = operation
-            operation.read.append((record, each.nbytes))
+            operation.read.append((record, array.nbytes))
         for storage in operation.event.allocated:
             self._maker[id(storage)] = operation
         for each in changes:

@@ -15,6 +15,8 @@ from trainledger.ledger.rules import attended_pairs
 from trainledger.spec.layers import segments
 from trainledger.spec.run import Run
 
+# Kernels that leave out what lies above the diagonal.
+CAUSAL = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention")
 DAO_2 = "the benchmarks of Dao 2023, FlashAttention-2 (arXiv 2307.08691), section 4.1"
 
 
@@ -59,7 +61,7 @@ def _causal(run: Run, ledger: Ledger) -> Int:
 
 
 def _kernels(run: Run, ledger: Ledger) -> Int:
-    fused = ledger.filter(lambda each: each.kind == "attention" and "flash" in each.name).flops
+    fused = ledger.filter(lambda each: each.kind == "attention" and each.name.startswith(CAUSAL)).flops
     return round(ledger.matmul_flops - fused * (1 - attended_share(run)))
 
 

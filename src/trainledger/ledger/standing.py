@@ -22,10 +22,10 @@ from trainledger.spec.precision import precision_of
 class Standing:
     """Bytes of a rank by what they are.
 
-    ``resident`` is there before the step, batch and buffers left out. ``gradients`` are those of all parameters once each has
-    had a backward, ``gathered`` the whole parameters that are held from the first forward to the last backward, and
-    ``outside`` those of them that stand outside the blocks. ``owned`` are the elements that its optimizer updates, and
-    ``computed`` those that it computes with.
+    ``resident`` is there before the step, batch and buffers left out. ``gradients`` are those of all parameters once
+    each has had a backward, ``gathered`` the whole parameters that are held from the first forward to the last
+    backward, and ``outside`` else those of them that stand outside the blocks. ``owned`` are the elements that its
+    optimizer updates, and ``computed`` those that it computes with.
     """
 
     resident: Int

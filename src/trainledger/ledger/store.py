@@ -17,6 +17,7 @@ from trainledger.spec.problem import InvalidInput, Problem
 FORMAT = 1
 _ENTRY = {each.name: each.default for each in fields(Entry)}
 _PAIRS = ("allocated", "freed", "loop", "resident", "uncounted")
+_SIZES = ("shape", "fused")
 
 
 def to_json(ledger: Ledger) -> dict[str, Any]:
@@ -78,7 +79,10 @@ def _is_plain(value: object) -> bool:
 
 
 def _tuples(record: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: tuple((str(key), amount) for key, amount in value) if name in _PAIRS else value
-        for name, value in record.items()
-    }
+    tuples = dict(record)
+    for name, value in record.items():
+        if name in _PAIRS:
+            tuples[name] = tuple((str(key), amount) for key, amount in value)
+        elif name in _SIZES:
+            tuples[name] = tuple(value)
+    return tuples

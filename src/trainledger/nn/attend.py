@@ -20,7 +20,11 @@ from trainledger.nn.checkpointing import again
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import Problem
 
-_BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,12 @@ def refusals(spec: ModelSpec, implementation: str, device: str) -> Iterator[Prob
         yield Problem(where, given, "PyTorch has no such kernel with capped scores (attention_softcap)", "math")
     if spec.attention_sinks:
         yield Problem(where, given, "PyTorch has no such kernel with attention sinks", "math")
-    if implementation == "flash":
+    if implementation in ("flash", "cudnn"):
         if spec.window is not None or spec.positions == "alibi":
             what = "a window" if spec.window is not None else "ALiBi"
-            yield Problem(where, given, f"PyTorch's flash kernel has no mask, which {what} needs here", "sdpa")
+            yield Problem(where, given, f"PyTorch's {given} kernel has no mask here, which {what} needs", "sdpa")
         if spec.value_size != spec.head_size:
-            yield Problem(where, given, "PyTorch's flash kernel has values as wide as keys only", "sdpa")
+            yield Problem(where, given, f"PyTorch's {given} kernel has values as wide as keys only", "sdpa")
 
 
 def attend(

@@ -38,8 +38,11 @@ EIGHT_BITS = ("e4m3", "e5m2", "mxfp8")
 SOFTMAX_WIDTH = 24
 FULL_WIDTH = 128
 ATTENTION_BLOCK = 128  # queries and keys of a block in FlashAttention-2
-# The memory-efficient kernel of PyTorch against FlashAttention-2 (Dao 2023, figures 4 to 6: xformers about half).
+# Other kernels against FlashAttention-2: PyTorch's memory-efficient one (Dao 2023, figures 4 to 6: xformers about half)
+# and cuDNN's, which uses what Hopper has (Shah et al. 2024, FlashAttention-3, figures 5 and 6: about 1.5 times).
 EFFICIENT_ATTENTION = 0.5
+CUDNN_ON_HOPPER = 1.5
+HOPPER = 9.0  # compute capability
 
 
 def larger(a: Real, b: Real) -> Real:
@@ -99,8 +102,9 @@ def _alignment(shape: tuple[Int, ...], dtype: str) -> Real:
 
 
 def attention_seconds(
-    name: str, shape: tuple[Int, ...], flops: Int, peak: float, efficiency: Efficiency, multiprocessors: int | None
-) -> Real:
+    name: str, shape: tuple[Int, ...], flops: Int, peak: float, efficiency: Efficiency, multiprocessors: int | None,
+    compute_capability: float | None = None,
+) -> Real:  # fmt: skip
     """Seconds of a fused attention kernel, forward or backward by its name, its bytes left out.
 
     ``flops`` are dense; a causal kernel leaves out the blocks above the diagonal (`computed_share`).
@@ -110,6 +114,8 @@ def attention_seconds(
     share = efficiency.attention_backward_share if backward else efficiency.attention_share
     if "efficient_attention" in name:
         share = share * EFFICIENT_ATTENTION
+    elif "cudnn_attention" in name and (compute_capability or 0.0) >= HOPPER:
+        share = min(1.0, share * CUDNN_ON_HOPPER)
     mean_width = (width + value_width) / 2
     narrow = mean_width / (mean_width + SOFTMAX_WIDTH) * (FULL_WIDTH + SOFTMAX_WIDTH) / FULL_WIDTH
     share = share * smaller_real(1.0, narrow) * keys / (keys + efficiency.attention_length)

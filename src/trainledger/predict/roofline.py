@@ -153,8 +153,8 @@ def _on_device(entry: Entry, device: Device) -> EntryTime:
         compute = ideal / efficiency.matmul_share
     elif computes and entry.kind == "attention":
         compute = attention_seconds(
-            entry.name, entry.shape, entry.flops, peak, efficiency, device.multiprocessors
-        )  # fmt: skip
+            entry.name, entry.shape, entry.flops, peak, efficiency, device.multiprocessors, device.compute_capability
+        )
     elif computes:
         compute = matmul_seconds(entry.shape, entry.dtype, peak, efficiency, device.multiprocessors)
     memory = moved / (device.memory_bytes_per_second * efficiency.bandwidth_share)

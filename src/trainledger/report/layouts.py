@@ -25,8 +25,8 @@ def _parts(found: Layouts) -> Iterator[str]:
         yield wrapped(f"None of them fits {found.devices:,} x {found.device}.")
     else:
         legend = (
-            "TP, CP, EP tensor, context and expert ranks (sp: with sequence parallelism); PP stages, V chunks each, and "
-            "the schedule; DP replicate x shard; ZeRO 3k keeps parameters gathered from forward to backward; batch "
+            "TP, CP, EP tensor, context and expert ranks (sp: with sequence parallelism); PP stages, V chunks each, "
+            "and the schedule; DP replicate x shard; ZeRO 3k keeps parameters gathered from forward to backward; batch "
             "the micro-batch; again what is recomputed."
         )
         yield f"The quickest that fit\n{_table(found.ranked)}\n{wrapped(legend)}"

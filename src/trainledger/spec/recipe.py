@@ -15,7 +15,7 @@ from trainledger.spec.savings import CHECKPOINTING, LOSSES
 from trainledger.spec.setting import setting
 
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
-ATTENTIONS = ("sdpa", "math", "flash", "efficient")
+ATTENTIONS = ("sdpa", "math", "flash", "efficient", "cudnn")
 
 
 @frozen(kw_only=True)
@@ -47,7 +47,7 @@ class Recipe:
         quantity="text", default=None, choices=("fp32", "bf16"),
     )  # fmt: skip
     attention: str = setting(
-        "sdpa = the fused kernel that PyTorch takes, math = scores written out; on accelerators flash or efficient",
+        "sdpa = the fused kernel that PyTorch takes, math = scores written out; accelerators: flash, efficient, cudnn",
         quantity="text", default="sdpa", choices=ATTENTIONS,
     )  # fmt: skip
     activation_checkpointing: str = setting(

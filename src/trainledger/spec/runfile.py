@@ -163,7 +163,10 @@ def _sections(table: object, problems: list[Problem]) -> dict[str, dict[str, Any
         elif name == "layout" and content == AUTO:
             sections[name] = {AUTO: True}
         else:
-            problems.append(Problem(name, content, f"must be a section: [{name}] and its fields below"))
+            rule = f"must be a section: [{name}] and its fields below"
+            if name == "layout":
+                rule += ', or the text "auto"'
+            problems.append(Problem(name, content, rule, AUTO if name == "layout" else None))
     return sections
 
 

@@ -81,9 +81,6 @@ def _recomputation(recipe: Recipe) -> Iterator[Problem]:
     if recipe.loss == "fused" and (precision.copies == "gathered" or precision.loss_scaling):
         rule = f"takes gradients in forward, which precision {precision.name} scales or gathers afterwards"
         yield Problem("recipe.loss", "fused", rule, "chunked")
-    if recipe.compile and how == "selective":
-        rule = "is not built for selective recomputation: a compiled block has no operations to choose from"
-        yield Problem("recipe.compile", True, rule, False)
     for each in recipe.recompute_keep:
         if each not in KEEPABLE:
             rule = f"must be of {', '.join(KEEPABLE)}"

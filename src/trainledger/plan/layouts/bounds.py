@@ -15,9 +15,10 @@ from typing import Any
 
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
+from trainledger.plan.layouts.adding import Adding
 from trainledger.plan.layouts.grid import RESHARDS, Shape, Spread
-from trainledger.plan.layouts.messages import Messages
-from trainledger.plan.layouts.pieces import Pieces, Work, class_of, pieces_of
+from trainledger.plan.layouts.messages import GRADIENTS, Messages, Rates
+from trainledger.plan.layouts.pieces import WORK, Pieces, Work, class_of, pieces_of
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import AMOUNTS, ROUNDING, States
 from trainledger.plan.layouts.times import Times
@@ -57,11 +58,17 @@ class Bound:
 
 @frozen
 class Costs:
-    """What a machine takes: how parts are timed, the seconds of an update per element, the share that slow nodes add."""
+    """What a machine takes.
+
+    How parts are timed, the seconds of an update and of adding up gradients per element, the share that slow nodes add,
+    and the share of a collective's seconds that compute beside it loses.
+    """
 
     times: Times
     update_seconds: float
+    adding: Adding
     slower: float = 0.0
+    contention: float = 0.0
 
 
 class Bounds:
@@ -89,8 +96,8 @@ class Bounds:
             classes.setdefault(class_of(shape), []).append(index)
         size, runs = len(self.shapes), len(self.runs)
         whole = Pieces(
-            Work(*np.zeros((10, size))), tuple(Work(*np.zeros((10, size))) for _ in range(runs)),
-            Work(*np.zeros((10, size))), np.zeros(size),
+            Work(*np.zeros((len(WORK), size))), tuple(Work(*np.zeros((len(WORK), size))) for _ in range(runs)),
+            Work(*np.zeros((len(WORK), size))), np.zeros(size),
             *(tuple((np.zeros(size), np.zeros(size)) for _ in range(runs)) for _ in range(2)),
         )  # fmt: skip
         for places in classes.values():
@@ -111,11 +118,11 @@ class Bounds:
         """The bounds of a block."""
         import numpy as np
 
-        parts = []
+        parts, rates = [], Rates(self, block)
         for gathers in self.tables:
             at = [index for index, each in enumerate(block.spreads) if (each.sharing >= RESHARDS) == gathers]
             if at:
-                parts.append((at, _Part(self, block, pipelines, gathers, at)))
+                parts.append((at, _Part(self, block, pipelines, gathers, at, rates)))
         if len(parts) == 1:
             ((_, part),) = parts
             return Bound(*part.memory(), part.seconds())
@@ -130,13 +137,15 @@ class Bounds:
 class _Part:
     """The columns of a block whose parameters are gathered block by block, or those whose are not."""
 
-    def __init__(self, bounds: Bounds, block: Block, pipelines: Pipelines, gathers: bool, at: Sequence[int]) -> None:
+    def __init__(
+        self, bounds: Bounds, block: Block, pipelines: Pipelines, gathers: bool, at: Sequence[int], rates: Rates
+    ) -> None:
         import numpy as np
 
         self.bounds, self.block, self.pipelines, self.gathers = bounds, block, pipelines, gathers
-        self.spreads = [block.spreads[index] for index in at]
+        self.at, self.rates = at, rates
         self.columns = np.array([block.columns[index] for index in at])
-        self.sharing = np.array([each.sharing for each in self.spreads])
+        self.sharing = np.array([block.spreads[index].sharing for index in at])
         pieces, variants = bounds.tables[gathers], block.variants
         self.before, self.after = (_rows(each, variants) for each in (pieces.before, pieces.after))
         self.layers = [
@@ -257,19 +266,26 @@ class _Part:
         import numpy as np
 
         ways, costs = self.pipelines, self.bounds.costs
-        messages = Messages(self.bounds, self.block, self.spreads, ways, self.standing)
+        messages = Messages(self.bounds, self.block, self.rates, self.at, ways, self.standing)
         count = self.block.micro_batches[:, None].astype(float)
         ahead, back, weights = (self._work(name) for name in ("forward", "backward", "weights"))
+        launch, launch_back = self._work("launch"), self._work("launch_back")
         gather, again, reduce = messages.per_micro_batch()
         if self.gathers:
             several = (self.sharing == RESHARDS) | (self.block.pipeline == 1)
             ahead = ahead + self._work("unpack") * several
             back = back + self._work("pack") * (self.sharing == RESHARDS)
+        back = back + self._adding() * np.maximum(0.0, 1 - 1 / count)
         if self.block.pipeline == 1:
             # The streams of a rank on its own go on from one micro-batch to the next.
-            path = count * np.maximum(ahead[:, 0] + back[:, 0], gather[:, 0] + again[:, 0] + reduce[:, 0])
+            messages_beside = gather[:, 0] + again[:, 0] + reduce[:, 0]
+            computing = ahead[:, 0] + back[:, 0] + costs.contention * messages_beside
+            path = count * np.maximum(computing, messages_beside)
         else:
-            forwards, backwards = np.maximum(ahead, gather), np.maximum(back, again + reduce)
+            # A stage launches nothing of a micro-batch before that has come (`predict.layout_time`).
+            reducing = again + reduce
+            forwards = np.maximum(np.maximum(ahead + costs.contention * gather, gather), launch)
+            backwards = np.maximum(np.maximum(back + costs.contention * reducing, reducing), launch_back)
             both, chunks = forwards + backwards, ways.chunks[:, None, None]
             late = np.minimum(count, ways.pipeline) * weights  # of zero-bubble: what waits for the end
             send, path = messages.send(), None
@@ -285,10 +301,28 @@ class _Part:
                 path = whole if path is None else np.maximum(path, whole)
         begin, end, beside = messages.once()
         hidden = back / ways.chunks[:, None, None, None]
-        end = end[:, 0] + np.maximum(0.0, np.max(beside - hidden, axis=1))
+        exposed = np.maximum(costs.contention * beside, beside - hidden)
+        end = end[:, 0] + np.max(exposed, axis=1)
         owned = np.max(self.standing["owned"], axis=1)[:, None, :]
         close = owned * costs.update_seconds + messages.updated(owned)
-        return (path + begin[:, 0] + end + close) * (1 + costs.slower)
+        total = path + begin[:, 0] + end + close
+        if self.block.pipeline == 1:
+            # The program launches ahead of the device, and waits for it once a step. What is reduced block by block
+            # launches less than what these pieces are from.
+            launching = count * (launch + launch_back)[:, 0] * (self.sharing != GRADIENTS)
+            total = np.maximum(total, launching)
+        return total * (1 + costs.slower)
+
+    def _adding(self) -> Any:
+        """Seconds in which a micro-batch's gradients are added to others: [S, J, 1, U]."""
+        import numpy as np
+
+        ways, adding = self.pipelines, self.bounds.costs.adding
+        each = np.array([
+            [adding.seconds(sharing, interleaved=how, pipeline=ways.pipeline) for sharing in self.sharing.tolist()]
+            for how in ways.interleaved
+        ])  # fmt: skip
+        return (self.standing["computed"] * each[:, None])[:, :, None]
 
     def _work(self, name: str) -> Any:
         """A micro-batch's seconds of one kind in all chunks of each stage: [S, J, V, 1]."""

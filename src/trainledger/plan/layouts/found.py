@@ -70,7 +70,8 @@ class Layouts:
     """The layouts of a run on so many devices, best first.
 
     Of ``searched`` in the grid, ``allowed`` obey every rule, ``fitting`` may fit by their bounds; ``accounted`` were
-    accounted for exactly, best bounds first. ``certain`` says that no other can be among the ``ranked``, if bounds hold.
+    accounted for exactly, best bounds first. ``certain`` says that no other can be among
+    the ``ranked``, if bounds hold.
     """
 
     run: Run

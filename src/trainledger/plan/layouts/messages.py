@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainledger.plan.layouts.grid import ALONE, RESHARDS, SHARING, Spread
+from trainledger.plan.layouts.grid import ALONE, RESHARDS, SHARING
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.predict.collective_time import placement
 from trainledger.spec.layout import Layout
@@ -21,51 +21,67 @@ OPTIMIZER, GRADIENTS = SHARING.index((1, None)), SHARING.index((2, None))
 LARGE = float(2**28)  # bytes of a message whose time is all bandwidth
 
 
-class Messages:
-    """The collectives of ranks that share states, and the sends of a pipeline."""
+class Rates:
+    """Seconds of the collectives of a block, for all of its columns: of each byte of a large message, and of layers."""
 
-    def __init__(
-        self, bounds: Bounds, block: Block, spreads: Sequence[Spread], ways: Pipelines, standing: dict[str, Any]
-    ) -> None:
+    def __init__(self, bounds: Bounds, block: Block) -> None:
         import numpy as np
 
-        self.bounds, self.block, self.ways, self.standing = bounds, block, ways, standing
-        self.times = times = bounds.costs.times
-        self.sharing = np.array([each.sharing for each in spreads])
+        times, spreads = bounds.costs.times, block.spreads
         shards, replicas = (np.array([getattr(each, name) for each in spreads]) for name in ("shard", "replicate"))
         layout = Layout()
         vars(layout).update(tensor=block.tensor, context=block.context, pipeline=block.pipeline, expert=block.expert,
                             shard=shards, replicate=replicas)  # fmt: skip
-        self.shared = shared = shards * block.context
+        self.shared = shards * block.context
         per_node = times.fabric.devices_per_node
-        near = placement(layout, "shard" if block.context == 1 else "shard x context", shared, per_node)
+        group = "shard" if block.context == 1 else "shard x context"
+        near = placement(layout, group, self.shared, per_node)
         far = placement(layout, "replicate", replicas, per_node)
-        self.gather_rate = times.collective("all_gather", LARGE, near) / LARGE
-        self.sum_rate = times.collective("all_reduce", LARGE, far) / LARGE
+        self.gather = times.collective("all_gather", LARGE, near) / LARGE
+        self.sum = times.collective("all_reduce", LARGE, far) / LARGE
+        self.layers: list[tuple[Any, Any]] = []  # of one layer of each run: to gather it, and to reduce it
         table, first = bounds.tables.get(True), block.variants[0]
-        self.gather = self.reduce = np.zeros((*ways.first.shape, len(spreads)))  # of all layers of a stage, once
-        if table is not None and (self.sharing >= GRADIENTS).any():
-            groups = [(near, shared)]
-            if block.expert > 1:
-                group = "shard / expert" if block.context == 1 else "shard x context / expert"
-                groups.append((placement(layout, group, shared // block.expert, per_node), shared // block.expert))
-            else:
-                groups.append((near, shared))
-            for run, both in enumerate(zip(table.gather, table.reduce, strict=True)):
+        if table is None or all(each.sharing < GRADIENTS for each in spreads):
+            return
+        groups = [(near, self.shared), (near, self.shared)]
+        if block.expert > 1:
+            ranks = self.shared // block.expert
+            groups[1] = (placement(layout, f"{group} / expert", ranks, per_node), ranks)
+        for both in zip(table.gather, table.reduce, strict=True):
+            gathering = reducing = 0 * self.gather
+            for (place, ranks), gather, reduce in zip(groups, *both, strict=True):
+                if gather[first] or reduce[first]:
+                    gathering = gathering + times.collective("all_gather", gather[first] / 2, place)
+                    reducing = reducing + times.collective("reduce_scatter", reduce[first], place)
+                    reducing = reducing + times.collective("all_reduce", reduce[first] / ranks, far)
+            self.layers.append((gathering, reducing))
+
+
+class Messages:
+    """The collectives of ranks that share states, and the sends of a pipeline; ``at`` are columns of the block."""
+
+    def __init__(
+        self, bounds: Bounds, block: Block, rates: Rates, at: Sequence[int], ways: Pipelines, standing: dict[str, Any]
+    ) -> None:
+        import numpy as np
+
+        self.bounds, self.block, self.ways, self.standing = bounds, block, ways, standing
+        self.times = bounds.costs.times
+        self.sharing = np.array([block.spreads[index].sharing for index in at])
+        self.shared, self.gather_rate, self.sum_rate = rates.shared[at], rates.gather[at], rates.sum[at]
+        self.gather = self.reduce = np.zeros((*ways.first.shape, len(at)))  # of all layers of a stage, once
+        if rates.layers and (self.sharing >= GRADIENTS).any():
+            for run, (gather, reduce) in enumerate(rates.layers):
                 count = ways.layers[:, :, run, None]
-                for (place, ranks), gather, reduce in zip(groups, *both, strict=True):
-                    if not (gather[first] or reduce[first]):
-                        continue
-                    one = times.collective("all_gather", gather[first] / 2, place)
-                    two = times.collective("reduce_scatter", reduce[first], place)
-                    two = two + times.collective("all_reduce", reduce[first] / ranks, far)
-                    self.gather, self.reduce = self.gather + count * one, self.reduce + count * two
+                self.gather, self.reduce = self.gather + count * gather[at], self.reduce + count * reduce[at]
 
     def per_micro_batch(self) -> tuple[Any, Any, Any]:
         """Gathers of a forward and of a backward, and reductions, where blocks do so every time: [S, J, 1, U]."""
         import numpy as np
 
         alone = self.block.pipeline == 1
+        if not alone and not (self.sharing == RESHARDS).any():
+            return (np.zeros((1, 1, 1, 1)),) * 3
         reshards, keeps = self.sharing == RESHARDS, (self.sharing == KEEPS) & alone
         gather = np.where(reshards | keeps, self.gather + self.standing["outside"] * self.gather_rate, 0.0)
         again = np.where(reshards, self.gather, 0.0)

@@ -8,7 +8,7 @@ are one or more, what is recomputed, whether parameters are gathered) takes an a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from trainledger.dtypes import nbytes_in
@@ -38,7 +38,8 @@ class Work:
     ``quiet`` the same without what is gathered and reduced, ``again`` that while it runs again; a layer's begin with
     the gradient of its output. ``left`` stays to the end of the backward. Seconds: ``weights`` is the part of
     ``backward`` that only gradients of weights need; ``unpack`` and ``pack`` copy out of what was gathered and into
-    what is reduced, beside ``forward`` and ``backward``.
+    what is reduced, beside ``forward`` and ``backward``; ``launch`` and
+    ``launch_back`` are what the program needs to launch them.
     """
 
     kept: Any = 0.0
@@ -51,9 +52,12 @@ class Work:
     weights: Any = 0.0
     unpack: Any = 0.0
     pack: Any = 0.0
+    launch: Any = 0.0
+    launch_back: Any = 0.0
 
 
-SECONDS = ("forward", "backward", "weights", "unpack", "pack")
+WORK = tuple(each.name for each in fields(Work))
+SECONDS = ("forward", "backward", "weights", "unpack", "pack", "launch", "launch_back")
 
 
 @frozen
@@ -255,11 +259,12 @@ class _Reader:
         if self.times is not None:
             for key, part in self.parts:
                 depth = 1 if isinstance(key, tuple) else 0
-                seconds, products, copies = self.times.of(part, self.layout, depth, without=_SHARING)
+                seconds, products, copies, launches = self.times.of(part, self.layout, depth, without=_SHARING)
                 backward = part[0].phase != "forward"
                 spent[key][backward] = spent[key][backward] + seconds
                 spent[key][2] = spent[key][2] + products / 2
                 spent[key][3 + backward] = spent[key][3 + backward] + copies
+                spent[key][5 + backward] = spent[key][5 + backward] + launches
         return {key: tuple(each) for key, each in spent.items()}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainledger.ledger.entry import Ledger
 from trainledger.ledger.step import account
+from trainledger.plan.layouts.adding import Adding
 from trainledger.plan.layouts.blocks import Blocks
 from trainledger.plan.layouts.bounds import Block, Bounds, Costs
 from trainledger.plan.layouts.chosen import Chosen, pareto
@@ -125,7 +126,9 @@ def _costs(run: Run, machine: Device, backend: str) -> Costs:
     except NoRate as reason:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, f"cannot be timed: {reason}")]) from None
     whole = replace(run, layout=Layout(replicate=run.cluster.count))
-    return Costs(times, update_seconds, straggling(whole, machine, fabric))
+    adding = Adding(run, times, backend=backend)
+    contention = 0.0 if machine.efficiency is None else machine.efficiency.contention_share
+    return Costs(times, update_seconds, adding, straggling(whole, machine, fabric), contention)
 
 
 def _update_seconds(ledger: Ledger, times: Times) -> float:
@@ -134,7 +137,7 @@ def _update_seconds(ledger: Ledger, times: Times) -> float:
     spent = sum(
         times.roofline.time(each).seconds for each in ledger if each.phase in phases and each.kind != "transfer"
     )
-    return float(spent) / max(1, ledger.parameters)
+    return float(spent) / float(max(1, ledger.parameters))
 
 
 class Room:

@@ -24,9 +24,11 @@ class Times:
 
     def of(
         self, entries: Sequence[Entry], layout: Layout, depth: int, *, without: Sequence[str]
-    ) -> tuple[Any, Any, Any]:
-        """Seconds of entries one after the other, ``depth`` loops around them taken once; those of a backward's products;
-        and, beside them, of copies into and out of buffers that are gathered and reduced.
+    ) -> tuple[Any, Any, Any, Any]:
+        """Seconds of entries one after the other, ``depth`` loops around them taken once.
+
+        Then those of a backward's products among them; beside them those of copies into and out of buffers that are
+        gathered and reduced; and what the program needs to launch all of them.
 
         Collectives of the groups in ``without`` are left out. Rounds of a ring go beside the attention that they feed
         (`predict.rank_time`): what is longer counts.
@@ -34,6 +36,7 @@ class Times:
         total: Any = 0.0
         products: Any = 0.0
         copies: Any = 0.0
+        launches: Any = 0.0
         rings: dict[str, tuple[Any, Any]] = {}  # by phase: seconds, and how many rounds
         attention: dict[str, Any] = {}
         for entry in entries:
@@ -49,7 +52,9 @@ class Times:
                     sent, rounds = rings.get(entry.phase, (0.0, 0))
                     rings[entry.phase] = (sent + seconds, larger(rounds, inner))
             elif entry.kind != "transfer":
-                seconds = self.roofline.time(entry).seconds / entry.times * inner
+                told, often = self.roofline.time(entry), inner / entry.times
+                seconds = told.seconds * often
+                launches = launches + told.launch_seconds * often
                 if entry.name in BUFFERING:
                     copies = copies + seconds
                     continue
@@ -60,11 +65,11 @@ class Times:
                     products = products + seconds
         # Where attention is not run again, keys and values that are sent again go beside all of the backward.
         if "recompute" in rings and "recompute" not in attention:
-            return total + larger(0.0, sum(sent for sent, _ in rings.values()) - total), products, copies
+            return total + larger(0.0, sum(sent for sent, _ in rings.values()) - total), products, copies, launches
         for phase, (sent, rounds) in rings.items():
             own = attention.get(phase, 0.0)
             total = total + larger(0.0, sent - own * rounds / (rounds + 1))
-        return total, products, copies
+        return total, products, copies, launches
 
     def collective(self, name: str, nbytes: Any, place: Placement) -> Any:
         """Seconds of a collective; endless where its ranks are on several nodes and no network joins them."""
