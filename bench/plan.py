@@ -62,6 +62,7 @@ def searches(counts: tuple[int, ...], limit_seconds: float) -> list[dict[str, An
                 {
                     "model": name, "devices": devices, "searched": found.searched, "allowed": found.allowed,
                     "fitting": found.fitting, "accounted": found.accounted, "certain": found.certain,
+                    "preparing_seconds": found.preparing_seconds,
                     "bounding_seconds": found.bounding_seconds, "layouts_per_second": found.layouts_per_second,
                     "seconds_to_answer": seconds, "best": None if best is None else best.title,
                     "step_seconds": None if best is None else best.seconds, "mfu": None if best is None else best.mfu,
@@ -75,7 +76,7 @@ def _show(row: dict[str, Any]) -> None:
     best = "none fits" if row["best"] is None else f"{row['step_seconds']:.3g} s, MFU {100 * (row['mfu'] or 0):.1f} %"
     print(
         f"{row['model']:<25}{row['devices']:>8,}{row['searched']:>13,}{row['allowed']:>12,}"
-        f"{row['bounding_seconds']:>8.2f}"
+        f"{row['preparing_seconds']:>8.2f}{row['bounding_seconds']:>8.2f}"
         f"{row['layouts_per_second']:>12,.0f}{row['accounted']:>6}{row['seconds_to_answer']:>8.1f}  {best}",
         file=sys.stderr,
     )
@@ -142,8 +143,8 @@ def main() -> None:
     parser.add_argument("--beside", action="store_true", help="install accelerate and llm-analysis and time them too")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    heads = ("model", "devices", "searched", "allowed", "bound s", "layouts/s", "exact", "CPU s")
-    widths = (-25, 8, 13, 12, 8, 12, 6, 8)
+    heads = ("model", "devices", "searched", "allowed", "prep s", "bound s", "layouts/s", "exact", "CPU s")
+    widths = (-25, 8, 13, 12, 8, 8, 12, 6, 8)
     columns = zip(heads, widths, strict=True)
     print("".join(f"{head:{'<' if width < 0 else '>'}{abs(width)}}" for head, width in columns), file=sys.stderr)
     rows = searches(tuple(args.counts), args.limit)

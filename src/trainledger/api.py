@@ -72,7 +72,8 @@ def with_layout(run: Run) -> Run:
     best = found.best
     if best is None:
         why = f": {found.rejected[0].reason}" if found.rejected else ""
-        rule = f"found no layout that fits {run.cluster.count:,} x {run.cluster.device}{why} (trainledger layouts says all)"
+        devices = f"{run.cluster.count:,} x {run.cluster.device}"
+        rule = f"found no layout that fits {devices}{why} (trainledger layouts says all)"
         raise InvalidInput([Problem("layout", "auto", rule)])
     return best.run
 
@@ -90,8 +91,8 @@ def layouts(
     """The quickest layouts of a run on its cluster, or on so many ``devices`` of a kind (`trainledger.plan.layouts`).
 
     The layout, micro-batch and activation checkpointing of the run are searched for; ``fixed`` gives some of them a
-    value (``{"tensor": 8}``). ``keep`` are ranked, accounted for at most ``limit_seconds`` long; ``progress`` hears what
-    is done, how much of it and of how much. Raises `InvalidInput`.
+    value (``{"tensor": 8}``). ``keep`` are ranked, accounted for at most ``limit_seconds`` long; ``progress`` hears
+    what is done, how much of it and of how much. Raises `InvalidInput`.
     """
     from trainledger.plan.layouts.grid import whole
     from trainledger.plan.layouts.search import search

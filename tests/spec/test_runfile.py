@@ -171,7 +171,7 @@ def test_a_wrong_field_is_one_sentence_with_the_nearest_value_that_works(model, 
          "; nearest that works: recipe.seq_len"),
         ({**table(), "layout": "best"}, "layout = 'best': must be a section: [layout] and its fields below, "
          'or the text "auto"; nearest that works: auto'),
-        ({**table(), "recipe": "fast"}, "recipe = 'fast': must be a section: [recipe] and its fields below"),
+        ({**table(), "data": "fast"}, "data = 'fast': must be a section: [data] and its fields below"),
         ({**table(), 5: 5}, "5 = 5: unknown section; a run file has model, recipe, layout, cluster, data"),
         (table(layout={"shard": 8}), "cluster.count = 1: the layout (shard 8) takes 8; nearest that works: 8"),
         (table(data={"path": []}), "data.path = []: must be a text or a list of texts"),

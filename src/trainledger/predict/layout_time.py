@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainledger.ledger.ranks import RankAccount
-from trainledger.predict.acts import compute_seconds, flat
+from trainledger.predict.acts import Act, compute_seconds, flat
 from trainledger.predict.pipeline_time import Chunk, Stage, pipeline_ends
 from trainledger.predict.rank_time import Streams, rank_seconds
 from trainledger.predict.roofline import Machine, NoRate
@@ -124,7 +124,7 @@ def step_seconds(run: Run, stages: Sequence[StageTime], contention: float, *, la
         return max(rank_seconds(each.whole, contention=contention) for each in stages)
     ready = pipeline_of(stages, contention, launching=launching)
     ends = pipeline_ends(ready, run.grad_accum, run.layout.schedule, slowest_send(stages))
-    there = [end + after_last(each, contention) for end, each in zip(ends, stages, strict=True)]
+    there = [end + after_last(each, contention, launching=launching) for end, each in zip(ends, stages, strict=True)]
     close = [rank_seconds(each.close, contention=contention) for each in stages]
     return max(there) + max(close)
 
@@ -136,10 +136,11 @@ def pipeline_of(stages: Sequence[StageTime], contention: float, *, launching: bo
         chunks = []
         for each in stage.chunks:
             ahead = rank_seconds(each.forward, contention=contention)
-            back = rank_seconds(each.backward, contention=contention)
+            back = rank_seconds(each.inputs, contention=contention)
+            took = (ahead, back, each.weights)
             if launching:
-                ahead, back = max(ahead, each.launches[0]), max(back, each.launches[1])
-            chunks.append(Chunk(ahead, max(0.0, back - each.weights), min(back, each.weights)))
+                took = tuple(max(*both) for both in zip(took, each.launches, strict=True))
+            chunks.append(Chunk(*took))
         found.append(Stage(tuple(chunks), begins(stage, sum(each.forward for each in chunks), contention)))
     return found
 
@@ -162,8 +163,13 @@ def begins(stage: StageTime, forward: float, contention: float) -> float:
 
 def launch_bound(stage: StageTime) -> bool:
     """Whether a stage's forwards or backwards take longer to launch than to compute."""
-    ways = ((each.launches[way], (each.forward, each.backward)[way]) for each in stage.chunks for way in (0, 1))
-    return any(launches > compute_seconds(acts) for launches, acts in ways)
+    return any(
+        launches > seconds
+        for each in stage.chunks
+        for launches, seconds in zip(
+            each.launches, (compute_seconds(each.forward), compute_seconds(each.inputs), each.weights), strict=True
+        )
+    )
 
 
 def slowest_send(stages: Sequence[StageTime]) -> float:
@@ -171,9 +177,16 @@ def slowest_send(stages: Sequence[StageTime]) -> float:
     return max(each.send_seconds for each in stages)
 
 
-def after_last(stage: StageTime, contention: float) -> float:
-    """What a stage's last reductions take beyond the last micro-batch's backward, beside which they begin."""
+def after_last(stage: StageTime, contention: float, *, launching: bool = False) -> float:
+    """What a stage's last reductions take beyond the last micro-batch's backward, beside which they begin.
+
+    A backward that is launched more slowly than it runs (``launching``) leaves them as long as that.
+    """
     streams = Streams(contention=contention)
+    if launching:
+        last = stage.chunks[0]
+        waits = sum(last.launches[1:]) - rank_seconds(last.backward, contention=contention)
+        streams.run([Act("work", max(0.0, waits), "launching", backward=True)])
     streams.run(stage.chunks[0].backward)
     alone = streams.compute
     streams.run(stage.end)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.ledger.entry import Entry
-from trainledger.predict.acts import Timed
+from trainledger.predict.acts import Timed, program
+from trainledger.predict.rank_time import rank_seconds
 from trainledger.spec.layout import overlaps
 from trainledger.spec.run import Run
 
@@ -77,8 +78,8 @@ def _products(rows: Iterable[Timed], collective: Entry) -> float:
 
 def _beside_forward(run: Run, timed: Sequence[Timed]) -> list[Timed]:
     """Parameters that others updated are gathered in buckets beside the first forward: the first one shows."""
-    forward = sum(each.seconds * times_of(each.entry) for each in timed if each.entry.phase == "forward")
-    forward /= run.grad_accum
+    rows = [each for each in timed if each.entry.phase == "forward"]
+    forward = rank_seconds(program(rows, buckets=in_buckets(run))) / run.grad_accum
     found = []
     for each in timed:
         entry = each.entry

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -23,13 +24,15 @@ from trainledger.spec.run import Run
 class ChunkWork:
     """One micro-batch in a chunk of layers; ``weights`` are seconds of its backward that can wait (zero-bubble).
 
-    ``launches`` are what the program needs to launch the forward, and the backward.
+    ``inputs`` is the backward without them. ``launches`` are what the program needs to launch the forward, the backward
+    without what can wait, and that.
     """
 
     forward: Program
     backward: Program
+    inputs: Program
     weights: float
-    launches: tuple[float, float]
+    launches: tuple[float, float, float]
 
 
 @frozen
@@ -132,20 +135,28 @@ def _stage(run: Run, number: int, ranks: Any, ledger: Ledger, clock: Clock) -> S
     def acts(rows: list[Timed], depth: int = 0) -> Program:
         return program(rows, buckets=buckets, depth=depth)
 
-    chunks = tuple(
-        ChunkWork(
-            acts(each.forward, each.depth), acts(each.backward, each.depth),
-            _weights_seconds(each) if run.layout.schedule == "zero-bubble" else 0.0,
-            (_launches(each.forward, each.depth), _launches(each.backward, each.depth)),
-        )
-        for each in parts.chunks
-    )  # fmt: skip
+    chunks = tuple(_chunk(each, acts, zero_bubble=run.layout.schedule == "zero-bubble") for each in parts.chunks)
     sends = [each.seconds for each in timed if each.entry.group == "pipeline" and each.entry.name == "send"]
     return StageTime(
         number=number, ranks=ranks, ledger=ledger, times=tuple(_together(*each) for each in often.values()),
         whole=acts(timed), begin=acts(parts.begin), chunks=chunks, end=acts(parts.end), close=acts(parts.close),
         send_seconds=max(sends, default=0.0),
     )  # fmt: skip
+
+
+def _chunk(rows: MicroBatch, acts: Callable[[list[Timed], int], Program], *, zero_bubble: bool) -> ChunkWork:
+    depth = rows.depth
+    inputs = _without_weights(rows) if zero_bubble else rows.backward
+    launches = _launches(inputs, depth)
+    return ChunkWork(
+        acts(rows.forward, depth), acts(rows.backward, depth), acts(inputs, depth),
+        _seconds(rows.backward, depth) - _seconds(inputs, depth),
+        (_launches(rows.forward, depth), launches, _launches(rows.backward, depth) - launches),
+    )  # fmt: skip
+
+
+def _seconds(rows: list[Timed], depth: int) -> float:
+    return float(sum(each.seconds * times_of(each.entry, depth) for each in rows))
 
 
 def _launches(rows: list[Timed], depth: int) -> float:
@@ -165,7 +176,10 @@ def with_free_links(stage: StageTime) -> StageTime:
         stage, whole=without_links(stage.whole), begin=without_links(stage.begin), end=without_links(stage.end),
         close=without_links(stage.close), send_seconds=0.0,
         chunks=tuple(
-            replace(each, forward=without_links(each.forward), backward=without_links(each.backward))
+            replace(
+                each, forward=without_links(each.forward), backward=without_links(each.backward),
+                inputs=without_links(each.inputs),
+            )
             for each in stage.chunks
         ),
     )  # fmt: skip
@@ -227,12 +241,18 @@ def _micro_batch(rows: list[Timed], depth: int) -> MicroBatch:
     return MicroBatch([each for each in rows if each.entry.phase not in BACKWARD], backward, depth)
 
 
-def _weights_seconds(micro_batch: MicroBatch) -> float:
-    """What a backward spends on the gradients of weights: half of the products of each linear layer that has two."""
-    products: dict[tuple[Any, ...], list[Timed]] = {}
-    for each in micro_batch.backward:
-        if each.entry.kind == "matmul" and each.entry.phase == "backward":
-            products.setdefault((each.entry.path, each.entry.loop, each.entry.flops), []).append(each)
-    pairs = (alike for alike in products.values() if len(alike) % 2 == 0)
-    depth = micro_batch.depth
-    return float(sum(each.seconds * times_of(each.entry, depth) for alike in pairs for each in alike) / 2)
+def _without_weights(micro_batch: MicroBatch) -> list[Timed]:
+    """A backward without the gradients of weights: half of the products of each linear layer that has two."""
+    often = Counter(_product(each) for each in micro_batch.backward)
+    return [
+        each._replace(seconds=each.seconds / 2, launch=each.launch / 2)
+        if _product(each) is not None and often[_product(each)] % 2 == 0
+        else each
+        for each in micro_batch.backward
+    ]
+
+
+def _product(timed: Timed) -> tuple[Any, ...] | None:
+    """What the two products of a linear layer's backward have in common; None of anything else."""
+    entry = timed.entry
+    return (entry.path, entry.loop, entry.flops) if (entry.kind, entry.phase) == ("matmul", "backward") else None

@@ -84,8 +84,9 @@ def _rejected(found: Layouts) -> str:
 def _how(found: Layouts) -> Iterator[str]:
     rate = format_count(round(found.layouts_per_second))
     yield (
-        f"Bounded {found.allowed:,} layouts in memory and time in {format_seconds(found.bounding_seconds)} of one core "
-        f"({rate} a second), and accounted for the best {found.accounted:,} in "
+        f"{format_seconds(found.preparing_seconds)} for the grid and the pieces of layouts; bounded {found.allowed:,} "
+        f"layouts in memory and time in {format_seconds(found.bounding_seconds)} of one core "
+        f"({rate} a second); accounted for the best {found.accounted:,} in "
         f"{format_seconds(found.accounting_seconds)}."
     )
     for what, gap in (("seconds", found.seconds_gap), ("bytes", found.nbytes_gap)):

@@ -69,6 +69,7 @@ def search(
     chosen = Chosen(MOST_LISTED)
     pairs = [(pipeline, number) for pipeline, some in sorted(blocks.blocks.items()) for number in range(len(some))]
     ways = {pipeline: Pipelines(blocks.stages[pipeline], bounds.runs) for pipeline in blocks.blocks}
+    preparing, began = time.process_time() - began, time.process_time()
     allowed_count = fitting = 0
     for number, (pipeline, at) in enumerate(pairs):
         tell("bounds", number, len(pairs))
@@ -104,7 +105,8 @@ def search(
         rejected=tuple(Rejected(reason, count) for reason, count in blocks.rejected.most_common() if count),
         seconds_gap=_gap([(each.bound_seconds, each.seconds) for each in accounts.found]),
         nbytes_gap=_gap([(each.bound_nbytes, each.peak_nbytes) for each in accounts.found]),
-        bounding_seconds=bounding, accounting_seconds=time.process_time() - began, usable_nbytes=room.usable,
+        preparing_seconds=preparing, bounding_seconds=bounding, accounting_seconds=time.process_time() - began,
+        usable_nbytes=room.usable,
         notes=tuple(notes),
     )  # fmt: skip
 
