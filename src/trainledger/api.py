@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from trainledger import catalog
@@ -37,11 +36,12 @@ def load(
     overrides: Mapping[str, Any] | Iterable[str] = (),
     *,
     search: bool = True,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> Run:
     """The run in a TOML file or a dict of sections, after overrides (``{"recipe.micro_batch": 2}``).
 
-    A layout that is to be found (``layout = "auto"``) is searched for, but for ``search=False``. Raises `InvalidInput`
-    with every problem found.
+    A layout that is to be found (``layout = "auto"``) is searched for, but for ``search=False``; ``progress`` hears of
+    the search as in `layouts`. Raises `InvalidInput` with every problem found.
 
     >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 1024, "global_batch": 8, "tokens": "1B"}})
     >>> run.model.n_layers, run.recipe.total_steps
@@ -53,22 +53,30 @@ def load(
         table, overrides, presets=catalog.model, from_config=config_fields, devices=_known_device,
         networks=catalog.link, where=where,
     )  # fmt: skip
-    return with_layout(run) if search and run.layout.auto else run
+    return with_layout(run, progress=progress) if search and run.layout.auto else run
 
 
-@cache
-def with_layout(run: Run) -> Run:
+_FOUND: dict[Run, Run] = {}  # a search may take half a minute, and `plan` asks for the same run several times
+
+
+def with_layout(run: Run, *, progress: Callable[[str, int, int], None] | None = None) -> Run:
     """The run with the quickest layout that fits, where it asks for a search (``layout.auto``).
 
-    What the run says of its layout, its micro-batch or what it recomputes, other than the defaults, is kept. Raises
-    `InvalidInput` where nothing fits.
+    What the run says of its layout, its micro-batch or what it recomputes, other than the defaults, is kept.
+    ``progress`` hears of the search as in `layouts`. Raises `InvalidInput` where nothing fits.
     """
+    if run not in _FOUND:
+        _FOUND[run] = _searched(run, progress)
+    return _FOUND[run]
+
+
+def _searched(run: Run, progress: Callable[[str, int, int], None] | None) -> Run:
     from trainledger.plan.layouts.grid import fixed_by, whole
 
     fixed = fixed_by(run)
     if run.cluster.count == 1 and not fixed:
         return replace(run, layout=replace(run.layout, auto=False))
-    found = layouts(whole(run), fixed=fixed, keep=1)
+    found = layouts(whole(run), fixed=fixed, keep=1, progress=progress)
     best = found.best
     if best is None:
         why = f": {found.rejected[0].reason}" if found.rejected else ""
@@ -96,6 +104,7 @@ def layouts(
     """
     from trainledger.plan.layouts.grid import whole
     from trainledger.plan.layouts.search import search
+    from trainledger.predict.roofline import NoRate
 
     count, name = devices or run.cluster.count, device or run.cluster.device
     run = replace(whole(run), cluster=replace(run.cluster, count=count, device=name))
@@ -103,9 +112,20 @@ def layouts(
     if not isinstance(machine, Device):
         rule = "has no links on record, so layouts on it cannot be timed; name a device of the catalog"
         raise InvalidInput([Problem("cluster.device", name, rule)])
-    return search(
-        run, machine, backend=kernels_of(run), fixed=fixed, keep=keep, limit_seconds=limit_seconds, progress=progress
-    )
+    fabric = machine.fabric
+    if fabric is not None and fabric.network is None and count > fabric.devices_per_node:
+        rule = (
+            f"is not known of {name}, and {count:,} devices are more than the {fabric.devices_per_node} of a node; "
+            "name a link (trainledger catalog links) or set cluster.devices_per_node"
+        )
+        raise InvalidInput([Problem("cluster.network", None, rule)])
+    try:
+        return search(
+            run, machine, backend=kernels_of(run), fixed=fixed, keep=keep, limit_seconds=limit_seconds,
+            progress=progress,
+        )  # fmt: skip
+    except NoRate as reason:
+        raise InvalidInput([Problem("cluster.device", name, f"has a rate that is not known: {reason}")]) from None
 
 
 def model(name: str, **fields: Any) -> ModelSpec:
@@ -386,6 +406,7 @@ def optimal(
     if base is None or budget.seconds is None or budget.device is None:
         return answer
     paid = pay(
-        budget, answer.chosen.law, base, budget.device, predict, seq_len=tokens, tokens_per_step=step
+        budget, answer.chosen.law, base, budget.device, predict, seq_len=tokens, tokens_per_step=step,
+        loss=answer.loss_law.loss,
     )  # fmt: skip
     return replace(answer, paid=paid)

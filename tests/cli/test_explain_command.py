@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -29,6 +30,24 @@ def test_time_on_a_device_and_where_nothing_is_known(capsys: pytest.CaptureFixtu
     out = told(capsys, "explain", "time", "llama-3-8b", "--set", "cluster.device=h100-sxm")
     assert "bound by compute" in out
     assert "bound by memory" in out
+    assert re.search(r"FLOPs / rate = [\d.]+ [GTP]FLOP / [\d.]+ TFLOP/s, bound by compute", out)
+    assert re.search(r"bytes / rate = [\d.]+ [kMGT]?B / [\d.]+ [MGT]B/s, bound by memory", out)
+
+
+def test_what_is_explained_is_named_first_and_a_shared_source_stands_once(capsys: pytest.CaptureFixture[str]) -> None:
+    out = " ".join(told(capsys, "explain", "memory", "gpt2").split())
+    assert out.startswith("gpt2 on this-machine, with the kernels of a CPU: 1 sequence of 1,024 tokens a step")
+    assert out.count("what autograd saves for the backward") == 1
+    on = told(capsys, "rules", "gpt2", "--device", "h100-sxm", "--count", "8")
+    assert on.startswith("gpt2 on 8 x h100-sxm: 1 sequence")
+
+
+def test_waiting_for_the_program_is_no_unknown_operation(capsys: pytest.CaptureFixture[str]) -> None:
+    out = told(capsys, "explain", "time", "gpt2", "--device", "h100-sxm")
+    assert max(len(line) for line in out.splitlines()) <= 80
+    row = next(line for line in out.splitlines() if line.startswith("waiting"))
+    assert row.split()[:3] == ["waiting", "0", "overhead"]
+    assert "unknown" not in out
 
 
 def test_a_free_size_and_the_memory_that_must_hold_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_said_with_what_helps(capsys):
     said = costs(call(capsys, *words)[1])
     assert said["memory"].startswith("does NOT fit: ")
     assert said["bottleneck"].startswith("device memory: a device needs ")
-    assert said["bottleneck"].endswith("a [layout] spreads it (trainledger layouts)")
+    assert said["bottleneck"].endswith("a [layout] spreads it (--set layout=auto finds one)")
 
 
 def test_figures_of_a_plan_are_written(capsys, tmp_path):
@@ -200,3 +200,70 @@ def test_the_device_is_asked_for_what_stands_around_the_tensors(capsys):
     assert held["fits"] is True
     assert held["nbytes"] == sum(each["nbytes"] for each in held["lines"])
     assert all(each["source"] for each in held["lines"])
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--mfu", "-1"), ("--convention", "causal")])
+def test_what_is_of_training_is_refused_beside_a_phase(capsys, flag, value):
+    code, out, err = call(capsys, "plan", "gpt2", *L4, "--phase", "decode", flag, value)
+    sentence = f"{flag} = '{value}': is for training; a served model has no MFU: leave it out"
+    assert (code, out, err) == (2, "", sentence + "\n")
+
+
+def test_device_and_count_are_short_for_their_fields(capsys):
+    short = call(capsys, "plan", "gpt2", "--device", "l4", "--count", "2", "--set", "recipe.micro_batch=1")
+    assert short == call(capsys, "plan", "gpt2", *L4, "--set", "cluster.count=2", "--set", "recipe.micro_batch=1")
+    assert short[0] == 0
+    for verb in (["rules"], ["explain", "parameters"], ["compare", "--set-b", "recipe.global_batch=2"]):
+        code, out, _ = call(capsys, *verb, "gpt2", "--device", "l4", "--json")
+        assert code == 0
+        assert out == call(capsys, *verb, "gpt2", *L4, "--json")[1]
+
+
+def test_a_model_with_a_layout_to_be_found_gets_the_batch_and_the_layout_of_the_search(capsys):
+    code, out, err = call(capsys, "plan", "gpt2", "--device", "l4", "--count", "4", "--set", "layout=auto")
+    assert code == 0
+    assert "A step: 4,096 sequences of 1,024 tokens" in out
+    assert "Taken to have 4,096 sequences, 4.194M tokens, in a step" in err
+    found = call(capsys, "layouts", "gpt2", "--device", "l4", "--count", "4", "--keep", "1")[1]
+    assert found.partition("to paste into a run file\n\n")[2].partition("\n\nLess")[0].strip() in out
+    said = call(capsys, "plan", "gpt2", *L4, "--set", "cluster.count=4", "--set", "layout=auto",
+                "--set", "recipe.global_batch=8")  # fmt: skip
+    assert "A step: 8 sequences of 1,024 tokens" in said[1]
+    assert said[2] == ""
+
+
+def test_a_bar_that_takes_away_is_explained(capsys):
+    tuned = ["--set", "recipe.lora_rank=8", "--set", "recipe.seq_len=256"]
+    out = " ".join(call(capsys, "plan", "llama-3-8b", *L4, *tuned)[1].split())
+    assert "6 N D counts gradients of frozen weights as products too, which is more than attention adds" in out
+    assert "as products too" not in call(capsys, "plan", "llama-3-8b", *L4)[1]
+
+
+def test_layers_of_many_stages_are_told_in_few_words(capsys):
+    layers = [0, *[1] * 46, 0]
+    words = ["plan", "gpt2-xl", *L4, "--set", "cluster.count=8", "--set", "layout.pipeline=8", "--set",
+             "layout.virtual_stages=6", "--set", "layout.schedule=interleaved", "--set", "model.n_layers=46",
+             "--set", f"layout.stage_layers={layers}", "--set", "recipe.global_batch=8", "--set",
+             "recipe.micro_batch=1"]  # fmt: skip
+    code, out, _ = call(capsys, *words)
+    assert code == 0
+    assert "stage_layers 0, 46 x 1, 0" in " ".join(out.split())
+
+
+def test_devices_that_a_served_model_leaves_idle_are_named(capsys):
+    served = ["plan", "gpt2", "--phase", "decode", "--device", "l4", "--count", "4"]
+    assert "Of the 4 devices one is accounted for, with the whole model on it" in call(capsys, *served)[1]
+    assert "one is accounted for" not in call(capsys, *served, "--set", "layout.tensor=4")[1]
+
+
+def test_a_served_model_on_an_unmeasured_machine_has_no_empty_columns(capsys):
+    out = call(capsys, "plan", "gpt2", "--phase", "decode")[1]
+    assert next(line for line in out.splitlines() if line.startswith("batch")).split() == ["batch", "cache", "held"]
+
+
+def test_adapters_over_several_devices_are_refused_for_what_they_are(capsys):
+    words = ["plan", "llama-3-8b", "--device", "rtx-4090", "--count", "2", "--set", "layout=auto"]
+    code, out, err = call(capsys, *words, "--set", "recipe.lora_rank=8")
+    assert (code, out) == (2, "")
+    assert "recipe.lora_rank" in err
+    assert "recipe.precision" not in err

@@ -12,8 +12,9 @@ from trainledger.api import load, model
 from trainledger.ledger.entry import Entry, Ledger
 from trainledger.ledger.parameters import parameters
 from trainledger.ledger.pipeline import chunks_of, in_flight, in_flight_by_chunk
+from trainledger.ledger.rank import rank_of
 from trainledger.ledger.ranks import account_of_stage, accounts
-from trainledger.ledger.step import account
+from trainledger.ledger.step import account, account_of
 from trainledger.ledger.timeline import peak_nbytes
 from trainledger.spec.layout import Layout
 from trainledger.spec.recipe import Recipe
@@ -246,3 +247,22 @@ def test_the_same_from_a_run_file() -> None:
     table = {"model": {"preset": "gpt2"}, "recipe": {"seq_len": 128, "global_batch": 4, "steps": 1}}
     run = load({**table, "layout": {"shard": 4}, "cluster": {"count": 4}})
     assert sum(each.count for each in accounts(run)) == 4
+
+
+@pytest.mark.parametrize("schedule", [{}, {"schedule": "gpipe"}, {"schedule": "zero-bubble"},
+                                      {"schedule": "interleaved", "virtual_stages": 2}])  # fmt: skip
+@pytest.mark.parametrize("more", [{}, {"shard": 3}, {"shard": 4, "zero": 2}, {"shard": 4, "zero": 1, "tensor": 2}])
+@pytest.mark.parametrize("count", [4, 8, 20])
+def test_stages_that_are_alike_have_the_accounts_that_they_would_have_on_their_own(
+    schedule: dict[str, Any], more: dict[str, Any], count: int
+) -> None:
+    layout = Layout(pipeline=4, **schedule, **more)
+    if schedule.get("schedule") == "interleaved" and layout.zero == 2:
+        layout = replace(layout, zero=3)
+    run = run_of(layout, n_layers=16, global_batch=count * layout.data_ranks, activation_checkpointing="full")
+    found = accounts(run, backend="cuda")
+    # With no more micro-batches than stages some loops of an interleaved pipeline are empty, of each stage others.
+    assert count == 4 or any(each.alike != each.stage for each in found)
+    for each in found:
+        assert each.ledger == account_of(rank_of(run, each.stage, each.place), backend="cuda")
+    assert sum(each.count for each in found) == layout.devices

@@ -47,7 +47,7 @@ def test_a_calibration_has_every_kind_that_a_roofline_asks_for(measured):
     assert 0 < kept.operation_seconds < 1e-2
     # Both are differences of times: where other processes disturbed them, either may come out as nothing.
     assert min(kept.update_seconds, kept.update_tensor_seconds) >= 0
-    assert kept.busy or kept.update_seconds + kept.update_tensor_seconds > 0
+    assert kept.busy or kept.discarded or kept.update_seconds + kept.update_tensor_seconds > 0
     assert kept.memory_nbytes == memory_nbytes(torch.device("cpu"))
 
 

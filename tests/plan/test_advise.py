@@ -228,3 +228,18 @@ def test_nothing_to_gain_is_said() -> None:
     none = Advice(run, advice.told, "time", (), (), 3, 1)
     assert "None of 3 changes that were predicted gains in time." in text(none)
     assert SAME in EFFECTS
+
+
+def test_adapters_on_a_small_device_are_told_of_smaller_frozen_weights() -> None:
+    """QLoRA (Dettmers et al. 2023): what an 8B needs on a device of 24 GB."""
+    table = {
+        "model": {"preset": "llama-3.1-8b"},
+        "recipe": {"seq_len": 1024, "global_batch": 1, "steps": 10, "precision": "bf16-mixed", "lora_rank": 16},
+        "cluster": {"device": "rtx-4090"},
+    }
+    advice = tl.advise(tl.load(table), any_result=True)
+    assert advice.told.fits is False
+    saving = {each.sets: each.smaller for each in advice.alone}
+    assert saving[("recipe.base_format=nf4",)] > saving[("recipe.base_format=int8",)] > 0
+    assert advice.together[-1].fits
+    assert "recipe.lora_rank)" not in text(tl.advise(tl.load(table), together=0), 3)

@@ -1,6 +1,7 @@
 """Two plans beside each other: what differs, and parts whose differences sum to the difference exactly."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,13 @@ def test_the_text_fits_a_terminal() -> None:
     found = tl.compare(tl.load(ALONE), tl.load(SHARDED))
     assert max(len(line) for line in text(found, ("a-run.toml", "another.toml")).splitlines()) <= 80
     assert len(repr(found)) < 100
+
+
+def test_a_difference_of_shares_is_in_points() -> None:
+    """41 % less 38 % are three points; three percent of 38 % would be another number."""
+    shown = text(tl.compare(tl.load(ALONE), tl.load(SHARDED)))
+    for name in ("MFU", "HFU"):
+        assert re.search(rf"^{name} .* % +[+-]\d+\.\d points$", shown, re.MULTILINE), shown
 
 
 def test_the_figures_hold_both_sides() -> None:

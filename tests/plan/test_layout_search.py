@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,9 +19,11 @@ from trainledger.plan.layouts.chosen import pareto
 from trainledger.plan.layouts.exact import exact
 from trainledger.plan.layouts.grid import Grid, Shape, grid_of, run_of, shared_layers, whole
 from trainledger.plan.layouts.judge import Judge
+from trainledger.plan.layouts.messages import rates_of
 from trainledger.plan.layouts.search import BY_ACCOUNT, _costs
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import States
+from trainledger.report.layouts import pasted
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 
@@ -132,6 +135,25 @@ def test_bounds_are_below_the_account_and_near_it(
         assert 0.2 < seconds < 1.1, (seconds, one.layout, one.recipe)
     assert np.median([nbytes for nbytes, _, _ in found]) > 0.85
     assert np.median([seconds for _, seconds, _ in found]) > 0.75
+
+
+def test_the_collectives_of_a_block_cost_the_same_alone_and_among_others() -> None:
+    run = whole(run_for(8, {"preset": "mixtral-8x7b"}, seq_len=1024, global_batch=16))
+    machine = machine_of(run)
+    assert isinstance(machine, tl.Device)
+    grid = grid_of(run, 8, {"micro_batch": 1})
+    blocks = Blocks(grid, Judge(grid))
+    states = States(run, list(blocks.ranks), backend="cuda")
+    bounds = Bounds(
+        run, blocks.shapes, states, _costs(run, machine, "cuda"), gathers=[False, True], backend="cuda"
+    )  # fmt: skip
+    every = [each for some in blocks.blocks.values() for each in some]
+    assert len({each.expert for each in every}) > 1
+    for block, among in zip(every, rates_of(bounds, every), strict=True):
+        (alone,) = rates_of(bounds, [block])
+        for name in ("shared", "gather", "sum"):
+            np.testing.assert_array_equal(getattr(alone, name), getattr(among, name))
+        np.testing.assert_allclose(np.array(alone.layers), np.array(among.layers), rtol=1e-12)
 
 
 def test_the_best_is_the_best_of_all() -> None:
@@ -246,6 +268,13 @@ def test_where_nothing_fits_the_reasons_say_so() -> None:
     assert "optimizer state alone" in reason
 
 
+def test_modules_that_predict_ahead_are_searched_without_pipelines() -> None:
+    found = tl.layouts(run_for(4, {**EXPERTS, "n_predict_ahead": 1}), limit_seconds=5)
+    assert found.best is not None
+    assert found.best.run.layout.pipeline == 1
+    assert any("n_predict_ahead" in each for each in map(str, found.rejected))
+
+
 def test_what_cannot_be_searched_is_refused_with_a_sentence() -> None:
     run = run_for(4, {"preset": "gpt2"}, seq_len=1024, global_batch=8)
     with pytest.raises(InvalidInput, match=r"tensr = 4: is not searched; .* nearest that works: tensor"):
@@ -341,3 +370,39 @@ def test_a_plan_prints_the_layout_that_it_found(capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     assert "The layout that was found, to paste into a run file\n\n[layout]" in shown
     assert kernels_of(load(file)) == "cuda"
+
+
+def test_a_model_that_no_layout_takes_is_told_with_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    from trainledger.cli import main
+
+    words = ["layouts", "deepseek-v3", "--device", "h100-sxm", "--count", "2048"]
+    assert main(words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "No layout over 2,048 x NVIDIA H100 SXM 80GB is allowed" in out
+    assert "--set model.n_predict_ahead=0" in out
+    assert "all-to-all splits the 1 to 128 key-value heads" in out
+
+
+def test_lists_to_paste_fit_a_terminal_and_read_back() -> None:
+    toml = "pipeline = 2\nstage_layers = [" + ", ".join(["11"] * 60) + "]"
+    assert max(len(line) for line in pasted(toml).splitlines()) <= 80
+    assert tomllib.loads(pasted(toml)) == tomllib.loads(toml)
+
+
+def test_devices_whose_network_is_not_known_are_spread_within_a_node() -> None:
+    found = tl.layouts(run_for(4, SMALL), device="l4", keep=1)
+    assert found.best is not None
+    assert found.best.seconds == pytest.approx(tl.predict(found.best.run).step_seconds)
+    with pytest.raises(InvalidInput, match="16 devices are more than the 8 of a node; name a link"):
+        tl.layouts(run_for(16, SMALL), device="l4")
+    named = load_with_network(run_for(16, SMALL))
+    assert tl.layouts(named, device="l4", keep=1).best is not None
+
+
+def load_with_network(run: Run) -> Run:
+    return replace(run, cluster=replace(run.cluster, network="ethernet-100"))
+
+
+def test_a_format_without_a_rate_is_refused_with_a_sentence() -> None:
+    with pytest.raises(InvalidInput, match="T4 has no peak for bf16 on record"):
+        tl.layouts(run_for(4, SMALL, precision="bf16-sharded"), device="t4")

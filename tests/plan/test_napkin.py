@@ -158,7 +158,7 @@ def test_a_budget_too_small_for_one_parameter():
 
 def test_a_bad_calibration_is_named(tmp_path, monkeypatch):
     path = tmp_path / "machine.toml"
-    path.write_text('format = 1\ntitle = "x"\n')
+    path.write_text('format = 2\ntitle = "x"\n')
     monkeypatch.setenv("TRAINLEDGER_CALIBRATION", str(path))
     with pytest.raises(InvalidInput) as caught:
         napkin(**{**WORKED, "device": "this-machine"})

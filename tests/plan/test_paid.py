@@ -11,6 +11,7 @@ from trainledger.api import plan
 from trainledger.ledger.parameters import parameters
 from trainledger.plan.budget import read_budget
 from trainledger.plan.paid import default_tokens_per_step, pay
+from trainledger.plan.placed import _fewer_than_devices
 from trainledger.plan.scaling_law import laws
 from trainledger.predict.forecast import Forecast
 
@@ -96,3 +97,41 @@ def test_what_cannot_be_paid_for_is_a_sentence():
 def test_the_tokens_of_a_step():
     assert default_tokens_per_step(1e23) == 4 * 10**6
     assert default_tokens_per_step(4e25) == 16 * 10**6
+
+
+def test_the_time_that_is_given_is_never_passed():
+    for beside in (0.0, 0.1, 0.7):
+        _, found = paid(steady(0.4, beside=beside))
+        assert 0.995 * 86400 < found.told.total_seconds <= 86400
+
+
+def test_rounds_that_do_not_settle_end_with_the_best_of_them():
+    """Every second round is slower than the others: N goes up and down, and the last round is not the best."""
+    law, sizes = LAWS["besiroglu"], []
+
+    def uneven(run):
+        size = parameters(run.model).total
+        if size not in sizes:
+            sizes.append(size)
+        return steady(0.5 if sizes.index(size) % 2 else 0.1)(run)
+
+    budget = read_budget(device=DEVICE, count=1, days=1)
+    steadily = pay(budget, law, BASE, DEVICE, steady(0.5), loss=law.loss)
+    assert steadily.best == len(steadily.rounds) - 1
+    found = pay(budget, law, BASE, DEVICE, uneven, loss=law.loss)
+    losses = [law.loss(each.parameters, each.tokens) for each in found.rounds]
+    assert losses[found.best] <= min(losses) + 0.001 < losses[-1]
+    assert found.parameters == found.rounds[found.best].parameters
+    assert found.told.total_seconds == pytest.approx(86400, rel=0.003)
+
+
+@pytest.mark.parametrize(("count", "batch"), [(4096, 4096), (16384, 4096), (24576, 3072), (100_000, 3125)])
+def test_a_step_for_more_devices_than_sequences(count, batch):
+    """Near 16M tokens of 4,096 each, with the odd factors of the devices, which tensor ranks and stages do not take."""
+    assert _fewer_than_devices(16e6 / 4096, count) == batch
+
+
+def test_devices_that_no_step_can_be_shared_out_over_are_a_sentence():
+    sentence = r"count = 1000000: is 15,625 times a power of two.*3,906 sequences.*nearest that works: 999936"
+    with pytest.raises(tl.InvalidInput, match=sentence):
+        tl.optimal(device="h100-sxm", count=1_000_000, days=30)

@@ -119,6 +119,15 @@ def test_a_long_prompt_is_bound_by_compute_and_costs_as_training_forward():
 SMALL = {"vocab_size": 64, "d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 96, "max_seq_len": 4096}
 
 
+@pytest.mark.parametrize(("weights", "compute", "wide"), [("fp32", "bf16", 4), ("bf16", "fp32", 2)])
+def test_weights_that_are_wider_than_the_products_are_read_as_they_are_held(weights, compute, wide):
+    run = tl.load({"model": SMALL, "recipe": {"seq_len": 8, "global_batch": 1, "steps": 1}, "cluster": H100})
+    told = tl.inference(run, phase="decode", context=8, weights=weights, compute=compute)
+    products = [each for each in told.ledger if each.kind == "matmul" and each.path.endswith("up_proj")]
+    assert sum(each.read for each in products) == pytest.approx(wide * 64 * 96, rel=0.05)
+    assert 0 <= told.moved["activations"] < told.moved["weights"]
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     batch=st.integers(1, 64), context=st.integers(1, 4000), kv=st.sampled_from([1, 2, 4]),

@@ -180,3 +180,17 @@ def test_a_share_beyond_one_is_refused_with_the_field():
         "matmul_share = 1.2: must be above 0 and at most 1",
         "depth = -1.0: must not be negative; nearest that works: 0.0",
     ]
+
+
+def test_only_dims_that_lie_in_memory_side_by_side_must_be_aligned():
+    efficiency = H100.efficiency
+    assert efficiency is not None
+
+    def seconds(*shape):
+        return matmul_seconds(shape, "bf16", 989.5e12, efficiency, 132)
+
+    assert seconds(256, 2, 4096, 4096) == seconds(256, 8, 4096, 4096)  # rows of an expert
+    assert seconds(256, 8, 4096, 4090) > 2 * seconds(256, 8, 4096, 4096)
+    assert seconds(1, 4090, 4096, 4096) > seconds(1, 4096, 4096, 4096)  # a weight's dim in its gradient
+    rows = np.array([2, 8])
+    assert seconds(256, rows, 4096, 4096).tolist() == [seconds(256, 2, 4096, 4096), seconds(256, 8, 4096, 4096)]

@@ -73,6 +73,8 @@ LAYOUTS: list[dict[str, Any]] = [
     {"pipeline": 2, "shard": 8, "reshard_after_forward": True},
     {"pipeline": 4, "schedule": "zero-bubble", "tensor": 2},
     {"pipeline": 4, "stage_layers": [1, 3, 3, 1], "replicate": 2},
+    {"pipeline": 2, "schedule": "zero-bubble", "context": 4},
+    {"shard": 2, "context": 4, "zero": 1, "overlap": ["gradients", "parameters"]},
 ]
 
 
@@ -116,6 +118,16 @@ def test_the_parts_of_a_stage_are_all_of_its_step(layout: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_operations_of_a_stage_have_all_of_its_flops_and_bytes(layout: dict[str, Any]) -> None:
+    run = run_of(dict(layout))
+    for stage in _stages(run, accounts(run, backend="cuda"), H100):
+        for amount in ("flops", "read"):
+            told = sum(getattr(each.entry, amount) * each.entry.times for each in stage.times)
+            own = stage.ledger.filter(lambda each: each.kind not in ("collective", "transfer"))
+            assert told == own.total(amount)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_links_without_end_leave_compute_and_bubble(layout: dict[str, Any]) -> None:
     run = run_of(dict(layout))
     ranks = accounts(run, backend="cuda")
@@ -140,8 +152,42 @@ def test_twice_the_bandwidth_is_never_slower(
     after = [layout_time(run, ranks, replace(H100, fabric=linked(near * (1 + node), far * (2 - node)))).seconds]
     if device:
         after.append(layout_time(run, ranks, replace(machine, memory_bytes_per_second=2 * rate)).seconds)
+        peaks = {dtype: 2 * peak for dtype, peak in H100.peak_flops_per_second.items()}
+        after.append(layout_time(run, ranks, replace(machine, peak_flops_per_second=peaks)).seconds)
     assert before is not None
     assert all(each is not None and each <= before * (1 + 1e-9) for each in after)
+
+
+WIDE = {"model": {**MODEL, "d_model": 2048, "d_ff": 8192}, "seq_len": 4096}
+
+
+@pytest.mark.parametrize(
+    ("layout", "batch"),
+    [
+        ({"pipeline": 2, "schedule": "zero-bubble", "replicate": 4}, 4),
+        ({"shard": 2, "context": 4, "zero": 1, "overlap": ["gradients", "parameters"]}, 2),
+    ],
+    ids=str,
+)
+def test_quicker_products_are_never_slower_where_links_are_slow(layout: dict[str, Any], batch: int) -> None:
+    """What hides beside products, or waits until after them, was once taken off more than there was."""
+    run = run_of(dict(layout), {**WIDE, "global_batch": batch})
+    ranks, seconds = accounts(run, backend="cuda"), []
+    for faster in (1, 2, 4):
+        peaks = {dtype: faster * peak for dtype, peak in H100.peak_flops_per_second.items()}
+        machine = replace(H100, fabric=linked(1e9, 1e9), peak_flops_per_second=peaks)
+        seconds.append(layout_time(run, ranks, machine).seconds)
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_faster_links_of_a_program_that_launches_slowly_are_never_slower() -> None:
+    """What is summed beside a backward has as long as its launches take, however short its other messages are."""
+    assert H100.efficiency is not None
+    slow = replace(H100, efficiency=replace(H100.efficiency, launch_seconds=1e-4))
+    run = run_of({"pipeline": 2, "tensor": 8, "replicate": 2}, {**WIDE, "seq_len": 1024, "global_batch": 8})
+    ranks = accounts(run, backend="cuda")
+    seconds = [layout_time(run, ranks, replace(slow, fabric=linked(near, 1e9))).seconds for near in (1e10, 4e10, 2e11)]
+    assert seconds == sorted(seconds, reverse=True)
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("gpipe", 1), ("interleaved", 2)])
@@ -282,3 +328,23 @@ def test_a_program_that_launches_slowly_sets_the_pace() -> None:
 def _stages(run: Run, ranks: Any, device: Device) -> Any:
     assert device.fabric is not None
     return stages_of(run, ranks, device, device.fabric)
+
+
+@pytest.mark.parametrize(
+    ("layout", "rel"),
+    [
+        ({"pipeline": 4}, 1e-12), ({"pipeline": 4, "shard": 2, "zero": 1}, 1e-12),
+        ({"pipeline": 4, "schedule": "interleaved", "virtual_stages": 2}, 1e-12),
+        ({"pipeline": 4, "schedule": "zero-bubble", "shard": 2, "zero": 2}, 1e-12),
+        # Parameters outside of the layers are gathered again for each micro-batch in flight.
+        ({"pipeline": 4, "shard": 2, "reshard_after_forward": True}, 1e-3),
+    ],
+)
+def test_stages_that_are_alike_take_the_time_that_each_takes_on_its_own(layout: dict[str, Any], rel: float) -> None:
+    run = run_of(layout)
+    ranks = accounts(run, backend="cuda")
+    together = layout_time(run, ranks, H100)
+    apart = layout_time(run, [replace(each, alike=None) for each in ranks], H100)
+    assert together.seconds == pytest.approx(apart.seconds, rel=1e-12)
+    for split in ("causes", "by_phase", "by_kind", "by_bound"):
+        assert getattr(together, split) == pytest.approx(getattr(apart, split), rel=rel, abs=1e-9), split

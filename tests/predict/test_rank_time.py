@@ -110,6 +110,13 @@ def test_folded_loops_take_what_unrolled_ones_do(
     assert rank_seconds(folded) == pytest.approx(rank_seconds(unrolled), rel=1e-6)
 
 
+def test_a_loop_is_not_folded_while_one_stream_runs_ahead_of_what_will_wait_for_it() -> None:
+    """Two rounds may move alike, communication by 6 s and compute by 5, before compute has to wait."""
+    body = (Act("gather", 2.0), Act("unpack", 2.0), Act("sum", 2.0), Act("work", 3.0), Act("sum", 2.0))
+    before = (Act("work", 6.5),)
+    assert rank_seconds((*before, Loop("layers", 6, body))) == pytest.approx(rank_seconds((*before, *body * 6)))
+
+
 @given(bodies(), st.integers(1, 60), st.floats(0.0, 1.0))
 def test_time_is_between_computing_alone_and_everything_in_a_row(
     body: tuple[Act, ...], count: int, share: float

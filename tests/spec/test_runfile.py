@@ -107,6 +107,7 @@ EITHER = "give either tokens or steps, not both and not neither (--set recipe.st
         ({"n_kv_heads": 3}, {}, "model.n_kv_heads = 3: must divide n_heads = 4; nearest that works: 4"),
         ({"norm_bias": True}, {}, "model.norm_bias = true: rmsnorm has no bias; nearest that works: false"),
         ({"n_layers": 1.5}, {}, "model.n_layers = 1.5: must be a whole number; nearest that works: 2"),
+        ({"n_layers": 1e-300}, {}, "model.n_layers = 1e-300: must be a whole number; nearest that works: 1"),
         ({"n_layers": True}, {}, 'model.n_layers = true: must be a whole number, such as 4096 or "15T"'),
         ({"n_layers": 0}, {}, "model.n_layers = 0: must be at least 1; nearest that works: 1"),
         ({"d_ff": -4}, {}, "model.d_ff = -4: must be at least 1; nearest that works: 1"),
@@ -521,3 +522,26 @@ def test_any_bytes_are_a_run_file_or_sentences(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(InvalidInput):
         read(path)
+
+
+def test_a_layout_that_is_a_text_and_a_section_is_told_apart(tmp_path):
+    both = tmp_path / "both.toml"
+    both.write_text('layout = "auto"\n[model]\npreset = "gpt2"\n[layout]\nshard = 2\n')
+    with pytest.raises(InvalidInput, match="there is no section \\[layout\\]: write auto = true in it instead"):
+        read(both)
+    below = tmp_path / "below.toml"
+    below.write_text('[recipe]\nseq_len = 8\nglobal_batch = 1\nsteps = 1\nlayout = "auto"\n')
+    with pytest.raises(InvalidInput) as told:
+        read(below)
+    (problem,) = [each for each in told.value.problems if each.field == "recipe.layout"]
+    assert str(problem).endswith("stands above all sections; nearest that works: auto = true in [layout]")
+
+
+def test_a_name_of_a_model_that_is_taken_for_a_file_is_told_how_models_are_named(tmp_path):
+    with pytest.raises(
+        InvalidInput, match=r"cannot be read: .*; a model is a name of .* or the path of its config.json"
+    ):
+        read(tmp_path / "meta-llama" / "Llama-3-8B")
+    with pytest.raises(InvalidInput) as told:
+        read(tmp_path / "run.toml")
+    assert "a model is a name" not in str(told.value)

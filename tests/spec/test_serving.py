@@ -240,3 +240,8 @@ def test_examples_and_sentences():
     assert [each.field for each in told.problems()] == [
         "--phase", "--weights", "--cache", "--compute", "--quantized", "--batch",
     ]  # fmt: skip
+
+
+def test_what_follows_the_format_of_the_products_is_told_once():
+    told = Serving(weights="bf17", cache="bf17", compute="bf17")
+    assert [each.field for each in told.problems()] == ["--compute"]

@@ -20,6 +20,8 @@ from trainledger.units import parse_nbytes
 
 _HERE = os.path.dirname(__file__)
 
+_MOST_LISTED = 40  # names in a message
+
 
 def model_names() -> list[str]:
     """The names of the catalog's models.
@@ -63,6 +65,8 @@ def known_as(name: str, known: Iterable[str], field: str) -> str:
     near = longer[0] if longer else nearest_text(name, known)
     listed = longer if len(longer) > 1 else [] if near else known
     rule = f"is not in the catalog ({', '.join(listed)})" if listed else "is not in the catalog"
+    if len(listed) > _MOST_LISTED:
+        rule = "is not in the catalog (trainledger catalog lists all)"
     raise InvalidInput([Problem(field, name, rule, near)])
 
 

@@ -10,6 +10,7 @@ import argparse
 
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
+    add_cluster,
     add_json,
     add_plot,
     add_run,
@@ -22,6 +23,7 @@ from trainledger.cli.arguments import (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_run(parser, help=RUN_OR_MODEL)
+    add_cluster(parser)
     parser.add_argument("--goal", metavar="GOAL", help="time or memory; absent = memory where the run does not fit")
     parser.add_argument("--together", default="3", metavar="N", help="how many changes to combine at most (3)")
     parser.add_argument("--any-result", action="store_true", help="combine also what changes what is trained")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainledger.spec.problem import InvalidInput, Problem
@@ -39,6 +39,26 @@ def add_run(
         "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE",
         help="change one field, such as recipe.micro_batch=2; may be repeated; an empty value takes it out",
     )  # fmt: skip
+
+
+class _Override(argparse.Action):
+    """A flag that is short for ``--set FIELD=``: what it says joins ``args.set``."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, const: str, **options: Any) -> None:
+        super().__init__(option_strings, "set", const=const, default=[], **options)
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: object, flag: str | None = None) -> None:
+        namespace.set = [*namespace.set, f"{self.const}={values}"]
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """``--device`` and ``--count`` beside `add_run`, in the words of the verbs that search; in ``args.set``."""
+    for flag, field, help in (
+        ("--device", "cluster.device", "a device of the catalog"), ("--count", "cluster.count", "how many devices"),
+    ):  # fmt: skip
+        parser.add_argument(
+            flag, action=_Override, const=field, metavar=flag[2:].upper(), help=f"{help}; short for --set {field}="
+        )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -78,11 +98,22 @@ def while_waiting() -> Callable[[str], None]:
     return show
 
 
+def while_searching() -> Callable[[str, int, int], None]:
+    """Shows how far a search of layouts is, as `while_waiting` does; what is done is taken away."""
+    say = while_waiting()
+
+    def progress(what: str, done: int, of: int) -> None:
+        full = 20 * done // max(1, of)
+        say("" if done >= of else f"[{'#' * full:.<20}] {what}: {done:,} of {of:,}")
+
+    return progress
+
+
 def load_run(args: argparse.Namespace) -> Run:
     """The run that `add_run`'s arguments name; raises InvalidInput."""
     from trainledger.api import load
 
-    return load(args.run, args.set)
+    return load(args.run, args.set, progress=while_searching())
 
 
 def joined(words: list[str]) -> list[str]:

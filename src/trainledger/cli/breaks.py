@@ -11,6 +11,7 @@ from typing import Any
 
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
+    add_cluster,
     add_json,
     add_plot,
     add_run,
@@ -23,6 +24,7 @@ from trainledger.cli.arguments import (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_run(parser, help=RUN_OR_MODEL)
+    add_cluster(parser)
     parser.add_argument(
         "--along", action="append", metavar="AXIS",
         help="sequence, batch, width, depth, devices, dataset or vocabulary; may be repeated; absent = all",

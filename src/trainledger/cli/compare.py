@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from trainledger.cli.arguments import add_json, add_plot, check_plot_of, print_json, write_plot_of
+from trainledger.cli.arguments import add_cluster, add_json, add_plot, check_plot_of, print_json, write_plot_of
 
 if TYPE_CHECKING:
     from trainledger.predict.forecast import Forecast
@@ -24,6 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
             flag, action="append", default=[], metavar="SECTION.FIELD=VALUE",
             help=f"change one field of {whose}; may be repeated",
         )  # fmt: skip
+    add_cluster(parser)
     add_json(parser)
     add_plot(parser)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from trainledger.cli.arguments import RUN_OR_MODEL, add_json, add_run, print_json
+from trainledger.cli.arguments import RUN_OR_MODEL, add_cluster, add_json, add_run, print_json
 from trainledger.cli.plan import run_or_model
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ WHAT = ("memory", "flops", "parameters", "time")
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=WHAT, help="which account")
     add_run(parser, help=RUN_OR_MODEL)
+    add_cluster(parser)
     parser.add_argument(
         "--symbolic", metavar="SIZE", help="leave a size free: B sequences of a micro-batch, T tokens, A, L, D, F or V"
     )
@@ -70,6 +71,10 @@ def _account(args: argparse.Namespace, run: Run) -> int:
 
 
 def _say_rank(args: argparse.Namespace, run: Run) -> None:
+    from trainledger.api import kernels_of
+    from trainledger.report.heading import heading
+
+    print(heading(run, kernels_of(run)) + "\n")
     if run.layout.alone:
         return
     whole = "the whole model" if args.what == "parameters" else f"a rank of stage {args.stage}"
@@ -86,6 +91,7 @@ def _times(args: argparse.Namespace, run: Run) -> int:
     from trainledger.predict.layout_time import layout_time
     from trainledger.predict.roofline_table import roofline_table
     from trainledger.report.explain import account, roofline, to_json
+    from trainledger.report.heading import heading
     from trainledger.spec.problem import InvalidInput, Problem
 
     if args.stage:
@@ -104,6 +110,7 @@ def _times(args: argparse.Namespace, run: Run) -> int:
         by_kind = [vars(each) for each in rows]
         print_json({"account": "time", "symbols": {}, "parts": to_json(parts), "roofline": by_kind})
         return 0
+    print(heading(run, kernels_of(run)) + "\n")
     if not run.layout.alone:
         print(f"Of {run.layout.devices:,} devices: operations are those of a rank of the slowest stage.\n")
     print(account("time", parts[:1], {}), roofline(rows), account("time", parts[1:], {}), sep="\n\n")

@@ -17,6 +17,7 @@ from trainledger.cli.arguments import (
     add_run,
     check_plot_of,
     print_json,
+    while_searching,
     while_waiting,
     write_plot_of,
 )
@@ -50,12 +51,8 @@ def execute(args: argparse.Namespace) -> int:
     check_plot_of(args)
     fixed, keep, limit = _fixed(args.fix), _count("--keep", args.keep, 1000), _seconds(args.limit)
     run = run_to_spread(args)
-    say = while_waiting()
-    found = layouts(
-        run, fixed=fixed, keep=keep, limit_seconds=limit,
-        progress=lambda what, done, of: say(f"{_bar(done, of)} {what}: {done:,} of {of:,}"),
-    )  # fmt: skip
-    say("")
+    found = layouts(run, fixed=fixed, keep=keep, limit_seconds=limit, progress=while_searching())
+    while_waiting()("")  # the limit may have ended the search before all was done
     if args.json:
         print_json(to_json(found))
     else:
@@ -75,23 +72,50 @@ def run_to_spread(args: argparse.Namespace) -> Run:
     given = [*said, *args.set, "layout=auto"]  # a layout of its own would be held against the count
     if _is_file(args.run):
         return load(args.run, given, search=False)
-    from trainledger import catalog
-    from trainledger.api import config_fields
+    run = model_to_spread(args.run, given)
+    tell_batch(run, given)
+    return run
 
-    config = args.run.endswith(".json")
-    fields = config_fields(args.run) if config else catalog.model(args.run)
-    model = {"config" if config else "preset": args.run}
+
+def model_to_spread(named: str, given: list[str]) -> Run:
+    """A model of the catalog or a config.json with a batch for many devices, its layout not yet searched for.
+
+    Raises InvalidInput.
+    """
+    from trainledger import catalog
+    from trainledger.api import config_fields, load
+
+    config = named.endswith(".json")
+    fields = config_fields(named) if config else catalog.model(named)
+    model = {"config" if config else "preset": named}
+    adapters = any(each.lstrip().startswith("recipe.lora_rank") for each in given)  # frozen weights are not sharded
     recipe: dict[str, Any] = {
-        "seq_len": min(fields["max_seq_len"], 8192), "global_batch": 1, "precision": "bf16-sharded",
+        "seq_len": min(fields["max_seq_len"], 8192), "global_batch": 1,
+        "precision": "bf16-mixed" if adapters else "bf16-sharded",
     }  # fmt: skip
-    if not any(each.lstrip().startswith("recipe.tokens") for each in args.set):
+    if not any(each.lstrip().startswith("recipe.tokens") for each in given):
         recipe["steps"] = 1
     if fields.get("attention_softcap") is not None or fields.get("attention_sinks"):
         recipe["attention"] = "flash"
-    if not any(each.lstrip().startswith("recipe.global_batch") for each in args.set):
+    if not _says_batch(given):
         seq_len = load({"model": model, "recipe": recipe}, given, search=False).recipe.seq_len
         recipe["global_batch"] = 2 ** max(0, (_BATCH_TOKENS // seq_len).bit_length() - 1)
     return load({"model": model, "recipe": recipe}, given, search=False)
+
+
+def tell_batch(run: Run, given: list[str]) -> None:
+    """Say on standard error which batch `model_to_spread` took, where nobody gave one."""
+    import sys
+
+    from trainledger.units import counted, format_count
+
+    if not _says_batch(given):
+        tokens = f"{counted(run.recipe.global_batch, 'sequence')}, {format_count(run.recipe.tokens_per_step)} tokens"
+        print(f"Taken to have {tokens}, in a step\n(--set recipe.global_batch=... says another)", file=sys.stderr)
+
+
+def _says_batch(given: list[str]) -> bool:
+    return any(each.lstrip().startswith("recipe.global_batch") for each in given)
 
 
 def asks_for_layout(args: argparse.Namespace) -> bool:
@@ -157,9 +181,3 @@ def _seconds(text: str) -> float:
     if not 0 <= value <= 10**6:
         raise InvalidInput([Problem("--limit", text, "must be between 0 s and a million seconds", "30s")])
     return float(value)
-
-
-def _bar(done: int, of: int) -> str:
-    width = 20
-    full = width * done // max(1, of)
-    return f"[{'#' * full}{'.' * (width - full)}]"

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
+    add_cluster,
     add_json,
     add_plot,
     add_run,
     check_plot_of,
     load_run,
     print_json,
+    while_searching,
     write_plot_of,
 )
 from trainledger.cli.serving import add_serving, execute_serving, refuse_without_phase
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_run(parser, help=RUN_OR_MODEL)
+    add_cluster(parser)
     parser.add_argument("--mfu", default="0.5", help="share of the peak for the napkin's days (0.5)")
     parser.add_argument(
         "--convention", default="dense", metavar="NAME",
@@ -74,8 +77,14 @@ def run_or_model(args: argparse.Namespace) -> Run:
     """The run file, or a default run of a catalog model or config.json where ``args.run`` names one."""
     if _is_file(args.run):
         return load_run(args)
-    from trainledger.api import config_fields, kernels_of, load
+    from trainledger.api import config_fields, kernels_of, load, with_layout
+    from trainledger.cli.layouts import asks_for_layout, model_to_spread, tell_batch
 
+    if asks_for_layout(args):
+        run = model_to_spread(args.run, args.set)
+        if run.cluster.count > 1:
+            tell_batch(run, args.set)
+            return with_layout(run, progress=while_searching())
     if args.run.endswith(".json"):
         model, fields = {"config": args.run}, config_fields(args.run)
     else:
@@ -103,8 +112,9 @@ def _print_found_layout(args: argparse.Namespace, run: Run) -> None:
 
     if asks_for_layout(args):
         from trainledger.plan.layouts.found import as_toml
+        from trainledger.report.layouts import pasted
 
-        print(f"\nThe layout that was found, to paste into a run file\n\n{as_toml(run)}")
+        print(f"\nThe layout that was found, to paste into a run file\n\n{pasted(as_toml(run))}")
 
 
 def _notes_of_config(args: argparse.Namespace) -> list[str]:
@@ -155,6 +165,6 @@ def run_of_some_length(args: argparse.Namespace) -> Run:
     from trainledger.units import format_count
 
     tokens = 20 * parameters(run.model).active
-    told = f"{format_count(tokens)} tokens, 20 for each parameter (Hoffmann et al. 2022); --set recipe.tokens=..."
-    print(f"Taken to train on {told}", file=sys.stderr)
+    told = f"{format_count(tokens)} tokens, 20 for each parameter (Hoffmann et al. 2022)"
+    print(f"Taken to train on {told}\n(--set recipe.tokens=... says another number)", file=sys.stderr)
     return replace(run, recipe=replace(run.recipe, steps=None, tokens=tokens))

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import argparse
 
-from trainledger.cli.arguments import RUN_OR_MODEL, add_json, add_run, print_json
+from trainledger.cli.arguments import RUN_OR_MODEL, add_cluster, add_json, add_run, print_json
 from trainledger.cli.plan import run_or_model
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_run(parser, help=RUN_OR_MODEL)
+    add_cluster(parser)
     add_json(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.api import plan
+    from trainledger.api import kernels_of, plan
     from trainledger.ledger.conventions import CONVENTIONS
     from trainledger.plan.step_facts import step_facts
 
@@ -32,8 +33,10 @@ def execute(args: argparse.Namespace) -> int:
             {"rules_of_thumb": rows, "step": facts, "conventions": counts, "tokens": made.ledger.tokens}
         )  # fmt: skip
         return 0
+    from trainledger.report.heading import heading
     from trainledger.report.rules import conventions, facts_of_step, rules
 
+    print(heading(made.run, kernels_of(made.run)) + "\n")
     print(rules(made.rules))
     told = step_facts(made.run, made.ledger)
     if told:

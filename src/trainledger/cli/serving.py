@@ -32,8 +32,7 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
 
 def execute_serving(args: argparse.Namespace, run: Run) -> int:
     """Print the account of one forward."""
-    if args.plot is not None:
-        raise InvalidInput([Problem("--plot", args.plot, "has no figure of a served model")])
+    refuse_of_training(args)
     from trainledger.api import inference
     from trainledger.report.inference import text, to_json
 
@@ -47,6 +46,19 @@ def execute_serving(args: argparse.Namespace, run: Run) -> int:
     else:
         print(text(told))
     return 0
+
+
+def refuse_of_training(args: argparse.Namespace) -> None:
+    """Raise `InvalidInput` where a flag of training stands beside ``--phase``."""
+    found = []
+    if args.plot is not None:
+        found.append(Problem("--plot", args.plot, "has no figure of a served model"))
+    for name, absent in (("mfu", "0.5"), ("convention", "dense")):
+        value = getattr(args, name)
+        if value != absent:
+            found.append(Problem(f"--{name}", value, "is for training; a served model has no MFU: leave it out"))
+    if found:
+        raise InvalidInput(found)
 
 
 def refuse_without_phase(args: argparse.Namespace) -> None:

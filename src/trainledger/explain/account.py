@@ -12,7 +12,10 @@ from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.parameters import component_of, named_shapes
 from trainledger.ledger.timeline import timeline
+from trainledger.predict.roofline import EntryTime
+from trainledger.predict.roofline_table import moved_nbytes
 from trainledger.predict.step_time import StepTime
+from trainledger.units import format_flops, format_flops_per_second, format_nbytes
 
 # What a rule rests on, by the kind of operation it counts.
 SOURCES = {
@@ -24,6 +27,7 @@ SOURCES = {
     "reduction": "one per element",
     "update": "rules.UPDATE_FLOPS_PER_PARAMETER: operations in the optimizer's definition",
 }
+ROOFLINE = "the larger of FLOPs over their rate and bytes over theirs (predict.roofline)"
 KEPT = "what autograd saves for the backward of the operation, each piece of memory once"
 
 
@@ -120,16 +124,11 @@ CAUSES = {
 
 def time(step: StepTime) -> tuple[Part, ...]:
     """The predicted seconds of a step by cause, then its operations by phase: of each what bounds it."""
-    parts: dict[str, dict[tuple[str, str, str], float]] = {}
+    parts: dict[str, dict[tuple[str, str, str], list[EntryTime]]] = {}
     for each in step.entries:
-        key = (each.entry.path or each.entry.kind, each.entry.name, each.bound)
-        phase = parts.setdefault(each.entry.phase, {})
-        phase[key] = phase.get(key, 0.0) + each.seconds
-    rules = {
-        "compute": "FLOPs / rate of such products",
-        "memory": "bytes / rate of such copies",
-        "overhead": "calls x time of a call",
-    }
+        kind = "" if each.entry.kind == "unknown" else each.entry.kind  # waiting is no operation
+        key = (each.entry.path or kind, each.entry.name, each.bound)
+        parts.setdefault(each.entry.phase, {}).setdefault(key, []).append(each)
     causes = tuple(
         Line(cause, CAUSES[cause], "", seconds, step.basis, "predict.step_time.causes_of")
         for cause, seconds in step.causes.items()
@@ -141,15 +140,31 @@ def time(step: StepTime) -> tuple[Part, ...]:
             Part(
                 phase,
                 tuple(
-                    Line(f"{path} {name}", rules[bound], f"bound by {bound}", seconds, step.basis, "roofline")
-                    for (path, name, bound), seconds in sorted(lines.items(), key=lambda each: -each[1])
-                    if seconds
+                    Line(f"{path} {name}".strip(), *_bound_by(bound, times), _seconds(times), step.basis, ROOFLINE)
+                    for (path, name, bound), times in sorted(lines.items(), key=lambda each: -_seconds(each[1]))
+                    if _seconds(times)
                 ),
-                sum(lines.values()),
+                sum(map(_seconds, lines.values())),
             )
             for phase, lines in parts.items()
         ),
     )
+
+
+def _seconds(times: list[EntryTime]) -> float:
+    return float(sum(each.seconds for each in times))
+
+
+def _bound_by(bound: str, times: list[EntryTime]) -> tuple[str, str]:
+    """What the seconds of operations are computed from, and the same with its numbers: what they reach together."""
+    seconds = _seconds(times)
+    flops = sum(each.entry.flops * each.entry.times for each in times)
+    nbytes = sum(moved_nbytes(each) * each.entry.times for each in times)
+    if bound == "compute" and seconds:
+        return "FLOPs / rate", f"{format_flops(flops)} / {format_flops_per_second(flops / seconds)}, bound by compute"
+    if bound == "memory" and seconds:
+        return "bytes / rate", f"{format_nbytes(nbytes)} / {format_nbytes(nbytes / seconds)}/s, bound by memory"
+    return "calls x time of a call", f"bound by {bound}"
 
 
 def _grouped(

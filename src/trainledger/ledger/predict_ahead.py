@@ -63,7 +63,8 @@ def _module(
     with tape.at(PATH):
         parts = [norm(tape, sizes, e, own.named, "enorm"), norm(tape, sizes, h, own.named, "hnorm")]
         wide = "fp32" if any(each.dtype == "fp32" for each in parts) else parts[0].dtype
-        joined = op.concatenate(tape, [op.cast(tape, parts.pop(0), wide) for _ in range(2)])
+        joined = op.concatenate(tape, [op.cast(tape, each, wide) for each in parts])
+        del parts  # the call holds what it was given until it is over
         with tape.at("eh_proj"):
             x = op.linear(tape, joined, own["eh_proj.weight"], None, sizes.rows, 2 * D, D)
         del joined

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.ledger.array import Leaf
-from trainledger.ledger.entry import Int, Ledger
+from trainledger.ledger.entry import Entry, Int, Ledger
+from trainledger.ledger.pipeline import in_flight, in_flight_by_chunk
 from trainledger.ledger.rank import Rank, rank_of, shard_shape
 from trainledger.ledger.step import account_of
 from trainledger.spec.run import Run
@@ -20,7 +22,8 @@ class RankAccount:
     """The ledger of a rank, and how many ranks have one like it.
 
     ``stage`` is its stage of the pipeline counted from 0, ``place`` the first of its places among the ranks that shard.
-    ``first`` and ``last`` say what stands on it beside layers: the embedding, the head and the loss.
+    ``first`` and ``last`` say what stands on it beside layers: the embedding, the head and the loss. ``alike`` is the
+    first stage whose ranks do the same in each micro-batch, though with others in flight; None where that is not known.
     """
 
     stage: int
@@ -31,6 +34,7 @@ class RankAccount:
     last: bool
     in_flight: Int
     ledger: Ledger
+    alike: int | None = None
 
     @property
     def title(self) -> str:
@@ -55,18 +59,76 @@ def accounts(run: Run, *, backend: str = "cpu") -> tuple[RankAccount, ...]:
     data-parallel, tensor and context axes may be arrays, and then those with the largest pieces stand for all; the
     number of stages is an int, as it decides what there is.
     """
-    found = []
+    found: list[RankAccount] = []
+    known: dict[Any, list[RankAccount]] = {}
     for stage in range(run.layout.pipeline):
-        for place, alike in _places(run, stage):
-            rank = rank_of(run, stage, place)
-            found.append(
-                RankAccount(
-                    stage=stage, place=place, count=alike * run.layout.devices // (run.layout.pipeline * _pieces(run)),
-                    layers=sum(each.count for each in rank.chunks), first=rank.chunks[0].begins,
-                    last=rank.chunks[-1].ends, in_flight=_in_flight(rank), ledger=account_of(rank, backend=backend),
-                )
-            )  # fmt: skip
+        rank = rank_of(run, stage)
+        key = _kind(rank)
+        if key not in known:
+            known[key] = list(_accounts_of_stage(run, stage, backend))
+            found += known[key]
+            continue
+        counts, flying = _rounds(rank), _in_flight(rank)
+        for each in known[key]:
+            ledger = _with_rounds(each.ledger, counts)
+            found.append(replace(each, stage=stage, in_flight=flying, ledger=ledger))
     return tuple(found)
+
+
+def _accounts_of_stage(run: Run, stage: int, backend: str) -> Iterator[RankAccount]:
+    for place, alike in _places(run, stage):
+        rank = rank_of(run, stage, place)
+        yield RankAccount(
+            stage=stage, place=place, count=alike * run.layout.devices // (run.layout.pipeline * _pieces(run)),
+            layers=sum(each.count for each in rank.chunks), first=rank.chunks[0].begins,
+            last=rank.chunks[-1].ends, in_flight=_in_flight(rank), ledger=account_of(rank, backend=backend),
+            alike=stage,
+        )  # fmt: skip
+
+
+def _kind(rank: Rank) -> Any:
+    """Equal for stages whose entries are the same but for how often their loops over micro-batches run."""
+    if not isinstance(rank.whole.model.n_layers, int):
+        return rank.stage
+    chunks = tuple((rank.runs_of(each), each.begins, each.ends) for each in rank.chunks)
+    return chunks, tuple((name, _happens(count)) for name, count in _rounds(rank).items())
+
+
+def _happens(count: Int) -> bool:
+    return not isinstance(count, int) or count > 0
+
+
+def _rounds(rank: Rank) -> dict[str, Int]:
+    """How often each loop over micro-batches runs (`ledger.micro_batches.run_micro_batches` has them)."""
+    micro_batches = rank.run.grad_accum
+    *earlier, last = in_flight_by_chunk(rank.layout, rank.stage, micro_batches)
+    rounds = {"in flight": last - 1, "micro-batches": micro_batches - last}
+    for index, count in enumerate(earlier):
+        rounds |= {f"in flight {index}": count, f"micro-batches {index}": micro_batches - count}
+    return rounds
+
+
+def _with_rounds(ledger: Ledger, rounds: dict[str, Int]) -> Ledger:
+    """The same ledger where these loops run so often. Nothing else depends on that."""
+    known: dict[Any, Any] = {}  # loops by what they were
+    entries = []
+    for each in ledger.entries:
+        loop = each.loop
+        if loop and loop[0][0] in rounds:
+            if id(loop) not in known:
+                name = loop[0][0]
+                known[id(loop)] = ((name, rounds[name]), *loop[1:])
+            entries.append(_in_loop(each, known[id(loop)]))
+        else:
+            entries.append(each)
+    return replace(ledger, entries=tuple(entries))
+
+
+def _in_loop(entry: Entry, loop: tuple[tuple[str, Int], ...]) -> Entry:
+    """`dataclasses.replace` looks at every field, and these are most entries of a long pipeline."""
+    found = object.__new__(Entry)
+    vars(found).update(vars(entry), loop=loop)
+    return found
 
 
 def account_of_stage(run: Run, stage: int, *, backend: str = "cpu") -> Ledger:
@@ -75,8 +137,6 @@ def account_of_stage(run: Run, stage: int, *, backend: str = "cpu") -> Ledger:
 
 
 def _in_flight(rank: Rank) -> Int:
-    from trainledger.ledger.pipeline import in_flight
-
     return in_flight(rank.layout, rank.stage, rank.run.grad_accum)
 
 

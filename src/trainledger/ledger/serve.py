@@ -92,7 +92,7 @@ def account_serving(run: Run, serving: Serving, *, backend: str = "cpu", all_exp
     for leaf in all_of(leaves):
         leaf.trained = False
         of_experts = component_of(leaf.path) == "experts" and len(leaf.shape) == 3
-        if serving.weights not in WHOLE or of_experts:
+        if serving.weights != serving.compute or of_experts:
             codes, scales = _nbytes(leaf, serving)
             nbytes = codes + scales
             leaf.copy = Array(leaf.elements, leaf.dtype, None, nbytes=round(share * nbytes) if of_experts else nbytes)

@@ -7,7 +7,7 @@ at a place in the loop are linear in the iteration and are largest in the first 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 from trainledger.frozen import frozen
@@ -53,13 +53,28 @@ def _add(live: Live, amounts: Amounts, sign: int = 1) -> None:
 
 def timeline(ledger: Ledger) -> tuple[Moment, ...]:
     """The moments of a step in order; of each loop, the first and the last iteration."""
-    live: Live = dict(ledger.resident)
-    return tuple(_walk(list(enumerate(ledger.entries)), live, (), True))
+    return tuple(_moment(*each) for each in _moments(ledger))
+
+
+# A moment before it is one: entry, index, iteration, what is live but for the entry's scratch, whether it happens. The
+# dict goes on changing as the walk does.
+_Passing = tuple[Entry, int, tuple[Int, ...], Live, Any]
+
+
+def _moments(ledger: Ledger) -> Iterator[_Passing]:
+    return _walk(list(enumerate(ledger.entries)), dict(ledger.resident), (), True)
+
+
+def _moment(entry: Entry, index: int, iteration: tuple[Int, ...], live: Live, happens: Any) -> Moment:
+    during = dict(live)
+    if _is_nonzero(entry.scratch):
+        _add(during, (("scratch", entry.scratch),))
+    return Moment(entry, index, iteration, during, happens)
 
 
 def _walk(
     entries: Sequence[tuple[int, Entry]], live: Live, iteration: tuple[Int, ...], happens: Any
-) -> Iterator[Moment]:
+) -> Iterator[_Passing]:
     """The moments of a run of entries; ``live`` is moved to the state after it."""
     depth = len(iteration)
     for loop, group in groupby(entries, key=lambda each: each[1].loop[depth : depth + 1]):
@@ -67,10 +82,7 @@ def _walk(
         if not loop:
             for index, entry in body:
                 _add(live, entry.allocated)
-                during = dict(live)
-                if _is_nonzero(entry.scratch):
-                    _add(during, (("scratch", entry.scratch),))
-                yield Moment(entry, index, iteration, during, happens)
+                yield entry, index, iteration, live, happens
                 _add(live, entry.freed, -1)
             continue
         count = loop[0][1]
@@ -144,10 +156,13 @@ def peak(ledger: Ledger) -> Peak:
 
     Of equal moments the first is given; integers only.
     """
-    moments = timeline(ledger)
-    if not moments:
+    sizes: list[int] = []
+    resident = sum(nbytes for category, nbytes in ledger.resident if category != HOST)
+    _totals(ledger.entries, resident, 0, True, sizes.append)
+    if not sizes:
         raise ValueError("nothing was recorded, so there is no peak")
-    highest = max(moments, key=lambda each: each.nbytes)
+    # Bytes of all categories together are quick to follow, and only of the largest sum is more wanted.
+    highest = _moment(*next(islice(_moments(ledger), sizes.index(max(sizes)), None)))
     by_category = {name: nbytes for name, nbytes in highest.live.items() if nbytes and name != HOST}
     return Peak(highest.nbytes, by_category, highest.entry, highest.index)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.spec.layout import SCHEDULES, Layout
+from trainledger.spec.lora import BASE_FORMATS
 from trainledger.spec.optimizers import IMPLEMENTATIONS
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
@@ -124,11 +125,24 @@ def _precision(run: Run, backend: str) -> Iterator[Change]:
         if name != now and not run.recipe.master_weights:
             cost = "coarser numbers: hold a short run's loss against the old one"
             yield _one(f"precision {name}", field, name, RESULT, cost)
+    if run.recipe.lora_rank is not None:
+        yield from _frozen(run)
     megatron = (
         (field, "bf16"), ("recipe.master_weights", True), ("recipe.gradient_dtype", "fp32"),
     )  # fmt: skip
     if not run.recipe.master_weights and now in ("bf16-mixed", "bf16-sharded", "fp32"):
         yield Change("bf16 weights with an fp32 master copy", megatron, RESULT, "norms and the stream in bf16 too")
+
+
+def _frozen(run: Run) -> Iterator[Change]:
+    """Smaller formats of the weights beside the adapters."""
+    recipe = run.recipe
+    for format in BASE_FORMATS:
+        if format != recipe.base_format:
+            cost = "what the adapters are trained beside is coarser"
+            yield _one(f"frozen weights in {format}", "recipe.base_format", format, RESULT, cost)
+    if recipe.precision in ("fp32", "bf16-mixed"):
+        yield _one("all in bf16, adapters too", "recipe.precision", "bf16", RESULT, "coarser adapters and moments")
 
 
 def _optimizer(run: Run) -> Iterator[Change]:

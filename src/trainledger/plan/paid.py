@@ -6,6 +6,7 @@ micro-batch are found that fit, its step is predicted, and what that speed pays 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,10 +25,11 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 
 SEQ_LEN = 4096
-_ROUNDS = 8
+_ROUNDS = 6
 _NEAR = 0.03  # of N: two rounds so near each other are the last
 _MUCH = 0.1  # of N: so much less than the rule asks for is worth a sentence
 _IN_TIME = 0.002
+_SAME_LOSS = 0.001  # nats: less than any law tells apart
 _LARGE_BUDGET = 1e24  # FLOP
 
 
@@ -48,9 +50,11 @@ class Round:
 
 @frozen
 class Paid:
-    """The last round: a run that fits, what it is predicted to do (``told``), and the tokens that the budget pays for.
+    """The best round: a run that fits, what it is predicted to do (``told``), and the tokens that the budget pays for.
 
-    ``note`` says where memory or the family stood in the way of what the rule asks for.
+    It is the last one (``best``), but where shapes that go badly together in a layout keep N from settling. ``tokens``
+    are those of the run with all that belongs to it, those of a round what its steps alone would train. ``note`` says
+    where memory or the family stood in the way of what the rule asks for.
     """
 
     run: Run
@@ -58,19 +62,17 @@ class Paid:
     told: Forecast
     family: str
     rounds: tuple[Round, ...]
+    tokens: float | None = None
     note: str = ""
+    best: int = -1
 
     @property
     def parameters(self) -> int:
-        return self.rounds[-1].parameters
-
-    @property
-    def tokens(self) -> float | None:
-        return self.rounds[-1].tokens
+        return self.rounds[self.best].parameters
 
     @property
     def mfu(self) -> float | None:
-        return self.rounds[-1].mfu
+        return self.rounds[self.best].mfu
 
     @property
     def ratio(self) -> float | None:
@@ -90,10 +92,12 @@ def pay(
     backend: str = "cuda",
     seq_len: int = SEQ_LEN,
     tokens_per_step: int | None = None,
+    loss: Callable[[float, float], float] | None = None,
 ) -> Paid:
     """The run that a budget of devices and days pays for by a law; ``predict`` says what a run costs.
 
-    ``tokens_per_step`` None is `default_tokens_per_step`. Raises InvalidInput where the budget does not say on which
+    ``tokens_per_step`` None is `default_tokens_per_step`. ``loss`` of N and D says which round is the best (None: the
+    last). Raises InvalidInput where the budget does not say on which
     devices and how long, or where nothing fits on them.
     """
     if tokens_per_step is None:
@@ -105,7 +109,7 @@ def pay(
         rule = "has experts, and these laws were fitted on dense models: 6 N D and N mean other things there"
         raise InvalidInput([Problem("family", base.name, rule, "llama-3-8b")])
     scale, family = scale_of(machine, backend=backend), family_of(base)
-    share, rounds = budget.mfu, list[Round]()
+    share, rounds, found = budget.mfu, list[Round](), list[tuple[int, int, Forecast]]()
     while True:
         wanted = law.parameters(at_mfu(budget, share).flops).value
         at = family.nearest(wanted)
@@ -113,21 +117,35 @@ def pay(
             family, at, budget, scale, predict, seq_len=seq_len, tokens_per_step=tokens_per_step
         )  # fmt: skip
         rounds.append(_round(wanted, run, told, budget))
-        found, before = rounds[-1], rounds[-2].parameters if len(rounds) > 1 else 0
-        if found.mfu is None:
+        found.append((place, at, told))
+        last, before = rounds[-1], [each.parameters for each in rounds[:-1]]
+        if last.mfu is None:
             note = f"no time is predicted for it, so {100 * share:.3g} % of the peak stays supposed"
-            return Paid(run, scale.held(run), told, family.rule, tuple(rounds), note)
-        share = found.mfu
-        if abs(found.parameters - before) <= _NEAR * found.parameters or len(rounds) == _ROUNDS:
+            return Paid(run, scale.held(run), told, family.rule, tuple(rounds), note=note)
+        share = last.mfu
+        settled = bool(before) and abs(last.parameters - before[-1]) <= _NEAR * last.parameters
+        if settled or last.parameters in before or len(rounds) == _ROUNDS:
             break
-    assert found.tokens is not None
-    run, told, tokens = _in_time(run, told, found.tokens, budget.seconds, predict)
+    best = _best(rounds, loss)
+    (place, at, told), chosen = found[best], rounds[best]
+    assert chosen.tokens is not None
+    run, told, tokens = _in_time(chosen.run, told, chosen.tokens, budget.seconds, predict)
     note = ""
     if place < at:
-        note = f"memory allows no more on these devices; the rule asks for {wanted:.3g} parameters"
-    elif abs(found.parameters / wanted - 1) > _MUCH:
-        note = f"the family of {base.name} has no member nearer to {wanted:.3g} parameters; another may (family)"
-    return Paid(run, scale.held(run), told, family.rule, (*rounds[:-1], replace(found, tokens=tokens)), note)
+        note = f"memory allows no more on these devices; the rule asks for {chosen.wanted:.3g} parameters"
+    elif abs(chosen.parameters / chosen.wanted - 1) > _MUCH:
+        note = f"the family of {base.name} has no member nearer to {chosen.wanted:.3g} parameters; another may (family)"
+    return Paid(run, scale.held(run), told, family.rule, tuple(rounds), tokens, note, best)
+
+
+def _best(rounds: list[Round], loss: Callable[[float, float], float] | None) -> int:
+    """The round of the lowest loss; the last where that tells it from the others too little."""
+    last = len(rounds) - 1
+    if loss is None:
+        return last
+    losses = [loss(each.parameters, each.tokens) for each in rounds if each.tokens is not None]
+    best = min(range(len(losses)), key=lambda each: losses[each])
+    return best if losses[best] < losses[last] - _SAME_LOSS else last
 
 
 def default_tokens_per_step(flops: float) -> int:
@@ -140,12 +158,12 @@ def default_tokens_per_step(flops: float) -> int:
 
 def _in_time(run: Run, told: Forecast, tokens: float, seconds: float, predict: Predict) -> tuple[Run, Forecast, float]:
     """The run with as many tokens as are done in a time with all that belongs to a run beside its steps."""
-    for _ in range(3):
+    for _ in range(4):
         run = replace(run, recipe=replace(run.recipe, steps=None, tokens=max(1, round(tokens))))
         told = predict(run)
-        if not told.total_seconds or abs(told.total_seconds / seconds - 1) < _IN_TIME:
+        if not told.total_seconds or 1 - _IN_TIME < told.total_seconds / seconds <= 1:
             break
-        tokens *= seconds / told.total_seconds
+        tokens *= seconds / told.total_seconds * (1 - _IN_TIME / 2)
     return run, told, tokens
 
 

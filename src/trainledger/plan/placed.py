@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import log2
 
 from trainledger.plan.budget import Budget
 from trainledger.plan.family import Family
@@ -58,6 +59,8 @@ def fastest(
             told = [(each, predict(each)) for each in placed]
             return place, *max(told, key=lambda each: each[1].tokens_per_second or 0.0)
     rule = "holds no model of the family, however it is spread"
+    if count > _FEW_DEVICES:
+        rule += f", with {run.recipe.global_batch:,} sequences a step (tokens_per_step)"
     raise InvalidInput([Problem("device", device.name, rule)])
 
 
@@ -109,9 +112,9 @@ def _run(spec: ModelSpec, device: Device, count: int, dtype: str, seq_len: int, 
     precision = dtype
     if dtype in ("bf16", "fp16"):
         precision = "bf16-sharded" if dtype == "bf16" and count > 1 else f"{dtype}-mixed"
-    batch = _batch(tokens_per_step, seq_len, count) if _batch(tokens_per_step, seq_len, 1) >= count else (
-        _power_of_two(tokens_per_step / seq_len)
-    )  # fmt: skip
+    batch = _batch(tokens_per_step, seq_len, count)
+    if _batch(tokens_per_step, seq_len, 1) < count:
+        batch = _fewer_than_devices(tokens_per_step / seq_len, count)
     recipe = Recipe(
         seq_len=seq_len, global_batch=batch, micro_batch=1, steps=1, precision=precision, compile=True
     )  # fmt: skip
@@ -123,8 +126,19 @@ def _batch(tokens_per_step: int, seq_len: int, per_round: int) -> int:
     return max(1, round(tokens_per_step / seq_len / per_round)) * per_round
 
 
-def _power_of_two(value: float) -> int:
-    return 1 << max(0, round(value).bit_length() - 1)
+def _fewer_than_devices(sequences: float, count: int) -> int:
+    """About so many sequences for more devices: tensor ranks and stages are powers of two, all else are data ranks."""
+    odd = _odd(count)
+    if odd > 2 * sequences:
+        near = next(each for each in range(count, 0, -1) if _odd(each) <= sequences)
+        rule = f"is {odd:,} times a power of two, too many for {sequences:,.0f} sequences a step (tokens_per_step)"
+        raise InvalidInput([Problem("count", count, rule, near)])
+    return odd << max(0, round(log2(sequences / odd)))
+
+
+def _odd(number: int) -> int:
+    """What is left of a number without its factors of two."""
+    return number // (number & -number)
 
 
 def _largest_batch(run: Run, tokens_per_step: int, scale: Scale) -> Run | None:

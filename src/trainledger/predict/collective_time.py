@@ -81,7 +81,7 @@ def collective_seconds(name: str, nbytes: Number, place: Placement, fabric: Fabr
     """
     if _is_one(place.ranks):
         return 0.0
-    if fabric.network is None and not _is_one(place.nodes):
+    if fabric.network is None and not _in_one_node(place.nodes):
         raise NoRate(
             f"a group of {place.ranks} ranks is on {place.nodes} nodes of {fabric.devices_per_node} devices, and the "
             "network between them is not known (cluster.network names one)"
@@ -236,3 +236,8 @@ def _log2(nodes: Number) -> Number:
 
 def _is_one(size: Number) -> bool:
     return isinstance(size, int) and size == 1
+
+
+def _in_one_node(nodes: Number) -> bool:
+    """Whether no group, or none of an array of groups, leaves its node."""
+    return bool((nodes <= 1).all()) if hasattr(nodes, "shape") else _is_one(nodes)

@@ -137,6 +137,11 @@ def _check(run: Run, serving: Serving) -> None:
 
 def _notes(run: Run, serving: Serving) -> list[str]:
     notes = []
+    if run.cluster.count > 1 and run.layout.tensor == 1:
+        notes.append(
+            f"of the {run.cluster.count:,} devices one is accounted for, with the whole model on it; --set "
+            "layout.tensor=... splits it"
+        )
     others = [each for each in ("replicate", "shard", "context", "pipeline", "expert") if getattr(run.layout, each) > 1]
     if others:
         notes.append(f"of the layout only tensor counts here; {', '.join(others)} left out")

@@ -89,16 +89,25 @@ def smaller_real(a: Real, b: Real) -> Real:
 
 
 def _alignment(shape: tuple[Int, ...], dtype: str) -> Real:
-    """The share of the rate that is left where a dim does not fill whole pieces of memory."""
+    """The share of the rate that is left where a dim does not fill whole pieces of memory.
+
+    In a single product each dim is the inner one of some matrix, in one of its three passes. The rows of a batch, those
+    of an expert or of a head, are never the inner dim.
+    """
     if dtype not in ("bf16", "fp16", *EIGHT_BITS):
         return 1.0
     elements = ALIGNED_NBYTES // nbytes_in(1, dtype)
-    rest = sum(size % elements for size in shape[1:])
-    if hasattr(rest, "shape") or hasattr(shape[0], "shape"):
+    batch, m, n, k = shape
+    inner = n % elements + k % elements
+    rest = inner + m % elements
+    if hasattr(rest, "shape") or hasattr(batch, "shape"):
         import numpy as np
 
-        return np.where(rest == 0, 1.0, np.where(np.asarray(shape[0]) > 1, UNALIGNED_BATCH, UNALIGNED))
-    return 1.0 if not rest else UNALIGNED if shape[0] == 1 else UNALIGNED_BATCH
+        single = np.where(rest == 0, 1.0, UNALIGNED)
+        return np.where(np.asarray(batch) == 1, single, np.where(inner == 0, 1.0, UNALIGNED_BATCH))
+    if batch == 1:
+        return UNALIGNED if rest else 1.0
+    return UNALIGNED_BATCH if inner else 1.0
 
 
 def attention_seconds(

@@ -10,7 +10,7 @@ from trainledger.predict.acts import Act, compute_seconds, flat
 from trainledger.predict.pipeline_time import Chunk, Stage, pipeline_ends
 from trainledger.predict.rank_time import Streams, rank_seconds
 from trainledger.predict.roofline import Machine, NoRate
-from trainledger.predict.stage_time import StageTime, stages_of, with_free_links
+from trainledger.predict.stage_time import StageTime, once_for_alike, stages_of, with_free_links
 from trainledger.predict.step_time import CAUSES, StepTime, basis_of, causes_of, ideal_seconds, step_time
 from trainledger.spec.cluster import Device
 from trainledger.spec.links import Fabric
@@ -39,22 +39,22 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
         ideal = {key: ideal_seconds(each, machine) for key, each in ledgers.items()}
     except NoRate as reason:
         return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
-    devices = sum(each.ranks for each in stages)
+    shares = shares_of(stages)
     contention = 0.0 if machine.efficiency is None else machine.efficiency.contention_share
     seconds = step_seconds(run, stages, contention)
-    computing = sum(sum(each.seconds for each in stage.times) * stage.ranks for stage in stages) / devices
+    computing = sum(share * sum(each.seconds for each in stage.times) for stage, share in shares)
     free = computing
     if run.layout.pipeline > 1:
-        free = step_seconds(run, [with_free_links(each) for each in stages], 0.0)
+        free = step_seconds(run, once_for_alike(stages, with_free_links), 0.0)
     causes = dict.fromkeys(CAUSES, 0.0)
-    for stage in stages:
-        for name, share in causes_of(stage.times, ideal[id(stage.ledger)]).items():
-            causes[name] += share * stage.ranks / devices
+    for stage, share in shares:
+        for name, each in causes_of(stage.times, ideal[id(stage.ledger)]).items():
+            causes[name] += share * each
     causes["pipeline bubble"] = free - computing
     causes["exposed communication"] = seconds - free
-    launches = max(sum(each.launch_seconds for each in stage.times) for stage in stages)
+    launches = max(sum(each.launch_seconds for each in stage.times) for stage, _ in shares)
     waiting = max(seconds, launches) - seconds
-    if run.layout.pipeline > 1 and any(launch_bound(each) for each in stages):
+    if run.layout.pipeline > 1 and any(launch_bound(each) for each, _ in shares):
         waiting = max(waiting, step_seconds(run, stages, contention, launching=True) - seconds)
     causes["launch overhead"] += waiting
     slower = straggling(run, machine, fabric) * (seconds + waiting)
@@ -63,13 +63,13 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
         "collective": causes["exposed communication"], "bubble": causes["pipeline bubble"], "other": waiting,
         "stragglers": slower,
     }  # fmt: skip
-    slowest = max(stages, key=lambda each: compute_seconds(each.whole))
-    notes += _notes(run, stages, fabric)
+    slowest = max((each for each, _ in shares), key=lambda each: compute_seconds(each.whole))
+    notes += _notes(run, [each for each, _ in shares], fabric)
     return StepTime(
         seconds=seconds + waiting + slower,
-        by_phase=_mean(stages, devices, "phase", others),
-        by_kind=_mean(stages, devices, "kind", others),
-        by_bound=_mean(stages, devices, "bound", others),
+        by_phase=_mean(shares, "phase", others),
+        by_kind=_mean(shares, "kind", others),
+        by_bound=_mean(shares, "bound", others),
         basis=basis,
         notes=tuple(notes),
         entries=slowest.times,
@@ -77,13 +77,23 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
     )
 
 
-def _mean(stages: Sequence[StageTime], devices: Any, key: str, others: dict[str, float]) -> dict[str, float]:
+def shares_of(stages: Sequence[StageTime]) -> list[tuple[StageTime, Any]]:
+    """Of stages that are alike the first, and the share of all devices that they are."""
+    devices = sum(each.ranks for each in stages)
+    ranks: dict[int, Any] = {}
+    for each in stages:
+        ranks[id(each.times)] = ranks.get(id(each.times), 0) + each.ranks
+    firsts = {id(each.times): each for each in reversed(stages)}
+    return [(firsts[key], count / devices) for key, count in ranks.items()]
+
+
+def _mean(shares: Sequence[tuple[StageTime, Any]], key: str, others: dict[str, float]) -> dict[str, float]:
     """Seconds of the mean device by an attribute, with what is no operation's beside them."""
     split: dict[str, float] = {}
-    for stage in stages:
+    for stage, share in shares:
         for each in stage.times:
             label = each.bound if key == "bound" else getattr(each.entry, key)
-            split[label] = split.get(label, 0.0) + each.seconds * stage.ranks / devices
+            split[label] = split.get(label, 0.0) + each.seconds * share
     for label, seconds in others.items():
         split[label] = split.get(label, 0.0) + seconds
     return {label: seconds for label, seconds in split.items() if seconds}
@@ -124,25 +134,26 @@ def step_seconds(run: Run, stages: Sequence[StageTime], contention: float, *, la
         return max(rank_seconds(each.whole, contention=contention) for each in stages)
     ready = pipeline_of(stages, contention, launching=launching)
     ends = pipeline_ends(ready, run.grad_accum, run.layout.schedule, slowest_send(stages))
-    there = [end + after_last(each, contention, launching=launching) for end, each in zip(ends, stages, strict=True)]
-    close = [rank_seconds(each.close, contention=contention) for each in stages]
-    return max(there) + max(close)
+    after = once_for_alike(stages, lambda each: after_last(each, contention, launching=launching))
+    close = once_for_alike(stages, lambda each: rank_seconds(each.close, contention=contention))
+    return max(end + later for end, later in zip(ends, after, strict=True)) + max(close)
 
 
 def pipeline_of(stages: Sequence[StageTime], contention: float, *, launching: bool = False) -> list[Stage]:
     """The stages as their pipeline sees them: when each can begin, and its seconds of a micro-batch."""
-    found = []
-    for stage in stages:
-        chunks = []
-        for each in stage.chunks:
-            ahead = rank_seconds(each.forward, contention=contention)
-            back = rank_seconds(each.inputs, contention=contention)
-            took = (ahead, back, each.weights)
-            if launching:
-                took = tuple(max(*both) for both in zip(took, each.launches, strict=True))
-            chunks.append(Chunk(*took))
-        found.append(Stage(tuple(chunks), begins(stage, sum(each.forward for each in chunks), contention)))
-    return found
+    return once_for_alike(stages, lambda each: _in_pipeline(each, contention, launching))
+
+
+def _in_pipeline(stage: StageTime, contention: float, launching: bool) -> Stage:
+    chunks = []
+    for each in stage.chunks:
+        ahead = rank_seconds(each.forward, contention=contention)
+        back = rank_seconds(each.inputs, contention=contention)
+        took: tuple[float, ...] = (ahead, back, each.weights)
+        if launching:
+            took = tuple(max(*both) for both in zip(took, each.launches, strict=True))
+        chunks.append(Chunk(*took))
+    return Stage(tuple(chunks), begins(stage, sum(each.forward for each in chunks), contention))
 
 
 def begins(stage: StageTime, forward: float, contention: float) -> float:

@@ -19,13 +19,15 @@ weights' part of that (Narayanan et al. 2021, section 2.2; Qi et al. 2023, table
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from trainledger.frozen import frozen
 
 FORWARD, BACKWARD, WEIGHTS = 0, 1, 2
 NAMES = ("forward", "backward", "weights")
 Task = tuple[int, int, int]  # what, chunk of the stage, micro-batch
-WHOLE = 128  # tasks of a stage that are followed before the rest is taken to go on like the last rounds
+WHOLE = 4096  # forwards of all stages that are followed before the rest is taken to go on like the last rounds
 
 
 @frozen
@@ -52,8 +54,7 @@ class Stage:
     begins: float = 0.0
 
 
-@frozen
-class TaskSpan:
+class TaskSpan(NamedTuple):
     """A forward, a backward or the weights' part of one on a stage, and when."""
 
     stage: int
@@ -73,7 +74,7 @@ def pipeline_ends(stages: Sequence[Stage], micro_batches: int, schedule: str, se
     33.0
     """
     period = len(stages)
-    followed = max(4, WHOLE // (period * len(stages[0].chunks))) * period
+    followed = max(4, WHOLE // (period * period * len(stages[0].chunks))) * period
     while followed + 3 * period < micro_batches:
         base = followed + micro_batches % period
         ends = [_ends(stages, base + more * period, schedule, send_seconds) for more in range(3)]
@@ -86,40 +87,84 @@ def pipeline_ends(stages: Sequence[Stage], micro_batches: int, schedule: str, se
 
 
 def _ends(stages: Sequence[Stage], micro_batches: int, schedule: str, send_seconds: float) -> list[float]:
-    return [each[-1].end for each in pipeline_spans(stages, micro_batches, schedule, send_seconds)]
+    if schedule == "zero-bubble":
+        return _zero_bubble(stages, micro_batches, send_seconds, None)
+    return _follow(stages, plan_of(schedule, len(stages), len(stages[0].chunks), micro_batches), send_seconds)[0]
 
 
 def pipeline_spans(
     stages: Sequence[Stage], micro_batches: int, schedule: str, send_seconds: float
 ) -> list[list[TaskSpan]]:
     """All that each stage does, in order."""
-    if schedule == "zero-bubble":
-        return _zero_bubble(stages, micro_batches, send_seconds)
-    count, total = len(stages), len(stages) * len(stages[0].chunks)
-    orders = [order(schedule, stage, count, total // count, micro_batches) for stage in range(count)]
-    done: dict[Task, float] = {}  # chunk counted over all stages
-    at, free = [0] * count, [each.begins for each in stages]
     spans: list[list[TaskSpan]] = [[] for _ in stages]
+    if schedule == "zero-bubble":
+        _zero_bubble(stages, micro_batches, send_seconds, spans)
+        return spans
+    chunks = len(stages[0].chunks)
+    plan = plan_of(schedule, len(stages), chunks, micro_batches)
+    _, ends = _follow(stages, plan, send_seconds)
+    orders = [iter(order(schedule, stage, len(stages), chunks, micro_batches)) for stage in range(len(stages))]
+    costs = _costs(stages)
+    for (number, cost, _), end in zip(plan, ends, strict=True):
+        spans[number].append(TaskSpan(number, next(orders[number]), end - costs[cost], end))
+    return spans
+
+
+# Of each task in an order in which none comes before what it reads: its stage, the place of its seconds, and which task
+# of the plan has to have sent what it reads (-1: none on another stage).
+Plan = list[tuple[int, int, int]]
+
+
+@lru_cache(maxsize=16)  # the longest have some hundred thousand tasks
+def plan_of(schedule: str, stages: int, chunks: int, micro_batches: int) -> Plan:
+    """All tasks of a schedule whose order does not depend on their seconds."""
+    orders = [order(schedule, stage, stages, chunks, micro_batches) for stage in range(stages)]
+    total, batches = stages * chunks, micro_batches
+    done = [[-1] * (total * batches) for _ in (FORWARD, BACKWARD)]  # places in the plan, by chunk of all stages
+    at = [0] * stages
+    plan: Plan = []
     left = sum(len(each) for each in orders)
     while left:
-        moved = False
-        for number, stage in enumerate(stages):
-            tasks = orders[number]
+        before = left
+        for number, tasks in enumerate(orders):
             while at[number] < len(tasks):
                 what, chunk, batch = tasks[at[number]]
-                ready = _ready(done, what, chunk * count + number, batch, total, send_seconds)
-                if ready is None:
-                    break
-                each = stage.chunks[chunk]
-                start = max(free[number], ready)
-                end = start + (each.forward if what == FORWARD else each.backward + each.weights)
-                done[what, chunk * count + number, batch] = free[number] = end
-                spans[number].append(TaskSpan(number, (what, chunk, batch), start, end))
+                place = chunk * stages + number
+                reads = place - 1 if what == FORWARD else place + 1
+                sent = -1
+                if 0 <= reads < total:
+                    sent = done[what][reads * batches + batch]
+                    if sent < 0:
+                        break
+                done[what][place * batches + batch] = len(plan)
+                plan.append((number, 2 * place + what, sent))
                 at[number] += 1
                 left -= 1
-                moved = True
-        assert moved, "a schedule that waits for itself"
-    return spans
+        assert left < before, "a schedule that waits for itself"
+    return plan
+
+
+def _costs(stages: Sequence[Stage]) -> list[float]:
+    """Seconds of a forward and of a backward of each chunk, counted over all stages."""
+    costs = []
+    for chunk in range(len(stages[0].chunks)):
+        for stage in stages:
+            each = stage.chunks[chunk]
+            costs += [each.forward, each.backward + each.weights]
+    return costs
+
+
+def _follow(stages: Sequence[Stage], plan: Plan, send_seconds: float) -> tuple[list[float], list[float]]:
+    """When each stage is done with everything, and when each task of the plan is."""
+    costs, free = _costs(stages), [each.begins for each in stages]
+    ends: list[float] = []
+    for number, cost, sent in plan:
+        start = free[number]
+        if sent >= 0 and (ready := ends[sent] + send_seconds) > start:
+            start = ready
+        free[number] = end = start + costs[cost]
+        ends.append(end)
+    return free, ends
 
 
 def _ready(done: dict[Task, float], what: int, chunk: int, batch: int, total: int, send_seconds: float) -> float | None:
@@ -168,8 +213,10 @@ def _rounds(what: int, stages: int, chunks: int, micro_batches: int) -> list[Tas
     return found
 
 
-def _zero_bubble(stages: Sequence[Stage], micro_batches: int, send_seconds: float) -> list[list[TaskSpan]]:
-    """ZB-H1: 1f1b's order of forwards and backwards, the weights' parts in the gaps.
+def _zero_bubble(
+    stages: Sequence[Stage], micro_batches: int, send_seconds: float, spans: list[list[TaskSpan]] | None
+) -> list[float]:
+    """ZB-H1: 1f1b's order of forwards and backwards, the weights' parts in the gaps; when each stage is done.
 
     A stage holds what 1f1b holds on the first: P micro-batches whose weights' part is not done. What is waiting is done
     when the next forward or backward is not there yet, or has no room.
@@ -179,13 +226,13 @@ def _zero_bubble(stages: Sequence[Stage], micro_batches: int, send_seconds: floa
     done: dict[Task, float] = {}
     at, free = [0] * count, [each.begins for each in stages]
     waiting, held = [0] * count, [0] * count  # weights' parts to do; micro-batches begun and not done
-    spans: list[list[TaskSpan]] = [[] for _ in stages]
 
     def weights(number: int) -> None:
         start = free[number]
         batch = at_weights[number]
         free[number] = start + stages[number].chunks[0].weights
-        spans[number].append(TaskSpan(number, (WEIGHTS, 0, batch), start, free[number]))
+        if spans is not None:
+            spans[number].append(TaskSpan(number, (WEIGHTS, 0, batch), start, free[number]))
         at_weights[number] += 1
         waiting[number] -= 1
         held[number] -= 1
@@ -209,7 +256,8 @@ def _zero_bubble(stages: Sequence[Stage], micro_batches: int, send_seconds: floa
                 start = max(free[number], ready)
                 end = start + (each.forward if what == FORWARD else each.backward)
                 done[what, number, batch] = free[number] = end
-                spans[number].append(TaskSpan(number, (what, chunk, batch), start, end))
+                if spans is not None:
+                    spans[number].append(TaskSpan(number, (what, chunk, batch), start, end))
                 held[number] += what == FORWARD
                 waiting[number] += what == BACKWARD
                 at[number] += 1
@@ -219,7 +267,7 @@ def _zero_bubble(stages: Sequence[Stage], micro_batches: int, send_seconds: floa
     for number in range(count):
         while waiting[number]:
             weights(number)
-    return spans
+    return free
 
 
 def bubble_seconds(schedule: str, stages: int, chunks: int, forward: float, backward: float, weights: float) -> float:

@@ -12,7 +12,7 @@ from trainledger.ledger.parameters import leaves_of, parameters
 from trainledger.ledger.rules_of_thumb import training_flops
 from trainledger.ledger.step import account
 from trainledger.ledger.summary import summary
-from trainledger.ledger.timeline import Peak
+from trainledger.ledger.timeline import Peak, peak_nbytes
 from trainledger.ledger.update import whole_of
 from trainledger.predict.bottleneck import Bottleneck, bottleneck, short_of_memory
 from trainledger.predict.conditions import Conditions, conditions
@@ -22,7 +22,7 @@ from trainledger.predict.ratios import hfu, matmul_dtype, mfu
 from trainledger.predict.roofline import Machine, NoRate, peak_rate
 from trainledger.predict.run_time import RunTime, run_time
 from trainledger.predict.step_time import StepTime, step_time
-from trainledger.predict.waterfall import RUN_CAUSES, Bar, nanoseconds, waterfall
+from trainledger.predict.waterfall import BEYOND, RUN_CAUSES, Bar, nanoseconds, waterfall
 from trainledger.spec.cluster import Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.run import Run
@@ -103,7 +103,7 @@ def forecast(
     if memory.fits is False and memory.usable_nbytes is not None:
         limit = short_of_memory(memory.nbytes, memory.usable_nbytes, held.peak.by_category)
         if run.layout.alone and run.cluster.count > 1:
-            limit = replace(limit, sentence=f"{limit.sentence}; a [layout] spreads it (trainledger layouts)")
+            limit = replace(limit, sentence=f"{limit.sentence}; a [layout] spreads it (--set layout=auto finds one)")
         facts["bottleneck"] = limit
     return Forecast(**facts, basis=basis, notes=tuple(notes))
 
@@ -140,9 +140,13 @@ class Heaviest:
 
 
 def heaviest(ledger: Ledger, ranks: Sequence[RankAccount] = ()) -> Heaviest:
-    """Of the ranks the one that needs most memory, or the one device there is."""
-    peaks = [Heaviest(each, each.peak()) for each in ([rank.ledger for rank in ranks] or [ledger])]
-    return max(peaks, key=lambda each: each.peak.nbytes)
+    """Of the ranks the one that needs most memory, or the one device there is.
+
+    Of stages that are alike one with the most micro-batches in flight holds the most, and the first has those.
+    """
+    some = [each.ledger for each in ranks if each.alike in (None, each.stage)] or [ledger]
+    most = some[0] if len(some) == 1 else max(some, key=peak_nbytes)
+    return Heaviest(most, most.peak())
 
 
 def _step(run: Run, ledger: Ledger, machine: Machine, ranks: Sequence[RankAccount]) -> StepTime:
@@ -238,5 +242,8 @@ def _against_peak(
     tokens = run.recipe.total_steps * run.recipe.tokens_per_step
     napkin = training_flops(parameters(run.model).active, tokens) / (peak * run.cluster.count)
     bars = waterfall(napkin, whole.steps_seconds, step.causes, whole.parts, whole.total_seconds)
+    if any(each.cause == BEYOND and each.nanoseconds < 0 for each in bars):
+        counted = "gradients of frozen weights" if run.recipe.lora_rank is not None else "the input embedding"
+        notes.append(f"6 N D counts {counted} as products too, which is more than attention adds: its bar takes away")
     assert sum(each.nanoseconds for each in bars) == nanoseconds(whole.total_seconds)
     return {**facts, "waterfall": bars, "bottleneck": bottleneck(bars, mfu=facts["mfu"])}

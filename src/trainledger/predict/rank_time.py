@@ -11,9 +11,9 @@ What waits for what follows the programs that the ledger describes (`ledger.full
 - Rounds of a ring go beside the attention that they feed; the last block's part of it waits for the last round.
 - Everything else is exposed: what comes next needs it.
 
-Loops stay folded: a body runs until each stream moves on by the same amount as in the round before (max-plus systems
-do so after a few rounds: Baccelli et al. 1992, Synchronization and Linearity), and the rest is that amount times the
-rounds left.
+Loops stay folded: a body runs until all streams in it move on by one amount, the same as in the round before (max-plus
+systems do so after a few rounds: Baccelli et al. 1992, Synchronization and Linearity), and the rest is that amount
+times the rounds left. While one moves on faster than the other it may yet have to be waited for.
 """
 
 from __future__ import annotations
@@ -245,9 +245,14 @@ class Streams:
 
 
 def _same(shift: list[float], before: list[float] | None, seconds: float) -> bool:
+    """Whether a round moved everything as the one before did, and the streams, where both of them moved, together."""
     if before is None or len(before) != len(shift):
         return False
-    return all(abs(a - b) <= 1e-9 * max(abs(a), abs(b), seconds) for a, b in zip(shift, before, strict=True))
+    compute, communication, *_ = shift
+    together = not communication or abs(communication - compute) <= 1e-9 * seconds
+    return together and all(
+        abs(a - b) <= 1e-9 * max(abs(a), abs(b), seconds) for a, b in zip(shift, before, strict=True)
+    )
 
 
 def rank_seconds(acts: Program, *, contention: float = 0.0) -> float:

@@ -9,7 +9,7 @@ from trainledger.frozen import frozen
 from trainledger.predict.conditions import Conditions
 from trainledger.predict.failures import daly, expected_seconds
 from trainledger.spec.run import Run
-from trainledger.units import format_seconds
+from trainledger.units import counted, format_seconds
 
 
 @frozen
@@ -165,14 +165,19 @@ def _taken(run: Run, every: int, seconds: float) -> str:
 def _assumed(run: Run) -> Iterator[str]:
     recipe, count = run.recipe, run.cluster.count
     if count > 1 and run.layout.alone:
-        yield f"{count:,} devices are taken to share the work without loss: the run file has no [layout]"
+        yield (
+            f"{count:,} devices are taken to share the work without loss: the run has no [layout]; --set layout=auto "
+            "finds one"
+        )
         if recipe.micro_batch is None and recipe.global_batch > 1:
             yield (
                 f"micro_batch is not given, so each device is taken to hold all {recipe.global_batch:,} sequences at "
                 "once; --set recipe.micro_batch=1 splits them"
             )
         if recipe.global_batch < count:
-            yield f"{recipe.global_batch:,} sequences a step are too few to give each of {count:,} devices one"
+            are = "is" if recipe.global_batch == 1 else "are"
+            sequences = counted(recipe.global_batch, "sequence")
+            yield f"{sequences} a step {are} too few to give each of {count:,} devices one"
     if recipe.tokens is not None and recipe.tokens < recipe.tokens_per_step:
         whole = f"the {recipe.tokens_per_step:,} tokens of one step, which is the least that is trained"
         yield f"recipe.tokens = {recipe.tokens:,} is less than {whole}"

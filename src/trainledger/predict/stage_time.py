@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry, Ledger
@@ -18,6 +18,8 @@ from trainledger.predict.roofline import EntryTime, Machine, NoRate, Roofline
 from trainledger.predict.step_time import host_seconds
 from trainledger.spec.links import Fabric
 from trainledger.spec.run import Run
+
+Result = TypeVar("Result")
 
 
 @frozen
@@ -56,17 +58,30 @@ class StageTime:
 
 
 def stages_of(run: Run, ranks: Sequence[RankAccount], machine: Machine, fabric: Fabric | None) -> list[StageTime]:
-    """The stages of a layout, each with the pieces of a step; raises NoRate."""
+    """The stages of a layout, each with the pieces of a step; raises NoRate.
+
+    Of stages that are alike the first is timed: the others run the same operations as often, and share its parts.
+    """
     clock = Clock(run, machine, fabric)
     found = []
-    known: dict[int, StageTime] = {}  # stages that share one ledger are timed once
+    known: dict[int, StageTime] = {}
     for number, group in groupby(ranks, key=lambda each: each.stage):
-        alike = list(group)
-        ledger, count = alike[0].ledger, sum(each.count for each in alike)
-        if id(ledger) not in known:
-            known[id(ledger)] = _stage(run, number, count, ledger, clock)
-        found.append(replace(known[id(ledger)], number=number, ranks=count))
+        same = list(group)
+        ledger, count = same[0].ledger, sum(each.count for each in same)
+        first = number if same[0].alike is None else same[0].alike
+        if first not in known:
+            known[first] = _stage(run, number, count, ledger, clock)
+        found.append(replace(known[first], number=number, ranks=count))
     return found
+
+
+def once_for_alike(stages: Sequence[StageTime], of: Callable[[StageTime], Result]) -> list[Result]:
+    """What a function makes of each stage's parts, asked once for stages that share theirs."""
+    known: dict[int, Result] = {}
+    for each in stages:
+        if id(each.times) not in known:
+            known[id(each.times)] = of(each)
+    return [known[id(each.times)] for each in stages]
 
 
 class Clock:
@@ -164,9 +179,10 @@ def _launches(rows: list[Timed], depth: int) -> float:
 
 
 def _together(entry: Entry, one: EntryTime, times: int) -> EntryTime:
+    """All runs of equal operations in a step, in whichever loops they are."""
     return EntryTime(
-        entry, one.seconds * times, one.bound, one.ideal_seconds * times, one.overhead_seconds * times,
-        one.launch_seconds * times,
+        replace(entry, loop=(("step", times),)), one.seconds * times, one.bound, one.ideal_seconds * times,
+        one.overhead_seconds * times, one.launch_seconds * times,
     )  # fmt: skip
 
 

@@ -44,13 +44,21 @@ def _parts(advice: Advice, most: int) -> Iterator[str]:
             ]
         )
     if advice.told.fits is False and not any(each.fits for each in (*advice.alone, *advice.together)):
-        yield wrapped(
-            "Nothing of this makes it fit: that takes more devices to shard over (trainledger layouts), adapters in "
-            "place of all weights (recipe.lora_rank), or a smaller model (trainledger fit)."
-        )
+        yield wrapped(_unfit(advice))
     tail = f"{advice.tried} changes were predicted one by one; {advice.refused} more break a rule of the run file."
     basis = advice.told.basis.get("step_seconds")
     yield wrapped(tail + (f" Basis of the times: {basis}." if basis else ""))
+
+
+def _unfit(advice: Advice) -> str:
+    """What is left where no change makes a run fit."""
+    left = []
+    if any(each.effect == RESULT for each in advice.alone) and all(each.effect != RESULT for each in advice.together):
+        left.append("changes of what is trained, together (--any-result)")
+    left.append("more devices to shard over (trainledger layouts)")
+    if advice.run.recipe.lora_rank is None:
+        left.append("adapters in place of all weights (recipe.lora_rank)")
+    return f"Nothing of this makes it fit: that takes {', '.join(left)}, or a smaller model (trainledger fit)."
 
 
 def _now(advice: Advice) -> str:
@@ -66,6 +74,8 @@ def _now(advice: Advice) -> str:
             fits = "which fits in" if told.fits else "which does NOT fit in"
             holds += f", {fits} {format_nbytes(told.usable_nbytes)}"
         parts.append(holds)
+    if not parts:
+        parts.append("no time and no memory are known of this machine")
     lines = [f"{advice.run.model.name} as planned: {'; '.join(parts)}."]
     if told.bottleneck is not None:
         lines.append(sentence(told.bottleneck.sentence))

@@ -35,7 +35,7 @@ def _parts(found: Breaks) -> Iterator[str]:
     for now in found.already:
         yield _sentence(f"Gives way already, as planned: {now.limit}. {_figures(now)}. What to do: {now.remedy}")
     for each in found.along:
-        yield _along(each)
+        yield _along(each, "nothing else" if found.already else "nothing")
     remedies = {one.limit: one.remedy for each in found.along for one in each.breaks if one.limit != RULE}
     if remedies:
         yield "\n".join(["What to do", *(_sentence(f"{name}: {remedy}") for name, remedy in remedies.items())])
@@ -44,12 +44,12 @@ def _parts(found: Breaks) -> Iterator[str]:
         yield _sentence(f"Not judged, because it is not known: {'; '.join(each for each in missing if each)}")
 
 
-def _along(each: Along) -> str:
+def _along(each: Along, nothing: str) -> str:
     title = f"{each.axis}: {each.field} from {each.start:,}"
     if each.carries:
         title += f"; with it {each.carries}"
     if not each.breaks:
-        return wrapped(title) + f"\n  nothing gives way up to {each.reached:,}"
+        return wrapped(title) + f"\n  {nothing} gives way up to {each.reached:,}"
     rows = [
         [
             _ORDER[at] if at < len(_ORDER) else f"{at + 1}th", one.limit, f"{one.holds:,}", f"{one.breaks:,}",

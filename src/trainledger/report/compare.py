@@ -54,6 +54,8 @@ def _row(each: Row) -> list[str]:
     show = _SHOW[each.unit]
     difference = each.difference
     more = "" if difference is None else _signed(difference, show)
+    if each.unit == "share":
+        more = more.replace("%", "points")  # of shares; a percentage would be of one of them
     relative = ""
     if difference is not None and each.a and each.unit != "share":
         relative = format_percent(difference / each.a, signed=True)

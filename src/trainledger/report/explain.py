@@ -25,13 +25,16 @@ def account(what: str, parts: tuple[Part, ...], legend: Mapping[str, tuple[int, 
 
 
 def roofline(rows: Sequence[RooflineRow]) -> str:
-    """What each kind of operation computes for a byte, where its format's ridge is, and what it reaches."""
+    """What each kind of operation computes for a byte, where its format's ridge is, and what it reaches.
+
+    "waiting" is the device's, for the program to launch what comes next.
+    """
     body = [
         [
-            f"{each.kind} {each.dtype}".strip(), f"{each.intensity:,.3g}",
+            _operations(each), f"{each.intensity:,.3g}",
             "" if each.ridge is None else f"{each.ridge:,.0f}", each.bound,
             format_flops_per_second(each.flops_per_second) if each.ridge is not None else
-            f"{format_nbytes(each.bytes_per_second)}/s",
+            f"{format_nbytes(each.bytes_per_second)}/s" if each.nbytes else "",
             format_seconds(each.seconds), f"{each.share:.1%}",
         ]
         for each in rows
@@ -40,21 +43,31 @@ def roofline(rows: Sequence[RooflineRow]) -> str:
     return table(columns, body, align="lrrlrrr")
 
 
+def _operations(row: RooflineRow) -> str:
+    waits = row.kind == "unknown" and row.bound == "overhead"  # a step's entry of its own: `predict.step_time`
+    return "waiting" if waits else f"{row.kind} {row.dtype}".strip()
+
+
 def _legend(legend: Mapping[str, tuple[int, str]]) -> Iterator[str]:
     if legend:
         yield table(["", "", "stands for"], [[name, f"{value:,}", means] for name, (value, means) in legend.items()])
 
 
 def _part(part: Part, show: Callable[[float], str]) -> Iterator[str]:
+    """The lines; a source that all of them have stands once, under the title."""
     yield _between(part.title, show(part.total))
+    sources = {line.source for line in part.lines}
+    shared = len(part.lines) > 1 and len(sources) == 1
+    if shared:
+        yield wrapped(f"({sources.pop()})")
     for line in part.lines:
-        yield from _line(line, show)
+        yield from _line(line, show, with_source=not shared)
 
 
-def _line(line: Line, show: Callable[[float], str]) -> Iterator[str]:
+def _line(line: Line, show: Callable[[float], str], with_source: bool) -> Iterator[str]:
     yield _between(f"  {line.what}", f"{show(line.value)}  {line.basis}")
     numbers = f" = {line.numbers}" if line.numbers and line.numbers != line.formula else ""
-    for text in (f"{line.formula}{numbers}", line.source):
+    for text in (f"{line.formula}{numbers}", *([line.source] if with_source else [])):
         for each in wrapped(text, WIDTH - 6).split("\n"):
             yield f"      {each}"
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from trainledger.predict.inference import BatchRow, Inference
 
 
+_ALWAYS = 3  # columns of the table of batches that are never empty
+
+
 def text(told: Inference) -> str:
     """The whole account."""
     return "\n\n".join(_parts(told))
@@ -120,7 +123,10 @@ def _batches(told: Inference) -> str:
     rows = [_row(each) for each in told.batches]
     measured = any(each.time is not None and each.time.basis != "bound" for each in told.batches)
     least = "about" if measured else "at least"
-    shown = table(["batch", "cache", "held", least, "tokens/s", "bound", ""], rows, align="rrrrrll")
+    columns = ["batch", "cache", "held", least, "tokens/s", "bound", ""]
+    filled = [at for at, name in enumerate(columns) if at < _ALWAYS or any(row[at] for row in rows)]
+    shown = table([columns[at] for at in filled], [[row[at] for at in filled] for row in rows],
+                  align="".join("rrrrrll"[at] for at in filled))  # fmt: skip
     if told.largest_batch is None:
         return shown
     largest = f"The largest batch that fits is {told.largest_batch:,}."

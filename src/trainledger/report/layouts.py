@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainledger.plan.layouts.found import Found, Gap, Layouts
+from trainledger.plan.layouts.found import Found, Gap, Layouts, Rejected
 from trainledger.report.style import COLOURS, DARK, Figure, arranged, line
-from trainledger.report.table import sentence, table, wrapped
+from trainledger.report.table import WIDTH, sentence, table, wrapped
 from trainledger.units import GIGA, counted, format_count, format_nbytes, format_percent, format_seconds
 
 _SHOWN = 12  # reasons that are listed
-_COLUMNS = ("step", "MFU", "holds", "TP", "CP", "PP", "EP", "DP", "ZeRO", "batch", "again")
+_COLUMNS = ("step", "MFU", "holds", "TP", "CP", "PP", "EP", "DP", "Z", "B", "again")
 
 
 def text(found: Layouts) -> str:
@@ -22,20 +23,40 @@ def text(found: Layouts) -> str:
 def _parts(found: Layouts) -> Iterator[str]:
     yield _head(found)
     if found.best is None:
-        yield wrapped(f"None of them fits {found.devices:,} x {found.device}.")
+        yield wrapped(_none(found))
     else:
         legend = (
             "TP, CP, EP tensor, context and expert ranks (sp: with sequence parallelism); PP stages, V chunks each, "
-            "and the schedule; DP replicate x shard; ZeRO 3k keeps parameters gathered from forward to backward; batch "
-            "the micro-batch; again what is recomputed."
+            "and the schedule; DP replicate x shard; Z what of ZeRO, 3k keeps parameters gathered from forward to "
+            "backward; B the micro-batch; again what is recomputed (part: selective)."
         )
         yield f"The quickest that fit\n{_table(found.ranked)}\n{wrapped(legend)}"
-        yield f"The best, to paste into a run file\n\n{found.best.toml}"
+        yield f"The best, to paste into a run file\n\n{pasted(found.best.toml)}"
         if len(found.pareto) > 1:
             yield f"Less memory for a longer step (Pareto front)\n{_table(found.pareto)}"
     if found.rejected:
         yield _rejected(found)
     yield "\n".join(wrapped(each) for each in _how(found))
+
+
+def pasted(toml: str) -> str:
+    """Lines of a run file, its long lists over several lines.
+
+    >>> print(pasted("stage_layers = [" + ", ".join(["2"] * 30) + "]"))
+    stage_layers = [
+        2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2,
+        2, 2, 2, 2, 2
+    ]
+    """
+    lines = []
+    for each in toml.splitlines():
+        name, opens, rest = each.partition(" = [")
+        if len(each) <= WIDTH or not opens:
+            lines.append(each)
+        else:
+            items = wrapped(rest.rstrip("]"), WIDTH - 4).splitlines()
+            lines += [f"{name} = [", *(f"    {item}" for item in items), "]"]
+    return "\n".join(lines)
 
 
 def _head(found: Layouts) -> str:
@@ -49,6 +70,16 @@ def _head(found: Layouts) -> str:
             f"{found.searched:,} layouts: the rules allow {found.allowed:,}, of which {found.fitting:,} may fit",
         )
     )
+
+
+def _none(found: Layouts) -> str:
+    """Why there is no layout, with what helps where one thing stands in the way of most."""
+    if found.allowed:
+        return f"None of them fits {found.devices:,} x {found.device}."
+    helps = ""
+    if found.run.model.n_predict_ahead:
+        helps = " Without its multi-token prediction the model can be spread: --set model.n_predict_ahead=0."
+    return f"No layout over {found.devices:,} x {found.device} is allowed; the reasons stand below.{helps}"
 
 
 def _table(some: Sequence[Found]) -> str:
@@ -69,16 +100,43 @@ def _row(each: Found) -> list[str]:
         format_seconds(each.seconds), "" if each.mfu is None else format_percent(each.mfu),
         format_nbytes(each.device_nbytes), f"{layout.tensor}{' sp' if layout.sequence_parallel else ''}", context,
         pipeline, str(layout.expert), f"{layout.replicate}x{layout.shard}", zero, str(recipe.micro_batch),
-        {"selective": "select"}.get(recipe.activation_checkpointing, recipe.activation_checkpointing),
+        {"selective": "part"}.get(recipe.activation_checkpointing, recipe.activation_checkpointing),
     ]  # fmt: skip
 
 
 def _rejected(found: Layouts) -> str:
-    shown, rest = found.rejected[:_SHOWN], found.rejected[_SHOWN:]
-    rows = [[f"{each.count:,}", each.reason] for each in shown]
+    reasons = _alike(found.rejected)
+    shown, rest = reasons[:_SHOWN], reasons[_SHOWN:]
+    rows = [[f"{count:,}", reason] for reason, count in shown]
     if rest:
-        rows.append([f"{sum(each.count for each in rest):,}", f"{counted(len(rest), 'other reason')} (--json has all)"])
+        rows.append([f"{sum(count for _, count in rest):,}", f"{counted(len(rest), 'other reason')} (--json has all)"])
     return table(["layouts", "why not"], rows, align="rl")
+
+
+def _alike(rejected: Sequence[Rejected]) -> list[tuple[str, int]]:
+    """Reasons and how many layouts each keeps out, most first; those that differ in one size are one, with its range.
+
+    >>> _alike([Rejected("of the 8 ranks", 3), Rejected("does not fit", 4), Rejected("of the 32 ranks", 2)])
+    [('of the 8 to 32 ranks', 5), ('does not fit', 4)]
+    """
+    kinds: dict[tuple[str, ...], list[Rejected]] = {}
+    for each in rejected:
+        before, size, after = _size_in(each.reason)
+        kinds.setdefault((before, after) if size else (each.reason,), []).append(each)
+    found = []
+    for kind, same in kinds.items():
+        reason = same[0].reason
+        if len(same) > 1 and len(kind) == 2:
+            sizes = sorted(int(_size_in(each.reason)[1]) for each in same)
+            reason = f"{kind[0]}{sizes[0]} to {sizes[-1]}{kind[1]}"
+        found.append((reason, sum(each.count for each in same)))
+    return sorted(found, key=lambda each: -each[1])
+
+
+def _size_in(reason: str) -> tuple[str, str, str]:
+    """A reason as what stands before "the 8 ranks" or "the 8 heads"'s number, the number, and what follows."""
+    found = re.search(r"(?<=\bthe )\d+(?= )", reason)
+    return (reason[: found.start()], found[0], reason[found.end() :]) if found else (reason, "", "")
 
 
 def _how(found: Layouts) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from itertools import groupby
 from math import exp, log
 
 from trainledger.plan.optimal import OffOptimum, Optimal
@@ -156,10 +157,18 @@ def _repeated(answer: Optimal) -> str:
     return wrapped(sentence(f"{line} ({found.law.source})"))
 
 
+def _shown(value: object) -> str:
+    """A field of a layout; layers of stages as how many have how many."""
+    if not isinstance(value, tuple):
+        return str(value)
+    runs = ((each, len(list(alike))) for each, alike in groupby(value))
+    return " + ".join(f"{count} x {each}" for each, count in runs)
+
+
 def _paid(answer: Optimal, paid: Paid) -> str:
     run, told = paid.run, paid.told
     spec, recipe = run.model, run.recipe
-    said = [f"{each.name} {getattr(run.layout, each.name)}" for each in fields(run.layout)
+    said = [f"{each.name} {_shown(getattr(run.layout, each.name))}" for each in fields(run.layout)
             if getattr(run.layout, each.name) != each.default]  # fmt: skip
     spread = ", ".join(said) or "one device"
     rows = [
@@ -193,7 +202,7 @@ def _paid(answer: Optimal, paid: Paid) -> str:
     if paid.note:
         lines.append(sentence(paid.note))
     title = "What fits, and what its predicted speed pays for"
-    shown = table(["round", "N wanted", "N", "6ND / peak", "tokens paid"], rows, align="rrrrr")
+    shown = table(["round", "N wanted", "N", "6ND / peak", "tokens of steps alone"], rows, align="rrrrr")
     return "\n".join([title, shown, *(wrapped(each) for each in lines)])
 
 

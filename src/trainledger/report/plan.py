@@ -24,6 +24,7 @@ from trainledger.units import (
 if TYPE_CHECKING:
     from trainledger.plan.plan import Plan
 
+_FEW = 8  # numbers that are shown one by one
 _SHOW = {"count": format_count, "flops": format_flops, "nbytes": format_nbytes, "seconds": format_seconds}
 
 
@@ -81,9 +82,25 @@ def _devices(plan: Plan) -> Iterator[str]:
     if cluster.device != "this-machine" or cluster.count > 1:
         yield f"{cluster.count:,} x {cluster.device}"
     if not layout.alone:
-        said = [f"{each.name} {getattr(layout, each.name)}" for each in fields(layout)
+        said = [f"{each.name} {_folded(getattr(layout, each.name))}" for each in fields(layout)
                 if getattr(layout, each.name) != each.default]  # fmt: skip
         yield f"Layout: {', '.join(said)}"
+
+
+def _folded(value: object) -> str:
+    """A field's value, of a long row of numbers each with how often it comes.
+
+    >>> _folded((0, *[1] * 126, 0)), _folded((4, 4, 3)), _folded("1f1b")
+    ('0, 126 x 1, 0', '4, 4, 3', '1f1b')
+    """
+    if not isinstance(value, tuple):
+        return str(value)
+    from itertools import groupby
+
+    if len(value) <= _FEW:
+        return ", ".join(map(str, value))
+    runs = [(each, len(list(same))) for each, same in groupby(value)]
+    return ", ".join(str(each) if times == 1 else f"{times} x {each}" for each, times in runs)
 
 
 def _memory(plan: Plan) -> str:

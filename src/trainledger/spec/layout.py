@@ -25,8 +25,9 @@ class Layout:
     """
 
     auto: bool = setting(
-        "true = search for the quickest layout that fits the cluster (layout = \"auto\" says so too); what is given "
-        "beside it, recipe.micro_batch and recipe.activation_checkpointing too, is kept",
+        "true = search for the quickest layout that fits the cluster (layout = \"auto\" above all sections, in place "
+        "of this one, says so too); what is given beside it, recipe.micro_batch and recipe.activation_checkpointing "
+        "too, is kept",
         quantity="flag", default=False,
     )  # fmt: skip
     replicate: int = setting(

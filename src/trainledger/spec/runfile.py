@@ -7,6 +7,7 @@ All problems of a file are found in one go. Fields, units and rules come from th
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
@@ -26,6 +27,7 @@ SECTIONS: dict[str, type[Any]] = {
 }  # fmt: skip
 LARGEST_FILE_NBYTES = 2**20
 AUTO = "auto"  # layout = "auto" at the top of a file, or --set layout=auto, is layout.auto = true
+_TWO_LAYOUTS = r"(?ms)^layout\s*=.*^\[layout\]"  # the text and the section
 
 Table = Mapping[str, Any]
 Resolver = Callable[[str], Table]
@@ -106,6 +108,8 @@ def read_table(path: str | os.PathLike[str]) -> dict[str, Any]:
         return parse_toml(content.decode("utf-8-sig"), where)
     except OSError as error:
         rule = f"cannot be read: {error.strerror or error}"
+        if isinstance(error, FileNotFoundError) and not where.endswith(".toml"):
+            rule += "; a model is a name of `trainledger catalog models`, or the path of its config.json"
         raise InvalidInput([Problem("run file", where, rule, _nearest_file(where))]) from None
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
@@ -125,7 +129,10 @@ def parse_toml(text: str, where: str = "") -> dict[str, Any]:
     except ValueError as error:
         message, _, place = str(error).partition(" (at ")
         place = place.rstrip(")") if place.startswith("line") else "run file" if not place else "the last line"
-        raise InvalidInput([Problem(place, None, f"is not TOML: {message}")], where) from None
+        rule = f"is not TOML: {message}"
+        if message == "Cannot overwrite a value" and re.search(_TWO_LAYOUTS, text):
+            rule += '; beside layout = "auto" there is no section [layout]: write auto = true in it instead'
+        raise InvalidInput([Problem(place, None, rule)], where) from None
 
 
 def vocabulary_problem(vocab_size: int, needed: int, tokenizer: str) -> Problem | None:
@@ -269,6 +276,10 @@ def _part(
                 problems.append(Problem(path, value, broken.rule, broken.nearest))
                 stand_ins.add(name)
         elif not (section == "model" and name in ("preset", "config")):
+            if name == "layout" and value == AUTO:
+                rule = f'unknown field of [{section}]; layout = "auto" stands above all sections'
+                problems.append(Problem(path, value, rule, "auto = true in [layout]"))
+                continue
             near = nearest_text(name, known)
             nearest = f"{section}.{near}" if near else _nearest_field(name, ())
             rule = f"unknown field of [{section}]"

@@ -185,7 +185,8 @@ class Serving:
         for field, known in (("phase", PHASES), ("weights", WEIGHT_FORMATS), ("cache", CACHE_FORMATS),
                              ("compute", WHOLE), ("quantized", QUANTIZED)):  # fmt: skip
             value = getattr(self, field)
-            if value not in known:
+            taken = field in ("weights", "cache") and value == self.compute and value not in WHOLE  # told there
+            if value not in known and not taken:
                 rule = f"must be one of {', '.join(known)}"
                 yield Problem(f"--{field}", value, rule, nearest_text(str(value), known))
         for field in ("batch", "context"):

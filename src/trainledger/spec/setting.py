@@ -67,9 +67,19 @@ def read_value(each: Field[Any], value: Any) -> Any:
         return _counts(rule, value)
     try:
         number = _READ[quantity](value, choices)
-    except NotAQuantity as error:
-        raise Broken(error.rule, error.nearest) from None
+    except (Broken, NotAQuantity) as error:
+        raise Broken(error.rule, _nearest_within(rule, error.nearest)) from None
     return _within(rule, number)
+
+
+def _nearest_within(rule: dict[str, Any], nearest: Any) -> Any:
+    """The nearest number that is written right, moved to where the rule holds."""
+    try:
+        return None if nearest is None else _within(rule, nearest)
+    except Broken as error:
+        return error.nearest
+    except TypeError:  # a text
+        return nearest
 
 
 def _within(rule: dict[str, Any], number: Any) -> Any:

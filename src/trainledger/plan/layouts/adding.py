@@ -41,7 +41,8 @@ class Adding:
             stage_layers=(layers, 0, 0, 0) if interleaved else (layers, 0),
         )  # fmt: skip
         recipe = replace(self.run.recipe, micro_batch=1, global_batch=_MICRO_BATCHES * layout.shard)
-        rank = rank_of(replace(self.run, layout=layout, recipe=recipe))
+        model = replace(self.run.model, n_predict_ahead=0)  # no pipeline has them, and an element costs the same
+        rank = rank_of(replace(self.run, model=model, layout=layout, recipe=recipe))
         ledger = account_of(rank, backend=self.backend)
         adds = [
             each for each in ledger

@@ -11,13 +11,14 @@ Shapes: S ways to run the pipeline, J stages that differ, V variants, U ways to 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
 from trainledger.plan.layouts.adding import Adding
 from trainledger.plan.layouts.grid import RESHARDS, Shape, Spread
-from trainledger.plan.layouts.messages import GRADIENTS, Messages, Rates
+from trainledger.plan.layouts.messages import GRADIENTS, Messages, Rates, rates_of
 from trainledger.plan.layouts.pieces import WORK, Pieces, Work, class_of, pieces_of
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import AMOUNTS, ROUNDING, States
@@ -82,43 +83,45 @@ class Bounds:
         self.states = states
         self.costs = costs
         self.runs = [each.count * len(each.kinds) for each in layer_runs(run.model, run.recipe)]
-        self.tables = {each: self._table(each, backend) for each in gathers}
+        self.tables = {each: self._empty() for each in gathers}
+        self._fill(backend)
+        self.rows = {each: _rows(table) for each, table in self.tables.items()}
         precision = precision_of(run.recipe)
         formats = precision.gradients, precision.parameters
         self.gradient_nbytes, self.parameter_nbytes = (nbytes_in(8, each) / 8 for each in formats)
 
-    def _table(self, gathers: bool, backend: str) -> Pieces:
-        """The pieces of all shapes, from one account for each class of them."""
+    def _empty(self) -> Pieces:
+        """The pieces of all shapes, to be filled."""
         import numpy as np
 
-        classes: dict[tuple[Any, ...], list[int]] = {}
-        for index, shape in enumerate(self.shapes):
-            classes.setdefault(class_of(shape), []).append(index)
         size, runs = len(self.shapes), len(self.runs)
-        whole = Pieces(
+        return Pieces(
             Work(*np.zeros((len(WORK), size))), tuple(Work(*np.zeros((len(WORK), size))) for _ in range(runs)),
             Work(*np.zeros((len(WORK), size))), np.zeros(size),
             *(tuple((np.zeros(size), np.zeros(size)) for _ in range(runs)) for _ in range(2)),
         )  # fmt: skip
-        for places in classes.values():
-            some = [self.shapes[index] for index in places]
-            found = pieces_of(self.run, some, self.costs.times, gathers=gathers, backend=backend)
-            pairs = [(whole.before, found.before), (whole.after, found.after)]
-            for into, of in (*pairs, *zip(whole.layers, found.layers, strict=True)):
-                for name, values in vars(into).items():
-                    values[places] = getattr(of, name)
-            whole.stream[places] = found.stream
-            for name in ("gather", "reduce"):
-                for both, of_run in zip(getattr(whole, name), getattr(found, name), strict=True):
-                    for values, of_group in zip(both, of_run, strict=True):
-                        values[places] = of_group
-        return whole
 
-    def of(self, block: Block, pipelines: Pipelines) -> Bound:
-        """The bounds of a block."""
+    def _fill(self, backend: str) -> None:
+        """The pieces of all shapes, from one account for each class of them."""
+        classes: dict[tuple[Any, ...], list[int]] = {}
+        for index, shape in enumerate(self.shapes):
+            classes.setdefault(class_of(shape), []).append(index)
+        # Classes that differ in what is recomputed alone run the same operations with the same sizes.
+        for _, alike in groupby(sorted(classes), key=lambda each: each[:-1]):
+            for each in alike:
+                some = [self.shapes[index] for index in classes[each]]
+                for gathers, whole in self.tables.items():
+                    found = pieces_of(self.run, some, self.costs.times, gathers=gathers, backend=backend)
+                    _put(whole, found, classes[each])
+            self.costs.times.forget()
+
+    def of(self, block: Block, pipelines: Pipelines, rates: Rates | None = None) -> Bound:
+        """The bounds of a block; its ``rates`` where those of many blocks were made together."""
         import numpy as np
 
-        parts, rates = [], Rates(self, block)
+        if rates is None:
+            (rates,) = rates_of(self, [block])
+        parts = []
         for gathers in self.tables:
             at = [index for index, each in enumerate(block.spreads) if (each.sharing >= RESHARDS) == gathers]
             if at:
@@ -146,13 +149,10 @@ class _Part:
         self.at, self.rates = at, rates
         self.columns = np.array([block.columns[index] for index in at])
         self.sharing = np.array([block.spreads[index].sharing for index in at])
-        pieces, variants = bounds.tables[gathers], block.variants
-        self.before, self.after = (_rows(each, variants) for each in (pieces.before, pieces.after))
-        self.layers = [
-            {**_rows(each, variants), "block": sum(gather)[variants] / 2}
-            for each, gather in zip(pieces.layers, pieces.gather, strict=True)
-        ]
-        self.stream = pieces.stream[variants]
+        rows, stream = bounds.rows[gathers], bounds.tables[gathers].stream
+        self.before, self.after = (dict(zip(WORK, each[:, block.variants], strict=True)) for each in rows[:2])
+        self.layers = dict(zip((*WORK, "block"), rows[2][:, :, block.variants], strict=True))  # [K, V] each
+        self.stream = stream[block.variants]
         self.standing = self._standing()
 
     def _standing(self) -> dict[str, Any]:
@@ -180,66 +180,49 @@ class _Part:
         """Bytes at the peak of the heaviest stage, and the states of it: [S, V, U] both."""
         import numpy as np
 
-        stands = self.standing
-        resident, gradients = stands["resident"] - ROUNDING, stands["gradients"]
+        stands = {name: each[:, :, None] for name, each in self.standing.items()}  # [S, J, 1, U]
+        fixed, more = stands["resident"] - ROUNDING, stands["gradients"]
         held = stands["gathered"] + stands["outside"]  # while micro-batches run
         at_end = stands["gathered"] * (self.block.pipeline > 1)
         first, later, several = self._activations()
-        worst: Any = None
-        states: Any = None
-        for stage in range(resident.shape[1]):
-            fixed, more = resident[:, stage, None, :], gradients[:, stage, None, :]
-            nbytes = first[stage] + (fixed + held[:, stage, None, :]) + several[:, stage, :, None] * more
-            nbytes = np.maximum(nbytes, later[:, stage, :, None] + (fixed + more + at_end[:, stage, None, :]))
-            if worst is None:
-                worst, states = nbytes, fixed + more
-            else:
-                worst, states = np.maximum(worst, nbytes), np.maximum(states, fixed + more)
+        worst = first + (fixed + held) + several * more
+        worst = np.maximum(worst, later + (fixed + more + at_end)).max(axis=1)
+        states = (fixed + more).max(axis=1)
         return worst * BELOW, np.broadcast_to(states, worst.shape)
 
-    def _activations(self) -> tuple[list[Any], Any, Any]:
+    def _activations(self) -> tuple[Any, Any, Any]:
         """What micro-batches hold when the first backward begins, and a later one; and whether gradients are there.
 
-        For each stage [S, V, U or 1] the first, [S, J, V] the others.
+        [S, J, V, U or 1] each.
         """
         import numpy as np
 
         ways = self.pipelines
         kept, in_flight = self._kept()
         own = self._sum(ways.last_chunks()[:, :, None, :])
-        head = ways.ends[:, :, None] * self.after["kept"]
-        later = np.where(in_flight > 1, kept - own, 0.0)
+        ends = ways.ends[:, :, None]
+        later = np.maximum(0.0, np.where(in_flight > 1, kept - own, 0.0))
         several = self.block.micro_batches * ways.chunks[:, None, None] > in_flight
         once = (self.sharing > RESHARDS) & (self.block.pipeline > 1)
-        first = []
-        for stage in range(kept.shape[1]):
-            base = kept[:, stage] - head[:, stage]
-            # Where gradients are reduced once, those of the head are where all others are.
-            left = (ways.ends[:, stage, None] * self.after["left"])[..., None] * ~once
-            moment = np.maximum(kept[:, stage], base + self._tail(stage, "again"))[..., None]
-            quiet = (base + self._tail(stage, "quiet"))[..., None]
-            # Where parameters stay gathered, those of a layer have gone when its gradients are reduced.
-            quiet = quiet - (self.sharing > RESHARDS) * self._tail(stage, "block")[..., None]
-            moment = np.maximum(moment, quiet * ~once + left)
-            after = np.where(ways.ends[:, stage, None] > 0, base + self.after["quiet"], 0.0)[..., None]
-            moment = np.maximum(moment, after - self.after["left"][:, None] * once)
-            if self.gathers:
-                # What the layer behind has reduced is still there only from the last layer but one on.
-                longer = ways.longer[:, stage, None]
-                beside = longer * (base - self._tail(stage, "kept") + self._tail(stage, "most"))
-                moment = np.maximum(moment, beside[..., None] * (self.sharing == RESHARDS) + left)
-            first.append(moment)
-        return first, np.maximum(later, 0.0), several
+        base = kept - ends * self.after["kept"]
+        # Where gradients are reduced once, those of the head are where all others are.
+        left = (ends * self.after["left"])[..., None] * ~once
+        moment = np.maximum(kept, base + self._tail("again"))[..., None]
+        quiet = (base + self._tail("quiet"))[..., None]
+        # Where parameters stay gathered, those of a layer have gone when its gradients are reduced.
+        quiet = quiet - (self.sharing > RESHARDS) * self._tail("block")[..., None]
+        moment = np.maximum(moment, quiet * ~once + left)
+        after = np.where(ends > 0, base + self.after["quiet"], 0.0)[..., None]
+        moment = np.maximum(moment, after - self.after["left"][:, None] * once)
+        if self.gathers:
+            # What the layer behind has reduced is still there only from the last layer but one on.
+            beside = ways.longer[:, :, None] * (base - self._tail("kept") + self._tail("most"))
+            moment = np.maximum(moment, beside[..., None] * (self.sharing == RESHARDS) + left)
+        return moment, later[..., None], several[..., None]
 
-    def _tail(self, stage: int, name: str) -> Any:
-        """What the last layer of a stage's last chunk has of something, [S, V]; 0 where the chunk has no layer."""
-        import numpy as np
-
-        tail = self.pipelines.tail[:, stage, None]
-        total: Any = 0.0
-        for run, layer in enumerate(self.layers):
-            total = total + np.where(tail == run, layer[name], 0.0)
-        return total
+    def _tail(self, name: str) -> Any:
+        """What the last layer of each stage's last chunk has of something, [S, J, V]; 0 where the chunk has none."""
+        return self.pipelines.tails @ self.layers[name]
 
     def _kept(self) -> tuple[Any, Any]:
         """Bytes kept in flight, and how many micro-batches of chunks that are: [S, J, V]."""
@@ -251,13 +234,11 @@ class _Part:
 
     def _sum(self, held: Any) -> Any:
         """Bytes of so many layers, embeddings, heads and messages, as `Pipelines.held` has them."""
-        several = len(self.layers)
-        total = held[..., several] * self.before["kept"] + held[..., several + 1] * self.after["kept"]
-        if self.block.pipeline > 1:
-            total = total + held[..., several + 2] * self.stream
-        for run, layer in enumerate(self.layers):
-            total = total + held[..., run] * layer["kept"]
-        return total
+        import numpy as np
+
+        sent = self.stream * (self.block.pipeline > 1)
+        nbytes = np.stack([*self.layers["kept"], self.before["kept"], self.after["kept"], sent])
+        return np.einsum("sjvk,kv->sjv", held[..., :-1], nbytes)
 
     # Time
 
@@ -288,17 +269,11 @@ class _Part:
             backwards = np.maximum(np.maximum(back + costs.contention * reducing, reducing), launch_back)
             both, chunks = forwards + backwards, ways.chunks[:, None, None]
             late = np.minimum(count, ways.pipeline) * weights  # of zero-bubble: what waits for the end
-            send, path = messages.send(), None
-            for stage in range(ahead.shape[1]):
-                first = last = np.zeros(1)
-                for other in range(ahead.shape[1]):
-                    before = ways.before[:, stage, other, None, None]
-                    if before.any():
-                        first = first + before * forwards[:, other]
-                        last = last + before * (backwards - ways.zero_bubble[:, None, None, None] * weights)[:, other]
-                last = np.maximum(0.0, last - ways.zero_bubble[:, None, None] * late[:, stage])
-                whole = count * both[:, stage] + 2 * ways.place[:, stage, None, None] * send + (first + last) / chunks
-                path = whole if path is None else np.maximum(path, whole)
+            zero_bubble = ways.zero_bubble[:, None, None, None]
+            first = _before(ways, forwards)
+            last = np.maximum(0.0, _before(ways, backwards - zero_bubble * weights) - zero_bubble * late)
+            sent = 2 * ways.place[:, :, None, None] * messages.send()
+            path = np.max(count * both + sent + (first + last) / chunks[..., None], axis=1)
         begin, end, beside = messages.once()
         hidden = back / ways.chunks[:, None, None, None]
         exposed = np.maximum(costs.contention * beside, beside - hidden)
@@ -328,10 +303,34 @@ class _Part:
         """A micro-batch's seconds of one kind in all chunks of each stage: [S, J, V, 1]."""
         ways = self.pipelines
         total = ways.first[:, :, None] * self.before[name] + ways.last[:, :, None] * self.after[name]
-        for run, layer in enumerate(self.layers):
-            total = total + ways.layers[:, :, run, None] * layer[name]
-        return total[..., None]
+        return (total + ways.layers @ self.layers[name])[..., None]
 
 
-def _rows(work: Work, variants: Any) -> dict[str, Any]:
-    return {name: values[variants] for name, values in vars(work).items()}
+def _put(whole: Pieces, found: Pieces, places: Sequence[int]) -> None:
+    """The pieces of some shapes into those of all."""
+    pairs = [(whole.before, found.before), (whole.after, found.after)]
+    for into, of in (*pairs, *zip(whole.layers, found.layers, strict=True)):
+        for name, values in vars(into).items():
+            values[places] = getattr(of, name)
+    whole.stream[places] = found.stream
+    for name in ("gather", "reduce"):
+        for both, of_run in zip(getattr(whole, name), getattr(found, name), strict=True):
+            for values, of_group in zip(both, of_run, strict=True):
+                values[places] = of_group
+
+
+def _before(ways: Pipelines, seconds: Any) -> Any:
+    """The seconds of all stages before the last of each kind, [S, J, V, U]; of every kind one has as many."""
+    size, most, *others = seconds.shape
+    return (ways.before @ seconds.reshape(size, most, -1)).reshape(size, most, *others)
+
+
+def _rows(pieces: Pieces) -> tuple[Any, Any, Any]:
+    """What stands before and after all layers, [WORK, shapes], and layers, [WORK and the parameters, K, shapes]."""
+    import numpy as np
+
+    def row(work: Work) -> Any:
+        return np.stack([getattr(work, name) for name in WORK])
+
+    layers = [np.stack([*row(each), sum(both) / 2]) for each, both in zip(pieces.layers, pieces.gather, strict=True)]
+    return row(pieces.before), row(pieces.after), np.stack(layers, axis=1)

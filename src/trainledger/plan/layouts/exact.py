@@ -40,13 +40,14 @@ def exact(run: Run, machine: Device, *, backend: str) -> Exact:
     ledgers = [account_of_stage(run, each.stage, backend=backend) for each in some]
     peak = max(peak_nbytes(each) for each in ledgers)
     held = memory_of_device(run, peak, machine)
-    by_kind = {kind.chunks: ledger for kind, ledger in zip(some, ledgers, strict=True)}
+    by_kind = {kind.chunks: (kind.stage, ledger) for kind, ledger in zip(some, ledgers, strict=True)}
     ranks = [
         RankAccount(
             stage=each.stage, place=0, count=layout.devices // layout.pipeline, layers=sum(each.layers),
-            first=each.first, last=each.last, in_flight=0, ledger=by_kind[each.chunks],
+            first=each.first, last=each.last, in_flight=0, ledger=ledger, alike=first,
         )
         for each in every
+        for first, ledger in [by_kind[each.chunks]]
     ]  # fmt: skip
     tensors = whole_of(leaves_of(run.model, run.recipe)).tensors
     step = layout_time(run, ranks, machine, tensors=tensors)

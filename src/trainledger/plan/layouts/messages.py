@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainledger.frozen import frozen
 from trainledger.plan.layouts.grid import ALONE, RESHARDS, SHARING
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.predict.collective_time import placement
@@ -21,40 +22,78 @@ OPTIMIZER, GRADIENTS = SHARING.index((1, None)), SHARING.index((2, None))
 LARGE = float(2**28)  # bytes of a message whose time is all bandwidth
 
 
+@frozen
 class Rates:
-    """Seconds of the collectives of a block, for all of its columns: of each byte of a large message, and of layers."""
+    """Seconds of the collectives of a block, for all of its columns: of each byte of a large message, and of layers.
 
-    def __init__(self, bounds: Bounds, block: Block) -> None:
-        import numpy as np
+    ``shared`` are the ranks that share states; of ``layers`` one of each run, to gather it and to reduce it.
+    """
 
-        times, spreads = bounds.costs.times, block.spreads
-        shards, replicas = (np.array([getattr(each, name) for each in spreads]) for name in ("shard", "replicate"))
-        layout = Layout()
-        vars(layout).update(tensor=block.tensor, context=block.context, pipeline=block.pipeline, expert=block.expert,
-                            shard=shards, replicate=replicas)  # fmt: skip
-        self.shared = shards * block.context
-        per_node = times.fabric.devices_per_node
-        group = "shard" if block.context == 1 else "shard x context"
-        near = placement(layout, group, self.shared, per_node)
-        far = placement(layout, "replicate", replicas, per_node)
-        self.gather = times.collective("all_gather", LARGE, near) / LARGE
-        self.sum = times.collective("all_reduce", LARGE, far) / LARGE
-        self.layers: list[tuple[Any, Any]] = []  # of one layer of each run: to gather it, and to reduce it
-        table, first = bounds.tables.get(True), block.variants[0]
-        if table is None or all(each.sharing < GRADIENTS for each in spreads):
-            return
-        groups = [(near, self.shared), (near, self.shared)]
-        if block.expert > 1:
-            ranks = self.shared // block.expert
-            groups[1] = (placement(layout, f"{group} / expert", ranks, per_node), ranks)
-        for both in zip(table.gather, table.reduce, strict=True):
-            gathering = reducing = 0 * self.gather
-            for (place, ranks), gather, reduce in zip(groups, *both, strict=True):
-                if gather[first] or reduce[first]:
-                    gathering = gathering + times.collective("all_gather", gather[first] / 2, place)
-                    reducing = reducing + times.collective("reduce_scatter", reduce[first], place)
-                    reducing = reducing + times.collective("all_reduce", reduce[first] / ranks, far)
-            self.layers.append((gathering, reducing))
+    shared: Any
+    gather: Any
+    sum: Any
+    layers: tuple[tuple[Any, Any], ...]
+
+
+def rates_of(bounds: Bounds, blocks: Sequence[Block]) -> list[Rates]:
+    """The rates of each block; the columns of all go through the arithmetic together, as each block's are few."""
+    found: dict[int, Rates] = {}
+    alike: dict[tuple[bool, bool], list[int]] = {}  # by the groups that there are
+    for index, each in enumerate(blocks):
+        alike.setdefault((each.context > 1, each.expert > 1), []).append(index)
+    for (context, experts), places in alike.items():
+        some = [blocks[index] for index in places]
+        rates = _rates_of(bounds, some, "shard x context" if context else "shard", experts)
+        at = 0
+        for index, each in zip(places, some, strict=True):
+            own = slice(at, at := at + len(each.spreads))
+            layers = tuple((gather[own], reduce[own]) for gather, reduce in rates.layers)
+            found[index] = Rates(rates.shared[own], rates.gather[own], rates.sum[own], layers)
+    return [found[index] for index in range(len(blocks))]
+
+
+def _rates_of(bounds: Bounds, blocks: Sequence[Block], group: str, experts: bool) -> Rates:
+    """The columns of all blocks in a row, which have the same groups."""
+    import numpy as np
+
+    times, sizes = bounds.costs.times, [len(each.spreads) for each in blocks]
+
+    def by_block(values: Sequence[Any]) -> Any:
+        return np.repeat(np.array(values), sizes)
+
+    axes = {name: by_block([getattr(each, name) for each in blocks])
+            for name in ("tensor", "context", "pipeline", "expert")}  # fmt: skip
+    shards, replicas = (
+        np.array([getattr(spread, name) for each in blocks for spread in each.spreads])
+        for name in ("shard", "replicate")
+    )
+    layout = Layout()
+    vars(layout).update(axes, shard=shards, replicate=replicas)
+    shared, per_node = shards * axes["context"], times.fabric.devices_per_node
+    near = placement(layout, group, shared, per_node)
+    far = placement(layout, "replicate", replicas, per_node)
+    gather = times.collective("all_gather", LARGE, near) / LARGE
+    total = times.collective("all_reduce", LARGE, far) / LARGE
+    table = bounds.tables.get(True)
+    if table is None:
+        return Rates(shared, gather, total, ())
+    groups = [(near, shared), (near, shared)]
+    if experts:
+        ranks = shared // axes["expert"]
+        groups[1] = (placement(layout, f"{group} / expert", ranks, per_node), ranks)
+    first = np.array([each.variants[0] for each in blocks])
+    layers = []
+    for both in zip(table.gather, table.reduce, strict=True):
+        gathering = reducing = 0 * gather
+        for (place, ranks), payload, reduced in zip(groups, *both, strict=True):
+            payload, reduced = by_block(payload[first]), by_block(reduced[first])
+            there = (payload > 0) | (reduced > 0)
+            if there.any():
+                gathering = gathering + there * times.collective("all_gather", payload / 2, place)
+                reducing = reducing + there * times.collective("reduce_scatter", reduced, place)
+                reducing = reducing + there * times.collective("all_reduce", reduced / ranks, far)
+        layers.append((gathering, reducing))
+    return Rates(shared, gather, total, tuple(layers))
 
 
 class Messages:

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Entry, Int, Ledger
+from trainledger.ledger.entry import Entry, Int, Ledger, summed
 from trainledger.ledger.rank import rank_of
 from trainledger.ledger.sizes import sizes_of
 from trainledger.ledger.step import account_of
@@ -89,8 +89,8 @@ def class_of(shape: Shape) -> tuple[Any, ...]:
     """What decides which operations run; shapes that agree in it go into one account."""
     several = shape.micro_batch > 1 and shape.sequence_parallel  # then tokens are brought together by copies
     return (
-        shape.tensor > 1, shape.sequence_parallel, shape.context > 1, shape.context_kind, shape.expert > 1,
-        shape.checkpointing, several,
+        shape.tensor > 1, shape.sequence_parallel, shape.context > 1, shape.context_kind, shape.expert > 1, several,
+        shape.checkpointing,
     )  # fmt: skip
 
 
@@ -104,10 +104,10 @@ def pieces_of(run: Run, shapes: Sequence[Shape], times: Times | None, *, gathers
     counts = [each.count for each in leaves.segments]
     sizes = sizes_of(rank.run, backend)
     stream = nbytes_in(sizes.stream_rows * sizes.spec.d_model, precision_of(local.recipe).stream)
-    found = _Reader(ledger, times, local.layout, stream).read()
     which = _main_segments(
         [each.count * len(each.kinds) for each in layer_runs(run.model, local.recipe)], blocks, counts
     )
+    found = _Reader(ledger, times, local.layout, stream, which).read()
     size = len(shapes)
     layers, gather, reduce = [], [], []
     for index in which:
@@ -179,14 +179,20 @@ class _Found:
 
 
 class _Reader:
-    """Goes through the ledger of one forward and backward and adds up what each part of the model needs."""
+    """Goes through the ledger of one forward and backward and adds up what each part of the model needs.
 
-    def __init__(self, ledger: Ledger, times: Times | None, layout: Layout, stream: Int) -> None:
+    ``wanted`` are the segments of layers that are asked about.
+    """
+
+    def __init__(
+        self, ledger: Ledger, times: Times | None, layout: Layout, stream: Int, wanted: Sequence[int]
+    ) -> None:
         entries = [each for each in ledger if each.phase in ("forward", "recompute", "backward")]
         self.parts = list(_parts(entries))
         self.times = times
         self.layout = layout
         self.stream = stream
+        self.wanted = set(wanted)
         self.counts = {key: part[0].loop[0][1] for key, part in self.parts if isinstance(key, tuple)}
         self.kept: dict[Any, Int] = {}
         for key, part in self.parts:
@@ -210,14 +216,19 @@ class _Reader:
         weights = sum((_kept(each) for key, part in parts if key == "before" for each in part if each.path == ""), 0)
         found.before, found.after = work("before"), work("after")
         found.before = replace(found.before, kept=found.before.kept - weights)
-        for key in self.counts:
-            index, which = key
-            if index in found.loops and which:  # the rounds between stand for all
-                continue
+        for index, key in self._rounds().items():
             found.loops[index] = work(key)
             of = [each for other, part in parts if other == key for each in part if each.group in _SHARING]
             found.gathered[index] = _payloads(of, "all_gather")
             found.reduced[index] = _payloads(of, "reduce_scatter")
+        return found
+
+    def _rounds(self) -> dict[int, Any]:
+        """Of each segment the rounds that stand for all: those between, where there are some."""
+        found: dict[int, Any] = {}
+        for index, which in self.counts:
+            if index in self.wanted and (index not in found or not which):
+                found[index] = (index, which)
         return found
 
     def _most(
@@ -235,13 +246,13 @@ class _Reader:
             # Of a layer what comes beside its input's gradient counts, not what parts behind it have left.
             beside = before - self.stream if isinstance(key, tuple) else waiting
             for entry in part:
-                live = live + _moved(entry.allocated, moving)
+                live = _plus(live, _moved(entry.allocated, moving))
                 if entry.phase in phases:
                     # The rank's own piece is made narrow to be gathered: how large it is depends on the ranks.
                     scratch = 0 if entry.group in _SHARING else entry.scratch
-                    above = live + scratch - beside
+                    above = _plus(live, scratch) - beside
                     most[key] = above if key not in most else larger(most[key], above)
-                live = live - _moved(entry.freed, moving)
+                live = _plus(live, -_moved(entry.freed, moving))
             if isinstance(key, tuple):
                 live = before + self.counts[key] * (live - before)
             elif key == "after" and part[0].phase != "forward":
@@ -256,8 +267,11 @@ class _Reader:
     def _seconds(self) -> dict[Any, tuple[Any, ...]]:
         """By part, the seconds in the order of `SECONDS`, one round of a loop."""
         spent: dict[Any, list[Any]] = {key: [0.0] * len(SECONDS) for key, _ in self.parts}
+        wanted = {"before", "after", *self._rounds().values()}
         if self.times is not None:
             for key, part in self.parts:
+                if key not in wanted:
+                    continue
                 depth = 1 if isinstance(key, tuple) else 0
                 seconds, products, copies, launches = self.times.of(part, self.layout, depth, without=_SHARING)
                 backward = part[0].phase != "forward"
@@ -306,4 +320,9 @@ def _kept(entry: Entry) -> Int:
 
 
 def _moved(amounts: Sequence[tuple[str, Int]], moving: Sequence[str]) -> Int:
-    return sum((nbytes for category, nbytes in amounts if category in moving), 0)
+    return summed(nbytes for category, nbytes in amounts if category in moving)
+
+
+def _plus(a: Int, b: Int) -> Int:
+    """Their sum; most operations move nothing of what is asked for, and large arrays take time to add to."""
+    return a if isinstance(b, int) and b == 0 else a + b

@@ -16,8 +16,9 @@ from trainledger.plan.layouts.bounds import Block, Bounds, Costs
 from trainledger.plan.layouts.chosen import Chosen, pareto
 from trainledger.plan.layouts.exact import Exact, exact
 from trainledger.plan.layouts.found import Found, Gap, Layouts, Rejected
-from trainledger.plan.layouts.grid import RESHARDS, grid_of, run_of
+from trainledger.plan.layouts.grid import RESHARDS, Spread, grid_of, run_of
 from trainledger.plan.layouts.judge import Judge
+from trainledger.plan.layouts.messages import rates_of
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import States
 from trainledger.plan.layouts.times import Times
@@ -69,14 +70,20 @@ def search(
     chosen = Chosen(MOST_LISTED)
     pairs = [(pipeline, number) for pipeline, some in sorted(blocks.blocks.items()) for number in range(len(some))]
     ways = {pipeline: Pipelines(blocks.stages[pipeline], bounds.runs) for pipeline in blocks.blocks}
+    for pipeline, some in blocks.blocks.items():
+        for sharing in sorted({spread.sharing for block in some for spread in block.spreads}):
+            for how in set(ways[pipeline].interleaved):
+                states.prepare(sharing, interleaved=how, pipeline=pipeline)
+                bounds.costs.adding.seconds(sharing, interleaved=how, pipeline=pipeline)
     preparing, began = time.process_time() - began, time.process_time()
     allowed_count = fitting = 0
+    rates = rates_of(bounds, [blocks.blocks[pipeline][at] for pipeline, at in pairs])
     for number, (pipeline, at) in enumerate(pairs):
         tell("bounds", number, len(pairs))
         block = blocks.blocks[pipeline][at]
         allowed = blocks.allowed(block)
         allowed_count += int(allowed.sum())
-        bound = bounds.of(block, ways[pipeline])
+        bound = bounds.of(block, ways[pipeline], rates[number])
         fits = _fitting(bound, room.of(block), allowed, blocks)
         fitting += int(fits.sum())
         chosen.add(bound.seconds, bound.nbytes, pipeline << 32 | at, fits)
@@ -154,18 +161,24 @@ class Room:
         """By column of a block; infinite where the device's memory is not known."""
         import numpy as np
 
-        return np.array([self._of(block, each.replicate, each.shard) for each in block.spreads])
-
-    def _of(self, block: Block, replicate: int, shard: int) -> float:
         if self.usable is None:
-            return float("inf")
-        layout = Layout(
-            replicate=replicate, shard=shard, context=block.context, tensor=block.tensor, pipeline=block.pipeline,
-            expert=block.expert,
-        )  # fmt: skip
-        groups = layout.communicators
-        key = (len(groups), sum(each == 2 for each in groups))
+            return np.full(len(block.spreads), np.inf)
+        replicate, shard = np.array([(each.replicate, each.shard) for each in block.spreads]).T
+        fixed = np.array([block.tensor, block.pipeline, block.context, block.expert])[:, None]
+        sizes = [replicate, shard * block.context, *np.broadcast_to(fixed, (4, len(shard)))]
+        # As `Layout.communicators` counts them: of all those, and one of all devices.
+        groups = np.array([*sizes, block.tensor * block.context * block.pipeline * replicate * shard])
+        keys = zip((groups > 1).sum(0).tolist(), (groups == 2).sum(0).tolist(), strict=True)
+        return np.array([self._of(block, spread, key) for spread, key in zip(block.spreads, keys, strict=True)])
+
+    def _of(self, block: Block, spread: Spread, key: tuple[int, int]) -> float:
+        """Of layouts with so many groups, and so many groups of two, all have the same."""
+        assert self.usable is not None
         if key not in self._known:
+            layout = Layout(
+                replicate=spread.replicate, shard=spread.shard, context=block.context, tensor=block.tensor,
+                pipeline=block.pipeline, expert=block.expert,
+            )  # fmt: skip
             run = replace(self.run, layout=layout)
             least, more = (float(memory_of_device(run, each, self.machine).nbytes) for each in (0, self.usable))
             self._known[key] = (self.usable - least) / ((more - least) / self.usable)

@@ -82,8 +82,8 @@ class Pipelines:
 
     A way with fewer such stages than the others has its last one again. Figures of a stage: ``layers`` [S, J, K],
     ``first`` and ``last`` [S, J], the last of the stages alike ``place`` [S, J] and how many of each stand before it
-    ``before`` [S, J, J], ``tail`` [S, J] the run of its last layer (-1: none in its last chunk) and whether that chunk
-    has more, ``chunks`` [S].
+    ``before`` [S, J, J], ``tail`` [S, J] the run of its last layer (-1: none in its last chunk; ``tails`` [S, J, K] has
+    a one there) and whether that chunk has more, ``chunks`` [S].
     """
 
     def __init__(self, ways: Sequence[Stages], runs: Sequence[int]) -> None:
@@ -112,6 +112,7 @@ class Pipelines:
                 self.place[way, number] = last
                 for other in range(len(kinds)):
                     self.before[way, number, other] = order[:last].count(other)
+        self.tails = (self.tail[..., None] == np.arange(several)) * 1.0
         self._held: dict[int, Any] = {}
         self._last: Any = None
 

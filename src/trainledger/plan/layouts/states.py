@@ -35,6 +35,13 @@ class States:
         self._parts: dict[tuple[int, bool], list[Any]] = {}
         self._whole: dict[int, Any] = {}
 
+    def prepare(self, sharing: int, *, interleaved: bool, pipeline: int) -> None:
+        """Ask for what `whole` or `stages` will need."""
+        if pipeline == 1:
+            self.whole(sharing)
+        else:
+            self._parts_of(sharing, interleaved)
+
     def whole(self, sharing: int) -> Any:
         """[amount, ranks] of a rank that has all layers."""
         if sharing not in self._whole:
@@ -45,11 +52,14 @@ class States:
         """[amount, S, J, columns] of stages with so many layers of each run [S, J, K]."""
         import numpy as np
 
-        if (sharing, interleaved) not in self._parts:
-            self._parts[sharing, interleaved] = self._ask_parts(sharing, interleaved)
-        before, *each, after = (part[:, columns] for part in self._parts[sharing, interleaved])
+        before, *each, after = (part[:, columns] for part in self._parts_of(sharing, interleaved))
         total = np.einsum("sjk,kau->asju", layers, np.array(each))
         return total + first[..., None] * before[:, None, None] + last[..., None] * after[:, None, None]
+
+    def _parts_of(self, sharing: int, interleaved: bool) -> list[Any]:
+        if (sharing, interleaved) not in self._parts:
+            self._parts[sharing, interleaved] = self._ask_parts(sharing, interleaved)
+        return self._parts[sharing, interleaved]
 
     def _ask_parts(self, sharing: int, interleaved: bool) -> list[Any]:
         """What stands before all layers, a layer of each run, what stands after."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from trainledger.ledger.entry import Entry
@@ -16,11 +17,33 @@ BUFFERING = ("split_with_sizes_copy", "chunk_cat")
 
 
 class Times:
-    """What times a machine's operations; ``fabric`` joins its devices."""
+    """What times a machine's operations; ``fabric`` joins its devices. Equal operations are timed once (`forget`)."""
 
     def __init__(self, roofline: Roofline, fabric: Fabric) -> None:
         self.roofline = roofline
         self.fabric = fabric
+        self._known: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+
+    def forget(self) -> None:
+        """Let go of what is known: with other sizes there are other operations."""
+        self._known.clear()
+
+    def kernel(self, entry: Entry) -> tuple[Any, Any]:
+        """Seconds of one run of an operation on a device, and of launching it."""
+        sizes = (entry.flops, entry.read, entry.written, *entry.shape, *entry.fused)
+        key = (entry.name, entry.kind, entry.dtype, len(entry.fused), *map(_content, sizes))
+        if key not in self._known:
+            told = self.roofline.time(replace(entry, loop=()))
+            self._known[key] = told.seconds, told.launch_seconds
+        return self._known[key]
+
+    def message(self, entry: Entry, layout: Layout) -> Any:
+        """Seconds of one collective of a layout."""
+        key = (entry.name, entry.group, _content(entry.payload), _content(entry.ranks))
+        if key not in self._known:
+            place = placement(layout, entry.group, entry.ranks, self.fabric.devices_per_node)
+            self._known[key] = self.collective(entry.name, entry.payload, place), 0.0
+        return self._known[key][0]
 
     def of(
         self, entries: Sequence[Entry], layout: Layout, depth: int, *, without: Sequence[str]
@@ -44,17 +67,16 @@ class Times:
             if entry.kind == "collective":
                 if entry.group in without or entry.group == "pipeline":
                     continue
-                place = placement(layout, entry.group, entry.ranks, self.fabric.devices_per_node)
-                seconds = self.collective(entry.name, entry.payload, place) * inner
+                seconds = self.message(entry, layout) * inner
                 if entry.overlap != "compute":
                     total = total + seconds
                 elif entry.name == "send":
                     sent, rounds = rings.get(entry.phase, (0.0, 0))
                     rings[entry.phase] = (sent + seconds, larger(rounds, inner))
             elif entry.kind != "transfer":
-                told, often = self.roofline.time(entry), inner / entry.times
-                seconds = told.seconds * often
-                launches = launches + told.launch_seconds * often
+                once, launch = self.kernel(entry)
+                seconds = once * inner
+                launches = launches + launch * inner
                 if entry.name in BUFFERING:
                     copies = copies + seconds
                     continue
@@ -80,6 +102,11 @@ class Times:
         near = Placement(place.ranks, place.nodes * 0 + 1, place.in_node)
         seconds = collective_seconds(name, nbytes, near, self.fabric)
         return np.where(np.asarray(place.nodes) > 1, np.inf, seconds) if np.any(place.nodes > 1) else seconds
+
+
+def _content(size: Any) -> Any:
+    """What makes sizes equal: those of arrays are all of their elements."""
+    return size.tobytes() if hasattr(size, "tobytes") else size
 
 
 def _product(loops: Sequence[tuple[str, Any]]) -> Any:
