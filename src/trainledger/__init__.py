@@ -47,8 +47,19 @@ _WHERE = {
 }
 
 if TYPE_CHECKING:
-    from trainledger.api import (  # fmt: skip
-        account, advise, breaks, compare, device_of, fit, inference, layouts, load, machine_of, model, optimal,
+    from trainledger.api import (
+        account,
+        advise,
+        breaks,
+        compare,
+        device_of,
+        fit,
+        inference,
+        layouts,
+        load,
+        machine_of,
+        model,
+        optimal,
         predict,
     )
     from trainledger.catalog import device
@@ -69,7 +80,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec",
-    "Problem", "Recipe", "Run", "account", "advise", "breaks", "compare", "device", "device_of", "fit", "inference", "layouts", "load", "machine_of", "meter", "model", "napkin", "optimal",
+    "Problem", "Recipe", "Run", "account", "advise", "breaks", "compare", "device", "device_of", "fit",
+    "inference", "layouts", "load", "machine_of", "meter", "model", "napkin", "optimal",
     "parameters", "predict", "reconcile", "trace",
 ]  # fmt: skip
 

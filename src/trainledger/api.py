@@ -327,7 +327,7 @@ def inference(
 
 
 def fit(run: Run, *, of: Iterable[str] | None = None, changes: bool = True, told: Any = None) -> Fit:
-    """The largest model, longest sequence, largest micro-batch, fewest devices and least memory (`trainledger.plan.fit`).
+    """The largest model, longest sequence, largest micro-batch, fewest devices and least memory that fit.
 
     ``of`` names some of these questions: model, sequence, micro-batch, devices, memory. Each is asked of the run as it
     is and, unless ``changes`` is off, with changes that need less memory. Raises `InvalidInput`.

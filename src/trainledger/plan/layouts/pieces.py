@@ -184,9 +184,7 @@ class _Reader:
     ``wanted`` are the segments of layers that are asked about.
     """
 
-    def __init__(
-        self, ledger: Ledger, times: Times | None, layout: Layout, stream: Int, wanted: Sequence[int]
-    ) -> None:
+    def __init__(self, ledger: Ledger, times: Times | None, layout: Layout, stream: Int, wanted: Sequence[int]) -> None:
         entries = [each for each in ledger if each.phase in ("forward", "recompute", "backward")]
         self.parts = list(_parts(entries))
         self.times = times
