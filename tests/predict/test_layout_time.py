@@ -333,7 +333,8 @@ def _stages(run: Run, ranks: Any, device: Device) -> Any:
 @pytest.mark.parametrize(
     ("layout", "rel"),
     [
-        ({"pipeline": 4}, 1e-12), ({"pipeline": 4, "shard": 2, "zero": 1}, 1e-12),
+        ({"pipeline": 4}, 1e-12),
+        ({"pipeline": 4, "shard": 2, "zero": 1}, 1e-12),
         ({"pipeline": 4, "schedule": "interleaved", "virtual_stages": 2}, 1e-12),
         ({"pipeline": 4, "schedule": "zero-bubble", "shard": 2, "zero": 2}, 1e-12),
         # Parameters outside of the layers are gathered again for each micro-batch in flight.
