@@ -139,3 +139,18 @@ def test_the_figures_of_optimal(capsys, tmp_path):
     page = where.read_text()
     assert "One budget: 1.92e+22 FLOP" in page
     assert "1.96 standard errors of the fit" in page
+
+
+def test_fit_draws_what_it_says() -> None:
+    from trainledger.api import fit, load
+    from trainledger.report.fit import figures
+
+    recipe = {"seq_len": 1024, "global_batch": 1, "micro_batch": 1, "steps": 1}
+    found = fit(load({"model": {"preset": "gpt2"}, "recipe": recipe, "cluster": {"device": "rtx-4090"}}))
+    drawn = figures(found)
+    assert {"memory", "model", "sequence"} <= set(drawn)
+    for at, row in enumerate(found.rows):
+        held = row.answers["memory"].held
+        assert held is not None
+        assert sum(each["x"][at] for each in drawn["memory"]["data"]) == pytest.approx(held.nbytes / 1e9)
+    assert drawn["model"]["data"][0]["x"] == [row.answers["model"].size for row in found.rows]

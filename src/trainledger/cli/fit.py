@@ -10,7 +10,15 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from trainledger.cli.arguments import RUN_OR_MODEL, add_json, add_run, print_json
+from trainledger.cli.arguments import (
+    RUN_OR_MODEL,
+    add_json,
+    add_plot,
+    add_run,
+    check_plot_of,
+    print_json,
+    write_plot_of,
+)
 from trainledger.plan.fit.questions import QUESTIONS
 
 if TYPE_CHECKING:
@@ -30,12 +38,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--as-is", action="store_true", help="the recipe as it is, without changes that save memory")
     add_json(parser)
+    add_plot(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
     from trainledger.api import fit
     from trainledger.plan.fit.answer import to_json
 
+    check_plot_of(args)
     found = fit(run_to_fit(args), of=args.of, changes=not args.as_is, told=_progress())
     if args.json:
         print_json(to_json(found))
@@ -43,17 +53,21 @@ def execute(args: argparse.Namespace) -> int:
         from trainledger.report.fit import text
 
         print(text(found))
+    if args.plot is not None:
+        from trainledger.report.fit import figures
+
+        write_plot_of(args, figures(found), "What fits")
     return 0
 
 
 def run_to_fit(args: argparse.Namespace) -> Run:
     """The run file, or a model spread over the devices that are named; raises InvalidInput."""
-    from trainledger.cli.plan import _is_file, run_or_model
+    from trainledger.cli.plan import is_file, run_or_model
 
     said = [] if args.device is None else [f"cluster.device={args.device}"]
     if args.count is not None:
         said.append(f"cluster.count={args.count}")
-    if not _is_file(args.run):
+    if not is_file(args.run):
         count = _whole(args.count)
         said += [f"recipe.seq_len={_seq_len(args.run)}", "recipe.micro_batch=1", f"recipe.global_batch={2 * count}"]
         if count > 1:

@@ -65,12 +65,12 @@ def execute(args: argparse.Namespace) -> int:
 def run_to_spread(args: argparse.Namespace) -> Run:
     """The run whose layout is searched for; raises InvalidInput."""
     from trainledger.api import load
-    from trainledger.cli.plan import _is_file
+    from trainledger.cli.plan import is_file
 
     said = [] if args.device is None else [f"cluster.device={args.device}"]
     said += [] if args.count is None else [f"cluster.count={args.count}"]
     given = [*said, *args.set, "layout=auto"]  # a layout of its own would be held against the count
-    if _is_file(args.run):
+    if is_file(args.run):
         return load(args.run, given, search=False)
     run = model_to_spread(args.run, given)
     tell_batch(run, given)
@@ -120,12 +120,12 @@ def _says_batch(given: list[str]) -> bool:
 
 def asks_for_layout(args: argparse.Namespace) -> bool:
     """Whether a run file or its overrides ask for a search of the layout."""
-    from trainledger.cli.plan import _is_file
+    from trainledger.cli.plan import is_file
     from trainledger.spec.runfile import read_table
 
     if any(each.replace(" ", "") in ("layout=auto", "layout.auto=true") for each in args.set):
         return True
-    layout = read_table(args.run).get("layout") if _is_file(args.run) else None
+    layout = read_table(args.run).get("layout") if is_file(args.run) else None
     return layout == "auto" or (isinstance(layout, dict) and layout.get("auto") is True)
 
 

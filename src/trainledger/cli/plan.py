@@ -53,7 +53,7 @@ def execute(args: argparse.Namespace) -> int:
     made = plan(run_or_model(args), mfu=read_mfu(args.mfu))
     if args.convention != made.convention:
         made = counted_by(made, args.convention)
-    if not _is_file(args.run) and not _says_length(args):
+    if not is_file(args.run) and not _says_length(args):
         made = of_one_step(made)
     made = with_notes(made, _notes_of_config(args))
     if args.json:
@@ -75,7 +75,7 @@ def execute(args: argparse.Namespace) -> int:
 
 def run_or_model(args: argparse.Namespace) -> Run:
     """The run file, or a default run of a catalog model or config.json where ``args.run`` names one."""
-    if _is_file(args.run):
+    if is_file(args.run):
         return load_run(args)
     from trainledger.api import config_fields, kernels_of, load, with_layout
     from trainledger.cli.layouts import asks_for_layout, model_to_spread, tell_batch
@@ -121,7 +121,7 @@ def _notes_of_config(args: argparse.Namespace) -> list[str]:
     """What the model's config.json says that no account holds."""
     if args.run.endswith(".json"):
         path = args.run
-    elif _is_file(args.run):
+    elif is_file(args.run):
         from trainledger.spec.runfile import read_table
 
         path = read_table(args.run).get("model", {}).get("config")
@@ -134,7 +134,7 @@ def _notes_of_config(args: argparse.Namespace) -> list[str]:
     return config_notes(path)
 
 
-def _is_file(named: str) -> bool:
+def is_file(named: str) -> bool:
     """Whether a run file is named, even one that is not there; a name alone may be a model's."""
     import os
 
@@ -149,7 +149,7 @@ def _says_length(args: argparse.Namespace) -> bool:
 
 def says_length(args: argparse.Namespace) -> bool:
     """Whether somebody said how long the run is: its file, or an override of a model's default run."""
-    return _is_file(args.run) or _says_length(args)
+    return is_file(args.run) or _says_length(args)
 
 
 def run_of_some_length(args: argparse.Namespace) -> Run:

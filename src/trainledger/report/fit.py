@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from trainledger.plan.fit.answer import Fit, Row
 from trainledger.plan.fit.held import Held
 from trainledger.plan.fit.questions import QUESTIONS, Found, divides_batch
+from trainledger.report.style import COLOURS, DARK, Figure, arranged, line
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.spec.run import Run
-from trainledger.units import counted, format_count, format_gigabytes, format_nbytes
+from trainledger.units import GIGA, counted, format_count, format_gigabytes, format_nbytes
 
 _DETAILED = ("model", "sequence", "micro-batch", "devices")
 _MOST_DEVICES = 6
@@ -125,3 +126,56 @@ def _shape(found: Found) -> str:
         spec = found.run.model
         told += f" (d_model {spec.d_model}, {spec.n_layers} layers, {spec.n_heads} heads, d_ff {spec.d_ff})"
     return told
+
+
+def figures(fit: Fit) -> dict[str, Figure]:
+    """What each recipe holds beside what the device gives, and the largest that fits of each."""
+    held = {row.name: found.held for row in fit.rows if (found := row.answers.get("memory")) and found.held}
+    held = held or {fit.rows[0].name: fit.held}
+    made = {"memory": _memory_figure(fit, held)}
+    for name in _DETAILED:
+        sizes = [row.answers[name].size or 0 for row in fit.rows if name in row.answers]
+        if any(sizes):
+            made[name] = _sizes_figure(name, [row.name for row in fit.rows], sizes)
+    return made
+
+
+def _memory_figure(fit: Fit, held: dict[str, Held]) -> Figure:
+    categories = list(dict.fromkeys(name for each in held.values() for name in each.by_category))
+    around = {name: each.nbytes - each.peak_nbytes for name, each in held.items()}
+    parts = {name: [each.by_category.get(name, 0) for each in held.values()] for name in categories}
+    parts["around the tensors"] = list(around.values())
+    data = [
+        {
+            "type": "bar", "orientation": "h", "name": name, "y": list(held), "x": [each / GIGA for each in nbytes],
+            "marker": {"color": COLOURS[at % len(COLOURS)]},
+            "hovertemplate": "%{x:.2f} GB of " + name + "<extra>%{y}</extra>",
+        }
+        for at, (name, nbytes) in enumerate(parts.items())
+        if any(nbytes)
+    ]  # fmt: skip
+    usable = fit.held.usable_nbytes / GIGA
+    title = f"{fit.run.model.name} on {fit.run.cluster.count:,} x {fit.run.cluster.device}: at the peak"
+    layout = arranged(title, "memory of the heaviest device (GB)", barmode="stack")
+    layout["yaxis"]["autorange"] = "reversed"
+    layout["margin"]["t"] = 130
+    layout["shapes"] = [line("v", usable, DARK, "x", "y domain", dash="dash")]
+    layout["annotations"] = [
+        {"x": usable, "y": 0, "yref": "y domain", "text": " the device gives this much", "showarrow": False,
+         "xanchor": "left", "yanchor": "bottom", "font": {"color": DARK}}
+    ]  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
+def _sizes_figure(question: str, names: list[str], sizes: list[int]) -> Figure:
+    told = [_THINGS[question](size) if size else "none fits" for size in sizes]
+    bar = {
+        "type": "bar", "orientation": "h", "y": names, "x": sizes, "text": told, "textposition": "auto",
+        "marker": {"color": COLOURS[0]}, "hovertemplate": "%{text}<extra>%{y}</extra>",
+    }  # fmt: skip
+    layout = arranged(QUESTIONS[question], _UNITS[question])
+    layout["yaxis"]["autorange"] = "reversed"
+    return {"data": [bar], "layout": layout}
+
+
+_UNITS = {"model": "parameters", "sequence": "tokens", "micro-batch": "sequences", "devices": "devices"}
