@@ -178,8 +178,9 @@ def test_a_device_is_as_published(name):
     assert device.memory_bytes_per_second == pytest.approx(float(row["mem_bw_tbps"]) * 1e12)
     assert device.power_watts == (float(row["tdp_w"]) if row["tdp_w"] else 450 if name == "tpu-v3" else None)
     link = float(row["link_bw_gbps_uni"]) * 1e9 if row["link_bw_gbps_uni"] else None
-    assert device.link_bytes_per_second == link
-    read_elsewhere = name == "a100-pcie-40gb" and "power:" in device.source
+    # Google's own pages of today say 400 and 1,200 GB/s in both directions; the table has half of that.
+    assert device.link_bytes_per_second == (2 * link if name in ("tpu-v5e", "tpu-v5p") else link)
+    read_elsewhere = name == "tpu-v5p" or (name == "a100-pcie-40gb" and "power:" in device.source)
     # The row of the A10G gives the A10's peaks, and says so; that of the TPU v3 is verified in part.
     others = name in ("a10g", "tpu-v3", "h100-sxm-96gb-500w")
     unverified = set(device.unverified) - {"multiprocessors"}
