@@ -55,7 +55,8 @@ TABLE_2 = TimeSource(
     network=HDR_8,
     assumed=(
         *_MEGATRON,
-        "pipelines run 1F1B without virtual stages; ZeRO-3 (DeepSpeed) gathers block by block in 16 bits",
+        "pipelines run 1F1B without virtual stages; ZeRO-3 (DeepSpeed) gathers block by block in 16 bits, "
+        "nothing beside compute (overlap_comm was off by default)",
         SELENE,
     ),
     reason="ZeRO-3 of early 2021 gathered one parameter after the other over up to 2,240 ranks, which is told block by "

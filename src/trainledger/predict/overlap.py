@@ -33,13 +33,13 @@ def as_overlapped(run: Run, timed: list[Timed]) -> list[Timed]:
         timed = _in_parts(timed)
     if overlaps(run.layout, "parameters"):
         timed = _beside_forward(run, timed)
-    if in_buckets(run) and not overlaps(run.layout, "gradients"):
+    if run.layout.overlap is None or (in_buckets(run) and not overlaps(run.layout, "gradients")):
         timed = [_beside_nothing(each) for each in timed]
     return timed
 
 
 def _beside_nothing(timed: Timed) -> Timed:
-    """A sum of gradients that everything waits for."""
+    """A sum of gradients, or parameters gathered, that everything waits for."""
     entry = timed.entry
     if entry.kind != "collective" or entry.group in ("pipeline", "context"):
         return timed

@@ -11,6 +11,7 @@ from trainledger.predict.kernel_time import Real, larger
 from trainledger.predict.ratios import matmul_dtype
 from trainledger.predict.roofline import COMPUTE_KINDS, EntryTime, Machine, NoRate, Roofline, peak_rate
 from trainledger.spec.cluster import Device
+from trainledger.units import format_seconds
 
 Seconds = dict[str, Real]
 
@@ -38,6 +39,10 @@ class StepTime:
     notes: tuple[str, ...] = ()
     entries: tuple[EntryTime, ...] = ()
     causes: Seconds = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        time = format_seconds(self.seconds) if isinstance(self.seconds, float) else str(self.seconds)
+        return f"StepTime({time}, {self.basis}, {len(self.entries)} operations)"
 
 
 def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0) -> StepTime:
