@@ -82,8 +82,8 @@ class Layout:
     overlap: tuple[str, ...] | None = setting(
         "what, besides the gathers and sums of fully sharded blocks, runs beside compute: gradients = their sum over "
         "replicas, or zero = 1, beside the last backward; parameters = zero = 1 or 2, gathered beside the next "
-        "forward; tensor = products of tensor ranks in parts, each beside the next one's way (Megatron-LM's tp-comm-overlap, PyTorch's async tensor "
-        "parallelism); none = nothing, those of sharded blocks neither",
+        "forward; tensor = products of tensor ranks in parts, each beside the next one's way (Megatron-LM's "
+        "tp-comm-overlap, PyTorch's async tensor parallelism); none = nothing, those of sharded blocks neither",
         quantity="texts", default=("gradients",),
     )  # fmt: skip
 
