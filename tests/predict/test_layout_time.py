@@ -222,6 +222,16 @@ def test_what_a_layout_overlaps_shows_less() -> None:
             assert each.causes["ideal"] == pytest.approx(steps[0].causes["ideal"])
 
 
+def test_sharded_blocks_wait_where_nothing_overlaps_and_gathers_of_tensors_wait_for_each() -> None:
+    shared = {"shard": 64}
+    beside, after = timed(run_of(shared)), timed(run_of({**shared, "overlap": "none"}))
+    one_by_one = timed(run_of({**shared, "overlap": "none", "gather": "tensor"}))
+    shown = [each.causes["exposed communication"] for each in (beside, after, one_by_one)]
+    assert shown[0] < shown[1] < shown[2]
+    # A block has 7 matrices and 2 norms: what the links' latency adds is 8 rings more for each gather of a block.
+    assert one_by_one.by_kind["matmul"] == after.by_kind["matmul"]
+
+
 def test_an_overlap_that_there_is_not_is_refused() -> None:
     with pytest.raises(tl.InvalidInput, match=r"layout.overlap = 'gradient'.*gradients, parameters, tensor"):
         run_of({"shard": 8, "overlap": ["gradient"]})

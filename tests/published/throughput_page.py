@@ -162,8 +162,6 @@ RANK_REASONS = {
     "R0373)",
     "BigScience 1.3B, V100": "times are printed in whole seconds, 28 to 32 of them for most; over two tensor ranks "
     "(R0400, R0405) the step is far slower than the links of a node explain",
-    "Narayanan 2021, against ZeRO-3, A100": "ZeRO-3 of early 2021 gathered one parameter after the other, which is "
-    "told block by block: with one or two sequences to a device it was up to three times slower",
 }
 
 

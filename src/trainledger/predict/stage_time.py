@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry, Ledger
 from trainledger.ledger.ranks import RankAccount
+from trainledger.ledger.shapes import after_blocks, before_blocks, block
 from trainledger.predict.acts import BACKWARD, UPDATE, Program, Timed, program, without_links
 from trainledger.predict.collective_time import collective_seconds, placement
 from trainledger.predict.overlap import as_overlapped, bucket_elements, in_buckets, times_of
 from trainledger.predict.roofline import EntryTime, Machine, NoRate, Roofline
 from trainledger.predict.step_time import host_seconds
+from trainledger.spec.layers import segments
 from trainledger.spec.links import Fabric
 from trainledger.spec.run import Run
 
@@ -107,7 +110,7 @@ class Clock:
 
     def message(self, entry: Entry) -> Timed:
         """Of one collective or transfer."""
-        key = (entry.name, entry.group, entry.ranks, entry.payload, entry.overlap, entry.read)
+        key = (entry.name, entry.group, entry.ranks, entry.payload, entry.overlap, entry.read, entry.path)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._message(entry)
@@ -126,10 +129,20 @@ class Clock:
         return pieces * float(collective_seconds(entry.name, entry.payload / pieces, place, self.fabric)), pieces
 
     def _pieces(self, entry: Entry) -> int:
-        """ZeRO-1's gradients go in buckets, which the ledger has as one message."""
+        """ZeRO-1's gradients go in buckets, and parameters may go one by one, which the ledger has as one message."""
+        if entry.name == "all_gather" and entry.phase != "optimizer" and self.run.layout.gather == "tensor":
+            return self._tensors.get(entry.path, 1)
         if entry.overlap != "compute" or not in_buckets(self.run) or entry.loop:
             return 1
         return int(-(-entry.payload // (4 * bucket_elements(entry.ranks))))
+
+    @cached_property
+    def _tensors(self) -> Mapping[str, int]:
+        """Tensors of a block, the one that has most, and of what stands outside of blocks."""
+        spec = self.run.model
+        blocks = (sum(1 for _ in block(spec, kind)) for segment in segments(spec) for kind in segment.kinds)
+        outside = sum(1 for _ in (*before_blocks(spec), *after_blocks(spec)))
+        return {"layers.*": max(blocks), "": outside}
 
 
 def _stage(run: Run, number: int, ranks: Any, ledger: Ledger, clock: Clock) -> StageTime:

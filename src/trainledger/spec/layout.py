@@ -8,6 +8,7 @@ from trainledger.frozen import frozen
 from trainledger.spec.setting import setting
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
+GATHERS = ("block", "tensor")
 CONTEXT_KINDS = ("ring", "all-to-all")
 OVERLAPS = ("gradients", "parameters", "tensor")
 _MOST = 10**7
@@ -50,6 +51,10 @@ class Layout:
     prefetch: int = setting(
         "zero = 3: blocks that are gathered ahead of the one that runs, in backward", default=1, at_least=0, at_most=8
     )
+    gather: str = setting(
+        "zero = 3: what is gathered at a time, a whole block (FSDP) or one tensor after the other (DeepSpeed in 2021)",
+        quantity="text", default="block", choices=GATHERS,
+    )  # fmt: skip
     tensor: int = setting(
         "ranks that split heads and the inner width of each block", default=1, at_least=1, at_most=_MOST
     )
