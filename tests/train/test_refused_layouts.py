@@ -20,6 +20,7 @@ from trainledger.train.parallel import spread
         ({"tensor": 2, "sequence_parallel": True, "overlap": ("gradients", "tensor")}, "layout.overlap"),
         ({"replicate": 2, "overlap": None}, "layout.overlap"),
         ({"shard": 2, "zero": 1}, "layout.zero"),
+        ({"shard": 2, "gather": "tensor"}, "layout.gather"),
         ({"pipeline": 2}, "layout.pipeline"),
     ],
 )

@@ -43,7 +43,7 @@ def spread(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precis
     """
     problems = [
         Problem(f"layout.{name}", getattr(layout, name), "is accounted for, but not applied to a model yet", one)
-        for name, one in (("pipeline", 1), ("context", 1), ("expert", 1))
+        for name, one in (("pipeline", 1), ("context", 1), ("expert", 1), ("gather", "block"))
         if getattr(layout, name) != one
     ]
     if layout.overlap != ("gradients",):  # what DDP and FSDP2 do
