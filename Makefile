@@ -22,7 +22,9 @@ lint:           ## format, lint, types
 
 check: lint test
 
-bench:          ## start-up time, and accounts per second
+bench:          ## start-up time, accounts and layouts per second, predicted and measured step times (some minutes)
 	@./install dev
 	@.venv/bin/python bench/startup.py
 	@.venv/bin/python bench/ledger.py
+	@OMP_NUM_THREADS=1 .venv/bin/python bench/plan.py
+	@OMP_NUM_THREADS=1 .venv/bin/python bench/step_time.py
