@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from published_case import Errors
 from throughput_case import CALIBRATED, TimeCase
 from throughput_columns import Columns
 from throughput_fit import Fitted, fit, move, prior_of
 from throughput_sharded import META_CLOCK
-from throughput_times import Errors, cases, predicted
+from throughput_times import cases, predicted
 
 import trainledger
 from trainledger import catalog

@@ -11,6 +11,7 @@ import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from trainledger.ledger.ranks import RankAccount
 from trainledger.spec.cluster import Device
@@ -85,3 +86,26 @@ class Case:
     def too_large(self) -> bool:
         """Whether the source says that it ran out of memory."""
         return ran_out(self.row)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of some rows: predicted over measured, less one."""
+
+    errors: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return median(abs(each) for each in self.errors)
+
+    @property
+    def bias(self) -> float:
+        return median(self.errors)
+
+    @property
+    def worst(self) -> float:
+        return max(self.errors, key=abs)
+
+    def within(self, share: float) -> float:
+        """The share of rows whose absolute error is at most ``share``."""
+        return sum(abs(each) <= share for each in self.errors) / len(self.errors)

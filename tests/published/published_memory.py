@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
 
-from published_case import Case, Extra, Row, Source, read_rows
+from published_case import Case, Errors, Extra, Row, Source, read_rows
 from published_runs import case_of, labels_beside
 
 from trainledger import catalog
@@ -92,24 +92,11 @@ def predictions() -> tuple[tuple[Prediction, ...], tuple[tuple[Row, str], ...]]:
     return tuple(told), tuple(left_out)
 
 
-@dataclass(frozen=True)
-class SourceErrors:
+@dataclass(frozen=True, kw_only=True)
+class SourceErrors(Errors):
     """The errors of one source's rows."""
 
     source: Source
-    errors: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        return median(abs(each) for each in self.errors)
-
-    @property
-    def bias(self) -> float:
-        return median(self.errors)
-
-    @property
-    def worst(self) -> float:
-        return max(self.errors, key=abs)
 
 
 def by_source() -> tuple[SourceErrors, ...]:
@@ -118,7 +105,7 @@ def by_source() -> tuple[SourceErrors, ...]:
     for each in predictions()[0]:
         if each.case.measured is not None:
             errors.setdefault(each.case.source, []).append(each.error)
-    return tuple(SourceErrors(source, tuple(each)) for source, each in errors.items())
+    return tuple(SourceErrors(errors=tuple(each), source=source) for source, each in errors.items())
 
 
 def median_that_counts() -> float:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from fit_devices import Predicted, read_predicted
-from published_case import Row
+from published_case import Errors, Row
 from throughput_case import CALIBRATED, TimeCase, TimeSource
 from throughput_hours import LEFT_OUT as HOURS_LEFT_OUT
 from throughput_hours import PredictedHours, read_hours, whole_runs
 from throughput_runs import NO_FIGURE, time_cases
-from throughput_times import Errors, ranks_agree
+from throughput_times import ranks_agree
 
 from trainledger import catalog
 from trainledger.predict.step_time import CAUSES

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from statistics import median
 from typing import Any
 
 from throughput_case import TimeCase, TimeSource
@@ -87,29 +86,6 @@ class TimePrediction:
 def predictions() -> tuple[TimePrediction, ...]:
     """Every case with the catalog's calibrations."""
     return tuple(TimePrediction(each, predicted(each)) for each in cases())
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Errors of some rows: predicted over measured, less one."""
-
-    errors: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        return median(abs(each) for each in self.errors)
-
-    @property
-    def bias(self) -> float:
-        return median(self.errors)
-
-    @property
-    def worst(self) -> float:
-        return max(self.errors, key=abs)
-
-    def within(self, share: float) -> float:
-        """The share of rows whose absolute error is at most ``share``."""
-        return sum(abs(each) <= share for each in self.errors) / len(self.errors)
 
 
 def ranks_agree(predicted: Sequence[float], measured: Sequence[float]) -> float:

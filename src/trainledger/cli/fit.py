@@ -7,7 +7,6 @@ devices, one sequence of at most 8,192 tokens at a time, unless --set says other
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from trainledger.cli.arguments import (
@@ -17,6 +16,7 @@ from trainledger.cli.arguments import (
     add_run,
     check_plot_of,
     print_json,
+    while_waiting,
     write_plot_of,
 )
 from trainledger.plan.fit.questions import QUESTIONS
@@ -96,13 +96,7 @@ def _seq_len(named: str) -> int:
     return min(int(fields["max_seq_len"]), _LONGEST)
 
 
-def _progress() -> Told | None:
+def _progress() -> Told:
     """Says on a terminal how far it is; nothing anywhere else."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return None
-
-    def told(done: int, of: int) -> None:
-        end = "\r" + " " * 40 + "\r" if done == of else ""
-        print(f"\r{done} of {of} questions{end}", end="", file=sys.stderr, flush=True)
-
-    return told
+    say = while_waiting()
+    return lambda done, of: say("" if done == of else f"{done} of {of} questions")
