@@ -33,6 +33,7 @@ _WHERE = {
     "device_of": "trainledger.api",
     "fit": "trainledger.api",
     "inference": "trainledger.api",
+    "inspect": "trainledger.trace.inspect",
     "layouts": "trainledger.api",
     "load": "trainledger.api",
     "machine_of": "trainledger.api",
@@ -43,7 +44,9 @@ _WHERE = {
     "parameters": "trainledger.ledger.parameters",
     "predict": "trainledger.api",
     "reconcile": "trainledger.reconcile",
+    "cost_rule": "trainledger.trace.custom",
     "trace": "trainledger.trace",
+    "trace_step": "trainledger.trace",
 }
 
 if TYPE_CHECKING:
@@ -76,13 +79,15 @@ if TYPE_CHECKING:
     from trainledger.spec.problem import InvalidInput, Problem
     from trainledger.spec.recipe import Recipe
     from trainledger.spec.run import Run
-    from trainledger.trace import trace
+    from trainledger.trace import trace, trace_step
+    from trainledger.trace.custom import cost_rule
+    from trainledger.trace.inspect import inspect
 
 __all__ = [
     "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec",
-    "Problem", "Recipe", "Run", "account", "advise", "breaks", "compare", "device", "device_of", "fit",
-    "inference", "layouts", "load", "machine_of", "meter", "model", "napkin", "optimal",
-    "parameters", "predict", "reconcile", "trace",
+    "Problem", "Recipe", "Run", "account", "advise", "breaks", "compare", "cost_rule", "device", "device_of", "fit",
+    "inference", "inspect", "layouts", "load", "machine_of", "meter", "model", "napkin", "optimal",
+    "parameters", "predict", "reconcile", "trace", "trace_step",
 ]  # fmt: skip
 
 

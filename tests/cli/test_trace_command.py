@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,72 @@ def test_by_category_is_each_at_its_most(run_file: str) -> None:
     peak = ledger.peak().by_category
     assert all(rows[name] >= nbytes for name, nbytes in peak.items())
     assert rows["gradients"] == 4 * ledger.parameters
+
+
+CODE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+
+class Picky(Net):
+    def forward(self, x):
+        return super().forward(x[x > 0].reshape(-1, 8))
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "traced_net", raising=False)
+    (tmp_path / "traced_net.py").write_text(CODE)
+    return "traced_net:Net"
+
+
+def test_code_of_ones_own(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["trace", code, "--input", "fp32[4,8]", "--loss", "mse_loss", "--label", "fp32[4,8]"]
+    assert main([*words, "--by", "line", "--tensors"]) == 0
+    out = capsys.readouterr().out
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert "traced_net.py:11" in out
+    assert main([*words, "--json", "--by", "phase", "-o", "ledger.json.gz"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    ledger = read_ledger("ledger.json.gz")
+    assert told["parameters"] == 8 * 32 + 32 + 32 * 8 + 8 == ledger.parameters
+    assert told["model_flops"] == 2 * 4 * 8 * 32 * (2 + 3) == ledger.model_flops  # no gradient of the input
+    assert told["by"]["flops"] == ledger.by("phase")
+    assert told["peak_nbytes"] == ledger.peak().nbytes == sum(told["peak_by_category"].values())
+
+
+def test_code_that_cannot_be_followed(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "traced_net:Picky", "--input", "fp32[4,8]", "--loss", "sum"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith("PARTIAL: traced_net:Picky: 1 operation traced, then forward ended at traced_net.py:15")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["traced_net:Nett"], "traced_net has no 'Nett'; nearest that works: Net"),
+        (
+            ["traced_net:Net", "--set", "recipe.micro_batch=2"],
+            "changes a field of a run file, which code does not have",
+        ),
+        (["traced_net:Net", "--grad-accum", "0"], "--grad-accum = 0: must be at least 1"),
+        (["traced_net:Net", "--kernels", "tpu"], "--kernels = 'tpu': must be cpu or cuda"),
+        (["traced_net:Net", "--autocast", "bf17"], "--autocast = 'bf17': is no number format"),
+        (["gpt2", "--input", "fp32[4,8]"], "--input = ['fp32[4,8]']: is for your own code"),
+        (["gpt2", "--by", "line"], "--by = 'line': is told of your own code"),
+        (["--hf", "missing.json"], "--hf = 'missing.json': cannot be read"),
+    ],
+)
+def test_wrong_words(code: str, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", *words]) == 2
+    assert sentence in capsys.readouterr().err

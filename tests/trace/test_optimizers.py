@@ -33,9 +33,9 @@ from trainledger.spec.optimizers import ACCOUNTED_ONLY, IMPLEMENTATIONS, OPTIMIZ
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 from trainledger.trace import trace
+from trainledger.trace.fakes import make_states
 from trainledger.trace.numbers import ZeroWhereUnknown
 from trainledger.trace.recorder import Recorder
-from trainledger.trace.trace import make_states
 from trainledger.train.optimizer import build_optimizer, for_muon
 
 torch.set_num_threads(1)

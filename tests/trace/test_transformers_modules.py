@@ -19,9 +19,9 @@ from transformers_modules import PAGE, page
 from transformers_reasons import REASONS, reasons_of
 
 from trainledger.ledger.entry import Ledger
+from trainledger.trace.fakes import make_states
 from trainledger.trace.grouped_products import grouped_products_of_any_format
 from trainledger.trace.recorder import Recorder
-from trainledger.trace.trace import make_states
 
 transformers.utils.logging.set_verbosity_error()
 KINDS = sorted(CONFIGS)

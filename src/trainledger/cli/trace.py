@@ -1,60 +1,212 @@
-"""Trace one optimizer step of a run's real model on fake tensors, beside the closed form.
+"""Account for one training step by running its code on fake tensors: nothing is computed, any size fits any machine.
 
-RUN is a run file, or a model of the catalog under a default recipe. Nothing is computed: any size fits any machine.
-Exit code 1 where the two differ in parameters, matmul or attention FLOPs, or kept bytes.
+RUN is a run file or a model of the catalog, whose trace is set beside the closed form; or your own code, as
+package.module:build, a function (or class) that gives an nn.Module or a trainledger.TrainingStep; or, with --hf, a
+Hugging Face config.json, whose class is built without weights. Only what is named is imported.
+
+Exit code 1 where closed form and trace differ in parameters, matmul or attention FLOPs, or kept bytes, and where your
+code could not be followed to its end.
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from trainledger.cli.arguments import RUN_OR_MODEL, add_json, add_run, print_json
-from trainledger.report.agreement import SPLITS
+from trainledger.cli.arguments import (
+    RUN_OR_MODEL,
+    add_json,
+    add_plot,
+    add_run,
+    check_plot_of,
+    print_json,
+    write_plot_of,
+)
+from trainledger.report.traced import LONGEST, SPLITS
+
+if TYPE_CHECKING:
+    from trainledger.ledger.entry import Ledger
+
+_OF_CODE: dict[str, object] = {
+    # option: what it is without being given; a run file says these itself
+    "input": [], "label": None, "loss": None, "step": "adamw", "autocast": None, "dtype": None, "kernels": "cpu",
+    "grad_accum": 1, "checkpointing": [], "first_step": False,
+}  # fmt: skip
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_run(parser, help=RUN_OR_MODEL)
-    parser.add_argument("--by", choices=SPLITS, help="also split the FLOPs; by category: the most bytes of each")
-    parser.add_argument("-o", "--output", metavar="FILE", help="also keep the traced ledger in a file")
+    add_run(parser, help=f"{RUN_OR_MODEL}, or package.module:build")
+    code = parser.add_argument_group("your own code")
+    code.add_argument("--hf", metavar="CONFIG", help="a Hugging Face config.json: its class, without weights")
+    code.add_argument(
+        "--input", action="append", default=[], metavar="SHAPE",
+        help="an input of the model, such as int64[8,2048] or labels=int64[8,2048]; may be repeated",
+    )  # fmt: skip
+    code.add_argument("--loss", help="of torch.nn.functional, mean, sum, or package.module:function (the model's own)")
+    code.add_argument("--label", metavar="SHAPE", help="what the loss sets the output against, such as int64[8,2048]")
+    code.add_argument("--step", default="adamw", help="forward, backward, or an optimizer such as adamw-fused (adamw)")
+    code.add_argument("--autocast", metavar="DTYPE", help="run forward under autocast, such as bf16")
+    code.add_argument("--dtype", help="the format of what is built without one (fp32, or the configuration's)")
+    code.add_argument("--kernels", default="cpu", help="whose kernels: cpu or cuda (cpu)")
+    code.add_argument("--grad-accum", type=int, default=1, metavar="N", help="micro-batches in a step (1)")
+    code.add_argument(
+        "--checkpointing", action="append", default=[], metavar="PATHS",
+        help="run modules again in backward, such as layers.*; may be repeated",
+    )  # fmt: skip
+    code.add_argument("--first-step", action="store_true", help="the step that creates the optimizer's state")
+    told = parser.add_argument_group("what is told")
+    told.add_argument("--by", choices=SPLITS, help="split the FLOPs and bytes; by category: the most bytes of each")
+    told.add_argument("--top", type=int, default=LONGEST, metavar="N", help=f"rows of a split ({LONGEST})")
+    told.add_argument("--tensors", action="store_true", help="the tensors that make up the peak")
+    told.add_argument("--memory-viz", metavar="FILE", help="a snapshot for PyTorch's memory viewer (out.pickle)")
+    told.add_argument("-o", "--output", metavar="FILE", help="keep the traced ledger in a file")
+    add_plot(parser)
     add_json(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
+    from trainledger.spec.plain import check_target
+
+    for flag, file in (("--output", args.output), ("--memory-viz", args.memory_viz)):
+        if file is not None:
+            check_target(file, flag)
+    check_plot_of(args)
+    code = args.hf is not None or (":" in args.run and not Path(args.run).exists())
+    return _trace_code(args) if code else _trace_run(args)
+
+
+def _trace_code(args: argparse.Namespace) -> int:
+    from trainledger.cli import DONE, FAILED
+    from trainledger.report import traced as report
+    from trainledger.spec.problem import InvalidInput, Problem
+
+    problems = [
+        Problem(flag, value, "must be at least 1", 1)
+        for flag, value in (("--grad-accum", args.grad_accum), ("--top", args.top))
+        if value < 1
+    ]
+    if args.set:
+        rule = "changes a field of a run file, which code does not have"
+        problems.append(Problem("--set", args.set[0], rule, "--input, --dtype, --step or --loss"))
+    if args.kernels not in ("cpu", "cuda"):
+        problems.append(Problem("--kernels", args.kernels, "must be cpu or cuda", "cuda"))
+    if problems:
+        raise InvalidInput(problems)
+    ledger, title = _ledger_of_code(args)
+    _keep(args, ledger, title)
+    if args.json:
+        print_json({"target": title, **report.to_json(ledger, args.by or ""), **_tensors_json(args, ledger)})
+    else:
+        print(report.text(ledger, title, args.by or "", args.top))
+        _print_tensors(args, ledger)
+    return FAILED if ledger.partial else DONE
+
+
+def _ledger_of_code(args: argparse.Namespace) -> tuple[Ledger, str]:
+    """The traced ledger and what to call it."""
+    import warnings
+
+    from trainledger.trace.inputs import dtype_named, input_of, inputs_of
+    from trainledger.trace.target import load_target, trace_target
+
+    inputs = inputs_of(args.input)
+    dtype = None if args.dtype is None else dtype_named(args.dtype, "--dtype")
+    autocast = None if args.autocast is None else dtype_named(args.autocast, "--autocast")
+    loss: Any = load_target(args.loss, "--loss") if args.loss and ":" in args.loss else args.loss
+    target: object
+    if args.hf is not None:
+        from trainledger.trace.hugging_face import completed, model_of_config
+
+        target = model = model_of_config(args.hf, dtype=dtype)
+        inputs, title = completed(model, inputs), f"{type(model).__name__} of {args.hf}"
+    else:
+        target, title = load_target(args.run, "RUN"), args.run
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the trace is partial", RuntimeWarning)  # the text says it
+        ledger = trace_target(
+            target,
+            inputs=inputs,
+            step=args.step,
+            loss=loss,
+            label=None if args.label is None else input_of(args.label, "--label")[1],
+            dtype=dtype,
+            checkpointing=args.checkpointing,
+            autocast=autocast,
+            grad_accum=args.grad_accum,
+            kernels=args.kernels,
+            first_step=args.first_step,
+        )
+    return ledger, title
+
+
+def _trace_run(args: argparse.Namespace) -> int:
     from trainledger.cli import DONE, FAILED
     from trainledger.cli.plan import run_or_model
     from trainledger.ledger.step import account
+    from trainledger.measure.step import rehearse
     from trainledger.report.agreement import agree, compare, split, text, to_json
+    from trainledger.report.traced import uncounted
+    from trainledger.spec.problem import InvalidInput, Problem
 
+    given = [name for name, value in _OF_CODE.items() if getattr(args, name) != value]
+    if given:
+        flag = "--" + given[0].replace("_", "-")
+        rule = "is for your own code (package.module:build) or --hf; a run file says it itself"
+        raise InvalidInput([Problem(flag, getattr(args, given[0]), rule)])
     run = run_or_model(args)
     if not run.layout.alone:
-        from trainledger.spec.problem import InvalidInput, Problem
-
         rule = "the modules are traced on one device; of a layout the ranks are accounted for by plan and explain"
         raise InvalidInput([Problem("layout", None, f"{rule}; leave [layout] out here")])
-    if args.output is not None:
-        from trainledger.spec.plain import check_target
-
-        check_target(args.output, "--output")
-    from trainledger.measure.step import rehearse
-
+    if args.by == "line":
+        raise InvalidInput([Problem("--by", "line", "is told of your own code; the closed form has no lines", "path")])
     predicted, traced = account(run), rehearse(run)
     rows = compare(predicted, traced)
     parts = split(predicted, traced, args.by) if args.by else []
-    if args.output:
-        from trainledger.ledger.store import write_ledger
-
-        write_ledger(traced, args.output)
-    uncounted = dict(traced.uncounted)
+    _keep(args, traced, run.model.name)
     if args.json:
-        told = {"equal": agree(rows), "rows": to_json(rows), "operations": len(traced), "uncounted": uncounted}
-        print_json({**told, "by": to_json(parts), "output": args.output})
+        told = {"equal": agree(rows), "rows": to_json(rows), "operations": len(traced)}
+        told |= {"uncounted": dict(traced.uncounted), "by": to_json(parts), "output": args.output}
+        print_json({**told, **_tensors_json(args, traced)})
     else:
         print(f"One optimizer step of {run.model.name}: {len(traced):,} operations traced\n")
         print(text(rows))
         if parts:
             print("\n" + text(parts, args.by))
-        if uncounted:
-            print("\nNot counted: " + ", ".join(f"{name} ({times} times)" for name, times in uncounted.items()))
+        for each in uncounted(traced):
+            print(f"\n{each}")
+        _print_tensors(args, traced)
         if not agree(rows):
             print("\nThe two differ where they must not: one of them is wrong about this model.")
     return DONE if agree(rows) else FAILED
+
+
+def _keep(args: argparse.Namespace, ledger: Ledger, title: str) -> None:
+    """Write the files that were asked for."""
+    if args.output:
+        from trainledger.ledger.store import write_ledger
+
+        write_ledger(ledger, args.output)
+    if args.memory_viz:
+        from trainledger.report.memory_viz import write_memory_viz
+
+        write_memory_viz(ledger, args.memory_viz)
+    if args.plot:
+        from trainledger.report.memory import memory_figure
+
+        write_plot_of(args, {"memory": memory_figure(ledger)}, title)
+
+
+def _print_tensors(args: argparse.Namespace, ledger: Ledger) -> None:
+    if args.tensors:
+        from trainledger.report.memory import peak_text
+
+        print("\n" + peak_text(ledger, top=args.top))
+
+
+def _tensors_json(args: argparse.Namespace, ledger: Ledger) -> dict[str, Any]:
+    if not args.tensors:
+        return {}
+    from trainledger.report.memory import peak_json
+
+    return {"tensors": peak_json(ledger)}

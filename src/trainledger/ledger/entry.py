@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trainledger.frozen import frozen
 
 if TYPE_CHECKING:
+    from trainledger.ledger.tensors import TensorLife
     from trainledger.ledger.timeline import Peak
 
 Int = Any  # int for one run, an array for many at once, a sympy expression for a formula
@@ -53,6 +54,8 @@ class Entry:
     those of the whole message as NCCL's tests count them: of all that is reduced, of what an all-gather makes, of what
     a reduce-scatter or an all-to-all reads, of what one rank sends to one other. ``overlap`` says beside what it can
     run: ``compute``, or nothing (what comes next waits for it). ``seconds`` is known only where it was measured.
+    ``source`` is the rule it comes from, ``line`` the user's code that caused it ("file:line"; in backward the forward
+    operation's), which only a traced step has.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Entry:
     seconds: float | None = None
     basis: str = "exact"
     source: str = ""
+    line: str = ""
 
     @property
     def times(self) -> Int:
@@ -93,6 +97,8 @@ class Ledger:
 
     ``resident`` is what is live before the step, by category; ``uncounted`` lists what has no rule, with
     how often it ran; ``parameters`` are distinct trained elements; ``tokens`` pass through in the step.
+    ``tensors`` are the pieces of memory one by one, which a full trace tells; ``partial`` is a sentence why a trace
+    ended before its step did, empty for a whole one; ``notes`` are what else must be said of it.
     """
 
     entries: tuple[Entry, ...]
@@ -102,6 +108,9 @@ class Ledger:
     micro_batches: Int = 1
     uncounted: tuple[tuple[str, int], ...] = ()
     writer: str = ""
+    tensors: tuple[TensorLife, ...] = ()
+    partial: str = ""
+    notes: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -110,7 +119,8 @@ class Ledger:
         return len(self.entries)
 
     def __repr__(self) -> str:
-        return f"Ledger({len(self.entries)} entries, parameters={self.parameters}, writer={self.writer!r})"
+        partial = ", partial" if self.partial else ""
+        return f"Ledger({len(self.entries)} entries, parameters={self.parameters}, writer={self.writer!r}{partial})"
 
     def total(self, amount: str) -> Int:
         """The sum of one amount (``flops``, ``read``, ``kept`` …) over all entries, each as often as it runs."""

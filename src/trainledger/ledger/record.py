@@ -18,10 +18,10 @@ Loop = tuple[tuple[str, Int], ...]
 
 class Storage:
     """One piece of memory. ``cached`` means that each iteration of a loop leaves its own copy behind, ``of_parameter``
-    that it is a parameter in another format.
+    that it is a parameter in another format; ``origin`` what a trace knows of it.
     """
 
-    __slots__ = ("__weakref__", "cached", "category", "kept", "loop", "nbytes", "of_parameter", "phase")
+    __slots__ = ("__weakref__", "cached", "category", "kept", "loop", "nbytes", "of_parameter", "origin", "phase")
 
     def __init__(self, nbytes: Int, phase: str, category: str = "scratch", loop: Loop = ()) -> None:
         self.nbytes = nbytes
@@ -31,6 +31,18 @@ class Storage:
         self.kept = False
         self.cached = False
         self.of_parameter = False
+        self.origin: Origin | None = None
+
+
+class Origin:
+    """Where a piece of memory comes from, and when it is live (`TensorLife`)."""
+
+    __slots__ = ("born", "died", "dtype", "line", "name", "path", "shape")
+
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: str, path: str, line: str, born: int) -> None:
+        self.name, self.shape, self.dtype, self.path, self.line = name, shape, dtype, path, line
+        self.born = born
+        self.died: int | None = None
 
 
 class Event:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.tensors import TensorLife
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
 
 FORMAT = 1
 _ENTRY = {each.name: each.default for each in fields(Entry)}
+_TENSOR = {each.name: each.default for each in fields(TensorLife)}
 _PAIRS = ("allocated", "freed", "loop", "resident", "uncounted")
 _SIZES = ("shape", "fused")
 
@@ -26,15 +28,20 @@ def to_json(ledger: Ledger) -> dict[str, Any]:
     Raises TypeError for a ledger of arrays or symbols, which is not one run.
     """
     head = {name: getattr(ledger, name) for name in _HEAD}
-    entries = []
-    for each in ledger.entries:
-        facts = {name: getattr(each, name) for name in _ENTRY}
-        entries.append({name: value for name, value in facts.items() if value != _ENTRY[name]})
-    for record in (head, *entries):
+    head |= {name: getattr(ledger, name) for name in _TRACED if getattr(ledger, name)}
+    entries = [_told(each, _ENTRY) for each in ledger.entries]
+    tensors = [_told(each, _TENSOR) for each in ledger.tensors]
+    for record in (head, *entries, *tensors):
         for name, value in record.items():
             if not _is_plain(value):
                 raise TypeError(f"{name} = {value!r} of a ledger is not a number that can be stored")
-    return {"format": FORMAT, **head, "entries": entries}
+    lives = {"tensors": tensors} if tensors else {}
+    return {"format": FORMAT, **head, "entries": entries, **lives}
+
+
+def _told(record: Entry | TensorLife, defaults: dict[str, Any]) -> dict[str, Any]:
+    facts = {name: getattr(record, name) for name in defaults}
+    return {name: value for name, value in facts.items() if value != defaults[name]}
 
 
 def from_json(data: dict[str, Any]) -> Ledger:
@@ -43,12 +50,15 @@ def from_json(data: dict[str, Any]) -> Ledger:
         if data["format"] != FORMAT:
             raise InvalidInput([Problem("format", data["format"], "is not a ledger this version reads", FORMAT)])
         entries = tuple(Entry(**_tuples(each)) for each in data["entries"])
-        return Ledger(entries, **_tuples({name: data[name] for name in _HEAD}))
+        tensors = tuple(TensorLife(**_tuples(each)) for each in data.get("tensors", ()))
+        traced = {"partial": data.get("partial", ""), "notes": tuple(data.get("notes", ()))}
+        return Ledger(entries, **_tuples({name: data[name] for name in _HEAD}), **traced, tensors=tensors)
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidInput([Problem("ledger", None, f"is not what trainledger writes: {error}")]) from error
 
 
-_HEAD = tuple(each.name for each in fields(Ledger) if each.name != "entries")
+_TRACED = ("partial", "notes")  # what only traces have
+_HEAD = tuple(each.name for each in fields(Ledger) if each.name not in ("entries", "tensors", *_TRACED))
 
 
 def write_ledger(ledger: Ledger, path: str | os.PathLike[str]) -> None:

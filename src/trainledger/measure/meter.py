@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -11,7 +11,9 @@ from torch import nn
 
 from trainledger.ledger.entry import Ledger
 from trainledger.measure.allocator import AllocatorPeak
-from trainledger.trace.recorder import Recorder
+from trainledger.trace.lines import Lines
+from trainledger.trace.recorder import Recorder, optimizers_in
+from trainledger.trace.trace import phases_of
 from trainledger.train.master_weights import gradient_buffers
 from trainledger.train.observer import Observer, StepRecord, TrainingState
 
@@ -58,7 +60,8 @@ class StepMeter(Observer):
     def _recorded(self) -> Iterator[None]:
         state = self._state
         state.optimizer.zero_grad(set_to_none=True)
-        self._recorder = Recorder(state.model, state.optimizer, clocked=state.device.type == "cpu")
+        on_cpu = state.device.type == "cpu"
+        self._recorder = Recorder(state.model, state.optimizer, clocked=on_cpu, adds_in_place=False)
         self._recorder.resident(gradient_buffers(state.optimizer), "gradients")
         if state.scaler is not None:
             self._recorder.resident([state.scaler.scale, state.scaler.good_steps], "optimizer state")
@@ -93,29 +96,15 @@ class Meter:
 
 
 @contextmanager
-def meter(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[Meter]:
+def meter(
+    model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None
+) -> Iterator[Meter]:
     """Record anybody's training step as it runs: ``with meter(model, optimizer) as m: ...``, then ``m.ledger``.
 
     Forward and backward are told apart by who runs an operation, the optimizer's step by its hooks. Start
     with gradients set to None, as those that are there already are not followed. Code under torch.compile
     runs eagerly inside.
     """
-    recorder = Recorder(model, optimizer, clocked=True, find_phases=True)
-    hooks = []
-    if optimizer is not None:
-        entered: list[AbstractContextManager[None]] = []
-
-        def before(*_: Any) -> None:
-            entered.append(recorder.phase("optimizer"))
-            entered[-1].__enter__()
-
-        def after(*_: Any) -> None:
-            entered.pop().__exit__(None, None, None)
-
-        hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
-    try:
-        with recorder:
-            yield Meter(recorder)
-    finally:
-        for each in hooks:
-            each.remove()
+    recorder = Recorder(model, optimizer, clocked=True, find_phases=True, lines=Lines())
+    with phases_of(optimizers_in(optimizer), recorder), recorder:
+        yield Meter(recorder)

@@ -1,5 +1,6 @@
 """The ledger of code that was not written for us: any module or training step, on fake or real tensors."""
 
-from trainledger.trace.trace import trace
+from trainledger.trace.fakes import make_states
+from trainledger.trace.trace import trace, trace_step
 
-__all__ = ["trace"]
+__all__ = ["make_states", "trace", "trace_step"]

@@ -16,17 +16,22 @@ _READ = torch.ops.aten._local_scalar_dense.default
 class ZeroWhereUnknown(TorchDispatchMode):
     """A number read off a fake tensor whose value nobody knows is 0, as ``item()`` of a norm in an optimizer.
 
-    It is for code in which such a number scales values and decides nothing about which operations run: for as long
-    as ``trusted()`` says so.
+    Where such a number scales values and decides nothing about which operations run, as inside an optimizer, that is
+    right: ``trusted()`` says so. Elsewhere ``guessed()`` is told each time, and without one the read fails.
     """
 
-    def __init__(self, trusted: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, trusted: Callable[[], bool] = lambda: True, guessed: Callable[[], None] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._trusted = trusted
+        self._guessed = guessed
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is _READ and isinstance(args[0], FakeTensor) and args[0].constant is None and self._trusted():
-            return 0.0 if args[0].dtype.is_floating_point else 0
+        if func is _READ and isinstance(args[0], FakeTensor) and args[0].constant is None:
+            trusted = self._trusted()
+            if not trusted and self._guessed is not None:
+                self._guessed()
+            if trusted or self._guessed is not None:
+                return 0.0 if args[0].dtype.is_floating_point else 0
         return func(*args, **(kwargs or {}))

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from trainledger.ledger import rules
+from trainledger.trace.scratch import SCRATCH, Scratch
 
 Args = tuple[Any, ...]
 Flops = tuple[int, int]  # done, and the model's own share of it
@@ -23,13 +24,19 @@ def _no_shape(args: Args) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Operator:
-    """How one aten operator is accounted for."""
+    """How one operator is accounted for; with ``takes_options`` ``flops`` is given its keywords as a last argument."""
 
     name: str
     kind: str
     flops: Callable[[Args, Any], Flops]
     assumed: bool = False
     shape: Callable[[Args], tuple[int, ...]] = _no_shape
+    takes_options: bool = False
+    source: str = ""
+    scratch: Scratch | None = None  # what a CPU's kernel allocates beside its results
+
+
+CUSTOM: dict[str, Operator] = {}  # operators with rules of the user's own (`custom.cost_rule`)
 
 
 def _none(args: Args, out: Any) -> Flops:
@@ -266,6 +273,12 @@ for _name in ("native_dropout", "bernoulli_", "bernoulli", "rand", "randn", "ran
 for _name in ("_local_scalar_dense", "is_same_size", "equal", "sym_size", "item", "_assert_async", "_assert_scalar",
               "_linalg_check_errors", "record_stream", "is_pinned"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("transfer", _none)
+for _name in ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat"):
+    _RULES[f"fsdp::{_name}"] = ("copy", _none)
+_WAITS = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan")
+for _name in _WAITS:
+    _RULES[f"_c10d_functional::{_name}"] = _RULES[f"c10d::{_name}"] = ("allocate", _none)
+SENDS = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")  # whose operators are collectives
 
 
 @cache
@@ -273,23 +286,29 @@ def operator_of(func: OpOverload) -> Operator:
     """The account of an operator; one that has no rule is of kind ``unknown`` and counts no FLOPs."""
     schema = func._schema.name
     name = schema.split("::")[1]
+    if schema in CUSTOM:
+        return CUSTOM[schema]
     if schema in _RULES:
         kind, flops = _RULES[schema]
         shape = _SHAPES.get(schema, _no_shape)
         if kind == "attention":
             shape = _attention_shape(func, 1 if "backward" in name else 0)
-        return Operator(name, kind, flops, assumed=kind in ("norm", "softmax"), shape=shape)
+        return Operator(name, kind, flops, assumed=kind in ("norm", "softmax"), shape=shape, scratch=SCRATCH.get(schema))
+    if schema.split("::")[0] in SENDS:
+        return Operator(name, "collective", _none)
     if name.startswith("_fused_") and name.endswith("_"):
-        return Operator(name, "update", _update(name[len("_fused_") : -1]), assumed=True)
+        return Operator(name, "update", _update(name[len("_fused_") : -1]), assumed=True, takes_options=True)
     if name.startswith("_foreach_"):
         return Operator(name, "elementwise", _first_list)
     if torch.Tag.pointwise in func.tags or name in _POINTWISE:
         return Operator(name, "elementwise", _per_element("elementwise"))
-    return Operator(schema, "unknown", _none)
+    from trainledger.trace.custom import registered_with_torch
+
+    return registered_with_torch(func) or Operator(schema, "unknown", _none)
 
 
 _POINTWISE = {
-    "floor_divide", "polar",
+    "floor_divide", "polar", "__or__", "__and__", "__xor__",
     "silu_backward", "gelu_backward", "native_dropout_backward", "sigmoid_backward", "tanh_backward", "masked_fill",
     "masked_fill_", "threshold_backward", "relu_", "softplus_backward", "hardtanh_backward", "where", "lerp",
     "lerp_", "addcdiv_", "addcmul_", "glu", "glu_backward", "leaky_relu_backward", "elu_backward",

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 import weakref
-from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from types import TracebackType
 from typing import Any
 
@@ -19,12 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainledger.ledger.entry import HOST, Ledger
-from trainledger.ledger.record import Event, Storage, amounts, keep_what_lives
+from trainledger.ledger.record import Event, Origin, Storage, amounts, keep_what_lives
+from trainledger.ledger.tensors import TensorLife
+from trainledger.trace.accumulation import added_into, alone
+from trainledger.trace.lines import Lines
 from trainledger.trace.operators import operator_of, tensors_in
+from trainledger.trace.places import OUTSIDE, Places, plain_name
 
 DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 DTYPE_NAMES |= {torch.int64: "int64", torch.int32: "int32", torch.uint8: "uint8", torch.int8: "int8"}
@@ -32,9 +35,9 @@ DTYPE_NAMES |= {torch.bool: "bool"}
 DTYPE_NAMES |= {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 _DEVICE = torch.ops.prim.device.default
-_NO_NUMBER = 2**63  # nodes that add to a parameter's gradient have the largest number there is
-
 MODEL_PHASES = ("forward", "backward", "other")  # whose matrix products are the model's own
+
+Watch = Callable[[OpOverload, tuple[Any, ...], dict[str, Any], Any, Event | None], None]
 
 GATHERS = ("embedding", "index_select", "gather")
 
@@ -46,16 +49,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     more such tensors; what is read without having been made or told was there as well, as part of the batch.
     ``phase("backward")`` names what runs inside; with ``find_phases`` the recorder tells forward from backward
     itself (autograd runs the latter). Operations that autograd runs with gradients enabled are recomputation.
-    ``clocked`` times each operation (real tensors on a synchronous device only).
+    ``clocked`` times each operation (real tensors on a synchronous device only). ``lines`` finds the line of the
+    user's code that an operation comes from, in backward that of the forward operation it answers. ``watch`` is told
+    each operation after it ran, with its event, or None for a view. On a CPU, unless ``kernels`` are others', an entry's
+    ``scratch`` is what the kernel allocates beside its results (`scratch`). Gradients that
+    autograd adds up in the memory of one of them when nobody watches are added up so (`accumulation`), but where
+    ``adds_in_place`` is not set. Two modules or more are traced as the children
+    of an ``nn.ModuleDict``.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         *,
         clocked: bool = False,
         find_phases: bool = False,
+        lines: Lines | None = None,
+        watch: Watch | None = None,
+        kernels: str = "cpu",
+        adds_in_place: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
@@ -67,33 +80,43 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._resident: list[Storage] = []
         self._phase = "other"
         self._find_phases = find_phases
+        self._watch_each = watch
+        self._kernels = kernels
+        self._adds_in_place = adds_in_place and alone() is not None
+        self._every: list[Storage] = []
+        self.partial = ""
+        self.notes: list[str] = []
         self._recomputing = False
         self._root = model
-        self._paths = {id(each): name for name, each in model.named_modules()}
-        self._stack: list[str] = []
-        # From which autograd node on which module ran: nodes are numbered in the order of the forward.
-        self._first_nodes: list[int] = []
-        self._path_from: list[str] = []
-        self._last_path = ""
-        self._hooks: list[Any] = []
-        self.resident([each for each in model.parameters() if each.requires_grad], "parameters")
-        self.resident([each for each in model.parameters() if not each.requires_grad], "frozen weights")
-        self.resident(list(model.buffers()), "buffers")
-        if optimizer is not None:
-            self.resident([each for state in optimizer.state.values() for each in tensors_in(state)], "optimizer state")
+        self._places = Places(model, lines, self._leave_module)
+        trained = {plain_name(name): each for name, each in model.named_parameters() if each.requires_grad}
+        names = {id(each): plain_name(name) for name, each in model.named_parameters()}
+        self.resident(trained.values(), "parameters", trained)
+        frozen = {plain_name(name): each for name, each in model.named_parameters() if not each.requires_grad}
+        self.resident(frozen.values(), "frozen weights", frozen)
+        buffers = dict(model.named_buffers())
+        self.resident(buffers.values(), "buffers", buffers)
+        for each in optimizers_in(optimizer):
+            for parameter, state in each.state.items():
+                owner = names.get(id(parameter), "")
+                for key, value in state.items():
+                    held = tensors_in(value)
+                    self.resident(held, "optimizer state", [f"{owner}.{key}" if owner else key] * len(held))
 
     # What was there before
 
-    def resident(self, tensors: Iterator[Tensor] | list[Tensor], category: str) -> None:
+    def resident(self, tensors: Iterable[Tensor], category: str, names: Iterable[str] = ()) -> None:
         """Tell which live tensors belong to which category before the step; a storage is counted once."""
-        for tensor in tensors:
+        for tensor, name in zip_longest(tensors, names, fillvalue=category):
+            assert isinstance(tensor, Tensor)
             storage = tensor.untyped_storage()
             if storage._cdata not in self._live:
                 record = Storage(storage.nbytes(), "resident", category)
+                record.origin = Origin(str(name), tuple(tensor.shape), dtype_name(tensor.dtype), "", "", -1)
                 self._watch(storage, record)
                 self._resident.append(record)
 
-    def categorize(self, tensors: Iterator[Tensor] | list[Tensor], category: str) -> None:
+    def categorize(self, tensors: Iterable[Tensor], category: str) -> None:
         """Say what live storages turned out to be, back to their birth."""
         for tensor in tensors:
             record = self._live.get(tensor.untyped_storage()._cdata)
@@ -105,6 +128,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def current_phase(self) -> str:
         return self._phase
+
+    @property
+    def places(self) -> Places:
+        return self._places
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -144,10 +171,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._begin(phase)
 
     def __enter__(self) -> Recorder:
-        self._hooks = [
-            module_hooks.register_module_forward_pre_hook(self._enter_module),
-            module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
-        ]
+        self._places.follow()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -155,44 +179,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        for each in self._hooks:
-            each.remove()
+        self._places.leave()
 
-    def _enter_module(self, module: nn.Module, args: Any) -> None:
-        path = self._paths.get(id(module))
-        self._stack.append(path if path is not None else (self._stack[-1] if self._stack else ""))
-        self._mark(self._stack[-1])
-
-    def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._stack:
-            self._stack.pop()
-            self._mark(self._stack[-1] if self._stack else "loss")
+    def _leave_module(self, module: nn.Module, output: Any) -> None:
         if module is self._root and self._phase == "forward":
             for tensor in tensors_in(output):
                 record = self._live.get(tensor.untyped_storage()._cdata)
                 if record is not None and record.category == "scratch":
                     record.category = "logits and loss"
-
-    def _mark(self, path: str) -> None:
-        self._first_nodes.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
-        self._path_from.append(path)
-
-    def _where(self, phase: str) -> str:
-        """The module path of the operation that runs now; in backward, that of the forward operation it answers."""
-        if self._stack:
-            return self._stack[-1]
-        if phase in ("forward", "other"):
-            return "loss"
-        if phase != "backward":
-            return ""
-        node = torch._C._current_autograd_node()
-        if node is None:
-            return "loss"
-        number: int = node._sequence_nr()
-        if number < _NO_NUMBER:
-            at = bisect_right(self._first_nodes, number) - 1
-            self._last_path = self._path_from[at] if at >= 0 else "loss"
-        return self._last_path
 
     # Operations
 
@@ -204,17 +198,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return NotImplemented
+        into = added_into(func, args) if self._adds_in_place else None
         if not self._clocked:
             out, seconds = func(*args, **kwargs), None
         else:
             start = time.perf_counter()
             out = func(*args, **kwargs)
             seconds = time.perf_counter() - start
-        self._record(func, args, kwargs, out, seconds)
+        self._record(func, args, kwargs, out, seconds, into)
         return out
 
     def _record(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, seconds: float | None
+        self,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        seconds: float | None,
+        into: Tensor | None = None,
     ) -> None:
         if self._find_phases:
             self._notice_phase()
@@ -222,15 +223,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = 0
         live = self._live
         operator = operator_of(func)
+        line = self._places.line()
         # The argument of lift_fresh is a number that has just become a tensor.
         inputs = [] if operator.name == "lift_fresh" else tensors_in(args) + tensors_in(kwargs)
         for tensor in inputs:
             if tensor.untyped_storage()._cdata not in live:
                 self.resident([tensor], "batch")
+        if into is not None:
+            self._move(into.untyped_storage()._cdata, out.untyped_storage())
         for tensor in tensors_in(out):
             storage = tensor.untyped_storage()
             if storage._cdata not in live and storage.nbytes():
                 record = Storage(storage.nbytes(), self._phase)
+                record.origin = Origin(
+                    operator.name, tuple(tensor.shape), dtype_name(tensor.dtype), "", line, len(self.events)
+                )
                 self._watch(storage, record)
                 made.append(record)
                 written += storage.nbytes()
@@ -238,10 +245,57 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # A real tensor met among fake ones is converted where it is read; its own storage is counted already.
             for record in made:
                 record.phase, record.nbytes = "resident", 0
-            return
+            return self._tell(func, args, kwargs, out, None)
         changes = func._schema.is_mutable
-        if not made and not changes and operator.kind not in ("transfer", "reduction"):
-            return  # a view: no work, no bytes
+        stays = not made and not changes and into is None
+        if stays and operator.kind not in ("transfer", "reduction", "collective"):
+            return self._tell(func, args, kwargs, out, None)  # a view: no work, no bytes
+        phase = self.phase_now(made)
+        read = sum(touched_nbytes(each) for each in inputs) - sum(map(touched_nbytes, tensors_in(kwargs.get("out"))))
+        if into is not None:
+            written += touched_nbytes(out)
+        if changes:
+            targets = _written_arguments(func, args, kwargs)
+            written += sum(touched_nbytes(each) for each in targets)
+        if operator.name in GATHERS:  # of the table, only the rows that come out are read
+            read += written - touched_nbytes(inputs[0])
+        flops, model_flops = operator.flops((*args, kwargs) if operator.takes_options else args, out)
+        path = self._places.path(phase)
+        for record in made:
+            if record.origin is not None:
+                record.origin.path = path
+        if _of_loss(path) or any(_of_loss(each) for each in self._places.running):
+            for record in made:
+                record.category = "logits and loss"
+        if operator.name == "to_host":
+            made[0].category = HOST
+        if operator.kind == "unknown":
+            self.uncounted[operator.name] = self.uncounted.get(operator.name, 0) + 1
+        if operator.kind == "allocate":
+            read = written = 0
+        event = Event(
+            made,
+            name=operator.name,
+            path=path,
+            phase=phase,
+            kind=operator.kind,
+            flops=flops,
+            model_flops=model_flops if phase in MODEL_PHASES else 0,
+            read=read,
+            written=written,
+            dtype=DTYPE_NAMES.get(inputs[0].dtype, "") if inputs else "",
+            shape=operator.shape(args),
+            scratch=operator.scratch(args, out) if operator.scratch is not None and self._on_cpu(inputs) else 0,
+            seconds=seconds,
+            basis="assumed" if operator.assumed else "exact",
+            source=operator.source or func._schema.name,
+            line=line,
+        )
+        self.events.append(event)
+        return self._tell(func, args, kwargs, out, event)
+
+    def phase_now(self, made: Iterable[Storage]) -> str:
+        """The phase of an operation that runs now and has made these: a forward that runs in backward is recomputed."""
         phase = self._phase
         if phase == "backward" and self._again():
             phase = "recompute"
@@ -251,57 +305,51 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif self._recomputing:
             self._recomputing = False
             keep_what_lives(self._live.values(), "recompute")
-        read = sum(touched_nbytes(each) for each in inputs)
-        if changes:
-            targets = _written_arguments(func, args, kwargs)
-            written += sum(touched_nbytes(each) for each in targets)
-        if operator.name in GATHERS:  # of the table, only the rows that come out are read
-            read += written - touched_nbytes(inputs[0])
-        flops, model_flops = operator.flops((*args, kwargs) if operator.kind == "update" else args, out)
-        path = self._where(phase)
-        if _of_loss(path) or any(_of_loss(each) for each in self._stack):
-            for record in made:
-                record.category = "logits and loss"
-        if operator.name == "to_host":
-            made[0].category = HOST
-        if operator.kind == "unknown":
-            self.uncounted[operator.name] = self.uncounted.get(operator.name, 0) + 1
-        if operator.kind == "allocate":
-            read = written = 0
-        self.events.append(
-            Event(
-                made,
-                name=operator.name,
-                path=path,
-                phase=phase,
-                kind=operator.kind,
-                flops=flops,
-                model_flops=model_flops if phase in MODEL_PHASES else 0,
-                read=read,
-                written=written,
-                dtype=DTYPE_NAMES.get(inputs[0].dtype, "") if inputs else "",
-                shape=operator.shape(args),
-                seconds=seconds,
-                basis="assumed" if operator.assumed else "exact",
-                source=f"aten::{operator.name}",
-            )
-        )
+        return phase
+
+    def follow(self, tensor: Tensor, name: str) -> Storage:
+        """Follow memory that was allocated without an operation; the caller puts it into the event that it is for."""
+        storage = tensor.untyped_storage()
+        record = Storage(storage.nbytes(), self._phase)
+        record.origin = Origin(name, tuple(tensor.shape), dtype_name(tensor.dtype), "", "", len(self.events))
+        self._watch(storage, record)
+        return record
+
+    def _on_cpu(self, inputs: list[Tensor]) -> bool:
+        return self._kernels == "cpu" and bool(inputs) and inputs[0].device.type == "cpu"
+
+    def _tell(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, event: Event | None
+    ) -> None:
+        if self._watch_each is not None:
+            self._watch_each(func, args, kwargs, out, event)
 
     def _again(self) -> bool:
         """Whether a forward runs inside backward: with gradients, or (in an own Function's forward) in a module."""
         if torch._C._current_autograd_node() is None:
             return False
-        return torch.is_grad_enabled() or bool(self._stack)
+        return torch.is_grad_enabled() or bool(self._places.running)
 
     def _watch(self, storage: Any, record: Storage) -> None:
         key = storage._cdata
         self._live[key] = record
+        self._every.append(record)
         self._guards[key] = weakref.ref(storage, self._died(key))
+
+    def _move(self, before: int, storage: Any) -> None:
+        """Memory that was known as one storage is another from now on."""
+        record = self._live.pop(before, None)
+        if record is not None:
+            del self._guards[before]
+            self._live[storage._cdata] = record
+            self._guards[storage._cdata] = weakref.ref(storage, self._died(storage._cdata))
 
     def _died(self, key: int) -> Callable[[Any], None]:
         def gone(_: Any) -> None:
             record = self._live.pop(key)
             del self._guards[key]
+            if record.origin is not None:
+                record.origin.died = len(self.events) - 1
             if self.events:
                 self.events[-1].freed.append((record, 1))
             else:
@@ -309,10 +357,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         return gone
 
+    def storage_of(self, tensor: Tensor) -> Storage | None:
+        """The piece of memory of a tensor, where it is followed."""
+        return self._live.get(tensor.untyped_storage()._cdata)
+
+    def forget_told(self) -> None:
+        """Let go of all events but the last, and of memory that is gone: no ledger is made of a whole program."""
+        del self.events[:-1]
+        self._every.clear()
+
     # The ledger
 
-    def ledger(self, *, tokens: int, writer: str) -> Ledger:
-        """What was recorded so far, as entries in the order they ran."""
+    def ledger(self, *, tokens: int, writer: str, tensors: bool = False) -> Ledger:
+        """What was recorded so far, as entries in the order they ran; with ``tensors`` also each piece of memory."""
         return Ledger(
             entries=tuple(each.entry() for each in self.events),
             resident=amounts((each, 1) for each in self._resident),
@@ -321,12 +378,40 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             micro_batches=max(1, self.micro_batches),
             uncounted=tuple(sorted(self.uncounted.items())),
             writer=writer,
+            tensors=tuple(self._lives()) if tensors else (),
+            partial=self.partial,
+            notes=tuple(self.notes),
         )
+
+    def _lives(self) -> Iterator[TensorLife]:
+        for each in self._every:
+            origin = each.origin
+            if origin is None or not each.nbytes or (origin.born < 0 and origin.died == -1):
+                continue
+            yield TensorLife(
+                nbytes=each.nbytes, category=each.category, name=origin.name, shape=origin.shape, dtype=origin.dtype,
+                path=origin.path, phase="" if origin.born < 0 else each.phase, line=origin.line, born=origin.born,
+                died=origin.died,
+            )  # fmt: skip
+
+
+def optimizers_in(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+) -> Sequence[torch.optim.Optimizer]:
+    """The optimizers of a step as a list: none, one, or several."""
+    if optimizer is None:
+        return ()
+    return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The field's name of a torch dtype (``fp32``); torch's own where it has none."""
+    return DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
 def _of_loss(path: str) -> bool:
     """Whether a module, or what runs outside of all, takes a loss."""
-    return path == "loss" or path.endswith(".loss")
+    return path == OUTSIDE or path.endswith(".loss")
 
 
 def touched_nbytes(tensor: Tensor) -> int:

@@ -2,176 +2,210 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.ledger.entry import Ledger
+from trainledger.trace.compiled import captured
+from trainledger.trace.fakes import fake_batch, make_states, mode_of, on_fake
 from trainledger.trace.grouped_products import grouped_products_of_any_format
+from trainledger.trace.kernels import kernels_of
+from trainledger.trace.lines import Lines, ends_here
 from trainledger.trace.numbers import ZeroWhereUnknown
 from trainledger.trace.operators import tensors_in
-from trainledger.trace.recorder import Recorder
+from trainledger.trace.partial import NoScalarLossError, as_far_as_it_goes
+from trainledger.trace.recorder import Recorder, optimizers_in
 from trainledger.trace.transformers import as_if_real
 
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor
+MOST_GUESSES = 10_000  # of one line: a loop that waits for a value would never end
 
 
 def trace(
     model: nn.Module,
     batch: Batch,
     *,
-    loss: Callable[[Any], Tensor] | None = None,
+    loss: Callable[..., Tensor] | None = None,
+    label: Any = None,
     optimizer: torch.optim.Optimizer | None = None,
     first_step: bool = False,
     autocast: torch.dtype | None = None,
+    grad_accum: int = 1,
+    backward: bool = True,
+    kernels: str = "cpu",
 ) -> Ledger:
-    """The ledger of one training step of ``model`` on CPU kernels; nothing is computed and nothing changes.
+    """The ledger of one training step of ``model``; nothing is computed and nothing changes.
 
     ``model(**batch)`` is called for a dict, ``model(*batch)`` for a tuple, ``model(batch)`` for a tensor. ``loss``
-    makes a scalar of the output; without it the output's own ``loss``, or a scalar output, is taken. The
+    makes a scalar of the output, and of the ``label`` where one is given, which is then part of the batch; without it
+    the output's own ``loss``, or a scalar output, is taken. The
     parameters may be real, on the meta device, or fake. With an optimizer a steady-state step is traced (its
-    state exists before), with ``first_step`` the one that creates it. Raises ValueError where no scalar loss
-    can be had. Left out: what dispatch does not show (scratch inside a library's kernel, custom C++ memory).
+    state exists before), with ``first_step`` the one that creates it. ``grad_accum`` micro-batches of this batch make
+    the step; without ``backward`` it is a forward alone. ``kernels`` are those of a CPU or, where they differ in what
+    they keep or allocate, of "cuda" (`kernels_of`).
+
+    Where the code cannot go on without values, the ledger ends there and says why in ``partial``; a number that is
+    read off a tensor is taken for 0 and told in ``notes``. Raises ValueError where no scalar loss can be had. Left
+    out: what dispatch does not show (scratch inside a library's kernel, custom C++ memory).
     """
-    mode = _mode_of(model) or FakeTensorMode()
-    with mode, _on_fake(model, optimizer, mode):
-        inputs = _fake_batch(batch, mode)
-        if optimizer is not None and not first_step:
+
+    def step(inputs: _Inputs, recorder: Recorder) -> None:
+        phase = recorder.phase
+        for _ in range(grad_accum):
+            with phase("forward"), torch.autocast("cpu", dtype=autocast) if autocast is not None else nullcontext():
+                value = call(model, inputs.batch)
+                if backward:
+                    value = _scalar((loss or own_loss)(value, *inputs.label))
+            if backward:
+                with phase("backward"):
+                    value.backward()
+            del value
+        if optimizer is not None and backward:
+            with phase("optimizer"):
+                optimizer.step()
+
+    given = _Inputs(batch, () if label is None else (label,))
+    return _record(model, given, step, optimizers_in(optimizer), first_step=first_step, kernels=kernels)
+
+
+def trace_step(
+    step: Callable[..., object],
+    models: nn.Module | Mapping[str, nn.Module],
+    batch: Batch = (),
+    *,
+    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
+    first_step: bool = False,
+    kernels: str = "cpu",
+) -> Ledger:
+    """The ledger of a step that is a function of the user's own: several models, optimizers, losses as it likes.
+
+    ``step`` is called with the batch as a model would be and does everything itself: forward, backward, the
+    optimizers' steps. Forward and backward are told apart by who runs an operation, the optimizers by their hooks.
+    The rest is as in `trace`. ``kept_nbytes`` is that of all backward passes of the step.
+    """
+    root = models if isinstance(models, nn.Module) else nn.ModuleDict(dict(models))
+    several = optimizers_in(optimizers)
+
+    def run(inputs: _Inputs, recorder: Recorder) -> None:
+        with phases_of(several, recorder):
+            call(step, inputs.batch)
+
+    return _record(root, _Inputs(batch), run, several, first_step=first_step, kernels=kernels, find_phases=True)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a step is given: a batch, and none or one label."""
+
+    batch: Any
+    label: tuple[Any, ...] = ()
+
+
+def _record(
+    model: nn.Module,
+    given: _Inputs,
+    step: Callable[[_Inputs, Recorder], None],
+    optimizers: Sequence[torch.optim.Optimizer],
+    *,
+    first_step: bool,
+    kernels: str,
+    find_phases: bool = False,
+) -> Ledger:
+    mode = mode_of(model) or FakeTensorMode()
+    guesses: Counter[str] = Counter()
+    lines = Lines()
+
+    def guessed() -> None:
+        line = lines.here() or "a line that is not yours"
+        guesses[line] += 1
+        if guesses[line] > MOST_GUESSES:
+            raise RuntimeError(f"{line} has read more than {MOST_GUESSES:,} values that nobody knows")
+
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        enter(mode)
+        enter(on_fake(model, optimizers, mode))
+        enter(kernels_of(kernels))
+        inputs = _Inputs(fake_batch(given.batch, mode), fake_batch(given.label, mode))
+        if optimizers and not first_step:
             with ZeroWhereUnknown():
-                make_states(model, optimizer)
+                make_states(model, *optimizers)
         model.zero_grad(set_to_none=True)
-        recorder = Recorder(model, optimizer)
-        norms_unknown = ZeroWhereUnknown(lambda: recorder.current_phase == "optimizer")
-        recorder.resident(tensors_in(inputs), "batch")
-        with norms_unknown, recorder, as_if_real(), grouped_products_of_any_format():
-            _step(model, inputs, loss, optimizer, autocast, recorder)
-        tokens = next((each.numel() for each in tensors_in(inputs) if not each.is_floating_point()), 0)
-        ledger = recorder.ledger(tokens=tokens, writer="trace")
+        recorder = Recorder(model, optimizers, lines=Lines(), find_phases=find_phases, kernels=kernels)
+        recorder.resident(tensors_in([inputs.batch, inputs.label]), "batch")
+        with (
+            ZeroWhereUnknown(lambda: recorder.current_phase == "optimizer", guessed),
+            recorder,
+            as_if_real(),
+            grouped_products_of_any_format(),
+            as_far_as_it_goes(recorder),
+            captured(model, recorder, mode),
+        ):
+            step(inputs, recorder)
+        if find_phases:
+            recorder.micro_batches = 1
+        recorder.notes += [
+            f"{count} {'value' if count == 1 else 'values'} read at {line} "
+            f"{'is' if count == 1 else 'are'} unknown and taken for 0: what depends on it may go another way"
+            for line, count in guesses.items()
+        ]
+        tokens = next(
+            (each.numel() for each in tensors_in([inputs.batch, inputs.label]) if not each.is_floating_point()), 0
+        )
+        ledger = recorder.ledger(tokens=tokens, writer="trace", tensors=True)
         model.zero_grad(set_to_none=True)
         return ledger
 
 
-def make_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer take a step on zero gradients, so that its state exists; real weights may decay by it."""
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+for _function in (trace, trace_step, _record):
+    ends_here(_function)
 
 
-def _step(
-    model: nn.Module,
-    inputs: Any,
-    loss: Callable[[Any], Tensor] | None,
-    optimizer: torch.optim.Optimizer | None,
-    autocast: torch.dtype | None,
-    recorder: Recorder,
-) -> None:
-    phase = recorder.phase
-    with phase("forward"), torch.autocast("cpu", dtype=autocast) if autocast is not None else nullcontext():
-        value = (loss or _own_loss)(_call(model, inputs))
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        raise ValueError(f"the loss must be a scalar tensor, not {_told(value)}; give one with loss=")
-    with phase("backward"):
-        value.backward()  # type: ignore[no-untyped-call]
-    if optimizer is not None:
-        with phase("optimizer"):
-            optimizer.step()
+@contextmanager
+def phases_of(optimizers: Sequence[torch.optim.Optimizer], recorder: Recorder) -> Iterator[None]:
+    """Let the recorder know by the optimizers' own hooks when their steps run."""
+    entered: list[AbstractContextManager[None]] = []
+
+    def before(*_: Any) -> None:
+        entered.append(recorder.phase("optimizer"))
+        entered[-1].__enter__()
+
+    def after(*_: Any) -> None:
+        entered.pop().__exit__(None, None, None)
+
+    hooks = [each.register_step_pre_hook(before) for each in optimizers]
+    hooks += [each.register_step_post_hook(after) for each in optimizers]
+    try:
+        yield
+    finally:
+        for each in hooks:
+            each.remove()
 
 
-def _call(model: nn.Module, inputs: Any) -> Any:
+def call(function: Callable[..., Any], inputs: Any) -> Any:
+    """A function of a batch: a dict gives keywords, a tuple positions."""
     if isinstance(inputs, dict):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+        return function(**inputs)
+    return function(*inputs) if isinstance(inputs, tuple) else function(inputs)
 
 
-def _own_loss(output: Any) -> Any:
+def own_loss(output: Any) -> Any:
+    """The loss that an output brings along, else the output itself."""
     if isinstance(output, Tensor):
         return output
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     return output if found is None else found
 
 
-def _told(value: object) -> str:
-    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
-def _mode_of(model: nn.Module) -> FakeTensorMode | None:
-    return next((each.fake_mode for each in model.parameters() if isinstance(each, FakeTensor)), None)
-
-
-def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
-    """A fake CPU tensor of the same shape, strides and format; a single number keeps its value."""
-    if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode:
-        return tensor
-    if tensor.numel() == 1 and tensor.dim() == 0 and not tensor.is_meta and not isinstance(tensor, FakeTensor):
-        from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-        with unset_fake_temporarily():
-            value = tensor.item()
-        return torch.tensor(value, dtype=tensor.dtype)
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-
-
-def _fake_batch(batch: Any, mode: FakeTensorMode) -> Any:
-    if isinstance(batch, Tensor):
-        return _fake(batch, mode)
-    if isinstance(batch, Mapping):
-        return {name: _fake_batch(each, mode) for name, each in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        return tuple(_fake_batch(each, mode) for each in batch)
-    return batch
-
-
-@contextmanager
-def _on_fake(model: nn.Module, optimizer: torch.optim.Optimizer | None, mode: FakeTensorMode) -> Iterator[None]:
-    """Put fake tensors in the place of a model's parameters and buffers and of an optimizer's, and take them back."""
-    twins: dict[int, Tensor] = {}
-
-    def twin(tensor: Tensor) -> Tensor:
-        known = twins.get(id(tensor))
-        if known is None:
-            known = _fake(tensor, mode)
-            if isinstance(tensor, nn.Parameter):
-                known = nn.Parameter(known, requires_grad=tensor.requires_grad)
-            twins[id(tensor)] = known
-        return known
-
-    places: list[tuple[dict[str, Any], str, Any]] = []
-    for module in model.modules():
-        slots: list[dict[str, Any]] = [module._parameters, module._buffers]
-        for slot in slots:
-            places += [(slot, name, value) for name, value in slot.items() if isinstance(value, Tensor)]
-    fake_already = all(isinstance(value, FakeTensor) for _, _, value in places)
-    groups = [] if optimizer is None else optimizer.param_groups
-    lists = [group["params"] for group in groups]
-    state = None if optimizer is None else optimizer.state
-    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True  # a loss may hold targets of its own
-    try:
-        if not fake_already:
-            for slot, name, value in places:
-                slot[name] = twin(value)
-            for group in groups:
-                group["params"] = [twin(each) for each in group["params"]]
-        if optimizer is not None and state is not None:
-            optimizer.state = defaultdict(dict)
-            for parameter, values in state.items():
-                new = parameter if fake_already else twin(parameter)
-                optimizer.state[new] = {
-                    key: _fake(each, mode) if isinstance(each, Tensor) else each for key, each in values.items()
-                }
-        yield
-    finally:
-        mode.allow_non_fake_inputs = before
-        for slot, name, value in places:
-            slot[name] = value
-        for group, parameters in zip(groups, lists, strict=True):
-            group["params"] = parameters
-        if optimizer is not None and state is not None:
-            optimizer.state = state
+def _scalar(value: object) -> Tensor:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value
+    told = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    raise NoScalarLossError(f"the loss must be a scalar tensor, not {told}; give one with loss=")

@@ -1,0 +1,87 @@
+"""Where autograd adds a gradient into another's memory, which it does not do while dispatch is watched.
+
+Where a tensor was used twice, the engine adds up the gradients that come back: into the older one if nobody else holds
+it, else into new memory (torch/csrc/autograd/input_buffer.cpp). Under a dispatch mode, and for fake tensors, it always
+takes new memory. From the counts of who holds the older one the recorder knows what happens without it.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+_ADD = torch.ops.aten.add.Tensor
+
+
+def added_into(func: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
+    """The gradient whose memory takes the sum, where this operation is the engine's and nobody else holds it.
+
+    To be asked by a ``__torch_dispatch__`` before it runs the operation.
+    """
+    if func is not _ADD or len(args) != 2 or torch.is_grad_enabled():
+        return None
+    older, newer = args
+    if not (isinstance(older, Tensor) and isinstance(newer, Tensor)) or older.shape != newer.shape:
+        return None
+    if torch._C._current_autograd_node() is None or not _engine_calls(sys._getframe(1)):
+        return None
+    sole = alone()
+    if sole is None or _holders(older) != sole or older.dtype != newer.dtype or not _is_dense(older):
+        return None
+    return older
+
+
+def _engine_calls(frame: Any) -> bool:
+    """Whether the engine itself called: no Python of a backward or of a hook stands between."""
+    while frame is not None and frame.f_code.co_name == "__torch_dispatch__":
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name in ("_engine_run_backward", "backward")
+
+
+def _holders(tensor: Tensor) -> tuple[int, int]:
+    """How many hold a tensor and its memory, in the way that `alone` counts too."""
+    count: int = tensor._use_count()  # type: ignore[attr-defined]
+    return count, torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether its elements fill its memory without a gap, in any order of its dims."""
+    dims = sorted(zip(tensor.stride(), tensor.shape, strict=True))
+    step = 1
+    for stride, size in dims:
+        if size == 1:
+            continue
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
+@cache
+def alone() -> tuple[int, int] | None:
+    """What `_holders` tells of a gradient that only the engine holds; None in a torch that does not tell.
+
+    To be asked for the first time outside of any dispatch, as it runs a backward of its own.
+    """
+    if not hasattr(Tensor, "_use_count") or not hasattr(torch._C, "_storage_Use_Count"):
+        return None
+    found: list[tuple[int, int]] = []
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is _ADD and torch._C._current_autograd_node() is not None:
+                found.append(_holders(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    with _disable_current_modes(), torch.enable_grad():
+        x = torch.ones(2, requires_grad=True)
+        y = x * 2
+        with Look():  # type: ignore[no-untyped-call]
+            (y.exp() * y.sin()).sum().backward()  # type: ignore[no-untyped-call]
+    return found[0] if found else None

@@ -1,0 +1,98 @@
+"""Fake tensors in the place of a model's, an optimizer's and a batch's, and the real ones back afterwards."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+
+
+def mode_of(model: nn.Module) -> FakeTensorMode | None:
+    """The mode of a model that was built of fake tensors; None for any other."""
+    return next((each.fake_mode for each in model.parameters() if isinstance(each, FakeTensor)), None)
+
+
+def fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+    """A fake CPU tensor of the same shape, strides and format; a single number keeps its value."""
+    if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode:
+        return tensor
+    if tensor.numel() == 1 and tensor.dim() == 0 and not tensor.is_meta and not isinstance(tensor, FakeTensor):
+        with unset_fake_temporarily():
+            value = tensor.item()
+        return torch.tensor(value, dtype=tensor.dtype)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def fake_batch(batch: Any, mode: FakeTensorMode) -> Any:
+    """A batch with fake tensors in the place of its own, in dicts, lists and tuples."""
+    if isinstance(batch, Tensor):
+        return fake(batch, mode)
+    if isinstance(batch, Mapping):
+        return {name: fake_batch(each, mode) for name, each in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return tuple(fake_batch(each, mode) for each in batch)
+    return batch
+
+
+@contextmanager
+def on_fake(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], mode: FakeTensorMode) -> Iterator[None]:
+    """Put fake tensors in the place of a model's parameters and buffers and of its optimizers', and take them back."""
+    twins: dict[int, Tensor] = {}
+
+    def twin(tensor: Tensor) -> Tensor:
+        known = twins.get(id(tensor))
+        if known is None:
+            known = fake(tensor, mode)
+            if isinstance(tensor, nn.Parameter):
+                known = nn.Parameter(known, requires_grad=tensor.requires_grad)
+            twins[id(tensor)] = known
+        return known
+
+    places: list[tuple[dict[str, Any], str, Any]] = []
+    for module in model.modules():
+        slots: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for slot in slots:
+            places += [(slot, name, value) for name, value in slot.items() if isinstance(value, Tensor)]
+    fake_already = all(isinstance(value, FakeTensor) for _, _, value in places)
+    groups = [group for each in optimizers for group in each.param_groups]
+    lists = [group["params"] for group in groups]
+    states = [each.state for each in optimizers]
+    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True  # a loss may hold targets of its own
+    try:
+        if not fake_already:
+            for slot, name, value in places:
+                slot[name] = twin(value)
+            for group in groups:
+                group["params"] = [twin(each) for each in group["params"]]
+        for each in optimizers:
+            state, each.state = each.state, defaultdict(dict)
+            for parameter, values in state.items():
+                new = parameter if fake_already else twin(parameter)
+                each.state[new] = {
+                    key: fake(value, mode) if isinstance(value, Tensor) else value for key, value in values.items()
+                }
+        yield
+    finally:
+        mode.allow_non_fake_inputs = before
+        for slot, name, value in places:
+            slot[name] = value
+        for group, parameters in zip(groups, lists, strict=True):
+            group["params"] = parameters
+        for each, state in zip(optimizers, states, strict=True):
+            each.state = state
+
+
+def make_states(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+    """Let optimizers take a step on zero gradients, so that their state exists; real weights may decay by it."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    for each in optimizers:
+        each.step()
+        each.zero_grad(set_to_none=True)
+    model.zero_grad(set_to_none=True)

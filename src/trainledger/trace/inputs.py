@@ -1,0 +1,78 @@
+"""Inputs of a traced module from text: ``int64[8,2048]`` or ``labels=int64[8,2048]``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.trace.recorder import DTYPE_NAMES
+from trainledger.units import NotAQuantity, parse_count
+
+Inputs = dict[str, Tensor] | tuple[Tensor, ...]
+
+_FORM = re.compile(r"(?:([A-Za-z_]\w*)=)?([\w.]+)\[([^\]]*)\]", re.ASCII)
+_SHORT = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {"float": torch.float32, "half": torch.float16}
+LARGEST = 10**15  # elements: more than any device holds, and far from where sizes overflow
+
+
+def dtype_named(name: str, field: str) -> torch.dtype:
+    """A torch dtype by its own name or the field's short one (``bfloat16``, ``bf16``); InvalidInput otherwise."""
+    plain = name.strip().removeprefix("torch.")
+    found = _SHORT.get(plain, getattr(torch, plain, None))
+    if isinstance(found, torch.dtype):
+        return found
+    known = [*_SHORT, *(str(each).removeprefix("torch.") for each in DTYPE_NAMES)]
+    raise InvalidInput([Problem(field, name, "is no number format that torch knows", nearest_text(plain, known))])
+
+
+def input_of(text: str, field: str = "--input") -> tuple[str, Tensor]:
+    """A tensor on the meta device, and its name, empty where it stands by its position.
+
+    >>> input_of("labels=int64[8,2048]")[1].shape, input_of("bf16[4]")[0]
+    (torch.Size([8, 2048]), '')
+    """
+    found = _FORM.fullmatch(text.strip())
+    if found is None:
+        rule = "must be a format and a shape in brackets, with or without a name in front"
+        raise InvalidInput([Problem(field, text, rule, "int64[8,2048] or labels=int64[8,2048]")])
+    name, dtype, sizes = found.groups()
+    shape = [_size(each, text, field) for each in sizes.split(",") if each.strip()]
+    elements = 1
+    for each in shape:
+        elements *= each
+    if elements > LARGEST:
+        raise InvalidInput([Problem(field, text, f"has more than {LARGEST:,} elements")])
+    return name or "", torch.empty(shape, dtype=dtype_named(dtype, field), device="meta")
+
+
+def _size(word: str, text: str, field: str) -> int:
+    try:
+        size = parse_count(word.strip())
+    except NotAQuantity:
+        size = -1
+    if size < 0:
+        raise InvalidInput([Problem(field, text, f"has a dim that is no whole number ({word.strip()})")])
+    return size
+
+
+def inputs_of(texts: Sequence[str], field: str = "--input") -> Inputs:
+    """Inputs by their names (a dict) or by their positions (a tuple); InvalidInput where both are mixed.
+
+    >>> inputs = inputs_of(["int64[2,8]", "int64[2,8]"])
+    >>> len(inputs), sorted(inputs_of(["x=fp32[4]", "y=fp32[4]"]))
+    (2, ['x', 'y'])
+    """
+    read = [input_of(each, field) for each in texts]
+    names = [name for name, _ in read]
+    if all(names):
+        if len(set(names)) < len(names):
+            raise InvalidInput([Problem(field, ", ".join(texts), "names one input twice")])
+        return dict(read) if read else ()
+    if any(names):
+        rule = "must all have names or none: positions and names cannot be mixed"
+        raise InvalidInput([Problem(field, ", ".join(texts), rule, "a name for each")])
+    return tuple(tensor for _, tensor in read)

@@ -1,0 +1,109 @@
+"""Where an operation belongs: the module it runs in and the line of the user's code, in backward those of its forward.
+
+Autograd numbers its nodes in the order of the forward, and a node that runs in backward tells its number.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+
+from trainledger.trace.lines import BY_AUTOGRAD, Lines
+
+OUTSIDE = "loss"  # what runs outside of all modules in a forward
+_NO_NUMBER = 2**63  # nodes that add to a parameter's gradient have the largest number there is
+
+
+class Places:
+    """Follows which modules are running. ``left(module, output)`` is told when one is done."""
+
+    def __init__(self, root: nn.Module, lines: Lines | None, left: Callable[[nn.Module, Any], None]) -> None:
+        self.running: list[str] = []
+        self._paths = {id(each): plain_name(name) for name, each in root.named_modules()}
+        self._lines = lines
+        self._left = left
+        # From which autograd node on which module ran, and the line of each node.
+        self._first_nodes: list[int] = []
+        self._path_from: list[str] = []
+        self._line_of_node: dict[int, str] = {}
+        self._last_path = self._last_line = ""
+        self._hooks: list[Any] = []
+
+    def follow(self) -> None:
+        """Begin to follow modules, all there are."""
+        self._hooks = [
+            module_hooks.register_module_forward_pre_hook(self.enter),
+            module_hooks.register_module_forward_hook(self.exit, always_call=True),
+        ]
+
+    def leave(self) -> None:
+        """Follow no longer."""
+        for each in self._hooks:
+            each.remove()
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        """A module begins to run."""
+        path = self._paths.get(id(module))
+        self.running.append(path if path is not None else (self.running[-1] if self.running else ""))
+        self._mark(self.running[-1])
+
+    def exit(self, module: nn.Module, args: Any, output: Any) -> None:
+        """A module is done."""
+        if self.running:
+            self.running.pop()
+            self._mark(self.running[-1] if self.running else OUTSIDE)
+        self._left(module, output)
+
+    def _mark(self, path: str) -> None:
+        self._first_nodes.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self._path_from.append(path)
+
+    def path(self, phase: str) -> str:
+        """The module path of the operation that runs now."""
+        if self.running:
+            return self.running[-1]
+        if phase in ("forward", "other"):
+            return OUTSIDE
+        if phase != "backward":
+            return ""
+        number = _number_of_node()
+        if number is None:
+            return OUTSIDE
+        if number < _NO_NUMBER:
+            at = bisect_right(self._first_nodes, number) - 1
+            self._last_path = self._path_from[at] if at >= 0 else OUTSIDE
+        return self._last_path
+
+    def line(self) -> str:
+        """The line of the operation that runs now; to be asked at each one, which is remembered for its backward."""
+        if self._lines is None:
+            return ""
+        line = self._lines.here()
+        if line is not BY_AUTOGRAD:
+            if torch.is_grad_enabled():  # the node that autograd has just made for it, if it made one
+                made = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+                self._line_of_node.setdefault(made, line)
+            return line
+        number = _number_of_node()
+        if number is not None and number < _NO_NUMBER:
+            self._last_line = self._line_of_node.get(number, "")
+        return self._last_line
+
+
+def plain_name(name: str) -> str:
+    """A module's or parameter's name without the module that torch.compile puts around another.
+
+    >>> plain_name("_orig_mod.layers.0._orig_mod.weight"), plain_name("layers.0._orig_mod")
+    ('layers.0.weight', 'layers.0')
+    """
+    return ".".join(each for each in name.split(".") if each != "_orig_mod")
+
+
+def _number_of_node() -> int | None:
+    node = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())

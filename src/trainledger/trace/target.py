@@ -1,0 +1,209 @@
+"""What a user names to be traced (``package.module:build``): found, built without weights, and given a step."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainledger.ledger.entry import Ledger
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.trace.inputs import Inputs
+from trainledger.trace.optimizers import optimizer_named
+from trainledger.trace.partial import NoScalarLossError, why_it_stopped
+from trainledger.trace.replaced import replaced
+from trainledger.trace.trace import trace, trace_step
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """A step that is a function of the user's own, with all that it changes: what ``package.module:build`` may give.
+
+    ``run`` is called with the inputs and does everything: forward, backward, the optimizers' steps.
+    """
+
+    run: Callable[..., object]
+    models: nn.Module | Mapping[str, nn.Module]
+    optimizers: Sequence[torch.optim.Optimizer] = field(default=())
+
+
+def load_target(text: str, field: str = "target") -> object:
+    """The object that ``package.module:name`` names, imported from the working directory or an installed package.
+
+    Only that module is imported. Raises InvalidInput with a sentence where there is none or its import fails.
+    """
+    module_name, _, name = text.partition(":")
+    if (
+        not module_name
+        or not name
+        or not all(each.isidentifier() for each in (*module_name.split("."), *name.split(".")))
+    ):
+        raise InvalidInput([Problem(field, text, "must name a module and something in it", "package.module:build")])
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: object = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        rule = f"no module {error.name!r} can be imported from here"
+        raise InvalidInput([Problem(field, text, rule)]) from error
+    except (Exception, SystemExit) as error:
+        raise InvalidInput([Problem(field, text, why_it_stopped(error, "the import"))]) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            public = [each for each in dir(found) if not each.startswith("_")]
+            rule = f"{module_name} has no {part!r}"
+            raise InvalidInput([Problem(field, text, rule, nearest_text(part, public))])
+        found = getattr(found, part)
+    return found
+
+
+def build(target: object, *, dtype: torch.dtype | None = None, field: str = "target") -> nn.Module | TrainingStep:
+    """The model or step of a target, called where it is a function or class; its parameters take no memory.
+
+    It is built on the meta device and, where its code wants values, once more with parameters that are given up as
+    soon as a module has them. ``dtype`` is the format of what is made without one. Raises InvalidInput otherwise.
+    """
+    if isinstance(target, (nn.Module, TrainingStep)):
+        return target
+    name = getattr(target, "__name__", type(target).__name__)
+    if not callable(target):
+        rule = "must be a module, a function that builds one, or a TrainingStep"
+        raise InvalidInput([Problem(field, name, rule)])
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
+    try:
+        try:
+            with torch.device("meta"):
+                built = target()
+        except Exception:
+            with _parameters_given_up():
+                built = target()
+    except Exception as error:
+        raise InvalidInput([Problem(field, name, why_it_stopped(error, "building"))]) from error
+    finally:
+        torch.set_default_dtype(before)
+    if not isinstance(built, (nn.Module, TrainingStep)):
+        rule = f"must give an nn.Module or a trainledger.TrainingStep, not {type(built).__name__}"
+        raise InvalidInput([Problem(field, name, rule)])
+    return built
+
+
+@contextmanager
+def _parameters_given_up() -> Iterator[None]:
+    """Let modules keep their parameters on the meta device, whatever they were made of."""
+
+    def register(before: Callable[..., None]) -> Callable[..., None]:
+        def registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+            if parameter is not None and not parameter.is_meta and type(parameter) is nn.Parameter:
+                parameter = nn.Parameter(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
+            before(module, name, parameter)
+
+        return registered
+
+    with replaced(nn.Module, "register_parameter", register):
+        yield
+
+
+def trace_target(
+    target: object,
+    *,
+    inputs: Inputs = (),
+    step: str = "adamw",
+    loss: str | Callable[..., Tensor] | None = None,
+    label: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    checkpointing: Sequence[str] = (),
+    **options: Any,
+) -> Ledger:
+    """The ledger of a target's step (`build`), with ``inputs`` of `inputs_of`.
+
+    ``step`` is ``forward``, ``backward`` (forward and backward) or an optimizer of `optimizers.OPTIMIZERS`; a
+    TrainingStep has its own. ``loss`` takes the output, and ``label`` if there is one: a function, the name of one in
+    ``torch.nn.functional`` (leading dims are flattened for ``cross_entropy``), or ``mean`` or ``sum`` of the output.
+    ``checkpointing`` are patterns of modules that are run again in backward. The other options are those of `trace`.
+    Raises InvalidInput.
+    """
+    built = build(target, dtype=dtype)
+    if isinstance(built, TrainingStep):
+        allowed = {name: value for name, value in options.items() if name in ("first_step", "kernels")}
+        return trace_step(built.run, built.models, inputs, optimizers=list(built.optimizers), **allowed)
+    model = built
+    if checkpointing:
+        from trainledger.trace.checkpointed import checkpoint_modules
+
+        checkpoint_modules(model, checkpointing)
+    _refuse_unknown(model, inputs)
+    optimizer = None if step in ("forward", "backward") else optimizer_named(step, model)
+    try:
+        return trace(
+            model,
+            inputs,
+            loss=loss_named(loss, label),
+            label=label,
+            optimizer=optimizer,
+            backward=step != "forward",
+            **options,
+        )
+    except NoScalarLossError as error:
+        rule = str(error).partition(";")[0]
+        near = "--loss cross_entropy --label int64[8,2048], --loss mean, or --loss package.module:function"
+        raise InvalidInput([Problem("--loss", None, rule, near)]) from error
+    except (TypeError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError) as error:
+        raise InvalidInput([Problem("--input", None, why_it_stopped(error, "forward"))]) from error
+
+
+def _refuse_unknown(model: nn.Module, inputs: Inputs) -> None:
+    """Raise InvalidInput where the inputs cannot be arguments of the model's forward."""
+    asked = inspect.signature(model.forward)
+    try:
+        asked.bind(**inputs) if isinstance(inputs, dict) else asked.bind(*inputs)
+    except TypeError as error:
+        takes = ", ".join(asked.parameters)
+        raise InvalidInput([Problem("--input", None, f"{error}; forward takes {takes}")]) from error
+
+
+def loss_named(loss: str | Callable[..., Tensor] | None, label: Tensor | None) -> Callable[..., Tensor] | None:
+    """A function of a model's output, and of its label where there is one, from the name of a loss (`trace_target`)."""
+    if loss is None and label is None:
+        return None
+    if callable(loss):
+        given = loss
+        return lambda output, *label: given(logits_of(output), *label)
+    if loss in ("mean", "sum") and label is None:
+        reduce = getattr(torch, loss)
+        return lambda output: reduce(logits_of(output))
+    if loss is None or not hasattr(F, loss):
+        losses = [each for each in dir(F) if each.endswith(("loss", "entropy", "entropy_with_logits"))]
+        near = nearest_text(loss or "", losses) or "cross_entropy"
+        raise InvalidInput([Problem("--loss", loss, "is no loss of torch.nn.functional, nor mean or sum", near)])
+    if label is None:
+        raise InvalidInput([Problem("--label", None, f"{loss} needs one to set the output against", "int64[8,2048]")])
+    function = getattr(F, loss)
+
+    def of(output: Any, label: Tensor) -> Tensor:
+        x = logits_of(output)
+        flat = loss == "cross_entropy" and x.dim() == label.dim() + 1 and x.dim() > 2
+        value: Tensor = function(x.flatten(0, -2), label.flatten()) if flat else function(x, label)
+        return value
+
+    return of
+
+
+def logits_of(output: Any) -> Any:
+    """The tensor of an output: itself, its ``logits``, or the first of several."""
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if logits is not None:
+        return logits
+    return output[0] if isinstance(output, (tuple, list)) and output else output

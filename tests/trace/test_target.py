@@ -1,0 +1,236 @@
+"""A model of the user's own, named on the command line: found, built without weights, and given a step."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import trainledger as tl
+from trainledger.spec.problem import InvalidInput
+from trainledger.trace.checkpointed import checkpoint_modules
+from trainledger.trace.inputs import input_of, inputs_of
+from trainledger.trace.optimizers import OPTIMIZERS, WAYS, optimizer_named
+from trainledger.trace.target import TrainingStep, build, load_target, trace_target
+
+CODE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, width=16, depth=3):
+        super().__init__()
+        self.steps = torch.linspace(0, 1, depth)
+        self.rates = [each.item() for each in self.steps] if {values} else []
+        self.embed = nn.Embedding(50, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.head = nn.Linear(width, 50)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for each in self.layers:
+            x = torch.relu(each(x))
+        return self.head(x)
+
+def build():
+    return Net()
+
+def own_loss(output):
+    return output.square().mean()
+
+def nothing():
+    return 3
+
+class Inner:
+    build = build
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("my_net", "my_net_of_values", "broken_net", "leaving_net"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "my_net.py").write_text(CODE.replace("{values}", "False"))
+    (tmp_path / "my_net_of_values.py").write_text(CODE.replace("{values}", "True"))
+    (tmp_path / "broken_net.py").write_text("import torch\nraise OSError('no such disk')\n")
+    (tmp_path / "leaving_net.py").write_text("import sys\nsys.exit(4)\n")
+    return tmp_path
+
+
+TOKENS = inputs_of(["int64[2,8]"])
+
+
+@pytest.mark.parametrize("name", ["my_net:build", "my_net:Net", "my_net:Inner.build", "my_net_of_values:build"])
+def test_a_module_is_built_without_memory_and_keeps_its_ties(here: Path, name: str) -> None:
+    model = build(load_target(name))
+    assert isinstance(model, nn.Module)
+    assert all(each.is_meta for each in model.parameters())
+    assert model.head.weight is model.embed.weight
+
+
+@pytest.mark.parametrize("name", ["my_net", "my_net_of_values"])
+def test_its_step_is_that_of_the_real_module(here: Path, name: str) -> None:
+    label = input_of("int64[2,8]")[1]
+    traced = trace_target(load_target(f"{name}:build"), inputs=TOKENS, loss="cross_entropy", label=label)
+    real = load_target(f"{name}:Net")()
+    batch = torch.zeros(2, 8, dtype=torch.int64)
+    with tl.meter(real, optimizer := torch.optim.AdamW(real.parameters())):
+        pass
+    same = tl.trace(
+        real, batch, optimizer=optimizer, label=torch.zeros(2, 8, dtype=torch.int64),
+        loss=lambda x, y: nn.functional.cross_entropy(x.flatten(0, 1), y.flatten()),
+    )  # fmt: skip
+    assert (traced.parameters, traced.flops, traced.kept_nbytes) == (same.parameters, same.flops, same.kept_nbytes)
+    assert traced.peak().nbytes == same.peak().nbytes
+    assert traced.partial == ""
+
+
+@pytest.mark.parametrize(
+    ("loss", "flops"), [("mean", True), ("sum", True), ("my_net:own_loss", True), ("cross_entropy", True)]
+)
+def test_losses_by_name(here: Path, loss: str, flops: bool) -> None:
+    given = load_target(loss) if ":" in loss else loss
+    label = input_of("int64[2,8]")[1] if loss == "cross_entropy" else None
+    ledger = trace_target(load_target("my_net:build"), inputs=TOKENS, loss=given, label=label, step="backward")
+    phases = ledger.by("phase")
+    assert phases["forward"] > 0
+    assert phases["backward"] > phases["forward"]
+    assert "optimizer" not in phases
+
+
+def test_a_forward_alone_needs_no_loss(here: Path) -> None:
+    ledger = trace_target(load_target("my_net:build"), inputs=TOKENS, step="forward")
+    assert set(ledger.by("phase")) == {"forward"}
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *(f"adamw-{way}" for way in WAYS)])
+def test_every_optimizer_makes_a_step(name: str) -> None:
+    ledger = trace_target(nn.Linear(4, 4), inputs=inputs_of(["fp32[2,4]"]), loss="sum", step=name)
+    assert ledger.by("phase")["optimizer"] > 0
+    assert ledger.partial == ""
+
+
+def test_checkpointing_runs_chosen_modules_again() -> None:
+    def mlp() -> nn.Module:
+        return nn.Sequential(*(nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(3)))
+
+    plain = trace_target(mlp, inputs=inputs_of(["fp32[4,8]"]), loss="sum", step="backward")
+    again = trace_target(mlp, inputs=inputs_of(["fp32[4,8]"]), loss="sum", step="backward", checkpointing=["?"])
+    assert "recompute" not in plain.by("phase")
+    products = again.filter(lambda each: each.kind == "matmul").by("phase")
+    assert products["recompute"] == 3 * 2 * 4 * 8 * 32  # the last product of a block is not needed again
+    assert again.model_flops == plain.model_flops
+    assert again.kept_nbytes == 3 * 4 * 8 * 4 - 4 * 8 * 4 + 4  # two inputs of blocks (the first is the batch), the loss
+
+
+def test_a_step_of_the_users_own_has_several_models_and_optimizers() -> None:
+    """A GAN: the generator's gradients go through the discriminator, which has an optimizer of its own."""
+
+    def build_gan() -> TrainingStep:
+        generator, judge = nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        ours, theirs = torch.optim.Adam(generator.parameters()), torch.optim.SGD(judge.parameters(), momentum=0.9)
+
+        def run(noise: Tensor, real: Tensor) -> None:
+            theirs.zero_grad()
+            (judge(generator(noise).detach()).mean() - judge(real).mean()).backward()
+            theirs.step()
+            ours.zero_grad()
+            (-judge(generator(noise)).mean()).backward()
+            ours.step()
+
+        return TrainingStep(run, {"generator": generator, "judge": judge}, [ours, theirs])
+
+    ledger = trace_target(build_gan, inputs=inputs_of(["fp32[5,4]", "fp32[5,8]"]))
+    assert ledger.parameters == 4 * 8 + 8 + 8 * 8 + 8 + 8 + 1
+    resident = dict(ledger.resident)
+    assert resident["optimizer state"] == 4 * 2 * 40 + 2 * 4 + 4 * 81  # two moments and steps, one momentum
+    products = ledger.filter(lambda each: each.kind == "matmul").by("phase")
+    once_g, once_j = 2 * 5 * 4 * 8, 2 * 5 * 8 * 8 + 2 * 5 * 8
+    assert products["forward"] == 2 * once_g + 3 * once_j
+    # The judge's own step needs no gradient of its input; the generator's step goes through the judge to the weights.
+    first = 2 * (once_j + 2 * 5 * 8)
+    second = 2 * once_j + once_g
+    assert products["backward"] == first + second
+    assert {each.path.partition(".")[0] for each in ledger if each.kind == "matmul"} == {"generator", "judge"}
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("my_net", "RUN = 'my_net': must name a module and something in it; nearest that works: package.module:build"),
+        ("my_net:", "must name a module and something in it"),
+        ("my_net:buidl", "my_net has no 'buidl'; nearest that works: build"),
+        ("no_such_module:build", "no module 'no_such_module' can be imported from here"),
+        ("broken_net:build", "the import ended at broken_net.py:2: OSError: no such disk"),
+        ("leaving_net:build", "the import ended at leaving_net.py:2: SystemExit: 4"),
+        ("my_net:a-b", "must name a module"),
+    ],
+)
+def test_targets_that_are_none(here: Path, target: str, sentence: str) -> None:
+    with pytest.raises(InvalidInput) as told:
+        load_target(target, "RUN")
+    assert sentence in str(told.value)
+
+
+def test_what_a_target_must_give(here: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"must give an nn.Module or a trainledger.TrainingStep, not int"):
+        build(load_target("my_net:nothing"))
+    with pytest.raises(InvalidInput, match="must be a module, a function that builds one"):
+        build(3)
+
+    def wrong() -> nn.Module:
+        return nn.Linear("four", 4)  # type: ignore[arg-type]
+
+    with pytest.raises(InvalidInput, match=r"building ended at .*test_target.py:\d+: TypeError"):
+        build(wrong)
+
+
+def test_inputs_that_do_not_fit(here: Path) -> None:
+    with pytest.raises(InvalidInput, match="too many positional arguments; forward takes tokens"):
+        trace_target(load_target("my_net:build"), inputs=inputs_of(["int64[2]", "int64[2]"]))
+    with pytest.raises(InvalidInput, match="missing a required argument: 'tokens'; forward takes tokens"):
+        trace_target(load_target("my_net:build"))
+    with pytest.raises(InvalidInput, match=r"the loss must be a scalar tensor, not a tensor of shape"):
+        trace_target(load_target("my_net:build"), inputs=TOKENS)
+    with pytest.raises(InvalidInput, match=r"forward ended at my_net.py:16: RuntimeError: Expected tensor"):
+        trace_target(load_target("my_net:build"), inputs=inputs_of(["fp32[2,8]"]), loss="sum")
+
+
+def test_names_that_are_none() -> None:
+    linear, x = nn.Linear(4, 4), inputs_of(["fp32[2,4]"])
+    with pytest.raises(InvalidInput, match=r"--step = 'adamx'.*nearest that works: adam"):
+        trace_target(linear, inputs=x, loss="sum", step="adamx")
+    with pytest.raises(InvalidInput, match="--step = 'adafactor-fused': torch refuses it"):
+        optimizer_named("adafactor-fused", linear)
+    with pytest.raises(InvalidInput, match=r"is no loss of torch.nn.functional.*nearest that works: cross_entropy"):
+        trace_target(linear, inputs=x, loss="cross_entrpy")
+    with pytest.raises(InvalidInput, match="--label: mse_loss needs one"):
+        trace_target(linear, inputs=x, loss="mse_loss")
+    with pytest.raises(InvalidInput, match=r"no module of the model has such a path; nearest that works: 0\.\*"):
+        checkpoint_modules(nn.Sequential(nn.ModuleList([linear])), ["layers.*"])
+    with pytest.raises(InvalidInput, match="the model has no parameter to train; nearest that works: forward"):
+        optimizer_named("sgd", nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        (["int64"], "must be a format and a shape in brackets, with or without a name in front; nearest that works"),
+        (["int46[2]"], "is no number format that torch knows; nearest that works: int64"),
+        (["int64[2,x]"], "has a dim that is no whole number (x)"),
+        (["int64[2,-1]"], "has a dim that is no whole number (-1)"),
+        (["int64[2]", "y=int64[2]"], "must all have names or none"),
+        (["y=int64[2]", "y=int64[2]"], "names one input twice"),
+        (["int64[1T,1T]"], "has more than 1,000,000,000,000,000 elements"),
+    ],
+)
+def test_inputs_that_are_none(texts: list[str], sentence: str) -> None:
+    with pytest.raises(InvalidInput) as told:
+        inputs_of(texts)
+    assert sentence in str(told.value)
