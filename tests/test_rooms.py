@@ -33,7 +33,9 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "train": (TRAIN, True),
     "measure": ({*LEDGER, "trace", "nn", "data", "train"}, True),
     "reconcile": (PREDICT, False),
-    "report": ({*PREDICT, "plan", "explain", "reconcile"}, False),
+    "budget": ({*LEDGER, "catalog", "api", "trace", "measure"}, False),
+    "report": ({*PREDICT, "plan", "explain", "reconcile", "budget"}, False),
+    "pytest_plugin": (EVERYTHING, False),
     "api": (EVERYTHING, False),
     "closed_loop": (EVERYTHING, True),
     "cli": (EVERYTHING, False),
@@ -41,7 +43,9 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "__main__": (EVERYTHING, False),
 }
 HEAVY = {"torch", "numpy", "rich", "plotly", "tokenizers", "safetensors", "pyarrow", "zstandard", "sympy"}
-LIGHT_ROOMS = ("units", "dtypes", "spec", "catalog", "ledger", "predict", "plan", "api", "__init__")
+LIGHT_ROOMS = (
+    "units", "dtypes", "spec", "catalog", "ledger", "predict", "plan", "budget", "pytest_plugin", "api", "__init__",
+)  # fmt: skip
 
 
 def room_of(path: Path) -> str:

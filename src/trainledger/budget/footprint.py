@@ -1,0 +1,207 @@
+"""What a ledger's step costs, in the few figures that a budget holds, and at which lines or modules it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+
+from trainledger.budget.source import Sources
+from trainledger.frozen import frozen
+from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.timeline import Peak
+
+QUANTITIES = {
+    # name: (title, unit)
+    "parameters": ("parameters", "count"),
+    "flops": ("FLOPs done", "flops"),
+    "model_flops": ("model FLOPs", "flops"),
+    "kept": ("kept for backward", "nbytes"),
+    "peak": ("peak memory", "nbytes"),
+    "collectives": ("collectives", "count"),
+    "payload": ("payload of collectives", "nbytes"),
+    "uncounted": ("operations without a rule", "count"),
+}
+PLACED = ("parameters", "kept", "peak", "flops")  # of these it is known at which lines they arise
+
+
+@frozen
+class Collectives:
+    """How many collectives of a kind run in a step, and the bytes of their messages together."""
+
+    count: int
+    payload: int
+
+
+@frozen
+class Place:
+    """What arises at one source line, or in one module where no line is known.
+
+    ``where`` is the file and function (``model.py Block.forward``), the module's path or a parameter's name, ``text``
+    what the line says.
+    ``kept`` are bytes by operation that one micro-batch's forward makes here for its backward, ``peak`` bytes made here
+    that are live at the step's peak. ``lines`` are the numbers of the line now, which no lock holds.
+    """
+
+    where: str
+    text: str = ""
+    parameters: int = 0
+    flops: int = 0
+    peak: int = 0
+    kept: tuple[tuple[str, int], ...] = ()
+    lines: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Its name in a lock."""
+        return f"{self.where}: {self.text}" if self.text else self.where
+
+    def amount(self, quantity: str) -> int:
+        """One of the quantities of `PLACED`."""
+        if quantity == "kept":
+            return sum(nbytes for _, nbytes in self.kept)
+        return {"parameters": self.parameters, "flops": self.flops, "peak": self.peak}[quantity]
+
+
+@frozen
+class Footprint:
+    """The figures of one step: totals, the peak by category, collectives by kind, what has no rule, and places.
+
+    ``functions`` are the project's functions that operations come from, each with the marks of its lines.
+    """
+
+    totals: dict[str, int]
+    peak: dict[str, int]
+    collectives: dict[str, Collectives]
+    uncounted: dict[str, int]
+    places: tuple[Place, ...]
+    functions: dict[str, str]
+
+
+def footprint(ledger: Ledger, *, root: Path, by_line: bool = True) -> Footprint:
+    """The figures of a ledger of numbers; ``root`` is the directory that its lines are relative to.
+
+    With ``by_line`` off, or where no line is known, places are module paths, those of a model's blocks taken together.
+    """
+    sources = Sources(root)
+    at, live = (highest.index, highest.by_category) if (highest := _peak(ledger)) else (-1, dict(ledger.resident))
+    totals = {
+        "parameters": ledger.parameters,
+        "flops": ledger.flops,
+        "model_flops": ledger.model_flops,
+        "kept": ledger.kept_nbytes,
+        "peak": sum(live.values()),
+    }
+    places = _Places(sources, by_line)
+    for each in ledger.entries:
+        label = operation(each)
+        places.add(
+            each.line, each.path, each.phase, flops=each.flops * each.times, kept=(label, each.kept * each.times)
+        )
+    for life in ledger.tensors:
+        if life.category == "parameters" and by_line:
+            module, _, name = life.name.rpartition(".")
+            path = _of_all_blocks(module, by_line)
+            places.add("", f"{path}.{name}".lstrip("."), "", parameters=prod(life.shape))
+        elif life.born >= 0 and life.lives(at):
+            places.add(life.line, life.path, life.phase, peak=life.nbytes)
+    return Footprint(
+        totals={name: int(amount) for name, amount in totals.items()},
+        peak={name: int(nbytes) for name, nbytes in live.items()},
+        collectives=_collectives(ledger.entries),
+        uncounted=dict(ledger.uncounted),
+        places=places.found(ledger.micro_batches),
+        functions=places.functions(),
+    )
+
+
+def _peak(ledger: Ledger) -> Peak | None:
+    """The peak; None of a step in which nothing runs."""
+    return ledger.peak() if ledger.entries else None
+
+
+def operation(entry: Entry) -> str:
+    """The name of an entry's operation; one that is not PyTorch's own with its library."""
+    return entry.source.removeprefix("aten::") if "::" in entry.source else entry.name
+
+
+def _collectives(entries: Iterable[Entry]) -> dict[str, Collectives]:
+    found: dict[str, Collectives] = {}
+    for each in entries:
+        if each.kind == "collective":
+            kind = f"{each.name} over {each.group}" if each.group else each.name
+            before = found.get(kind, Collectives(0, 0))
+            count, payload = before.count + each.times, before.payload + each.payload * each.times
+            found[kind] = Collectives(int(count), int(payload))
+    return dict(sorted(found.items()))
+
+
+class _Places:
+    """Collects amounts by place."""
+
+    def __init__(self, sources: Sources, by_line: bool) -> None:
+        self._sources = sources
+        self._by_line = by_line
+        self._flops: dict[tuple[str, str], int] = {}
+        self._parameters: dict[tuple[str, str], int] = {}
+        self._peak: dict[tuple[str, str], int] = {}
+        self._kept: dict[tuple[str, str], dict[str, int]] = {}
+        self._lines: dict[tuple[str, str], set[int]] = {}
+        self._found: dict[str, tuple[str, str]] = {}
+
+    def add(
+        self,
+        line: str,
+        path: str,
+        phase: str,
+        *,
+        parameters: int = 0,
+        flops: int = 0,
+        peak: int = 0,
+        kept: tuple[str, int] = ("", 0),
+    ) -> None:
+        """More of some amounts at the place of a line, or of a path where there is none."""
+        place = self._place(line, path, phase)
+        for amounts, amount in ((self._parameters, parameters), (self._flops, flops), (self._peak, peak)):
+            amounts[place] = amounts.get(place, 0) + int(amount)
+        if kept[1]:
+            there = self._kept.setdefault(place, {})
+            there[kept[0]] = there.get(kept[0], 0) + int(kept[1])
+
+    def _place(self, line: str, path: str, phase: str) -> tuple[str, str]:
+        if not (line and self._by_line):
+            return _of_all_blocks(path, self._by_line) or phase, ""
+        if line not in self._found:
+            self._found[line] = place = self._sources.place(line)
+            if place[1]:
+                self._lines.setdefault(place, set()).add(int(line.rpartition(":")[2]))
+        return self._found[line]
+
+    def found(self, micro_batches: int) -> tuple[Place, ...]:
+        """The places where anything arises, by file and function, and in the order of their lines."""
+        places = []
+        for place, flops in self._flops.items():
+            kept = tuple((name, nbytes // micro_batches) for name, nbytes in sorted(self._kept.get(place, {}).items()))
+            parameters, peak = self._parameters[place], self._peak[place]
+            if parameters or flops or peak or kept:
+                places.append(Place(*place, parameters, flops, peak, kept, tuple(sorted(self._lines.get(place, ())))))
+        return tuple(sorted(places, key=lambda each: (each.where, each.lines, each.text)))
+
+    def functions(self) -> dict[str, str]:
+        """The project's functions among the places, each with the marks of its lines as they are now."""
+        functions = {}
+        for where in sorted({where for where, text in self._flops if text}):
+            name, _, function = where.partition(" ")
+            if function and self._sources.is_own(name):
+                functions[where] = " ".join(mark for mark, _ in self._sources.file(name).marks(function))
+        return functions
+
+
+def _of_all_blocks(path: str, by_line: bool) -> str:
+    """A module's path with that of its kin in the other blocks made one: ``blocks.*.up`` for ``blocks.3.up``.
+
+    Where lines tell the operations of blocks themselves, a number at the end is a layer of its own: ``features.3``.
+    """
+    parts = path.split(".")
+    last = len(parts) - 1 if by_line else len(parts)
+    return ".".join("*" if part.isdigit() and at < last else part for at, part in enumerate(parts))

@@ -1,0 +1,188 @@
+"""The figures of a target as its code is now."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainledger.budget.footprint import Footprint, footprint, operation
+from trainledger.budget.target import TRACE, Target
+from trainledger.frozen import frozen
+from trainledger.spec.problem import InvalidInput, Problem
+
+if TYPE_CHECKING:
+    from trainledger.ledger.entry import Ledger
+
+_TOLD = ("torch", "transformers")  # libraries whose versions may move a figure
+
+
+@frozen
+class Reckoned:
+    """A target's figures, the versions that made them, and what must be said of them."""
+
+    footprint: Footprint
+    versions: str
+    notes: tuple[str, ...] = ()
+
+
+def reckon(name: str, target: Target, root: Path) -> Reckoned:
+    """The figures of a target; raises `InvalidInput` where they cannot be had whole.
+
+    Modules are imported from the working directory, which is ``root``. What they print goes to standard error.
+    """
+    with _nothing_collected(), redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the trace is partial", RuntimeWarning)  # it is told as an error
+        try:
+            ledger = ledger_of_run(name, target, root) if target.run else ledger_of_code(name, target)
+        except SystemExit as error:
+            rule = f"ended the process (exit code {error.code}) instead of building a model"
+            raise InvalidInput([Problem(f"targets.{name}", None, rule)]) from error
+    if ledger.partial:
+        rule = f"is traced only in part, and a part has no total: {ledger.partial}"
+        raise InvalidInput([Problem(f"targets.{name}", None, rule)])
+    found = footprint(ledger, root=root, by_line=not target.run)
+    return Reckoned(found, versions(traced=ledger.writer == "trace"), (*ledger.notes, *_uncounted(ledger)))
+
+
+def _uncounted(ledger: Ledger) -> list[str]:
+    """A sentence for each operation without a rule, with the lines that it runs at."""
+    told = []
+    for name, count in ledger.uncounted:
+        unknown = [each for each in ledger.entries if each.kind == "unknown" and each.name == name]
+        lines = sorted({each.line for each in unknown if each.line})
+        at = f" at {', '.join(lines)}" if lines else ""
+        told.append(
+            f"{count} x {operation(unknown[0]) if unknown else name}{at} has no rule: its FLOPs are not counted"
+        )
+    return told
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Memory in reference cycles stays live meanwhile: when Python's collector would free it, nobody knows."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def ledger_of_run(name: str, target: Target, root: Path) -> Ledger:
+    """The ledger of a run file's step: in closed form, or traced from the engine's modules."""
+    from trainledger.api import load
+
+    path = root / target.run
+    run = load(path, target.set, search=False)
+    if run.layout.auto:
+        rule = (
+            "is a search, which may find another layout tomorrow; write down the layout that it finds (`trainledger "
+            f"plan {target.run}` prints it)"
+        )
+        raise InvalidInput([Problem("layout.auto", True, rule)], str(path))
+    if target.by == TRACE:
+        if not run.layout.alone:
+            rule = f"the engine's modules are traced on one device; leave [layout] out, or lock {name} in closed form"
+            raise InvalidInput([Problem("layout", None, rule)], str(path))
+        from trainledger.measure.step import rehearse
+
+        return rehearse(run)
+    from trainledger.api import THIS_MACHINE, account, kernels_of
+
+    # What was measured on the machine that checks must not decide which kernels are accounted for.
+    anywhere = run.cluster.device == THIS_MACHINE and run.cluster.backend == "auto"
+    return account(run, backend="cpu" if anywhere else kernels_of(run))
+
+
+def ledger_of_code(name: str, target: Target) -> Ledger:
+    """The ledger of a step of somebody's module or of a Hugging Face configuration, on fake tensors."""
+    try:
+        return _traced(target)
+    except InvalidInput as error:  # of a target the fields have the names of its table, not of flags
+        problems = [
+            replace(each, field=f"targets.{name}.{each.field[2:]}") if each.field.startswith("--") else each
+            for each in error.problems
+        ]
+        raise InvalidInput(problems, error.where) from error
+
+
+def _traced(target: Target) -> Ledger:
+    from trainledger.trace.inputs import dtype_named, input_of, inputs_of
+    from trainledger.trace.target import load_target, trace_target
+
+    inputs = inputs_of(target.input)
+    label = input_of(target.label, "--label")[1] if target.label else None
+    loss = load_target(target.loss, "--loss") if ":" in target.loss else target.loss or None
+    how: dict[str, Any] = {"first_step": target.first_step}
+    if target.kernels:
+        how["kernels"] = target.kernels
+    if target.world_size:
+        return _traced_rank(target, inputs, loss, label, how)
+    how |= {"grad_accum": target.grad_accum, "checkpointing": target.checkpointing, "loss": loss, "label": label}
+    if target.step:
+        how["step"] = target.step
+    if target.autocast:
+        how["autocast"] = dtype_named(target.autocast, "--autocast")
+    dtype = dtype_named(target.dtype, "--dtype") if target.dtype else None
+    if target.hf:
+        from trainledger.trace.hugging_face import completed, model_of_config
+
+        model = model_of_config(target.hf, dtype=dtype)
+        return trace_target(model, inputs=completed(model, inputs), **how)
+    return trace_target(load_target(target.module, "--module"), inputs=inputs, dtype=dtype, **how)
+
+
+def _traced_rank(target: Target, inputs: Any, loss: Any, label: Any, how: dict[str, Any]) -> Ledger:
+    """The ledger of one rank of a program, under a fake process group."""
+    from trainledger.trace.distributed import trace_rank
+    from trainledger.trace.optimizers import optimizer_named
+    from trainledger.trace.target import load_target, loss_named
+
+    program: Any = load_target(target.module, "--module")
+    if target.step:
+        how["optimizer"] = lambda parameters: optimizer_named(target.step, _Trained(parameters))  # type: ignore[arg-type]
+    try:
+        return trace_rank(
+            program, world_size=target.world_size, rank=target.rank, batch=inputs or None,
+            loss=loss_named(loss, label), **how,
+        )  # fmt: skip
+    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        from trainledger.trace.partial import why_it_stopped
+
+        raise InvalidInput([Problem("--module", target.module, why_it_stopped(error, "the program"))]) from error
+
+
+class _Trained:
+    """Parameters where an optimizer's maker asks for those of a model."""
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        self._parameters = list(parameters)
+
+    def parameters(self) -> list[Any]:
+        return self._parameters
+
+
+def versions(*, traced: bool) -> str:
+    """The versions that a figure may depend on, without the builds that they have on a machine."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from trainledger import __version__
+
+    told = [f"trainledger {__version__}"]
+    for each in _TOLD if traced else ():
+        if each in sys.modules:
+            try:
+                told.append(f"{each} {version(each).partition('+')[0]}")
+            except PackageNotFoundError:
+                continue
+    return ", ".join(told)

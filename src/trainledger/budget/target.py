@@ -1,0 +1,168 @@
+"""What a budget is for: a run file, or a module or model of the user's own, with all that its figures depend on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainledger.budget.allow import Allowed, read_allowed
+from trainledger.frozen import frozen
+from trainledger.spec.plain import from_plain
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+
+CLOSED_FORM, TRACE = "closed form", "trace"
+PROJECT = "pyproject.toml"
+_OF_RUN = ("set", "by")
+_OF_CODE = (
+    "input", "label", "step", "loss", "dtype", "autocast", "kernels", "checkpointing", "grad_accum", "first_step",
+    "world_size", "rank",
+)  # fmt: skip
+_OF_ONE_DEVICE = ("dtype", "autocast", "checkpointing", "grad_accum")  # a program of many ranks does these itself
+_LISTS = ("set", "input", "checkpointing")
+
+
+@frozen(kw_only=True)
+class Target:
+    """One thing whose cost is locked.
+
+    A ``run`` file, with fields changed by ``set`` as with ``--set``, accounted for ``by`` closed form or trace (of the
+    engine's own step); a ``module`` (``package.module:build``); or ``hf``, a config.json of Hugging Face. The step of
+    the latter two has an ``input`` (``int64[8,2048]``), a ``label`` and a ``loss``, an optimizer (``step``), and the
+    rest, all as `trainledger trace` takes them. With a ``world_size`` the module is a program of so many ranks, such as
+    a script's ``main`` for torchrun, of which one ``rank`` is traced (`trainledger.trace.distributed.trace_rank`).
+    """
+
+    run: str = ""
+    set: tuple[str, ...] = ()
+    by: str = ""
+    module: str = ""
+    hf: str = ""
+    input: tuple[str, ...] = ()
+    label: str = ""
+    step: str = ""
+    loss: str = ""
+    dtype: str = ""
+    autocast: str = ""
+    kernels: str = ""
+    checkpointing: tuple[str, ...] = ()
+    grad_accum: int = 1
+    first_step: bool = False
+    world_size: int = 0
+    rank: int = 0
+
+    def problems(self) -> Iterator[Problem]:
+        """What its fields say against each other."""
+        kinds = [name for name in ("run", "module", "hf") if getattr(self, name)]
+        if len(kinds) != 1:
+            rule = 'must be one of run = "run.toml", module = "package.module:build" and hf = "config.json"'
+            yield Problem(" and ".join(kinds) or "run, module or hf", None, rule)
+            return
+        theirs, kind = (_OF_CODE, "module or hf") if self.run else (_OF_RUN, "run")
+        yield from self._given(theirs, f"is for a target with {kind}")
+        if self.world_size and self.module:
+            yield from self._given(_OF_ONE_DEVICE, "is said by a program of many ranks itself")
+        elif not self.run:
+            yield from self._given(("world_size", "rank"), "is for a module that is a program of many ranks")
+        if not 0 <= self.rank < max(1, self.world_size):
+            yield Problem("rank", self.rank, f"must be from 0 to {max(0, self.world_size - 1)}, below world_size", 0)
+        for name, known in (("by", (CLOSED_FORM, TRACE)), ("kernels", ("cpu", "cuda"))):
+            value = getattr(self, name)
+            if value and value not in known:
+                yield Problem(name, value, f"must be {known[0]!r} or {known[1]!r}", nearest_text(value, known))
+        for name, least in (("grad_accum", 1), ("world_size", 0)):
+            if getattr(self, name) < least:
+                yield Problem(name, getattr(self, name), f"must be at least {least}", least)
+
+    def _given(self, names: Iterable[str], rule: str) -> Iterator[Problem]:
+        fields = Target.__dataclass_fields__
+        return (
+            Problem(name, getattr(self, name), rule) for name in names if getattr(self, name) != fields[name].default
+        )
+
+    def described(self) -> dict[str, Any]:
+        """The fields that are not at their defaults, in order."""
+        fields = Target.__dataclass_fields__
+        return {name: value for name, value in vars(self).items() if value != fields[name].default}
+
+    def is_own_name(self, name: str) -> bool:
+        """Whether a name says by itself what the target is, as one that was given on the command line."""
+        return name in (self.run, self.module, self.hf)
+
+
+Targets = dict[str, tuple[Target, dict[str, Allowed]]]
+
+
+def targets_of_project(root: Path) -> Targets:
+    """The targets of ``[tool.trainledger.targets.NAME]`` in a pyproject.toml, each with its tolerances; {} without one.
+
+    Raises `InvalidInput` with every problem of the file's part.
+    """
+    path = root / PROJECT
+    if not path.is_file():
+        return {}
+    from trainledger.spec.runfile import read_table
+
+    table = read_table(path).get("tool", {}).get("trainledger", {})
+    problems: list[Problem] = []
+    found: Targets = {}
+    if not isinstance(table, Mapping):
+        raise InvalidInput([Problem("tool.trainledger", table, "must be a table")], os.fspath(path))
+    for name in table.keys() - {"targets", "allow"}:
+        nearest = nearest_text(name, ("targets", "allow"))
+        problems.append(
+            Problem(f"tool.trainledger.{name}", table[name], "is unknown; there are targets and allow", nearest)
+        )
+    everywhere = _allowed(table.get("allow", {}), "tool.trainledger.allow", problems)
+    targets = table.get("targets", {})
+    if not isinstance(targets, Mapping):
+        problems.append(Problem("tool.trainledger.targets", targets, "must be a table of targets"))
+        targets = {}
+    for name, fields in targets.items():
+        at = f"tool.trainledger.targets.{name}"
+        if not isinstance(fields, Mapping):
+            problems.append(Problem(at, fields, 'must be a table such as { run = "run.toml" }'))
+            continue
+        own = _allowed(fields.get("allow", {}), f"{at}.allow", problems)
+        try:
+            target = read_target({key: value for key, value in fields.items() if key != "allow"}, at)
+        except InvalidInput as error:
+            problems.extend(error.problems)
+            continue
+        found[name] = (target, {**everywhere, **own})
+    if problems:
+        raise InvalidInput(problems, os.fspath(path))
+    return found
+
+
+def read_target(fields: Mapping[str, Any], at: str) -> Target:
+    """A target from plain data; raises `InvalidInput` with fields named below ``at``."""
+    data = dict(fields)
+    for name in _LISTS:
+        if isinstance(data.get(name), str):
+            data[name] = [data[name]]
+    known = Target.__dataclass_fields__
+    try:
+        return from_plain(Target, data)
+    except InvalidInput as error:
+        raise InvalidInput([_placed(each, at, known) for each in error.problems]) from None
+
+
+def _placed(problem: Problem, at: str, known: Mapping[str, Any]) -> Problem:
+    nearest = problem.nearest if problem.field in known else nearest_text(problem.field, known)
+    return Problem(f"{at}.{problem.field}", problem.value, problem.rule, nearest)
+
+
+def named(name: str, fields: Mapping[str, Any]) -> Target:
+    """A target that is named on the command line by its run file, module or config.json; raises `InvalidInput`."""
+    kind = "hf" if name.endswith(".json") else "run" if name.endswith(".toml") else "module"
+    return read_target({kind: name, **fields}, name)
+
+
+def _allowed(data: object, field: str, problems: list[Problem]) -> dict[str, Allowed]:
+    try:
+        return read_allowed(data, field)
+    except InvalidInput as error:
+        problems.extend(error.problems)
+        return {}

@@ -1,0 +1,79 @@
+"""Write what each target costs into trainledger.lock, for `trainledger check` to hold the code to.
+
+TARGET is one of [tool.trainledger.targets] in pyproject.toml, a run file, package.module:build, or a config.json of
+Hugging Face; without one, all of pyproject.toml and all that the lock has already (or run.toml).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from trainledger.cli.arguments import add_json, print_json, while_waiting
+
+_FIELDS = {
+    "set": ("SECTION.FIELD=VALUE", "of a run file: change one field; may be repeated"),
+    "by": ("HOW", "of a run file: closed form (the default), or trace of the engine's modules"),
+    "input": ("SHAPE", 'of a module: what it is called with, such as "int64[8,2048]"; may be repeated'),
+    "label": ("SHAPE", "of a module: what its loss sets the output against"),
+    "step": ("OPTIMIZER", "of a module: forward, backward, or an optimizer (adamw)"),
+    "loss": ("LOSS", "of a module: cross_entropy, mean, package.module:function ..."),
+    "dtype": ("DTYPE", "of a module: the format of its parameters"),
+    "autocast": ("DTYPE", "of a module: the format of autocast, such as bf16"),
+    "kernels": ("KERNELS", "of a module: cpu (the default) or cuda"),
+    "checkpointing": ("MODULES", "of a module: what is run again in backward; may be repeated"),
+}
+_NUMBERS = {
+    "grad_accum": "of a module: micro-batches in a step (1)",
+    "world_size": "of a module that is a program of many ranks: how many",
+    "rank": "of a module that is a program of many ranks: which one (0)",
+}
+_REPEATED = ("set", "input", "checkpointing")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", nargs="*", metavar="TARGET", help="what to lock; absent, all")
+    for name, (metavar, help) in _FIELDS.items():
+        action = "append" if name in _REPEATED else "store"
+        parser.add_argument(f"--{name}", action=action, metavar=metavar, help=help)
+    for name, help in _NUMBERS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=help)
+    parser.add_argument(
+        "--first-step", action="store_true", default=None, help="of a module: the step that makes the optimizer's state"
+    )
+    add_lock(parser)
+    add_json(parser)
+
+
+def add_lock(parser: argparse.ArgumentParser) -> None:
+    """``--lock``: another file than trainledger.lock of the working directory."""
+    from trainledger.budget.lock import LOCK
+
+    parser.add_argument("--lock", default=LOCK, metavar="FILE", help=f"the lock's file ({LOCK})")
+
+
+def execute(args: argparse.Namespace) -> int:
+    from trainledger.budget.check import lock
+
+    asked = {name: getattr(args, name) for name in (*_FIELDS, *_NUMBERS, "first_step")}
+    fields: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    if fields and len(args.target) != 1:
+        from trainledger.spec.problem import InvalidInput, Problem
+
+        rule = "says what one target is; name one run file or module with it"
+        raise InvalidInput([Problem(f"--{next(iter(fields)).replace('_', '-')}", None, rule)])
+    made = lock(args.target, root=Path.cwd(), file=args.lock, fields=fields, say=while_waiting())
+    if args.json:
+        from trainledger.report.budget import state
+
+        targets = {
+            name: {"totals": each.footprint.totals, "state": state(made.before.get(name), each)}
+            for name, each in made.locked.items()
+        }
+        print_json({"path": made.path, "targets": targets, "gone": list(made.gone), "notes": list(made.notes)})
+    else:
+        from trainledger.report.budget import written
+
+        print(written(made))
+    return 0

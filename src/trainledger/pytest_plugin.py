@@ -1,0 +1,124 @@
+"""The pytest fixture ``resource_budget``: what a step costs, held to amounts or to a lock, inside a test.
+
+pytest imports this module in every project that trainledger is installed in, so it imports nothing of trainledger until
+a test asks for the fixture, and torch only where a step is traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from trainledger.budget.difference import Difference
+    from trainledger.budget.inline import Amount
+    from trainledger.ledger.entry import Ledger
+
+
+class OverBudget(AssertionError):  # noqa: N818
+    """A step costs more than its budget; the text is a table and the lines that most of it arises at."""
+
+
+@pytest.fixture
+def resource_budget(request: pytest.FixtureRequest) -> ResourceBudget:
+    """Hold a training step to a budget: ``resource_budget(model, batch, peak="1.2GB")``, or to its lock, by name."""
+    return ResourceBudget(request.config.rootpath)
+
+
+class ResourceBudget:
+    """What the fixture gives: to be called with a model and a batch, or with the name of a target."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __call__(
+        self,
+        target: Any,
+        batch: Any = None,
+        *,
+        parameters: Amount | None = None,
+        flops: Amount | None = None,
+        model_flops: Amount | None = None,
+        kept: Amount | None = None,
+        peak: Amount | None = None,
+        collectives: Amount | None = None,
+        payload: Amount | None = None,
+        uncounted: Amount | None = 0,
+        allow: Mapping[str, int | str] | None = None,
+        **how: Any,
+    ) -> Ledger | list[Difference]:
+        """Raise `OverBudget` where a step costs more than these amounts (``"1.2GB"``, ``"3T"``, numbers).
+
+        With a model and a batch the step is traced as `trainledger.trace` does, which takes the rest (``loss``,
+        ``optimizer`` ...); a `Ledger` in place of a model is taken as it is. The ledger is given back, for what else
+        a test has to say of it. With the name of a target (``"*"`` for all of them) its figures are held to
+        trainledger.lock in pytest's root directory, as `trainledger check` does, ``allow`` coming before the
+        tolerances of pyproject.toml. Operations without a rule are over the budget unless ``uncounted`` allows them.
+        """
+        __tracebackhide__ = True
+        asked = {
+            "parameters": parameters, "flops": flops, "model_flops": model_flops, "kept": kept, "peak": peak,
+            "collectives": collectives, "payload": payload,
+        }  # fmt: skip
+        given = [name for name, amount in asked.items() if amount is not None]
+        if isinstance(target, str):
+            extra = [*given, *how, *(["batch"] if batch is not None else [])]
+            if extra:
+                raise _refused(extra[0], "is not taken beside the name of a target: its lock says what it may cost")
+            return self._against_lock(target, allow)
+        if not given:
+            rule = f'say what the step may cost at most, such as peak="1.2GB" ({", ".join(asked)})'
+            raise _refused("resource_budget", rule)
+        if allow is not None:
+            raise _refused("allow", "is for targets of a lock; the amounts here are the most already")
+        return _within({**asked, "uncounted": uncounted}, target, batch, how)
+
+    def _against_lock(self, name: str, allow: Mapping[str, int | str] | None) -> list[Difference]:
+        __tracebackhide__ = True
+        from trainledger.budget.allow import read_allowed
+        from trainledger.budget.check import check
+
+        allowed = read_allowed(allow or {}, "allow")
+        with contextlib.chdir(self._root):
+            differences = check(() if name == "*" else (name,), root=self._root, allowed=allowed)
+        failed = [each for each in differences if each.fails()]
+        if failed:
+            from trainledger.report.budget import text
+
+            raise OverBudget(text(failed))
+        return differences
+
+
+def _within(asked: Mapping[str, Amount | None], model: Any, batch: Any, how: Mapping[str, Any]) -> Ledger:
+    """The ledger of a step that costs at most what is asked; raises `OverBudget`."""
+    __tracebackhide__ = True
+    from trainledger.budget.footprint import footprint
+    from trainledger.budget.inline import held, read_limits
+    from trainledger.ledger.entry import Ledger
+
+    limits = read_limits(asked)
+    if isinstance(model, Ledger):
+        ledger = model
+    else:
+        from trainledger.trace import trace
+
+        ledger = trace(model, batch, **how)
+    if ledger.partial:
+        raise OverBudget(f"the step is traced only in part, and a part has no total: {ledger.partial}")
+    found = footprint(ledger, root=Path.cwd())
+    figures = held(found, limits)
+    if not all(each.is_kept for each in figures):
+        from trainledger.report.budget import over_budget
+
+        raise OverBudget(over_budget(figures, found))
+    return ledger
+
+
+def _refused(field: str, rule: str) -> Exception:
+    from trainledger.spec.problem import InvalidInput, Problem
+
+    return InvalidInput([Problem(field, None, rule)])
