@@ -27,6 +27,7 @@ _WHERE = {
     "Run": "trainledger.spec.run",
     "account": "trainledger.api",
     "advise": "trainledger.api",
+    "annotate": "trainledger.trace.annotate",
     "breaks": "trainledger.api",
     "compare": "trainledger.api",
     "device": "trainledger.catalog",
@@ -45,7 +46,9 @@ _WHERE = {
     "predict": "trainledger.api",
     "reconcile": "trainledger.reconcile",
     "cost_rule": "trainledger.trace.custom",
+    "fake_world": "trainledger.trace.distributed",
     "trace": "trainledger.trace",
+    "trace_rank": "trainledger.trace.distributed",
     "trace_step": "trainledger.trace",
 }
 
@@ -81,13 +84,15 @@ if TYPE_CHECKING:
     from trainledger.spec.run import Run
     from trainledger.trace import trace, trace_step
     from trainledger.trace.custom import cost_rule
+    from trainledger.trace.distributed import fake_world, trace_rank
     from trainledger.trace.inspect import inspect
 
 __all__ = [
     "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec",
-    "Problem", "Recipe", "Run", "account", "advise", "breaks", "compare", "cost_rule", "device", "device_of", "fit",
+    "Problem", "Recipe", "Run", "account", "advise", "annotate", "breaks", "compare", "cost_rule", "device", "device_of",
+    "fake_world", "fit",
     "inference", "inspect", "layouts", "load", "machine_of", "meter", "model", "napkin", "optimal",
-    "parameters", "predict", "reconcile", "trace", "trace_step",
+    "parameters", "predict", "reconcile", "trace", "trace_rank", "trace_step",
 ]  # fmt: skip
 
 

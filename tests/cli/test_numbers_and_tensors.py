@@ -19,7 +19,17 @@ def call(capsys, *words):
 
 CALLS = [
     ("dtype",), ("dtype", "1e-8"), ("dtype", "-65520"), ("dtype", "fp16"), ("dtype", "3.4e38", "--format", "half"),
+    ("dtype", "tf32"), ("dtype", "e4m3"),
     ("tensor", "float32[4,8]"), ("tensor", "nvfp4[4096,4096]"), ("tensor", "int64[]"),
+    ("tensor", "float32[4,8]", "transpose", "contiguous", "view:2,16", "--at", "1,2"),
+    ("tensor", "float32[4,8]", "--at", "-1,0"), ("tensor", "float32[4,8]", "--draw"),
+    ("tensor", "bf16[2,3]", "t", "--draw"),
+    ("tensor", "bf16[4096,4096]", "t", "reshape", "view:128,-1", "[1:,::2]", "to:float32", "expand(8,127,65536)"),
+    ("tensor", "fp32[8,3,32,32]", "contiguous(channels_last)", "rearrange('b c (h p) w -> b (c p) h w', p=2)", "half"),
+    ("einsum", "batch seq d_model, d_model d_ff -> batch seq d_ff", "8,128,512", "512,2048", "--dtype", "bf16"),
+    ("einsum", "...ij,...jk", "2,3,4", "2,4,5"), ("einsum", "ij->ji", "--dtype", "bf16", "2,3"),
+    ("einsum", "b (h d) t -> b h t d", "2,64,10", "h=8"), ("einsum", "b c h w -> b c h w 3", "2,3,4,4"),
+    ("einsum", "b c (h 2) (w 2) -> b c h w", "2,3,8,8", "--reduce", "mean"),
     ("einsum", "ij,jk->ik", "1024,512", "512,256", "--dtype", "bf16", "--device", "h100-sxm"),
     ("einsum", "ab,bc,cd,de->ae", "10,1000", "1000,10", "10,1000", "1000,10"),
     ("einsum", "ij,jk->ik", "8,8", "8,8", "--dtype", "fp64", "--device", "l4"),
@@ -63,6 +73,15 @@ def test_a_rate_that_is_not_known_is_a_sentence(capsys):
     (("dtype", "1", "--format", "int8"), "--format = 'int8': is no floating-point format that is known"),
     (("dtype", "1e999"), "must be a finite number that fp64 holds; nearest that works: 1.7976931348623157e+308"),
     (("tensor", "float32"), "tensor = 'float32': must be a format and a shape in brackets"),
+    (("tensor", "float32[4,8]", "viiew"), "chain = 'viiew': is no operation that is known here ("),
+    (("tensor", "float32[4,8]", "--at", "9,9"), "--at = '9,9': fp32[4, 8] has 4 in dim 0, and the index asks for 9"),
+    (("tensor", "float32[4,8]", "t", "--at", "x"), "--at = 'x': is no index; write it like 1,2"),
+    (("tensor", "mxfp4[32]", "t"), "so that no element has an address of its own; nearest that works: uint8"),
+    (("einsum", "b (h d) -> b h d", "2,8", "h=x"), "size = 'h=x': is no size of a dim; write it like h=8"),
+    (("einsum", "b (h d) -> b h d", "2,8", "2,8", "h=2"), "is a pattern on one tensor, and 2 shapes are given"),
+    (("einsum", "b (h d) -> b h d", "2,8", "h=2", "--device", "l4"), "--device = 'l4': bounds the time of a product"),
+    (("einsum", "b (h d) -> b h d", "2,8", "h=3"), "parts dim 1 by 3, and fp32[2, 8] has 8 there; nearest that works: "
+                                                   "h=2"),
     (("einsum", "ij,jk->ik", "4,8"), "has 2 operands, and 1 shapes are given"),
     (("einsum", "ij,jk->ik", "4,8", "8,2", "--device", "h101"), "--device = 'h101': is not in the catalog"),
     (("einsum", "ij,jk->ik", "4,8", "8,x"), "shape 2 = '8,x': has dims that are no whole numbers"),
@@ -73,7 +92,67 @@ def test_wrong_input_is_a_sentence(capsys, words, sentence):
     assert sentence in err
 
 
+def test_a_chain_that_fails_shows_the_steps_before(capsys):
+    code, out, err = call(capsys, "tensor", "float32[4,8]", "transpose", "view", "--at", "1,2")
+    assert code == 2
+    plain = " ".join(out.split())
+    assert "1 transpose fp32[8,4] [1,8] no A view 2 view fails" in plain
+    assert "1 transpose 17 of A 68" in plain
+    assert "| 3 | 7 | 11 |" in plain
+    assert err.startswith("step 2, view: fp32[8, 4] with strides [1, 8] has no strides as [32]: dims 0 and 1 would be ")
+    assert err.rstrip().endswith("nearest that works: reshape(32), a copy of 128 bytes")
+    code, out, err = call(capsys, "tensor", "float32[4,8]", "transpose", "view", "--at", "1,2", "--json")
+    told = json.loads(out)
+    assert code == 2
+    assert told["error"][0]["field"] == "step 2, view"
+    assert [(each["operation"], each["kind"], each["element"]) for each in told["steps"]] == [
+        ("transpose", "view", {"place": 17, "byte": 68})
+    ]  # fmt: skip
+
+
+def test_a_chain_as_json(capsys):
+    told = json.loads(call(capsys, "tensor", "float32[4,8]", "transpose", "reshape", "half", "--json")[1])
+    assert told["shape"] == [4, 8]  # of the tensor alone, as without operations
+    assert [(each["kind"], each["written_nbytes"], each["storage"], each["dtype"]) for each in told["steps"]] == [
+        ("view", 0, 0, "fp32"), ("copy", 128, 1, "fp32"), ("copy", 64, 2, "fp16")
+    ]  # fmt: skip
+    assert (told["written_nbytes"], told["shares"], told["start"]["contiguous"]) == (192, False, True)
+
+
+def test_without_operations_all_is_as_it_was(capsys):
+    out = call(capsys, "tensor", "fp32[4,8]")[1]
+    assert out.startswith("fp32[4, 8]\n-------------------  ------\nelements                 32\nbytes          ")
+    assert set(json.loads(call(capsys, "tensor", "fp32[4,8]", "--json")[1])) == {
+        "dtype", "shape", "elements", "nbytes", "strides", "elementwise"
+    }  # fmt: skip
+
+
+def test_words_stand_behind_flags_too(capsys):
+    first = call(capsys, "tensor", "--at", "1,2", "float32[4,8]", "transpose", "contiguous")
+    assert first == call(capsys, "tensor", "float32[4,8]", "--at", "1,2", "transpose", "contiguous")
+    one = call(capsys, "einsum", "ij,jk->ik", "--dtype", "bf16", "4,8", "8,2")
+    assert one == call(capsys, "einsum", "ij,jk->ik", "4,8", "8,2", "--dtype", "bf16")
+
+
+def test_patterns_of_einops(capsys):
+    told = json.loads(call(capsys, "einsum", "b (h d) t -> b h t d", "2,64,10", "h=8", "--json")[1])
+    assert (told["function"], told["view"], told["shape"], told["nbytes"]) == ("rearrange", True, [2, 8, 10, 8], 0)
+    assert told["sizes"] == {"b": 2, "h": 8, "d": 8, "t": 10}
+    assert "A view: nothing is copied." in call(capsys, "einsum", "b (h d) t -> b h t d", "2,64,10", "h=8")[1]
+    out = call(capsys, "einsum", "b c (h 2) (w 2) -> b c h w", "2,3,8,8", "--reduce", "mean")[1]
+    assert "FLOPs          384  384 FLOP" in out
+    assert "bytes moved  1,920   1.92 kB" in out
+    words = json.loads(call(capsys, "einsum", "b t d_in, d_in d_out -> b t d_out", "2,8,4", "4,6", "--json")[1])
+    letters = json.loads(call(capsys, "einsum", "bti,io->bto", "2,8,4", "4,6", "--json")[1])
+    assert [words[each] for each in ("flops", "nbytes", "shape")] == [
+        letters[each] for each in ("flops", "nbytes", "shape")
+    ]
+    assert "torch gives a view" in call(capsys, "einsum", "ij->ji", "2,3")[1]
+
+
 @pytest.mark.parametrize("verb", [("dtype", "1e-8"), ("tensor", "fp32[2]"), ("einsum", "ij,jk->ik", "2,2", "2,2"),
+                                  ("tensor", "fp32[2,3]", "t", "reshape", "--at", "0,0"),
+                                  ("einsum", "b (h d) -> b h d", "2,8", "h=2"),
                                   ("plan", "--phase", "decode", "gpt2", "--set", "cluster.device=l4")])  # fmt: skip
 def test_nothing_heavy_is_imported(verb):
     assert verb[0] in LIGHT

@@ -90,6 +90,57 @@ def test_flops_are_those_that_torch_counts(equation, shapes):
     assert (ours.flops, ours.shape) == (counter.get_total_flops(), tuple(result.shape))
 
 
+WORDS = {"a": "batch", "b": "seq_q", "c": "d_model", "d": "heads", "e": "d_ff"}
+
+
+@settings(max_examples=100, deadline=None)
+@given(inputs=INDICES, data=st.data())
+def test_words_are_letters_by_other_names(inputs, data):
+    every = sorted(set("".join(inputs)))
+    output = "".join(data.draw(st.lists(st.sampled_from(every), unique=True, max_size=3)))
+    shapes = [tuple(SIZES[each] for each in indices) for indices in inputs]
+    letters = einsum(f"{','.join(inputs)}->{output}", shapes)
+
+    def in_words(text):
+        sides = [
+            ", ".join(" ".join(WORDS[each] for each in one) for one in side.split(",")) for side in text.split("->")
+        ]
+        return " -> ".join(sides)
+
+    words = einsum(in_words(letters.equation), shapes)
+    told = [each.equation.split() for each in words.steps if each.equation != ",->"]
+    assert told == [in_words(each.equation).split() for each in letters.steps if each.equation != ",->"]
+    assert (words.flops, words.nbytes, words.shape, words.at_once_flops) == (
+        letters.flops, letters.nbytes, letters.shape, letters.at_once_flops
+    )  # fmt: skip
+    assert {WORDS[name]: size for name, size in letters.sizes.items()} == words.sizes
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), rest=st.lists(st.integers(1, 3), max_size=2), inputs=INDICES.map(lambda each: each[:2]))
+def test_an_ellipsis_is_that_of_torch(data, rest, inputs):
+    every = sorted(set("".join(inputs)))
+    output = "".join(data.draw(st.lists(st.sampled_from(every), unique=True, max_size=3)))
+    places = [data.draw(st.sampled_from(["", "...", "..."])) for _ in inputs]
+    pairs = list(zip(places, inputs, strict=True))
+    shapes = [(*(rest if dots else ()), *(SIZES[each] for each in one)) for dots, one in pairs]
+    left = ",".join(dots + one for dots, one in pairs)
+    arrow = data.draw(st.sampled_from(["", f"->{output}", f"->...{output}" if any(places) else f"->{output}"]))
+    real = torch.einsum(left + arrow, [torch.zeros(each) for each in shapes])
+    assert einsum(left + arrow, shapes).shape == tuple(real.shape)
+
+
+@settings(max_examples=100, deadline=None)
+@given(indices=st.text("abc", max_size=3), data=st.data())
+def test_one_operand_is_a_view_where_torch_makes_one(indices, data):
+    output = "".join(data.draw(st.lists(st.sampled_from(sorted(set(indices)) or [""]), unique=True)))
+    x = torch.zeros([SIZES[each] for each in indices])
+    real = torch.einsum(f"{indices}->{output}", x)
+    ours = einsum(f"{indices}->{output}", [tuple(x.shape)])
+    assert ours.shape == tuple(real.shape)
+    assert ours.view == (real.untyped_storage().data_ptr() == x.untyped_storage().data_ptr())
+
+
 def test_elementwise_products_and_sums():
     assert einsum("ij,ij->ij", [(4, 8)] * 2).flops == 32  # a product of each element
     assert einsum("ij->i", [(4, 8)]).flops == 32  # an addition of each element
@@ -108,7 +159,12 @@ def test_elementwise_products_and_sums():
     ("ij->ii", [(4, 8)], "has i twice in the result; nearest that works: ij->i"),
     ("ij->i", [(4, 8, 2)], "shape 1 = '4,8,2': has 3 dims, and operand 1 of the equation has 2 (ij)"),
     ("i1->i", [(4, 8)], "is letters for indices, commas between operands and -> before the result"),
-    ("...i->i", [(4, 8)], "an ellipsis is not read; nearest that works: bij,bjk->bik"),
+    ("ij->...i", [(4, 8)], "has an ellipsis in the result and in no operand"),
+    ("...i...->i", [(4, 8)], "has two ellipses in one operand"),
+    ("...i,...i->i", [(4, 8), (8,)], "an ellipsis that stands for other numbers of dims in its operands; name them"),
+    ("seq d_model, d_model d_ff -> seq d_ff", [(4, 8), (7, 2)], "has d_model = 7, and shape 1 has d_model = 8"),
+    ("seq d_model -> seq d_ff", [(4, 8)], "has d_ff in the result but in no operand; nearest that works: seq d_model "
+                                          "-> seq"),
     ("", [], "is letters for indices"),
     (",".join("abcdefghijk"), [(2,)] * 11, "has 11 operands, more than 10"),
 ])  # fmt: skip

@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 
 from trainledger.cli.arguments import add_json, print_json
-from trainledger.dtypes import FORMATS
-from trainledger.explain.number import ALIASES, in_every_format, known_format, read_number
+from trainledger.explain.number import ALIASES, SHOWN, in_every_format, known_format, read_number
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -33,12 +32,12 @@ def execute(args: argparse.Namespace) -> int:
             print(report.in_formats(number, rounded))
         return 0
     if args.json:
-        print_json({"formats": [report.to_json(each) for name, each in FORMATS.items() if only in (None, name)]})
+        print_json({"formats": [report.to_json(each) for name, each in SHOWN.items() if only in (None, name)]})
     else:
-        print(report.formats() if only is None else report.one_format(FORMATS[only]))
+        print(report.formats() if only is None else report.one_format(SHOWN[only]))
     return 0
 
 
 def _is_format(text: str) -> bool:
     plain = text.strip().lower().removeprefix("torch.")
-    return ALIASES.get(plain, plain) in FORMATS
+    return ALIASES.get(plain, plain) in SHOWN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trainledger.dtypes import BLOCK_FORMATS, FORMATS, OTHER_NBYTES, Rounded
+from trainledger.dtypes import BLOCK_FORMATS, FORMATS, OTHER_NBYTES, NumberFormat, Rounded
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 
 # Other names: of torch, numpy and JAX, and the short ones.
@@ -18,6 +18,12 @@ ALIASES = {
 }  # fmt: skip
 LARGEST_TEXT = 400
 
+# What tensor cores make of fp32 operands: the range of fp32 with the mantissa of fp16; in memory it is fp32, 4 bytes
+# (NVIDIA A100 Tensor Core GPU Architecture, 2020, "TensorFloat-32").
+TF32 = NumberFormat("tf32", 8, 10, suits="products of fp32 operands on tensor cores; in memory they stay fp32")
+# The floating-point formats that a number is shown in, widest first.
+SHOWN = {name: each for pair in FORMATS.items() for name, each in (pair, *([("tf32", TF32)] * (pair[0] == "fp32")))}
+
 
 def known_format(name: str, field: str = "dtype", *, floating: bool = False) -> str:
     """The one of `dtypes`' formats that a name means; `InvalidInput` with the nearest where there is none.
@@ -27,7 +33,7 @@ def known_format(name: str, field: str = "dtype", *, floating: bool = False) -> 
     >>> known_format("torch.float32"), known_format("BF16"), known_format("half", floating=True)
     ('fp32', 'bf16', 'fp16')
     """
-    known = [*FORMATS] if floating else [*dict.fromkeys((*FORMATS, *OTHER_NBYTES, *BLOCK_FORMATS))]
+    known = [*SHOWN] if floating else [*dict.fromkeys((*FORMATS, *OTHER_NBYTES, *BLOCK_FORMATS))]
     plain = name.strip().lower().removeprefix("torch.").removeprefix("np.").removeprefix("jnp.")
     plain = ALIASES.get(plain, plain)
     if plain in known:
@@ -47,7 +53,7 @@ def read_number(text: str, field: str = "value") -> float:
         number = float(text) if len(text) <= LARGEST_TEXT else math.nan
     except ValueError:
         rule = "is neither a number (write it like 1e-8, 0.1 or 65504) nor a floating-point format"
-        near = nearest_text(text, [*FORMATS, *(each for each, meant in ALIASES.items() if meant in FORMATS)])
+        near = nearest_text(text, [*SHOWN, *(each for each, meant in ALIASES.items() if meant in SHOWN)])
         raise InvalidInput([Problem(field, text, rule, near)]) from None
     if not math.isfinite(number):
         largest = math.copysign(FORMATS["fp64"].largest, number)
@@ -61,4 +67,27 @@ def in_every_format(number: float) -> tuple[Rounded, ...]:
     >>> [each.format.name for each in in_every_format(1e-8) if each.fate == "underflow"]
     ['fp16', 'e4m3', 'e5m2', 'e3m2', 'e2m3', 'e2m1']
     """
-    return tuple(each.rounded(number) for each in FORMATS.values())
+    return tuple(each.rounded(number) for each in SHOWN.values())
+
+
+def zero_up_to(each: NumberFormat) -> float:
+    """The largest number that a format rounds to zero: half its smallest value, which lies between zero and it.
+
+    >>> zero_up_to(FORMATS["fp16"]), zero_up_to(FORMATS["fp64"])
+    (2.9802322387695312e-08, 0.0)
+    """
+    return each.smallest_subnormal / 2
+
+
+def overflows_from(each: NumberFormat) -> float:
+    """The smallest number that is too large for a format: half a step above its largest value, where a tie is rounded
+    to the even side, and in the formats without infinities the tie itself is still the largest value.
+
+    >>> overflows_from(FORMATS["fp16"]), overflows_from(FORMATS["e5m2"]), overflows_from(FORMATS["fp64"])
+    (65520.0, 61440.0, inf)
+    """
+    last = each.rounded(each.largest)
+    above = each.largest + last.spacing / 2
+    if not math.isfinite(above) or each.rounded(above).fate == "overflow":
+        return above
+    return math.nextafter(above, math.inf)

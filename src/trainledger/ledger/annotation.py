@@ -47,7 +47,7 @@ class Work:
 
 @frozen
 class Mark:
-    """Something to know of a line: a ``view`` (free), a ``copy``, a ``sync`` …; ``why`` in words, how often, how much."""
+    """Something to know of a line: a ``view`` (free), a ``copy``, a ``sync`` …; why in words, how often, how much."""
 
     kind: str
     why: str = ""
@@ -73,8 +73,9 @@ class Line:
     """One line of a file. ``own`` is what it runs itself, ``backward`` what autograd runs for it later, and
     ``recompute`` what is computed a second time for it there (activation checkpointing).
 
-    ``runs`` is how often it ran. ``alive`` are bytes that it made and that are still there when it is done for the last
-    time, ``at_end`` those still there when the program ends, ``most_alive`` the most there were after any run of it.
+    ``runs`` is how often it ran. ``alive`` are bytes that it made and that are still there when it is done for the
+    last time, ``at_end`` those still there when the program ends, ``most_alive`` the most there were after any run of
+    it, and ``alive_of_backward`` those that backward made for it, after the last backward.
     """
 
     number: int
@@ -86,6 +87,7 @@ class Line:
     alive: int = 0
     at_end: int = 0
     most_alive: int = 0
+    alive_of_backward: int = 0
     marks: tuple[Mark, ...] = ()
     tensors: tuple[Shown, ...] = ()
 
@@ -112,8 +114,8 @@ class File:
 class Finding:
     """Something that costs and need not: where, what, how much of it, why, and what to write instead.
 
-    ``weight`` is ``problem``, or ``remark`` for what may well be meant. ``line`` is "file:line"; ``nbytes`` are those of
-    all ``times`` together.
+    ``weight`` is ``problem``, or ``remark`` for what may well be meant or can hardly be avoided. ``line`` is
+    "file:line"; ``nbytes`` are those of all ``times`` together.
     """
 
     kind: str
@@ -174,4 +176,5 @@ class Annotation:
             f"{self.script}: {format_flops(self.total.flops)}, {format_nbytes(self.total.moved)} moved, "
             f"{format_nbytes(self.peak_nbytes)} at most"
         )
-        return "\n".join([head, *(f"{each.line}: {each.kind}: {each.what}" for each in self.findings), self.ended]).rstrip()
+        found = [f"{each.line}: {each.kind}: {each.what}" for each in self.findings]
+        return "\n".join([head, *found, self.ended]).rstrip()

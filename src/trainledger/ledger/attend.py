@@ -132,8 +132,10 @@ def written_out(
         weights = part(tape, probabilities(tape, sizes, scores), B * H * T * S)
     del scores
     weights = op.dropout(tape, weights, sizes.attention_dropout)
+    values = heads_first(tape, v, repeats)
     low = op.cast(tape, weights, tape.compute_dtype)
-    y = op.batched_product(tape, low, heads_first(tape, v, repeats), B * H, T, W, S)
+    y = op.batched_product(tape, low, values, B * H, T, W, S)
+    del low, values
     y = op.contiguous(tape, y, forward=False, backward=True)
     return op.contiguous(tape, y, forward=True, backward=False)
 

@@ -6,14 +6,14 @@ Strides and offsets are in elements, as torch counts them; addresses are in byte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import mul
 
 from trainledger.frozen import frozen
+from trainledger.spec.problem import Problem
 from trainledger.units import format_nbytes
 
-KINDS = ("view", "same", "in place", "copy", "result")
 MEMORY_FORMATS = {"channels_last": (1, 3, 2, 0), "channels_last_3d": (1, 4, 3, 2, 0)}  # dims, the quickest first
 
 
@@ -69,9 +69,10 @@ class Strided:
         order = MEMORY_FORMATS[name]
         return len(order) == len(self.shape) and self._packed(order)
 
-    def _packed(self, dims: object) -> bool:
+    def _packed(self, dims: Iterable[int]) -> bool:
+        """Whether the elements lie without gaps where the dims are walked in this order, the quickest first."""
         step = 1
-        for dim in dims:  # type: ignore[attr-defined]
+        for dim in dims:
             if self.shape[dim] != 1:
                 if self.stride[dim] != step:
                     return False
@@ -121,15 +122,12 @@ class Strided:
 
     @property
     def title(self) -> str:
-        """
+        """Format and shape.
+
         >>> Strided("fp32", 4, (8, 4), (1, 8), 0, 128).title
         'fp32[8, 4]'
         """
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
-
-    def shares(self, other: Strided) -> bool:
-        """Whether both lie over one storage; ``storage`` must tell storages apart, as within one chain."""
-        return self.storage == other.storage
 
     def facts(self) -> list[tuple[str, str]]:
         """What there is to say, each with its name."""
@@ -160,7 +158,8 @@ class Strided:
 
     @property
     def contiguity(self) -> str:
-        """
+        """Whether it is contiguous, and what it is where it is not.
+
         >>> Strided("fp32", 4, (8, 4), (1, 8), 0, 128).contiguity
         'no: without gaps, in the order of dims 1, 0'
         """
@@ -220,13 +219,19 @@ class ChainStep:
 
     @property
     def cost(self) -> str:
-        """
+        """What was done, and the bytes that it writes.
+
         >>> ChainStep("clone", Strided("fp32", 4, (2,), (1,), 0, 8, 1), "copy", 8, "asked for").cost
         'copy, 8 B'
         """
         if self.kind in ("view", "same"):
             return "view, free" if self.kind == "view" else "the same, free"
         return f"{self.kind}, {format_nbytes(self.written_nbytes)}"
+
+    def __repr__(self) -> str:
+        one = self.result
+        layout = f"{one.title}, stride {list_text(one.stride)}, offset {one.offset}"
+        return f"{self.word}: {layout}: {self.cost}: {self.why}"
 
 
 @frozen
@@ -236,7 +241,7 @@ class Chain:
     start: Strided
     steps: tuple[ChainStep, ...]
     failed: str = ""
-    failure: object = None
+    failure: Problem | None = None
 
     @property
     def result(self) -> Strided:
@@ -255,9 +260,7 @@ class Chain:
     def __repr__(self) -> str:
         lines = [f"{self.start.title}, stride {list_text(self.start.stride)}, offset {self.start.offset}"]
         for each in self.steps:
-            one = each.result
-            layout = f"{one.title}, stride {list_text(one.stride)}, offset {one.offset}"
-            lines.append(f"  {each.word}: {layout}: {each.cost}: {each.why}")
+            lines.append(f"  {each!r}")
         if self.failure is not None:
             lines.append(f"  {self.failed} fails: {self.failure}")
         return "\n".join(lines)

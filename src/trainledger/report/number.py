@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from trainledger.dtypes import BLOCK_FORMATS, FORMATS, NumberFormat, Rounded
+from trainledger.dtypes import BLOCK_FORMATS, NumberFormat, Rounded
+from trainledger.explain.number import SHOWN, TF32, overflows_from, zero_up_to
 from trainledger.report.table import table, wrapped
 
 _FATES = {"overflow": "overflows", "underflow": "underflows to zero"}
 
 
 def in_formats(number: float, rounded: Iterable[Rounded]) -> str:
-    """What a number becomes in each format."""
+    """What a number becomes in each format, its bits, and what the formats hold."""
     rounded = list(rounded)
     rows = [
         [each.format.name, f"{each.value:.9g}", _percent(each), _FATES.get(each.fate, each.fate), f"{each.spacing:.4g}"]
@@ -24,25 +25,31 @@ def in_formats(number: float, rounded: Iterable[Rounded]) -> str:
     notes = "Spacing is the step to the next larger magnitude. Below their smallest normal value formats step evenly."
     return "\n".join([
         head, table(["format", "becomes", "off by", "", "spacing"], rows, align="lrrlr"), "",
-        table(["bits", "sign", "exponent", "mantissa"], bits, align="llll"), "", wrapped(notes),
+        table(["bits", "sign", "exponent", "mantissa"], bits, align="llll"), "",
+        _limits("holds", [each.format for each in rounded]), "", wrapped(notes),
     ])  # fmt: skip
+
+
+def _limits(head: str, formats: Iterable[NumberFormat]) -> str:
+    """How many bits formats have, how far they reach, and how finely they step."""
+    rows = [
+        [each.name, f"1+{each.exponent_bits}+{each.mantissa_bits}", _nbytes(each), f"{each.largest:.5g}",
+         f"{each.smallest_normal:.4g}", f"{each.smallest_subnormal:.4g}", f"{each.epsilon:.4g}"]
+        for each in formats
+    ]  # fmt: skip
+    return table([head, "s+e+m", "bytes", "largest", "least normal", "least above 0", "step at 1"], rows,
+                 align="llrrrrr")  # fmt: skip
 
 
 def formats() -> str:
     """The table of all formats, those in blocks included."""
-    rows = [
-        [each.name, f"1+{each.exponent_bits}+{each.mantissa_bits}", _nbytes(each), f"{each.largest:.5g}",
-         f"{each.smallest_normal:.4g}", f"{each.smallest_subnormal:.4g}", f"{each.epsilon:.4g}"]
-        for each in FORMATS.values()
-    ]  # fmt: skip
-    columns = ["format", "s+e+m", "bytes", "largest", "least normal", "least above 0", "step at 1"]
     blocks = [
         [each.name, each.element, each.block, each.scale, f"{each.bits_per_element:.4g}"]
         for each in BLOCK_FORMATS.values()
     ]
-    suits = [wrapped(f"{each.name}: {each.suits}.") for each in FORMATS.values()]
+    suits = [wrapped(f"{each.name}: {each.suits}.") for each in SHOWN.values()]
     return "\n".join([
-        table(columns, rows, align="llrrrrr"), "", *suits, "",
+        _limits("format", SHOWN.values()), "", *suits, "",
         table(["in blocks", "elements", "block", "scale", "bits per element"], blocks, align="llrlr"),
     ])  # fmt: skip
 
@@ -57,6 +64,9 @@ def one_format(each: NumberFormat) -> str:
         ["smallest normal", f"{each.smallest_normal:.17g}"],
         ["smallest above zero", f"{each.smallest_subnormal:.17g}"],
         ["step from 1", f"{each.epsilon:.17g}"],
+        ["rounds to zero", f"up to {zero_up_to(each):.17g}"],
+        ["overflows", f"from {overflows_from(each):.17g}"],
+        ["counts to", f"{2 ** (each.mantissa_bits + 1):,} without leaving one out"],
         ["decimal digits", f"{(each.mantissa_bits + 1) * math.log10(2):.2g}"],
         ["specials", specials[each.specials]],
         ["suits", each.suits],
@@ -70,6 +80,7 @@ def to_json(each: NumberFormat) -> dict[str, Any]:
         "name": each.name, "bits": each.bits, "exponent_bits": each.exponent_bits, "mantissa_bits": each.mantissa_bits,
         "largest": each.largest, "smallest_normal": each.smallest_normal,
         "smallest_subnormal": each.smallest_subnormal, "epsilon": each.epsilon, "suits": each.suits,
+        "nbytes": _in_memory(each), "zero_up_to": zero_up_to(each), "overflows_from": overflows_from(each),
     }  # fmt: skip
 
 
@@ -91,4 +102,9 @@ def _percent(each: Rounded) -> str:
 
 
 def _nbytes(each: NumberFormat) -> str:
-    return f"{each.bits / 8:g}"
+    return f"{_in_memory(each):g}"
+
+
+def _in_memory(each: NumberFormat) -> float:
+    """Bytes of one element, packed; tf32 is no format of memory, where it stands as fp32."""
+    return 4 if each.name == TF32.name else each.bits / 8

@@ -1,23 +1,22 @@
-"""Tensors and their products for a terminal of 80 columns."""
+"""A tensor, and a chain of operations on it, for a terminal of 80 columns."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainledger.dtypes import BLOCK_FORMATS
-from trainledger.predict.roofline import NoRate, peak_rate
 from trainledger.report.table import sentence, table, wrapped
-from trainledger.units import GIB, GIGA, KIB, KILO, MEGA, MIB, format_flops, format_nbytes, format_seconds
+from trainledger.units import GIB, GIGA, KIB, KILO, MEGA, MIB, format_nbytes
 
 if TYPE_CHECKING:
-    from trainledger.explain.einsum import Einsum
     from trainledger.explain.tensor import Tensor
-    from trainledger.predict.roofline import Machine
+    from trainledger.ledger.strided import Chain, Strided
 
 _UNITS = (("kB", KILO), ("KiB", KIB), ("MB", MEGA), ("MiB", MIB), ("GB", GIGA), ("GiB", GIB))
 
 
-def shape_text(shape: tuple[int, ...]) -> str:
+def shape_text(shape: Sequence[int]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
@@ -48,58 +47,80 @@ def tensor_to_json(one: Tensor) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def einsum(one: Einsum, machine: Machine | None) -> str:
-    """One product: its steps, its totals, and what bounds it on a device."""
-    operands = " and ".join(shape_text(each) for each in _operands(one))
-    parts = [wrapped(f"{one.equation}: {operands} to {shape_text(one.shape)} in {one.dtype}")]
-    if len(one.steps) > 1:
-        steps = [
-            [str(number), each.equation, shape_text(each.shape), f"{each.flops:,}"]
-            for number, each in enumerate(one.steps, start=1)
-        ]
-        parts.append(table(["step", "product", "gives", "FLOPs"], steps, align="rllr"))
-    rows = [
-        ["FLOPs", f"{one.flops:,}", format_flops(one.flops)],
-        ["bytes moved", f"{one.nbytes:,}", format_nbytes(one.nbytes)],
-        ["FLOPs per byte", f"{one.intensity:.4g}", ""],
-    ]
-    if len(one.steps) > 1:
-        rows.insert(1, ["all at once", f"{one.at_once_flops:,}", format_flops(one.at_once_flops)])
-    parts.append(table(["", "", ""], rows, align="lrr").split("\n", 2)[2])
-    if machine is not None:
-        parts.append(wrapped(_bound(one, machine)))
+def chain(one: Chain, total: bool = True) -> str:
+    """What each operation makes: where the elements lie, what it costs, and why; ``total`` adds what all write."""
+    rows = [["", "", *_layout(one.start), format_nbytes(one.start.storage_nbytes)]]
+    rows += [[str(number), _tight(each.word), *_layout(each.result), each.cost.removesuffix(", free")]
+             for number, each in enumerate(one.steps, start=1)]  # fmt: skip
+    if one.failure is not None:
+        rows.append([str(len(rows)), _tight(one.failed), "", "", "", "", "", "fails"])
+    columns, align = ["", "step", "gives", "stride", "offset", "contiguous", "storage", "cost"], "rlllrlll"
+    if not any(each.result.offset for each in one.steps):
+        columns, align, rows = [*columns[:4], *columns[5:]], "rllllll", [[*row[:4], *row[5:]] for row in rows]
+    parts = [table(columns, rows, align=align)]
+    if one.steps:
+        why = [wrapped(f"{number} {each.word.partition('(')[0]}: {each.why}.")
+               for number, each in enumerate(one.steps, start=1)]  # fmt: skip
+        end = "lies over the storage of the first" if one.shares else "has a storage of its own"
+        said = f"Copies and results write {one.written_nbytes:,} bytes; the last tensor {end}."
+        parts += ["\n".join(why), *([wrapped(said)] if total else [])]
     return "\n\n".join(parts)
 
 
-def _operands(one: Einsum) -> list[tuple[int, ...]]:
-    return [tuple(one.sizes[each] for each in indices) for indices in one.equation.partition("->")[0].split(",")]
+def _layout(one: Strided) -> list[str]:
+    order = one.memory_format.replace("contiguous", "yes") or "no"
+    return [_tight(one.title), _tight(shape_text(one.stride)), str(one.offset), order, _letter(one)]
 
 
-def _bound(one: Einsum, machine: Machine) -> str:
-    try:
-        compute, move = one.seconds(machine)
-    except NoRate as reason:
-        return sentence(f"no time: {reason}")
-    bandwidth = machine.memory_bytes_per_second
-    assert bandwidth is not None
-    ridge = peak_rate(machine, one.dtype) / bandwidth
-    which = "memory" if move > compute else "compute"
-    return (
-        f"On {machine.title} at least {format_seconds(max(compute, move))}, {which}-bound: {format_seconds(compute)} "
-        f"to compute, {format_seconds(move)} to move; the ridge point of {one.dtype} is {ridge:.4g} FLOP/byte."
-    )
+def _tight(text: str) -> str:
+    """Without spaces, so that columns stay narrow."""
+    return text.replace(", ", ",")
 
 
-def einsum_to_json(one: Einsum, machine: Machine | None) -> dict[str, Any]:
-    """A product in figures; seconds are null without a device or a rate."""
-    found: dict[str, Any] = {
-        "equation": one.equation, "sizes": one.sizes, "dtype": one.dtype, "shape": one.shape, "flops": one.flops,
-        "at_once_flops": one.at_once_flops, "nbytes": one.nbytes, "intensity": one.intensity,
-        "steps": [vars(each) for each in one.steps], "compute_seconds": None, "memory_seconds": None,
+def _letter(one: Strided) -> str:
+    """A letter for the storage; numbers behind the alphabet."""
+    return chr(ord("A") + one.storage) if one.storage < 26 else str(one.storage + 1)
+
+
+def elements(one: Chain, index: Sequence[int], places: Sequence[int | None]) -> str:
+    """Where ``tensor[index]`` lies at each step."""
+    tensors = [one.start, *(each.result for each in one.steps)]
+    words = ["at first", *(f"{number} {each.word}" for number, each in enumerate(one.steps, start=1))]
+    rows = [
+        [word, "no such index", ""] if place is None else
+        [word, f"{place:,} of {_letter(each)}", f"{place * each.itemsize:,}"]
+        for word, each, place in zip(words, tensors, places, strict=True)
+    ]  # fmt: skip
+    shown = table([f"element {shape_text(index)}", "in the storage", "byte"], rows, align="lrr")
+    return "\n".join([shown, "", "Bytes are counted from the storage's first, whose address comes on top."])
+
+
+def drawing(one: Strided, word: str) -> str:
+    """A tensor drawn over its storage."""
+    drawn = one.drawing()
+    if drawn.startswith("no drawing"):
+        return wrapped(sentence(drawn))
+    return f"{word}: {one.title}\n{drawn}"
+
+
+def strided_to_json(one: Strided) -> dict[str, Any]:
+    return {
+        "dtype": one.dtype, "shape": one.shape, "elements": one.elements, "nbytes": one.nbytes, "strides": one.stride,
+        "offset": one.offset, "contiguous": one.contiguous, "memory_format": one.memory_format,
+        "storage": one.storage, "storage_nbytes": one.storage_nbytes,
     }  # fmt: skip
-    if machine is not None:
-        try:
-            found["compute_seconds"], found["memory_seconds"] = one.seconds(machine)
-        except NoRate as reason:
-            found["note"] = str(reason)
-    return found
+
+
+def chain_to_json(one: Chain, places: Sequence[int | None] | None) -> dict[str, Any]:
+    """The steps in figures; ``element`` where an index was asked for, null where a tensor has no such index."""
+    steps: list[dict[str, Any]] = [
+        {"operation": each.word, "kind": each.kind, "written_nbytes": each.written_nbytes, "why": each.why,
+         **strided_to_json(each.result)}
+        for each in one.steps
+    ]  # fmt: skip
+    start = strided_to_json(one.start)
+    for told, each, place in zip(
+        (start, *steps), (one.start, *(each.result for each in one.steps)), places or (), strict=False
+    ):
+        told["element"] = None if place is None else {"place": place, "byte": place * each.itemsize}
+    return {"start": start, "steps": steps, "written_nbytes": one.written_nbytes, "shares": one.shares}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, overload
 
 import torch
@@ -54,7 +55,7 @@ def inspect(tensor: torch.Tensor, /) -> Strided | Composite: ...
 @overload
 def inspect(tensor: torch.Tensor, second: torch.Tensor, /, *more: torch.Tensor) -> Chain: ...
 def inspect(tensor: torch.Tensor, /, *more: torch.Tensor) -> Strided | Composite | Chain:
-    """Where the elements of a tensor lie; of several tensors also which lies over the storage of the one before.
+    """Where the elements of a tensor lie; of several tensors also which lies over the storage of one before.
 
     A `Strided` has shape, dtype, strides and offset (elements), storage and addresses (bytes), contiguity, device,
     whether gradients are wanted, and what it is a view of. Sparse, nested and distributed tensors are a `Composite` of
@@ -79,8 +80,7 @@ def inspect(tensor: torch.Tensor, /, *more: torch.Tensor) -> Strided | Composite
             raise InvalidInput([Problem(f"tensor {number}", None, rule)])
         storage = storages.setdefault(each.untyped_storage()._cdata, len(storages))
         found.append(_changed(one, storage=storage))
-    pairs = zip(tensors, tensors[1:], found, found[1:], strict=False)
-    steps = [_step(number, *pair) for number, pair in enumerate(pairs, start=2)]
+    steps = [_step(tensors, found, at) for at in range(1, len(found))]
     return Chain(found[0], tuple(steps))
 
 
@@ -92,15 +92,17 @@ def _changed(one: Strided, **fields: Any) -> Strided:
     return Strided(**{**vars(one), **fields})
 
 
-def _step(number: int, before: torch.Tensor, after: torch.Tensor, one: Strided, other: Strided) -> ChainStep:
-    word = f"tensor {number}"
-    if after is before:
+def _step(tensors: Sequence[torch.Tensor], found: Sequence[Strided], at: int) -> ChainStep:
+    """What a tensor is to those before it: the same as the last, a view over the storage of one, or neither."""
+    word, other = f"tensor {at + 1}", found[at]
+    if tensors[at] is tensors[at - 1]:
         return ChainStep(word, other, "same", 0, "the same tensor")
-    if one.storage == other.storage:
-        overlap = _overlap(one, other)
-        return ChainStep(word, other, "view", 0, f"over the same storage, {overlap}")
-    made = _made_by(after)
-    kind = "copy" if one.elements == other.elements else "result"
+    before = next((each for each in reversed(range(at)) if found[each].storage == other.storage), None)
+    if before is not None:
+        where = "over the same storage" if before == at - 1 else f"over the storage of tensor {before + 1}"
+        return ChainStep(word, other, "view", 0, f"{where}, {_overlap(found[before], other)}")
+    made = _made_by(tensors[at])
+    kind = "copy" if found[at - 1].elements == other.elements else "result"
     why = f"a storage of its own, of {other.storage_nbytes:,} bytes" + (f", written by {made}" if made else "")
     return ChainStep(word, other, kind, other.storage_nbytes, why)
 
