@@ -166,3 +166,35 @@ def test_code_that_cannot_be_followed(code: str, capsys: pytest.CaptureFixture[s
 def test_wrong_words(code: str, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", *words]) == 2
     assert sentence in capsys.readouterr().err
+
+
+PROGRAM = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+def main():
+    dist.init_process_group("nccl")
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),), mesh_dim_names=("shard",))
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).cuda()
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+"""
+
+
+def test_one_rank_of_many(code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "traced_program.py").write_text(PROGRAM)
+    words = ["trace", "traced_program:main", "--world-size", "64", "--input", "fp32[8,64]", "--loss", "mean"]
+    assert main([*words, "--step", "sgd", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["parameters"] == 2 * (64 * 64 + 64) // 64
+    sent = [(each["name"], each["phase"], each["ranks"]) for each in told["collectives"]]
+    assert sent.count(("all_gather", "forward", 64)) == 2
+    assert sent.count(("reduce_scatter", "backward", 64)) == 2
+    assert main([*words, "--rank", "64"]) == 2
+    assert "rank = 64" in capsys.readouterr().err
+    assert main([*words, "--dtype", "bf16"]) == 2
+    assert "--dtype = 'bf16': is not taken with a world" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -120,12 +120,16 @@ def _traced(target: Target) -> Ledger:
 
     inputs = inputs_of(target.input)
     label = input_of(target.label, "--label")[1] if target.label else None
-    loss = load_target(target.loss, "--loss") if ":" in target.loss else target.loss or None
+    loss: Any = load_target(target.loss, "--loss") if ":" in target.loss else target.loss or None
     how: dict[str, Any] = {"first_step": target.first_step}
     if target.kernels:
         how["kernels"] = target.kernels
     if target.world_size:
-        return _traced_rank(target, inputs, loss, label, how)
+        from trainledger.trace.rank_target import trace_rank_target
+
+        program = load_target(target.module, "--module")
+        world: dict[str, Any] = {"world_size": target.world_size, "rank": target.rank, "step": target.step}
+        return trace_rank_target(program, inputs=inputs, loss=loss, label=label, **world, **how)
     how |= {"grad_accum": target.grad_accum, "checkpointing": target.checkpointing, "loss": loss, "label": label}
     if target.step:
         how["step"] = target.step
@@ -138,38 +142,6 @@ def _traced(target: Target) -> Ledger:
         model = model_of_config(target.hf, dtype=dtype)
         return trace_target(model, inputs=completed(model, inputs), **how)
     return trace_target(load_target(target.module, "--module"), inputs=inputs, dtype=dtype, **how)
-
-
-def _traced_rank(target: Target, inputs: Any, loss: Any, label: Any, how: dict[str, Any]) -> Ledger:
-    """The ledger of one rank of a program, under a fake process group."""
-    from trainledger.trace.distributed import trace_rank
-    from trainledger.trace.optimizers import optimizer_named
-    from trainledger.trace.target import load_target, loss_named
-
-    program: Any = load_target(target.module, "--module")
-    if target.step:
-        how["optimizer"] = lambda parameters: optimizer_named(target.step, _Trained(parameters))  # type: ignore[arg-type]
-    try:
-        return trace_rank(
-            program, world_size=target.world_size, rank=target.rank, batch=inputs or None,
-            loss=loss_named(loss, label), **how,
-        )  # fmt: skip
-    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
-        if isinstance(error, InvalidInput):
-            raise
-        from trainledger.trace.partial import why_it_stopped
-
-        raise InvalidInput([Problem("--module", target.module, why_it_stopped(error, "the program"))]) from error
-
-
-class _Trained:
-    """Parameters where an optimizer's maker asks for those of a model."""
-
-    def __init__(self, parameters: Iterable[Any]) -> None:
-        self._parameters = list(parameters)
-
-    def parameters(self) -> list[Any]:
-        return self._parameters
 
 
 def versions(*, traced: bool) -> str:

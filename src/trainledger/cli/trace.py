@@ -11,6 +11,8 @@ code could not be followed to its end.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from trainledger.cli.arguments import (
     write_plot_of,
 )
 from trainledger.report.traced import LONGEST, SPLITS
+from trainledger.spec.problem import InvalidInput, Problem
 
 if TYPE_CHECKING:
     from trainledger.ledger.entry import Ledger
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 _OF_CODE: dict[str, object] = {
     # option: what it is without being given; a run file says these itself
     "input": [], "label": None, "loss": None, "step": "adamw", "autocast": None, "dtype": None, "kernels": "cpu",
-    "grad_accum": 1, "checkpointing": [], "first_step": False,
+    "grad_accum": 1, "checkpointing": [], "first_step": False, "world_size": None, "rank": 0,
 }  # fmt: skip
 
 
@@ -54,6 +57,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--checkpointing", action="append", default=[], metavar="PATHS",
         help="run modules again in backward, such as layers.*; may be repeated",
     )  # fmt: skip
+    code.add_argument(
+        "--world-size", type=int, metavar="N",
+        help="RUN is a program for torchrun: the step of one rank of N, with its collectives",
+    )  # fmt: skip
+    code.add_argument("--rank", type=int, default=0, metavar="R", help="which rank of the world (0)")
     code.add_argument("--first-step", action="store_true", help="the step that creates the optimizer's state")
     told = parser.add_argument_group("what is told")
     told.add_argument("--by", choices=SPLITS, help="split the FLOPs and bytes; by category: the most bytes of each")
@@ -79,7 +87,6 @@ def execute(args: argparse.Namespace) -> int:
 def _trace_code(args: argparse.Namespace) -> int:
     from trainledger.cli import DONE, FAILED
     from trainledger.report import traced as report
-    from trainledger.spec.problem import InvalidInput, Problem
 
     problems = [
         Problem(flag, value, "must be at least 1", 1)
@@ -105,16 +112,27 @@ def _trace_code(args: argparse.Namespace) -> int:
 
 def _ledger_of_code(args: argparse.Namespace) -> tuple[Ledger, str]:
     """The traced ledger and what to call it."""
-    import warnings
-
     from trainledger.trace.inputs import dtype_named, input_of, inputs_of
     from trainledger.trace.target import load_target, trace_target
 
     inputs = inputs_of(args.input)
+    label = None if args.label is None else input_of(args.label, "--label")[1]
     dtype = None if args.dtype is None else dtype_named(args.dtype, "--dtype")
     autocast = None if args.autocast is None else dtype_named(args.autocast, "--autocast")
     loss: Any = load_target(args.loss, "--loss") if args.loss and ":" in args.loss else args.loss
     target: object
+    if args.world_size is not None:
+        from trainledger.trace.rank_target import trace_rank_target
+
+        _refuse_in_a_world(args)
+        step = "" if args.step == _OF_CODE["step"] else args.step  # a program mostly has an optimizer of its own
+        world = {"world_size": args.world_size, "rank": args.rank, "step": step, "kernels": args.kernels}
+        program = load_target(args.run, "RUN")
+        with _partial_is_told():
+            ledger = trace_rank_target(
+                program, inputs=inputs, loss=loss, label=label, first_step=args.first_step, **world
+            )
+        return ledger, f"rank {args.rank} of {args.world_size:,} of {args.run}"
     if args.hf is not None:
         from trainledger.trace.hugging_face import completed, model_of_config
 
@@ -122,14 +140,13 @@ def _ledger_of_code(args: argparse.Namespace) -> tuple[Ledger, str]:
         inputs, title = completed(model, inputs), f"{type(model).__name__} of {args.hf}"
     else:
         target, title = load_target(args.run, "RUN"), args.run
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the trace is partial", RuntimeWarning)  # the text says it
+    with _partial_is_told():
         ledger = trace_target(
             target,
             inputs=inputs,
             step=args.step,
             loss=loss,
-            label=None if args.label is None else input_of(args.label, "--label")[1],
+            label=label,
             dtype=dtype,
             checkpointing=args.checkpointing,
             autocast=autocast,
@@ -140,6 +157,25 @@ def _ledger_of_code(args: argparse.Namespace) -> tuple[Ledger, str]:
     return ledger, title
 
 
+def _refuse_in_a_world(args: argparse.Namespace) -> None:
+    """Raise InvalidInput for what a program of many ranks says itself."""
+    for name in ("hf", "autocast", "dtype", "grad_accum", "checkpointing"):
+        if getattr(args, name) not in (None, 1, []):
+            flag = "--" + name.replace("_", "-")
+            rule = "is not taken with a world: the program does it itself, as under torchrun"
+            raise InvalidInput([Problem(flag, getattr(args, name), rule)])
+
+
+@contextmanager
+def _partial_is_told() -> Iterator[None]:
+    """No warning of what the text says."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the trace is partial", RuntimeWarning)
+        yield
+
+
 def _trace_run(args: argparse.Namespace) -> int:
     from trainledger.cli import DONE, FAILED
     from trainledger.cli.plan import run_or_model
@@ -147,7 +183,6 @@ def _trace_run(args: argparse.Namespace) -> int:
     from trainledger.measure.step import rehearse
     from trainledger.report.agreement import agree, compare, split, text, to_json
     from trainledger.report.traced import uncounted
-    from trainledger.spec.problem import InvalidInput, Problem
 
     given = [name for name, value in _OF_CODE.items() if getattr(args, name) != value]
     if given:
@@ -199,7 +234,7 @@ def _keep(args: argparse.Namespace, ledger: Ledger, title: str) -> None:
 
 def _print_tensors(args: argparse.Namespace, ledger: Ledger) -> None:
     if args.tensors:
-        from trainledger.report.memory import peak_text
+        from trainledger.report.peak import peak_text
 
         print("\n" + peak_text(ledger, top=args.top))
 
@@ -207,6 +242,6 @@ def _print_tensors(args: argparse.Namespace, ledger: Ledger) -> None:
 def _tensors_json(args: argparse.Namespace, ledger: Ledger) -> dict[str, Any]:
     if not args.tensors:
         return {}
-    from trainledger.report.memory import peak_json
+    from trainledger.report.peak import peak_json
 
     return {"tensors": peak_json(ledger)}

@@ -61,7 +61,7 @@ class StepMeter(Observer):
         state = self._state
         state.optimizer.zero_grad(set_to_none=True)
         on_cpu = state.device.type == "cpu"
-        self._recorder = Recorder(state.model, state.optimizer, clocked=on_cpu, adds_in_place=False)
+        self._recorder = Recorder(state.model, state.optimizer, clocked=on_cpu, hidden=False)
         self._recorder.resident(gradient_buffers(state.optimizer), "gradients")
         if state.scaler is not None:
             self._recorder.resident([state.scaler.scale, state.scaler.good_steps], "optimizer state")

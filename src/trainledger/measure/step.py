@@ -10,9 +10,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.ledger.entry import Ledger
+from trainledger.measure.few_blocks import from_few_blocks
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
+from trainledger.trace.cpu_results import results_of
 from trainledger.trace.fakes import make_states
+from trainledger.trace.kernels import kernels_of
 from trainledger.trace.numbers import ZeroWhereUnknown
 from trainledger.trace.recorder import Recorder
 from trainledger.train.loss_scaling import LossScaler
@@ -24,10 +27,20 @@ from trainledger.train.step import optimizer_step
 Batch = tuple[Tensor, Tensor]
 
 
-def rehearse(run: Run) -> Ledger:
-    """The ledger of one steady-state optimizer step of a run, traced on fake CPU tensors: nothing is computed."""
-    with FakeTensorMode(), ZeroWhereUnknown():
-        return metered_step(run, *_build(run), _batches(run), writer="trace")
+def rehearse(run: Run, *, kernels: str = "cpu", blocks: str = "auto") -> Ledger:
+    """The ledger of one steady-state optimizer step of a run, traced on fake CPU tensors: nothing is computed.
+
+    ``kernels`` are those of a CPU or of CUDA (`trace.kernels`). Of eight and more equal blocks or micro-batches a few
+    are traced and multiplied (`few_blocks`), unless ``blocks`` is ``all``.
+    """
+    mode = FakeTensorMode()
+
+    def rehearsed(run: Run) -> Ledger:
+        with mode, ZeroWhereUnknown(results=results_of(kernels)), kernels_of(kernels):
+            return metered_step(run, *_build(run), _batches(run), writer="trace")
+
+    few = from_few_blocks(run, rehearsed) if blocks != "all" else None
+    return rehearsed(run) if few is None else few
 
 
 def rehearse_really(run: Run) -> Ledger:
@@ -68,8 +81,8 @@ def metered_step(
     The optimizer's state is made before, so that the step is like every one but the first.
     """
     make_states(model, optimizer)
-    # The closed form adds gradients up out of place, as dispatch shows it.
-    recorder = Recorder(model, optimizer, clocked=clocked, adds_in_place=False)
+    # The closed form has what dispatch shows.
+    recorder = Recorder(model, optimizer, clocked=clocked, hidden=False)
     recorder.resident([each for pair in batches for each in pair], "batch")
     recorder.resident(gradient_buffers(optimizer), "gradients")
     scaler = None

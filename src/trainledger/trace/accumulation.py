@@ -39,15 +39,22 @@ def added_into(func: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
 
 def _engine_calls(frame: Any) -> bool:
     """Whether the engine itself called: no Python of a backward or of a hook stands between."""
-    while frame is not None and frame.f_code.co_name == "__torch_dispatch__":
+    while frame is not None and _is_dispatch(frame.f_code):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name in ("_engine_run_backward", "backward")
 
 
+def _is_dispatch(code: Any) -> bool:
+    """Whether this is a dispatch mode's own code, or what torch wraps it in."""
+    return bool(
+        code.co_name == "__torch_dispatch__" or code.co_filename.endswith(("_dynamo/eval_frame.py", "_compile.py"))
+    )
+
+
 def _holders(tensor: Tensor) -> tuple[int, int]:
     """How many hold a tensor and its memory, in the way that `alone` counts too."""
-    count: int = tensor._use_count()  # type: ignore[attr-defined]
-    return count, torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    storage = tensor.untyped_storage()._cdata
+    return tensor._use_count(), torch._C._storage_Use_Count(storage)  # type: ignore[attr-defined]
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -73,7 +80,7 @@ def alone() -> tuple[int, int] | None:
         return None
     found: list[tuple[int, int]] = []
 
-    class Look(TorchDispatchMode):
+    class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is _ADD and torch._C._current_autograd_node() is not None:
                 found.append(_holders(args[0]))

@@ -29,13 +29,43 @@ def fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
 
 
 def fake_batch(batch: Any, mode: FakeTensorMode) -> Any:
-    """A batch with fake tensors in the place of its own, in dicts, lists and tuples."""
+    """A batch with fake tensors in the place of its own, in dicts, lists and tuples.
+
+    Tensors that share memory, as tokens and labels often do, share it afterwards.
+    """
+    seen: dict[int, dict[int, Tensor]] = {}
+    for each in _tensors(batch):
+        seen.setdefault(each.untyped_storage()._cdata, {})[id(each)] = each
+    known: dict[int, Tensor] = {}
+    for group in seen.values():
+        first = next(iter(group.values()))
+        if (
+            len(group) == 1
+            or isinstance(first, FakeTensor)
+            or any(each.dtype != first.dtype for each in group.values())
+        ):
+            known |= {key: fake(each, mode) for key, each in group.items()}
+            continue
+        whole = torch.empty(first.untyped_storage().nbytes() // first.element_size(), dtype=first.dtype, device="cpu")
+        for key, each in group.items():
+            known[key] = whole.as_strided(each.shape, each.stride(), each.storage_offset())
+    return _with_fakes(batch, known)
+
+
+def _tensors(batch: Any) -> list[Tensor]:
     if isinstance(batch, Tensor):
-        return fake(batch, mode)
+        return [batch]
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    return [each for value in values for each in _tensors(value)]
+
+
+def _with_fakes(batch: Any, known: dict[int, Tensor]) -> Any:
+    if isinstance(batch, Tensor):
+        return known[id(batch)]
     if isinstance(batch, Mapping):
-        return {name: fake_batch(each, mode) for name, each in batch.items()}
+        return {name: _with_fakes(each, known) for name, each in batch.items()}
     if isinstance(batch, (list, tuple)):
-        return tuple(fake_batch(each, mode) for each in batch)
+        return tuple(_with_fakes(each, known) for each in batch)
     return batch
 
 

@@ -1,21 +1,34 @@
 """Which kernels a trace accounts for: those of a CPU, or of CUDA where they keep or allocate something else.
 
 q, k, v: [B, H, T, head_dim]. What torch decides by the device of real tensors is decided here for fake ones on the
-CPU, by the rules in ATen/native/transformers/cuda/sdp_utils.cpp and torch/optim/optimizer.py. Left out: autocast's list
-of operators for CUDA, which keeps norms and losses in fp32 that the list for CPUs does not, and cuDNN's recurrent nets.
+CPU: attention by the rules in ATen/native/transformers/cuda/sdp_utils.cpp, lists of tensors by torch/optim/optimizer.py
+and torch/utils/_foreach_utils.py, RMS norms by ATen/native/layer_norm.cpp, autocast by its list for CUDA
+(`cuda_autocast`). RMS norms are one kernel that keeps its input and a reciprocal root a row, layer norms keep mean and
+deviation in fp32, dropout keeps a mask of one byte an element, and a kernel's scratch on a CPU is left out.
+
+What remains different from a step on CUDA, none of it in FLOPs of products or attention:
+- Which attention runs is told for devices of compute capability 8.0 and newer, where cuDNN's kernel is not asked for.
+- Code that looks at ``tensor.device.type`` sees a CPU and may go another way, as `nn.attend` does for heads of uneven
+  width, for shared heads under a mask, and for dropout of attention.
+- Workspaces of cuBLAS and cuDNN, convolutions of cuDNN, its recurrent nets, and its batch norm's reserve.
+- The caching allocator rounds up to 512 bytes and fragments; the sum of tensors is told.
+- Softmax of fp16 under autocast goes to fp32 in one kernel there, in two operations here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 import torch.utils._foreach_utils
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
+from trainledger.trace.cuda_autocast import autocast_as_on_cuda, widened
 from trainledger.trace.replaced import replaced
 
 KERNELS = ("cpu", "cuda")
@@ -25,22 +38,34 @@ _WIDEST_HEAD = 256  # of a flash attention kernel
 
 @contextmanager
 def kernels_of(backend: str) -> Iterator[None]:
-    """Inside, attention, RMS norms, dropout and the optimizers' defaults are those of a backend of `KERNELS`."""
+    """Inside, attention, RMS norms, dropout, autocast and optimizers' defaults are those of a backend of `KERNELS`.
+
+    On either, clipping and optimizers take lists of fake tensors where they would of real ones. Results that differ in
+    their format alone are `cpu_results.results_of` the same backend.
+    """
     if backend not in KERNELS:
         raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, not {backend!r}")
-    if backend == "cpu":
-        yield
-        return
-    # Where optimizers and clipping take lists of tensors at once unless told otherwise.
-    everywhere = "_get_foreach_kernels_supported_devices"
-    with (
-        replaced(F, "scaled_dot_product_attention", lambda _: attention_on_cuda),
-        replaced(F, "rms_norm", lambda _: rms_norm_on_cuda),
-        replaced(F, "dropout", _dropout_on_cuda),
-        replaced(import_module("torch.optim.optimizer"), everywhere, lambda _: lambda: ["cpu", "cuda"]),
-        replaced(torch.utils._foreach_utils, everywhere, lambda _: lambda: ["cpu", "cuda"]),
-    ):
-        yield
+    # Where optimizers and clipping take lists of tensors at once unless told otherwise, and of which kinds.
+    everywhere, kinds = "_get_foreach_kernels_supported_devices", "_foreach_supported_types"
+    optimizer, lists = import_module("torch.optim.optimizer"), torch.utils._foreach_utils
+    with replaced(lists, kinds, _and_fake), replaced(optimizer, kinds, _and_fake):
+        if backend == "cpu":
+            yield
+            return
+        with (
+            autocast_as_on_cuda(),
+            replaced(F, "scaled_dot_product_attention", lambda _: attention_on_cuda),
+            replaced(torch, "rms_norm", _rms_norm_on_cuda),
+            replaced(F, "dropout", _dropout_on_cuda),
+            replaced(optimizer, everywhere, lambda _: lambda: ["cpu", "cuda"]),
+            replaced(lists, everywhere, lambda _: lambda: ["cpu", "cuda"]),
+        ):
+            yield
+
+
+def _and_fake(kinds: list[type]) -> list[type]:
+    """Fake tensors stand for plain ones, which torch takes many at once of."""
+    return [*kinds, FakeTensor]
 
 
 def attention_on_cuda(
@@ -55,6 +80,11 @@ def attention_on_cuda(
 ) -> Tensor:
     """What ``F.scaled_dot_product_attention`` runs on CUDA: flash, else memory-efficient, else its parts one by one."""
     aten = torch.ops.aten
+    if torch.is_autocast_enabled("cpu"):
+        low = torch.get_autocast_dtype("cpu")
+        query, key, value = (each.to(low) for each in (query, key, value))
+        if attn_mask is not None and attn_mask.is_floating_point():
+            attn_mask = attn_mask.to(low)
     if _flash_takes(query, key, value, attn_mask, is_causal, enable_gqa):
         run = aten._scaled_dot_product_flash_attention
         out = run(query, key, value, dropout_p, is_causal, False, scale=scale)
@@ -93,12 +123,39 @@ def _same_heads(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return bool(q.shape[1] == k.shape[1] == v.shape[1])
 
 
-def rms_norm_on_cuda(
-    input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
-) -> Tensor:
-    """One kernel, which keeps the reciprocal root alone."""
-    out: Tensor = torch.ops.aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
-    return out
+def _rms_norm_on_cuda(before: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def rms_norm(
+        input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+    ) -> Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            input, weight = widened(input), widened(weight)
+        if weight is not None and weight.dtype != input.dtype:
+            return before(input, normalized_shape, weight, eps)
+        normed: Tensor = FusedRMSNorm.apply(input, weight, tuple(normalized_shape), eps)  # type: ignore[no-untyped-call]
+        return normed
+
+    return rms_norm
+
+
+class FusedRMSNorm(torch.autograd.Function):
+    """RMS norm as one kernel in each direction. On a CPU autograd would see its parts, of which it keeps more."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, shape: tuple[int, ...], eps: float | None) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            y: Tensor
+            y, root = torch.ops.aten._fused_rms_norm(x, shape, weight, eps)
+        ctx.shape = shape
+        ctx.save_for_backward(x, root, weight)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        x, root, weight = ctx.saved_tensors
+        wanted = list(ctx.needs_input_grad[:2])
+        with torch._C._AutoDispatchBelowAutograd():
+            gx, gw = torch.ops.aten._fused_rms_norm_backward(g, x, ctx.shape, root, weight, wanted)
+        return gx if wanted[0] else None, gw if wanted[1] else None, None, None
 
 
 def _dropout_on_cuda(before: Callable[..., Tensor]) -> Callable[..., Tensor]:

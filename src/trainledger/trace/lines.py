@@ -33,6 +33,11 @@ def is_users(file: str) -> bool:
     return not file.startswith((_TORCH, *_TRACER, *_STDLIB, "<"))
 
 
+def is_tracers(file: str) -> bool:
+    """Whether a file is the tracer's own."""
+    return file.startswith(_TRACER)
+
+
 @functools.cache
 def shown_file(file: str) -> str:
     """A file as it is told: from its package where it is installed, else from the working directory if it is below."""
@@ -56,17 +61,21 @@ class Lines:
         self._counts = counts
         self._known: dict[CodeType, str] = {}
 
-    def here(self) -> str | None:
-        """The innermost line that counts as "file:line"; "" where there is none, `BY_AUTOGRAD` inside its engine."""
+    def here(self, *, past_engine: bool = False) -> str | None:
+        """The innermost line that counts as "file:line"; "" where there is none, `BY_AUTOGRAD` inside its engine.
+
+        ``past_engine`` looks on for the line that called backward.
+        """
         frame = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
             short = self._known.get(code)
             if short is None:
                 short = self._known[code] = self._look(code)
-            if short:
-                if short is _ENGINE:
+            if short is _ENGINE:
+                if not past_engine:
                     return BY_AUTOGRAD
+            elif short:
                 return "" if short is _END else f"{short}:{frame.f_lineno}"
             above = frame.f_back
             if above is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,10 +18,19 @@ class ZeroWhereUnknown(TorchDispatchMode):
 
     Where such a number scales values and decides nothing about which operations run, as inside an optimizer, that is
     right: ``trusted()`` says so. Elsewhere ``guessed()`` is told each time, and without one the read fails.
+    ``results`` correct what some operators give (`cpu_results`).
     """
 
-    def __init__(self, trusted: Callable[[], bool] = lambda: True, guessed: Callable[[], None] | None = None) -> None:
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        trusted: Callable[[], bool] = lambda: True,
+        guessed: Callable[[], None] | None = None,
+        results: Mapping[OpOverload, Callable[[tuple[Any, ...], Any], Any]] | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._results = results or {}
         self._trusted = trusted
         self._guessed = guessed
 
@@ -34,4 +43,6 @@ class ZeroWhereUnknown(TorchDispatchMode):
                 self._guessed()
             if trusted or self._guessed is not None:
                 return 0.0 if args[0].dtype.is_floating_point else 0
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        correct = self._results.get(func)
+        return out if correct is None else correct(args, out)

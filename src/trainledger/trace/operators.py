@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -143,6 +144,42 @@ def _convolution_backward(args: Args, out: Any) -> Flops:
     return flops, flops
 
 
+def _linear(args: Args) -> tuple[int, ...]:
+    """Rows of any number of dims by a transposed matrix, as nested tensors and inference take it at once."""
+    x, weight = args[0], args[1]
+    return 1, x.numel() // x.shape[-1], weight.shape[0], weight.shape[1]
+
+
+def _recurrent(products: int) -> Callable[[Args, Any], Flops]:
+    """A layer of oneDNN's recurrent nets: each step's input and state by their matrices."""
+
+    def flops(args: Args, out: Any) -> Flops:
+        x, from_input, from_state = args[:3]
+        steps = x.numel() // x.shape[-1]
+        done = products * rules.matmul_flops(steps, 1, from_input.numel() + from_state.numel())
+        return done, done
+
+    return flops
+
+
+def _fourier(args: Args, out: Any) -> Flops:
+    """5 N log2 N for complex values, half of it for real ones (the convention of FFTW's benchmarks)."""
+    x, dims = args[0], args[1]
+    larger = max(x, out, key=Tensor.numel)
+    length = prod(larger.shape[each] for each in dims)
+    real = not (x.is_complex() and out.is_complex())
+    if real:
+        larger = out if x.is_complex() else x
+        length = prod(larger.shape[each] for each in dims)
+    flops = 5 * larger.numel() * max(1, (length - 1).bit_length())
+    return flops // 2 if real else flops, 0
+
+
+def _gathered(args: Args, out: Any) -> Flops:
+    """Rows of a table added up in bags."""
+    return args[1].numel() * args[0].shape[1], 0
+
+
 def _per_element(what: str) -> Callable[[Args, Any], Flops]:
     count = rules.FLOPS_PER_ELEMENT[what]
 
@@ -187,13 +224,22 @@ def _update(optimizer: str) -> Callable[[Args, Any], Flops]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of an argument or a result, looking into lists, tuples and dicts."""
+    """The tensors of an argument or a result, looking into lists, tuples and dicts; of a sparse one, its parts."""
     if isinstance(value, Tensor):
-        return [value]
+        return [value] if value.layout is torch.strided else _parts(value)
     if isinstance(value, (list, tuple)):
         return [tensor for each in value for tensor in tensors_in(each)]
     if isinstance(value, dict):
         return [tensor for each in value.values() for tensor in tensors_in(each)]
+    return []
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """What holds the memory of a tensor that has none of its own; none of an opaque one."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout is torch.jagged:
+        return [tensor._values, tensor._offsets]  # type: ignore[attr-defined, list-item]
     return []
 
 
@@ -206,6 +252,9 @@ _SHAPES: dict[str, Callable[[Args], tuple[int, ...]]] = {
     "aten::_int_mm": _mm,
     "aten::mv": _mv,
     "aten::dot": _dot,
+    "aten::vdot": _dot,
+    "aten::addmv": _behind(_mv),
+    "aten::linear": _linear,
     "aten::_grouped_mm": _grouped_mm,
     "trainledger::grouped_mm": _grouped_mm,
     "trainledger::padded_mm": _bmm,
@@ -223,7 +272,15 @@ _RULES: dict[str, tuple[str, Callable[[Args, Any], Flops]]] = {
     "aten::convolution": ("matmul", _convolution),
     "aten::convolution_backward": ("matmul", _convolution_backward),
     "aten::_foreach_norm": ("reduction", _first_list),
+    "aten::mkldnn_rnn_layer": ("matmul", _recurrent(1)),
+    "aten::mkldnn_rnn_layer_backward": ("matmul", _recurrent(2)),
+    "aten::_fft_r2c": ("reduction", _fourier),
+    "aten::_fft_c2r": ("reduction", _fourier),
+    "aten::_fft_c2c": ("reduction", _fourier),
+    "aten::_embedding_bag": ("embedding", _gathered),
+    "aten::_embedding_bag_forward_only": ("embedding", _gathered),
 }
+_ASSUMED = {"aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c"}
 for _name, _shape in _SHAPES.items():
     _RULES.setdefault(_name, ("matmul", _products(_shape)))
 for _kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
@@ -239,6 +296,7 @@ _BY_ELEMENT = {
         ("cudnn_batch_norm", "layernorm"), ("native_batch_norm_backward", "norm backward"),
         ("cudnn_batch_norm_backward", "norm backward"),
         ("native_group_norm", "layernorm"), ("native_group_norm_backward", "norm backward"),
+        ("_weight_norm_interface", "rmsnorm"), ("_weight_norm_interface_backward", "norm backward"),
     ),
     "softmax": (
         ("_softmax", "softmax"), ("_log_softmax", "softmax"), ("_safe_softmax", "softmax"),
@@ -251,24 +309,37 @@ for _kind, _pairs in _BY_ELEMENT.items():
 for _name in ("sum", "mean", "linalg_vector_norm", "amax", "amin", "aminmax", "argmax", "max", "min", "cumsum",
               "var_mean", "var",
               "histc", "any", "all", "prod", "logsumexp", "norm", "std", "max_pool2d_with_indices", "avg_pool2d",
-              "_adaptive_avg_pool2d"):  # fmt: skip
+              "_adaptive_avg_pool2d", "avg_pool3d", "_adaptive_avg_pool3d", "adaptive_max_pool2d",
+              "adaptive_max_pool3d",
+              "max_pool3d_with_indices", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+              "soft_margin_loss", "std_mean", "cumprod", "cummax", "cummin", "logcumsumexp", "nansum", "argmin",
+              "median", "kthvalue", "mode", "dist", "trace", "count_nonzero", "scatter_reduce"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("reduction", _per_input_element("reduction"))
 for _name in ("embedding", "embedding_dense_backward", "index_select", "gather", "scatter", "scatter_add", "index",
               "index_put_", "index_put", "_unsafe_index", "index_add", "nll_loss_forward", "nll_loss_backward",
               "slice_backward", "select_backward", "scatter_", "_index_put_impl_", "index_add_", "one_hot",
               "masked_select", "nonzero", "topk", "sort", "searchsorted", "bucketize",
-              "embedding_renorm_"):  # fmt: skip
+              "embedding_renorm_", "nll_loss2d_forward", "nll_loss2d_backward", "_embedding_bag_backward",
+              "_embedding_bag_dense_backward", "_embedding_bag_sparse_backward", "embedding_sparse_backward",
+              "index_fill", "index_fill_", "index_copy", "index_copy_", "masked_scatter", "masked_scatter_",
+              "scatter_add_", "bincount", "unique_dim", "_unique2", "unfold_backward",
+              "max_unpool2d", "_coalesce"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("embedding", _none)
 for _name in ("clone", "_to_copy", "copy_", "cat", "stack", "repeat", "fill_", "zero_", "full", "full_like", "zeros",
               "zeros_like", "ones", "ones_like", "arange", "_foreach_copy_", "constant_pad_nd", "scalar_tensor", "roll",
               "new_zeros", "new_full", "new_ones", "triu", "tril", "flip", "_foreach_zero_", "lift_fresh_copy",
               "split_with_sizes_copy", "repeat_interleave", "lift_fresh", "eye", "linspace", "concatenate",
-              "_foreach_clone"):  # fmt: skip
+              "_foreach_clone", "tril_indices", "triu_indices", "logspace", "diag_embed", "pixel_shuffle",
+              "pixel_unshuffle", "channel_shuffle", "im2col", "reflection_pad1d", "reflection_pad2d",
+              "reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d", "block_diag",
+              "view_as_complex_copy", "_sparse_coo_tensor_with_dims_and_tensors", "select_scatter",
+              "slice_scatter", "expand_copy", "permute_copy", "tril_", "triu_", "fill", "copy"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("copy", _none)
-for _name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_"):
+for _name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_",
+              "unsqueeze_", "squeeze_", "transpose_", "t_", "as_strided_", "detach_", "set_"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("allocate", _none)
 for _name in ("native_dropout", "bernoulli_", "bernoulli", "rand", "randn", "randint", "randperm", "uniform_",
-              "normal_", "rand_like", "randn_like", "exponential_"):  # fmt: skip
+              "normal_", "rand_like", "randn_like", "exponential_", "random_", "geometric_", "log_normal_", "cauchy_"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("random", _none)
 for _name in ("_local_scalar_dense", "is_same_size", "equal", "sym_size", "item", "_assert_async", "_assert_scalar",
               "_linalg_check_errors", "record_stream", "is_pinned"):  # fmt: skip
@@ -293,7 +364,8 @@ def operator_of(func: OpOverload) -> Operator:
         shape = _SHAPES.get(schema, _no_shape)
         if kind == "attention":
             shape = _attention_shape(func, 1 if "backward" in name else 0)
-        return Operator(name, kind, flops, assumed=kind in ("norm", "softmax"), shape=shape, scratch=SCRATCH.get(schema))
+        assumed = kind in ("norm", "softmax") or schema in _ASSUMED
+        return Operator(name, kind, flops, assumed=assumed, shape=shape, scratch=SCRATCH.get(schema))
     if schema.split("::")[0] in SENDS:
         return Operator(name, "collective", _none)
     if name.startswith("_fused_") and name.endswith("_"):
@@ -301,7 +373,7 @@ def operator_of(func: OpOverload) -> Operator:
     if name.startswith("_foreach_"):
         return Operator(name, "elementwise", _first_list)
     if torch.Tag.pointwise in func.tags or name in _POINTWISE:
-        return Operator(name, "elementwise", _per_element("elementwise"))
+        return Operator(name, "elementwise", _per_element("elementwise"), scratch=SCRATCH.get(schema))
     from trainledger.trace.custom import registered_with_torch
 
     return registered_with_torch(func) or Operator(schema, "unknown", _none)
@@ -313,4 +385,18 @@ _POINTWISE = {
     "masked_fill_", "threshold_backward", "relu_", "softplus_backward", "hardtanh_backward", "where", "lerp",
     "lerp_", "addcdiv_", "addcmul_", "glu", "glu_backward", "leaky_relu_backward", "elu_backward",
     "max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward",
+    "max_pool3d_with_indices_backward", "avg_pool3d_backward", "_adaptive_avg_pool3d_backward",
+    "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward", "mse_loss_backward", "smooth_l1_loss_backward",
+    "huber_loss_backward", "binary_cross_entropy_backward", "binary_cross_entropy_with_logits",
+    "soft_margin_loss_backward", "mish_backward", "hardswish_backward", "hardsigmoid_backward", "log_sigmoid_backward",
+    "log_sigmoid_forward", "_prelu_kernel", "_prelu_kernel_backward", "complex", "rrelu_with_noise",
+    "rrelu_with_noise_backward", "softshrink_backward", "col2im", "reflection_pad1d_backward",
+    "reflection_pad2d_backward", "reflection_pad3d_backward", "replication_pad1d_backward",
+    "replication_pad2d_backward", "replication_pad3d_backward", "affine_grid_generator",
+    "affine_grid_generator_backward", "grid_sampler_2d", "grid_sampler_3d",
+    "grid_sampler_2d_backward", "grid_sampler_3d_backward", "upsample_nearest1d",
+    "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d",
+    "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "upsample_nearest1d_backward",
+    "upsample_nearest2d_backward", "upsample_nearest3d_backward", "upsample_linear1d_backward",
+    "upsample_bilinear2d_backward", "upsample_trilinear3d_backward", "upsample_bicubic2d_backward",
 }  # fmt: skip

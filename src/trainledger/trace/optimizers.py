@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ WAYS: dict[str, dict[str, bool]] = {
 }  # fmt: skip
 
 
-def optimizer_named(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """An optimizer of a model's trained parameters by name, with a way of running behind a dash (``adamw-fused``).
+def optimizer_named(name: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimizer of the trained parameters by name, with a way of running behind a dash (``adamw-fused``).
 
     Without one torch's default for the device is taken. Raises InvalidInput.
     """
@@ -37,7 +38,7 @@ def optimizer_named(name: str, model: nn.Module) -> torch.optim.Optimizer:
         rule = f"must be forward, backward or an optimizer ({', '.join(OPTIMIZERS)}), with -fused, -foreach or -loop"
         raise InvalidInput([Problem("--step", name, rule, nearest_text(name, known))])
     class_name, options = OPTIMIZERS[kind]
-    trained = [each for each in model.parameters() if each.requires_grad]
+    trained = [each for each in parameters if each.requires_grad]
     if not trained:
         raise InvalidInput([Problem("--step", name, "the model has no parameter to train", "forward")])
     try:

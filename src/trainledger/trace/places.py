@@ -84,13 +84,18 @@ class Places:
         if self._lines is None:
             return ""
         line = self._lines.here()
+        if line == "" and _number_of_node() is not None:
+            line = BY_AUTOGRAD  # of a device that has a thread of its own, on which no Python called
         if line is not BY_AUTOGRAD:
-            if torch.is_grad_enabled():  # the node that autograd has just made for it, if it made one
-                made = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
-                self._line_of_node.setdefault(made, line)
+            # The node that autograd has just made for it, if it made one. That of an own Function is there before
+            # its forward, which runs without gradients.
+            made = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+            self._line_of_node.setdefault(made, line)
             return line
         number = _number_of_node()
-        if number is not None and number < _NO_NUMBER:
+        if number is None:  # what backward does before it runs any node, such as the gradient that it starts from
+            return self._lines.here(past_engine=True) or ""
+        if number < _NO_NUMBER:
             self._last_line = self._line_of_node.get(number, "")
         return self._last_line
 

@@ -25,6 +25,7 @@ from trainledger.ledger.entry import HOST, Ledger
 from trainledger.ledger.record import Event, Origin, Storage, amounts, keep_what_lives
 from trainledger.ledger.tensors import TensorLife
 from trainledger.trace.accumulation import added_into, alone
+from trainledger.trace.higher_order import run_higher_order
 from trainledger.trace.lines import Lines
 from trainledger.trace.operators import operator_of, tensors_in
 from trainledger.trace.places import OUTSIDE, Places, plain_name
@@ -51,12 +52,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     itself (autograd runs the latter). Operations that autograd runs with gradients enabled are recomputation.
     ``clocked`` times each operation (real tensors on a synchronous device only). ``lines`` finds the line of the
     user's code that an operation comes from, in backward that of the forward operation it answers. ``watch`` is told
-    each operation after it ran, with its event, or None for a view. On a CPU, unless ``kernels`` are others', an entry's
-    ``scratch`` is what the kernel allocates beside its results (`scratch`). Gradients that
-    autograd adds up in the memory of one of them when nobody watches are added up so (`accumulation`), but where
-    ``adds_in_place`` is not set. Two modules or more are traced as the children
-    of an ``nn.ModuleDict``.
+    each operation after it ran, with its event, or None for a view. On a CPU, unless ``kernels`` are others', entries
+    have as ``scratch`` what kernels allocate beside their results (`trace.scratch`), and gradients that autograd adds
+    up in the memory of one of them when nobody watches are recorded so (`accumulation`); without ``hidden``, neither.
+    Two modules or more are traced as the children of an ``nn.ModuleDict``.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         lines: Lines | None = None,
         watch: Watch | None = None,
         kernels: str = "cpu",
-        adds_in_place: bool = True,
+        hidden: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
@@ -82,10 +84,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._find_phases = find_phases
         self._watch_each = watch
         self._kernels = kernels
-        self._adds_in_place = adds_in_place and alone() is not None
+        self._hidden = hidden
+        self._adds_in_place = hidden and alone() is not None
         self._every: list[Storage] = []
         self.partial = ""
         self.notes: list[str] = []
+        self.sees_compiled = False  # whether compiled modules run as compiled, which no dispatch mode does by itself
         self._recomputing = False
         self._root = model
         self._places = Places(model, lines, self._leave_module)
@@ -118,7 +122,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def categorize(self, tensors: Iterable[Tensor], category: str) -> None:
         """Say what live storages turned out to be, back to their birth."""
-        for tensor in tensors:
+        for tensor in tensors_in(list(tensors)):
             record = self._live.get(tensor.untyped_storage()._cdata)
             if record is not None:
                 record.category = category
@@ -198,6 +202,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return NotImplemented
+        if not isinstance(func, OpOverload):
+            return run_higher_order(self, func, args, kwargs)
         into = added_into(func, args) if self._adds_in_place else None
         if not self._clocked:
             out, seconds = func(*args, **kwargs), None
@@ -246,6 +252,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for record in made:
                 record.phase, record.nbytes = "resident", 0
             return self._tell(func, args, kwargs, out, None)
+        if isinstance(out, FakeTensor) and out.layout is not torch.strided:
+            told = f"memory of a {str(out.layout).removeprefix('torch.')} result of {operator.name}"
+            self.uncounted[told] = self.uncounted.get(told, 0) + 1
         changes = func._schema.is_mutable
         stays = not made and not changes and into is None
         if stays and operator.kind not in ("transfer", "reduction", "collective"):
@@ -307,6 +316,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             keep_what_lives(self._live.values(), "recompute")
         return phase
 
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Record what is called while an operation of its own is being recorded."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def follows(self, tensor: Tensor) -> bool:
+        """Whether a tensor's memory is known."""
+        return tensor.untyped_storage()._cdata in self._live
+
     def follow(self, tensor: Tensor, name: str) -> Storage:
         """Follow memory that was allocated without an operation; the caller puts it into the event that it is for."""
         storage = tensor.untyped_storage()
@@ -316,7 +338,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return record
 
     def _on_cpu(self, inputs: list[Tensor]) -> bool:
-        return self._kernels == "cpu" and bool(inputs) and inputs[0].device.type == "cpu"
+        return self._hidden and self._kernels == "cpu" and bool(inputs) and inputs[0].device.type == "cpu"
 
     def _tell(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, event: Event | None
@@ -361,6 +383,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The piece of memory of a tensor, where it is followed."""
         return self._live.get(tensor.untyped_storage()._cdata)
 
+    @property
+    def resident_nbytes(self) -> int:
+        """Bytes that were there before, as far as is known by now."""
+        return sum(each.nbytes for each in self._resident)
+
     def forget_told(self) -> None:
         """Let go of all events but the last, and of memory that is gone: no ledger is made of a whole program."""
         del self.events[:-1]
@@ -370,6 +397,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def ledger(self, *, tokens: int, writer: str, tensors: bool = False) -> Ledger:
         """What was recorded so far, as entries in the order they ran; with ``tensors`` also each piece of memory."""
+        from trainledger.trace.compiled import ran_eagerly
+
         return Ledger(
             entries=tuple(each.entry() for each in self.events),
             resident=amounts((each, 1) for each in self._resident),
@@ -380,7 +409,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             writer=writer,
             tensors=tuple(self._lives()) if tensors else (),
             partial=self.partial,
-            notes=tuple(self.notes),
+            notes=(*self.notes, *(() if self.sees_compiled else ran_eagerly(self._root))),
         )
 
     def _lives(self) -> Iterator[TensorLife]:

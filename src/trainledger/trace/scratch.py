@@ -60,50 +60,64 @@ def _backend(x: Tensor, w: Tensor, settings: Args) -> str:
 
 
 class _Blocked:
-    """The copies that oneDNN works on, with channels in groups of a vector's length."""
+    """The copies that oneDNN works on, with channels in groups of a vector's length.
+
+    A transposed convolution is the backward of one from its results to its inputs, so ``image`` is what has the size of
+    that one's image, ``map`` of its result.
+    """
 
     def __init__(self, x: Tensor, w: Tensor, y: Tensor, settings: Args) -> None:
         stride, _, _, self.transposed, _, groups = settings
-        c_in, c_out = x.shape[1], y.shape[1]
-        depthwise = groups > 1 and groups == c_in == c_out
-        pad: Callable[[int], int] = _padded if groups == 1 or depthwise else int
-        # With few channels the first convolution of a network reads the image as it is.
-        self.flat = groups == 1 and c_in < _lanes() and not self.transposed
-        self.depthwise = depthwise
+        image, result = (y, x) if self.transposed else (x, y)
+        c_in, c_out = image.shape[1], result.shape[1]
+        self.depthwise = groups > 1 and groups == c_in == c_out
+        pad: Callable[[int], int] = _padded if groups == 1 or self.depthwise else int
         self.strided = any(each > 1 for each in stride)
-        self.x = 0 if self.flat else _nbytes(x, pad(c_in))
-        self.padded_x = _nbytes(x, c_in if self.strided else pad(c_in))
-        self.y = _nbytes(y, pad(c_out))
+        # An image of few channels is read as it is, and its gradient has room for more unless it is strided.
+        flat = groups == 1 and c_in < _lanes()
+        self.image = 0 if flat else _nbytes(image, pad(c_in))
+        self.image_gradient = _nbytes(image, c_in if self.strided else pad(c_in))
+        self.map = _nbytes(result, pad(c_out))
         taps = prod(w.shape[2:]) * w.element_size()
-        if depthwise:
+        if self.depthwise:
             self.w = self.padded_w = pad(c_out) * taps
         elif groups > 1:
             self.w = self.padded_w = prod(w.shape[:2]) * taps
         else:
-            self.w = pad(c_out) * (c_in if self.flat else pad(c_in)) * taps
+            self.w = pad(c_out) * (c_in if flat else pad(c_in)) * taps
             self.padded_w = pad(c_out) * pad(c_in) * taps
-        # The gradient of half-precision weights is added up in fp32.
-        self.sums = 4 * w.numel() if w.element_size() == 2 else 0
+        # Gradients of half-precision weights are added up in fp32, of one image and result after the other, turned.
+        turned = (x.nbytes + y.nbytes) // max(1, x.shape[0]) if prod(w.shape[2:]) > 1 else 0
+        self.sums = 4 * w.numel() + turned if w.element_size() == 2 else 0
+        # With channels last, weights of one channel each are taken for whole vectors of channels.
+        self.spread = groups * _lanes() ** 2 * prod(w.shape[2:])
+
+    def forward(self, result: int) -> int:
+        """Image, weight and map at once, then the map beside the result."""
+        return max(self.image + self.w + self.map, self.map + result)
+
+    def back_to_image(self, result: int) -> int:
+        """The same from the map to the image; a strided one is written twice."""
+        plain = 2 * result if self.strided else result
+        return max(self.map + self.padded_w + self.image_gradient, self.image_gradient + plain)
 
 
 def _forward(args: Args, y: Tensor) -> int:
     x, w = args[0], args[1]
     if _backend(x, w, args[3:9]) not in _ONEDNN:
         return 0
-    return _one_way(x, w, y, args[3:9])
-
-
-def _one_way(x: Tensor, w: Tensor, y: Tensor, settings: Args) -> int:
-    """Of a convolution: copies of image, weight and result, then the result beside its copy."""
-    blocks = _Blocked(x, w, y, settings)
+    blocks = _Blocked(x, w, y, args[3:9])
     if _last(x) or _last(w):
-        return w.nbytes if blocks.depthwise else 2 * blocks.w
+        return int(w.nbytes) if blocks.depthwise else 2 * blocks.w
     dense = 0 if x.is_contiguous() else x.nbytes
-    plain = 2 * y.nbytes if blocks.transposed and blocks.strided else y.nbytes
-    return dense + max(blocks.x + blocks.w + blocks.y, blocks.y + plain) - y.nbytes
+    whole = blocks.back_to_image(y.nbytes) if blocks.transposed else blocks.forward(y.nbytes)
+    return int(dense + whole - y.nbytes)
 
 
 def _backward(args: Args, out: Any) -> int:
+    g: Tensor
+    x: Tensor
+    w: Tensor
     g, x, w, settings, wanted = args[0], args[1], args[2], args[4:10], args[10]
     if _backend(x, w, settings) not in _ONEDNN:
         return 0
@@ -112,16 +126,15 @@ def _backward(args: Args, out: Any) -> int:
     if _last(x) or _last(w):
         dense = 0 if _last(g) else g.nbytes
         if blocks.depthwise:
-            columns = prod(w.shape[1:]) * g.numel() * g.element_size()
-            return dense + (columns + 2 * w.nbytes if gw else w.nbytes)
+            sums = 4 * blocks.spread if w.element_size() == 2 else 0
+            return dense + (blocks.spread * w.element_size() + sums + w.nbytes if gw else w.nbytes)
         return dense + max(2 * blocks.w, 3 * blocks.w + blocks.sums if gw else 0)
     dense = 0 if g.is_contiguous() else g.nbytes
     highest = 0
     if wanted[0]:
-        plain = 2 * gx if blocks.strided and not blocks.transposed else gx
-        highest = max(blocks.y + blocks.padded_w + blocks.padded_x, blocks.padded_x + plain)
+        highest = blocks.forward(gx) if blocks.transposed else blocks.back_to_image(gx)
     if wanted[1]:
-        copies = 0 if blocks.depthwise else blocks.y + blocks.x
+        copies = 0 if blocks.depthwise else blocks.map + blocks.image
         highest = max(highest, gx + copies + blocks.w + blocks.sums, gx + blocks.w + gw)
     return dense + max(0, highest - gx - gw)
 
@@ -140,7 +153,40 @@ def _log_softmax(args: Args, out: Any) -> int:
     return 0 if args[0].is_contiguous() else int(args[0].nbytes)
 
 
+def _promoted(args: Args, out: Any) -> int:
+    """Of elements in several formats: what is not in the common one is copied into it (ATen's TensorIterator)."""
+    given = [each for each in args if isinstance(each, Tensor)]
+    if len({each.dtype for each in given}) < 2:
+        return 0
+    common = given[0].dtype
+    for each in given[1:]:
+        common = torch.promote_types(common, each.dtype)
+    if any(each.dim() == 0 for each in given):  # a single number does not decide
+        common = torch.result_type(given[0], given[1])
+    return sum(each.numel() * common.itemsize for each in given if each.dtype != common and each.dim())
+
+
+def _recurrent(args: Args, out: Any) -> int:
+    """Both weights in oneDNN's own order, and in fp32 the gates of all steps."""
+    x, from_input, from_state = args[:3]
+    gates = x.numel() // x.shape[-1] * from_input.shape[0] * 4 if x.dtype == torch.float32 else 0
+    return int(from_input.nbytes + from_state.nbytes + gates)
+
+
+def _recurrent_backward(args: Args, out: Any) -> int:
+    """Gradients of both weights in fp32, rows a cache line apart; the gates of all steps, or copies in bf16."""
+    x, from_input, from_state = args[:3]
+    row = 4 * (from_input.shape[0] + _lanes())
+    rows = from_input.shape[1] + from_state.shape[1]
+    steps = x.numel() // x.shape[-1]
+    if x.dtype == torch.float32:
+        return int(row * (rows + steps))
+    return int(row * rows + from_input.nbytes + from_state.nbytes + 2 * x.nbytes)
+
+
 SCRATCH: dict[str, Scratch] = {
+    "aten::mkldnn_rnn_layer": _recurrent,
+    "aten::mkldnn_rnn_layer_backward": _recurrent_backward,
     "aten::convolution": _forward,
     "aten::convolution_backward": _backward,
     "aten::native_layer_norm": _dense(0),
@@ -153,3 +199,6 @@ SCRATCH: dict[str, Scratch] = {
     "aten::upsample_bilinear2d_backward": _dense(0),
     "aten::upsample_nearest2d_backward": _dense(0),
 }
+_PROMOTING = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum", "pow", "atan2",
+              "remainder", "fmod", "addcmul", "addcdiv")  # fmt: skip
+SCRATCH |= {f"aten::{each}{suffix}": _promoted for each in _PROMOTING for suffix in ("", "_")}

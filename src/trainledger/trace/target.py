@@ -143,7 +143,7 @@ def trace_target(
 
         checkpoint_modules(model, checkpointing)
     _refuse_unknown(model, inputs)
-    optimizer = None if step in ("forward", "backward") else optimizer_named(step, model)
+    optimizer = None if step in ("forward", "backward") else optimizer_named(step, model.parameters())
     try:
         return trace(
             model,

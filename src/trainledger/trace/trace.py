@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.ledger.entry import Ledger
-from trainledger.trace.compiled import captured
+from trainledger.trace.blocks import BLOCKS, LEAST, LEAST_ASKED, traced_once
+from trainledger.trace.compiled import captured, is_compiled
+from trainledger.trace.cpu_results import results_of
 from trainledger.trace.fakes import fake_batch, make_states, mode_of, on_fake
 from trainledger.trace.grouped_products import grouped_products_of_any_format
 from trainledger.trace.kernels import kernels_of
@@ -21,6 +23,7 @@ from trainledger.trace.lines import Lines, ends_here
 from trainledger.trace.numbers import ZeroWhereUnknown
 from trainledger.trace.operators import tensors_in
 from trainledger.trace.partial import NoScalarLossError, as_far_as_it_goes
+from trainledger.trace.random_states import random_states
 from trainledger.trace.recorder import Recorder, optimizers_in
 from trainledger.trace.transformers import as_if_real
 
@@ -40,6 +43,7 @@ def trace(
     grad_accum: int = 1,
     backward: bool = True,
     kernels: str = "cpu",
+    blocks: str = "auto",
 ) -> Ledger:
     """The ledger of one training step of ``model``; nothing is computed and nothing changes.
 
@@ -51,18 +55,25 @@ def trace(
     the step; without ``backward`` it is a forward alone. ``kernels`` are those of a CPU or, where they differ in what
     they keep or allocate, of "cuda" (`kernels_of`).
 
+    ``blocks`` says whether ``all`` identical blocks of a stack are traced or a few of them ``once``, which are then
+    multiplied where that is proved to be the same (`blocks.traced_once`); ``auto`` does so for eight and more. The
+    ledger's notes tell it, and such a ledger has loops and no ``tensors``. Micro-batches are taken together likewise.
+
     Where the code cannot go on without values, the ledger ends there and says why in ``partial``; a number that is
     read off a tensor is taken for 0 and told in ``notes``. Raises ValueError where no scalar loss can be had. Left
     out: what dispatch does not show (scratch inside a library's kernel, custom C++ memory).
     """
 
-    def step(inputs: _Inputs, recorder: Recorder) -> None:
+    def forward(inputs: _Inputs) -> Any:
+        with torch.autocast("cpu", dtype=autocast) if autocast is not None else nullcontext():
+            value = call(model, inputs.batch)
+            return _scalar((loss or own_loss)(value, *inputs.label)) if backward else value
+
+    def step(inputs: _Inputs, recorder: Recorder, rounds: int) -> None:
         phase = recorder.phase
-        for _ in range(grad_accum):
-            with phase("forward"), torch.autocast("cpu", dtype=autocast) if autocast is not None else nullcontext():
-                value = call(model, inputs.batch)
-                if backward:
-                    value = _scalar((loss or own_loss)(value, *inputs.label))
+        for _ in range(rounds):
+            with phase("forward"):
+                value = forward(inputs)
             if backward:
                 with phase("backward"):
                     value.backward()
@@ -71,8 +82,14 @@ def trace(
             with phase("optimizer"):
                 optimizer.step()
 
+    if blocks not in BLOCKS:
+        raise ValueError(f"blocks must be one of {', '.join(BLOCKS)}, not {blocks!r}")
     given = _Inputs(batch, () if label is None else (label,))
-    return _record(model, given, step, optimizers_in(optimizer), first_step=first_step, kernels=kernels)
+    least = LEAST if blocks == "auto" else LEAST_ASKED
+    few = None if blocks == "all" or is_compiled(model) else _Few(forward, least)
+    return _record(
+        model, given, step, optimizers_in(optimizer), first_step=first_step, kernels=kernels, rounds=grad_accum, few=few
+    )  # fmt: skip
 
 
 def trace_step(
@@ -93,7 +110,7 @@ def trace_step(
     root = models if isinstance(models, nn.Module) else nn.ModuleDict(dict(models))
     several = optimizers_in(optimizers)
 
-    def run(inputs: _Inputs, recorder: Recorder) -> None:
+    def run(inputs: _Inputs, recorder: Recorder, rounds: int) -> None:
         with phases_of(several, recorder):
             call(step, inputs.batch)
 
@@ -108,15 +125,25 @@ class _Inputs:
     label: tuple[Any, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Few:
+    """That identical blocks may be multiplied: a forward of the model, and from how many on."""
+
+    forward: Callable[[_Inputs], Any]
+    least: int
+
+
 def _record(
     model: nn.Module,
     given: _Inputs,
-    step: Callable[[_Inputs, Recorder], None],
+    step: Callable[[_Inputs, Recorder, int], None],
     optimizers: Sequence[torch.optim.Optimizer],
     *,
     first_step: bool,
     kernels: str,
     find_phases: bool = False,
+    rounds: int = 1,
+    few: _Few | None = None,
 ) -> Ledger:
     mode = mode_of(model) or FakeTensorMode()
     guesses: Counter[str] = Counter()
@@ -133,35 +160,54 @@ def _record(
         enter(mode)
         enter(on_fake(model, optimizers, mode))
         enter(kernels_of(kernels))
-        inputs = _Inputs(fake_batch(given.batch, mode), fake_batch(given.label, mode))
-        if optimizers and not first_step:
-            with ZeroWhereUnknown():
-                make_states(model, *optimizers)
-        model.zero_grad(set_to_none=True)
-        recorder = Recorder(model, optimizers, lines=Lines(), find_phases=find_phases, kernels=kernels)
-        recorder.resident(tensors_in([inputs.batch, inputs.label]), "batch")
-        with (
-            ZeroWhereUnknown(lambda: recorder.current_phase == "optimizer", guessed),
-            recorder,
-            as_if_real(),
-            grouped_products_of_any_format(),
-            as_far_as_it_goes(recorder),
-            captured(model, recorder, mode),
-        ):
-            step(inputs, recorder)
-        if find_phases:
-            recorder.micro_batches = 1
-        recorder.notes += [
-            f"{count} {'value' if count == 1 else 'values'} read at {line} "
-            f"{'is' if count == 1 else 'are'} unknown and taken for 0: what depends on it may go another way"
-            for line, count in guesses.items()
-        ]
-        tokens = next(
-            (each.numel() for each in tensors_in([inputs.batch, inputs.label]) if not each.is_floating_point()), 0
-        )
-        ledger = recorder.ledger(tokens=tokens, writer="trace", tensors=True)
-        model.zero_grad(set_to_none=True)
-        return ledger
+        inputs = _Inputs(*fake_batch((given.batch, given.label), mode))
+
+        def run(rounds: int, *, tensors: bool = False) -> Ledger:
+            guesses.clear()
+            if optimizers and not first_step:
+                with ZeroWhereUnknown():
+                    make_states(model, *optimizers)
+            model.zero_grad(set_to_none=True)
+            recorder = Recorder(model, optimizers, lines=Lines(), find_phases=find_phases, kernels=kernels)
+            recorder.resident(tensors_in([inputs.batch, inputs.label]), "batch")
+            with (
+                ZeroWhereUnknown(lambda: recorder.current_phase == "optimizer", guessed, results_of(kernels)),
+                recorder,
+                as_if_real(given.batch),
+                grouped_products_of_any_format(),
+                random_states(recorder),
+                as_far_as_it_goes(recorder),
+                captured(model, recorder, mode),
+            ):
+                step(inputs, recorder, rounds)
+            if find_phases:
+                recorder.micro_batches = 1
+            recorder.notes += [
+                f"{count} {'value' if count == 1 else 'values'} read at {line} "
+                f"{'is' if count == 1 else 'are'} unknown and taken for 0: what depends on it may go another way"
+                for line, count in guesses.items()
+            ]
+            tokens = next(
+                (each.numel() for each in tensors_in([inputs.batch, inputs.label]) if not each.is_floating_point()), 0
+            )
+            ledger = recorder.ledger(tokens=tokens, writer="trace", tensors=tensors)
+            model.zero_grad(set_to_none=True)
+            return ledger
+
+        def forward() -> None:
+            assert few is not None
+            known = ZeroWhereUnknown(lambda: False, guessed, results_of(kernels))
+            with known, as_if_real(given.batch), grouped_products_of_any_format():
+                few.forward(inputs)
+
+        why_not = ""
+        if few is not None:
+            once = traced_once(model, optimizers, run, forward, rounds=rounds, least=few.least)
+            if once.ledger is not None:
+                return once.ledger
+            why_not = once.why_not
+        ledger = run(rounds, tensors=True)
+        return replace(ledger, notes=(*ledger.notes, why_not)) if why_not else ledger
 
 
 for _function in (trace, trace_step, _record):

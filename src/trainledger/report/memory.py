@@ -1,0 +1,337 @@
+"""Memory over the operations of a step as figures: live bytes by category with the peak marked, and what it is made of.
+
+``plotly.graph_objects.Figure(memory_figure(ledger))`` opens one in a notebook; `report.plot.write_plot` makes a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from itertools import groupby
+from math import prod
+
+from trainledger.ledger.entry import CATEGORIES, HOST, Entry, Ledger
+from trainledger.ledger.timeline import Moment, timeline
+from trainledger.report.peak import held_at_peak
+from trainledger.report.style import COLOURS, DARK, GREY, Figure, arranged, line
+from trainledger.report.traced import place
+from trainledger.units import GIGA, KILO, MEGA, format_nbytes
+
+COLOUR_OF = dict(zip(CATEGORIES, COLOURS, strict=True))
+_MOST_POINTS = 1200  # drawn of one ledger
+_MOST_UNROLLED = 40_000  # operations that loops are written out to
+_SCALES = ((GIGA, "GB"), (MEGA, "MB"), (KILO, "kB"), (1.0, "bytes"))
+_TICKS = 6
+_BANDS = ("rgba(0,0,0,0.045)", "rgba(0,0,0,0)")
+_PART_OF = {"recompute": "backward"}  # phases that alternate with another within one stretch of the step
+
+
+def memory_figure(ledger: Ledger) -> Figure:
+    """Live bytes over the operations of a step, stacked by category: phases shaded, the peak marked, and on each
+    operation's hover its module and line.
+
+    A loop of at most 40,000 operations is written out; of a longer one the first and the last round are drawn. Of many
+    operations those with the most live bytes among their neighbours are drawn, the peak always. Raises ValueError for
+    a ledger without entries.
+    """
+    return memory_lanes([("live", ledger)])
+
+
+def memory_lanes(sides: Sequence[tuple[str, Ledger]]) -> Figure:
+    """The same of several ledgers, by name, one above the other on one scale."""
+    lanes = [lane_of(ledger) for _, ledger in sides]
+    highest = max(each.totals[each.peak] for each in lanes)
+    scale, unit = next((each for each in _SCALES if highest >= each[0]), _SCALES[-1])
+    top = 1.15 * highest / scale
+    layout = arranged(height=300 if len(lanes) == 1 else 240 * len(lanes), hovermode="x unified")
+    layout["height"] += 120
+    layout["margin"] |= {"t": 70, "b": 70}
+    layout["legend"] |= {"y": 1.06}
+    layout["annotations"] = []
+    data = []
+    shown: set[str] = set()
+    gap = 0.12 if len(lanes) > 1 else 0.0
+    for at, ((name, _), lane) in enumerate(zip(sides, lanes, strict=True)):
+        axis = str(at + 1) if at else ""
+        axes = {"xaxis": f"x{axis}", "yaxis": f"y{axis}"}
+        for category, nbytes in lane.live.items():
+            data.append(
+                {
+                    "type": "scatter", "mode": "lines", "name": category, "legendgroup": category,
+                    "showlegend": category not in shown, "stackgroup": name, "x": lane.x,
+                    "y": [each / scale for each in nbytes], **axes,
+                    "line": {"width": 0.5, "color": COLOUR_OF.get(category, GREY), "shape": lane.shape},
+                    "hovertemplate": f"%{{y:.4f}} {unit}",
+                }
+            )  # fmt: skip
+            shown.add(category)
+        data.append(
+            {
+                "type": "scatter", "mode": "lines", "name": "all", "showlegend": False, "x": lane.x,
+                "y": [each / scale for each in lane.totals], "text": lane.texts, **axes,
+                "line": {"width": 1.0, "color": DARK, "shape": lane.shape},
+                "hovertemplate": f"%{{y:.4f}} {unit}<br>%{{text}}",
+            }
+        )  # fmt: skip
+        highs, lows = 1 - at / len(lanes), 1 - (at + 1) / len(lanes)
+        layout[f"yaxis{axis}"] = {
+            "title": {"text": f"{name} ({unit})"}, "domain": [lows + gap / 2, highs - gap / 2], "range": [0, top],
+            "anchor": f"x{axis}", "gridcolor": "#e4e4e4",
+        }  # fmt: skip
+        layout[f"xaxis{axis}"] = {"anchor": f"y{axis}", "range": [0, lane.end], "showgrid": False}
+        if lane.ticks:
+            values, numbers = zip(*lane.ticks, strict=True)
+            layout[f"xaxis{axis}"] |= {"tickvals": values, "ticktext": [f"{each:,}" for each in numbers]}
+        _draw_phases(layout, lane, axis)
+        _draw_gaps(layout, lane, axis)
+        layout["annotations"].append(_peak_mark(lane, axis, scale))
+    every = max(each.every for each in lanes)
+    told = "operations of one optimizer step" + (f" (each point the highest of {every})" if every > 1 else "")
+    told += "".join(f"<br>PARTIAL: {escape(each.partial)}" for _, each in sides if each.partial)
+    layout[f"xaxis{len(lanes) if len(lanes) > 1 else ''}"]["title"] = {"text": told}
+    return {"data": data, "layout": layout}
+
+
+def peak_figure(ledger: Ledger, top: int = 20) -> Figure | None:
+    """The largest tensors live at the peak, those alike as one bar, and the rest; None without tensors."""
+    peak = held_at_peak(ledger)
+    if not peak.held:
+        return None
+    scale, unit = next((each for each in _SCALES if peak.nbytes >= each[0]), _SCALES[-1])
+    shown, rest = peak.held[:top], peak.held[top:]
+    labels = [each.label for each in shown]
+    data = []
+    for category in CATEGORIES:
+        bars = [(at, each) for at, each in enumerate(shown) if each.category == category]
+        if bars:
+            data.append(
+                {
+                    "type": "bar", "orientation": "h", "name": category, "marker": {"color": COLOUR_OF[category]},
+                    "x": [each.nbytes / scale for _, each in bars], "y": [at for at, _ in bars],
+                    "text": [escape(each.told) for _, each in bars], "textposition": "none",
+                    "hovertemplate": f"%{{x:.4f}} {unit}<br>%{{text}}<extra></extra>",
+                }
+            )  # fmt: skip
+    left = peak.nbytes - sum(each.nbytes for each in shown)
+    if left:
+        labels.append(f"{sum(each.count for each in rest):,} others" if rest else "not told one by one")
+        data.append(
+            {
+                "type": "bar", "orientation": "h", "name": "the rest", "marker": {"color": "#dddddd"},
+                "x": [left / scale], "y": [len(shown)], "hovertemplate": f"%{{x:.4f}} {unit}<extra></extra>",
+            }
+        )  # fmt: skip
+    layout = arranged(
+        x=f"{unit} at the peak of {format_nbytes(peak.nbytes)}", height=150 + 22 * len(labels), barmode="stack",
+        bargap=0.25,
+    )  # fmt: skip
+    layout["yaxis"] |= {
+        "autorange": "reversed", "tickvals": list(range(len(labels))), "ticktext": [escape(each) for each in labels],
+        "gridcolor": "rgba(0,0,0,0)", "zeroline": False,
+    }  # fmt: skip
+    layout["legend"] |= {"traceorder": "normal"}
+    layout["margin"] |= {"t": 60}
+    return {"data": data, "layout": layout}
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One ledger as it is drawn: of each point its place, live bytes by category and together, and what runs there.
+
+    ``peak`` is the index of the highest point, ``phases`` are (start, end, name), ``gaps`` (start, end, rounds that
+    are not drawn), ``ticks`` (place, number of the operation), ``every`` says how many operations a point stands for,
+    ``end`` is where the lane ends. Places are numbers of operations, but that rounds not drawn take little room.
+    """
+
+    x: list[int]
+    live: dict[str, list[int]]
+    totals: list[int]
+    texts: list[str]
+    peak: int
+    peak_text: str
+    phases: list[tuple[int, int, str]]
+    gaps: list[tuple[int, int, str]]
+    ticks: list[tuple[int, int]]
+    every: int
+    end: int
+
+    @property
+    def shape(self) -> str:
+        """Live bytes change at operations and not between; across rounds that are not drawn they change evenly."""
+        return "linear" if self.gaps else "hv"
+
+
+def lane_of(ledger: Ledger) -> Lane:
+    """What is drawn of a ledger of numbers."""
+    if not len(ledger):
+        raise ValueError("nothing was recorded, so there is no memory to draw")
+    moments = timeline(unrolled(ledger))
+    numbers, skipped = numbers_of(moments)
+    places, gaps = _squeezed(numbers, skipped)
+    sizes = [each.nbytes for each in moments]
+    every = -(-len(moments) // _MOST_POINTS)
+    groups = [range(at, min(at + every, len(moments))) for at in range(0, len(moments), every)]
+    # The highest of each group, and the first and the last operation: what is there before and what is left after.
+    kept = sorted({max(group, key=sizes.__getitem__) for group in groups} | {0, len(moments) - 1})
+    highest = max(kept, key=sizes.__getitem__)
+    peak = kept.index(highest)
+    phases = _phases(moments, places)
+    marked = [kept[at * (len(kept) - 1) // _TICKS] for at in range(_TICKS + 1)] if gaps else []
+    end = places[-1] + 1
+    x = [places[at] for at in kept]
+    if not gaps:  # the last operation is as wide as any other
+        kept.append(kept[-1])
+        x.append(end)
+    categories = [*CATEGORIES, *sorted({each for moment in moments for each in moment.live} - {*CATEGORIES, HOST})]
+    live = {
+        category: [moments[at].live.get(category, 0) for at in kept]
+        for category in categories
+        if any(each.live.get(category) for each in moments)
+    }
+    return Lane(
+        x=x, live=live, totals=[sizes[at] for at in kept],
+        texts=[f"operation {numbers[at]:,}: {escape(place(moments[at].entry))}" for at in kept], peak=peak,
+        peak_text=f"peak {format_nbytes(sizes[highest])}: {place(moments[highest].entry)}", phases=phases, gaps=gaps,
+        ticks=sorted({(places[at], numbers[at]) for at in marked}), every=every, end=end,
+    )  # fmt: skip
+
+
+def unrolled(ledger: Ledger, most: int = _MOST_UNROLLED) -> Ledger:
+    """The ledger with every loop written out that makes at most so many operations in all its rounds.
+
+    >>> mm = Entry("mm", "", "forward", "matmul", loop=(("micro-batches", 3), ("layers", 4)))
+    >>> [each.times for each in unrolled(Ledger((mm,)), most=4)], len(unrolled(Ledger((mm,))))
+    ([3, 3, 3, 3], 12)
+    """
+    return replace(ledger, entries=tuple(_written_out(ledger.entries, 0, most)))
+
+
+def _written_out(entries: Sequence[Entry], depth: int, most: int) -> Iterator[Entry]:
+    """The entries in the order they run, of loops further in than ``depth`` those written out that are small enough."""
+    for loop, group in groupby(entries, key=lambda each: each.loop[depth : depth + 1]):
+        body = list(group)
+        if not loop:
+            yield from body
+        elif sum(prod(count for _, count in each.loop[depth:]) for each in body) <= most:
+            yield from _rounds(body, depth, depth)
+        else:
+            yield from _written_out(body, depth + 1, most)
+
+
+def _rounds(entries: Sequence[Entry], depth: int, kept: int) -> Iterator[Entry]:
+    """All rounds of all loops further in than ``depth``, as entries of the ``kept`` outer loops alone."""
+    for loop, group in groupby(entries, key=lambda each: each.loop[depth : depth + 1]):
+        body = list(group)
+        if loop:
+            yield from list(_rounds(body, depth + 1, kept)) * loop[0][1]
+        else:
+            yield from (replace(each, loop=each.loop[:kept]) for each in body)
+
+
+def numbers_of(moments: Sequence[Moment]) -> tuple[list[int], list[tuple[int, str]]]:
+    """The number of each moment's operation when all rounds of all loops count; and before which moments rounds are
+    left out, with a text that says of which loop.
+    """
+    numbers: list[int] = []
+    skipped: list[tuple[int, str]] = []
+    number = 0
+    starts: list[int] = []
+    before: Moment | None = None
+    for moment in moments:
+        depth = len(moment.iteration)
+        for at in range(depth):
+            entered = (
+                before is None
+                or before.entry.loop[: at + 1] != moment.entry.loop[: at + 1]
+                or before.iteration[:at] != moment.iteration[:at]
+            )
+            if entered:
+                starts[at:] = [number]
+            elif before is not None and before.iteration[at] != moment.iteration[at]:
+                rounds = moment.iteration[at] - before.iteration[at] - 1
+                if rounds:
+                    skipped.append((len(numbers), f"{rounds:,} more of {moment.entry.loop[at][0]}"))
+                number += rounds * (number - starts[at])
+                starts[at + 1 :] = []
+        numbers.append(number)
+        number += 1
+        before = moment
+    return numbers, skipped
+
+
+def _squeezed(
+    numbers: Sequence[int], skipped: Sequence[tuple[int, str]]
+) -> tuple[list[int], list[tuple[int, int, str]]]:
+    """Where operations are drawn, rounds that are left out being as wide as a twelfth of those drawn, and the gaps."""
+    width = max(1, len(numbers) // 12)
+    texts = dict(skipped)
+    places: list[int] = []
+    gaps: list[tuple[int, int, str]] = []
+    ahead = 0  # of the place, the number
+    for at, number in enumerate(numbers):
+        if at in texts:
+            end = places[-1] + 1 + width
+            gaps.append((places[-1], end, texts[at]))
+            ahead = number - end
+        places.append(number - ahead)
+    return places, gaps
+
+
+def _phases(moments: Sequence[Moment], places: Sequence[int]) -> list[tuple[int, int, str]]:
+    """The stretches of the step: (start, end, phase), what alternates with another phase being part of it."""
+    starts: list[tuple[int, str]] = []
+    for at, moment in zip(places, moments, strict=True):
+        phase = _PART_OF.get(moment.entry.phase, moment.entry.phase)
+        if not starts or (phase not in (starts[-1][1], "collective")):
+            starts.append((at, phase))
+    ends = [start for start, _ in starts[1:]] + [places[-1] + 1]
+    return [(start, end, name) for (start, name), end in zip(starts, ends, strict=True)]
+
+
+def _draw_phases(layout: Figure, lane: Lane, axis: str) -> None:
+    """Shades each second stretch, and names those that are long enough for a name."""
+    if len(lane.phases) > 200:  # micro-batches without end: stripes that no eye tells apart
+        return
+    for at, (start, end, name) in enumerate(lane.phases):
+        layout["shapes"].append(
+            {
+                "type": "rect", "xref": f"x{axis}", "yref": f"y{axis} domain", "x0": start, "x1": end, "y0": 0,
+                "y1": 1, "fillcolor": _BANDS[at % 2], "line": {"width": 0}, "layer": "below",
+            }
+        )  # fmt: skip
+        if at:
+            layout["shapes"].append(line("v", start, "#bbb", f"x{axis}", f"y{axis} domain"))
+        left_out = sum(min(end, last) - first for first, last, _ in lane.gaps if start <= first < end)
+        if end - start - left_out > 0.06 * lane.end:
+            layout["annotations"].append(
+                {
+                    "x": start, "y": 1, "xref": f"x{axis}", "yref": f"y{axis} domain", "text": name,
+                    "showarrow": False, "xanchor": "left", "yanchor": "bottom", "font": {"size": 11, "color": GREY},
+                }
+            )  # fmt: skip
+
+
+def _draw_gaps(layout: Figure, lane: Lane, axis: str) -> None:
+    """Says where rounds of a loop are left out that go on as their neighbours do."""
+    for start, end, text in lane.gaps:
+        if end - start > 0.06 * lane.end:
+            layout["annotations"].append(
+                {
+                    "x": (start + end) / 2, "y": 0.02, "xref": f"x{axis}", "yref": f"y{axis} domain",
+                    "text": escape(text), "showarrow": False, "yanchor": "bottom", "font": {"size": 11, "color": DARK},
+                    "bgcolor": "rgba(255,255,255,0.7)",
+                }
+            )  # fmt: skip
+
+
+def _peak_mark(lane: Lane, axis: str, scale: float) -> Figure:
+    """An arrow at the peak with its bytes and operation, turned to where there is room."""
+    x = lane.x[lane.peak]
+    left = x < lane.end / 2
+    return {
+        "x": x, "y": lane.totals[lane.peak] / scale, "xref": f"x{axis}", "yref": f"y{axis}",
+        "text": escape(lane.peak_text), "showarrow": True, "arrowhead": 2, "arrowsize": 0.8, "arrowcolor": DARK,
+        "ax": 14 if left else -14, "ay": -18, "xanchor": "left" if left else "right", "yanchor": "bottom",
+        "font": {"size": 11, "color": DARK}, "bgcolor": "rgba(255,255,255,0.8)",
+    }  # fmt: skip

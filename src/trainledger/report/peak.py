@@ -1,0 +1,197 @@
+"""What a step's peak of memory is made of: categories, and the tensors live then, those alike taken together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from trainledger.ledger.entry import CATEGORIES, HOST, Entry, Ledger
+from trainledger.ledger.tensors import TensorLife
+from trainledger.report.table import sentence, table, wrapped
+from trainledger.report.traced import place
+from trainledger.units import counted, format_nbytes, format_percent
+
+NO_TENSORS = (
+    "This ledger tells bytes by category and no tensors one by one: it is a closed form, a trace that multiplies its "
+    "blocks, or a file that was kept without them. A full trace has them (blocks=\"all\")."
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Held:
+    """Tensors live at the peak that differ in nothing but which block of the model they are of.
+
+    ``nbytes`` are those of all ``count`` together, ``born`` the indices of the first and the last entry that made one
+    (-1: there before the step), ``until`` says after which operation they are gone, empty where they outlive it all.
+    """
+
+    count: int
+    nbytes: int
+    category: str
+    dtype: str
+    shape: tuple[int, ...]
+    name: str
+    path: str
+    phase: str
+    line: str
+    born: tuple[int, int]
+    until: str
+
+    @property
+    def label(self) -> str:
+        """A short name of them: ``32 x bf16[8, 2048, 4096] gelu of layers.*.mlp``."""
+        return f"{self._many}{self._format} {self._made}"
+
+    @property
+    def told(self) -> str:
+        """All that there is to say of them, in a line."""
+        if self.born[0] < 0:
+            made, until = "there before the step", self.until
+        else:
+            entries = f"entry {self.born[0]}" if self.born[0] == self.born[1] else "entries {}-{}".format(*self.born)
+            made, until = f"made in {self.phase} ({entries})", self.until or "the end"
+        line = f" ({self.line})" if self.line else ""
+        until = f", until {until}" if until else ""
+        return f"{self._many}{self._format} {self.category}: {self._made}{line}, {made}{until}"
+
+    @property
+    def _many(self) -> str:
+        return f"{self.count:,} x " if self.count > 1 else ""
+
+    @property
+    def _format(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def _made(self) -> str:
+        return f"{self.name} of {self.path}" if self.path else self.name
+
+
+@dataclass(frozen=True)
+class PeakOfTensors:
+    """The peak: its bytes by category, the tensors that are live then, largest first, and what no tensor accounts for.
+
+    ``sum(held) + sum(untold.values()) == nbytes``, as integers.
+    """
+
+    nbytes: int
+    index: int
+    entry: Entry
+    by_category: dict[str, int]
+    held: tuple[Held, ...]
+    untold: dict[str, int]
+
+
+def held_at_peak(ledger: Ledger) -> PeakOfTensors:
+    """The composition of a ledger's peak. Raises ValueError for a ledger without entries."""
+    peak = ledger.peak()
+    live = [each for each in ledger.tensors if each.lives(peak.index) and each.category != HOST]
+    untold = dict(peak.by_category)
+    for each in live:
+        untold[each.category] = untold.get(each.category, 0) - each.nbytes
+    return PeakOfTensors(
+        peak.nbytes, peak.index, peak.entry, _ordered(peak.by_category), tuple(_alike(live, ledger)),
+        {category: nbytes for category, nbytes in _ordered(untold).items() if nbytes},
+    )  # fmt: skip
+
+
+def _ordered(nbytes: dict[str, int]) -> dict[str, int]:
+    rest = [each for each in nbytes if each not in CATEGORIES]
+    return {each: nbytes[each] for each in (*CATEGORIES, *rest) if each in nbytes}
+
+
+def _alike(lives: Iterable[TensorLife], ledger: Ledger) -> list[Held]:
+    """Tensors in groups of the same kind, the group with the most bytes first."""
+    # Where a trace broke off, what was live went with it: nobody knows until when it would have lived.
+    broken_off = len(ledger) - 1 if ledger.partial else None
+    groups: dict[tuple[Any, ...], list[TensorLife]] = {}
+    for each in lives:
+        until = "" if each.died is None or each.died == broken_off else _after(ledger.entries[each.died])
+        key = (
+            each.nbytes, each.category, each.dtype, each.shape, starred(each.name), starred(each.path), each.phase,
+            each.line, until, each.born < 0,
+        )  # fmt: skip
+        groups.setdefault(key, []).append(each)
+    held = [
+        Held(
+            len(group), sum(each.nbytes for each in group), category, dtype, shape, name, path, phase, line,
+            (min(each.born for each in group), max(each.born for each in group)), until,
+        )
+        for (_, category, dtype, shape, name, path, phase, line, until, _), group in groups.items()
+    ]  # fmt: skip
+    return sorted(held, key=lambda each: -each.nbytes)
+
+
+def _after(entry: Entry) -> str:
+    path = starred(entry.path)
+    return f"{entry.name} of {path} in {entry.phase}" if path else f"{entry.name} in {entry.phase}"
+
+
+def starred(path: str) -> str:
+    """A path with a star in the place of each number.
+
+    >>> starred("layers.3.mlp.experts.7.weight")
+    'layers.*.mlp.experts.*.weight'
+    """
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+
+
+def peak_text(ledger: Ledger, top: int = 15) -> str:
+    """The peak's composition for a terminal of 80 columns: categories, then the ``top`` largest groups of tensors."""
+    return "\n\n".join(_parts(held_at_peak(ledger), ledger, top))
+
+
+def _parts(peak: PeakOfTensors, ledger: Ledger, top: int) -> Iterator[str]:
+    head = f"The peak, {format_nbytes(peak.nbytes)} ({peak.nbytes:,} bytes), is at {place(peak.entry)}, "
+    yield wrapped(head + f"entry {peak.index} of {len(ledger):,}.")
+    rows = [[name, f"{nbytes:,}", _share(nbytes, peak.nbytes)] for name, nbytes in peak.by_category.items()]
+    rows.append(["all", f"{peak.nbytes:,}", _share(peak.nbytes, peak.nbytes)])
+    yield table(["live at the peak", "bytes", ""], rows, align="lrr")
+    if peak.held:
+        yield _tensors(peak, top)
+    else:
+        yield wrapped(NO_TENSORS)
+    if ledger.partial:
+        yield wrapped(sentence(f"PARTIAL: the highest moment of what ran before {ledger.partial}"))
+
+
+def _tensors(peak: PeakOfTensors, top: int) -> str:
+    shown, rest = peak.held[:top], peak.held[top:]
+    rows = [[format_nbytes(each.nbytes), _share(each.nbytes, peak.nbytes), each.told] for each in shown]
+    if rest:
+        nbytes = sum(each.nbytes for each in rest)
+        others = f"{counted(sum(each.count for each in rest), 'other tensor')} of {counted(len(rest), 'kind')}"
+        rows.append([format_nbytes(nbytes), _share(nbytes, peak.nbytes), others])
+    for category, nbytes in peak.untold.items():
+        rows.append([format_nbytes(nbytes), _share(nbytes, peak.nbytes), f"{category}: {_untold(category)}"])
+    return table(["bytes", "", "tensors live then"], rows, align="rrl")
+
+
+def _untold(category: str) -> str:
+    return "inside the operation while it runs" if category == "scratch" else "not told one by one"
+
+
+def _share(nbytes: int, of: int) -> str:
+    return format_percent(nbytes / of) if of else ""
+
+
+def peak_json(ledger: Ledger) -> dict[str, Any]:
+    """The same for programs: all groups of tensors, whose ``nbytes`` and ``untold`` sum to the peak's."""
+    peak = held_at_peak(ledger)
+    return {
+        "nbytes": peak.nbytes,
+        "index": peak.index,
+        "at": place(peak.entry),
+        "by_category": peak.by_category,
+        "tensors": [
+            {
+                "count": each.count, "nbytes": each.nbytes, "category": each.category, "dtype": each.dtype,
+                "shape": list(each.shape), "name": each.name, "path": each.path, "phase": each.phase,
+                "line": each.line, "born": list(each.born), "until": each.until or None,
+            }
+            for each in peak.held
+        ],
+        "untold": peak.untold,
+        "partial": ledger.partial,
+    }  # fmt: skip

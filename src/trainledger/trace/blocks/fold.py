@@ -1,0 +1,342 @@
+"""Ledgers of short models folded into the ledger of a long one: what each more block adds becomes a loop.
+
+A step of a model with one more block is the same step with entries put in at some places (the block's forward, its
+backward, its update) and with some amounts grown (one call that updates all parameters). Both are read off two
+ledgers; whether they tell the truth, a third one says, of a model that is longer still: `Folded.unrolled` must give it
+entry by entry. How the short models came about does not matter here: any ledgers will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from trainledger.ledger.entry import Amounts, Entry, Ledger
+
+Counts = tuple[int, ...]  # how often each repeated part runs
+Stars = Callable[[str], str]  # a module's path, with a star for the number of its block
+
+_GROWING = ("flops", "model_flops", "read", "written", "kept", "scratch", "payload")
+_AMOUNTS = ("allocated", "freed")
+_SAME = tuple(each.name for each in fields(Entry) if each.name not in (*_GROWING, *_AMOUNTS, "shape", "loop", "path"))
+BASES = (1, 3)  # rounds of the shortest model
+MORE = 3  # rounds that the model has more which must come out as the rule says
+MICRO_BATCHES = 4  # which tell how all but the first ones go
+_AHEAD = 256  # entries that are compared behind a place to judge what happened there
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """Entries that one more round of a part puts in before an entry of the base."""
+
+    at: int
+    part: int
+    body: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A step as a function of how often each of its repeated parts runs, exact where `proves` has said so.
+
+    ``base`` is the ledger at ``counts``; ``grown`` has, for entries of it whose amounts change, the same entry of the
+    ledgers with one more round of each part.
+    """
+
+    base: Ledger
+    counts: Counts
+    more: tuple[Ledger, ...]
+    insertions: tuple[Insertion, ...]
+    grown: Mapping[int, tuple[Entry, ...]]
+    stars: Stars
+
+    def proves(self, ledger: Ledger, counts: Counts) -> bool:
+        """Whether this is the ledger at ``counts``, entry by entry as integers, and all that stands at its head."""
+        made = self._head(counts)
+        if _head_of(made) != _head_of(ledger) or len(ledger) != self._length(counts):
+            return False
+        mine = map(_key, self.unrolled(counts))
+        return all(one == other for one, other in zip(mine, _keys(ledger.entries, self.stars), strict=True))
+
+    def unrolled(self, counts: Counts) -> Iterator[Entry]:
+        """The entries in order, without loops; paths have stars."""
+        for at, inserted in self._in_order():
+            if inserted is not None:
+                for _ in range(counts[inserted.part] - self.counts[inserted.part]):
+                    yield from (replace(each, path=self.stars(each.path)) for each in inserted.body)
+            elif at < len(self.base):
+                entry = self._entry(at, counts)
+                yield replace(entry, path=self.stars(entry.path))
+
+    def at(self, counts: Counts, *, placed: Callable[[str], str] | None = None) -> Ledger:
+        """The ledger at ``counts``, each repeated run of entries once and in a loop of its own.
+
+        ``placed`` says what a path of the base is called there.
+        """
+        entries: list[Entry] = []
+        bounds = 0  # what stands before is in a loop already, or grows
+        for number, (at, inserted) in enumerate(self._in_order()):
+            if inserted is None:
+                if at < len(self.base):
+                    entry = self._entry(at, counts)
+                    path = placed(entry.path) if placed is not None else entry.path
+                    entries.append(replace(entry, path=path) if path != entry.path else entry)
+                    bounds = len(entries) if at in self.grown else bounds
+                continue
+            times = counts[inserted.part] - self.counts[inserted.part]
+            size = len(inserted.body)
+            keys = [_key(replace(each, path=self.stars(each.path))) for each in inserted.body]
+            while len(entries) - size >= bounds:
+                before = [_key(replace(each, path=self.stars(each.path))) for each in entries[-size:]]
+                if before != keys:
+                    break
+                del entries[-size:]
+                times += 1
+            loop = ((f"layers {number}", times),)
+            if times:
+                entries += (replace(each, path=self.stars(each.path), loop=loop) for each in inserted.body)
+            bounds = len(entries)
+        return replace(self._head(counts), entries=tuple(entries))
+
+    def _in_order(self) -> list[tuple[int, Insertion | None]]:
+        """Entries of the base and insertions between them."""
+        places: list[tuple[int, Insertion | None]] = []
+        first = 0
+        for each in sorted(self.insertions, key=lambda each: each.at):
+            places += [(at, None) for at in range(first, each.at)]
+            places.append((each.at, each))
+            first = each.at
+        return places + [(at, None) for at in range(first, len(self.base))]
+
+    def _length(self, counts: Counts) -> int:
+        inserted = sum(len(each.body) * (counts[each.part] - self.counts[each.part]) for each in self.insertions)
+        return len(self.base) + inserted
+
+    def _entry(self, at: int, counts: Counts) -> Entry:
+        entry = self.base.entries[at]
+        others = self.grown.get(at)
+        if others is None:
+            return entry
+        facts: dict[str, Any] = {
+            name: self._grown(getattr(entry, name), [getattr(each, name) for each in others], counts)
+            for name in _GROWING
+        }
+        shapes = zip(*(each.shape for each in others), strict=True)
+        facts["shape"] = tuple(
+            self._grown(size, sizes, counts) for size, sizes in zip(entry.shape, shapes, strict=True)
+        )
+        for name in _AMOUNTS:
+            facts[name] = self._amounts(getattr(entry, name), [getattr(each, name) for each in others], counts)
+        return replace(entry, **facts)
+
+    def _grown(self, base: int, others: Sequence[int], counts: Counts) -> int:
+        pairs = zip(others, counts, self.counts, strict=True)
+        return base + sum((other - base) * (count - before) for other, count, before in pairs)
+
+    def _amounts(self, base: Amounts, others: Sequence[Amounts], counts: Counts) -> Amounts:
+        mine, theirs = dict(base), [dict(each) for each in others]
+        names = dict.fromkeys(name for each in (mine, *theirs) for name in each)
+        grown = {name: self._grown(mine.get(name, 0), [each.get(name, 0) for each in theirs], counts) for name in names}
+        return tuple((name, nbytes) for name, nbytes in grown.items() if nbytes)
+
+    def _head(self, counts: Counts) -> Ledger:
+        base, more = self.base, self.more
+
+        def number(name: str) -> int:
+            return self._grown(getattr(base, name), [getattr(each, name) for each in more], counts)
+
+        return replace(
+            base,
+            entries=(),
+            tensors=(),
+            resident=self._amounts(base.resident, [each.resident for each in more], counts),
+            uncounted=self._amounts(base.uncounted, [each.uncounted for each in more], counts),
+            parameters=number("parameters"),
+            tokens=number("tokens"),
+        )
+
+
+def fold(base: Ledger, more: Sequence[Ledger], counts: Counts, stars: Stars) -> Folded | None:
+    """What one more round of each part changes: ``more`` are the ledgers with that, ``base`` the one at ``counts``.
+
+    None where a difference is none that more rounds make.
+    """
+    x = _Sequence(base, stars)
+    insertions: list[Insertion] = []
+    changed: dict[int, dict[int, Entry]] = {}
+    for part, ledger in enumerate(more):
+        y = _Sequence(ledger, stars)
+        found = _aligned(x, y)
+        if found is None:
+            return None
+        for at, first, size in found.inserted:
+            insertions.append(Insertion(at, part, ledger.entries[first : first + size]))
+        for at, other in found.changed:
+            changed.setdefault(at, {})[part] = ledger.entries[other]
+    if len({each.at for each in insertions}) < len(insertions):
+        return None  # two parts grow at one place: which of them comes first is not told
+    parts = range(len(more))
+    grown = {at: tuple(others.get(part, base.entries[at]) for part in parts) for at, others in changed.items()}
+    return Folded(base, counts, tuple(more), tuple(insertions), grown, stars)
+
+
+def proved(at: Callable[[Counts], Ledger], whole: Counts, stars: Stars) -> Folded | None:
+    """What follows for ``whole`` from the ledgers that ``at`` gives of shorter models, proved by a longer one of them.
+
+    Begun from the shortest; where ends are so unlike the middle that this does not show the rule, from longer ones.
+    """
+    for rounds in BASES:
+        if rounds + MORE > min(whole):
+            break
+        base = tuple(rounds for _ in whole)
+        grown = [tuple(each + (number == part) for number, each in enumerate(base)) for part in range(len(base))]
+        longer = tuple(each + MORE for each in base)
+        folded = fold(at(base), [at(each) for each in grown], base, stars)
+        if folded is not None and folded.proves(at(longer), longer):
+            return folded
+    return None
+
+
+class _Sequence:
+    """The entries of a ledger as numbers that are equal where entries are: in all, or in all but their amounts."""
+
+    def __init__(self, ledger: Ledger, stars: Stars) -> None:
+        keys = list(_keys(ledger.entries, stars))
+        self.whole = [hash(each) for each in keys]
+        self.kind = [hash(each[0]) for each in keys]
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True)
+class _Alignment:
+    inserted: list[tuple[int, int, int]]  # before which entry, from which entry of the other on, how many
+    changed: list[tuple[int, int]]
+
+
+def _aligned(x: _Sequence, y: _Sequence) -> _Alignment | None:
+    """How the longer of two sequences comes from the shorter one: entries put in, and entries with other amounts."""
+    inserted: list[tuple[int, int, int]] = []
+    changed: list[tuple[int, int]] = []
+    i = j = 0
+    while i < len(x) or j < len(y):
+        both = i < len(x) and j < len(y)
+        if both and x.whole[i] == y.whole[j]:
+            i, j = i + 1, j + 1
+            continue
+        best = _agreement(x, y, i + 1, j + 1) + 1 if both and x.kind[i] == y.kind[j] else -1
+        size = 0
+        for each in _rounds(x, y, i, j):
+            agreement = _agreement(x, y, i, j + each)
+            if agreement > best:
+                best, size = agreement, each
+        if best < 0:
+            return None
+        if size:
+            inserted.append((i, j, size))
+            j += size
+        else:
+            changed.append((i, j))
+            i, j = i + 1, j + 1
+    return _Alignment(inserted, changed)
+
+
+def _rounds(x: _Sequence, y: _Sequence, i: int, j: int) -> Iterator[int]:
+    """How many entries of the longer sequence may have been put in here: behind them both go on with the same."""
+    more = (len(y) - j) - (len(x) - i)
+    if i == len(x):
+        yield more
+        return
+    for size in range(1, more + 1):
+        if x.kind[i] == y.kind[j + size]:
+            yield size
+
+
+def _agreement(x: _Sequence, y: _Sequence, i: int, j: int) -> int:
+    """How well two sequences go on together: 2 for each entry that is equal, 1 where only its amounts differ."""
+    found = 0
+    for ahead in range(_AHEAD):
+        at, other = i + ahead, j + ahead
+        if at == len(x) or other == len(y):
+            return found + (2 * (_AHEAD - ahead) if at - len(x) == other - len(y) else 0)
+        if x.whole[at] == y.whole[other]:
+            found += 2
+        elif x.kind[at] == y.kind[other]:
+            found += 1
+        else:
+            break
+    return found
+
+
+def _keys(entries: Sequence[Entry], stars: Stars) -> Iterator[tuple[Any, ...]]:
+    known: dict[str, str] = {}
+    for each in entries:
+        path = known.get(each.path)
+        if path is None:
+            path = known[each.path] = stars(each.path)
+        yield _key(each, path)
+
+
+def _key(entry: Entry, path: str | None = None) -> tuple[Any, ...]:
+    """An entry as it is compared: first what it is, then its amounts."""
+    facts = vars(entry)
+    kind = (entry.path if path is None else path, *[facts[name] for name in _SAME], len(entry.shape))
+    counts = tuple(count for _, count in entry.loop)
+    return (
+        kind, *[facts[name] for name in _GROWING], entry.shape, counts, *[_sorted(facts[name]) for name in _AMOUNTS]
+    )  # fmt: skip
+
+
+def _sorted(amounts: Amounts) -> Amounts:
+    if len(amounts) > 1:
+        return tuple(sorted(each for each in amounts if each[1]))
+    return amounts if not amounts or amounts[0][1] else ()
+
+
+def _head_of(ledger: Ledger) -> tuple[Any, ...]:
+    return (
+        _sorted(ledger.resident), ledger.parameters, ledger.tokens, ledger.micro_batches, _sorted(ledger.uncounted),
+        ledger.writer, ledger.partial, ledger.notes,
+    )  # fmt: skip
+
+
+# Micro-batches
+
+
+def with_rounds(ledger: Ledger, rounds: int) -> Ledger | None:
+    """The entries of a step of `MICRO_BATCHES` as those of ``rounds``: the last two are alike, and a loop of them.
+
+    None where these two are not equal entry by entry. What stands at the head of the ledger stays as it is.
+    """
+    entries = ledger.entries
+    starts: list[int] = []
+    begins = True
+    for at, entry in enumerate(entries):
+        if entry.phase == "forward" and begins:
+            starts.append(at)
+        begins = entry.phase in ("backward", "recompute") or (begins and entry.phase != "forward")
+    if len(starts) != MICRO_BATCHES:
+        return None
+    *_, first, last = starts
+    end = last + (last - first)
+    keys = [_key(each) for each in entries[first:last]]
+    if keys != [_key(each) for each in entries[last:end]]:
+        return None
+    if end < len(entries) and entries[end].phase in ("forward", "backward", "recompute"):
+        return None
+    times = rounds - MICRO_BATCHES + 2
+    before = first - (last - first)
+    if before >= 0 and [_key(each) for each in entries[before:first]] == keys:
+        first, last, times = before, first, times + 1
+    looped = tuple(replace(each, loop=(("micro-batches", times), *each.loop)) for each in entries[first:last])
+    return replace(ledger, entries=(*entries[:first], *looped, *entries[end:]))
+
+
+def counted(ledger: Ledger) -> Ledger:
+    """The ledger with its uncounted operations as they come in its entries."""
+    found: dict[str, int] = {}
+    for each in ledger.entries:
+        if each.kind == "unknown":
+            found[each.name] = found.get(each.name, 0) + each.times
+    return replace(ledger, uncounted=tuple(sorted(found.items())))

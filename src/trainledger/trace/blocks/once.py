@@ -1,0 +1,175 @@
+"""A step whose identical blocks are traced once and multiplied, or the sentence why that cannot be."""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainledger.ledger.entry import Ledger
+from trainledger.trace.blocks.fold import MICRO_BATCHES, Counts, counted, proved, with_rounds
+from trainledger.trace.blocks.stacks import Found, Stack, as_before, shortened, stacks_of
+from trainledger.trace.blocks.walk import NotAlikeError, Walks
+
+BLOCKS = ("auto", "once", "all")
+LEAST = 8  # identical rounds from which on tracing a few and multiplying is quicker
+LEAST_ASKED = 4  # where it was asked for
+
+
+@dataclass(frozen=True)
+class Once:
+    """The ledger, or None with the sentence why all must be traced ("" where there is nothing to multiply)."""
+
+    ledger: Ledger | None
+    why_not: str = ""
+
+
+def traced_once(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    run: Callable[[int], Ledger],
+    forward: Callable[[], Any],
+    *,
+    rounds: int = 1,
+    least: int = LEAST,
+) -> Once:
+    """The ledger of a step of ``rounds`` micro-batches from steps of the same model with fewer blocks.
+
+    ``run`` traces a step of so many micro-batches of the model as it stands, and ``forward`` runs one forward of it.
+    Stacks with at least so many identical rounds are shortened. The model and the optimizers are as before afterwards.
+    """
+    found = stacks_of(model, optimizers, least)
+    several = rounds >= LEAST
+    if not found.stacks and not several:
+        return Once(None)
+    traced = MICRO_BATCHES if several else rounds
+    try:
+        with warnings.catch_warnings(), _no_chance():
+            warnings.simplefilter("ignore")
+            if found.stacks:
+                ledger = _Shortened(model, optimizers, found, lambda: run(traced), forward).ledger()
+            else:
+                with as_before(model):
+                    ledger = run(traced)
+            notes = [_told(each) for each in found.stacks]
+            if several:
+                multiplied = None if ledger.partial or ledger.notes else with_rounds(ledger, rounds)
+                if multiplied is None:
+                    raise NotAlikeError(f"the {rounds} micro-batches are not alike")
+                ledger = replace(multiplied, micro_batches=rounds)
+                notes.append(
+                    f"{rounds} micro-batches are alike: {MICRO_BATCHES} were traced and one of them multiplied"
+                )
+    except NotAlikeError as error:
+        return Once(None, f"{_name(found)} traced one by one: {error}")
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        return Once(None, f"{_name(found)} traced one by one: with fewer, {type(error).__name__}: {first[:200]}")
+    return Once(replace(counted(ledger), notes=(*ledger.notes, *notes)))
+
+
+class _Shortened:
+    """The ledger of a model's step from steps with fewer blocks."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        found: Found,
+        run: Callable[[], Ledger],
+        forward: Callable[[], Any],
+    ) -> None:
+        self._model, self._optimizers = model, optimizers
+        self._stacks = found.stacks
+        self._run, self._forward = run, forward
+        self._whole = tuple(each.count for each in found.stacks)
+        self._walks = Walks(model, found)
+        self._known: dict[tuple[str, Counts], Ledger] = {}
+
+    def ledger(self) -> Ledger:
+        """The ledger of the whole model's step. Raises NotAlikeError where it does not follow from shorter ones."""
+        walked = proved(partial(self._at, "walk"), self._whole, self._stars)
+        if walked is None or not walked.proves(self._at("walk", self._whole), self._whole):
+            raise NotAlikeError("the code around them does not treat them alike")
+        folded = proved(partial(self._at, "run"), self._whole, self._stars)
+        if folded is None:
+            raise NotAlikeError("one more of them does not add the same each time")
+        return folded.at(self._whole, placed=partial(self._placed, folded.counts))
+
+    def _at(self, what: str, rounds: Counts) -> Ledger:
+        """The ledger of the model with so many rounds."""
+        known = self._known.get((what, rounds))
+        if known is not None:
+            return known
+        with shortened(self._model, self._optimizers, self._stacks, rounds) as removed, as_before(self._model):
+            ledger = self._run() if what == "run" else self._walks.walk(self._forward, removed)
+        if ledger.partial:
+            raise NotAlikeError(ledger.partial)
+        self._known[what, rounds] = ledger
+        return ledger
+
+    def _stars(self, path: str) -> str:
+        """A path with a star for the number of a block of a stack."""
+        for each in self._stacks:
+            parts = _below(each, path)
+            if parts is not None:
+                return _joined(each, "*", parts)
+        return path
+
+    def _placed(self, counts: Counts, path: str) -> str:
+        """A path of the model with so many rounds as it is in the whole one."""
+        for each, count in zip(self._stacks, counts, strict=True):
+            parts = _below(each, path)
+            if parts is not None and parts[0].isdigit():
+                return _joined(each, str(each.place(int(parts[0]), count, each.count)), parts)
+        return path
+
+
+def _below(stack: Stack, path: str) -> list[str] | None:
+    """What stands behind a stack's own path: the name of a block first."""
+    if stack.path:
+        if not path.startswith(f"{stack.path}."):
+            return None
+        path = path[len(stack.path) + 1 :]
+    return path.split(".") if path else None
+
+
+def _joined(stack: Stack, number: str, parts: Sequence[str]) -> str:
+    return ".".join((*((stack.path,) if stack.path else ()), number, *parts[1:]))
+
+
+def _told(stack: Stack) -> str:
+    """What was multiplied, for the ledger's notes."""
+    prefix = f"{stack.path}." if stack.path else ""
+    last = stack.first + stack.size * stack.count - 1
+    rounds = f" in rounds of {stack.size}" if stack.size > 1 else ""
+    return f"{prefix}{stack.first} to {prefix}{last} are alike{rounds}: traced once and multiplied by {stack.count}"
+
+
+def _name(found: Found) -> str:
+    return " and ".join(each.path or "the blocks" for each in found.stacks) or "micro-batches"
+
+
+@contextmanager
+def _no_chance() -> Iterator[None]:
+    """Raise NotAlikeError where the code has drawn numbers of Python's or numpy's, which may decide what runs."""
+    before = _states_of_chance()
+    yield
+    if _states_of_chance() != before:
+        raise NotAlikeError("the code draws random numbers, which may decide what runs")
+
+
+def _states_of_chance() -> Any:
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is None:
+        return random.getstate()
+    name, keys, at, *rest = numpy.get_state()
+    return random.getstate(), name, keys.tobytes(), at, rest

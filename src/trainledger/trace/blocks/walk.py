@@ -1,0 +1,304 @@
+"""A forward through all blocks of a model without running most of them: does the code around them treat them alike?
+
+What is traced is a model with fewer blocks, so that something must say what the code does with the others. A walk runs
+the forward of any length of the model; the first block of each kind that is called in some way runs, others that are
+called in the same way are answered with results like its own. It tells, as entries, the operations between the blocks
+and how each block is called. Attributes that differ from block to block are watched: where the code of a block reads
+one, no block is answered for, and all must run the same operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainledger.ledger.entry import Entry, Ledger
+from trainledger.trace.blocks.alike import Setting
+from trainledger.trace.blocks.stacks import Found, Stack
+from trainledger.trace.operators import tensors_in
+from trainledger.trace.places import Places
+
+_DEVICE = torch.ops.prim.device.default
+
+
+class NotAlikeError(Exception):
+    """Blocks that look alike are not, or the code around them does not treat them so; the sentence says what."""
+
+
+class Walks:
+    """Walks through one model at several lengths: what a kind of blocks answers is learned once."""
+
+    def __init__(self, model: nn.Module, found: Found) -> None:
+        self._model = model
+        self._found = found
+        self._answers: dict[Any, _Answer] = {}
+        self._ran: dict[Any, tuple[Any, ...]] = {}
+        self._calls: dict[Any, int] = {}
+        self.reads_place = found.hidden
+
+    def walk(self, forward: Callable[[], Any], removed: frozenset[int]) -> Ledger:
+        """The operations between the blocks, and the calls of blocks, in order.
+
+        Raises NotAlikeError where a block that is not in the model any more is called, or blocks run differently.
+        """
+        around = _Around(self._model)
+        with ExitStack() as stack:
+            for each in self._found.stacks:
+                for block, kind in zip(each.blocks, each.kinds, strict=True):
+                    call = _Call(self, around, each, block, kind, gone=id(block) in removed)
+                    stack.enter_context(_answering(block, call))
+            stack.enter_context(_watched(self._found.by_place, self._read))
+            stack.enter_context(around)
+            forward()
+        return Ledger(tuple(around.entries))
+
+    def _read(self) -> None:
+        self.reads_place = True
+
+    def number(self, call: Any) -> int:
+        """A number for a way of calling a block."""
+        return self._calls.setdefault(call, len(self._calls))
+
+    def answer(self, call: Any) -> _Answer | None:
+        return None if self.reads_place else self._answers.get(call)
+
+    def learn(self, call: Any, answer: _Answer | None, ran: tuple[Any, ...]) -> None:
+        """What a block of a kind did when called in some way, which is what all of them do."""
+        if self._ran.setdefault(call, ran) != ran:
+            raise NotAlikeError("one of them runs other operations than those before it")
+        if answer is not None:
+            self._answers[call] = answer
+
+
+class _Around(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells the operations that run; ``inside`` are those of the block that runs, if one does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.entries: list[Entry] = []
+        self.inside: list[Any] | None = None
+        self.last: dict[int, str] = {}  # by their ids, the tensors that the call before took and gave
+        self.known: dict[int, str] = {}  # other objects that it took
+        self.objects: list[Any] = []
+        self.alive: list[Any] = []
+        self._places = Places(model, None, lambda *_: None)
+
+    def __enter__(self) -> _Around:
+        self._places.follow()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._places.leave()
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
+        out = func(*args, **(kwargs or {}))
+        made = tuple((tuple(each.shape), each.dtype) for each in tensors_in(out))
+        if self.inside is not None:
+            self.inside.append((func, made))
+        else:
+            path = self._places.path("forward")
+            self.entries.append(Entry(str(func), path, "forward", "", source=str(made)))
+        return out
+
+
+class _Call:
+    """Stands in for the forward of one block."""
+
+    def __init__(self, walks: Walks, around: _Around, stack: Stack, block: nn.Module, kind: int, gone: bool) -> None:
+        self._walks, self._around = walks, around
+        self._stack, self._kind, self._gone = stack, kind, gone
+        self._forward = block.forward
+        self._path = f"{stack.path}.0" if stack.path else "0"
+        self.__wrapped__ = block.forward  # whoever asks for its signature gets the block's own
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        around, walks = self._around, self._walks
+        if around.inside is not None:
+            return self._forward(*args, **kwargs)
+        if self._gone:
+            raise NotAlikeError(f"other code than {self._stack.path} holds and calls them")
+        given: list[tuple[str, Tensor]] = []
+        around.objects = []
+        call = (self._stack.path, self._kind, torch.is_grad_enabled(), _described((args, kwargs), "", around, given))
+        around.entries.append(Entry("call", self._path, "forward", "", source=str(walks.number(call))))
+        answer = walks.answer(call)
+        if answer is not None:
+            around.inside = []
+            out = answer.given(dict(given))
+        else:
+            ran: list[Any] = []
+            around.inside = ran
+            out = self._forward(*args, **kwargs)
+            walks.learn(call, _answer_of(out, given), tuple(ran))
+        around.inside = None
+        around.last = {id(each): f"took {name}" for name, each in given}
+        around.last |= {id(each): f"gave {name}" for name, each in _named(out, "")}
+        around.known = {id(each): f"took {at}" for at, each in enumerate(around.objects)}
+        around.alive = [args, kwargs, out]
+        return out
+
+
+@contextmanager
+def _answering(block: nn.Module, call: _Call) -> Iterator[None]:
+    held = block.__dict__
+    own = held.get("forward")
+    held["forward"] = call
+    try:
+        yield
+    finally:
+        del held["forward"]
+        if own is not None:
+            held["forward"] = own
+
+
+@contextmanager
+def _watched(settings: frozenset[Setting], read: Callable[[], None]) -> Iterator[None]:
+    """Be told when code reads one of these attributes of the modules' classes."""
+    with ExitStack() as stack:
+        for kind, name in settings:
+            stack.enter_context(_watched_attribute(kind, name, read))
+        yield
+
+
+@contextmanager
+def _watched_attribute(kind: type, name: str, read: Callable[[], None]) -> Iterator[None]:
+    if hasattr(kind, name):
+        read()  # the class has something of that name: it stays as it is, and nobody can say who reads it
+        yield
+        return
+
+    def get(module: Any) -> Any:
+        read()
+        if name not in module.__dict__:
+            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+        return module.__dict__[name]
+
+    def put(module: Any, value: Any) -> None:
+        module.__dict__[name] = value
+
+    setattr(kind, name, property(get, put))
+    try:
+        yield
+    finally:
+        delattr(kind, name)
+
+
+# How a block is called, and what it answers
+
+
+def _described(value: Any, name: str, around: _Around, given: list[tuple[str, Tensor]]) -> Any:
+    """An argument as it is compared: shapes in the place of tensors, and whether the call before had the same one."""
+    if isinstance(value, Tensor):
+        given.append((name, value))
+        known = around.last.get(id(value), "new")
+        return (known, tuple(value.shape), value.stride(), value.dtype, value.requires_grad, value.is_leaf)
+    if isinstance(value, Mapping):
+        items = ((key, _described(each, f"{name}.{key}", around, given)) for key, each in value.items())
+        return (type(value), *items)
+    if isinstance(value, (list, tuple)):
+        return (type(value), *(_described(each, f"{name}.{at}", around, given) for at, each in enumerate(value)))
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
+        return (type(value), value)
+    around.objects.append(value)
+    return (type(value), around.known.get(id(value), "new"))
+
+
+class _Made:
+    """A tensor that a block makes."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._shape, self._stride, self._dtype = tuple(like.shape), like.stride(), like.dtype
+        self._learns, self._device = like.requires_grad, like.device
+
+    def made(self) -> Tensor:
+        new = torch.empty_strided(self._shape, self._stride, dtype=self._dtype, device=self._device)
+        return new.requires_grad_() * 1 if self._learns else new  # as a leaf it could not be changed in place
+
+
+class _Taken:
+    """A tensor that a block was given and gives on."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class _Answer:
+    """What a block gives, as a form to be filled in."""
+
+    def __init__(self, form: Any) -> None:
+        self._form = form
+
+    def given(self, taken: Mapping[str, Tensor]) -> Any:
+        return _filled(self._form, taken)
+
+
+def _answer_of(out: Any, given: Sequence[tuple[str, Tensor]]) -> _Answer | None:
+    """The form of a result; None where it holds what cannot be made anew."""
+    names = {id(each): name for name, each in given}
+
+    def form(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if type(value) is not FakeTensor or isinstance(value, nn.Parameter):
+                raise TypeError
+            name = names.get(id(value))
+            return _Made(value) if name is None else _Taken(name)
+        if type(value) in (tuple, list):
+            return type(value)(form(each) for each in value)
+        if type(value) is dict:
+            return {key: form(each) for key, each in value.items()}
+        if is_dataclass(value) and isinstance(value, Mapping) and not isinstance(value, type):
+            return _Form(type(value), {each.name: form(getattr(value, each.name)) for each in fields(value)})
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        raise TypeError
+
+    try:
+        return _Answer(form(out))
+    except TypeError:
+        return None
+
+
+class _Form:
+    """A result of a class of its own, by its fields."""
+
+    def __init__(self, kind: type, held: dict[str, Any]) -> None:
+        self.kind, self.held = kind, held
+
+
+def _filled(form: Any, taken: Mapping[str, Tensor]) -> Any:
+    if isinstance(form, _Made):
+        return form.made()
+    if isinstance(form, _Taken):
+        return taken[form.name]
+    if isinstance(form, (tuple, list)):
+        return type(form)(_filled(each, taken) for each in form)
+    if isinstance(form, dict):
+        return {key: _filled(each, taken) for key, each in form.items()}
+    if isinstance(form, _Form):
+        return form.kind(**{name: _filled(each, taken) for name, each in form.held.items()})
+    return form
+
+
+def _named(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _named(each, f"{name}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for at, each in enumerate(value):
+            yield from _named(each, f"{name}.{at}")

@@ -1,0 +1,93 @@
+"""Results that kernels give otherwise than torch's rules for shapes alone: other formats, more memory behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def _mixed(x: Tensor, *weights: Tensor | None) -> bool:
+    """Whether values in half precision meet weights in fp32, as they do under autocast on a CPU."""
+    return x.dtype in _HALVES and any(each is not None and each.dtype == torch.float32 for each in weights)
+
+
+def _norm(args: tuple[Any, ...], out: Any) -> Any:
+    """Statistics of half-precision values by fp32 weights are fp32."""
+    first = 2 if len(args) > 2 and isinstance(args[1], (list, tuple)) else 1  # layer_norm has the shape before weights
+    if not _mixed(args[0], *args[first : first + 2]):
+        return out
+    return (out[0], *(each.to(torch.float32) if each.dtype in _HALVES else each for each in out[1:]))
+
+
+def _group_norm_backward(args: tuple[Any, ...], out: Any) -> Any:
+    """The gradient of half-precision values is in half precision, whatever the weights are in."""
+    x = args[1]
+    if out[0] is None or out[0].dtype == x.dtype:
+        return out
+    return (out[0].to(x.dtype), *out[1:])
+
+
+def _in_place_of_all(args: tuple[Any, ...], out: Any) -> Any:
+    """A reduced loss stands in the memory that all its terms were given."""
+    elements = max(args[0].numel(), args[1].numel())
+    if not isinstance(out, Tensor) or out.dim() or elements < 2:
+        return out
+    return out.new_empty(elements).as_strided((), ())
+
+
+def _layer_norm(args: tuple[Any, ...], out: Any) -> Any:
+    """Results are contiguous, whatever the input is."""
+    first = out[0]
+    if isinstance(first, Tensor) and not first.is_contiguous():
+        out = (torch.empty(first.shape, dtype=first.dtype, device="cpu"), *out[1:])
+    return _norm(args, out) if isinstance(args[1], (list, tuple)) else out
+
+
+def _recurrent(args: tuple[Any, ...], out: Any) -> Any:
+    """oneDNN keeps gates and states of every step for the backward, in memory whose size it alone knows.
+
+    The size is fitted to what torch 2.13 allocates, and within 2 % of it from 16 steps on: of every step and one more,
+    6 times the wider of input and state and 9 times the state, the latter in the format of the values.
+    """
+    x, hidden, train = args[0], args[10], args[15]
+    if not train:
+        return out
+    steps, batch = x.shape[:2]
+    width = 6 * 4 * max(x.shape[-1], hidden) + 9 * x.element_size() * hidden
+    workspace = torch.empty(batch * (steps + 1) * width, dtype=torch.uint8, device="cpu")
+    return (*out[:3], workspace)
+
+
+Correct = Callable[[tuple[Any, ...], Any], Any]  # from an operator's arguments and fake result, the real one's form
+CPU_RESULTS: dict[OpOverload, Correct] = {
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm,
+    aten.native_group_norm.default: _norm,
+    aten.native_batch_norm.default: _norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten.mse_loss.default: _in_place_of_all,
+    aten.smooth_l1_loss.default: _in_place_of_all,
+    aten.binary_cross_entropy.default: _in_place_of_all,
+    aten.mkldnn_rnn_layer.default: _recurrent,
+    aten.soft_margin_loss.default: _in_place_of_all,
+}
+
+
+def _statistics_in_fp32(args: tuple[Any, ...], out: Any) -> Any:
+    """Mean and deviation are as exact as the sums they come from (ATen/native/cuda/layer_norm_kernel.cu)."""
+    return (out[0], *(each.to(torch.float32) if each.dtype in _HALVES else each for each in out[1:]))
+
+
+CUDA_RESULTS: dict[OpOverload, Correct] = {aten.native_layer_norm.default: _statistics_in_fp32}
+
+
+def results_of(backend: str) -> Mapping[OpOverload, Correct]:
+    """What to correct for the kernels of a backend (`kernels.KERNELS`)."""
+    return CPU_RESULTS if backend == "cpu" else CUDA_RESULTS

@@ -1,0 +1,73 @@
+"""Programs written for a GPU on a machine without one: ``cuda`` names the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from trainledger.trace.replaced import replaced
+
+_NOTHING_TO_DO = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "init", "_lazy_init",
+                  "reset_accumulated_memory_stats", "manual_seed", "manual_seed_all")  # fmt: skip
+_CPU = torch.device("cpu")
+
+
+@contextmanager
+def as_cpu() -> Iterator[None]:
+    """Tensors meant for a GPU are made on the CPU, and what is asked of the GPU itself is passed over.
+
+    ``torch.autocast("cuda")`` is the CPU's, whose list of operations differs in a few.
+    """
+
+    def passed_over(_: Any) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+    def number(_: Any) -> Callable[..., int]:
+        return lambda *args, **kwargs: 0
+
+    def on_cpu(init: Callable[..., None]) -> Callable[..., None]:
+        def initialized(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+            init(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+        return initialized
+
+    with ExitStack() as stack:
+        if not torch.cuda.is_available():
+            for name in _NOTHING_TO_DO:
+                stack.enter_context(replaced(torch.cuda, name, passed_over, needed=False))
+            for name in ("current_device", "max_memory_allocated", "memory_allocated", "max_memory_reserved",
+                         "memory_reserved"):  # fmt: skip
+                stack.enter_context(replaced(torch.cuda, name, number, needed=False))
+        stack.enter_context(replaced(torch.amp.autocast_mode.autocast, "__init__", on_cpu))
+        stack.enter_context(_OnCpu())
+        yield
+
+
+class _OnCpu(TorchFunctionMode):
+    """Every call of torch that names a GPU names the CPU."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "cuda":
+            return args[0].to("cpu")
+        if kwargs:
+            device = kwargs.get("device")
+            if device is not None and _is_gpu(device):
+                kwargs = {**kwargs, "device": _CPU}
+        if name == "to" and len(args) > 1 and _is_gpu(args[1]):
+            args = (args[0], _CPU, *args[2:])
+        return func(*args, **(kwargs or {}))
+
+
+def _is_gpu(device: Any) -> bool:
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    if isinstance(device, str):
+        return device.startswith("cuda")
+    return isinstance(device, int) and not isinstance(device, bool)

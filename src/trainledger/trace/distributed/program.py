@@ -1,0 +1,163 @@
+"""One rank of a program traced: the program builds what it builds, takes a step to settle, and takes the one recorded.
+
+A rank of a pipeline whose neighbour must tell it a shape waits until the program has run as that neighbour.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainledger.ledger.entry import Ledger
+from trainledger.trace.distributed.messages import Awaited, Messages, Sent
+from trainledger.trace.distributed.steps import Finished, Steps
+from trainledger.trace.distributed.world import entered
+from trainledger.trace.fakes import fake_batch
+from trainledger.trace.kernels import kernels_of
+from trainledger.trace.lines import ends_here
+from trainledger.trace.partial import why_it_stopped
+from trainledger.trace.trace import Batch, call, own_loss
+
+Program = Callable[[], Any]
+
+
+def trace_rank(
+    program: Program,
+    *,
+    world_size: int,
+    rank: int = 0,
+    batch: Batch | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+    first_step: bool = False,
+    kernels: str = "cpu",
+) -> Ledger:
+    """The ledger of one training step of one rank of ``world_size``; nothing is sent and nothing is computed.
+
+    ``program`` is called without arguments in a `fake_world`, as torchrun would call a script's ``main``. It either
+    trains on its own, and then what runs from the end of its first optimizer step to the end of its second is
+    recorded; or it returns a function that takes one step, or the parts of one: a model alone, or a tuple of the
+    model and any of an optimizer, a batch, and a loss function, which are told apart by what they are. What it does
+    not return may be given: ``batch``, ``loss``, and ``optimizer``, which makes one of the model's parameters. With
+    ``first_step`` the first step is recorded, of a program that returns; ``kernels`` are as in `trace`.
+
+    Sizes are this rank's. Entries of kind ``collective`` tell what is sent: the bytes of the whole message
+    (`Entry.payload`), the mesh axis and the number of ranks. The parameters counted are the elements this rank
+    holds. Raises `InvalidInput` for a rank outside the world, ValueError for a program that takes no step.
+    """
+    messages = Messages()
+
+    def run(as_rank: int, until: Any = None) -> Ledger:
+        """The program as a rank, begun again each time that it lacks what another rank sends."""
+        while True:
+            try:
+                with entered(world_size, as_rank), messages.of(as_rank, until), kernels_of(kernels):
+                    return _step_of(program, batch, loss, optimizer, first_step=first_step)
+            except Awaited as missing:
+                awaited = missing.key
+            if awaited[0] == as_rank:
+                raise ValueError(f"rank {as_rank} waits for an object that it would have to send itself")
+            if (awaited, until) in asked:
+                raise ValueError(f"ranks {awaited[0]} and {as_rank} wait for an object of each other")
+            asked.add((awaited, until))
+            try:
+                run(awaited[0], awaited)
+            except Sent:
+                continue
+            raise ValueError(f"rank {awaited[0]} does not send the object that rank {as_rank} waits for")
+
+    asked: set[Any] = set()
+    return run(rank)
+
+
+def _step_of(
+    program: Program,
+    batch: Batch | None,
+    loss: Callable[[Any], Tensor] | None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None,
+    *,
+    first_step: bool,
+) -> Ledger:
+    steps = Steps()
+    with ExitStack() as stack:
+        stack.enter_context(steps)
+        try:
+            steps.between_optimizer_steps = True
+            built = program()
+            steps.between_optimizer_steps = False
+            if steps.recorder is None:
+                step = _as_step(built, batch, loss, optimizer, steps)
+                if not first_step:
+                    step()
+                steps.record()
+                step()
+        except Finished:
+            pass
+        except Exception as error:
+            if steps.recorder is None or not steps.recorder.events:
+                raise
+            steps.recorder.partial = why_it_stopped(error, steps.recorder.current_phase)
+            warnings.warn(f"the trace is partial: {steps.recorder.partial}", RuntimeWarning, stacklevel=4)
+    return steps.ledger()
+
+
+def _as_step(
+    built: Any,
+    batch: Batch | None,
+    loss: Callable[[Any], Tensor] | None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None,
+    steps: Steps,
+) -> Callable[[], object]:
+    """One step of what a program returned."""
+    if callable(built) and not isinstance(built, nn.Module):
+        return built  # type: ignore[no-any-return]
+    model, taken, batch, loss = _parts(built, batch, loss)
+    if model is None:
+        told = "has returned nothing" if built is None else f"has returned {type(built).__name__}"
+        raise ValueError(
+            f"the program has taken {steps.taken} optimizer steps and {told}: let it take two or more, or return a "
+            "function that takes one, or a model with its optimizer and batch"
+        )
+    if batch is None:
+        raise ValueError("a model alone takes no step: return a batch with it, or give one with batch=")
+    inputs = fake_batch(batch, torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE))
+    if taken is None and optimizer is not None:
+        taken = optimizer(model.parameters())
+    steps.root = model
+
+    def step() -> None:
+        value = (loss or own_loss)(call(model, inputs))
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise ValueError("the loss must be a scalar tensor; return a loss function with the model, or give loss=")
+        value.backward()  # type: ignore[no-untyped-call]
+        del value
+        if taken is not None:
+            taken.step()
+        model.zero_grad(set_to_none=True)
+
+    ends_here(step)
+    return step
+
+
+def _parts(built: Any, batch: Any, loss: Any) -> tuple[nn.Module | None, torch.optim.Optimizer | None, Any, Any]:
+    """What a program returned, told apart by what each part is."""
+    model = taken = None
+    for each in built if isinstance(built, Sequence) and not isinstance(built, str) else (built,):
+        if isinstance(each, nn.Module) and model is None:
+            model = each
+        elif isinstance(each, torch.optim.Optimizer):
+            taken = each
+        elif callable(each) and not isinstance(each, Tensor):
+            loss = each
+        elif each is not None:
+            batch = each
+    return model, taken, batch, loss
+
+
+for _function in (trace_rank, _step_of):
+    ends_here(_function)

@@ -1,0 +1,206 @@
+"""The witness of one rank: what it holds of sharded tensors, and what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.distributed.tensor import DTensor
+
+from trainledger.ledger.entry import Ledger
+from trainledger.ledger.record import Event, Origin, Storage
+from trainledger.trace.distributed.collectives import Collective, collective_of, is_collective, nbytes
+from trainledger.trace.distributed.pieces import communication_told
+from trainledger.trace.operators import tensors_in
+from trainledger.trace.recorder import Recorder
+from trainledger.trace.replaced import replaced
+
+COMMUNICATION = "communication"
+_READ = torch.ops.aten._local_scalar_dense.default
+_GATHER_COPY_IN = "fsdp::all_gather_copy_in"
+_MAKES_ONLY = ("recv",)
+_READS_ONLY = ("send",)
+_MULTIPLIES = ("matmul", "attention")
+
+
+class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
+    """Records what a rank does: of a DTensor its local part, of FSDP2 what it gathers and frees, and collectives.
+
+    A collective may run beside what follows (``overlap``) where FSDP2 or DDP start it, where the caller does not wait
+    for it, or where a product is computed before its result is waited for.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._communicating = 0
+        self._unit_path: str | None = None
+        self._unwaited: dict[int, int] = {}
+        self._stack = ExitStack()
+        super().__init__(*args, **kwargs)
+
+    def begin(self) -> None:
+        """Follow modules and resized storages from now on; operations are told one by one (`Gate`)."""
+        self._places.follow()
+        self._stack.enter_context(communication_told(self.communicating, self.at))
+        self._stack.enter_context(replaced(torch.UntypedStorage, "resize_", self._following))
+
+    def end(self) -> None:
+        """Follow no longer."""
+        self._stack.close()
+        self._places.leave()
+
+    @contextmanager
+    def communicating(self) -> Iterator[None]:
+        """What is made inside serves communication."""
+        self._communicating += 1
+        try:
+            yield
+        finally:
+            self._communicating -= 1
+
+    @contextmanager
+    def at(self, module: nn.Module) -> Iterator[None]:
+        """What runs inside is done for the parameters of a module, whichever one runs."""
+        before, self._unit_path = self._unit_path, self._places._paths.get(id(module), self._unit_path)
+        try:
+            yield
+        finally:
+            self._unit_path = before
+
+    def _path(self) -> str:
+        return self._places.path(self._phase) if self._unit_path is None else self._unit_path
+
+    # Local parts
+
+    def resident(self, tensors: Iterable[Tensor], category: str, names: Iterable[str] = ()) -> None:
+        """As in `Recorder`, of each tensor the part that this rank holds."""
+        super().resident([local(each) for each in tensors], category, names)
+
+    def categorize(self, tensors: Iterable[Tensor], category: str) -> None:
+        """As in `Recorder`, of each tensor the part that this rank holds."""
+        super().categorize([local(each) for each in tensors], category)
+
+    def ledger(self, *, tokens: int, writer: str, tensors: bool = False) -> Ledger:
+        """As in `Recorder`; the parameters are the elements that this rank holds."""
+        own = sum(local(each).numel() for each in self._root.parameters() if each.requires_grad)
+        return replace(super().ledger(tokens=tokens, writer=writer, tensors=tensors), parameters=own)
+
+    # Memory that grows and shrinks
+
+    def _following(self, resize: Any) -> Any:
+        def resized(storage: Any, size: int) -> Any:
+            done = resize(storage, size)
+            self._resized(storage)
+            return done
+
+        return resized
+
+    def _resized(self, storage: Any) -> None:
+        """FSDP2 frees what it has gathered by making its storage empty, and makes it large again."""
+        key = storage._cdata
+        known = self._live.get(key)
+        if known is not None and known.nbytes == storage.nbytes():
+            return
+        if known is not None:
+            self._guards[key].__callback__(None)
+        if storage.nbytes():
+            made = Storage(storage.nbytes(), self._phase, COMMUNICATION if self._communicating else "scratch")
+            path = self._path()
+            made.origin = Origin("resize_", (storage.nbytes(),), "uint8", path, "", len(self.events))
+            self._watch(storage, made)
+            self.events.append(
+                Event(
+                    [made], name="resize_", path=path, phase=self._phase, kind="allocate",
+                    source="torch.UntypedStorage.resize_", line=self._places.line(),
+                )
+            )  # fmt: skip
+
+    # Operations
+
+    def _record(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *measured: Any
+    ) -> None:
+        begins = self._phase == "other" and func is not _READ and torch.is_grad_enabled()
+        if begins and any(each.requires_grad for each in tensors_in(args)):
+            self._begin("forward")
+        before = len(self.events)
+        collective = collective_of(func, args, kwargs, out) if is_collective(func) else None
+        if collective is not None and collective.name in _MAKES_ONLY:
+            self.resident(tensors_in(args), COMMUNICATION)  # buffers that are there for what arrives
+        super()._record(func, args, kwargs, out, *measured)
+        if len(self.events) == before:
+            if func._schema.name == _GATHER_COPY_IN:
+                self._copied_in(args[0])
+            return
+        event = self.events[-1]
+        if self._unit_path is not None:
+            event.facts["path"] = self._unit_path
+            for each in event.allocated:
+                if each.origin is not None:
+                    each.origin.path = self._unit_path
+        if self._communicating:
+            for each in event.allocated:
+                each.category = COMMUNICATION
+        if collective is not None:
+            self._sent(event, collective, args, out)
+
+    def was_read(self, func: OpOverload, args: tuple[Any, ...]) -> None:
+        """A value goes to the host."""
+        self._record(func, args, {}, 0, None)
+
+    def _sent(self, event: Event, collective: Collective, args: tuple[Any, ...], out: Any) -> None:
+        made = sum(each.nbytes for each in event.allocated)
+        inside = sum(nbytes(each) for each in tensors_in(args)) if not made else 0
+        payload = collective.payload
+        if made:
+            read, written = sum(nbytes(each) for each in tensors_in(args)), made
+        elif collective.name in ("all_gather", "reduce_scatter"):
+            read, written = inside - payload, payload
+            if collective.name == "reduce_scatter":
+                read, written = written, read
+        else:
+            read = 0 if collective.name in _MAKES_ONLY else payload
+            written = 0 if collective.name in _READS_ONLY else payload
+        beside = self._communicating or collective.waits is False
+        event.facts |= {
+            "name": collective.name, "payload": payload if collective.ranks > 1 else 0, "group": collective.group,
+            "ranks": collective.ranks, "read": read, "written": written, "overlap": "compute" if beside else "",
+        }  # fmt: skip
+        if collective.name == "all_to_all" and any(isinstance(each, list) and each for each in args[1:]):
+            event.facts["basis"] = "assumed"  # what others send this rank depends on their data
+        if made:
+            for each in tensors_in(out):
+                self._unwaited[each.untyped_storage()._cdata] = len(self.events) - 1
+
+    def waited(self, tensor: Tensor) -> None:
+        """The result of a collective is needed from here on."""
+        started = self._unwaited.pop(tensor.untyped_storage()._cdata, None)
+        if started is not None and any(each.facts["kind"] in _MULTIPLIES for each in self.events[started + 1 :]):
+            self.events[started].facts["overlap"] = "compute"
+
+    def _copied_in(self, pieces: Any) -> None:
+        """This rank's own piece goes into the buffer that is gathered into."""
+        moved = sum(nbytes(each) for each in tensors_in(pieces))
+        self.events.append(
+            Event(
+                [], name="all_gather_copy_in", path=self._path(), phase=self._phase, kind="copy",
+                read=moved, written=moved, source=_GATHER_COPY_IN,
+            )
+        )  # fmt: skip
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The tensor that a rank holds in memory of a DTensor, or of one that a collective has not finished yet."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor._local_tensor
+    elem = getattr(tensor, "elem", None)
+    return elem if isinstance(elem, Tensor) else tensor
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """A model without what replicates it."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model

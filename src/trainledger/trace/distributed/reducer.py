@@ -1,0 +1,323 @@
+"""DDP's reducer in Python: torch's own is C++ and reads the data of gradients, which fake tensors have not.
+
+It fills buckets as gradients arrive, sends each bucket when it and all before it are full, and copies the sums back
+when the backward is over (Li et al. 2020, PyTorch Distributed, section 3.2). Buckets are formed again in the order in
+which the gradients of the first backward came; torch does so when the second forward begins, this at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import distributed as ddp
+
+from trainledger.trace.replaced import all_replaced, replaced
+
+Hook = Callable[[Any, Any], Any]  # of its state and a bucket, as DDP's users write it
+Send = Callable[["Bucket", list[nn.Parameter], int, int], None]
+
+
+@contextmanager
+def reducer_in_python() -> Iterator[None]:
+    """Let `DistributedDataParallel` work on fake tensors."""
+
+    def nothing(_: Any) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+    with (
+        replaced(dist, "Reducer", lambda _: Reducer),
+        replaced(dist, "Logger", lambda _: _Logger),
+        all_replaced(
+            (ddp, "_verify_param_shape_across_processes", nothing),
+            (ddp, "_sync_module_states", nothing),
+            (dist, "_broadcast_coalesced", lambda _: _broadcast),
+            (dist, "_register_comm_hook", lambda _: _take_hook),
+            (dist, "_register_builtin_comm_hook", lambda _: _take_builtin_hook),
+            (ddp.DistributedDataParallel, "__init__", _without_devices),
+        ),
+    ):
+        yield
+
+
+class Bucket:
+    """Gradients that are sent together: a flat buffer, and each gradient's place in it."""
+
+    def __init__(self, indices: Sequence[int], parameters: Sequence[nn.Parameter]) -> None:
+        self.indices = list(indices)
+        first = parameters[self.indices[0]]
+        sizes = [parameters[each].numel() for each in self.indices]
+        self.flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
+        pieces = zip(self.indices, torch.split(self.flat, sizes), strict=True)
+        self.views = {index: piece.view(parameters[index].shape) for index, piece in pieces}
+        self.waits_for = set(self.indices)
+
+
+class Reducer:
+    """What `DistributedDataParallel` calls of ``torch.distributed.Reducer``."""
+
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        bucket_indices: Sequence[Sequence[int]],
+        per_bucket_size_limits: Sequence[int],
+        process_group: dist.ProcessGroup,
+        expect_sparse_gradients: Sequence[bool] = (),
+        bucket_bytes_cap: int = 25 * 2**20,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
+        param_to_name_mapping: dict[int, str] | None = None,
+        first_bucket_bytes_cap: int = 2**20,
+        *more: Any,
+    ) -> None:
+        self._parameters = list(params)
+        self._group = process_group
+        self._find_unused = find_unused_parameters
+        self._views = gradient_as_bucket_view
+        self._limits = [first_bucket_bytes_cap, bucket_bytes_cap]
+        self._sparse = list(expect_sparse_gradients) or [False] * len(self._parameters)
+        if any(self._sparse):
+            raise NotImplementedError("sparse gradients of an embedding under DDP are not traced")
+        self._hook: Send | None = None
+        self._arrived: list[int] = []
+        self._static = self._rebuilt = False
+        self._expecting = False
+        self._next = 0
+        self._buckets = [Bucket(each, self._parameters) for each in bucket_indices]
+        self._bucket_of = self._by_parameter()
+        for index, each in enumerate(self._parameters):
+            hooks: Any = each.register_post_accumulate_grad_hook
+            hooks(lambda _, index=index: self._ready(index))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotImplementedError(f"what DDP asks of its reducer by {name} is not traced")
+
+    def _by_parameter(self) -> dict[int, Bucket]:
+        return {index: each for each in self._buckets for index in each.indices}
+
+    # What DDP calls around forward and backward
+
+    def set_logger(self, logger: Any) -> None:
+        """Nothing is logged."""
+
+    def prepare_for_forward(self) -> None:
+        """Torch notes the time here."""
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+    def _push_all_rebuilt_params(self) -> None:
+        """Of ranks that have run out of data, which a trace has not."""
+
+    def _set_static_graph(self) -> None:
+        self._static = True
+
+    def _check_reducer_finalized(self) -> None:
+        """It always is."""
+
+    def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
+        """Gradients of the coming backward are sent; without this call they only add up (``no_sync``)."""
+        self._expecting = True
+        self._next = 0
+        for each in self._buckets:
+            each.waits_for = set(each.indices)
+        if self._find_unused and not self._static:
+            used = _leaves_of(outputs)
+            self._unused = [at for at, each in enumerate(self._parameters) if id(each) not in used]
+        else:
+            self._unused = []
+
+    # One gradient after the other
+
+    def _ready(self, index: int) -> None:
+        if not self._expecting:
+            return
+        self._arrived.append(index)
+        while self._unused:
+            self._mark(self._unused.pop(0))
+        self._mark(index)
+
+    def _mark(self, index: int) -> None:
+        bucket, parameter = self._bucket_of[index], self._parameters[index]
+        view = bucket.views[index]
+        if index not in bucket.waits_for:
+            return  # a second gradient in one backward, which torch refuses unless the graph is static
+        with torch.no_grad():
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad is not view:
+                if self._hook is None:
+                    torch.mul(parameter.grad, 1.0 / self._group.size(), out=view)
+                else:
+                    view.copy_(parameter.grad)
+                if self._views:
+                    parameter.grad = view
+            elif self._hook is None:
+                view.div_(self._group.size())
+        bucket.waits_for.discard(index)
+        self._send_full()
+
+    def _send_full(self) -> None:
+        while self._next < len(self._buckets) and not self._buckets[self._next].waits_for:
+            self._send(self._buckets[self._next], self._next)
+            self._next += 1
+            if self._next == len(self._buckets):
+                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+
+    def _send(self, bucket: Bucket, number: int) -> None:
+        if self._hook is None:
+            dist.all_reduce(bucket.flat, group=self._group, async_op=True)
+            return
+        parameters = [self._parameters[each] for each in bucket.indices]
+        self._hook(bucket, parameters, number, len(self._buckets))
+
+    def _finish(self) -> None:
+        """The backward is over: the sums go back into the gradients."""
+        self._expecting = False
+        if self._find_unused and not self._static:
+            used = torch.zeros(len(self._parameters), dtype=torch.int32)
+            dist.all_reduce(used, group=self._group)
+        if not self._views:
+            with torch.no_grad():
+                for bucket in self._buckets:
+                    for index, view in bucket.views.items():
+                        gradient = self._parameters[index].grad
+                        if gradient is not None:
+                            gradient.copy_(view)
+        if not self._rebuilt and (self._static or not self._find_unused):
+            self._rebuild()
+        self._arrived.clear()
+
+    def _rebuild(self) -> None:
+        """Buckets in the order in which gradients came; the first may be smaller, so that sending begins early."""
+        self._rebuilt = True
+        order = list(dict.fromkeys(self._arrived))
+        if len(order) != len(self._parameters):
+            return
+        parameters = [self._parameters[each] for each in order]
+        assign: Any = vars(dist)["_compute_bucket_assignment_by_size"]
+        indices, _ = assign(parameters, self._limits, [False] * len(order))
+        self._buckets = []
+        self._buckets = [Bucket([order[at] for at in each], self._parameters) for each in indices]
+        self._bucket_of = self._by_parameter()
+        if self._views:
+            for parameter, bucket, index in ((self._parameters[i], self._bucket_of[i], i) for i in order):
+                if parameter.grad is not None:
+                    parameter.grad = bucket.views[index]
+
+    def take_hook(self, hook: Send) -> None:
+        """How a bucket is sent instead."""
+        self._hook = hook
+
+
+class _Logger:
+    """Notes nothing."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: {}
+
+
+def _leaves_of(outputs: Sequence[Tensor]) -> set[int]:
+    """The parameters, by their id, that backward from these tensors comes to."""
+    found: set[int] = set()
+    nodes = [each.grad_fn for each in outputs if isinstance(each, Tensor) and each.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.add(id(variable))
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                nodes.append(after)
+    return found
+
+
+def _without_devices(init: Callable[..., None]) -> Callable[..., None]:
+    """DDP takes the numbers of GPUs only for modules that are on one."""
+
+    def initialized(self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, *more: Any,
+                    **options: Any) -> None:  # fmt: skip
+        init(self, module, None, None, *more, **options)
+
+    return initialized
+
+
+def _broadcast(group: dist.ProcessGroup, tensors: Sequence[Tensor], buffer_nbytes: int, source: int = 0) -> None:
+    """Tensors of one format joined into buffers, and copied back from them on all ranks but the source."""
+    for dtype in dict.fromkeys(each.dtype for each in tensors):
+        waiting: list[Tensor] = []
+        for each in (*(each for each in tensors if each.dtype == dtype), None):
+            if each is not None:
+                waiting.append(each)
+            held = sum(one.numel() * one.element_size() for one in waiting)
+            if waiting and (each is None or held >= buffer_nbytes):
+                flat = torch.cat([one.reshape(-1) for one in waiting])
+                dist.broadcast(flat, group=group, group_src=source)
+                if group.rank() != source:
+                    pieces = torch.split(flat, [one.numel() for one in waiting])
+                    for one, piece in zip(waiting, pieces, strict=True):
+                        one.copy_(piece.view_as(one))
+                waiting = []
+
+
+def _take_hook(reducer: Reducer, state: Any, hook: Hook) -> None:
+    def send(bucket: Bucket, parameters: list[nn.Parameter], number: int, of: int) -> None:
+        told = _BucketTold(bucket.flat, parameters, [bucket.views[each] for each in bucket.indices], number, of)
+        future = hook(state, told)
+        result = future.wait() if hasattr(future, "wait") else future
+        result = result[0] if isinstance(result, (list, tuple)) else result
+        if isinstance(result, Tensor) and result is not bucket.flat:
+            bucket.flat.copy_(result)
+
+    reducer.take_hook(send)
+
+
+def _take_builtin_hook(reducer: Reducer, kind: Any) -> None:
+    def send(bucket: Bucket, parameters: list[nn.Parameter], number: int, of: int) -> None:
+        if "FP16" in str(kind):
+            narrow = bucket.flat.to(torch.float16).div_(reducer._group.size())
+            dist.all_reduce(narrow, group=reducer._group, async_op=True)
+            bucket.flat.copy_(narrow)
+        else:
+            bucket.flat.div_(reducer._group.size())
+            dist.all_reduce(bucket.flat, group=reducer._group, async_op=True)
+
+    reducer.take_hook(send)
+
+
+class _BucketTold:
+    """What a communication hook may ask of ``torch.distributed.GradBucket``."""
+
+    def __init__(
+        self, flat: Tensor, parameters: list[nn.Parameter], gradients: list[Tensor], number: int, of: int
+    ) -> None:
+        self._flat, self._parameters, self._gradients, self._number, self._of = flat, parameters, gradients, number, of
+
+    def buffer(self) -> Tensor:
+        return self._flat
+
+    def set_buffer(self, buffer: Tensor) -> None:
+        self._flat = buffer
+
+    def gradients(self) -> list[Tensor]:
+        return self._gradients
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self._parameters
+
+    def index(self) -> int:
+        return self._number
+
+    def is_last(self) -> bool:
+        return self._number == self._of - 1

@@ -1,0 +1,208 @@
+"""Follows a program's training steps, and records one of them."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.nn.modules import module as module_hooks
+from torch.nn.utils import clip_grad
+from torch.optim import optimizer as optimizers
+
+from trainledger.ledger.entry import Ledger
+from trainledger.trace.distributed import balanced
+from trainledger.trace.distributed.gate import Gate
+from trainledger.trace.distributed.recorder import COMMUNICATION, RankRecorder, local, unwrapped
+from trainledger.trace.grouped_products import grouped_products_of_any_format
+from trainledger.trace.lines import Lines
+from trainledger.trace.operators import tensors_in
+from trainledger.trace.replaced import replaced
+from trainledger.trace.transformers import as_if_real
+
+
+class Finished(BaseException):
+    """The step that was to be recorded is over, and the program need not go on."""
+
+
+class Steps:
+    """Knows by hooks which modules and optimizers a program uses, and in which phase of a step it is."""
+
+    def __init__(self) -> None:
+        self.recorder: RankRecorder | None = None
+        self.between_optimizer_steps = False
+        self.root: nn.Module | None = None
+        self.taken = 0
+        self._first: torch.optim.Optimizer | None = None
+        self._used: dict[int, torch.optim.Optimizer] = {}
+        self._models: dict[int, nn.Module] = {}
+        self._depth = 0
+        self._tokens = 0
+        self._guesses: Counter[str] = Counter()
+        self._counted: dict[str, None] = {}
+        self._lines = Lines()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Steps:
+        enter = self._stack.enter_context
+        for hook in (
+            module_hooks.register_module_forward_pre_hook(self._enter_module),
+            module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
+            optimizers.register_optimizer_step_pre_hook(self._begin_update),
+            optimizers.register_optimizer_step_post_hook(self._end_update),
+        ):
+            self._stack.callback(hook.remove)
+        for owner, name in ((torch.autograd, "backward"), (torch.autograd, "grad")):
+            enter(replaced(owner, name, self._during("backward")))
+        for name in ("_get_total_norm", "_clip_grads_with_norm_"):
+            enter(replaced(clip_grad, name, self._during("clip"), needed=False))
+        for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
+            enter(replaced(ShardingPropagator, name, self._unseen, needed=False))
+        enter(balanced.counts_have_values())
+        enter(as_if_real())
+        enter(grouped_products_of_any_format())
+        enter(Gate(self))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.recorder is not None:
+            self.recorder.end()
+        self._stack.close()
+
+    # The step that is recorded
+
+    def record(self) -> None:
+        """Record from here on."""
+        root = self._found_root()
+        held = list(self._used.values())
+        self.recorder = recorder = RankRecorder(root, held, lines=Lines())
+        gradients = {name: each.grad for name, each in root.named_parameters() if each.grad is not None}
+        recorder.resident(gradients.values(), "gradients", gradients)
+        for model in self._models.values():
+            reducer = getattr(model, "reducer", None)
+            for bucket in getattr(reducer, "_buckets", ()):
+                recorder.resident([bucket.flat], COMMUNICATION, ["bucket"])
+        recorder.resident(_living(), "batch")
+        recorder.begin()
+        recorder._begin("data")
+        self._tokens = 0
+
+    def _found_root(self) -> nn.Module:
+        if self.root is not None:
+            return unwrapped(self.root)
+        models = [unwrapped(each) for each in self._models.values()]
+        models = [each for each in models if any(True for _ in each.parameters())]
+        if not models:
+            raise ValueError("the program has called no module that has parameters, so there is no step to record")
+        return models[0] if len(models) == 1 else nn.ModuleDict({str(at): each for at, each in enumerate(models)})
+
+    def ledger(self) -> Ledger:
+        """What was recorded."""
+        if self.recorder is None:
+            raise ValueError(
+                f"the program has ended after {self.taken} optimizer steps; one is recorded after the first"
+            )
+        self.recorder.notes += [
+            f"{count} {'value' if count == 1 else 'values'} read at {line} "
+            f"{'is' if count == 1 else 'are'} unknown and taken for 0: what depends on it may go another way"
+            for line, count in self._guesses.items()
+        ]
+        self.recorder.notes += [f"{each}: tokens are taken to go evenly to all experts" for each in self._counted]
+        return self.recorder.ledger(tokens=self._tokens, writer="trace", tensors=True)
+
+    def counted(self) -> None:
+        """Tokens have been counted by where they go, which is known on average only."""
+        if self.recorder is not None:
+            self._counted.setdefault(self._lines.here() or "a line that is not yours")
+
+    def guess(self, func: OpOverload, types: Any, args: tuple[Any, ...]) -> float | int:
+        """A value that nobody knows is 0; where it scales what an optimizer does, nothing depends on it."""
+        recorder = self.recorder
+        if recorder is not None:
+            if recorder.current_phase not in ("optimizer", "clip"):
+                self._guesses[self._lines.here() or "a line that is not yours"] += 1
+            recorder.was_read(func, args)
+        return 0.0 if args[0].dtype.is_floating_point else 0
+
+    # What the program does
+
+    def _during(self, phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def made(function: Callable[..., Any]) -> Callable[..., Any]:
+            def called(*args: Any, **kwargs: Any) -> Any:
+                recorder = self.recorder
+                if recorder is None or recorder.current_phase == phase:
+                    return function(*args, **kwargs)
+                before = recorder.current_phase
+                recorder._begin(phase)
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    recorder._begin("other" if before == "forward" else before)
+
+            return called
+
+        return made
+
+    def _unseen(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """DTensor runs an operator on fake tensors of the whole size, to know the shape of what comes out."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            recorder, self.recorder = self.recorder, None
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.recorder = recorder
+
+        return called
+
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        self._depth += 1
+        if self._depth > 1:
+            return
+        if self.recorder is None:
+            self._models.setdefault(id(module), module)
+            return
+        if self.recorder.current_phase in ("data", "other"):
+            self.recorder._begin("forward")
+        counted = (each for each in tensors_in(args) if not each.is_floating_point())
+        self._tokens += next((local(each).numel() for each in counted), 0)
+
+    def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+
+    def _begin_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._used.setdefault(id(optimizer), optimizer)
+        if self.recorder is not None:
+            self.recorder._begin("optimizer")
+
+    def _end_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._first = self._first or optimizer
+        if self.recorder is not None:
+            self.recorder._begin("other")
+        if optimizer is not self._first:
+            return
+        self.taken += 1
+        if not self.between_optimizer_steps:
+            return
+        if self.recorder is not None:
+            raise Finished
+        self.record()
+
+
+def _living() -> Iterator[Tensor]:
+    """All fake tensors of this world that somebody holds, of which a step may not touch all."""
+    gc.collect()
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    for each in gc.get_objects():
+        if issubclass(type(each), FakeTensor) and each.fake_mode is mode:
+            yield each

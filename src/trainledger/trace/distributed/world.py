@@ -1,0 +1,242 @@
+"""A world of any number of ranks in which one of them runs: nothing is sent, nothing is computed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+from trainledger.frozen import frozen
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.trace.distributed.accelerator import as_cpu
+from trainledger.trace.distributed.collectives import AXES, name_groups
+from trainledger.trace.distributed.pieces import own_pieces_only
+from trainledger.trace.distributed.pipeline import stages_on_cpu
+from trainledger.trace.distributed.reducer import reducer_in_python
+from trainledger.trace.numbers import ZeroWhereUnknown
+from trainledger.trace.replaced import all_replaced, replaced
+
+RANKS_PER_HOST = 8  # what LOCAL_WORLD_SIZE says, of which some programs derive a mesh
+
+
+@frozen
+class World:
+    """Where a rank runs: its place, how many there are, and the mode that makes its tensors fake."""
+
+    world_size: int
+    rank: int
+    mode: FakeTensorMode
+
+
+@contextmanager
+def fake_world(world_size: int, rank: int = 0) -> Iterator[World]:
+    """What runs inside is rank ``rank`` of ``world_size``: collectives do nothing, and tensors are fake.
+
+    A program for torchrun runs as it is: ``init_process_group`` with any backend, ``init_device_mesh("cuda", ...)``,
+    ``fully_shard``, ``parallelize_module``, ``DistributedDataParallel``, pipeline stages. RANK, WORLD_SIZE,
+    LOCAL_RANK and LOCAL_WORLD_SIZE are set as torchrun sets them, with hosts of 8 ranks. What is on ``cuda`` is on the
+    CPU instead, as a build without CUDA has no such tensors. Values read off tensors are 0. Raises `InvalidInput` for a
+    rank that is not in the world, or where a process group is there already.
+    """
+    with entered(world_size, rank) as world, ZeroWhereUnknown():
+        yield world
+
+
+@contextmanager
+def entered(world_size: int, rank: int) -> Iterator[World]:
+    """`fake_world`, in which nobody answers yet when a value is read off a tensor."""
+    _check(world_size, rank)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with ExitStack() as stack:
+        stack.enter_context(_little_to_collect())
+        stack.enter_context(_environment(world_size, rank))
+        stack.enter_context(_fake_process_groups(world_size, rank))
+        stack.enter_context(_meshes_of_real_tensors())
+        stack.enter_context(_modules_can_be_converted(mode))
+        stack.enter_context(own_pieces_only())
+        stack.enter_context(stages_on_cpu())
+        stack.enter_context(reducer_in_python())
+        stack.enter_context(as_cpu())
+        stack.enter_context(mode)
+        yield World(world_size, rank, mode)
+
+
+@contextmanager
+def _little_to_collect() -> Iterator[None]:
+    """Let the garbage collector look at what the world makes only, not at all modules again and again."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _check(world_size: int, rank: int) -> None:
+    problems = []
+    if not isinstance(world_size, int) or world_size < 1:
+        problems.append(Problem("world_size", world_size, "is not a number of ranks", 1))
+    elif not isinstance(rank, int) or not 0 <= rank < world_size:
+        problems.append(Problem("rank", rank, f"is not a rank of {world_size}, which are counted from 0", 0))
+    if not dist.is_available():
+        problems.append(Problem("world_size", world_size, "needs a torch that is built with torch.distributed"))
+    elif dist.is_initialized():
+        rule = "needs a process in which no process group is there yet; leave it before with destroy_process_group()"
+        problems.append(Problem("world_size", world_size, rule))
+    if problems:
+        raise InvalidInput(problems)
+
+
+@contextmanager
+def _environment(world_size: int, rank: int) -> Iterator[None]:
+    """The variables that torchrun sets."""
+    per_host = min(RANKS_PER_HOST, world_size)
+    told = {
+        "RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank % per_host, "LOCAL_WORLD_SIZE": per_host,
+        "GROUP_RANK": rank // per_host, "MASTER_ADDR": "localhost", "MASTER_PORT": 29500,
+    }  # fmt: skip
+    before = {name: os.environ.get(name) for name in told}
+    os.environ |= {name: str(value) for name, value in told.items()}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
+def _fake_process_groups(world_size: int, rank: int) -> Iterator[None]:
+    """Every process group, of whatever backend, is one whose collectives do nothing.
+
+    What is replaced stands below ``init_process_group`` and ``new_group``, so that a program may have imported those
+    by name before.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def rendezvous(_: Any) -> Callable[..., Iterator[Any]]:
+        def met(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            yield FakeStore(), rank, world_size
+
+        return met
+
+    def fake_backend(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(size: int, place: int, ranks: Any, backend: Any, store: Any, name: Any, *more: Any, **kw: Any) -> Any:
+            kw |= {"backend_options": None, "device_id": None}
+            if not ranks:
+                size, place = world_size, rank
+            with unset_fake_temporarily():
+                return make(size, place, ranks, dist.Backend("fake"), store, name, **kw)
+
+        return made
+
+    def no_device(init: Callable[..., Any]) -> Callable[..., Any]:
+        def initialized(*args: Any, device_id: Any = None, **kwargs: Any) -> Any:
+            return init(*args, **kwargs)
+
+        return initialized
+
+    def never_monitored(_: Any) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+    hook = sys.excepthook
+    with all_replaced(
+        (distributed_c10d, "rendezvous", rendezvous),
+        (distributed_c10d, "_new_process_group_helper", fake_backend),
+        (distributed_c10d, "_store_based_barrier", never_monitored),
+        (distributed_c10d, "_get_default_timeout", lambda _: lambda backend: distributed_c10d.default_pg_timeout),
+        (distributed_c10d, "monitored_barrier", never_monitored), (dist, "monitored_barrier", never_monitored),
+        (distributed_c10d, "init_process_group", no_device), (dist, "init_process_group", no_device),
+    ):  # fmt: skip
+        try:
+            yield
+        finally:
+            AXES.clear()
+            _forget_meshes()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            sys.excepthook = hook
+
+
+def _forget_meshes() -> None:
+    """Drop what DTensor remembers by meshes: one of the next world may look the same and has other process groups."""
+    from torch.distributed.tensor import _redistribute, debug
+
+    for owner, name in ((debug, "_clear_sharding_prop_cache"), (_redistribute, "clear_redistribute_planner_cache")):
+        getattr(owner, name, lambda: None)()
+    for name in ("_gen_transform_infos", "_gen_transform_infos_non_cached"):
+        getattr(getattr(_redistribute, name, None), "cache_clear", lambda: None)()
+
+
+@contextmanager
+def _meshes_of_real_tensors() -> Iterator[None]:
+    """A device mesh holds the numbers of its ranks, which must have values."""
+
+    def outside(method: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*args: Any, **kwargs: Any) -> Any:
+            with unset_fake_temporarily():
+                return method(*args, **kwargs)
+
+        return made
+
+    def on_cpu(init: Callable[..., Any]) -> Callable[..., Any]:
+        def initialized(self: DeviceMesh, device_type: str, *args: Any, **kwargs: Any) -> None:
+            args = tuple(_numbered(each) for each in args)
+            init(self, "cpu", *args, **{name: _numbered(each) for name, each in kwargs.items()})
+            name_groups(self)
+
+        return outside(initialized)
+
+    names = ("_flatten", "_unflatten", "_create_flatten_mesh", "_create_unflatten_mesh", "_get_all_submeshes",
+             "_create_sub_mesh", "get_local_rank", "get_coordinate")  # fmt: skip
+    statics = tuple((DeviceMesh, each, lambda f: staticmethod(outside(f))) for each in ("_concatenate", "from_group"))
+    with (
+        replaced(DeviceMesh, "__init__", on_cpu),
+        all_replaced(*((DeviceMesh, each, outside) for each in names), *statics),
+    ):
+        yield
+
+
+def _numbered(value: Any) -> Any:
+    """The ranks of a mesh that were told by a fake tensor: those of a view of ``torch.arange``, as programs make it."""
+    if not isinstance(value, FakeTensor):
+        return value
+    whole = value.untyped_storage().nbytes() // value.element_size()
+    return torch.arange(whole, dtype=value.dtype).as_strided(value.size(), value.stride(), value.storage_offset())
+
+
+@contextmanager
+def _modules_can_be_converted(mode: FakeTensorMode) -> Iterator[None]:
+    """``model.to(dtype)`` and ``to_empty`` of fake parameters swap two tensors, which must not be weakly held."""
+
+    def swap_unheld(swap: Callable[..., None]) -> Callable[..., None]:
+        def swapped(a: Tensor, b: Tensor) -> None:
+            for each in (a, b):
+                if isinstance(each, FakeTensor):
+                    _let_go(mode, each)
+            swap(a, b)
+
+        return swapped
+
+    with replaced(torch.utils, "swap_tensors", swap_unheld):
+        yield
+
+
+def _let_go(mode: FakeTensorMode, tensor: Tensor) -> None:
+    """Take a fake tensor out of what its mode remembers to have made from which real one."""
+    memo: Any = mode.fake_tensor_converter.meta_converter.tensor_memo
+    for each in weakref.getweakrefs(tensor):
+        key = getattr(each, "key", None)
+        if memo.data.get(key) is each:
+            del memo.data[key]

@@ -1,0 +1,54 @@
+"""One rank of a program that a user names (``package.module:program``), under a fake process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from trainledger.ledger.entry import Ledger
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.trace.distributed import trace_rank
+from trainledger.trace.inputs import Inputs
+from trainledger.trace.optimizers import optimizer_named
+from trainledger.trace.partial import why_it_stopped
+from trainledger.trace.target import loss_named
+
+
+def trace_rank_target(
+    program: Any,
+    *,
+    world_size: int,
+    rank: int = 0,
+    inputs: Inputs = (),
+    step: str = "",
+    loss: str | Callable[..., Tensor] | None = None,
+    label: Tensor | None = None,
+    **options: Any,
+) -> Ledger:
+    """The ledger of one rank's step (`trace_rank`), with words for what the program does not return.
+
+    ``inputs``, ``loss`` and ``step``, the name of an optimizer, are as in `target.trace_target`; the other options
+    those of `trace_rank`. Raises InvalidInput.
+    """
+    if label is not None:
+        rule = "is not taken with a world: let the program return a loss that holds its labels"
+        raise InvalidInput([Problem("--label", str(tuple(label.shape)), rule)])
+    if step == "forward":
+        rule = "a rank of a world takes a whole step"
+        raise InvalidInput([Problem("--step", step, rule, "backward, or an optimizer such as adamw")])
+    if not callable(program):
+        raise InvalidInput(
+            [Problem("RUN", type(program).__name__, "must be a function that is called without arguments")]
+        )
+    optimizer = None if step in ("", "backward") else lambda parameters: optimizer_named(step, parameters)
+    try:
+        return trace_rank(
+            program, world_size=world_size, rank=rank, batch=inputs or None, loss=loss_named(loss, None),
+            optimizer=optimizer, **options,
+        )  # fmt: skip
+    except InvalidInput:
+        raise
+    except Exception as error:
+        raise InvalidInput([Problem("RUN", None, why_it_stopped(error, "the program"))]) from error
