@@ -15,9 +15,8 @@ sys.path.insert(0, os.path.dirname(__file__))
 from make_run import STEPS, make_run
 
 from trainledger.cli import main
-from trainledger.ledger.timeline import timeline
 from trainledger.report import html as html_module
-from trainledger.report.figures import _unrolled, figures, loss_curve, memory_timeline
+from trainledger.report.figures import figures, loss_curve, memory_timeline
 from trainledger.report.html import html, write_html
 from trainledger.report.reconciliation import COLUMNS, cells_of, text
 from trainledger.report.record import FILES, read_run
@@ -252,15 +251,8 @@ def test_the_memory_figure_shows_the_peak_of_both_sides(run_dir):
     record = read_run(run_dir)
     drawn = memory_timeline(record.predicted_ledger, record.measured_ledger)
     for lane in ("predicted", "measured"):
-        columns = [each["y"] for each in drawn["data"] if each["stackgroup"] == lane]
-        assert max(map(sum, zip(*columns, strict=True))) == pytest.approx(record.forecast.peak_nbytes / 1e6)
-
-
-def test_operations_are_numbered_as_if_loops_were_written_out(run_dir):
-    ledger = read_run(run_dir).predicted_ledger
-    places = _unrolled(timeline(ledger))
-    assert places[-1] == sum(each.times for each in ledger) - 1
-    assert places == sorted(set(places))
+        columns = [each["y"] for each in drawn["data"] if each.get("stackgroup") == lane]
+        assert max(map(sum, zip(*columns, strict=True))) == pytest.approx(record.forecast.peak_nbytes / 1e3)
 
 
 def test_the_loss_figure_has_the_unigram_entropy(run_dir):

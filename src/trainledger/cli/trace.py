@@ -227,9 +227,10 @@ def _keep(args: argparse.Namespace, ledger: Ledger, title: str) -> None:
 
         write_memory_viz(ledger, args.memory_viz)
     if args.plot:
-        from trainledger.report.memory import memory_figure
+        from trainledger.report.memory import memory_figure, peak_figure
 
-        write_plot_of(args, {"memory": memory_figure(ledger)}, title)
+        figures = {"Memory over one step": memory_figure(ledger), "The peak": peak_figure(ledger)}
+        write_plot_of(args, {name: each for name, each in figures.items() if each is not None}, title)
 
 
 def _print_tensors(args: argparse.Namespace, ledger: Ledger) -> None:

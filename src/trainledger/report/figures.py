@@ -5,18 +5,14 @@ No plotly is needed to build them. `plotly.graph_objects.Figure(figure)` opens o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from trainledger.ledger.entry import CATEGORIES, Ledger
-from trainledger.ledger.timeline import Moment, timeline
+from trainledger.ledger.entry import Ledger
 from trainledger.reconcile import Reconciliation
+from trainledger.report.memory import memory_lanes
 from trainledger.report.record import RunRecord
-from trainledger.report.style import COLOURS, Figure, arranged, line
-from trainledger.units import GIGA, MEGA, format_seconds
+from trainledger.report.style import Figure, arranged, line
+from trainledger.units import format_seconds
 
-_COLOUR_OF = dict(zip(CATEGORIES, COLOURS, strict=True))
 _PREDICTED, _MEASURED = "#E69F00", "#0072B2"
-_MOST_POINTS = 1200
 
 
 def figures(record: RunRecord) -> dict[str, Figure]:
@@ -34,97 +30,7 @@ def figures(record: RunRecord) -> dict[str, Figure]:
 def memory_timeline(predicted: Ledger | None, measured: Ledger | None) -> Figure | None:
     """Live bytes over the operations of a step, stacked by category: the prediction above the measurement."""
     sides = [(name, each) for name, each in (("predicted", predicted), ("measured", measured)) if each is not None]
-    if not sides:
-        return None
-    lanes = [(name, *_stacked(timeline(ledger))) for name, ledger in sides]
-    highest = max(sum(column) for _, _, live, _ in lanes for column in zip(*live.values(), strict=True))
-    scale, unit = (GIGA, "GB") if highest >= GIGA else (MEGA, "MB")
-    top_of_axis = 1.12 * highest / scale
-    layout = arranged(height=240 * len(lanes) + 100, hovermode="x unified")
-    layout["margin"] |= {"t": 70}
-    layout["annotations"] = []
-    data = []
-    for at, (name, x, live, phases) in enumerate(lanes):
-        axis = str(at + 1) if at else ""
-        for category, nbytes in live.items():
-            data.append(
-                {
-                    "type": "scatter", "mode": "lines", "name": category, "legendgroup": category,
-                    "showlegend": at == 0, "stackgroup": name, "line": {"width": 0.5, "color": _COLOUR_OF[category]},
-                    "x": x, "y": [each / scale for each in nbytes], "xaxis": f"x{axis}", "yaxis": f"y{axis}",
-                    "hovertemplate": f"%{{y:.4f}} {unit}",
-                }
-            )  # fmt: skip
-        top, bottom = 1 - at / len(lanes), 1 - (at + 1) / len(lanes)
-        gap = 0.12 if len(lanes) > 1 else 0.0
-        layout[f"yaxis{axis}"] = {
-            "title": {"text": f"{name} ({unit})"}, "domain": [bottom + gap / 2, top - gap / 2],
-            "range": [0, top_of_axis], "anchor": f"x{axis}",
-        }  # fmt: skip
-        layout[f"xaxis{axis}"] = {"anchor": f"y{axis}", "range": [0, x[-1]]}
-        for start, phase in phases:
-            layout["annotations"].append(
-                {
-                    "x": start, "y": top_of_axis, "xref": f"x{axis}", "yref": f"y{axis}", "text": phase,
-                    "showarrow": False, "xanchor": "left", "yanchor": "top", "font": {"size": 11, "color": "#555"},
-                }
-            )  # fmt: skip
-            layout["shapes"].append(line("v", start, "#bbb", f"x{axis}", f"y{axis} domain"))
-    layout[f"xaxis{len(lanes) if len(lanes) > 1 else ''}"]["title"] = {"text": "operations of one optimizer step"}
-    return {"data": data, "layout": layout}
-
-
-def _stacked(moments: Sequence[Moment]) -> tuple[list[int], dict[str, list[int]], list[tuple[int, str]]]:
-    """Operation numbers, live bytes by category, and where each phase begins; thinned, peaks kept."""
-    places = _unrolled(moments)
-    phases: list[tuple[int, str]] = []
-    for place, moment in zip(places, moments, strict=True):
-        if not phases or phases[-1][1] != moment.entry.phase:
-            phases.append((place, moment.entry.phase))
-    every = max(1, len(moments) // _MOST_POINTS)
-    groups = [range(at, min(at + every, len(moments))) for at in range(0, len(moments), every)]
-    kept = [max(group, key=lambda at: moments[at].nbytes) for group in groups]
-    live = {
-        category: [moments[at].live.get(category, 0) for at in kept]
-        for category in CATEGORIES
-        if any(each.live.get(category) for each in moments)
-    }
-    return [places[at] for at in kept], live, _readable(phases, places[-1])
-
-
-def _unrolled(moments: Sequence[Moment]) -> list[int]:
-    """The number of each moment's operation when loops are unrolled: the rounds between first and last count."""
-    places: list[int] = []
-    place = 0
-    starts: list[int] = []
-    before: Moment | None = None
-    for moment in moments:
-        depth = len(moment.iteration)
-        for at in range(depth):
-            entered = (
-                before is None
-                or before.entry.loop[: at + 1] != moment.entry.loop[: at + 1]
-                or before.iteration[:at] != moment.iteration[:at]
-            )
-            if entered:
-                starts[at:] = [place]
-            elif before is not None and before.iteration[at] != moment.iteration[at]:
-                place += (moment.iteration[at] - before.iteration[at] - 1) * (place - starts[at])
-                starts[at + 1 :] = []
-        places.append(place)
-        place += 1
-        before = moment
-    return places
-
-
-def _readable(phases: list[tuple[int, str]], last: int) -> list[tuple[int, str]]:
-    """The phases long enough that their names do not run into each other."""
-    kept = []
-    for at, (start, name) in enumerate(phases):
-        end = phases[at + 1][0] if at + 1 < len(phases) else last
-        if end - start > 0.08 * last:
-            kept.append((start, name))
-    return kept
+    return memory_lanes(sides) if sides else None
 
 
 def loss_curve(record: RunRecord) -> Figure | None:

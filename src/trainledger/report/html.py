@@ -54,7 +54,7 @@ def html(record: RunRecord) -> str:
 
 def document(title: str, parts: Sequence[str], drawn: Mapping[str, Figure]) -> str:
     """A page that opens offline: parts of HTML, then figures under their titles (or a sentence without plotly)."""
-    plotly = plotly_js()
+    plotly = plotly_js() if drawn else None
     page = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
@@ -62,9 +62,9 @@ def document(title: str, parts: Sequence[str], drawn: Mapping[str, Figure]) -> s
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
         *parts,
     ]
-    if plotly is None:
+    if drawn and plotly is None:
         page.append(f'<p class="note">{escape(NO_PLOTLY)}</p>')
-    else:
+    elif plotly is not None:
         for at, (name, figure) in enumerate(drawn.items()):
             heading = "" if figure["layout"].get("title") else f"<h2>{escape(name)}</h2>"
             page.append(f'{heading}<figure><div id="figure-{at}"></div></figure>')

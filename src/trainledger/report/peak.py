@@ -14,7 +14,7 @@ from trainledger.units import counted, format_nbytes, format_percent
 
 NO_TENSORS = (
     "This ledger tells bytes by category and no tensors one by one: it is a closed form, a trace that multiplies its "
-    "blocks, or a file that was kept without them. A full trace has them (blocks=\"all\")."
+    "blocks, or a file that was kept without them. A full trace has them (blocks all)."
 )  # fmt: skip
 
 
@@ -115,12 +115,18 @@ def _alike(lives: Iterable[TensorLife], ledger: Ledger) -> list[Held]:
         groups.setdefault(key, []).append(each)
     held = [
         Held(
-            len(group), sum(each.nbytes for each in group), category, dtype, shape, name, path, phase, line,
+            len(group), sum(each.nbytes for each in group), category, dtype, shape,
+            _common([each.name for each in group]), _common([each.path for each in group]), phase, line,
             (min(each.born for each in group), max(each.born for each in group)), until,
         )
-        for (_, category, dtype, shape, name, path, phase, line, until, _), group in groups.items()
+        for (_, category, dtype, shape, _, _, phase, line, until, _), group in groups.items()
     ]  # fmt: skip
     return sorted(held, key=lambda each: -each.nbytes)
+
+
+def _common(paths: list[str]) -> str:
+    """The path of one tensor, or that of several with stars for what differs."""
+    return paths[0] if len(set(paths)) == 1 else starred(paths[0])
 
 
 def _after(entry: Entry) -> str:

@@ -6,10 +6,11 @@ and torch/utils/_foreach_utils.py, RMS norms by ATen/native/layer_norm.cpp, auto
 (`cuda_autocast`). RMS norms are one kernel that keeps its input and a reciprocal root a row, layer norms keep mean and
 deviation in fp32, dropout keeps a mask of one byte an element, and a kernel's scratch on a CPU is left out.
 
-What remains different from a step on CUDA, none of it in FLOPs of products or attention:
+What remains different from a step on CUDA:
 - Which attention runs is told for devices of compute capability 8.0 and newer, where cuDNN's kernel is not asked for.
 - Code that looks at ``tensor.device.type`` sees a CPU and may go another way, as `nn.attend` does for heads of uneven
-  width, for shared heads under a mask, and for dropout of attention.
+  width, for shared heads under a mask, and for dropout of attention; the engine, for clipping by lists.
+- The closed form does not fill masks and heads up to multiples of 8, as torch does (and this trace).
 - Workspaces of cuBLAS and cuDNN, convolutions of cuDNN, its recurrent nets, and its batch norm's reserve.
 - The caching allocator rounds up to 512 bytes and fragments; the sum of tensors is told.
 - Softmax of fp16 under autocast goes to fp32 in one kernel there, in two operations here.
@@ -17,6 +18,7 @@ What remains different from a step on CUDA, none of it in FLOPs of products or a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -34,6 +36,7 @@ from trainledger.trace.replaced import replaced
 KERNELS = ("cpu", "cuda")
 _HALVES = (torch.float16, torch.bfloat16)
 _WIDEST_HEAD = 256  # of a flash attention kernel
+_ALIGNED = 8  # elements that kernels of attention load at once
 
 
 @contextmanager
@@ -85,29 +88,46 @@ def attention_on_cuda(
         query, key, value = (each.to(low) for each in (query, key, value))
         if attn_mask is not None and attn_mask.is_floating_point():
             attn_mask = attn_mask.to(low)
+    width = value.shape[-1]
     if _flash_takes(query, key, value, attn_mask, is_causal, enable_gqa):
+        scale = 1 / math.sqrt(width) if scale is None else scale
+        query, key, value = (_to_multiple(each) for each in (query, key, value))
         run = aten._scaled_dot_product_flash_attention
         out = run(query, key, value, dropout_p, is_causal, False, scale=scale)
     elif _efficient_takes(query, key, value):
         keeps = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
         if attn_mask is not None:
-            if attn_mask.dtype == torch.bool:
-                attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
-            attn_mask = attn_mask.expand(*query.shape[:2], query.shape[-2], key.shape[-2])
+            attn_mask = _added(attn_mask, query.dtype).expand(*query.shape[:2], query.shape[-2], key.shape[-2])
         run = aten._scaled_dot_product_efficient_attention
         out = run(query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale)
     else:
         run = aten._scaled_dot_product_attention_math
         out = run(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     first: Tensor = out[0]
-    return first
+    return first if first.shape[-1] == width else first[..., :width]
+
+
+def _to_multiple(x: Tensor) -> Tensor:
+    """Heads with zeros up to a multiple of 8, which the flash kernel wants."""
+    missing = -x.shape[-1] % _ALIGNED
+    return F.pad(x, (0, missing)) if missing else x
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as what is added to the scores, its rows beginning at multiples of 8 elements."""
+    if mask.dtype == torch.bool:
+        mask = torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype))
+    if mask.stride(-1) == 1 and all(each % _ALIGNED == 0 for each in mask.stride()[:-1]):
+        return mask
+    keys = mask.shape[-1]
+    return F.pad(mask, (0, _ALIGNED - keys % _ALIGNED))[..., :keys]
 
 
 def _flash_takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, grouped: bool) -> bool:
     if mask is not None or q.dim() != 4 or q.dtype not in _HALVES or not q.dtype == k.dtype == v.dtype:
         return False
     width = q.shape[-1]
-    if width != v.shape[-1] or width > _WIDEST_HEAD or width % 8:
+    if not width == k.shape[-1] == v.shape[-1] or width > _WIDEST_HEAD:
         return False
     return (_same_heads(q, k, v) or grouped) and (not causal or q.shape[-2] == k.shape[-2])
 
