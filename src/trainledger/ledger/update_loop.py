@@ -38,7 +38,7 @@ def loop(tape: Tape, group: Group, recipe: Recipe) -> None:
             lines.changed("addcmul", m, g, g)
             read_number(tape)
             if recipe.amsgrad:
-                tape.emit("maximum", "elementwise", reads=[m, m], changes=[m], flops=leaf.elements)
+                tape.emit("maximum", "elementwise", reads=[m], changes=[m], flops=leaf.elements)
             fresh = lines.made("div", lines.made("sqrt", m))
             lines.changed("add", fresh)
             root = fresh

@@ -40,6 +40,7 @@ MODEL_PHASES = ("forward", "backward", "other")  # whose matrix products are the
 
 Watch = Callable[[OpOverload, tuple[Any, ...], dict[str, Any], Any, Event | None], None]
 
+RESIZES = ("resize_", "resize_as_", "set_", "_resize_output_")  # in place, of memory that is another afterwards
 GATHERS = ("embedding", "index_select", "gather")
 
 
@@ -237,7 +238,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.resident([tensor], "batch")
         if into is not None:
             self._move(into.untyped_storage()._cdata, out.untyped_storage())
-        for tensor in tensors_in(out):
+        # What is written in place is its argument's memory, even where a fake tensor comes back as another.
+        in_place = operator.name.endswith("_") and operator.name not in RESIZES and func._schema.is_mutable
+        for tensor in () if in_place else tensors_in(out):
             storage = tensor.untyped_storage()
             if storage._cdata not in live and storage.nbytes():
                 record = Storage(storage.nbytes(), self._phase)

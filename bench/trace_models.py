@@ -1,0 +1,134 @@
+"""Trace every model of the zoo on fake tensors, run it for real, and write docs/traced_models.md.
+
+``python bench/trace_models.py [NAME ...]`` (about two minutes); with names only those are compared, and printed.
+The models stand in tests/trace/zoo_transformers.py, zoo_torch.py and zoo_own_code.py, the witnesses in zoo_compared.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "trace"))
+
+import torch  # noqa: E402
+from zoo_compared import BEYOND, LIMITS, PRECISIONS, ZOO, Comparison, built, compare, kept_by, traced  # noqa: E402
+from zoo_reasons import REASONS, keys_of  # noqa: E402
+
+PAGE = ROOT / "docs" / "traced_models.md"
+
+HEAD = """\
+# Traced models: fake tensors beside real runs
+
+Written by `python bench/trace_models.py` on {today}: torch {torch}, transformers {transformers}, peft {peft};
+kernels for {cpu}, one thread. {count} small models of {kinds} kinds; of each one training step in the steady state,
+with its optimizer, as `tl.trace` (`tl.trace_step` for two optimizers) accounts for it on fake tensors, and as it runs.
+
+Witnesses, none of which is ours: `torch.utils.flop_counter.FlopCounterMode` over the real step for FLOPs; the
+allocator's own events, as torch's profiler tells them, for the peak and for what is *kept*: bytes live where backward
+begins, on top of parameters, buffers, optimizer states and batch. *Saved* are the bytes that
+`torch.autograd.graph.saved_tensors_hooks` sees, distinct pieces of memory; the rest of kept is what Python still holds
+there: the loss, inputs of checkpointed blocks, what a function keeps in its context. Of the two backward passes of
+`gan`, kept is what autograd saves for both, and the two losses.
+
+Limits that a test holds every row to: peak and kept within {fp32} of the real run's in fp32, {bf16} under bf16
+autocast; FLOPs equal for every operator, but where a reason is given.
+"""
+FLOPS = """
+## FLOPs
+
+Matrix products, convolutions and attention of the whole step. Both precisions have the same.
+
+| model | kind | parameters | FLOPs | FlopCounterMode | ratio | why |
+|---|---|--:|--:|--:|--:|---|
+"""
+WHY = """
+Where they differ, by operator:
+
+"""
+MEMORY = """
+## Memory, {precision}
+
+| model | peak, traced | peak, real | difference | kept, traced | kept, real | difference | saved |
+|---|--:|--:|--:|--:|--:|--:|--:|
+"""
+REST = """
+What is left of kept: a Python number in an operation becomes a tensor of 8 bytes below the dispatcher, which autograd
+may save; a test holds each difference to be a few of those. oneDNN alone knows how large a workspace its LSTM keeps;
+what the trace has is fitted to it. What is left of peaks in bf16 is memory in which oneDNN turns matrices around inside
+its kernels.
+
+## What cannot be followed to the end
+
+The trace says so: it is partial, or lists what it does not count.
+
+| model | kind | what the trace says |
+|---|---|---|
+"""
+
+
+def page(compared: Sequence[Comparison], today: str) -> str:
+    """docs/traced_models.md, of comparisons of every model in every precision."""
+    first = [each for each in compared if each.precision == "fp32"]
+    text = HEAD.format(
+        today=today, torch=torch.__version__.partition("+")[0], transformers=version("transformers"),
+        peft=version("peft"), cpu=torch.backends.cpu.get_cpu_capability(), count=len(first),
+        kinds=len({each.specimen.kind for each in first}), **{name: f"{limit:.1%}" for name, limit in LIMITS.items()},
+    )  # fmt: skip
+    text += FLOPS + lines(map(flops_row, first)) + WHY + lines(f"- **{key}**. {why}" for key, why in REASONS.items())
+    for precision in PRECISIONS:
+        rows = (memory_row(each) for each in compared if each.precision == precision)
+        text += MEMORY.format(precision=precision) + lines(rows)
+    return text + REST + lines(map(beyond_row, BEYOND))
+
+
+def lines(rows: Iterator[str]) -> str:
+    return "".join(f"{each}\n" for each in rows)
+
+
+def flops_row(c: Comparison) -> str:
+    theirs = sum(c.truth.flops.values())
+    ratio = f"{c.ledger.matmul_flops / theirs:.4f}"
+    keys = ", ".join(keys_of(c))
+    counts = f"{c.ledger.parameters:,} | {c.ledger.matmul_flops:,} | {theirs:,} | {ratio}"
+    return f"| {c.specimen.name} | {c.specimen.kind} | {counts} | {keys} |"
+
+
+def memory_row(c: Comparison) -> str:
+    peak = f"{c.ledger.peak().nbytes:,} | {c.truth.peak:,} | {c.peak_error:+.3%}"
+    kept = f"{kept_by(c.ledger):,} | {c.truth.kept:,} | {c.kept_error:+.3%}"
+    return f"| {c.specimen.name} | {peak} | {kept} | {c.truth.saved:,} |"
+
+
+def beyond_row(specimen: object) -> str:
+    ledger = traced(built(specimen), None)  # type: ignore[arg-type]
+    said = [ledger.partial] if ledger.partial else []
+    said += [f"uncounted: {count} x {name}" for name, count in ledger.uncounted]
+    return f"| {specimen.name} | {specimen.kind} | {'; '.join(said)} |"  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    """Write the page, or print the rows of the named models."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    names = sys.argv[1:] or [each.name for each in ZOO]
+    compared = []
+    for name in names:
+        for precision in PRECISIONS:
+            compared.append(compare(name, precision))
+            print(precision, memory_row(compared[-1]), file=sys.stderr, flush=True)
+    if not sys.argv[1:]:
+        PAGE.write_text(page(compared, date.today().isoformat()), encoding="utf-8")
+        print(f"wrote {PAGE}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
