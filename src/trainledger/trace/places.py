@@ -60,8 +60,18 @@ class Places:
         self._left(module, output)
 
     def _mark(self, path: str) -> None:
-        self._first_nodes.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        if self._first_nodes and self._first_nodes[-1] == number:  # no node was made since
+            self._path_from[-1] = path
+            return
+        self._first_nodes.append(number)
         self._path_from.append(path)
+
+    def forget_before(self, number: int) -> None:
+        """Let go of nodes with a smaller number: of a long program's past steps no backward comes any more."""
+        gone = max(0, bisect_right(self._first_nodes, number) - 1)
+        del self._first_nodes[:gone], self._path_from[:gone]
+        self._line_of_node = {node: line for node, line in self._line_of_node.items() if node >= number}
 
     def path(self, phase: str) -> str:
         """The module path of the operation that runs now."""

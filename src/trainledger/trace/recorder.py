@@ -396,6 +396,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del self.events[:-1]
         self._every.clear()
 
+    def forget_nodes(self, before: int) -> None:
+        """Let go of where autograd's nodes with a number below this come from."""
+        self._places.forget_before(before)
+
     # The ledger
 
     def ledger(self, *, tokens: int, writer: str, tensors: bool = False) -> Ledger:

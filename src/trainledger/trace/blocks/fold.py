@@ -156,25 +156,28 @@ class Folded:
         )
 
 
-def fold(base: Ledger, more: Sequence[Ledger], counts: Counts, stars: Stars) -> Folded | None:
+def fold(
+    base: Ledger, more: Sequence[Ledger], counts: Counts, stars: Stars, *, repeating: bool = True
+) -> Folded | None:
     """What one more round of each part changes: ``more`` are the ledgers with that, ``base`` the one at ``counts``.
 
-    None where a difference is none that more rounds make.
+    Where it is ``repeating``, what is put in comes as what stands before it, which is not so where the first round is
+    unlike the others. None where a difference is none that more rounds make.
     """
     x = _Sequence(base, stars)
     insertions: list[Insertion] = []
     changed: dict[int, dict[int, Entry]] = {}
     for part, ledger in enumerate(more):
         y = _Sequence(ledger, stars)
-        found = _aligned(x, y)
+        found = _aligned(x, y, repeating)
         if found is None:
             return None
         for at, first, size in found.inserted:
             insertions.append(Insertion(at, part, ledger.entries[first : first + size]))
         for at, other in found.changed:
             changed.setdefault(at, {})[part] = ledger.entries[other]
-    if len({each.at for each in insertions}) < len(insertions):
-        return None  # two parts grow at one place: which of them comes first is not told
+    if not _in_any_order(insertions):
+        return None
     parts = range(len(more))
     grown = {at: tuple(others.get(part, base.entries[at]) for part in parts) for at, others in changed.items()}
     return Folded(base, counts, tuple(more), tuple(insertions), grown, stars)
@@ -191,10 +194,23 @@ def proved(at: Callable[[Counts], Ledger], whole: Counts, stars: Stars) -> Folde
         base = tuple(rounds for _ in whole)
         grown = [tuple(each + (number == part) for number, each in enumerate(base)) for part in range(len(base))]
         longer = tuple(each + MORE for each in base)
-        folded = fold(at(base), [at(each) for each in grown], base, stars)
-        if folded is not None and folded.proves(at(longer), longer):
-            return folded
+        for repeating in (True, False):
+            folded = fold(at(base), [at(each) for each in grown], base, stars, repeating=repeating)
+            if folded is not None and folded.proves(at(longer), longer):
+                return folded
     return None
+
+
+def _in_any_order(insertions: Sequence[Insertion]) -> bool:
+    """Whether of several parts that grow at one place it does not matter which comes first."""
+    at_one_place: dict[int, list[Entry]] = {}
+    for each in insertions:
+        others = at_one_place.setdefault(each.at, [])
+        mine, theirs = [_key(entry) for entry in each.body], [_key(entry) for entry in others]
+        if mine + theirs != theirs + mine:
+            return False
+        others += each.body
+    return True
 
 
 class _Sequence:
@@ -215,7 +231,7 @@ class _Alignment:
     changed: list[tuple[int, int]]
 
 
-def _aligned(x: _Sequence, y: _Sequence) -> _Alignment | None:
+def _aligned(x: _Sequence, y: _Sequence, repeating: bool) -> _Alignment | None:
     """How the longer of two sequences comes from the shorter one: entries put in, and entries with other amounts."""
     inserted: list[tuple[int, int, int]] = []
     changed: list[tuple[int, int]] = []
@@ -227,7 +243,7 @@ def _aligned(x: _Sequence, y: _Sequence) -> _Alignment | None:
             continue
         best = _agreement(x, y, i + 1, j + 1) + 1 if both and x.kind[i] == y.kind[j] else -1
         size = 0
-        for each in _rounds(x, y, i, j):
+        for each in _rounds(x, y, i, j, repeating):
             agreement = _agreement(x, y, i, j + each)
             if agreement > best:
                 best, size = agreement, each
@@ -242,26 +258,23 @@ def _aligned(x: _Sequence, y: _Sequence) -> _Alignment | None:
     return _Alignment(inserted, changed)
 
 
-def _rounds(x: _Sequence, y: _Sequence, i: int, j: int) -> Iterator[int]:
+def _rounds(x: _Sequence, y: _Sequence, i: int, j: int, repeating: bool) -> Iterator[int]:
     """How many entries of the longer sequence may have been put in here: behind them both go on with the same."""
     more = (len(y) - j) - (len(x) - i)
-    if i == len(x):
-        yield more
-        return
-    for size in range(1, more + 1):
-        if x.kind[i] == y.kind[j + size]:
+    for size in range(1, min(more, j) + 1 if repeating else more + 1):
+        after = j + size
+        if y.kind[after] != x.kind[i] if i < len(x) else after < len(y):
+            continue
+        if not repeating or (y.kind[j] == y.kind[j - size] and y.kind[j - size : j] == y.kind[j:after]):
             yield size
 
 
 def _agreement(x: _Sequence, y: _Sequence, i: int, j: int) -> int:
-    """How well two sequences go on together: 2 for each entry that is equal, 1 where only its amounts differ."""
+    """How well two sequences go on together: entries that are equal count, those whose amounts differ a little."""
     found = 0
-    for ahead in range(_AHEAD):
-        at, other = i + ahead, j + ahead
-        if at == len(x) or other == len(y):
-            return found + (2 * (_AHEAD - ahead) if at - len(x) == other - len(y) else 0)
+    for at, other in zip(range(i, min(i + _AHEAD, len(x))), range(j, len(y)), strict=False):
         if x.whole[at] == y.whole[other]:
-            found += 2
+            found += 8
         elif x.kind[at] == y.kind[other]:
             found += 1
         else:

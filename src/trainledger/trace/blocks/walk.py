@@ -111,7 +111,9 @@ class _Around(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.inside.append((func, made))
         else:
             path = self._places.path("forward")
-            self.entries.append(Entry(str(func), path, "forward", "", source=str(made)))
+            sizes = tuple(size for shape, _ in made for size in shape)
+            formats = str([(len(shape), dtype) for shape, dtype in made])
+            self.entries.append(Entry(str(func), path, "forward", "", shape=sizes, source=formats))
         return out
 
 

@@ -1,0 +1,111 @@
+"""The private names of torch's compiler that the tracer needs, looked up here and nowhere else."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+from trainledger.spec.problem import InvalidInput, Problem
+
+_DYNAMO = "torch._dynamo.convert_frame"
+_NAMES = {
+    "frames": (_DYNAMO, "CatchErrorsWrapper", ("__call__",)),
+    "skipped": (_DYNAMO, "ConvertFrameReturn", ()),
+    "modes": ("torch.utils._python_dispatch", "", ("_disable_current_modes",)),
+    "hooks": ("torch.nn.modules.module", "", ("_global_forward_pre_hooks", "_global_forward_hooks")),
+    "breaks": ("torch._dynamo.utils", "graph_break_reasons", ()),
+    "graphs": ("torch._inductor.graph", "GraphLowering", ("_compile_to_module_lines",)),
+    "kernels": ("torch._inductor.codegen.cpp", "CppScheduling", ("define_kernel",)),
+    "scheduler": ("torch._inductor.scheduler", "Scheduler", ("codegen_extern_call",)),
+    "compiling": ("torch._inductor.async_compile", "AsyncCompile", ("cpp_pybinding",)),
+    "graph": ("torch._inductor.virtualized", "V", ()),
+}
+_FLAG = "_is_in_any_mode_without_ignore_compile_internals"
+_TELL_FLAG = "set_is_in_mode_without_ignore_compile_internals"
+
+
+def dynamo_is_loaded() -> bool:
+    """Whether anything can have been compiled: torch.compile imports Dynamo when it is called."""
+    return _DYNAMO in sys.modules
+
+
+@cache
+def name(what: str) -> Any:
+    """A class, a module or a list of the compiler's. Raises InvalidInput where this torch has it no longer."""
+    module, owner, members = _NAMES[what]
+    where = module
+    try:
+        found: Any = importlib.import_module(module)
+        if owner:
+            where = f"{module}.{owner}"
+            found = getattr(found, owner)
+        for each in members:
+            if not hasattr(found, each):
+                where = f"{where}.{each}"
+                raise AttributeError(where)
+    except (ImportError, AttributeError):
+        rule = f"is needed for the ledger of a compiled step, and torch {torch.__version__} does not have it"
+        raise InvalidInput([Problem(where, None, rule, "torch 2.13, or the model without compile")]) from None
+    return found
+
+
+@contextmanager
+def modes_off() -> Iterator[None]:
+    """No dispatch mode is active inside."""
+    with name("modes")._disable_current_modes():
+        yield
+
+
+@contextmanager
+def modes_unseen() -> Iterator[None]:
+    """Dynamo does not see the dispatch modes that are active, for which it would run everything eagerly."""
+    modes = name("modes")
+    before = getattr(modes, _FLAG, None)
+    if before is None or not hasattr(modes, _TELL_FLAG):  # a version that looks at the modes themselves
+        yield
+        return
+    setattr(modes, _FLAG, False)
+    getattr(modes, _TELL_FLAG)(False)
+    try:
+        yield
+    finally:
+        setattr(modes, _FLAG, before)
+        getattr(modes, _TELL_FLAG)(before)
+
+
+@contextmanager
+def hooks_unseen() -> Iterator[None]:
+    """Hooks on all modules, as a recorder's, are not called inside: a compiler would compile them along."""
+    hooks = name("hooks")
+    lists = [value for each, value in vars(hooks).items() if each.startswith("_global_forward") and value]
+    before = [dict(each) for each in lists]
+    for each in lists:
+        each.clear()
+    try:
+        yield
+    finally:
+        for each, held in zip(lists, before, strict=True):
+            each.update(held)
+
+
+def settings() -> list[AbstractContextManager[Any]]:
+    """The compiler's settings while it makes no kernels: its caches must not learn of that, and nothing is put off."""
+    import torch._functorch.config
+    import torch._inductor.config
+
+    functorch: Any = torch._functorch.config
+    inductor: Any = torch._inductor.config
+    return [
+        functorch.patch(_known(functorch, enable_autograd_cache=False, force_non_lazy_backward_lowering=True)),
+        inductor.patch(_known(inductor, fx_graph_cache=False, fx_graph_remote_cache=False, compile_threads=1)),
+    ]
+
+
+def _known(config: Any, **wanted: Any) -> dict[str, Any]:
+    return {each: value for each, value in wanted.items() if hasattr(config, each)}

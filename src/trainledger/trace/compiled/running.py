@@ -1,0 +1,186 @@
+"""The compiler's code run on fake tensors: what it allocates, reads, writes and frees, told to the recorder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainledger.ledger.record import Event, Storage
+from trainledger.trace.compiled import private
+from trainledger.trace.compiled.kernels import Work
+from trainledger.trace.compiled.owners import Moved, Owners
+from trainledger.trace.recorder import Recorder, dtype_name
+
+NEXT = "trainledger_next"  # how the code says which call comes next
+SOURCE = "torch._inductor"
+_ALLOCATIONS = ("empty_strided_cpu", "empty_strided_cpu_pinned", "empty_strided")
+_CHECKS = ("assert_size_stride", "assert_alignment")
+
+
+class Runs:
+    """Tells a recorder of the calls of compiled graphs. What is allocated before a call belongs to its entry.
+
+    A call of an operator is dispatched, and recorded, as ever; only its place is said here. A fused kernel is not.
+    """
+
+    def __init__(self, recorder: Recorder, mode: FakeTensorMode, owners: Owners) -> None:
+        self._recorder = recorder
+        self._mode = mode
+        self._owners = owners
+        self._moved: Moved = {}
+        self._waiting: list[Storage] = []  # allocated, and its call has not run yet
+        self._frees_before = 0  # of the last event when the first of them was allocated
+        self._events_before = 0  # how many events are settled
+        self._work: Work | None = None
+
+    def names(self, works: list[Work]) -> dict[str, Any]:
+        """What the code of a graph that makes these calls finds under the names of the compiler's own functions."""
+
+        def following(index: int) -> None:
+            self._settle()
+            self._work = works[index]
+
+        return {
+            **dict.fromkeys(_ALLOCATIONS, self._empty),
+            **dict.fromkeys(_CHECKS, _nothing),
+            "reinterpret_tensor": _view,
+            NEXT: following,
+        }
+
+    def graph(self, call: Callable[[list[Any]], Any], *, is_backward: bool) -> Callable[[list[Any]], Any]:
+        """A graph's code, whose last call is settled when it is over."""
+        first: list[str] = []  # the parameters of the first run, by the modules of which the code is named
+
+        def run(arguments: list[Any]) -> Any:
+            if is_backward:
+                self._moved = self._owners.moved_in_forward()
+            else:
+                names = self._owners.names(arguments)
+                first.extend(names if not first else ())
+                self._moved = self._owners.moved(first, names)
+            self._work, self._events_before = None, len(self._recorder.events)
+            try:
+                return call(arguments)
+            finally:
+                self._settle()
+                self._leftover()
+
+        return run
+
+    def kernel(self, arguments: tuple[Any, ...]) -> None:
+        """A fused kernel is called. What of it a backward makes again is an entry of its own."""
+        work, recorder = self._work, self._recorder
+        if work is None:
+            return
+        dtypes = [dtype_name(each.dtype) for each in arguments if isinstance(each, Tensor)]
+        made = self._claim(len(recorder.events))
+        phase = recorder.phase_now(made)
+        again = work.flops_again if phase == "backward" and not work.again else 0
+
+        def note(made: list[Storage], phase: str, flops: int, read: int, written: int) -> None:
+            facts = {"flops": flops, "read": read, "written": written, "dtype": dtypes[0] if dtypes else ""}
+            path, basis = self._path(phase, work), "assumed" if again else "exact"
+            event = Event(
+                made, name=work.name, path=path, phase=phase, kind=work.kind, line=work.line, basis=basis,
+                source=SOURCE, **facts,
+            )  # fmt: skip
+            recorder.events.append(event)
+            self._tell_origin(event, len(recorder.events) - 1)
+
+        if again:
+            note([], "recompute", again, 0, 0)
+        note(
+            made,
+            "recompute" if phase == "backward" and work.again else phase,
+            work.flops - again,
+            _touched(work.reads, arguments),
+            _touched(work.writes, arguments),
+        )
+        self._work, self._events_before = None, len(recorder.events)
+
+    def _empty(self, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, **where: Any) -> Tensor:
+        events = self._recorder.events
+        if len(events) > self._events_before:
+            self._settle()
+        with private.modes_off(), self._mode:
+            tensor = torch.empty_strided(size, stride, dtype=dtype, device="cpu")
+        if not self._waiting:
+            self._frees_before = len(events[-1].freed) if events else 0
+        if tensor.untyped_storage().nbytes():
+            self._waiting.append(self._recorder.follow(tensor, "empty_strided"))
+        return tensor
+
+    def _settle(self) -> None:
+        """Say of the operators that have run since the last call what the compiler knows of them."""
+        work, events, before = self._work, self._recorder.events, self._events_before
+        self._events_before = len(events)
+        if work is None or len(events) == before:
+            return
+        self._work = None
+        events[before].allocated[:0] = self._claim(before)
+        for at, event in enumerate(events[before:], before):
+            phase = event.facts["phase"]
+            event.facts["path"] = self._path(phase, work)
+            event.facts["line"] = work.line or event.facts["line"]
+            if phase == "backward" and work.again:
+                event.facts.update(phase="recompute", model_flops=0)
+            self._tell_origin(event, at)
+
+    def _claim(self, at: int) -> list[Storage]:
+        """What was allocated for the event with this index.
+
+        Where something was freed after it was allocated, both were live at once: it belongs to the event before.
+        """
+        made, self._waiting = self._waiting, []
+        events = self._recorder.events
+        if made and at and len(events[at - 1].freed) > self._frees_before:
+            events[at - 1].allocated += made
+            self._tell_origin(events[at - 1], at - 1)
+            return []
+        return made
+
+    def _leftover(self) -> None:
+        """What was allocated for no call at all, as a result that nothing is written to."""
+        events = self._recorder.events
+        made = self._claim(len(events))
+        if made:
+            phase = self._recorder.phase_now(made)
+            path = self._recorder.places.path(phase)
+            events.append(Event(made, name="empty_strided", path=path, phase=phase, kind="allocate", source=SOURCE))
+            self._tell_origin(events[-1], len(events) - 1)
+
+    def _tell_origin(self, event: Event, at: int) -> None:
+        for each in event.allocated:
+            if each.origin is not None:
+                each.origin.name, each.origin.born = event.facts["name"], at
+                each.origin.path, each.origin.line = event.facts["path"], event.facts.get("line", "")
+
+    def _path(self, phase: str, work: Work) -> str:
+        """The module of a call, that of this run where blocks share the code."""
+        path = self._owners.path(work.owner)
+        if not path:
+            return self._recorder.places.path(phase)
+        parts = path.split(".")
+        for length in range(len(parts), 0, -1):
+            instead = self._moved.get(".".join(parts[:length]))
+            if instead is not None:
+                return ".".join([instead, *parts[length:]])
+        return path
+
+
+def _touched(elements: tuple[int, ...], arguments: tuple[Any, ...]) -> int:
+    """Bytes of so many elements of each argument; what several loops of a kernel need counts once."""
+    pairs = [(count, each) for count, each in zip(elements, arguments, strict=False) if isinstance(each, Tensor)]
+    return sum(min(count, each.numel()) * each.element_size() for count, each in pairs)
+
+
+def _view(tensor: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> Tensor:
+    return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
+
+
+def _nothing(*arguments: Any) -> None:
+    return None
