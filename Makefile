@@ -28,3 +28,4 @@ bench:          ## start-up time, accounts and layouts per second, predicted and
 	@.venv/bin/python bench/ledger.py
 	@OMP_NUM_THREADS=1 .venv/bin/python bench/plan.py
 	@OMP_NUM_THREADS=1 .venv/bin/python bench/step_time.py
+	@OMP_NUM_THREADS=1 .venv/bin/python bench/trace.py --beside

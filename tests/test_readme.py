@@ -28,7 +28,7 @@ def test_the_python_section_runs(
 
 def test_every_line_it_shows_of_a_command_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     shown = re.findall(r"    \$ \.venv/bin/trainledger (.*)\n((?:    .*\n|\n)*)", README.replace("\\\n", " "))
-    assert [command.split()[0] for command, _ in shown] == ["napkin", "plan", "plan", "explain"]
+    assert [command.split()[0] for command, _ in shown] == ["napkin", "plan", "plan", "trace", "explain"]
     for command, said in shown:
         assert main(shlex.split(command)) == 0
         printed = capsys.readouterr().out.splitlines()

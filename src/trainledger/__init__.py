@@ -50,6 +50,7 @@ _WHERE = {
     "trace": "trainledger.trace",
     "trace_rank": "trainledger.trace.distributed",
     "trace_step": "trainledger.trace",
+    "TrainingStep": "trainledger.trace.target",
 }
 
 if TYPE_CHECKING:
@@ -86,13 +87,13 @@ if TYPE_CHECKING:
     from trainledger.trace.custom import cost_rule
     from trainledger.trace.distributed import fake_world, trace_rank
     from trainledger.trace.inspect import inspect
+    from trainledger.trace.target import TrainingStep
 
 __all__ = [
     "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec",
-    "Problem", "Recipe", "Run", "account", "advise", "annotate", "breaks", "compare", "cost_rule", "device", "device_of",
-    "fake_world", "fit",
-    "inference", "inspect", "layouts", "load", "machine_of", "meter", "model", "napkin", "optimal",
-    "parameters", "predict", "reconcile", "trace", "trace_rank", "trace_step",
+    "Problem", "Recipe", "Run", "TrainingStep", "account", "advise", "annotate", "breaks", "compare", "cost_rule",
+    "device", "device_of", "fake_world", "fit", "inference", "inspect", "layouts", "load", "machine_of", "meter",
+    "model", "napkin", "optimal", "parameters", "predict", "reconcile", "trace", "trace_rank", "trace_step",
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainledger.ledger.entry import CATEGORIES, Entry, Ledger
 from trainledger.report.reconciliation import shown
-from trainledger.report.table import sentence, table, wrapped
+from trainledger.report.table import table, wrapped
 from trainledger.units import counted
 
 SPLITS = ("phase", "kind", "path", "line", "category")
@@ -26,7 +26,7 @@ def text(ledger: Ledger, title: str, by: str = "", top: int = LONGEST) -> str:
         parts.append(wrapped(f"The peak is at {place(peak.entry)}."))
     if by:
         parts.append(split(ledger, by, top))
-    parts += [wrapped(sentence(each)) for each in ledger.notes]
+    parts += [wrapped(f"note: {each}") for each in ledger.notes]
     parts += ["\n".join(uncounted(ledger))] if ledger.uncounted else []
     return "\n\n".join(parts)
 

@@ -1,0 +1,89 @@
+"""Run a script under the tracer and print what each of its lines costs.
+
+SCRIPT is run as Python would run it, with the ARGS behind its name. What it prints goes to standard error, the
+annotation to standard output. Options of trainledger stand before the script's name.
+Exit code 1 where the script failed, 130 where it was interrupted: what ran until then is told all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+
+from trainledger.cli.arguments import add_json, print_json
+
+NARROWEST = 60
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.usage = f"{parser.prog} [options] SCRIPT [ARGS ...]"
+    parser.add_argument("script", metavar="SCRIPT", help="the file to run, such as train.py")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="what the script is to be given")
+    parser.add_argument("--fake", action="store_true", help="on fake tensors: of any size, nothing is computed")
+    parser.add_argument(
+        "--device", metavar="cuda", help="let a script for one GPU run without any: its tensors pass for the GPU's"
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="stop after N optimizer steps")
+    parser.add_argument(
+        "--files", action="append", default=[], metavar="GLOB",
+        help="whose lines are told, beside the script's; may be repeated (else all modules beside the script)",
+    )  # fmt: skip
+    parser.add_argument("--shapes", action="store_true", help="also the shapes and strides that each line makes")
+    parser.add_argument("--per-run", action="store_true", help="divide by how often each line ran")
+    parser.add_argument("--busy", action="store_true", help="only lines that do something to tensors")
+    parser.add_argument("--width", type=int, metavar="N", help="characters to a line (else the terminal's, or 80)")
+    parser.add_argument("--html", metavar="FILE", help="also write the annotation as a page")
+    add_json(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    from trainledger.cli import DONE, FAILED, INTERRUPTED
+    from trainledger.report.annotate import html, text, to_json
+    from trainledger.spec.plain import check_target, replace_file
+
+    if args.width is not None and args.width < NARROWEST:
+        from trainledger.spec.problem import InvalidInput, Problem
+
+        raise InvalidInput([Problem("--width", args.width, f"must be at least {NARROWEST}", NARROWEST)])
+    if args.html is not None:
+        check_target(args.html, "--html")
+    from trainledger.trace.annotate import annotate
+    from trainledger.trace.annotate.script import compiled
+
+    compiled(args.script)  # what is wrong with its name or its text is told before anything else happens
+    with _output_aside():
+        told = annotate(
+            args.script, args.args, fake=args.fake, device=args.device, files=args.files, steps=args.steps,
+            shapes=args.shapes,
+        )  # fmt: skip
+    if args.html is not None:
+        replace_file(args.html, html(told).encode())
+        print(f"wrote {args.html}", file=sys.stderr)
+    if args.json:
+        print_json(to_json(told))
+    else:
+        width = args.width or max(NARROWEST, shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80)
+        print(text(told, width=width, busy=args.busy, per_run=args.per_run))
+    return {"failed": FAILED, "interrupted": INTERRUPTED}.get(told.outcome, DONE)
+
+
+@contextmanager
+def _output_aside() -> Iterator[None]:
+    """Let what a script prints go to standard error, also what its libraries and processes print."""
+    own = -1
+    with suppress(OSError, ValueError, AttributeError):
+        if sys.stdout.fileno() == 1 and sys.stderr.fileno() == 2:
+            sys.stdout.flush()
+            own = os.dup(1)
+            os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if own >= 0:
+            os.dup2(own, 1)
+            os.close(own)

@@ -1,0 +1,246 @@
+"""Run a program under the tracer and tell what each of its lines costs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.optim.optimizer as optimizers
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trainledger.ledger.annotation import Annotation
+from trainledger.ledger.record import Storage
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.trace.annotate import script
+from trainledger.trace.annotate.accelerator import Accelerator, pretended
+from trainledger.trace.annotate.account import Account
+from trainledger.trace.annotate.callers import Callers
+from trainledger.trace.annotate.files import Files
+from trainledger.trace.annotate.gradients import gradients_of
+from trainledger.trace.annotate.holders import Holder, holder_of, snapshots
+from trainledger.trace.annotate.reading import reads_seen
+from trainledger.trace.annotate.runs import LineRuns
+from trainledger.trace.annotate.values import ZeroIndices, without_values
+from trainledger.trace.annotate.watcher import Watcher
+from trainledger.trace.annotate.written import annotation_of
+from trainledger.trace.grouped_products import grouped_products_of_any_format
+from trainledger.trace.kernels import kernels_of
+from trainledger.trace.lines import Lines
+from trainledger.trace.numbers import ZeroWhereUnknown
+from trainledger.trace.recorder import Recorder
+from trainledger.trace.replaced import replaced
+from trainledger.trace.transformers import as_if_real
+from trainledger.units import counted
+
+DEVICES = ("cuda",)
+_STEPS_KEPT = 8  # whose nodes may still be run backward
+_MOST_ASKED = 8  # tensors that are asked who holds them
+MOST_GUESSES = 100_000  # of one line: a loop that waits for a value would never end
+
+Tell = Callable[[str], None]
+
+
+def annotate(
+    program: str | os.PathLike[str] | Callable[..., object],
+    arguments: Sequence[Any] = (),
+    *,
+    fake: bool = False,
+    device: str | None = None,
+    files: Sequence[str] = (),
+    steps: int | None = None,
+    shapes: bool = False,
+    tell: Tell | None = None,
+) -> Annotation:
+    """What each line of a program costs: a script, run as ``__main__`` with ``arguments``, or a function of yours.
+
+    It runs for real, or with ``fake`` on fake tensors: then nothing is computed, and a value that is read is taken
+    for 0 and told in ``notes``. ``device`` "cuda" lets a program for one GPU run on a machine without any: its tensors
+    pass for the GPU's. Told are the lines of the script and of modules beside it, or of the ``files`` that these
+    patterns name; ``steps`` ends it after so many optimizer steps; with ``shapes`` the tensors of each line are told.
+
+    However the program ends, what ran is told; ``ended`` says why where it did not come to its end, and ``tell`` is
+    given the traceback. Raises InvalidInput where there is no such script.
+
+    >>> def double():
+    ...     x = torch.ones(4, 8)
+    ...     return (x.t() * 2).sum()
+    >>> annotate(double).total.flops
+    64
+    """
+    _check(device, steps, fake, program, arguments)
+    if callable(program):
+        function = program
+        path = _file_of(program)
+        asked = _Asked(path, tuple(files) or (path,), fake, device, steps, shapes)
+        return _run(asked, lambda: function(*arguments), tell)
+    path = os.fspath(program)
+    code = script.compiled(path)
+    asked = _Asked(code.co_filename, tuple(files), fake, device, steps, shapes)
+    with script.as_main(path, [str(each) for each in arguments]) as module:
+        return _run(asked, lambda: exec(code, module.__dict__), tell)
+
+
+def _check(device: str | None, steps: int | None, fake: bool, program: object, arguments: Sequence[Any]) -> None:
+    problems = []
+    if device is not None and device not in DEVICES:
+        problems.append(Problem("device", device, "must be one that can be pretended", DEVICES[0]))
+    if steps is not None and steps < 1:
+        problems.append(Problem("steps", steps, "must be at least 1", 1))
+    if fake and callable(program) and arguments:
+        rule = "a function that runs on fake tensors makes them itself; take no arguments, and build the model inside"
+        problems.append(Problem("arguments", None, rule))
+    if problems:
+        raise InvalidInput(problems)
+
+
+def _file_of(function: Callable[..., object]) -> str:
+    """The file of a function, below decorators and bound arguments; InvalidInput for one without any source."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        rule = "is no function written in Python, so that it has no lines; wrap it into one"
+        raise InvalidInput([Problem("program", repr(function), rule)])
+    return str(code.co_filename)
+
+
+class _Asked:
+    def __init__(
+        self, path: str, files: Sequence[str], fake: bool, device: str | None, steps: int | None, shapes: bool
+    ) -> None:
+        self.path, self.files, self.fake, self.device = path, files, fake, device
+        self.steps, self.shapes = steps, shapes
+
+
+def _run(asked: _Asked, program: Callable[[], object], tell: Tell | None) -> Annotation:
+    files = Files(asked.path, asked.files)
+    files.name(asked.path)
+    lines = Lines(files.counts)
+    account = Account(lambda: recorder)
+    callers = Callers(files)
+    watcher = Watcher(account, callers, lines, asked.shapes)
+    recorder = watcher.recorder = Recorder(nn.Module(), find_phases=True, lines=lines, watch=watcher.watch)
+    notes: dict[str, None] = {}
+    guesses: Counter[str] = Counter()
+    runs = LineRuns(files, account.end_line, account.tally)
+    session = _Session(watcher, files, asked.steps)
+    note = notes.setdefault
+
+    def guessed() -> None:
+        line = lines.here() or "a line of a library"
+        guesses[line] += 1
+        if guesses[line] > MOST_GUESSES:
+            raise script.Refused(f"more than {MOST_GUESSES:,} values were read here that nobody knows")
+
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        enter(replaced(torch, "compile", lambda _: _eager(note)))
+        enter(session.hooked())
+        if asked.fake:
+            enter(FakeTensorMode(allow_non_fake_inputs=True))
+            enter(without_values(note))
+            enter(kernels_of("cuda" if asked.device == "cuda" else "cpu"))
+            enter(ZeroWhereUnknown(lambda: session.in_step, guessed))
+            enter(ZeroIndices(guessed))
+            enter(grouped_products_of_any_format())
+            enter(as_if_real())
+        if asked.device is not None:
+            accelerator = Accelerator(recorder, account.settle)
+            watcher.device_of, watcher.after = accelerator.device_of, accelerator.after
+            watcher.dies.append(accelerator.gone)
+            enter(pretended(accelerator, lambda: watcher.synchronized("torch.cuda.synchronize", [], "cuda")))
+        enter(reads_seen(watcher, guessed))
+        enter(recorder)
+        began = time.perf_counter()
+        with runs:
+            ending = script.run(program, files, tell or (lambda text: print(text, file=sys.stderr)))
+        seconds = time.perf_counter() - began
+        account.settle()
+        ends = {name: line.live for name, line in account.lines.items()}
+    for line, count in guesses.items():
+        note(f"{counted(count, 'value')} read at {line} taken for 0: no value is known on fake tensors")
+    if asked.device is not None and not asked.fake:
+        note("the kernels are those of the CPU; with --fake they are those of CUDA")
+    if not runs.counted:
+        note("lines were not counted: a debugger or a coverage tool follows them already")
+    return annotation_of(
+        watcher, files, runs, ending, session.holder, ends,
+        seconds=seconds, fake=asked.fake, device=asked.device or "", steps=session.steps, notes=tuple(notes),
+    )  # fmt: skip
+
+
+class _Session:
+    """Follows the optimizers of a program, whichever it makes."""
+
+    def __init__(self, watcher: Watcher, files: Files, steps: int | None) -> None:
+        self.steps = 0
+        self.in_step = False
+        self.holder: Holder | None = None
+        self._watcher, self._files, self._most = watcher, files, steps
+        self._gradients: list[Storage] = []
+        self._stale: list[dict[str, Any]] = []
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """While inside, each optimizer's step is followed."""
+        hooks = [
+            optimizers.register_optimizer_step_pre_hook(self._before),
+            optimizers.register_optimizer_step_post_hook(self._after),
+        ]
+        try:
+            yield
+        finally:
+            for each in hooks:
+                each.remove()
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for each in self._stale:
+            each.clear()
+        self._stale = []
+        caller = self._watcher.callers.now()
+        self._gradients = gradients_of(optimizer, self._watcher.recorder.storage_of)
+        self._watcher.gradients.before_step(self._gradients, caller.at if caller is not None else "a library")
+        self.in_step = True
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.in_step = False
+        self._watcher.gradients.after_step(gradients_of(optimizer, self._watcher.recorder.storage_of))
+        self.steps += 1
+        self._end_step()
+        if self._most is not None and self.steps >= self._most:
+            raise script.EnoughSteps(f"stopped after {self.steps:,} optimizer steps, as asked")
+
+    def _end_step(self) -> None:
+        graph = self._watcher.graph
+        self._watcher.account.settle()
+        if self.steps % _STEPS_KEPT == 0:
+            self._watcher.recorder.forget_nodes(graph.number_before(_STEPS_KEPT))
+        if not graph.end_step() or graph.leaks is None:
+            return
+        caller = self._watcher.callers.now()
+        if caller is None or (self.holder is not None and self.holder.line):
+            return
+        for _, ref in graph.looks[-1].tensors[:_MOST_ASKED]:
+            tensor = ref()
+            if tensor is not None:
+                self.holder = holder_of(tensor, caller.frame, self._files) or self.holder
+                if self.holder is not None and self.holder.line:
+                    break
+        self._stale = snapshots(caller.frame, self._files)
+
+
+def _eager(note: Callable[[str], None]) -> Callable[..., Any]:
+    def compile(model: Any = None, **options: Any) -> Any:
+        note("torch.compile was left out: operations are told as they run one by one, before any are fused")
+        return model if model is not None else lambda each: each
+
+    return compile

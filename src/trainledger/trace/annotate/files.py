@@ -1,0 +1,112 @@
+"""Which files are shown line by line, and how their lines hang together."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import linecache
+import os
+import sysconfig
+from collections.abc import Sequence
+
+from trainledger.trace.lines import is_tracers, is_users, shown_file
+
+_INSTALLED = tuple({sysconfig.get_path(each) + os.sep for each in ("purelib", "platlib", "stdlib", "platstdlib")})
+_SITES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+class Files:
+    """The files whose lines are told: a script and the modules beside it, or those that ``patterns`` name.
+
+    A pattern is matched against the whole path and, without a slash, against the name alone.
+    """
+
+    def __init__(self, script: str, patterns: Sequence[str] = ()) -> None:
+        self.script = script
+        self._beside = os.path.dirname(os.path.abspath(script)) + os.sep if os.path.exists(script) else ""
+        self._patterns = tuple(patterns)
+        self._names: dict[str, str] = {}  # of each file that code came from: how it is shown, or nothing
+        self._shapes: dict[str, Shape] = {}
+
+    def counts(self, file: str) -> bool:
+        """Whether the lines of a file are told."""
+        return bool(self.name(file))
+
+    def name(self, file: str) -> str:
+        """How a file is shown; "" for one that is not."""
+        found = self._names.get(file)
+        if found is None:
+            found = self._names[file] = shown_file(file) if self._is_shown(file) else ""
+        return found
+
+    def _is_shown(self, file: str) -> bool:
+        if file == self.script:
+            return True
+        whole = os.path.abspath(file)
+        if file.startswith("<") or is_tracers(whole):
+            return False
+        if any(fnmatch.fnmatch(whole if "/" in each else os.path.basename(whole), each) for each in self._patterns):
+            return True
+        if whole.startswith(_INSTALLED) or any(each in whole for each in _SITES) or not is_users(whole):
+            return False
+        return not self._patterns and bool(self._beside) and whole.startswith(self._beside)
+
+    def shown(self) -> dict[str, str]:
+        """Name and path of each file that is shown and of which something ran, the script first."""
+        found = {name: file for file, name in self._names.items() if name}
+        first = self.name(self.script)
+        return {first: self.script} | {name: found[name] for name in sorted(found) if name != first}
+
+    def path(self, name: str) -> str:
+        return next((file for file, shown in self._names.items() if shown == name), name)
+
+    def shape(self, file: str) -> Shape:
+        """The statements and loops of a file."""
+        found = self._shapes.get(file)
+        if found is None:
+            found = self._shapes[file] = Shape(linecache.getlines(file))
+        return found
+
+
+class Shape:
+    """How the lines of a source hang together; of one that cannot be parsed every line stands alone.
+
+    ``first`` is the line that a statement over several lines begins at, ``loops`` the first and last line of a loop's
+    body by the line of its head, ``blocks`` those of a with statement's, ``definitions`` the lines that define and run
+    nothing.
+    """
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = [each.rstrip("\n") for each in lines]
+        self.first: dict[int, int] = {}
+        self.loops: dict[int, tuple[int, int]] = {}
+        self.blocks: dict[int, tuple[int, int]] = {}
+        self.definitions: set[int] = set()
+        self.tree: ast.Module | None
+        try:
+            self.tree = ast.parse("".join(lines))
+        except (SyntaxError, ValueError):
+            self.tree = None
+            return
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.stmt):
+                continue
+            begin = node.lineno
+            body = getattr(node, "body", None)
+            head_ends = body[0].lineno - 1 if body else (node.end_lineno or begin)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                self.definitions.update(range(begin, max(head_ends, begin) + 1))
+            elif isinstance(node, (ast.With, ast.AsyncWith)):
+                self.blocks[begin] = (node.body[0].lineno, node.body[-1].end_lineno or begin)
+            elif isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+                self.loops[begin] = (node.body[0].lineno, node.body[-1].end_lineno or begin)
+            for line in range(begin + 1, head_ends + 1):
+                self.first[line] = begin
+
+    def statement(self, line: int) -> int:
+        """The line at which the statement begins that a line belongs to."""
+        return self.first.get(line, line)
+
+    def in_loop(self, line: int) -> bool:
+        """Whether a line stands in the body of a loop."""
+        return any(first <= line <= last for first, last in self.loops.values())

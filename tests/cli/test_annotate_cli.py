@@ -1,0 +1,163 @@
+"""The verb annotate: what goes where, what is refused, and that nothing runs that was not named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from trainledger.cli import main
+
+SOURCE = """
+import sys
+import torch
+print("from the script", *sys.argv[1:])
+x = torch.ones(8, 16)
+y = x.t().reshape(-1) * 2
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "train.py"
+    file.write_text(SOURCE)
+    return file
+
+
+def test_the_table_stands_beside_the_source(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["annotate", "train.py", "--lr", "3e-4"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "from the script --lr 3e-4\n"
+    assert max(map(len, out.splitlines())) <= 80
+    row = next(each for each in out.splitlines() if each.endswith("y = x.t().reshape(-1) * 2"))
+    assert row.split()[:8] == ["6", "1", "128", "1.02k", "1.02k", "1.02k", "512", "0.06"]
+    assert "^ view (free): t, unsafe_view" in out
+    assert "^ copy 512 B: non-contiguous by reshape" in out
+    assert "1. train.py:6: hidden copy\n   `x.t().reshape(-1)` copies 512 B, once" in out
+
+
+def test_json_stays_clean_whatever_the_script_prints(script: Path) -> None:
+    script.write_text(
+        SOURCE + "import os, subprocess\nos.write(1, b'from below\\n')\nsubprocess.run(['echo', 'child'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "trainledger", "annotate", "--json", "train.py"],
+        capture_output=True,
+        text=True,
+        cwd=script.parent,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert {"from the script", "from below", "child"} <= set(done.stderr.splitlines())
+    assert told["total"]["flops"] == 128
+    (file,) = told["files"]
+    lines = {each["number"]: each for each in file["lines"]}
+    assert sum(each["own"]["flops"] for each in lines.values()) == 128
+    assert lines[6]["marks"][1] == {"kind": "copy", "why": "non-contiguous by reshape", "times": 1, "nbytes": 512}
+    assert lines[6]["intensity"] == 128 / (2 * 512 + 2 * 512)
+    assert told["findings"][0]["line"] == "train.py:6"
+
+
+def test_options_behind_the_script_are_its_own(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["annotate", "--busy", "--shapes", "--width", "120", "train.py", "--fake", "--busy"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "from the script --fake --busy\n"
+    assert "import sys" not in out
+    assert "with real values" in out
+    assert "^ t (view): fp32[16, 8], stride [1, 16], not contiguous, cpu" in out
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "sentence"),
+    [
+        ("raise SystemExit(4)", 1, "the script exited with 4"),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero"),
+        ("", 0, ""),
+    ],
+)
+def test_the_exit_code_says_how_it_ended(
+    last: str, code: int, sentence: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    script.write_text(SOURCE + last)
+    assert main(["annotate", "train.py"]) == code
+    out = capsys.readouterr().out
+    assert "x.t().reshape(-1)" in out
+    assert sentence in " ".join(out.split())
+    assert main(["annotate", "--json", "train.py"]) == code
+    assert sentence in json.loads(capsys.readouterr().out)["ended"]
+
+
+def test_interrupted_it_prints_what_there_is(script: Path) -> None:
+    script.write_text(SOURCE + "import time\nprint('ready', flush=True)\nwhile True:\n    time.sleep(0.01)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainledger", "annotate", "train.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, cwd=script.parent,
+    )  # fmt: skip
+    assert process.stderr is not None
+    while process.stderr.readline() != "ready\n":
+        assert process.poll() is None
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "1. train.py:6: hidden copy" in out
+    assert "This is what ran so far: interrupted at train.py:" in out
+
+
+def test_a_page_opens_offline(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text(SOURCE + "z = '<script>alert(1)</script>'\n")
+    assert main(["annotate", "--html", "out.html", "train.py"]) == 0
+    page = Path("out.html").read_text()
+    assert "hidden copy" in page
+    assert "y = x.t().reshape(-1) * 2" in page
+    assert "<script>" not in page
+    assert "wrote out.html" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["missing.py"], "script = 'missing.py': cannot be read: No such file or directory"),
+        ([], "the following arguments are required"),
+        (
+            ["--device", "tpu", "train.py"],
+            "device = 'tpu': must be one that can be pretended; nearest that works: cuda",
+        ),
+        (["--steps", "0", "train.py"], "steps = 0: must be at least 1"),
+        (["--steps", "x", "train.py"], "invalid int value"),
+        (["--width", "20", "train.py"], "--width = 20: must be at least 60"),
+        (["--html", "no/such/out.html", "train.py"], "--html"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_runs(
+    words: list[str], sentence: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    assert main(["annotate", *words]) == 2
+    out, err = capsys.readouterr()
+    assert sentence in err
+    assert out == ""
+    assert "from the script" not in err
+
+
+def test_nothing_is_imported_that_was_not_named(script: Path) -> None:
+    for name in ("sitecustomize_not", "conftest", "setup", "__init__"):
+        (script.parent / f"{name}.py").write_text("raise SystemExit('imported')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "trainledger", "annotate", "train.py"], capture_output=True, text=True,
+        cwd=script.parent, env=os.environ | {"PYTHONSAFEPATH": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_page_of_what_ended_early_says_so(script: Path) -> None:
+    script.write_text(textwrap.dedent(SOURCE) + "1 / 0\n")
+    assert main(["annotate", "--html", "out.html", "train.py"]) == 1
+    assert "This is what ran so far" in Path("out.html").read_text()

@@ -1,0 +1,94 @@
+"""Runs of our own models whose layers are multiplied, beside all of them traced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from blocks_compared import same_ledger
+from hypothesis import given
+from hypothesis import strategies as st
+from random_runs import run_of, runs
+from saving_runs import examples
+
+from trainledger.measure.step import rehearse
+from trainledger.spec.run import Run
+
+
+@given(run=runs(), n_layers=st.integers(8, 9))
+@examples(8)
+def test_of_any_run_the_layers_multiply(run: Run, n_layers: int) -> None:
+    deep = replace(run, model=replace(run.model, n_layers=n_layers))
+    same_ledger(rehearse(deep), rehearse(deep, blocks="all"))
+
+
+SAVINGS = {
+    "every-third": {"activation_checkpointing": "full", "recompute_every": 3},
+    "segments": {"activation_checkpointing": "segments", "recompute_segment": 2},
+    "selective": {"activation_checkpointing": "selective", "recompute_keep": ("matmuls",)},
+    "attention": {"activation_checkpointing": "attention", "attention": "math"},
+    "offload": {"activation_checkpointing": "offload"},
+    "lora": {"lora_rank": 4},
+    "chunked-loss": {"loss": "chunked"},
+    "fp16": {"precision": "fp16-mixed"},
+    "muon": {"optimizer": "muon"},
+    "adafactor": {"optimizer": "adafactor"},
+    "adamw-8bit": {"optimizer": "adamw-8bit"},
+}
+
+
+@pytest.mark.parametrize("saving", SAVINGS)
+def test_what_saves_memory_multiplies(saving: str) -> None:
+    layers = {"every-third": 25, "segments": 17}.get(saving, 10)
+    run = run_of(model={"n_layers": layers}, **SAVINGS[saving])
+    same_ledger(rehearse(run), rehearse(run, blocks="all"))
+
+
+KINDS = {
+    "windows": {"window": 8, "global_every": 3},
+    "dense-then-experts": {"n_experts": 4, "experts_per_token": 2, "expert_d_ff": 32, "n_dense_layers": 3},
+    "every-other-expert": {"n_experts": 4, "experts_per_token": 2, "expert_d_ff": 32, "expert_every": 2},
+    "parallel": {"block": "parallel"},
+    "sandwich": {"norm_place": "sandwich"},
+    "tied": {"tie_embeddings": True},
+    "ahead": {"n_predict_ahead": 1},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_block_multiplies(kind: str) -> None:
+    layers = {"windows": 25, "dense-then-experts": 11, "every-other-expert": 17}.get(kind, 9)
+    run = run_of(model={"n_layers": layers, **KINDS[kind]})
+    once = rehearse(run)
+    same_ledger(once, rehearse(run, blocks="all"))
+
+
+def test_micro_batches_multiply_with_the_layers_in_them() -> None:
+    run = run_of(model={"n_layers": 9}, global_batch=22, micro_batch=2)
+    once = rehearse(run)
+    same_ledger(once, rehearse(run, blocks="all"))
+    assert {len(each.loop) for each in once} == {0, 1, 2}
+    assert once.notes == (
+        "9 layers are alike: traced once and multiplied by 9",
+        "11 micro-batches are alike: 4 were traced and one of them multiplied",
+    )
+
+
+def test_micro_batches_of_a_shallow_model_multiply() -> None:
+    run = run_of(global_batch=16, micro_batch=2, dropout=0.1, precision="bf16-mixed")
+    same_ledger(rehearse(run), rehearse(run, blocks="all"))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        run_of(model={"n_layers": 7}),
+        run_of(model={"n_layers": 9}, activation_checkpointing="from-start"),
+        run_of(model={"n_layers": 9}, activation_checkpointing="segments"),
+    ],
+    ids=["too few", "each made from the first", "only three segments"],
+)
+def test_what_does_not_multiply_is_traced_whole(run: Run) -> None:
+    ledger, whole = rehearse(run), rehearse(run, blocks="all")
+    assert not any(each.loop for each in ledger)
+    assert ledger == whole
