@@ -396,12 +396,12 @@ def families() -> dict[str, tuple[str, dict[str, Any]]]:
         "Llama": ("CausalLM", {**decoder, "num_hidden_layers": 9}),
         "Qwen3": ("CausalLM", {**decoder, "num_hidden_layers": 9}),
         "Mixtral": ("CausalLM", {**decoder, "num_hidden_layers": 8, "num_local_experts": 4}),
-        "Gemma2": ("CausalLM", {**decoder, "num_hidden_layers": 17, "sliding_window": 4}),
+        "Gemma2": ("CausalLM", {**decoder, "num_hidden_layers": 16, "sliding_window": 4}),
         "GPT2": ("LMHeadModel", {"vocab_size": 50, "n_embd": 16, "n_layer": 9, "n_head": 2, "use_cache": False}),
         "Bert": ("MaskedLM", {**small, "num_hidden_layers": 9, "max_position_embeddings": 32}),
         "T5": (
             "ConditionalGeneration",
-            {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 9, "num_decoder_layers": 10,
+            {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 9, "num_decoder_layers": 9,
              "num_heads": 2, "use_cache": False, "decoder_start_token_id": 0, "pad_token_id": 0},
         ),
     }  # fmt: skip
@@ -428,3 +428,18 @@ def test_a_cache_that_is_told_the_place() -> None:
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).train()
     multiplies(model, {"input_ids": IDS, "labels": IDS})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [32, 80])
+def test_llama_as_it_is(layers: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    wide = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64}
+    sizes = wide if layers == 80 else {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
+    config = transformers.LlamaConfig(
+        **sizes, vocab_size=128256, num_hidden_layers=layers, num_key_value_heads=8, use_cache=False
+    )
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).train()
+    ids = torch.empty(1, 8192, dtype=torch.int64, device="meta")
+    multiplies(model, {"input_ids": ids, "labels": ids}, kernels="cuda")

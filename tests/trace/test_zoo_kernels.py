@@ -19,8 +19,9 @@ from trainledger.trace import trace
 from trainledger.trace.cpu_results import CPU_RESULTS
 from trainledger.trace.fakes import fake_batch, make_states
 from trainledger.trace.numbers import ZeroWhereUnknown
-from trainledger.trace.operators import operator_of, tensors_in
+from trainledger.trace.operators import operator_of
 from trainledger.trace.recorder import Recorder
+from trainledger.trace.tensor_facts import tensors_in
 
 aten = torch.ops.aten
 torch.set_num_threads(1)

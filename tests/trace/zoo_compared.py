@@ -31,7 +31,7 @@ from zoo_transformers import SPECIMENS as OF_TRANSFORMERS
 
 from trainledger.ledger.entry import Ledger
 from trainledger.trace.fakes import make_states
-from trainledger.trace.operators import tensors_in
+from trainledger.trace.tensor_facts import tensors_in
 from trainledger.trace.trace import trace, trace_step
 
 ZOO = (*OF_TRANSFORMERS, *OF_TORCH, *OF_OWN_CODE)

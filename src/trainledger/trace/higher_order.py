@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch._ops import OpOverload
 
 from trainledger.ledger.record import Event
-from trainledger.trace.operators import tensors_in
+from trainledger.trace.tensor_facts import tensors_in
 
 if TYPE_CHECKING:
     from trainledger.trace.recorder import Recorder
@@ -25,7 +25,11 @@ def run_higher_order(recorder: Recorder, func: Any, args: tuple[Any, ...], kwarg
     if wraps:
         args = tuple(_recorded(recorder, each) if isinstance(each, OpOverload) else each for each in args)
     out = func(*args, **kwargs)
-    made = [recorder.follow(each, name) for each in tensors_in(out) if not recorder.follows(each)]
+    made = [
+        recorder.storages.born(each, name, recorder.current_phase)
+        for each in tensors_in(out)
+        if recorder.storages.of(each) is None
+    ]
     if not wraps:
         recorder.uncounted[name] = recorder.uncounted.get(name, 0) + 1
     if made or not wraps:

@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 
 from trainledger.ledger import rules
 from trainledger.trace.scratch import SCRATCH, Scratch
+from trainledger.trace.tensor_facts import tensors_in
 
 Args = tuple[Any, ...]
 Flops = tuple[int, int]  # done, and the model's own share of it
@@ -223,26 +224,6 @@ def _update(optimizer: str) -> Callable[[Args, Any], Flops]:
     return flops
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of an argument or a result, looking into lists, tuples and dicts; of a sparse one, its parts."""
-    if isinstance(value, Tensor):
-        return [value] if value.layout is torch.strided else _parts(value)
-    if isinstance(value, (list, tuple)):
-        return [tensor for each in value for tensor in tensors_in(each)]
-    if isinstance(value, dict):
-        return [tensor for each in value.values() for tensor in tensors_in(each)]
-    return []
-
-
-def _parts(tensor: Tensor) -> list[Tensor]:
-    """What holds the memory of a tensor that has none of its own; none of an opaque one."""
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout is torch.jagged:
-        return [tensor._values, tensor._offsets]  # type: ignore[attr-defined, list-item]
-    return []
-
-
 _SHAPES: dict[str, Callable[[Args], tuple[int, ...]]] = {
     "aten::mm": _mm,
     "aten::addmm": _behind(_mm),
@@ -339,7 +320,8 @@ for _name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_st
               "unsqueeze_", "squeeze_", "transpose_", "t_", "as_strided_", "detach_", "set_"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("allocate", _none)
 for _name in ("native_dropout", "bernoulli_", "bernoulli", "rand", "randn", "randint", "randperm", "uniform_",
-              "normal_", "rand_like", "randn_like", "exponential_", "random_", "geometric_", "log_normal_", "cauchy_"):  # fmt: skip
+              "normal_", "rand_like", "randn_like", "exponential_", "random_", "geometric_", "log_normal_",
+              "cauchy_"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("random", _none)
 for _name in ("_local_scalar_dense", "is_same_size", "equal", "sym_size", "item", "_assert_async", "_assert_scalar",
               "_linalg_check_errors", "record_stream", "is_pinned"):  # fmt: skip

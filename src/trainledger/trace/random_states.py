@@ -20,7 +20,7 @@ def random_states(recorder: Recorder) -> Iterator[None]:
     def taken(before: Callable[[], Tensor]) -> Callable[[], Tensor]:
         def get_rng_state() -> Tensor:
             state = before()
-            name, made = "get_rng_state", recorder.follow(state, "get_rng_state")
+            name, made = "get_rng_state", recorder.storages.born(state, "get_rng_state", recorder.current_phase)
             phase = recorder.phase_now([made])
             path, line = recorder.places.path(phase), recorder.places.line()
             event = Event(

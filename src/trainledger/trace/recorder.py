@@ -8,10 +8,8 @@ two operations counts as freed by the earlier one.
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
 from types import TracebackType
 from typing import Any
 
@@ -22,18 +20,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainledger.ledger.entry import HOST, Ledger
-from trainledger.ledger.record import Event, Origin, Storage, amounts, keep_what_lives
-from trainledger.ledger.tensors import TensorLife
+from trainledger.ledger.record import Event, Storage, amounts, keep_what_lives
 from trainledger.trace.accumulation import added_into, alone
 from trainledger.trace.higher_order import run_higher_order
 from trainledger.trace.lines import Lines
-from trainledger.trace.operators import operator_of, tensors_in
+from trainledger.trace.operators import operator_of
 from trainledger.trace.places import OUTSIDE, Places, plain_name
-
-DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
-DTYPE_NAMES |= {torch.int64: "int64", torch.int32: "int32", torch.uint8: "uint8", torch.int8: "int8"}
-DTYPE_NAMES |= {torch.bool: "bool"}
-DTYPE_NAMES |= {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+from trainledger.trace.storages import Storages
+from trainledger.trace.tensor_facts import DTYPE_NAMES, tensors_in, touched_nbytes, written_arguments
 
 _DEVICE = torch.ops.prim.device.default
 MODEL_PHASES = ("forward", "backward", "other")  # whose matrix products are the model's own
@@ -78,16 +72,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.uncounted: dict[str, int] = {}
         self.micro_batches = 0
         self._clocked = clocked
-        self._live: dict[int, Storage] = {}
-        self._guards: dict[int, Any] = {}
-        self._resident: list[Storage] = []
+        self.storages = Storages(self.events)
         self._phase = "other"
         self._find_phases = find_phases
         self._watch_each = watch
         self._kernels = kernels
         self._hidden = hidden
         self._adds_in_place = hidden and alone() is not None
-        self._every: list[Storage] = []
         self.partial = ""
         self.notes: list[str] = []
         self.sees_compiled = False  # whether compiled modules run as compiled, which no dispatch mode does by itself
@@ -112,21 +103,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def resident(self, tensors: Iterable[Tensor], category: str, names: Iterable[str] = ()) -> None:
         """Tell which live tensors belong to which category before the step; a storage is counted once."""
-        for tensor, name in zip_longest(tensors, names, fillvalue=category):
-            assert isinstance(tensor, Tensor)
-            storage = tensor.untyped_storage()
-            if storage._cdata not in self._live:
-                record = Storage(storage.nbytes(), "resident", category)
-                record.origin = Origin(str(name), tuple(tensor.shape), dtype_name(tensor.dtype), "", "", -1)
-                self._watch(storage, record)
-                self._resident.append(record)
+        self.storages.resident(tensors, category, names)
 
     def categorize(self, tensors: Iterable[Tensor], category: str) -> None:
         """Say what live storages turned out to be, back to their birth."""
-        for tensor in tensors_in(list(tensors)):
-            record = self._live.get(tensor.untyped_storage()._cdata)
-            if record is not None:
-                record.category = category
+        self.storages.categorize(tensors, category)
 
     # Phases and modules
 
@@ -155,12 +136,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             gradients = [each.grad for each in self._root.parameters() if each.grad is not None]
             self.categorize(gradients, "gradients")
         if before == "data":
-            for each in self._live.values():
+            for each in self.storages.live.values():
                 if each.phase == "data":
                     each.category = "batch"
         if phase == "backward":
             self.micro_batches += 1
-            keep_what_lives(self._live.values(), "forward")
+            keep_what_lives(self.storages.live.values(), "forward")
 
     def _notice_phase(self) -> None:
         if self._phase not in ("other", "forward", "backward"):
@@ -189,7 +170,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _leave_module(self, module: nn.Module, output: Any) -> None:
         if module is self._root and self._phase == "forward":
             for tensor in tensors_in(output):
-                record = self._live.get(tensor.untyped_storage()._cdata)
+                record = self.storages.of(tensor)
                 if record is not None and record.category == "scratch":
                     record.category = "logits and loss"
 
@@ -228,7 +209,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._notice_phase()
         made: list[Storage] = []
         written = 0
-        live = self._live
+        live = self.storages.live
         operator = operator_of(func)
         line = self._places.line()
         # The argument of lift_fresh is a number that has just become a tensor.
@@ -237,18 +218,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if tensor.untyped_storage()._cdata not in live:
                 self.resident([tensor], "batch")
         if into is not None:
-            self._move(into.untyped_storage()._cdata, out.untyped_storage())
+            self.storages.move(into.untyped_storage()._cdata, out.untyped_storage())
         # What is written in place is its argument's memory, even where a fake tensor comes back as another.
         in_place = operator.name.endswith("_") and operator.name not in RESIZES and func._schema.is_mutable
         for tensor in () if in_place else tensors_in(out):
             storage = tensor.untyped_storage()
             if storage._cdata not in live and storage.nbytes():
-                record = Storage(storage.nbytes(), self._phase)
-                record.origin = Origin(
-                    operator.name, tuple(tensor.shape), dtype_name(tensor.dtype), "", line, len(self.events)
-                )
-                self._watch(storage, record)
-                made.append(record)
+                made.append(self.storages.born(tensor, operator.name, self._phase, line))
                 written += storage.nbytes()
         if made and inputs and func.is_view:
             # A real tensor met among fake ones is converted where it is read; its own storage is counted already.
@@ -267,7 +243,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if into is not None:
             written += touched_nbytes(out)
         if changes:
-            targets = _written_arguments(func, args, kwargs)
+            targets = written_arguments(func, args, kwargs)
             written += sum(touched_nbytes(each) for each in targets)
         if operator.name in GATHERS:  # of the table, only the rows that come out are read
             read += written - touched_nbytes(inputs[0])
@@ -316,7 +292,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._recomputing = True
         elif self._recomputing:
             self._recomputing = False
-            keep_what_lives(self._live.values(), "recompute")
+            keep_what_lives(self.storages.live.values(), "recompute")
         return phase
 
     @contextmanager
@@ -327,18 +303,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
         finally:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    def follows(self, tensor: Tensor) -> bool:
-        """Whether a tensor's memory is known."""
-        return tensor.untyped_storage()._cdata in self._live
-
-    def follow(self, tensor: Tensor, name: str) -> Storage:
-        """Follow memory that was allocated without an operation; the caller puts it into the event that it is for."""
-        storage = tensor.untyped_storage()
-        record = Storage(storage.nbytes(), self._phase)
-        record.origin = Origin(name, tuple(tensor.shape), dtype_name(tensor.dtype), "", "", len(self.events))
-        self._watch(storage, record)
-        return record
 
     def _on_cpu(self, inputs: list[Tensor]) -> bool:
         return self._hidden and self._kernels == "cpu" and bool(inputs) and inputs[0].device.type == "cpu"
@@ -355,46 +319,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         return torch.is_grad_enabled() or bool(self._places.running)
 
-    def _watch(self, storage: Any, record: Storage) -> None:
-        key = storage._cdata
-        self._live[key] = record
-        self._every.append(record)
-        self._guards[key] = weakref.ref(storage, self._died(key))
-
-    def _move(self, before: int, storage: Any) -> None:
-        """Memory that was known as one storage is another from now on."""
-        record = self._live.pop(before, None)
-        if record is not None:
-            del self._guards[before]
-            self._live[storage._cdata] = record
-            self._guards[storage._cdata] = weakref.ref(storage, self._died(storage._cdata))
-
-    def _died(self, key: int) -> Callable[[Any], None]:
-        def gone(_: Any) -> None:
-            record = self._live.pop(key)
-            del self._guards[key]
-            if record.origin is not None:
-                record.origin.died = len(self.events) - 1
-            if self.events:
-                self.events[-1].freed.append((record, 1))
-            else:
-                self._resident.remove(record)
-
-        return gone
-
-    def storage_of(self, tensor: Tensor) -> Storage | None:
-        """The piece of memory of a tensor, where it is followed."""
-        return self._live.get(tensor.untyped_storage()._cdata)
-
     @property
     def resident_nbytes(self) -> int:
         """Bytes that were there before, as far as is known by now."""
-        return sum(each.nbytes for each in self._resident)
+        return sum(each.nbytes for each in self.storages.there_before)
 
     def forget_told(self) -> None:
         """Let go of all events but the last, and of memory that is gone: no ledger is made of a whole program."""
         del self.events[:-1]
-        self._every.clear()
+        self.storages.forget_gone()
 
     def forget_nodes(self, before: int) -> None:
         """Let go of where autograd's nodes with a number below this come from."""
@@ -408,27 +341,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         return Ledger(
             entries=tuple(each.entry() for each in self.events),
-            resident=amounts((each, 1) for each in self._resident),
+            resident=amounts((each, 1) for each in self.storages.there_before),
             parameters=sum(each.numel() for each in self._root.parameters() if each.requires_grad),
             tokens=tokens,
             micro_batches=max(1, self.micro_batches),
             uncounted=tuple(sorted(self.uncounted.items())),
             writer=writer,
-            tensors=tuple(self._lives()) if tensors else (),
+            tensors=tuple(self.storages.lives()) if tensors else (),
             partial=self.partial,
             notes=(*self.notes, *(() if self.sees_compiled else ran_eagerly(self._root))),
         )
-
-    def _lives(self) -> Iterator[TensorLife]:
-        for each in self._every:
-            origin = each.origin
-            if origin is None or not each.nbytes or (origin.born < 0 and origin.died == -1):
-                continue
-            yield TensorLife(
-                nbytes=each.nbytes, category=each.category, name=origin.name, shape=origin.shape, dtype=origin.dtype,
-                path=origin.path, phase="" if origin.born < 0 else each.phase, line=origin.line, born=origin.born,
-                died=origin.died,
-            )  # fmt: skip
 
 
 def optimizers_in(
@@ -440,31 +362,6 @@ def optimizers_in(
     return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """The field's name of a torch dtype (``fp32``); torch's own where it has none."""
-    return DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
-
-
 def _of_loss(path: str) -> bool:
     """Whether a module, or what runs outside of all, takes a loss."""
     return path == OUTSIDE or path.endswith(".loss")
-
-
-def touched_nbytes(tensor: Tensor) -> int:
-    """Bytes of a tensor's elements, those of a broadcast dim counted once."""
-    elements = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        if stride:
-            elements *= size
-    return elements * tensor.element_size()
-
-
-def _written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    written = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.name == "grads":  # fused optimizers write gradients only where a loss scale is taken off
-            continue
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            written.extend(tensors_in(value))
-    return written

@@ -21,10 +21,10 @@ from trainledger.trace.grouped_products import grouped_products_of_any_format
 from trainledger.trace.kernels import kernels_of
 from trainledger.trace.lines import Lines, ends_here
 from trainledger.trace.numbers import ZeroWhereUnknown
-from trainledger.trace.operators import tensors_in
 from trainledger.trace.partial import NoScalarLossError, as_far_as_it_goes
 from trainledger.trace.random_states import random_states
 from trainledger.trace.recorder import Recorder, optimizers_in
+from trainledger.trace.tensor_facts import tensors_in
 from trainledger.trace.transformers import as_if_real
 
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor

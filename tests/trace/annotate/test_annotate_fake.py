@@ -256,3 +256,17 @@ def test_what_is_written_in_place_is_no_new_memory() -> None:
 
     line = step.__code__.co_firstlineno + 4
     assert [annotate(step, fake=fake).line(line).own.allocated for fake in (False, True)] == [0, 0]
+
+
+def test_a_loop_that_waits_for_a_value_ends(tmp_path: Path) -> None:
+    file = script(
+        tmp_path,
+        """
+        import torch
+        left = torch.ones(4)
+        while not (left.sum() < 1):
+            left = left * 0.5
+        """,
+    )
+    assert annotate(file).ended == ""
+    assert "a loop would never end" in annotate(file, fake=True).ended

@@ -347,3 +347,18 @@ def test_programs_are_parsed() -> None:
     """A program with a typing error would pass for one that ends early."""
     for each in PROGRAMS.glob("*.py"):
         ast.parse(each.read_text())
+
+
+def test_of_a_librarys_upcasts_only_that_of_the_logits_is_told() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.float().mul(2).bfloat16()
+            logits = x.repeat(1, 8).float()
+            return F.cross_entropy(logits, torch.zeros(64, dtype=torch.int64))
+
+    def program() -> None:
+        Model()(torch.ones(64, 16, dtype=torch.bfloat16))
+
+    found = only(annotate(program, files=["no such file"]), "fp32 copy of logits")
+    assert (found.times, found.nbytes) == (1, 4 * 64 * 128)
+    assert "bfloat16[64, 128]" in found.what

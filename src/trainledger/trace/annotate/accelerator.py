@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 from trainledger.ledger.record import Event, Storage
 from trainledger.trace.annotate.copies import DEVICE
 from trainledger.trace.lines import is_tracers
-from trainledger.trace.operators import tensors_in
 from trainledger.trace.recorder import Recorder
 from trainledger.trace.replaced import all_replaced, replaced
+from trainledger.trace.tensor_facts import tensors_in
 from trainledger.units import GIGA
 
 _CPU, _GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -55,7 +55,7 @@ class Accelerator(TorchFunctionMode):
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor passes for one on the GPU."""
-        record = self._recorder.storage_of(tensor)
+        record = self._recorder.storages.of(tensor)
         return record is not None and record in self._there
 
     def device_of(self, tensor: Tensor) -> str:
@@ -136,7 +136,7 @@ class Accelerator(TorchFunctionMode):
 
     def _put(self, out: Any, there: bool) -> None:
         for tensor in tensors_in(out):
-            record = self._recorder.storage_of(tensor)
+            record = self._recorder.storages.of(tensor)
             if record is not None:
                 (self._arrived if there else self.gone)(record)
 

@@ -44,6 +44,7 @@ from trainledger.units import counted
 DEVICES = ("cuda",)
 _STEPS_KEPT = 8  # whose nodes may still be run backward
 _MOST_ASKED = 8  # tensors that are asked who holds them
+MOST_DECISIONS = 200  # at one line in one step
 MOST_GUESSES = 100_000  # of one line: a loop that waits for a value would never end
 
 Tell = Callable[[str], None]
@@ -141,6 +142,13 @@ def _run(asked: _Asked, program: Callable[[], object], tell: Tell | None) -> Ann
         if guesses[line] > MOST_GUESSES:
             raise script.Refused(f"more than {MOST_GUESSES:,} values were read here that nobody knows")
 
+    def decided() -> None:
+        line = lines.here() or "a line of a library"
+        session.decided[line] += 1
+        if session.decided[line] > MOST_DECISIONS:
+            told = f"{MOST_DECISIONS:,} conditions were read here in one step that nobody knows: a loop would never end"
+            raise script.Refused(told)
+
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(replaced(torch, "compile", lambda _: _eager(note)))
@@ -150,7 +158,7 @@ def _run(asked: _Asked, program: Callable[[], object], tell: Tell | None) -> Ann
             enter(without_values(note))
             enter(kernels_of("cuda" if asked.device == "cuda" else "cpu"))
             enter(ZeroWhereUnknown(lambda: session.in_step, guessed))
-            enter(ZeroIndices(guessed))
+            enter(ZeroIndices(guessed, decided))
             enter(grouped_products_of_any_format())
             enter(as_if_real())
         if asked.device is not None:
@@ -185,6 +193,7 @@ class _Session:
         self.steps = 0
         self.in_step = False
         self.holder: Holder | None = None
+        self.decided: Counter[str] = Counter()  # conditions on values that nobody knows, since the last step
         self._watcher, self._files, self._most = watcher, files, steps
         self._gradients: list[Storage] = []
         self._stale: list[dict[str, Any]] = []
@@ -207,14 +216,15 @@ class _Session:
             each.clear()
         self._stale = []
         caller = self._watcher.callers.now()
-        self._gradients = gradients_of(optimizer, self._watcher.recorder.storage_of)
+        self._gradients = gradients_of(optimizer, self._watcher.recorder.storages.of)
         self._watcher.gradients.before_step(self._gradients, caller.at if caller is not None else "a library")
         self.in_step = True
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.in_step = False
-        self._watcher.gradients.after_step(gradients_of(optimizer, self._watcher.recorder.storage_of))
+        self._watcher.gradients.after_step(gradients_of(optimizer, self._watcher.recorder.storages.of))
         self.steps += 1
+        self.decided.clear()
         self._end_step()
         if self._most is not None and self.steps >= self._most:
             raise script.EnoughSteps(f"stopped after {self.steps:,} optimizer steps, as asked")

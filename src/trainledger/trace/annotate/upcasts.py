@@ -29,11 +29,11 @@ class Upcasts:
 
     losses = frozenset({
         "_log_softmax", "nll_loss_forward", "nll_loss2d_forward", "logsumexp", "mse_loss", "binary_cross_entropy",
-        "binary_cross_entropy_with_logits", "smooth_l1_loss", "huber_loss", "_softmax",
+        "binary_cross_entropy_with_logits", "smooth_l1_loss", "huber_loss",
     })  # fmt: skip
 
     def __init__(self) -> None:
-        self.found: dict[tuple[str, str], Upcast] = {}
+        self.found: dict[tuple[str, str, tuple[int, ...]], Upcast] = {}
         self._from: dict[Storage, Upcast] = {}
 
     def gone(self, record: Storage) -> None:
@@ -47,7 +47,8 @@ class Upcasts:
         if made is None:
             return
         if why == DTYPE and before.dtype in _HALVES and after.dtype == torch.float32 and before.dim() > 1:
-            upcast = self.found.setdefault((line, expression), Upcast(line, expression, before))
+            key = (line, expression, tuple(before.shape))  # a call of a library may convert many tensors
+            upcast = self.found.setdefault(key, Upcast(line, expression, before))
             upcast.times += 1
             upcast.nbytes += made.nbytes
             self._from[made] = upcast

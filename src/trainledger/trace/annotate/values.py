@@ -19,11 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from trainledger.trace.annotate.script import Refused
-from trainledger.trace.operators import tensors_in
 from trainledger.trace.replaced import all_replaced
+from trainledger.trace.tensor_facts import tensors_in
 
 Note = Callable[[str], None]
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_READ = torch.ops.aten._local_scalar_dense.default
 _UNBIND, _SELECT = torch.ops.aten.unbind.int, torch.ops.aten.select.int
 
 
@@ -127,16 +128,20 @@ def _refuse_pretrained(module: ModuleType | None) -> None:
 class ZeroIndices(TorchDispatchMode):
     """Whole numbers picked one by one from a tensor of unknown values are 0, and what follows from them is known.
 
+    ``decided`` is told of each condition that is read off such a tensor.
+
     Else ``data[i : i + 64]`` for each i of a tensor of random places would be empty: with i, i + 64 would be read as 0.
     """
 
-    def __init__(self, guessed: Callable[[], None]) -> None:
+    def __init__(self, guessed: Callable[[], None], decided: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._guessed = guessed
+        self._guessed, self._decided = guessed, decided
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is _READ and args[0].dtype == torch.bool and args[0].constant is None:
+            self._decided()
         out = func(*args, **(kwargs or {}))
         if func is _UNBIND or func is _SELECT:
             for each in tensors_in(out):

@@ -20,8 +20,8 @@ from trainledger.trace.annotate.graph import Graph
 from trainledger.trace.annotate.syncs import SYNCHRONIZING, Syncs
 from trainledger.trace.annotate.upcasts import Upcasts
 from trainledger.trace.lines import Lines
-from trainledger.trace.operators import tensors_in
-from trainledger.trace.recorder import Recorder, dtype_name
+from trainledger.trace.recorder import Recorder
+from trainledger.trace.tensor_facts import dtype_name, tensors_in
 
 
 class Watcher:
@@ -84,7 +84,7 @@ class Watcher:
             self._show(line, name, "in place" if func._schema.is_mutable else COPY if copied else "", out)
 
     def _record_of(self, tensor: Any) -> Storage | None:
-        return self.recorder.storage_of(tensor) if isinstance(tensor, Tensor) else None
+        return self.recorder.storages.of(tensor) if isinstance(tensor, Tensor) else None
 
     def _take_view(self, func: OpOverload, out: Any) -> None:
         if not isinstance(out, (Tensor, list, tuple)):

@@ -22,6 +22,7 @@ _AMOUNTS = ("allocated", "freed")
 _SAME = tuple(each.name for each in fields(Entry) if each.name not in (*_GROWING, *_AMOUNTS, "shape", "loop", "path"))
 BASES = (1, 3)  # rounds of the shortest model
 MORE = 3  # rounds that the model has more which must come out as the rule says
+REPEATING = ("amounts", "kind", "nothing")  # what is asked of entries that are put in, from the surest on
 MICRO_BATCHES = 4  # which tell how all but the first ones go
 _AHEAD = 256  # entries that are compared behind a place to judge what happened there
 
@@ -157,12 +158,13 @@ class Folded:
 
 
 def fold(
-    base: Ledger, more: Sequence[Ledger], counts: Counts, stars: Stars, *, repeating: bool = True
+    base: Ledger, more: Sequence[Ledger], counts: Counts, stars: Stars, *, repeating: str = "amounts"
 ) -> Folded | None:
     """What one more round of each part changes: ``more`` are the ledgers with that, ``base`` the one at ``counts``.
 
-    Where it is ``repeating``, what is put in comes as what stands before it, which is not so where the first round is
-    unlike the others. None where a difference is none that more rounds make.
+    ``repeating`` says what is asked of entries that are put in: that those before them are the same in kind and
+    ``amounts``, the same in ``kind``, or ``nothing``, as where the first round is unlike the others. None where a
+    difference is none that more rounds make.
     """
     x = _Sequence(base, stars)
     insertions: list[Insertion] = []
@@ -194,7 +196,7 @@ def proved(at: Callable[[Counts], Ledger], whole: Counts, stars: Stars) -> Folde
         base = tuple(rounds for _ in whole)
         grown = [tuple(each + (number == part) for number, each in enumerate(base)) for part in range(len(base))]
         longer = tuple(each + MORE for each in base)
-        for repeating in (True, False):
+        for repeating in REPEATING:  # what a wrong guess gives does not come out for the longer model
             folded = fold(at(base), [at(each) for each in grown], base, stars, repeating=repeating)
             if folded is not None and folded.proves(at(longer), longer):
                 return folded
@@ -231,7 +233,7 @@ class _Alignment:
     changed: list[tuple[int, int]]
 
 
-def _aligned(x: _Sequence, y: _Sequence, repeating: bool) -> _Alignment | None:
+def _aligned(x: _Sequence, y: _Sequence, repeating: str) -> _Alignment | None:
     """How the longer of two sequences comes from the shorter one: entries put in, and entries with other amounts."""
     inserted: list[tuple[int, int, int]] = []
     changed: list[tuple[int, int]] = []
@@ -258,14 +260,15 @@ def _aligned(x: _Sequence, y: _Sequence, repeating: bool) -> _Alignment | None:
     return _Alignment(inserted, changed)
 
 
-def _rounds(x: _Sequence, y: _Sequence, i: int, j: int, repeating: bool) -> Iterator[int]:
+def _rounds(x: _Sequence, y: _Sequence, i: int, j: int, repeating: str) -> Iterator[int]:
     """How many entries of the longer sequence may have been put in here: behind them both go on with the same."""
     more = (len(y) - j) - (len(x) - i)
-    for size in range(1, min(more, j) + 1 if repeating else more + 1):
+    asked = {"amounts": y.whole, "kind": y.kind, "nothing": None}[repeating]
+    for size in range(1, more + 1 if asked is None else min(more, j) + 1):
         after = j + size
         if y.kind[after] != x.kind[i] if i < len(x) else after < len(y):
             continue
-        if not repeating or (y.kind[j] == y.kind[j - size] and y.kind[j - size : j] == y.kind[j:after]):
+        if asked is None or (asked[j] == asked[j - size] and asked[j - size : j] == asked[j:after]):
             yield size
 
 

@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainledger.ledger.entry import Entry, Ledger
 from trainledger.trace.blocks.alike import Setting
 from trainledger.trace.blocks.stacks import Found, Stack
-from trainledger.trace.operators import tensors_in
 from trainledger.trace.places import Places
+from trainledger.trace.tensor_facts import tensors_in
 
 _DEVICE = torch.ops.prim.device.default
 

@@ -13,7 +13,8 @@ from trainledger.ledger.record import Event, Storage
 from trainledger.trace.compiled import private
 from trainledger.trace.compiled.kernels import Work
 from trainledger.trace.compiled.owners import Moved, Owners
-from trainledger.trace.recorder import Recorder, dtype_name
+from trainledger.trace.recorder import Recorder
+from trainledger.trace.tensor_facts import dtype_name
 
 NEXT = "trainledger_next"  # how the code says which call comes next
 SOURCE = "torch._inductor"
@@ -111,7 +112,7 @@ class Runs:
         if not self._waiting:
             self._frees_before = len(events[-1].freed) if events else 0
         if tensor.untyped_storage().nbytes():
-            self._waiting.append(self._recorder.follow(tensor, "empty_strided"))
+            self._waiting.append(self._recorder.storages.born(tensor, "empty_strided", self._recorder.current_phase))
         return tensor
 
     def _settle(self) -> None:

@@ -16,9 +16,9 @@ from trainledger.ledger.entry import Ledger
 from trainledger.ledger.record import Event, Origin, Storage
 from trainledger.trace.distributed.collectives import Collective, collective_of, is_collective, nbytes
 from trainledger.trace.distributed.pieces import communication_told
-from trainledger.trace.operators import tensors_in
 from trainledger.trace.recorder import Recorder
 from trainledger.trace.replaced import replaced
+from trainledger.trace.tensor_facts import tensors_in
 
 COMMUNICATION = "communication"
 _READ = torch.ops.aten._local_scalar_dense.default
@@ -102,16 +102,16 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
     def _resized(self, storage: Any) -> None:
         """FSDP2 frees what it has gathered by making its storage empty, and makes it large again."""
         key = storage._cdata
-        known = self._live.get(key)
+        known = self.storages.live.get(key)
         if known is not None and known.nbytes == storage.nbytes():
             return
         if known is not None:
-            self._guards[key].__callback__(None)
+            self.storages.let_go(key)
         if storage.nbytes():
             made = Storage(storage.nbytes(), self._phase, COMMUNICATION if self._communicating else "scratch")
             path = self._path()
             made.origin = Origin("resize_", (storage.nbytes(),), "uint8", path, "", len(self.events))
-            self._watch(storage, made)
+            self.storages.watch(storage, made)
             self.events.append(
                 Event(
                     [made], name="resize_", path=path, phase=self._phase, kind="allocate",

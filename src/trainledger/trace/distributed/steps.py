@@ -24,8 +24,8 @@ from trainledger.trace.distributed.gate import Gate
 from trainledger.trace.distributed.recorder import COMMUNICATION, RankRecorder, local, unwrapped
 from trainledger.trace.grouped_products import grouped_products_of_any_format
 from trainledger.trace.lines import Lines
-from trainledger.trace.operators import tensors_in
 from trainledger.trace.replaced import replaced
+from trainledger.trace.tensor_facts import tensors_in
 from trainledger.trace.transformers import as_if_real
 
 
