@@ -191,9 +191,10 @@ def test_one_rank_of_many(code: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main([*words, "--step", "sgd", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["parameters"] == 2 * (64 * 64 + 64) // 64
-    sent = [(each["name"], each["phase"], each["ranks"]) for each in told["collectives"]]
-    assert sent.count(("all_gather", "forward", 64)) == 2
-    assert sent.count(("reduce_scatter", "backward", 64)) == 2
+    sent = {(each["name"], each["phase"], each["ranks"]): each for each in told["collectives"]}
+    assert sent["all_gather", "forward", 64]["times"] == 2
+    assert sent["reduce_scatter", "backward", 64]["times"] == 2
+    assert sent["all_gather", "forward", 64]["payload"] == 2 * 4 * (64 * 64 + 64)
     assert main([*words, "--rank", "64"]) == 2
     assert "rank = 64" in capsys.readouterr().err
     assert main([*words, "--dtype", "bf16"]) == 2

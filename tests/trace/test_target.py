@@ -261,3 +261,37 @@ def test_nothing_is_unpickled_anywhere() -> None:
             ):  # fmt: skip
                 found.append(f"{path.name}:{node.lineno}")
     assert found == []
+
+
+def test_a_loss_that_holds_the_batch_itself_counts_it_once() -> None:
+    model, x = nn.Linear(64, 64), torch.zeros(1024, 64)
+    optimizer = torch.optim.SGD(model.parameters())
+    held = tl.trace(model, x, loss=lambda y: nn.functional.mse_loss(y, x), optimizer=optimizer)
+    given = tl.trace(model, x, loss=nn.functional.mse_loss, label=x, optimizer=optimizer)
+    assert dict(held.resident)["batch"] == dict(given.resident)["batch"] == 1024 * 64 * 4
+    assert held.peak().nbytes == given.peak().nbytes
+    tokens = torch.zeros(4, 65, dtype=torch.int64)
+    embed = nn.Embedding(10, 10)
+    of_slices = tl.trace(embed, tokens[:, :-1], loss=lambda y: nn.functional.cross_entropy(y.mT, tokens[:, 1:]))
+    assert dict(of_slices.resident)["batch"] <= tokens.nbytes
+
+
+def test_models_of_a_step_may_be_a_list() -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    ledger = tl.trace_step(lambda x: second(first(x)).sum().backward(), [first, second], torch.zeros(2, 4))
+    assert ledger.parameters == 40
+    assert {each.path for each in ledger if each.kind == "matmul"} == {"0", "1"}
+
+
+def test_what_a_step_of_ones_own_says_itself_is_refused() -> None:
+    step = TrainingStep(lambda x: None, nn.Linear(4, 4))
+    with pytest.raises(InvalidInput, match="--loss: is not taken of a TrainingStep"):
+        trace_target(step, inputs=inputs_of(["fp32[2,4]"]), loss="mean")
+    with pytest.raises(InvalidInput, match=r"holds modules and is never called itself; nearest that works: layers\.\*"):
+        checkpoint_modules(nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)])}), ["layers"])
+
+
+def test_an_input_without_name_is_the_main_one() -> None:
+    inputs = inputs_of(["int64[2,8]", "labels=int64[2]"], main="input_ids")
+    assert isinstance(inputs, dict)
+    assert list(inputs) == ["input_ids", "labels"]

@@ -157,7 +157,12 @@ def _complain(error: Exception, as_json: bool) -> int:
     from trainledger.spec.problem import InvalidInput
 
     assert isinstance(error, InvalidInput)
-    print(error, file=sys.stderr)
+    if sys.stderr.isatty():
+        from trainledger.report.table import wrapped
+
+        print("\n".join(wrapped(each) for each in str(error).split("\n")), file=sys.stderr)
+    else:
+        print(error, file=sys.stderr)
     if as_json:
         from trainledger.cli.arguments import print_json
 

@@ -11,8 +11,10 @@ code could not be followed to its end.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +66,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     code.add_argument("--rank", type=int, default=0, metavar="R", help="which rank of the world (0)")
     code.add_argument("--first-step", action="store_true", help="the step that creates the optimizer's state")
     told = parser.add_argument_group("what is told")
+    told.add_argument(
+        "--blocks", choices=("auto", "once", "all"), default="auto",
+        help="trace all equal blocks, or few and multiply (auto: few where there are 8 and no tensors are asked for)",
+    )  # fmt: skip
     told.add_argument("--by", choices=SPLITS, help="split the FLOPs and bytes; by category: the most bytes of each")
     told.add_argument("--top", type=int, default=LONGEST, metavar="N", help=f"rows of a split ({LONGEST})")
     told.add_argument("--tensors", action="store_true", help="the tensors that make up the peak")
@@ -80,6 +86,12 @@ def execute(args: argparse.Namespace) -> int:
         if file is not None:
             check_target(file, flag)
     check_plot_of(args)
+    if args.blocks == "auto" and (args.tensors or args.memory_viz):
+        args.blocks = "all"  # what is multiplied has no tensors one by one
+    if args.hf is None and args.run.endswith(".py") and Path(args.run).is_file():
+        module = Path(args.run).with_suffix("").as_posix().replace("/", ".")
+        rule = "is a file of code, of which a function or class is traced by its name"
+        raise InvalidInput([Problem("RUN", args.run, rule, f"{module}:build, or trainledger annotate {args.run}")])
     code = args.hf is not None or (":" in args.run and not Path(args.run).exists())
     return _trace_code(args) if code else _trace_run(args)
 
@@ -100,7 +112,8 @@ def _trace_code(args: argparse.Namespace) -> int:
         problems.append(Problem("--kernels", args.kernels, "must be cpu or cuda", "cuda"))
     if problems:
         raise InvalidInput(problems)
-    ledger, title = _ledger_of_code(args)
+    with redirect_stdout(sys.stderr):  # what the code prints is no part of the result
+        ledger, title = _ledger_of_code(args)
     _keep(args, ledger, title)
     if args.json:
         print_json({"target": title, **report.to_json(ledger, args.by or ""), **_tensors_json(args, ledger)})
@@ -115,19 +128,19 @@ def _ledger_of_code(args: argparse.Namespace) -> tuple[Ledger, str]:
     from trainledger.trace.inputs import dtype_named, input_of, inputs_of
     from trainledger.trace.target import load_target, trace_target
 
-    inputs = inputs_of(args.input)
     label = None if args.label is None else input_of(args.label, "--label")[1]
     dtype = None if args.dtype is None else dtype_named(args.dtype, "--dtype")
     autocast = None if args.autocast is None else dtype_named(args.autocast, "--autocast")
     loss: Any = load_target(args.loss, "--loss") if args.loss and ":" in args.loss else args.loss
     target: object
+    notes: tuple[str, ...] = ()
     if args.world_size is not None:
         from trainledger.trace.rank_target import trace_rank_target
 
         _refuse_in_a_world(args)
         step = "" if args.step == _OF_CODE["step"] else args.step  # a program mostly has an optimizer of its own
         world = {"world_size": args.world_size, "rank": args.rank, "step": step, "kernels": args.kernels}
-        program = load_target(args.run, "RUN")
+        program, inputs = load_target(args.run, "RUN"), inputs_of(args.input)
         with _partial_is_told():
             ledger = trace_rank_target(
                 program, inputs=inputs, loss=loss, label=label, first_step=args.first_step, **world
@@ -137,9 +150,12 @@ def _ledger_of_code(args: argparse.Namespace) -> tuple[Ledger, str]:
         from trainledger.trace.hugging_face import completed, model_of_config
 
         target = model = model_of_config(args.hf, dtype=dtype)
-        inputs, title = completed(model, inputs), f"{type(model).__name__} of {args.hf}"
+        given = inputs_of(args.input, main=getattr(model, "main_input_name", "input_ids"))
+        inputs, title = completed(model, given), f"{type(model).__name__} of {args.hf}"
+        if isinstance(inputs, dict) and "labels" in inputs and "labels" not in given:
+            notes += (f"labels of shape {list(inputs['labels'].shape)} are given to it, as it is trained",)
     else:
-        target, title = load_target(args.run, "RUN"), args.run
+        target, title, inputs = load_target(args.run, "RUN"), args.run, inputs_of(args.input)
     with _partial_is_told():
         ledger = trace_target(
             target,
@@ -153,8 +169,10 @@ def _ledger_of_code(args: argparse.Namespace) -> tuple[Ledger, str]:
             grad_accum=args.grad_accum,
             kernels=args.kernels,
             first_step=args.first_step,
+            blocks=args.blocks,
+            field="RUN",
         )
-    return ledger, title
+    return replace(ledger, notes=(*notes, *ledger.notes)), title
 
 
 def _refuse_in_a_world(args: argparse.Namespace) -> None:
@@ -182,6 +200,7 @@ def _trace_run(args: argparse.Namespace) -> int:
     from trainledger.ledger.step import account
     from trainledger.measure.step import rehearse
     from trainledger.report.agreement import agree, compare, split, text, to_json
+    from trainledger.report.table import wrapped
     from trainledger.report.traced import uncounted
 
     given = [name for name, value in _OF_CODE.items() if getattr(args, name) != value]
@@ -195,21 +214,22 @@ def _trace_run(args: argparse.Namespace) -> int:
         raise InvalidInput([Problem("layout", None, f"{rule}; leave [layout] out here")])
     if args.by == "line":
         raise InvalidInput([Problem("--by", "line", "is told of your own code; the closed form has no lines", "path")])
-    predicted, traced = account(run), rehearse(run)
+    predicted, traced = account(run), rehearse(run, blocks=args.blocks)
     rows = compare(predicted, traced)
+    operations = sum(each.times for each in traced)
     parts = split(predicted, traced, args.by) if args.by else []
     _keep(args, traced, run.model.name)
     if args.json:
-        told = {"equal": agree(rows), "rows": to_json(rows), "operations": len(traced)}
+        told = {"equal": agree(rows), "rows": to_json(rows), "operations": operations}
         told |= {"uncounted": dict(traced.uncounted), "by": to_json(parts), "output": args.output}
         print_json({**told, **_tensors_json(args, traced)})
     else:
-        print(f"One optimizer step of {run.model.name}: {len(traced):,} operations traced\n")
+        print(f"One optimizer step of {run.model.name}: {operations:,} operations traced\n")
         print(text(rows))
         if parts:
             print("\n" + text(parts, args.by))
-        for each in uncounted(traced):
-            print(f"\n{each}")
+        for each in (*traced.notes, *uncounted(traced)):
+            print("\n" + wrapped(each))
         _print_tensors(args, traced)
         if not agree(rows):
             print("\nThe two differ where they must not: one of them is wrong about this model.")

@@ -24,6 +24,11 @@ def text(ledger: Ledger, title: str, by: str = "", top: int = LONGEST) -> str:
     if len(ledger):
         peak = ledger.peak()
         parts.append(wrapped(f"The peak is at {place(peak.entry)}."))
+    sent = collectives(ledger)
+    if sent:
+        columns = ["collective", "phase", "over", "ranks", "times", "payload"]
+        body = [[*each[:3], f"{each[3]:,}", f"{each[4]:,}", shown(each[5], "nbytes")] for each in sent]
+        parts.append(table(columns, body, align="lllrrr"))
     if by:
         parts.append(split(ledger, by, top))
     parts += [wrapped(f"note: {each}") for each in ledger.notes]
@@ -49,6 +54,17 @@ def totals(ledger: Ledger) -> Iterator[tuple[str, tuple[int, str]]]:
         for category in CATEGORIES:
             if peak.by_category.get(category):
                 yield f"- {category}", (peak.by_category[category], "nbytes")
+
+
+def collectives(ledger: Ledger) -> list[tuple[str, str, str, int, int, int]]:
+    """What is sent: collective, phase, mesh axes, ranks, how often, and the bytes of all its messages."""
+    found: dict[tuple[str, str, str, int], list[int]] = {}
+    for each in ledger:
+        if each.kind == "collective":
+            sums = found.setdefault((each.name, each.phase, each.group, each.ranks), [0, 0])
+            sums[0] += each.times
+            sums[1] += each.payload * each.times
+    return [(*key, *sums) for key, sums in found.items()]
 
 
 def place(entry: Entry) -> str:
@@ -125,9 +141,8 @@ def to_json(ledger: Ledger, by: str = "") -> dict[str, Any]:
         "peak_by_category": peak.by_category if peak else {},
         "peak_at": place(peak.entry) if peak else None,
         "collectives": [
-            {"name": each.name, "payload": each.payload, "ranks": each.ranks, "phase": each.phase, "times": each.times}
-            for each in ledger
-            if each.kind == "collective"
+            {"name": name, "phase": phase, "group": group, "ranks": ranks, "times": times, "payload": payload}
+            for name, phase, group, ranks, times, payload in collectives(ledger)
         ],
         "partial": ledger.partial,
         "notes": list(ledger.notes),

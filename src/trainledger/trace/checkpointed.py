@@ -33,6 +33,9 @@ def checkpoint_modules(model: nn.Module, patterns: Sequence[str]) -> tuple[str, 
             raise InvalidInput([Problem("--checkpointing", pattern, "no module of the model has such a path", near)])
         for name in matching:
             module = model.get_submodule(name)
+            if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+                rule = "holds modules and is never called itself"
+                raise InvalidInput([Problem("--checkpointing", pattern, rule, f"{name}.*")])
             module.forward = partial(checkpoint, module.forward, use_reentrant=False)
         found += matching
     return tuple(found)

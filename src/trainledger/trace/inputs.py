@@ -59,14 +59,18 @@ def _size(word: str, text: str, field: str) -> int:
     return size
 
 
-def inputs_of(texts: Sequence[str], field: str = "--input") -> Inputs:
+def inputs_of(texts: Sequence[str], field: str = "--input", main: str = "") -> Inputs:
     """Inputs by their names (a dict) or by their positions (a tuple); InvalidInput where both are mixed.
+
+    With ``main`` the first that has no name has this one.
 
     >>> inputs = inputs_of(["int64[2,8]", "int64[2,8]"])
     >>> len(inputs), sorted(inputs_of(["x=fp32[4]", "y=fp32[4]"]))
     (2, ['x', 'y'])
     """
     read = [input_of(each, field) for each in texts]
+    if main and read and not read[0][0]:
+        read[0] = main, read[0][1]
     names = [name for name, _ in read]
     if all(names):
         if len(set(names)) < len(names):

@@ -27,22 +27,28 @@ WAYS: dict[str, dict[str, bool]] = {
 }  # fmt: skip
 
 
-def optimizer_named(name: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """An optimizer of the trained parameters by name, with a way of running behind a dash (``adamw-fused``).
-
-    Without one torch's default for the device is taken. Raises InvalidInput.
-    """
+def check_optimizer(name: str) -> tuple[str, dict[str, Any]]:
+    """The class of an optimizer and its options by its name; raises InvalidInput where it is none."""
     kind, _, way = name.partition("-")
     if kind not in OPTIMIZERS or (way and way not in WAYS):
         known = ["forward", "backward", *OPTIMIZERS, *(f"{each}-{how}" for each in OPTIMIZERS for how in WAYS)]
         rule = f"must be forward, backward or an optimizer ({', '.join(OPTIMIZERS)}), with -fused, -foreach or -loop"
         raise InvalidInput([Problem("--step", name, rule, nearest_text(name, known))])
     class_name, options = OPTIMIZERS[kind]
+    return class_name, {**options, **WAYS.get(way, {})}
+
+
+def optimizer_named(name: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimizer of the trained parameters by name, with a way of running behind a dash (``adamw-fused``).
+
+    Without one torch's default for the device is taken. Raises InvalidInput.
+    """
+    class_name, options = check_optimizer(name)
     trained = [each for each in parameters if each.requires_grad]
     if not trained:
         raise InvalidInput([Problem("--step", name, "the model has no parameter to train", "forward")])
     try:
-        made: torch.optim.Optimizer = getattr(torch.optim, class_name)(trained, **options, **WAYS.get(way, {}))
+        made: torch.optim.Optimizer = getattr(torch.optim, class_name)(trained, **options)
     except (TypeError, RuntimeError, ValueError) as error:
         raise InvalidInput([Problem("--step", name, f"torch refuses it: {str(error).splitlines()[0]}")]) from error
     return made

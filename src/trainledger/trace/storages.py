@@ -23,6 +23,7 @@ class Storages:
     def __init__(self, events: list[Event]) -> None:
         self.live: dict[int, Storage] = {}
         self.there_before: list[Storage] = []
+        self._stood_for: dict[int, Tensor] = {}
         self._events = events
         self._guards: dict[int, weakref.ref[Any]] = {}
         self._every: list[Storage] = []
@@ -32,11 +33,15 @@ class Storages:
         for tensor, name in zip_longest(tensors, names, fillvalue=category):
             assert isinstance(tensor, Tensor)
             storage = tensor.untyped_storage()
-            if storage._cdata not in self.live:
+            if storage._cdata not in self.live and storage._cdata not in self._stood_for:
                 record = Storage(storage.nbytes(), "resident", category)
                 record.origin = Origin(str(name), tuple(tensor.shape), dtype_name(tensor.dtype), "", "", -1)
                 self.watch(storage, record)
                 self.there_before.append(record)
+
+    def stand_for(self, tensors: Iterable[Tensor]) -> None:
+        """Say of which real tensors fake ones are followed: a loss may hold them, and they are no other memory."""
+        self._stood_for |= {each.untyped_storage()._cdata: each for each in tensors}
 
     def born(self, tensor: Tensor, name: str, phase: str, line: str = "") -> Storage:
         """Follow memory that has just been made; the caller puts it into the event that it is for."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trainledger.ledger.entry import Ledger
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.trace.inputs import Inputs
-from trainledger.trace.optimizers import optimizer_named
+from trainledger.trace.optimizers import check_optimizer, optimizer_named
 from trainledger.trace.partial import NoScalarLossError, why_it_stopped
 from trainledger.trace.replaced import replaced
 from trainledger.trace.trace import trace, trace_step
@@ -89,7 +89,10 @@ def build(target: object, *, dtype: torch.dtype | None = None, field: str = "tar
             with _parameters_given_up():
                 built = target()
     except Exception as error:
-        raise InvalidInput([Problem(field, name, why_it_stopped(error, "building"))]) from error
+        why = why_it_stopped(error, "building")
+        in_a_world = "RANK expected" in why or "process group" in why
+        near = "--world-size 8, which traces one rank of a program" if in_a_world else None
+        raise InvalidInput([Problem(field, name, why, near)]) from error
     finally:
         torch.set_default_dtype(before)
     if not isinstance(built, (nn.Module, TrainingStep)):
@@ -123,6 +126,7 @@ def trace_target(
     label: Tensor | None = None,
     dtype: torch.dtype | None = None,
     checkpointing: Sequence[str] = (),
+    field: str = "target",
     **options: Any,
 ) -> Ledger:
     """The ledger of a target's step (`build`), with ``inputs`` of `inputs_of`.
@@ -133,8 +137,17 @@ def trace_target(
     ``checkpointing`` are patterns of modules that are run again in backward. The other options are those of `trace`.
     Raises InvalidInput.
     """
-    built = build(target, dtype=dtype)
+    if step not in ("forward", "backward"):
+        check_optimizer(step)
+    of_loss = loss_named(loss, label)
+    built = build(target, dtype=dtype, field=field)
     if isinstance(built, TrainingStep):
+        given = {"--loss": loss, "--label": label, "--checkpointing": tuple(checkpointing)}
+        given |= {"--autocast": options.get("autocast"), "--grad-accum": options.get("grad_accum", 1) - 1}
+        for flag, value in given.items():
+            if value is not None and value != () and value != 0:
+                rule = "is not taken of a TrainingStep, which does everything itself"
+                raise InvalidInput([Problem(flag, None, rule)])
         allowed = {name: value for name, value in options.items() if name in ("first_step", "kernels")}
         return trace_step(built.run, built.models, inputs, optimizers=list(built.optimizers), **allowed)
     model = built
@@ -148,7 +161,7 @@ def trace_target(
         return trace(
             model,
             inputs,
-            loss=loss_named(loss, label),
+            loss=of_loss,
             label=label,
             optimizer=optimizer,
             backward=step != "forward",

@@ -94,7 +94,7 @@ def trace(
 
 def trace_step(
     step: Callable[..., object],
-    models: nn.Module | Mapping[str, nn.Module],
+    models: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
     batch: Batch = (),
     *,
     optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
@@ -107,7 +107,12 @@ def trace_step(
     optimizers' steps. Forward and backward are told apart by who runs an operation, the optimizers by their hooks.
     The rest is as in `trace`. ``kept_nbytes`` is that of all backward passes of the step.
     """
-    root = models if isinstance(models, nn.Module) else nn.ModuleDict(dict(models))
+    if isinstance(models, nn.Module):
+        root = models
+    elif isinstance(models, Mapping):
+        root = nn.ModuleDict(dict(models))
+    else:
+        root = nn.ModuleList(models)
     several = optimizers_in(optimizers)
 
     def run(inputs: _Inputs, recorder: Recorder, rounds: int) -> None:
@@ -170,6 +175,7 @@ def _record(
             model.zero_grad(set_to_none=True)
             recorder = Recorder(model, optimizers, lines=Lines(), find_phases=find_phases, kernels=kernels)
             recorder.resident(tensors_in([inputs.batch, inputs.label]), "batch")
+            recorder.storages.stand_for(tensors_in([given.batch, given.label]))
             with (
                 ZeroWhereUnknown(lambda: recorder.current_phase == "optimizer", guessed, results_of(kernels)),
                 recorder,

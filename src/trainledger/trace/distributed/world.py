@@ -87,7 +87,9 @@ def _check(world_size: int, rank: int) -> None:
     if not isinstance(world_size, int) or world_size < 1:
         problems.append(Problem("world_size", world_size, "is not a number of ranks", 1))
     elif not isinstance(rank, int) or not 0 <= rank < world_size:
-        problems.append(Problem("rank", rank, f"is not a rank of {world_size}, which are counted from 0", 0))
+        problems.append(
+            Problem("rank", rank, f"is not a rank of {world_size}, which are counted from 0", world_size - 1)
+        )
     if not dist.is_available():
         problems.append(Problem("world_size", world_size, "needs a torch that is built with torch.distributed"))
     elif dist.is_initialized():
