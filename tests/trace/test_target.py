@@ -200,7 +200,7 @@ def test_inputs_that_do_not_fit(here: Path) -> None:
         trace_target(load_target("my_net:build"))
     with pytest.raises(InvalidInput, match=r"the loss must be a scalar tensor, not a tensor of shape"):
         trace_target(load_target("my_net:build"), inputs=TOKENS)
-    with pytest.raises(InvalidInput, match=r"forward ended at my_net.py:16: RuntimeError: Expected tensor"):
+    with pytest.raises(InvalidInput, match=r"the step ended at my_net.py:16: RuntimeError: Expected tensor"):
         trace_target(load_target("my_net:build"), inputs=inputs_of(["fp32[2,8]"]), loss="sum")
 
 

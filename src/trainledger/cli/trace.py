@@ -33,9 +33,10 @@ from trainledger.spec.problem import InvalidInput, Problem
 if TYPE_CHECKING:
     from trainledger.ledger.entry import Ledger
 
+_AUTOCAST = ("bf16", "bfloat16", "fp16", "float16", "half")
 _OF_CODE: dict[str, object] = {
     # option: what it is without being given; a run file says these itself
-    "input": [], "label": None, "loss": None, "step": "adamw", "autocast": None, "dtype": None, "kernels": "cpu",
+    "input": [], "label": None, "loss": None, "step": None, "autocast": None, "dtype": None, "kernels": "cpu",
     "grad_accum": 1, "checkpointing": [], "first_step": False, "world_size": None, "rank": 0,
 }  # fmt: skip
 
@@ -50,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     code.add_argument("--loss", help="of torch.nn.functional, mean, sum, or package.module:function (the model's own)")
     code.add_argument("--label", metavar="SHAPE", help="what the loss sets the output against, such as int64[8,2048]")
-    code.add_argument("--step", default="adamw", help="forward, backward, or an optimizer such as adamw-fused (adamw)")
+    code.add_argument("--step", help="forward, backward, or an optimizer such as adamw-fused (adamw)")
     code.add_argument("--autocast", metavar="DTYPE", help="run forward under autocast, such as bf16")
     code.add_argument("--dtype", help="the format of what is built without one (fp32, or the configuration's)")
     code.add_argument("--kernels", default="cpu", help="whose kernels: cpu or cuda (cpu)")
@@ -108,6 +109,13 @@ def _trace_code(args: argparse.Namespace) -> int:
     if args.set:
         rule = "changes a field of a run file, which code does not have"
         problems.append(Problem("--set", args.set[0], rule, "--input, --dtype, --step or --loss"))
+    if args.rank and args.world_size is None:
+        problems.append(Problem("--rank", args.rank, "is one of a world, whose size is missing", "--world-size 8"))
+    if args.autocast is not None and args.autocast.removeprefix("torch.") not in _AUTOCAST:
+        problems.append(Problem("--autocast", args.autocast, "must be a 16-bit floating format", "bf16"))
+    files = [each for each in (args.output, args.memory_viz, args.plot) if each is not None]
+    if len(set(files)) < len(files):
+        problems.append(Problem("--output", files[0], "is the name of two files that are asked for"))
     if args.kernels not in ("cpu", "cuda"):
         problems.append(Problem("--kernels", args.kernels, "must be cpu or cuda", "cuda"))
     if problems:
@@ -138,8 +146,7 @@ def _ledger_of_code(args: argparse.Namespace) -> tuple[Ledger, str]:
         from trainledger.trace.rank_target import trace_rank_target
 
         _refuse_in_a_world(args)
-        step = "" if args.step == _OF_CODE["step"] else args.step  # a program mostly has an optimizer of its own
-        world = {"world_size": args.world_size, "rank": args.rank, "step": step, "kernels": args.kernels}
+        world = {"world_size": args.world_size, "rank": args.rank, "step": args.step, "kernels": args.kernels}
         program, inputs = load_target(args.run, "RUN"), inputs_of(args.input)
         with _partial_is_told():
             ledger = trace_rank_target(

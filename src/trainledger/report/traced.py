@@ -64,7 +64,7 @@ def collectives(ledger: Ledger) -> list[tuple[str, str, str, int, int, int]]:
             sums = found.setdefault((each.name, each.phase, each.group, each.ranks), [0, 0])
             sums[0] += each.times
             sums[1] += each.payload * each.times
-    return [(*key, *sums) for key, sums in found.items()]
+    return [(*key, times, payload) for key, (times, payload) in found.items()]
 
 
 def place(entry: Entry) -> str:

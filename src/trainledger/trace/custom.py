@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 from typing import Any, TypeVar
 
+from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils.flop_counter import flop_registry
 
 from trainledger.ledger.entry import KINDS
+from trainledger.spec.problem import shown
 from trainledger.trace.operators import CUSTOM, Operator, operator_of
 
 Rule = TypeVar("Rule", bound=Callable[..., int])
@@ -20,7 +23,8 @@ def cost_rule(operator: str | OpOverload | OpOverloadPacket, *, kind: str = "mat
     ``operator`` is one of ``torch.ops`` or its name (``"my_lib::attention"``); ``kind`` one of the kinds of an entry.
     FLOPs of kinds ``matmul`` and ``attention`` are the model's own, others are not. A later rule takes the place of an
     earlier one. What ``torch.utils.flop_counter.register_flop_formula`` was told needs no second rule. Raises
-    ValueError for a kind that is none and for a name without a library.
+    ValueError for a kind that is none, for what names no operator, and, when the operator runs, where the rule gives
+    anything but a whole number from zero on: the trace then ends there and its ``partial`` says so.
 
     >>> @cost_rule("my_lib::gated")
     ... def gated(x, weight, *, out):
@@ -28,17 +32,24 @@ def cost_rule(operator: str | OpOverload | OpOverloadPacket, *, kind: str = "mat
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
+    if not isinstance(operator, (str, OpOverload, OpOverloadPacket)):
+        rule = "must be one of torch.ops, such as torch.ops.my_lib.op, or its name, such as 'my_lib::op'"
+        raise ValueError(f"operator {rule}, not {shown(operator)}")
     name = operator if isinstance(operator, str) else _name_of(operator)
-    if "::" not in name:
+    if not all(name.partition("::")):
         raise ValueError(f"an operator is named with its library, such as 'my_lib::{name}', not {name!r}")
 
     def remember(rule: Rule) -> Rule:
+        if not callable(rule):
+            raise ValueError(f"the rule of {name} must be a function, not {shown(rule)}")
+        source = f"cost_rule {getattr(rule, '__qualname__', type(rule).__name__)}"
+
         def flops(args: tuple[Any, ...], out: Any) -> tuple[int, int]:
             *given, options = args
-            counted = rule(*given, **options, out=out)
+            counted = _whole(rule(*given, **options, out=out), name, source)
             return counted, counted if kind in ("matmul", "attention") else 0
 
-        CUSTOM[name] = Operator(name, kind, flops, takes_options=True, source=f"cost_rule {rule.__qualname__}")
+        CUSTOM[name] = Operator(name, kind, flops, takes_options=True, source=source)
         operator_of.cache_clear()
         return rule
 
@@ -53,10 +64,23 @@ def registered_with_torch(func: OpOverload) -> Operator | None:
 
     def flops(args: tuple[Any, ...], out: Any) -> tuple[int, int]:
         *given, options = args
-        counted = int(formula(*given, **options, out_val=out))
+        counted = _whole(formula(*given, **options, out_val=out), name, source)
         return counted, counted
 
-    return Operator(func._schema.name, "matmul", flops, takes_options=True, source="torch.utils.flop_counter")
+    name, source = func._schema.name, "torch.utils.flop_counter"
+    return Operator(name, "matmul", flops, takes_options=True, source=source)
+
+
+def _whole(counted: object, name: str, source: str) -> int:
+    """FLOPs that a rule gave, if they are such."""
+    try:
+        whole = index(counted)  # type: ignore[arg-type]
+    except TypeError:
+        whole = -1
+    if whole < 0 or isinstance(counted, Tensor):
+        rule = "FLOPs must be a whole number from zero on"
+        raise ValueError(f"the rule of {name} ({source}) gave {shown(counted)}: {rule}")
+    return whole
 
 
 def _name_of(operator: OpOverload | OpOverloadPacket) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.nn.parameter import is_lazy
 
 
 def mode_of(model: nn.Module) -> FakeTensorMode | None:
@@ -49,6 +51,9 @@ def fake_batch(batch: Any, mode: FakeTensorMode) -> Any:
         whole = torch.empty(first.untyped_storage().nbytes() // first.element_size(), dtype=first.dtype, device="cpu")
         for key, each in group.items():
             known[key] = whole.as_strided(each.shape, each.stride(), each.storage_offset())
+    for each in _tensors(batch):
+        if each.requires_grad and not known[id(each)].requires_grad:
+            known[id(each)] = known[id(each)].detach().requires_grad_()
     return _with_fakes(batch, known)
 
 
@@ -63,9 +68,17 @@ def _with_fakes(batch: Any, known: dict[int, Tensor]) -> Any:
     if isinstance(batch, Tensor):
         return known[id(batch)]
     if isinstance(batch, Mapping):
-        return {name: _with_fakes(each, known) for name, each in batch.items()}
+        items = {name: _with_fakes(each, known) for name, each in batch.items()}
+        if type(batch) is dict or not isinstance(batch, dict):
+            return items
+        same = copy(batch)  # a dict of a kind of its own
+        same.update(items)
+        return same
     if isinstance(batch, (list, tuple)):
-        return tuple(_with_fakes(each, known) for each in batch)
+        parts = [_with_fakes(each, known) for each in batch]
+        if isinstance(batch, list):
+            return parts
+        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
     return batch
 
 
@@ -73,6 +86,10 @@ def _with_fakes(batch: Any, known: dict[int, Tensor]) -> Any:
 def on_fake(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], mode: FakeTensorMode) -> Iterator[None]:
     """Put fake tensors in the place of a model's parameters and buffers and of its optimizers', and take them back."""
     twins: dict[int, Tensor] = {}
+
+    lazy = next((name for name, each in model.named_parameters() if is_lazy(each)), None)
+    if lazy is not None:
+        raise ValueError(f"{lazy} has no shape before a first forward: run the model once, then trace it")
 
     def twin(tensor: Tensor) -> Tensor:
         known = twins.get(id(tensor))

@@ -13,6 +13,12 @@ from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.trace.inputs import Inputs
 
 _LONGEST_DEFAULT = 2048  # tokens of a sequence where nothing is said
+# Sizes under the names that families have for them, each at least one; of an MLP's width some say 0 where all is experts.
+_SIZES = (
+    "hidden_size", "d_model", "n_embd", "vocab_size", "num_hidden_layers", "num_layers", "n_layer", "n_layers",
+    "num_decoder_layers", "encoder_layers", "decoder_layers", "num_attention_heads", "num_heads", "n_head", "n_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "n_positions",
+)  # fmt: skip
 _OF_TEXT = ("ForCausalLM", "ForMaskedLM", "LMHeadModel", "ForConditionalGeneration", "ForPreTraining")
 
 
@@ -32,11 +38,16 @@ def model_of_config(path: str, *, dtype: torch.dtype | None = None) -> nn.Module
         raise InvalidInput([Problem("--hf", path, f"cannot be read: {error.strerror or error}")]) from error
     except ValueError as error:
         raise InvalidInput([Problem("--hf", path, f"is no JSON: {error}")]) from error
+    except RecursionError:
+        raise InvalidInput([Problem("--hf", path, "is no configuration: it is nested without end")]) from None
     kind = told.get("model_type") if isinstance(told, dict) else None
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         known = list(CONFIG_MAPPING.keys())
         rule = f"is no type of model that transformers {transformers.__version__} knows"
         raise InvalidInput([Problem("model_type", kind, rule, nearest_text(str(kind), known), str(file))])
+    problems = _sizes_that_are_none(told, str(file))
+    if problems:
+        raise InvalidInput(problems)
     try:
         config = CONFIG_MAPPING[kind].from_dict(told)
         config.use_cache = False
@@ -51,6 +62,19 @@ def model_of_config(path: str, *, dtype: torch.dtype | None = None) -> nn.Module
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidInput([Problem("--hf", path, f"transformers cannot build it: {first}")]) from error
     return model.train()
+
+
+def _sizes_that_are_none(told: dict[str, Any], file: str, inside: str = "") -> list[Problem]:
+    """The usual sizes that are below one, in a configuration and those in it."""
+    problems = []
+    for name, value in told.items():
+        if isinstance(value, dict) and not inside:
+            problems += _sizes_that_are_none(value, file, f"{name}.")
+        elif name in _SIZES and isinstance(value, (int, float)) and value < 1:
+            problems.append(Problem(inside + name, value, "must be at least 1", 1, file))
+        elif name == "intermediate_size" and isinstance(value, (int, float)) and value < 0:
+            problems.append(Problem(inside + name, value, "must not be negative", 0, file))
+    return problems
 
 
 def _auto(config: Any) -> Any:

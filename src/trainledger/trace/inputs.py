@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -17,16 +19,49 @@ Inputs = dict[str, Tensor] | tuple[Tensor, ...]
 _FORM = re.compile(r"(?:([A-Za-z_]\w*)=)?([\w.]+)\[([^\]]*)\]", re.ASCII)
 _SHORT = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {"float": torch.float32, "half": torch.float16}
 LARGEST = 10**15  # elements: more than any device holds, and far from where sizes overflow
+MOST_DIMS = 64  # what torch's kernels take
+_FLOATING = ("fp32", "bf16", "fp16", "fp64")
 
 
 def dtype_named(name: str, field: str) -> torch.dtype:
-    """A torch dtype by its own name or the field's short one (``bfloat16``, ``bf16``); InvalidInput otherwise."""
+    """A torch dtype by its own name or the field's short one (``bfloat16``, ``bf16``).
+
+    Raises InvalidInput for what is none, and for formats that torch has a name for but nothing to compute with.
+    """
     plain = name.strip().removeprefix("torch.")
     found = _SHORT.get(plain, getattr(torch, plain, None))
     if isinstance(found, torch.dtype):
+        if not _can_be_read(found):
+            rule = "is a format that torch cannot make or read tensors of on a CPU"
+            raise InvalidInput([Problem(field, name, rule, "int8" if "int" in plain else "uint8")])
         return found
     known = [*_SHORT, *(str(each).removeprefix("torch.") for each in DTYPE_NAMES)]
     raise InvalidInput([Problem(field, name, "is no number format that torch knows", nearest_text(plain, known))])
+
+
+def floating_dtype_named(name: str, field: str) -> torch.dtype:
+    """A dtype that a model can be built in, fp32, bf16, fp16 or fp64 by any of their names; InvalidInput otherwise.
+
+    >>> floating_dtype_named("bfloat16", "--dtype")
+    torch.bfloat16
+    """
+    found = dtype_named(name, field)
+    if DTYPE_NAMES.get(found) not in _FLOATING:
+        rule = f"must be a floating-point format that torch builds modules in: {', '.join(_FLOATING)}"
+        raise InvalidInput([Problem(field, name, rule, "bf16")])
+    return found
+
+
+@cache
+def _can_be_read(dtype: torch.dtype) -> bool:
+    """Whether a CPU makes numbers of a format and turns them into fp32, with which all work on them begins."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.zeros(1, dtype=dtype, device="cpu").to(torch.float32)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return False
+    return True
 
 
 def input_of(text: str, field: str = "--input") -> tuple[str, Tensor]:
@@ -40,7 +75,10 @@ def input_of(text: str, field: str = "--input") -> tuple[str, Tensor]:
         rule = "must be a format and a shape in brackets, with or without a name in front"
         raise InvalidInput([Problem(field, text, rule, "int64[8,2048] or labels=int64[8,2048]")])
     name, dtype, sizes = found.groups()
-    shape = [_size(each, text, field) for each in sizes.split(",") if each.strip()]
+    words = [each for each in sizes.split(",") if each.strip()]
+    if len(words) > MOST_DIMS:
+        raise InvalidInput([Problem(field, text, f"has {len(words):,} dims, and torch computes with {MOST_DIMS}")])
+    shape = [_size(each, text, field) for each in words]
     elements = 1
     for each in shape:
         elements *= each

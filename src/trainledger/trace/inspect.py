@@ -129,6 +129,9 @@ def _inspected(tensor: Any) -> Strided | Composite:
         near = "torch.from_numpy(x)" if type(tensor).__module__ == "numpy" else "torch.as_tensor(x)"
         near = "one of its parameters" if isinstance(tensor, torch.nn.Module) else near
         raise InvalidInput([Problem("tensor", shown(tensor), "must be a tensor of torch", near)])
+    if torch.nn.parameter.is_lazy(tensor):
+        rule = f"a {type(tensor).__name__} has no shape before the first forward of its module"
+        raise InvalidInput([Problem("tensor", None, f"{rule}; inspect it after that")])
     try:
         return _composite(tensor) or _strided(tensor)
     except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:

@@ -30,10 +30,10 @@ def as_far_as_it_goes(recorder: Recorder) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, NoScalarLossError) or not recorder.events:
             raise
-        recorder.partial = why_it_stopped(error, recorder.events[-1].facts["phase"])
+        recorder.partial = why_it_stopped(error, recorder.latest_phase)
         warnings.warn(f"the trace is partial: {recorder.partial}", RuntimeWarning, stacklevel=4)
 
 
@@ -45,7 +45,10 @@ def why_it_stopped(error: BaseException, phase: str) -> str:
     if known is not None:
         operator: Any = getattr(error, "func", None) or (error.args[0] if error.args else "an operator")
         return f"{phase} ended{at}: {operator} cannot go on: {known}"
-    first = (str(error).strip().splitlines() or [""])[0]
+    try:
+        first = (str(error).strip().splitlines() or [""])[0]
+    except Exception:  # an error that cannot even say what it is
+        first = "(it has no words)"
     return f"{phase} ended{at}: {type(error).__name__}: {first[:300]}"
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trainledger.ledger.entry import Ledger
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.distributed import trace_rank
 from trainledger.trace.inputs import Inputs
-from trainledger.trace.optimizers import optimizer_named
+from trainledger.trace.optimizers import check_optimizer, optimizer_named
 from trainledger.trace.partial import why_it_stopped
 from trainledger.trace.target import loss_named
 
@@ -22,7 +23,7 @@ def trace_rank_target(
     world_size: int,
     rank: int = 0,
     inputs: Inputs = (),
-    step: str = "",
+    step: str | None = None,
     loss: str | Callable[..., Tensor] | None = None,
     label: Tensor | None = None,
     **options: Any,
@@ -42,13 +43,20 @@ def trace_rank_target(
         raise InvalidInput(
             [Problem("RUN", type(program).__name__, "must be a function that is called without arguments")]
         )
-    optimizer = None if step in ("", "backward") else lambda parameters: optimizer_named(step, parameters)
+    optimizer = None
+    if step not in (None, "", "backward"):
+        name = step
+        check_optimizer(name)
+
+        def optimizer(parameters: Any) -> torch.optim.Optimizer:
+            return optimizer_named(name, parameters)
+
     try:
         return trace_rank(
             program, world_size=world_size, rank=rank, batch=inputs or None, loss=loss_named(loss, None),
             optimizer=optimizer, **options,
         )  # fmt: skip
-    except InvalidInput:
+    except (KeyboardInterrupt, InvalidInput):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise InvalidInput([Problem("RUN", None, why_it_stopped(error, "the program"))]) from error

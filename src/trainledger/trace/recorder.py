@@ -74,6 +74,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._clocked = clocked
         self.storages = Storages(self.events)
         self._phase = "other"
+        self.latest_phase = "forward"  # the last one that was begun by name
         self._find_phases = find_phases
         self._watch_each = watch
         self._kernels = kernels
@@ -132,6 +133,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _begin(self, phase: str) -> None:
         """Leave one phase for another: what a forward leaves alive for the backward is kept by that."""
         before, self._phase = self._phase, phase
+        self.latest_phase = self.latest_phase if phase == "other" else phase
         if before == "backward":
             gradients = [each.grad for each in self._root.parameters() if each.grad is not None]
             self.categorize(gradients, "gradients")

@@ -23,6 +23,8 @@ from trainledger.trace.partial import NoScalarLossError, why_it_stopped
 from trainledger.trace.replaced import replaced
 from trainledger.trace.trace import trace, trace_step
 
+DEFAULT_STEP = "adamw"
+
 
 @dataclass(frozen=True)
 class TrainingStep:
@@ -32,8 +34,8 @@ class TrainingStep:
     """
 
     run: Callable[..., object]
-    models: nn.Module | Mapping[str, nn.Module]
-    optimizers: Sequence[torch.optim.Optimizer] = field(default=())
+    models: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
+    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = field(default=())
 
 
 def load_target(text: str, field: str = "target") -> object:
@@ -59,7 +61,11 @@ def load_target(text: str, field: str = "target") -> object:
     except (Exception, SystemExit) as error:
         raise InvalidInput([Problem(field, text, why_it_stopped(error, "the import"))]) from error
     for part in name.split("."):
-        if not hasattr(found, part):
+        try:
+            has = hasattr(found, part)
+        except Exception as error:  # of a module's own __getattr__
+            raise InvalidInput([Problem(field, text, why_it_stopped(error, f"looking for {part}"))]) from error
+        if not has:
             public = [each for each in dir(found) if not each.startswith("_")]
             rule = f"{module_name} has no {part!r}"
             raise InvalidInput([Problem(field, text, rule, nearest_text(part, public))])
@@ -88,7 +94,9 @@ def build(target: object, *, dtype: torch.dtype | None = None, field: str = "tar
         except Exception:
             with _parameters_given_up():
                 built = target()
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         why = why_it_stopped(error, "building")
         in_a_world = "RANK expected" in why or "process group" in why
         near = "--world-size 8, which traces one rank of a program" if in_a_world else None
@@ -121,7 +129,7 @@ def trace_target(
     target: object,
     *,
     inputs: Inputs = (),
-    step: str = "adamw",
+    step: str | None = None,
     loss: str | Callable[..., Tensor] | None = None,
     label: Tensor | None = None,
     dtype: torch.dtype | None = None,
@@ -131,33 +139,34 @@ def trace_target(
 ) -> Ledger:
     """The ledger of a target's step (`build`), with ``inputs`` of `inputs_of`.
 
-    ``step`` is ``forward``, ``backward`` (forward and backward) or an optimizer of `optimizers.OPTIMIZERS`; a
-    TrainingStep has its own. ``loss`` takes the output, and ``label`` if there is one: a function, the name of one in
-    ``torch.nn.functional`` (leading dims are flattened for ``cross_entropy``), or ``mean`` or ``sum`` of the output.
+    ``step`` is ``forward``, ``backward`` (forward and backward) or an optimizer of `optimizers.OPTIMIZERS`, by itself
+    AdamW; a TrainingStep has its own. ``loss`` takes the output, and ``label`` if there is one: a function, the name of
+    one in ``torch.nn.functional`` (``cross_entropy`` flattens leading dims), ``mean`` or ``sum`` of the output.
     ``checkpointing`` are patterns of modules that are run again in backward. The other options are those of `trace`.
     Raises InvalidInput.
     """
-    if step not in ("forward", "backward"):
+    if step not in (None, "forward", "backward"):
         check_optimizer(step)
     of_loss = loss_named(loss, label)
     built = build(target, dtype=dtype, field=field)
     if isinstance(built, TrainingStep):
-        given = {"--loss": loss, "--label": label, "--checkpointing": tuple(checkpointing)}
+        given = {"--step": step, "--loss": loss, "--label": label, "--checkpointing": tuple(checkpointing)}
         given |= {"--autocast": options.get("autocast"), "--grad-accum": options.get("grad_accum", 1) - 1}
         for flag, value in given.items():
             if value is not None and value != () and value != 0:
                 rule = "is not taken of a TrainingStep, which does everything itself"
                 raise InvalidInput([Problem(flag, None, rule)])
         allowed = {name: value for name, value in options.items() if name in ("first_step", "kernels")}
-        return trace_step(built.run, built.models, inputs, optimizers=list(built.optimizers), **allowed)
-    model = built
+        with _as_wrong_input(field):
+            return trace_step(built.run, built.models, inputs, optimizers=built.optimizers, **allowed)
+    model, step = built, step or DEFAULT_STEP
     if checkpointing:
         from trainledger.trace.checkpointed import checkpoint_modules
 
         checkpoint_modules(model, checkpointing)
     _refuse_unknown(model, inputs)
     optimizer = None if step in ("forward", "backward") else optimizer_named(step, model.parameters())
-    try:
+    with _as_wrong_input("--input"):
         return trace(
             model,
             inputs,
@@ -167,12 +176,21 @@ def trace_target(
             backward=step != "forward",
             **options,
         )
+
+
+@contextmanager
+def _as_wrong_input(field: str) -> Iterator[None]:
+    """Whatever the traced code raises before anything ran, and what has no scalar loss, as a sentence."""
+    try:
+        yield
+    except (KeyboardInterrupt, InvalidInput):
+        raise
     except NoScalarLossError as error:
         rule = str(error).partition(";")[0]
         near = "--loss cross_entropy --label int64[8,2048], --loss mean, or --loss package.module:function"
         raise InvalidInput([Problem("--loss", None, rule, near)]) from error
-    except (TypeError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError) as error:
-        raise InvalidInput([Problem("--input", None, why_it_stopped(error, "forward"))]) from error
+    except BaseException as error:
+        raise InvalidInput([Problem(field, None, why_it_stopped(error, "the step"))]) from error
 
 
 def _refuse_unknown(model: nn.Module, inputs: Inputs) -> None:

@@ -21,9 +21,10 @@ from trainledger.trace.grouped_products import grouped_products_of_any_format
 from trainledger.trace.kernels import kernels_of
 from trainledger.trace.lines import Lines, ends_here
 from trainledger.trace.numbers import ZeroWhereUnknown
-from trainledger.trace.partial import NoScalarLossError, as_far_as_it_goes
+from trainledger.trace.partial import NoScalarLossError, as_far_as_it_goes, why_it_stopped
 from trainledger.trace.random_states import random_states
 from trainledger.trace.recorder import Recorder, optimizers_in
+from trainledger.trace.restored import restored
 from trainledger.trace.tensor_facts import tensors_in
 from trainledger.trace.transformers import as_if_real
 
@@ -63,6 +64,8 @@ def trace(
     read off a tensor is taken for 0 and told in ``notes``. Raises ValueError where no scalar loss can be had. Left
     out: what dispatch does not show (scratch inside a library's kernel, custom C++ memory).
     """
+
+    _check(model, optimizer, autocast, grad_accum)
 
     def forward(inputs: _Inputs) -> Any:
         with torch.autocast("cpu", dtype=autocast) if autocast is not None else nullcontext():
@@ -162,6 +165,7 @@ def _record(
 
     with ExitStack() as stack:
         enter = stack.enter_context
+        enter(restored(model, optimizers))
         enter(mode)
         enter(on_fake(model, optimizers, mode))
         enter(kernels_of(kernels))
@@ -169,10 +173,10 @@ def _record(
 
         def run(rounds: int, *, tensors: bool = False) -> Ledger:
             guesses.clear()
-            if optimizers and not first_step:
-                with ZeroWhereUnknown():
-                    make_states(model, *optimizers)
+            stateless = "" if first_step else _states_made(model, optimizers)
             model.zero_grad(set_to_none=True)
+            for each in tensors_in([inputs.batch, inputs.label]):
+                each.grad = None
             recorder = Recorder(model, optimizers, lines=Lines(), find_phases=find_phases, kernels=kernels)
             recorder.resident(tensors_in([inputs.batch, inputs.label]), "batch")
             recorder.storages.stand_for(tensors_in([given.batch, given.label]))
@@ -188,6 +192,8 @@ def _record(
                 step(inputs, recorder, rounds)
             if find_phases:
                 recorder.micro_batches = 1
+            if stateless:
+                recorder.notes.append(stateless)
             recorder.notes += [
                 f"{count} {'value' if count == 1 else 'values'} read at {line} "
                 f"{'is' if count == 1 else 'are'} unknown and taken for 0: what depends on it may go another way"
@@ -214,6 +220,35 @@ def _record(
             why_not = once.why_not
         ledger = run(rounds, tensors=True)
         return replace(ledger, notes=(*ledger.notes, why_not)) if why_not else ledger
+
+
+def _check(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, autocast: torch.dtype | None, grad_accum: int
+) -> None:
+    """Raise ValueError for what cannot be a step's."""
+    if not isinstance(grad_accum, int) or grad_accum < 1:
+        raise ValueError(f"grad_accum must be a whole number from 1, not {grad_accum!r}")
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(f"autocast must be torch.bfloat16 or torch.float16, not {autocast!r}")
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"optimizer must be a torch optimizer of the model's parameters, not {optimizer!r}")
+    own = {id(each) for each in model.parameters()}
+    if not any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
+        raise ValueError("the optimizer has none of the model's parameters")
+
+
+def _states_made(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> str:
+    """Let the optimizers' states exist before the step; why they do not, where an optimizer cannot be asked so."""
+    try:
+        if optimizers:
+            with ZeroWhereUnknown():
+                make_states(model, *optimizers)
+    except Exception as error:
+        why = why_it_stopped(error, "its step on zero gradients")
+        return f"the optimizer's state could not be made before, so this is a first step: {why}"
+    return ""
 
 
 for _function in (trace, trace_step, _record):
@@ -245,7 +280,7 @@ def call(function: Callable[..., Any], inputs: Any) -> Any:
     """A function of a batch: a dict gives keywords, a tuple positions."""
     if isinstance(inputs, dict):
         return function(**inputs)
-    return function(*inputs) if isinstance(inputs, tuple) else function(inputs)
+    return function(*inputs) if isinstance(inputs, (tuple, list)) else function(inputs)
 
 
 def own_loss(output: Any) -> Any:

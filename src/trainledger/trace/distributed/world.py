@@ -74,7 +74,13 @@ def entered(world_size: int, rank: int) -> Iterator[World]:
 
 @contextmanager
 def _little_to_collect() -> Iterator[None]:
-    """Let the garbage collector look at what the world makes only, not at all modules again and again."""
+    """Let the garbage collector look at what the world makes only, not at all modules again and again.
+
+    Where something is frozen already it stays so, and nothing more is: what one freezes cannot be told from another's.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
     gc.freeze()
     try:
         yield
