@@ -7,7 +7,9 @@ a test asks for the fixture, and torch only where a step is traced.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ class OverBudget(AssertionError):  # noqa: N818
 @pytest.fixture
 def resource_budget(request: pytest.FixtureRequest) -> ResourceBudget:
     """Hold a training step to a budget: ``resource_budget(model, batch, peak="1.2GB")``, or to its lock, by name."""
-    return ResourceBudget(request.config.rootpath)
+    return ResourceBudget(_project_of(request.path.parent) or request.config.rootpath)
 
 
 class ResourceBudget:
@@ -56,8 +58,9 @@ class ResourceBudget:
         With a model and a batch the step is traced as `trainledger.trace` does, which takes the rest (``loss``,
         ``optimizer`` ...); a `Ledger` in place of a model is taken as it is. The ledger is given back, for what else
         a test has to say of it. With the name of a target (``"*"`` for all of them) its figures are held to
-        trainledger.lock in pytest's root directory, as `trainledger check` does, ``allow`` coming before the
-        tolerances of pyproject.toml. Operations without a rule are over the budget unless ``uncounted`` allows them.
+        trainledger.lock in the test's project, as `trainledger check` does there (the nearest folder above the test
+        with a lock or a ``[tool.trainledger]``, else pytest's root), ``allow`` coming before the tolerances of
+        pyproject.toml. Operations without a rule are over the budget unless ``uncounted`` allows them.
         """
         __tracebackhide__ = True
         asked = {
@@ -83,7 +86,7 @@ class ResourceBudget:
         from trainledger.budget.check import check
 
         allowed = read_allowed(allow or {}, "allow")
-        with contextlib.chdir(self._root):
+        with contextlib.chdir(self._root), _modules_of(self._root):
             differences = check(() if name == "*" else (name,), root=self._root, allowed=allowed)
         failed = [each for each in differences if each.fails()]
         if failed:
@@ -91,6 +94,50 @@ class ResourceBudget:
 
             raise OverBudget(text(failed))
         return differences
+
+
+def _project_of(folder: Path) -> Path | None:
+    """The nearest folder from this one upwards that has a lock, or targets or tolerances in its pyproject.toml."""
+    for each in (folder, *folder.parents):
+        if (each / "trainledger.lock").is_file() or _has_settings(each / "pyproject.toml"):
+            return each
+    return None
+
+
+def _has_settings(project: Path) -> bool:
+    import tomllib
+
+    try:
+        tool = tomllib.loads(project.read_text(encoding="utf-8")).get("tool", {})
+    except (OSError, ValueError):  # there is none, or it cannot be read: then another's cannot stand in for it silently
+        return project.is_file() and "tool.trainledger" in project.read_text(encoding="utf-8", errors="replace")
+    return isinstance(tool, dict) and "trainledger" in tool
+
+
+@contextlib.contextmanager
+def _modules_of(root: Path) -> Iterator[None]:
+    """Let a project's own modules come before those of the same name that another one's tests have imported."""
+    own = {each.stem for each in root.iterdir() if each.suffix == ".py" or (each / "__init__.py").is_file()}
+    path = sys.path[:]
+    aside = {name: each for name, each in sys.modules.items() if _is_anothers(name, own, root)}
+    for name in aside:
+        del sys.modules[name]
+    sys.path.insert(0, str(root))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        again = {name.partition(".")[0] for name in aside}
+        for name in [each for each in sys.modules if each.partition(".")[0] in again]:
+            del sys.modules[name]
+        sys.modules.update(aside)
+
+
+def _is_anothers(name: str, own: set[str], root: Path) -> bool:
+    top = name.partition(".")[0]
+    file = getattr(sys.modules.get(top), "__file__", None)
+    return top in own and file is not None and not Path(file).resolve().is_relative_to(root.resolve())
 
 
 def _within(asked: Mapping[str, Amount | None], model: Any, batch: Any, how: Mapping[str, Any]) -> Ledger:

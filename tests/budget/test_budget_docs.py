@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +36,33 @@ def consoles() -> list[list[tuple[str, str]]]:
 def run(command: str, project: Path) -> tuple[int, str]:
     """A command in a process of its own, which does not find the project's modules by itself; exit code, output."""
     words = shlex.split(command)
-    module = {"trainledger": ["-P", "-m", "trainledger"], "pytest": ["-m", "pytest", "-q", "-p", "no:cacheprovider"]}
+    assert words[0] == "trainledger"
     env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
-    env.pop("PYTEST_ADDOPTS", None)
     done = subprocess.run(
-        [sys.executable, *module[words[0]], *words[1:]], cwd=project, env=env, capture_output=True, text=True
+        [sys.executable, "-P", "-m", *words], cwd=project, env=env, capture_output=True, text=True
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
+
+
+def run_here(command: str, project: Path) -> tuple[int, str]:
+    """The same in this process, which has torch already: with the project's modules as they are now."""
+    words = shlex.split(command)
+    call = {"trainledger": main, "pytest": lambda rest: pytest.main(["-q", "-p", "no:cacheprovider", *rest])}[words[0]]
+    told = io.StringIO()
+    path, modules = sys.path[:], set(sys.modules)
+    try:
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(told), redirect_stderr(told):
+            patch.delenv("PYTEST_ADDOPTS", raising=False)
+            patch.setenv("COLUMNS", "80")
+            patch.chdir(project)
+            code = int(call(words[1:]))
+    finally:
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file is not None and Path(file).is_relative_to(project):
+                del sys.modules[name]
+    return code, told.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +71,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     for name, content in {**files("python"), "pyproject.toml": files("toml")["pyproject.toml"]}.items():
         (folder / name).write_text(content)
-    assert run("trainledger init run.toml", folder)[0] == 0
+    assert run_here("trainledger init run.toml", folder)[0] == 0
     (lock, _), (check, _) = consoles()[0]
     assert (lock, check) == ("trainledger lock", "trainledger check")
-    code, told = run(lock, folder)
+    code, told = run_here(lock, folder)
     assert code == 0, told
     return folder
 
@@ -80,8 +102,8 @@ def test_as_the_page_tells_it(project: Path) -> None:
         assert line in lock.splitlines(), line
     (step,) = workflow_steps()
     assert step == f"{check} --tight"
-    assert run(step, project) == (0, unchanged)
-    code, told = run("pytest test_budget.py", project)
+    assert run_here(step, project) == (0, unchanged)
+    code, told = run_here("pytest test_budget.py", project)
     assert code == 0, told
     assert "2 passed" in told
 
@@ -89,16 +111,11 @@ def test_as_the_page_tells_it(project: Path) -> None:
     assert run(changed_check, project) == (1, changed)
 
 
-def test_targets_by_name(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(project)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def test_targets_by_name(project: Path) -> None:
     for command, says in consoles()[2]:
-        name, *words = shlex.split(command)
-        assert name == "trainledger"
-        capsys.readouterr()
-        assert main(words) == 0
-        assert says in ("", capsys.readouterr().out)
-    monkeypatch.delitem(sys.modules, "model")
+        code, told = run_here(command, project)
+        assert code == 0, told
+        assert says in ("", told)
 
 
 def test_the_hooks_run(project: Path) -> None:
@@ -113,4 +130,4 @@ def test_the_hooks_run(project: Path) -> None:
         assert each["pass_filenames"] is False
         assert all(re.search(each["files"], name) for name in ("run.toml", "trainledger.lock"))
     assert re.search(hooks["trainledger-check"]["files"], "src/model.py")
-    assert run(f"{hooks['trainledger-check-runs']['entry']} run", project)[0] == 0
+    assert run_here(f"{hooks['trainledger-check-runs']['entry']} run", project)[0] == 0

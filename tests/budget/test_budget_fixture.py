@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from trainledger.ledger.entry import Entry, Ledger
-from trainledger.pytest_plugin import OverBudget, ResourceBudget
+from trainledger.pytest_plugin import OverBudget, ResourceBudget, _modules_of, _project_of
 from trainledger.spec.problem import InvalidInput
 
 torch.set_num_threads(1)
@@ -99,11 +100,54 @@ def test_against_the_lock_of_the_root(tmp_path: Path) -> None:
     budget = ResourceBudget(tmp_path)
     assert [each.name for each in budget("run.toml")] == [each.name for each in budget("*")] == ["run.toml"]
     (tmp_path / "run.toml").write_text(run.replace("micro_batch = 2", "micro_batch = 4"))
-    with pytest.raises(OverBudget, match="kept for backward"):
+    with pytest.raises(OverBudget, match=r"kept +102\.1 MB +204\.2 MB"):
         budget("run.toml")
     assert budget("run.toml", allow={"kept": "120%", "peak": "120%", "flops": "1%"})
     with pytest.raises(InvalidInput, match=r"is not in trainledger.lock; nearest that works: run.toml"):
         budget("run")
+
+
+def test_each_folder_of_a_repository_has_its_own_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run from above both, with modules of the same name in each, as `trainledger check` in each folder."""
+    from trainledger.budget.check import lock
+
+    code = "import torch\nModel = lambda: torch.nn.Linear({0}, {0})\n"
+    tested = "import model\ndef test_it(resource_budget):\n    assert len(resource_budget('*')) == 1\n"
+    for width in (8, 16):
+        folder = tmp_path / f"of_{width}"
+        (folder / "tests").mkdir(parents=True)
+        (folder / "model.py").write_text(code.format(width))
+        target = f'module = "model:Model"\ninput = "float32[2,{width}]"\nloss = "mean"\n'
+        (folder / "pyproject.toml").write_text(f"[tool.trainledger.targets.model]\n{target}")
+        found = f"import sys\nsys.path.append({str(folder)!r})\n"
+        (folder / "tests" / f"test_{width}.py").write_text(found + tested)
+        with contextlib.chdir(folder), _modules_of(folder):
+            lock(root=folder)
+            sys.modules.pop("model", None)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    try:
+        assert pytest.main(["-q", "-p", "no:cacheprovider", str(tmp_path)]) == 0
+    finally:
+        sys.modules.pop("model", None)
+    assert "2 passed" in capsys.readouterr().out
+
+
+def test_the_nearest_project_is_that_of_the_test(tmp_path: Path) -> None:
+    deep = tmp_path / "part" / "tests" / "deep"
+    deep.mkdir(parents=True)
+    (tmp_path / "trainledger.lock").write_text("")
+    assert _project_of(deep) == tmp_path
+    (tmp_path / "part" / "pyproject.toml").write_text("[tool.other]\n")
+    assert _project_of(deep) == tmp_path
+    (tmp_path / "part" / "pyproject.toml").write_text('[tool.trainledger.allow]\npeak = "1%"\n')
+    assert _project_of(deep) == tmp_path / "part"
+    (tmp_path / "part" / "pyproject.toml").write_text("[tool.trainledger.allow\n")  # torn: `check` says so
+    assert _project_of(deep) == tmp_path / "part"
 
 
 def test_the_plugin_is_light() -> None:

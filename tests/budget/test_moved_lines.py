@@ -11,12 +11,12 @@ from planted_changes import KEPT_OF_H, KEPT_OF_Y, MODEL, line_of, traced
 
 from trainledger.budget.allow import Allowed
 from trainledger.budget.check import compare
-from trainledger.budget.difference import Difference
-from trainledger.budget.footprint import Footprint, Place
+from trainledger.budget.difference import Difference, Move, Row
+from trainledger.budget.footprint import QUANTITIES, Footprint, Place
 from trainledger.budget.lock import Locked, read_lock, write_lock
 from trainledger.budget.reckon import Reckoned
 from trainledger.budget.target import Target
-from trainledger.report.budget import text
+from trainledger.report.budget import moved_at, table_of, text
 
 torch.set_num_threads(1)
 TARGET = Target(module="model:build", input=("float32[1000,64]",))
@@ -40,6 +40,22 @@ def changed(folder: Path, old: str, new: str, **allowed: Allowed) -> tuple[Diffe
     assert old in MODEL
     source = MODEL.replace(old, new)
     return compare("model", before, TARGET, Reckoned(traced(source, folder), ""), allowed, folder), source
+
+
+def test_a_line_with_many_operations_is_told_in_80_columns() -> None:
+    many = tuple(f"operation_of_a_long_name_{at}" for at in range(6))
+    moves = [Move("kept", "a/folder/that/is/deep/model.py:41", "h = many(x)", 16_780_000, many)]
+    told = "\n".join(moved_at(moves)).splitlines()
+    assert max(map(len, told)) <= 80
+    assert all(each in " ".join(told) for each in many)
+
+
+def test_the_table_of_a_difference_has_a_line_for_each_quantity() -> None:
+    titles = {name: QUANTITIES[name][0] for name in ("parameters", "flops", "model_flops", "kept", "peak")}
+    rows = [Row(name, title, 4_844_668_946, 4_870_000_000, allowed=911_400) for name, title in titles.items()]
+    lines = table_of(rows).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) == 2 + len(rows)
 
 
 def change(difference: Difference, quantity: str) -> int:

@@ -95,6 +95,33 @@ def test_the_exit_code_says_how_it_ended(
     assert sentence in json.loads(capsys.readouterr().out)["ended"]
 
 
+def test_options_of_ours_behind_a_script_that_fails_are_told(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = "import argparse\nargparse.ArgumentParser().parse_args()\n"
+    script.write_text(own)
+    assert main(["annotate", "train.py", "--fake", "--steps=2", "--lr"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "--fake, --steps stood behind the script's name and went to the script;" in out
+    assert "trainledger annotate [options] SCRIPT [ARGS ...]" in out
+    assert "Nothing can be said of what costs without need: it ended before anything was done to a tensor." in out
+    assert main(["annotate", "train.py", "--lr", "1"]) == 1
+    assert "stood behind" not in capsys.readouterr().out
+    script.write_text("")
+    assert main(["annotate", "train.py", "--fake"]) == 0
+    assert "stood behind" not in capsys.readouterr().out
+
+
+def test_a_script_that_misses_a_gpu_is_told_of_the_device(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text("import torch\ntorch.ones(2)\ntorch.ones(2).to('cuda')\n")
+    assert main(["annotate", "train.py"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "without any with --device cuda" in out
+    assert "Nothing that costs without need was found in what ran before it ended" in out
+    assert main(["annotate", "--device", "cuda", "train.py"]) == 0
+    out = capsys.readouterr().out
+    assert "--device cuda" not in out
+    assert "Nothing that costs without need was found.\n" in out
+
+
 def test_interrupted_it_prints_what_there_is(script: Path) -> None:
     script.write_text(SOURCE + "import time\nprint('ready', flush=True)\nwhile True:\n    time.sleep(0.01)\n")
     process = subprocess.Popen(
@@ -126,7 +153,7 @@ def test_a_page_opens_offline(script: Path, capsys: pytest.CaptureFixture[str]) 
     ("words", "sentence"),
     [
         (["missing.py"], "script = 'missing.py': cannot be read: No such file or directory"),
-        ([], "the following arguments are required"),
+        ([], "the following arguments are required: SCRIPT;"),
         (
             ["--device", "tpu", "train.py"],
             "device = 'tpu': must be one that can be pretended; nearest that works: cuda",

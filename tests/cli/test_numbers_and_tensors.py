@@ -18,7 +18,8 @@ def call(capsys, *words):
 
 
 CALLS = [
-    ("dtype",), ("dtype", "1e-8"), ("dtype", "-65520"), ("dtype", "fp16"), ("dtype", "3.4e38", "--format", "half"),
+    ("dtype",), ("dtype", "1e-8"), ("dtype", "-65520"), ("dtype", "-1e-8"), ("dtype", "-.5"),
+    ("dtype", "fp16"), ("dtype", "3.4e38", "--format", "half"), ("dtype", "--json", "-1E-8"),
     ("dtype", "tf32"), ("dtype", "e4m3"),
     ("tensor", "float32[4,8]"), ("tensor", "nvfp4[4096,4096]"), ("tensor", "int64[]"),
     ("tensor", "float32[4,8]", "transpose", "contiguous", "view:2,16", "--at", "1,2"),
@@ -72,6 +73,9 @@ def test_a_rate_that_is_not_known_is_a_sentence(capsys):
     (("dtype", "bfloat17"), "nearest that works: bfloat16"),
     (("dtype", "1", "--format", "int8"), "--format = 'int8': is no floating-point format that is known"),
     (("dtype", "1e999"), "must be a finite number that fp64 holds; nearest that works: 1.7976931348623157e+308"),
+    (("dtype", "-inf"), "must be a finite number that fp64 holds; nearest that works: -1.7976931348623157e+308"),
+    (("dtype", "1e-400"), "is too small for fp64 and would be read as zero; nearest that works: 5e-324"),
+    (("dtype", "-0.2e-323"), "nearest that works: -5e-324"),
     (("tensor", "float32"), "tensor = 'float32': must be a format and a shape in brackets"),
     (("tensor", "float32[4,8]", "viiew"), "chain = 'viiew': is no operation that is known here ("),
     (("tensor", "float32[4,8]", "--at", "9,9"), "--at = '9,9': fp32[4, 8] has 4 in dim 0, and the index asks for 9"),
@@ -162,3 +166,10 @@ def test_nothing_heavy_is_imported(verb):
     )
     done = subprocess.run([sys.executable, "-c", program, *verb], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("zero", ["0", "-0", "0e-999", "0.00"])
+def test_zero_is_zero_however_it_is_written(capsys, zero):
+    code, out, err = call(capsys, "dtype", zero)
+    assert (code, err) == (0, "")
+    assert "0.0 rounded to the nearest value of each format" in out

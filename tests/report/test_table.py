@@ -33,6 +33,21 @@ def test_control_characters_do_not_reach_the_terminal():
     assert "\x1b" not in table(["a"], [["\x1b[31mred"]])
 
 
+def test_a_number_stays_with_its_unit_while_a_text_can_give_way():
+    path = "model.layers.0.self_attn.rotary_embedding.projection"
+    numbers = ["158.3 TFLOP", "123.4 GB", "123.4 GB", "-12.34 GB"]
+    lines = table(["path", "FLOPs", "read", "written", "kept"], [[path, *numbers]], align="lrrrr").splitlines()
+    assert all(len(each) <= 80 for each in lines)
+    assert lines[2].split()[1:] == " ".join(numbers).split()
+    assert "".join(each.split()[0] for each in lines[2:]) == path
+    assert all(each.split()[0].endswith(".") for each in lines[2:-1])
+
+
+def test_a_word_that_must_be_broken_is_broken_at_a_comma():
+    lines = table(["a", "b"], [["bf16[8,1024,768]", "bf16[8,1024,12,64]"]], width=30).splitlines()
+    assert [each.split() for each in lines[2:]] == [["bf16[8,1024,", "bf16[8,1024,"], ["768]", "12,64]"]]
+
+
 def test_a_row_longer_than_the_heading_is_refused():
     with pytest.raises(ValueError, match="2 cells for 1 columns"):
         table(["a"], [["1", "2"]])

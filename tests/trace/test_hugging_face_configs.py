@@ -95,3 +95,24 @@ def test_code_that_a_configuration_points_to_is_not_run(tmp_path: Path) -> None:
     auto = {"AutoModelForCausalLM": "modeling_evil.Evil", "AutoConfig": "modeling_evil.EvilConfig"}
     model = model_of_config(written(tmp_path, **LLAMA, auto_map=auto))
     assert type(model).__module__.startswith("transformers.models.llama")
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("num_hidden_layers", -1), ("num_hidden_layers", 0), ("hidden_size", -32), ("vocab_size", 0),
+    ("num_attention_heads", 0), ("num_key_value_heads", -2), ("max_position_embeddings", 0), ("intermediate_size", -64),
+])  # fmt: skip
+def test_sizes_that_are_none(tmp_path: Path, field: str, value: int) -> None:
+    with pytest.raises(InvalidInput, match=f"{field} = {value}: must "):
+        model_of_config(written(tmp_path, **{**LLAMA, field: value}))
+
+
+def test_sizes_that_are_none_inside_a_configuration_of_several(tmp_path: Path) -> None:
+    inner = {**LLAMA, "num_hidden_layers": -1}
+    with pytest.raises(InvalidInput, match=r"text_config\.num_hidden_layers = -1: must be at least 1"):
+        model_of_config(written(tmp_path, model_type="llava", text_config=inner))
+
+
+def test_a_file_that_is_nested_without_end(tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(InvalidInput, match="nested without end"):
+        model_of_config(str(tmp_path / "deep.json"))

@@ -16,6 +16,7 @@ import trainledger as tl
 from trainledger.explain.chain import chain, start_of
 from trainledger.explain.tensor import read_tensor
 from trainledger.ledger.strided import Chain, Strided
+from trainledger.spec.problem import InvalidInput
 
 inspect_module = importlib.import_module("trainledger.trace.inspect")
 Composite = inspect_module.Composite
@@ -185,3 +186,12 @@ def test_a_distributed_tensor_is_what_this_rank_holds():
     assert (one.what, one.shape, one.nbytes) == ("DTensor", (8, 8), 64)
     assert [(name, part.shape) for name, part in one.parts] == [("_local_tensor", (2, 8))]
     assert "on a mesh of 4; what this rank holds:" in repr(one)
+
+
+def test_a_parameter_that_has_no_shape_yet():
+    lazy = torch.nn.LazyLinear(8)
+    for each in (lazy.weight, lazy.bias, torch.nn.parameter.UninitializedBuffer()):
+        with pytest.raises(InvalidInput, match=f"a {type(each).__name__} has no shape before the first forward"):
+            tl.inspect(each)
+    lazy(torch.zeros(2, 4))
+    assert tl.inspect(lazy.weight).shape == (8, 4)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import trainledger as tl
 from trainledger.ledger.store import from_json, to_json
 from trainledger.report.traced import uncounted
+from trainledger.spec.problem import shown
 
 
 class Net(nn.Module):
@@ -203,3 +204,45 @@ def test_tensors_of_a_trace_are_its_live_bytes() -> None:
         "2.bias.step",
     }
     assert from_json(to_json(ledger)) == ledger
+
+
+@pytest.mark.parametrize("gave", [-5, 1.5, float("nan"), 2.0, None, "12", [3], torch.ones(())])
+def test_a_rule_that_gives_no_flops_is_named_with_what_it_gave(gave: Any) -> None:
+    if not hasattr(torch.ops.trainledger_tests, "wrong_rule"):
+        op = torch.library.custom_op("trainledger_tests::wrong_rule", lambda x: x.clone(), mutates_args=(),
+                                     schema="(Tensor x) -> Tensor")  # fmt: skip
+        op.register_fake(torch.empty_like)
+        op.register_autograd(lambda ctx, grad: grad)
+
+    @tl.cost_rule("trainledger_tests::wrong_rule")
+    def flops(x: Tensor, *, out: Tensor) -> Any:
+        return gave
+
+    with pytest.warns(RuntimeWarning, match="the trace is partial"):
+        ledger = tl.trace(Net(lambda x: torch.ops.trainledger_tests.wrong_rule(x)), X)
+    assert "ValueError: the rule of trainledger_tests::wrong_rule (cost_rule " in ledger.partial
+    assert ledger.partial.endswith(" gave " + shown(gave) + ": FLOPs must be a whole number from zero on")
+
+
+@pytest.mark.parametrize("operator", [3, None, torch.mm, "::", "a::", "::b"])
+def test_rules_of_what_is_no_operator(operator: Any) -> None:
+    with pytest.raises(ValueError, match=r"operator|named with its library"):
+        tl.cost_rule(operator)
+
+
+def test_a_rule_that_is_no_function() -> None:
+    with pytest.raises(ValueError, match="the rule of a::b must be a function, not 3"):
+        tl.cost_rule("a::b")(3)  # type: ignore[type-var]
+
+
+def test_the_peak_is_a_lower_bound_where_an_operator_has_no_rule() -> None:
+    @torch.library.custom_op("trainledger_tests::closed", mutates_args=())
+    def closed(x: Tensor) -> Tensor:
+        return x.clone()
+
+    closed.register_fake(lambda x: torch.empty_like(x))
+    closed.register_autograd(lambda ctx, grad: grad)
+    (note,) = tl.trace(Net(closed), X).notes
+    assert note.startswith("the peak is a lower bound: ")
+    assert note.endswith("(trainledger_tests::closed)")
+    assert tl.trace(Net(torch.relu), X).notes == ()

@@ -115,7 +115,7 @@ def ledger_of_code(name: str, target: Target) -> Ledger:
 
 
 def _traced(target: Target) -> Ledger:
-    from trainledger.trace.inputs import dtype_named, input_of, inputs_of
+    from trainledger.trace.inputs import dtype_named, floating_dtype_named, input_of, inputs_of
     from trainledger.trace.target import load_target, trace_target
 
     inputs = inputs_of(target.input)
@@ -129,13 +129,13 @@ def _traced(target: Target) -> Ledger:
 
         program = load_target(target.module, "--module")
         world: dict[str, Any] = {"world_size": target.world_size, "rank": target.rank, "step": target.step}
-        return trace_rank_target(program, inputs=inputs, loss=loss, label=label, **world, **how)
+        return trace_rank_target(program, inputs=inputs, loss=loss, label=label, field="--module", **world, **how)
     how |= {"grad_accum": target.grad_accum, "checkpointing": target.checkpointing, "loss": loss, "label": label}
     if target.step:
         how["step"] = target.step
     if target.autocast:
         how["autocast"] = dtype_named(target.autocast, "--autocast")
-    dtype = dtype_named(target.dtype, "--dtype") if target.dtype else None
+    dtype = floating_dtype_named(target.dtype, "--dtype") if target.dtype else None
     if target.hf:
         from trainledger.trace.hugging_face import completed, model_of_config
 

@@ -120,7 +120,7 @@ def _call(verb: str, rest: list[str], own_process: bool) -> int:
         from trainledger.cli.startup import start_light
 
         start_light()
-    from trainledger.cli.arguments import Parser, joined
+    from trainledger.cli.arguments import Parser
     from trainledger.spec.problem import InvalidInput
 
     _, does, module_name = COMMANDS[verb]
@@ -131,7 +131,7 @@ def _call(verb: str, rest: list[str], own_process: bool) -> int:
         module.configure(parser)
         if as_json and not {"-h", "--help"}.isdisjoint(rest):
             return _told({"help": parser.format_help()}, "", as_json)
-        code: int = module.execute(parser.parse_args(joined(rest)))
+        code: int = module.execute(parser.parse_args(rest))
         return code
     except InvalidInput as error:
         return _complain(error, as_json)

@@ -11,8 +11,9 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import replace
 
 from trainledger.cli.arguments import add_json, print_json
 
@@ -22,7 +23,10 @@ NARROWEST = 60
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [options] SCRIPT [ARGS ...]"
     parser.add_argument("script", metavar="SCRIPT", help="the file to run, such as train.py")
-    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="what the script is to be given")
+    given = parser.add_argument(
+        "args", nargs=argparse.REMAINDER, metavar="ARGS", help="what the script is to be given"
+    )  # fmt: skip
+    given.required = False  # else an error of SCRIPT's absence asks for ARGS too
     parser.add_argument("--fake", action="store_true", help="on fake tensors: of any size, nothing is computed")
     parser.add_argument(
         "--device", metavar="cuda", help="let a script for one GPU run without any: its tensors pass for the GPU's"
@@ -60,6 +64,7 @@ def execute(args: argparse.Namespace) -> int:
             args.script, args.args, fake=args.fake, device=args.device, files=args.files, steps=args.steps,
             shapes=args.shapes,
         )  # fmt: skip
+    told = replace(told, notes=(*told.notes, *_misplaced(args.args, told.outcome)))
     if args.html is not None:
         replace_file(args.html, html(told).encode())
         print(f"wrote {args.html}", file=sys.stderr)
@@ -69,6 +74,22 @@ def execute(args: argparse.Namespace) -> int:
         width = args.width or max(NARROWEST, shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80)
         print(text(told, width=width, busy=args.busy, per_run=args.per_run))
     return {"failed": FAILED, "interrupted": INTERRUPTED}.get(told.outcome, DONE)
+
+
+def _misplaced(given: Sequence[str], outcome: str) -> Iterator[str]:
+    """What to try where a script failed that was given options of trainledger's, behind its name."""
+    if outcome != "failed":
+        return
+    parser = argparse.ArgumentParser(add_help=False)
+    configure(parser)
+    ours = {each for action in parser._actions for each in action.option_strings}
+    found = list(dict.fromkeys(each.partition("=")[0] for each in given if each.partition("=")[0] in ours))
+    if found:
+        them = "it" if len(found) == 1 else "them"
+        yield (
+            f"{', '.join(found)} stood behind the script's name and went to the script; for trainledger's own put "
+            f"{them} before it: trainledger annotate [options] SCRIPT [ARGS ...]"
+        )
 
 
 @contextmanager

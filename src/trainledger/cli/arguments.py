@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,17 +15,23 @@ if TYPE_CHECKING:
     from trainledger.spec.run import Run
 
 
+_NEGATIVE = r"(?i)-(\.?\d.*|inf|infinity|nan)$"
 RUN_OR_MODEL = "a run file (run.toml), a model of the catalog, or a Hugging Face config.json"
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser without guessed abbreviations, whose errors are sentences of the usual kind."""
+    """An argument parser without guessed abbreviations, whose errors are sentences of the usual kind.
+
+    What begins with a minus sign and a digit is a value (``-70B``, ``-1e-8``), as are ``-inf`` and ``-nan``.
+    """
 
     def __init__(self, **options: Any) -> None:
         # Without a width argparse asks shutil for the terminal's, whose import costs more than the whole parse.
         super().__init__(
             allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80), **options
         )
+        # argparse has no public word for it, and by itself knows -1 and -1.5 alone.
+        self._negative_number_matcher = re.compile(_NEGATIVE)
 
     def error(self, message: str) -> NoReturn:
         raise InvalidInput([Problem(self.prog, None, f"{message}; {self.prog} --help says what it takes")])
@@ -114,24 +121,6 @@ def load_run(args: argparse.Namespace) -> Run:
     from trainledger.api import load
 
     return load(args.run, args.set, progress=while_searching())
-
-
-def joined(words: list[str]) -> list[str]:
-    """Arguments in which a value that begins with a minus sign stands in one word with its flag.
-
-    Else argparse takes ``-70B`` for a flag of its own.
-
-    >>> joined(["--params", "-70B", "--json"])
-    ['--params=-70B', '--json']
-    """
-    together: list[str] = []
-    for word in words:
-        flag = together[-1] if together else ""
-        if word[:1] == "-" and word[1:2].isdigit() and flag.startswith("--") and "=" not in flag:
-            together[-1] = f"{flag}={word}"
-        else:
-            together.append(word)
-    return together
 
 
 def print_json(result: object) -> None:

@@ -133,11 +133,11 @@ def _trace_code(args: argparse.Namespace) -> int:
 
 def _ledger_of_code(args: argparse.Namespace) -> tuple[Ledger, str]:
     """The traced ledger and what to call it."""
-    from trainledger.trace.inputs import dtype_named, input_of, inputs_of
+    from trainledger.trace.inputs import dtype_named, floating_dtype_named, input_of, inputs_of
     from trainledger.trace.target import load_target, trace_target
 
     label = None if args.label is None else input_of(args.label, "--label")[1]
-    dtype = None if args.dtype is None else dtype_named(args.dtype, "--dtype")
+    dtype = None if args.dtype is None else floating_dtype_named(args.dtype, "--dtype")
     autocast = None if args.autocast is None else dtype_named(args.autocast, "--autocast")
     loss: Any = load_target(args.loss, "--loss") if args.loss and ":" in args.loss else args.loss
     target: object

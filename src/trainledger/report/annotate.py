@@ -55,7 +55,7 @@ def text(annotation: Annotation, *, width: int = WIDTH, busy: bool = False, per_
         if found:
             parts.append("\n\n".join([title, *(_finding(at, each, width) for at, each in enumerate(found, 1))]))
     if not annotation.findings:
-        parts.append("Nothing that costs without need was found.")
+        parts.append(wrapped(nothing(annotation), width))
     notes = [sentence(each) for each in annotation.notes]
     notes += [f"Not counted: {times} x {name}{f' at {at}' if at else ''}." for name, times, at in annotation.uncounted]
     if annotation.ended:
@@ -63,6 +63,15 @@ def text(annotation: Annotation, *, width: int = WIDTH, busy: bool = False, per_
     if notes:
         parts.append("\n".join(wrapped(each, width) for each in notes))
     return "\n\n".join(parts)
+
+
+def nothing(annotation: Annotation) -> str:
+    """What is to be said where nothing was found: that, or that there was not all to look at."""
+    if not annotation.total.operations and annotation.ended:
+        return "Nothing can be said of what costs without need: it ended before anything was done to a tensor."
+    if annotation.ended:
+        return "Nothing that costs without need was found in what ran before it ended; only that was looked at."
+    return "Nothing that costs without need was found."
 
 
 def _head(annotation: Annotation, width: int) -> str:
@@ -228,6 +237,8 @@ def html(annotation: Annotation) -> str:
             f'<h2>{escape(file.name)}</h2><div class="wide"><table class="source"><thead><tr>{heads}'
             f'<th class="code">source</th></tr></thead><tbody>{rows}</tbody></table></div>'
         )
+    if not annotation.findings:
+        parts.append(f"<p>{escape(nothing(annotation))}</p>")
     parts.append(f'<p class="note">{escape(LEGEND)}</p>')
     parts += [f'<p class="note">{escape(sentence(each))}</p>' for each in annotation.notes]
     return document(f"{annotation.script}, line by line", parts, {})

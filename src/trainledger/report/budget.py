@@ -75,7 +75,7 @@ def table_of(rows: Sequence[Row]) -> str:
         change = signed(Fraction(row.change), row.unit)
         share = f"{100 * row.change / row.locked:+.1f} %" if 2000 * abs(row.change) >= row.locked > 0 else ""
         ends = ["", ""] if row.part else [shown(row.allowed, row.unit), _VERDICTS[row.verdict]]
-        title = f"- {row.title}" if row.part else row.title
+        title = f"- {row.title}" if row.part else _word(row.title)
         cells.append([title, shown(row.locked, row.unit), shown(row.now, row.unit), change, share, *ends])
     return table(["", "locked", "now", "change", "", "allowed", ""], cells, align="lrrrrrl")
 
@@ -93,7 +93,8 @@ def moved_at(moves: Sequence[Move], most: int = _MOST_MOVES) -> list[str]:
             operations = ", ".join(_operation(name, each) for name in each.operations)
             gone = ", a line that is gone" if each.gone and each.text else ", which is gone" if each.gone else ""
             change = signed(Fraction(each.change), QUANTITIES[quantity][1])
-            lines.append(f"{_word(quantity)} {change} at {each.place}{f' ({operations})' if operations else ''}{gone}")
+            told_here = f"{_word(quantity)} {change} at {each.place}{f' ({operations})' if operations else ''}{gone}"
+            lines.append(wrapped(told_here))
             if each.text:
                 lines.append(_source(each.text))
         if len(found) > told:
@@ -108,7 +109,8 @@ def _changes(moves: Sequence[Move]) -> list[tuple[str, int]]:
 
 
 def _word(quantity: str) -> str:
-    return {"flops": "FLOPs"}.get(quantity, quantity)
+    """How a quantity is called where there is little room."""
+    return {"flops": "FLOPs", QUANTITIES["kept"][0]: "kept"}.get(quantity, quantity)
 
 
 def _operation(name: str, move: Move) -> str:
@@ -124,7 +126,7 @@ def _edited(difference: Difference) -> list[str]:
     told = {each.place for each in difference.moves}
     lines = ["", "Edited since the lock, in the functions that were traced:"]
     for line, says in difference.edited[:_MOST_EDITED]:
-        lines += [f"{line} (above)"] if line in told else [line, _source(says)]
+        lines += [wrapped(f"{line} (above)")] if line in told else [line, _source(says)]
     if len(difference.edited) > _MOST_EDITED:
         lines.append(f"and {counted(len(difference.edited) - _MOST_EDITED, 'further line')}")
     return lines
@@ -140,7 +142,7 @@ def written(made: Written) -> str:
             state(made.before.get(name), locked),
         ])  # fmt: skip
     lines = [table(["", "parameters", "FLOPs done", "kept", "peak", ""], cells, align="lrrrrl")]
-    lines += [f"{name} is no target any more and was taken out" for name in made.gone]
+    lines += [wrapped(f"{name} is no target any more and was taken out") for name in made.gone]
     lines += [wrapped(f"Note: {each}.") for each in made.notes]
     return "\n".join([*lines, "", wrapped(f"Written to {made.path}: commit it with the code.")])
 
@@ -198,7 +200,7 @@ def over_budget(limits: Sequence[Limit], found: Footprint) -> str:
                     for name, _ in sorted(place.kept, key=lambda kept: (-kept[1], kept[0]))
                 )
                 named = f" ({operations})" if operations and each.quantity == "kept" else ""
-                lines.append(f"{_word(each.quantity)} {shown(amount, unit)} at {label(place)}{named}")
+                lines.append(wrapped(f"{_word(each.quantity)} {shown(amount, unit)} at {label(place)}{named}"))
                 if place.text:
                     lines.append(_source(place.text))
     return "\n".join(lines)

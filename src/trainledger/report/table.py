@@ -7,6 +7,11 @@ from collections.abc import Sequence
 WIDTH = 80
 _GAP = "  "
 _NARROWEST = 4
+_TEXT = 16  # to which texts are narrowed before a number is broken from its unit
+_SCALES = ("", "k", "K", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti")
+_UNITS = {f"{scale}{unit}" for scale in _SCALES for unit in ("B", "B/s", "FLOP", "FLOPs", "FLOP/s")} | {
+    "s", "ms", "us", "ns", "min", "h", "d", "days", "hours", "years", "%",
+}  # fmt: skip
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, align: str = "", width: int = WIDTH) -> str:
@@ -27,7 +32,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, align: st
         if len(row) > len(heads):
             raise ValueError(f"a row has {len(row)} cells for {len(heads)} columns: {row}")
     sides = [align[at] if at < len(align) else _side([row[at] for row in cells]) for at in range(len(heads))]
-    widths = _fit(heads, cells, width)
+    widths = _fit(heads, cells, sides, width)
     lines = [*_lines(heads, widths, sides), _GAP.join("-" * each for each in widths)]
     for row in cells:
         lines.extend(_lines(row, widths, sides))
@@ -47,12 +52,18 @@ def _side(cells: list[str]) -> str:
     return "r" if filled and all(each.lstrip("+-~<>≤≥").startswith(tuple("0123456789")) for each in filled) else "l"
 
 
-def _fit(heads: list[str], rows: list[list[str]], width: int) -> list[int]:
-    """Column widths: as wide as the cells, and the widest columns give way where the sum is too much."""
-    widths = [max(len(row[at]) for row in (heads, *rows)) for at in range(len(heads))]
+def _fit(heads: list[str], rows: list[list[str]], sides: Sequence[str], width: int) -> list[int]:
+    """Column widths: as wide as the cells, and the widest columns give way where the sum is too much.
+
+    Texts are broken between words first, then within, and only then a number from its unit.
+    """
+    count = range(len(heads))
+    widths = [max(len(row[at]) for row in (heads, *rows)) for at in count]
     room = width - len(_GAP) * (len(heads) - 1)
-    words = [max(len(word) for row in (heads, *rows) for word in (row[at].split() or [""])) for at in range(len(heads))]
-    for floor in (words, [_NARROWEST] * len(heads), [1] * len(heads)):
+    words = [max(map(len, heads[at].split()), default=0) for at in count]
+    whole = [max([words[at], *(len(each) for row in rows for each in _pieces(row[at]))]) for at in count]
+    broken = [each if side == "r" else min(each, _TEXT) for each, side in zip(whole, sides, strict=True)]
+    for floor in (whole, broken, [_NARROWEST] * len(heads), [1] * len(heads)):
         while sum(widths) > room:
             wide = [at for at in range(len(widths)) if widths[at] > floor[at]]
             if not wide:
@@ -61,8 +72,23 @@ def _fit(heads: list[str], rows: list[list[str]], width: int) -> list[int]:
     return widths
 
 
-def _lines(row: list[str], widths: list[int], sides: list[str]) -> list[str]:
-    wrapped = [_wrap(cell, size) for cell, size in zip(row, widths, strict=True)]
+def _pieces(cell: str) -> list[str]:
+    """What of a cell stays together: words, and a number with its unit.
+
+    >>> _pieces("copy, 12.58 MB of 3")
+    ['copy,', '12.58 MB', 'of', '3']
+    """
+    pieces: list[str] = []
+    for word in cell.split():
+        if pieces and pieces[-1][-1].isdigit() and " " not in pieces[-1] and word in _UNITS:
+            pieces[-1] += f" {word}"
+        else:
+            pieces.append(word)
+    return pieces
+
+
+def _lines(row: list[str], widths: list[int], sides: Sequence[str]) -> list[str]:
+    wrapped = [_wrap(cell, size, _pieces(cell)) for cell, size in zip(row, widths, strict=True)]
     height = max((len(each) for each in wrapped), default=0)
     lines = []
     for at in range(height):
@@ -77,25 +103,39 @@ def _lines(row: list[str], widths: list[int], sides: list[str]) -> list[str]:
 
 def wrapped(text: str, width: int = WIDTH) -> str:
     """A sentence over as many lines as the width asks for, broken between words."""
-    return "\n".join(_wrap(text, width))
+    return "\n".join(_wrap(text, width, text.split()))
 
 
-def _wrap(cell: str, width: int) -> list[str]:
+def _wrap(cell: str, width: int, pieces: list[str]) -> list[str]:
     if len(cell) <= width:
         return [cell]
     lines: list[str] = []
     line = ""
-    for word in cell.split():
+    for word in pieces if all(len(each) <= width for each in pieces) else cell.split():
         if line and len(line) + 1 + len(word) <= width:
             line += " " + word
             continue
         if line:
             lines.append(line)
         while len(word) > width:
-            lines.append(word[:width])
-            word = word[width:]
+            at = _break(word, width)
+            lines.append(word[:at])
+            word = word[at:]
         line = word
     return [*lines, line] if line else lines
+
+
+def _break(word: str, width: int) -> int:
+    """Where a word that is too long is broken: behind a comma, or the slash or stop of a path, if there is one.
+
+    >>> _break("bf16[8,1024,768]", 14), _break("model.layers.0.mlp", 14), _break("a" * 9, 4)
+    (12, 13, 4)
+    """
+    for mark in (",", "/", "."):
+        at = word.rfind(mark, 0, width)
+        if at > 0 and not (mark == "." and word[at - 1].isdigit() and word[at + 1 : at + 2].isdigit()):
+            return at + 1
+    return width
 
 
 def sentence(note: str) -> str:

@@ -13,11 +13,11 @@ from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.trace.inputs import Inputs
 
 _LONGEST_DEFAULT = 2048  # tokens of a sequence where nothing is said
-# Sizes under the names that families have for them, each at least one; of an MLP's width some say 0 where all is experts.
+# Sizes under the names that families have for them, each at least one.
 _SIZES = (
     "hidden_size", "d_model", "n_embd", "vocab_size", "num_hidden_layers", "num_layers", "n_layer", "n_layers",
     "num_decoder_layers", "encoder_layers", "decoder_layers", "num_attention_heads", "num_heads", "n_head", "n_heads",
-    "num_key_value_heads", "head_dim", "max_position_embeddings", "n_positions",
+    "num_key_value_heads", "max_position_embeddings", "n_positions",
 )  # fmt: skip
 _OF_TEXT = ("ForCausalLM", "ForMaskedLM", "LMHeadModel", "ForConditionalGeneration", "ForPreTraining")
 
@@ -72,6 +72,7 @@ def _sizes_that_are_none(told: dict[str, Any], file: str, inside: str = "") -> l
             problems += _sizes_that_are_none(value, file, f"{name}.")
         elif name in _SIZES and isinstance(value, (int, float)) and value < 1:
             problems.append(Problem(inside + name, value, "must be at least 1", 1, file))
+        # Where all is experts some say 0 for the width of an MLP.
         elif name == "intermediate_size" and isinstance(value, (int, float)) and value < 0:
             problems.append(Problem(inside + name, value, "must not be negative", 0, file))
     return problems

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -11,13 +14,26 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _READ = torch.ops.aten._local_scalar_dense.default
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OPTIMIZERS = os.path.join(_TORCH, "optim", "")
+_ACCOUNT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# Operators that make a tensor of one number, and where that stands: a number, or the place of an argument.
+_MADE_OF: dict[OpOverload, Callable[[tuple[Any, ...]], Any]] = {
+    torch.ops.aten.zeros.default: lambda args: 0,
+    torch.ops.aten.ones.default: lambda args: 1,
+    torch.ops.aten.full.default: lambda args: args[1],
+    torch.ops.aten.scalar_tensor.default: lambda args: args[0],
+}
 
 
 class ZeroWhereUnknown(TorchDispatchMode):
     """A number read off a fake tensor whose value nobody knows is 0, as ``item()`` of a norm in an optimizer.
 
-    Where such a number scales values and decides nothing about which operations run, as inside an optimizer, that is
-    right: ``trusted()`` says so. Elsewhere ``guessed()`` is told each time, and without one the read fails.
+    Where such a number scales values and decides nothing about which operations run, that is right. ``trusted()`` says
+    where: inside an optimizer. Of torch's own it holds for all numbers, since what decides in them (the steps taken,
+    ASGD's ``mu``) is made of numbers that are known: tensors of a single one that are made where it is trusted keep it.
+    A truth value decides in any case, and what other optimizers do with a number is not known. There, and where
+    nothing is trusted, ``guessed()`` is told each time; where nothing is trusted and without one the read fails.
     ``results`` correct what some operators give (`cpu_results`).
     """
 
@@ -39,10 +55,34 @@ class ZeroWhereUnknown(TorchDispatchMode):
     ) -> Any:
         if func is _READ and isinstance(args[0], FakeTensor) and args[0].constant is None:
             trusted = self._trusted()
-            if not trusted and self._guessed is not None:
+            if self._guessed is not None and not (trusted and _only_scales(args[0])):
                 self._guessed()
             if trusted or self._guessed is not None:
                 return 0.0 if args[0].dtype.is_floating_point else 0
         out = func(*args, **(kwargs or {}))
+        if func in _MADE_OF and isinstance(out, FakeTensor) and out.dim() == 0 and self._trusted():
+            return _known(out, _MADE_OF[func](args))
         correct = self._results.get(func)
         return out if correct is None else correct(args, out)
+
+
+def _known(made: FakeTensor, number: Any) -> torch.Tensor:
+    """A tensor of one number that is known, in the place of one whose number is not."""
+    if not isinstance(number, (bool, int, float)) or made.fake_device.type != "cpu":
+        return made
+    return torch.tensor(number, dtype=made.dtype)
+
+
+def _only_scales(tensor: FakeTensor) -> bool:
+    """Whether a number is read by an optimizer of torch's own, and is no truth value."""
+    if tensor.dtype is torch.bool:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_OPTIMIZERS):
+            return True
+        if not file.startswith((_TORCH, _ACCOUNT)):
+            return False
+        frame = frame.f_back
+    return True

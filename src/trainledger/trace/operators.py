@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from trainledger.ledger import rules
+from trainledger.trace import fused_layers
 from trainledger.trace.scratch import SCRATCH, Scratch
 from trainledger.trace.tensor_facts import tensors_in
 
@@ -260,6 +261,7 @@ _RULES: dict[str, tuple[str, Callable[[Args, Any], Flops]]] = {
     "aten::_fft_c2c": ("reduction", _fourier),
     "aten::_embedding_bag": ("embedding", _gathered),
     "aten::_embedding_bag_forward_only": ("embedding", _gathered),
+    **fused_layers.RULES,
 }
 _ASSUMED = {"aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c"}
 for _name, _shape in _SHAPES.items():
@@ -347,7 +349,8 @@ def operator_of(func: OpOverload) -> Operator:
         if kind == "attention":
             shape = _attention_shape(func, 1 if "backward" in name else 0)
         assumed = kind in ("norm", "softmax") or schema in _ASSUMED
-        return Operator(name, kind, flops, assumed=assumed, shape=shape, scratch=SCRATCH.get(schema))
+        scratch = SCRATCH.get(schema) or fused_layers.FUSED_SCRATCH.get(schema)
+        return Operator(name, kind, flops, assumed=assumed, shape=shape, scratch=scratch)
     if schema.split("::")[0] in SENDS:
         return Operator(name, "collective", _none)
     if name.startswith("_fused_") and name.endswith("_"):

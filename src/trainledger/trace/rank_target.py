@@ -26,6 +26,7 @@ def trace_rank_target(
     step: str | None = None,
     loss: str | Callable[..., Tensor] | None = None,
     label: Tensor | None = None,
+    field: str = "RUN",
     **options: Any,
 ) -> Ledger:
     """The ledger of one rank's step (`trace_rank`), with words for what the program does not return.
@@ -41,7 +42,7 @@ def trace_rank_target(
         raise InvalidInput([Problem("--step", step, rule, "backward, or an optimizer such as adamw")])
     if not callable(program):
         raise InvalidInput(
-            [Problem("RUN", type(program).__name__, "must be a function that is called without arguments")]
+            [Problem(field, type(program).__name__, "must be a function that is called without arguments")]
         )
     optimizer = None
     if step not in (None, "", "backward"):
@@ -59,4 +60,4 @@ def trace_rank_target(
     except (KeyboardInterrupt, InvalidInput):
         raise
     except BaseException as error:
-        raise InvalidInput([Problem("RUN", None, why_it_stopped(error, "the program"))]) from error
+        raise InvalidInput([Problem(field, None, why_it_stopped(error, "the program"))]) from error

@@ -8,7 +8,7 @@ two operations counts as freed by the earlier one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -351,7 +351,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             writer=writer,
             tensors=tuple(self.storages.lives()) if tensors else (),
             partial=self.partial,
-            notes=(*self.notes, *(() if self.sees_compiled else ran_eagerly(self._root))),
+            notes=(
+                *self.notes,
+                *(() if self.sees_compiled else ran_eagerly(self._root)),
+                *_lower_bound(self.uncounted),
+            ),
         )
 
 
@@ -362,6 +366,13 @@ def optimizers_in(
     if optimizer is None:
         return ()
     return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+
+
+def _lower_bound(uncounted: Mapping[str, int]) -> tuple[str, ...]:
+    """What the peak lacks where operators ran that nothing is known of but their results."""
+    if not uncounted:
+        return ()
+    return (f"the peak is a lower bound: what has no rule may allocate more than its results ({', '.join(uncounted)})",)
 
 
 def _of_loss(path: str) -> bool:

@@ -22,6 +22,7 @@ from trainledger.trace.kernels import kernels_of
 from trainledger.trace.lines import Lines, ends_here
 from trainledger.trace.numbers import ZeroWhereUnknown
 from trainledger.trace.partial import NoScalarLossError, as_far_as_it_goes, why_it_stopped
+from trainledger.trace.quiet import quiet_fake_errors
 from trainledger.trace.random_states import random_states
 from trainledger.trace.recorder import Recorder, optimizers_in
 from trainledger.trace.restored import restored
@@ -166,6 +167,7 @@ def _record(
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(restored(model, optimizers))
+        enter(quiet_fake_errors())
         enter(mode)
         enter(on_fake(model, optimizers, mode))
         enter(kernels_of(kernels))

@@ -361,4 +361,4 @@ def test_of_a_librarys_upcasts_only_that_of_the_logits_is_told() -> None:
 
     found = only(annotate(program, files=["no such file"]), "fp32 copy of logits")
     assert (found.times, found.nbytes) == (1, 4 * 64 * 128)
-    assert "bfloat16[64, 128]" in found.what
+    assert "bf16[64, 128]" in found.what

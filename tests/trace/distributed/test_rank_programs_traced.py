@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from pathlib import Path
@@ -233,3 +234,19 @@ def test_the_example_of_the_page_runs() -> None:
     ledger = names["ledger"]
     assert Counter(each.name for each in ledger if each.kind == "collective") == {"all_gather": 8, "reduce_scatter": 4}
     assert {each.group for each in ledger if each.kind == "collective"} == {"shard"}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_garbage_collector_is_left_as_it_was(frozen: bool) -> None:
+    gc.unfreeze()
+    try:
+        if frozen:
+            gc.freeze()
+        before = gc.get_freeze_count()
+        with fake_world(4):
+            pass
+        # what was frozen may be freed meanwhile, but is not thawed, and nothing is added to it
+        assert (gc.get_freeze_count() > before * 0.9) if frozen else gc.get_freeze_count() == 0
+        assert gc.get_freeze_count() <= before
+    finally:
+        gc.unfreeze()

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from trainledger.ledger.annotation import Shown, Work
 from trainledger.ledger.record import Event, Storage
 from trainledger.trace.annotate.copies import Copies
-from trainledger.trace.annotate.runs import Tally
 from trainledger.trace.recorder import Recorder
 
 MOST_SHOWN = 12  # tensors told of one line
@@ -63,6 +62,7 @@ class Account:
         self._recorder = recorder
         self._of_backward: set[str] = set()
         self._changed: set[str] = set()  # lines that have not ended since
+        self._at: dict[Storage, tuple[str, bool, int]] = {}  # live memory: line, whether of backward, bytes
 
     def of(self, line: str, *, changed: bool = False) -> LineAccount:
         """The account of "file:line"; that of "" is of what no line shown caused.
@@ -89,6 +89,7 @@ class Account:
         allocated = 0
         for record in event.allocated:
             allocated += record.nbytes
+            self._at[record] = (name, phase == "backward", record.nbytes)
         into = line.backward if phase == "backward" else line.recompute if phase == "recompute" else line.own
         amounts = (facts["flops"], facts["read"], facts["written"], allocated)
         into.add(*amounts)
@@ -115,13 +116,14 @@ class Account:
             return
         for record, _ in event.freed:
             self.live -= record.nbytes
-            if record.phase != "resident" and record.origin is not None:
-                line = self.of(record.origin.line)
-                self._changed.add(record.origin.line)
-                if record.phase == "backward":
-                    line.live_of_backward -= record.nbytes
+            name, of_backward, nbytes = self._at.pop(record, ("", False, 0))
+            if nbytes:
+                line = self.of(name, changed=True)
+                if of_backward:
+                    line.live_of_backward -= nbytes
+                    self._of_backward.add(name)
                 else:
-                    line.live -= record.nbytes
+                    line.live -= nbytes
             self.gone(record)
         event.freed.clear()
 
@@ -141,11 +143,6 @@ class Account:
             for each in self._of_backward:
                 self.lines[each].alive_of_backward = self.lines[each].live_of_backward
             self._of_backward.clear()
-
-    def tally(self) -> Tally:
-        """FLOPs and bytes moved so far, and bytes live now."""
-        self.settle()
-        return self.total.flops, self.total.read + self.total.written, self.live
 
     def peak_nbytes(self) -> int:
         """The most bytes live at once, with what was there before the program."""

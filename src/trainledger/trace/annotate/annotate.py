@@ -25,7 +25,9 @@ from trainledger.trace.annotate.accelerator import Accelerator, pretended
 from trainledger.trace.annotate.account import Account
 from trainledger.trace.annotate.callers import Callers
 from trainledger.trace.annotate.files import Files
+from trainledger.trace.annotate.findings import FEWEST_READS
 from trainledger.trace.annotate.gradients import gradients_of
+from trainledger.trace.annotate.graph import FEWEST_LOOKS
 from trainledger.trace.annotate.holders import Holder, holder_of, snapshots
 from trainledger.trace.annotate.reading import reads_seen
 from trainledger.trace.annotate.runs import LineRuns
@@ -44,6 +46,7 @@ from trainledger.units import counted
 DEVICES = ("cuda",)
 _STEPS_KEPT = 8  # whose nodes may still be run backward
 _MOST_ASKED = 8  # tensors that are asked who holds them
+_NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available", "device type cuda")
 MOST_DECISIONS = 200  # at one line in one step
 MOST_GUESSES = 100_000  # of one line: a loop that waits for a value would never end
 
@@ -128,11 +131,11 @@ def _run(asked: _Asked, program: Callable[[], object], tell: Tell | None) -> Ann
     lines = Lines(files.counts)
     account = Account(lambda: recorder)
     callers = Callers(files)
-    watcher = Watcher(account, callers, lines, asked.shapes)
+    watcher = Watcher(account, callers, lines, files, asked.shapes)
     recorder = watcher.recorder = Recorder(nn.Module(), find_phases=True, lines=lines, watch=watcher.watch)
     notes: dict[str, None] = {}
     guesses: Counter[str] = Counter()
-    runs = LineRuns(files, account.end_line, account.tally)
+    runs = LineRuns(files, account.end_line, watcher.tally, watcher.loops.left)
     session = _Session(watcher, files, asked.steps)
     note = notes.setdefault
 
@@ -178,6 +181,9 @@ def _run(asked: _Asked, program: Callable[[], object], tell: Tell | None) -> Ann
         note(f"{counted(count, 'value')} read at {line} taken for 0: no value is known on fake tensors")
     if asked.device is not None and not asked.fake:
         note("the kernels are those of the CPU; with --fake they are those of CUDA")
+    for each in (too_few_steps(session.steps), without_cuda(ending.sentence, asked.device)):
+        if each:
+            note(each)
     if not runs.counted:
         note("lines were not counted: a debugger or a coverage tool follows them already")
     return annotation_of(
@@ -234,6 +240,7 @@ class _Session:
         self._watcher.account.settle()
         if self.steps % _STEPS_KEPT == 0:
             self._watcher.recorder.forget_nodes(graph.number_before(_STEPS_KEPT))
+            self._watcher.forwards.settle(graph.number_before(_STEPS_KEPT))
         if not graph.end_step() or graph.leaks is None:
             return
         caller = self._watcher.callers.now()
@@ -246,6 +253,25 @@ class _Session:
                 if self.holder is not None and self.holder.line:
                     break
         self._stale = snapshots(caller.frame, self._files)
+
+
+def too_few_steps(steps: int) -> str:
+    """What cannot be told of so few optimizer steps; "" of none or enough.
+
+    >>> too_few_steps(2)
+    'too few steps to judge: 2; a graph that is kept alive shows from 4 on, a synchronization in the loop from 3 on'
+    """
+    if not 0 < steps < FEWEST_LOOKS:
+        return ""
+    told = f"too few steps to judge: {steps}; a graph that is kept alive shows from {FEWEST_LOOKS} on"
+    return told + (f", a synchronization in the loop from {FEWEST_READS} on" if steps < FEWEST_READS else "")
+
+
+def without_cuda(sentence: str, device: str | None) -> str:
+    """What helps a program that ended because it found no GPU; "" for any other."""
+    if device is not None or not any(each in sentence for each in _NO_GPU):
+        return ""
+    return 'a script for one GPU runs on a machine without any with --device cuda (in Python device="cuda")'
 
 
 def _eager(note: Callable[[str], None]) -> Callable[..., Any]:

@@ -40,6 +40,9 @@ class Caller(NamedTuple):
         return f"{self.file}:{self.line}"
 
 
+Chain = tuple[str, ...]  # "file:line" of the user's lines that call one another, the innermost first
+
+
 class Callers:
     """Finds who called; what an instruction's expression is, is remembered."""
 
@@ -56,6 +59,17 @@ class Callers:
         return self._from(sys._getframe(1)) or (
             None if threading.get_ident() == self._thread else self._from(sys._current_frames().get(self._thread))
         )
+
+    def chain(self) -> Chain:
+        """All lines of the files shown that are being run."""
+        found = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            name = self._files.name(frame.f_code.co_filename)
+            if name:
+                found.append(f"{name}:{frame.f_lineno}")
+            frame = frame.f_back
+        return tuple(found)
 
     def _from(self, frame: FrameType | None) -> Caller | None:
         inside = ""

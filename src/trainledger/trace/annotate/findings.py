@@ -8,15 +8,21 @@ from trainledger.ledger.annotation import PROBLEM, REMARK, Finding
 from trainledger.trace.annotate.copies import DEVICE, EXPANDED, NON_CONTIGUOUS, REPEATED, Copy
 from trainledger.trace.annotate.files import Files
 from trainledger.trace.annotate.holders import Holder
+from trainledger.trace.annotate.script import DONE, Ending
 from trainledger.trace.annotate.watcher import Watcher
-from trainledger.units import counted, format_nbytes
+from trainledger.trace.tensor_facts import dtype_name
+from trainledger.units import counted, format_flops, format_nbytes
 
 LEAST_OF_MOVED = 1 / 1000  # of all bytes that the program moves: smaller copies are not worth a word
 LEAST_OF_PEAK = 1 / 100  # of the most that is live: smaller tensors are not worth a word
-_FEWEST_READS = 3
+FEWEST_READS = 3
 # What is a view where the elements lie in order, and says nothing of a copy where they do not. Products copy too, but
 # few can be written so that they do not.
 _REORDERING = ("reshape", "flatten", "reshape_as", "ravel", "unflatten", "rearrange", "view", "")
+
+
+_GRAPH = "graph kept alive"
+_LONGEST_NAME = 40
 
 
 class Weighed:
@@ -28,15 +34,18 @@ class Weighed:
         self.live = LEAST_OF_PEAK * watcher.account.peak_nbytes()
 
 
-def findings(watcher: Watcher, files: Files, holder: Holder | None) -> tuple[Finding, ...]:
-    """All findings, problems before remarks and the larger before the smaller."""
+def findings(watcher: Watcher, files: Files, holder: Holder | None, ending: Ending) -> tuple[Finding, ...]:
+    """All findings, problems before remarks, and what costs the most bytes first, then the most times."""
     weighed = Weighed(watcher)
     found = [
         *_forgotten(watcher), *_graphs(watcher, holder), *_syncs(watcher, files), *_upcasts(watcher, weighed),
-        *_copies(watcher, files, weighed), *_broadcasts(watcher, weighed),
+        *_copies(watcher, files, weighed), *_broadcasts(watcher, weighed), *_round_trips(watcher, weighed),
+        *_loop_graphs(watcher, weighed, ending), *_forwards(watcher, weighed, ending),
     ]  # fmt: skip
-    kinds = [each.kind for each in found]
-    return tuple(sorted(found, key=lambda each: (each.weight != PROBLEM, kinds.index(each.kind), -each.nbytes)))
+    found.sort(key=lambda each: (each.weight != PROBLEM, -each.nbytes, -each.times))
+    of_graphs = [each for each in found if each.kind == _GRAPH]
+    again = [each for at, each in enumerate(of_graphs) if each.line in {other.line for other in of_graphs[:at]}]
+    return tuple(each for each in found if each not in again)
 
 
 def _forgotten(watcher: Watcher) -> Iterator[Finding]:
@@ -57,18 +66,77 @@ def _graphs(watcher: Watcher, holder: Holder | None) -> Iterator[Finding]:
     made = next((record.origin.line for record, _ in held.tensors if record.origin is not None), "")
     grown = _grown(watcher)
     if holder is not None:
-        line, name = holder.line or made, holder.name
-        what = f"the graphs of {held.spans} past steps are still alive: `{name}` ({holder.kind}) holds tensors of them"
+        line = holder.line or made
+        what = (
+            f"the graphs of {held.spans} past steps are still alive: `{holder.name}` ({holder.kind}) holds tensors of "
+            "them"
+        )
     else:
-        what, line, name = f"the graphs of {held.spans} past steps are still alive", made, "what is kept"
+        what, line = f"the graphs of {held.spans} past steps are still alive", made
     of = f", made at {made}" if made and made != line else ""
     yield Finding(
-        "graph kept alive", line, what,
+        _GRAPH, line, what,
         f"a tensor with a grad_fn keeps all nodes it was computed by{of}, and tensors that no backward has released: "
         f"{format_nbytes(grown) if grown > 0 else 'few bytes, but nodes'} more with each step",
-        f"keep {name} of tensors without a graph: loss.detach(), or loss.item() once in a while",
+        _without_graph(holder, all(ref.numel() == 1 for _, each in held.tensors if (ref := each()) is not None)),
         times=held.spans, nbytes=max(0, grown) * held.spans,
     )  # fmt: skip
+
+
+def _without_graph(holder: Holder | None, numbers: bool) -> str:
+    """What to keep in place of a tensor with its graph, by the name that it is put in by."""
+    added = holder.added if holder is not None and len(holder.added) <= _LONGEST_NAME else ""
+    kept = f"`{added}.detach()`" if added.replace(".", "").replace("_", "").isalnum() else "`.detach()` of it"
+    into = f" in `{holder.name}`" if holder is not None else ""
+    return f"keep {kept}{into}" + (", or read numbers with .item() once in a while" if numbers else "")
+
+
+def _loop_graphs(watcher: Watcher, weighed: Weighed, ending: Ending) -> Iterator[Finding]:
+    for each in watcher.loops.never_used:
+        if each.nbytes < weighed.live:
+            continue
+        holder = each.holder
+        done = ending.outcome == DONE
+        yield Finding(
+            _GRAPH, holder.line or each.loop,
+            f"`{holder.name}` ({holder.kind}) holds the graphs of {counted(each.iterations, 'iteration')} of the loop "
+            f"at {each.loop}, and no backward uses them{'' if done else ' before the program ended'}",
+            "a tensor with a grad_fn keeps all nodes it was computed by, and the tensors that they save: "
+            f"at least {format_nbytes(each.each)} more with each iteration",
+            f"run what is only evaluated under torch.no_grad(), or {_without_graph(holder, each.scalars)}",
+            times=each.iterations, nbytes=each.nbytes, weight=PROBLEM if done else REMARK,
+        )  # fmt: skip
+
+
+def _forwards(watcher: Watcher, weighed: Weighed, ending: Ending) -> Iterator[Finding]:
+    ended = ending.outcome == DONE
+    for each in watcher.forwards.never_used(ended=ended, told=watcher.loops.unused_bounds):
+        if each.grown < weighed.live:
+            continue
+        yield Finding(
+            "gradients nobody uses", each.line,
+            f"a forward of {counted(each.operations, 'product')} and {format_flops(each.flops)} records a graph, and "
+            "no backward uses it",
+            f"what its nodes save stays until the graph goes: {format_nbytes(each.grown)} more live at the last "
+            "product than before the first",
+            "run what is only evaluated under torch.no_grad(), or torch.inference_mode()",
+            times=each.operations, nbytes=each.grown, weight=REMARK,
+        )  # fmt: skip
+
+
+def _round_trips(watcher: Watcher, weighed: Weighed) -> Iterator[Finding]:
+    for each in watcher.conversions.found.values():
+        if each.nbytes < weighed.copied:
+            continue
+        by = f"`{each.expression}`" if each.expression else "it"
+        yield Finding(
+            "conversion back and forth", each.line,
+            f"{by} turns {each.formats[0]}{list(each.shape)} into {each.formats[1]} and back: "
+            f"{format_nbytes(each.nbytes)} in two copies, {counted(each.times, 'time')}",
+            f"every value of {each.formats[0]} is one of {each.formats[1]} too: it comes back as it was",
+            f"keep it in {each.formats[0]}",
+            times=each.times, nbytes=each.nbytes, expression=each.expression,
+        )  # fmt: skip
 
 
 def _grown(watcher: Watcher) -> int:
@@ -85,10 +153,10 @@ def _syncs(watcher: Watcher, files: Files) -> Iterator[Finding]:
         if each.inside:
             continue
         if steps:
-            lasting = each.times >= _FEWEST_READS and 2 * each.steps > steps
+            lasting = each.times >= FEWEST_READS and 2 * each.steps > steps
         else:
             file, _, line = each.caller_line.rpartition(":")
-            lasting = each.times >= _FEWEST_READS and files.shape(files.path(file)).in_loop(int(line))
+            lasting = each.times >= FEWEST_READS and files.shape(files.path(file)).in_loop(int(line))
         if not lasting:
             continue
         how = f"{each.times:,} times" + (f", in {each.steps} of {counted(steps, 'step')}" if steps else "")
@@ -107,7 +175,7 @@ def _upcasts(watcher: Watcher, weighed: Weighed) -> Iterator[Finding]:
         if not each.of_loss or each.nbytes < weighed.live * each.times:
             continue
         one = each.nbytes // each.times
-        was = str(each.was).removeprefix("torch.")
+        was = dtype_name(each.was)
         by = f"`{each.expression}`" if each.expression else "it"
         yield Finding(
             "fp32 copy of logits", each.line,
@@ -131,7 +199,7 @@ def _copies(watcher: Watcher, files: Files, weighed: Weighed) -> Iterator[Findin
             elif why == EXPANDED or (why == REPEATED and copy.largest >= 2 * copy.source_nbytes):
                 if copy.largest >= weighed.live:
                     yield _written_out(line, expression, copy)
-            elif why == DEVICE and copy.times >= _FEWEST_READS and _made_there(expression):
+            elif why == DEVICE and copy.times >= FEWEST_READS and _made_there(expression):
                 yield Finding(
                     "made on the host", line, f"`{expression}` moves {_told(copy)} to the device",
                     "it is made in host memory first and copied", "make it there: pass device= to what makes it",

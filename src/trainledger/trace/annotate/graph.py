@@ -20,6 +20,14 @@ _NO_NUMBER = 2**63
 _EVERY_STEP_UNTIL = 16
 
 
+FEWEST_LOOKS = 4  # that tell a graph from a variable that is simply still there
+
+
+def nodes_so_far() -> int:
+    """How many nodes of autograd were made: the number of the next."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
 class Held:
     """What a look at the end of a step found: how many past steps hold on, tensors that do, and bytes of past steps."""
 
@@ -37,21 +45,21 @@ class Graph:
         self.steps = 0
         self.looks: list[Held] = []
         self._ends: list[int] = []
-        self._made: dict[Storage, tuple[Any, int]] = {}
+        self._made: dict[Storage, tuple[Any, int, int]] = {}  # tensor, steps before, nodes so far
 
     def made(self, records: list[Storage], out: Any) -> None:
         """An operation has made pieces of memory; their tensors get their node when it returns."""
         if records:
             for record, tensor in zip(records, tensors_in(out), strict=False):
                 if tensor.is_floating_point() or tensor.is_complex():
-                    self._made[record] = (weakref.ref(tensor), self.steps)
+                    self._made[record] = (weakref.ref(tensor), self.steps, nodes_so_far())
 
     def gone(self, record: Storage) -> None:
         self._made.pop(record, None)
 
     def end_step(self) -> bool:
         """A step is over; whether a look was taken at what is left of those before."""
-        self._ends.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self._ends.append(nodes_so_far())
         self.steps += 1
         if self.steps > _EVERY_STEP_UNTIL and self.steps % max(1, self.steps // _EVERY_STEP_UNTIL):
             return False
@@ -70,7 +78,7 @@ class Graph:
         old: list[tuple[Storage, Tensor]] = []
         seen: set[Any] = set()
         nbytes = 0
-        for record, (ref, born) in list(self._made.items()):
+        for record, (ref, born, _) in list(self._made.items()):
             if born < past:
                 nbytes += record.nbytes
             tensor = ref()
@@ -81,6 +89,16 @@ class Graph:
                 steps |= held
                 old.append((record, tensor))
         self.looks.append(Held(self.steps, len(steps), old, nbytes))
+
+    def nbytes_between(self, low: int, high: int) -> int:
+        """Live bytes made while these nodes were: of tensors with a graph, and of those that only a graph holds."""
+        nbytes = 0
+        for record, (ref, _, number) in self._made.items():
+            if low < number <= high:
+                tensor = ref()
+                if tensor is None or tensor.grad_fn is not None:
+                    nbytes += record.nbytes
+        return nbytes
 
     def _steps_of(self, node: Any, before: int, seen: set[Any]) -> set[int]:
         found: set[int] = set()
@@ -100,7 +118,7 @@ class Graph:
     @property
     def leaks(self) -> Held | None:
         """The last look, if past steps hold on and the more the longer the program runs; else None."""
-        if len(self.looks) < 4:
+        if len(self.looks) < FEWEST_LOOKS:
             return None
         last, middle = self.looks[-1], self.looks[len(self.looks) // 2 - 1]
         return last if last.spans >= 3 and last.spans > middle.spans else None

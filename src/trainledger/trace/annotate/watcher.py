@@ -15,8 +15,13 @@ from trainledger.trace.annotate import copies
 from trainledger.trace.annotate.account import MOST_SHOWN, Account, LineAccount, Sum
 from trainledger.trace.annotate.broadcasts import Broadcasts
 from trainledger.trace.annotate.callers import Caller, Callers
+from trainledger.trace.annotate.conversions import Conversions
+from trainledger.trace.annotate.files import Files
+from trainledger.trace.annotate.forwards import HEAVY, Forwards
 from trainledger.trace.annotate.gradients import Gradients
-from trainledger.trace.annotate.graph import Graph
+from trainledger.trace.annotate.graph import Graph, nodes_so_far
+from trainledger.trace.annotate.loops import LoopGraphs
+from trainledger.trace.annotate.runs import Tally
 from trainledger.trace.annotate.syncs import SYNCHRONIZING, Syncs
 from trainledger.trace.annotate.upcasts import Upcasts
 from trainledger.trace.lines import Lines
@@ -27,23 +32,29 @@ from trainledger.trace.tensor_facts import dtype_name, tensors_in
 class Watcher:
     """The ``watch`` of a recorder. ``device_of`` tells the device that a tensor passes for."""
 
-    def __init__(self, account: Account, callers: Callers, lines: Lines, shapes: bool) -> None:
+    def __init__(self, account: Account, callers: Callers, lines: Lines, files: Files, shapes: bool) -> None:
         self.account = account
         self.callers = callers
         self.gradients = Gradients()
         self.graph = Graph()
+        self.loops = LoopGraphs(files, self.graph)
+        self.forwards = Forwards()
+        self.conversions = Conversions()
         self.upcasts = Upcasts()
         self.broadcasts = Broadcasts()
         self.syncs = Syncs()
         self.recorder: Recorder
         self.device_of: Callable[[Tensor], str] = lambda tensor: str(tensor.device)
         self.after: Callable[[tuple[Any, ...], dict[str, Any], Event], str] = lambda args, kwargs, event: ""
-        self.dies: list[Callable[[Storage], None]] = [self.gradients.gone, self.graph.gone, self.upcasts.gone]
+        self.dies: list[Callable[[Storage], None]] = [
+            self.gradients.gone, self.graph.gone, self.upcasts.gone, self.conversions.gone,
+        ]  # fmt: skip
         self.uncounted: dict[str, str] = {}
         self._lines = lines
         self._shapes = shapes
         self._backward_line = ""
         self._in_backward = False
+        self._nodes = 0  # of autograd, made before the last operation of a forward
         account.gone = self._gone
 
     def _gone(self, record: Storage) -> None:
@@ -57,10 +68,16 @@ class Watcher:
         node = torch._C._current_autograd_node()
         if node is None:
             self._in_backward = False
+        else:
+            number = node._sequence_nr()
+            self.forwards.ran(number)
+            self.loops.ran(number)
         if event is None:
             if node is None:
+                self._nodes = nodes_so_far()
                 self._take_view(func, out)
             return
+        before = self.account.live
         line = self.account.take(event)
         crossed = self.after(args, kwargs, event)
         facts = event.facts
@@ -73,6 +90,13 @@ class Watcher:
                 self.gradients.accumulated(self._record_of(args[0]), self._backward_line)
         elif torch.is_grad_enabled():
             self.graph.made(event.allocated, out)
+            now = nodes_so_far()
+            if now > self._nodes and facts["kind"] in HEAVY:
+                self.forwards.made(now - 1, self.callers.chain(), facts["flops"], before, self.account.live)
+            self._nodes = now
+        if self.conversions.watches and func._schema.is_mutable:
+            for each in tensors_in(args[:1]):
+                self.conversions.written(self._record_of(each))
         if node is None:
             if self.gradients.watches and func._schema.is_mutable:
                 self._take_written(name, args)
@@ -82,6 +106,12 @@ class Watcher:
         if self._shapes and node is None:
             copied = bool(copies.why_copied(func, name, args, kwargs, out))
             self._show(line, name, "in place" if func._schema.is_mutable else COPY if copied else "", out)
+
+    def tally(self) -> Tally:
+        """What was done so far, and what is there now."""
+        self.account.settle()
+        total = self.account.total
+        return Tally(total.flops, total.read + total.written, self.account.live, nodes_so_far(), self.graph.steps)
 
     def _record_of(self, tensor: Any) -> Storage | None:
         return self.recorder.storages.of(tensor) if isinstance(tensor, Tensor) else None
@@ -145,6 +175,10 @@ class Watcher:
         line.copies.count(why, event, source, out, expression, inside, backward)
         if not backward:
             made = event.allocated[0] if event.allocated else None
+            if why == copies.DTYPE and made is not None and not inside:
+                self.conversions.converted(
+                    self._record_of(source), made, source, out, event.facts["line"], expression
+                )  # fmt: skip
             self.upcasts.copied(self._record_of(source), made, why, source, out, event.facts["line"], expression)
 
     def synchronized(self, name: str, tensors: list[Tensor], device: str = "cpu") -> None:

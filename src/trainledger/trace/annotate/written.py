@@ -31,10 +31,10 @@ def annotation_of(
         if name.rpartition(":")[0] not in shown:
             elsewhere += line.own.work + line.backward.work + line.recompute.work
     return Annotation(
-        script=next(iter(shown)), files=made, findings=findings(watcher, files, holder), total=account.total.work,
-        elsewhere=elsewhere, peak_nbytes=account.peak_nbytes(), live_nbytes=sum(ends.values()), steps=steps,
-        backwards=watcher.recorder.micro_batches, seconds=seconds, fake=fake, device=device, ended=ending.sentence,
-        outcome=ending.outcome, notes=notes,
+        script=next(iter(shown)), files=made, findings=findings(watcher, files, holder, ending),
+        total=account.total.work, elsewhere=elsewhere, peak_nbytes=account.peak_nbytes(),
+        live_nbytes=sum(ends.values()), steps=steps, backwards=watcher.recorder.micro_batches, seconds=seconds,
+        fake=fake, device=device, ended=ending.sentence, outcome=ending.outcome, notes=notes,
         uncounted=tuple(
             (name, times, watcher.uncounted.get(name, "")) for name, times in sorted(watcher.recorder.uncounted.items())
         ),
