@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,6 @@ from torch import nn
 
 _DEEPEST = 4  # containers in containers whose contents are put back
 
-Put = Callable[[], None]
-
 
 @contextmanager
 def restored(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
@@ -20,51 +18,36 @@ def restored(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> I
 
     What a forward keeps for later (a table of angles, running statistics, its last output) would else be fake.
     """
-    undo: list[Put] = []
-    seen: set[int] = set()
+    before: dict[int, tuple[Any, Any]] = {}  # containers and copies of what they hold, by the container's identity
     for each in (*model.modules(), *optimizers):
-        _remember(vars(each), undo, seen, 0)
+        _remember(vars(each), before, 0)
     try:
         yield
     finally:
-        for put in reversed(undo):
-            put()
+        for held, contents in before.values():
+            _put_back(held, contents)
 
 
-def _remember(held: Any, undo: list[Put], seen: set[int], depth: int) -> None:
-    if id(held) in seen or depth > _DEEPEST:
+def _remember(held: Any, before: dict[int, tuple[Any, Any]], depth: int) -> None:
+    if not isinstance(held, (dict, list, set)) or id(held) in before or depth > _DEEPEST:
         return
-    if isinstance(held, dict):
-        values = list(held.values())
-    elif isinstance(held, (list, set)):
-        values = list(held)
-    else:
-        return
-    seen.add(id(held))
-    undo.append(_putting(held))
-    for each in values:
-        _remember(each, undo, seen, depth + 1)
+    contents = (dict(held) if isinstance(held, dict) else list(held)) if held else ()
+    before[id(held)] = held, contents
+    for each in held.values() if isinstance(held, dict) else held:
+        if isinstance(each, (dict, list, set)):
+            _remember(each, before, depth + 1)
 
 
-def _putting(held: Any) -> Put:
-    before = list(held.items()) if isinstance(held, dict) else list(held)
-
-    def put() -> None:
-        if isinstance(held, dict):
-            if not _same(held, before):
-                held.clear()
-                held.update(before)
-        elif isinstance(held, list):
-            held[:] = before
-        else:
-            held.clear()
-            held.update(before)
-
-    return put
+def _put_back(held: Any, contents: Any) -> None:
+    if isinstance(held, list):
+        held[:] = contents
+    elif not isinstance(held, dict) or not _same(held, contents):
+        held.clear()
+        held.update(contents)
 
 
-def _same(held: dict[Any, Any], before: list[tuple[Any, Any]]) -> bool:
+def _same(held: dict[Any, Any], contents: Any) -> bool:
     """Whether a dict has the same objects under the same keys in the same order, without comparing tensors."""
-    return len(held) == len(before) and all(
-        key is name and value is kept for (key, value), (name, kept) in zip(held.items(), before, strict=True)
+    return len(held) == len(contents) and all(
+        key is name and held[key] is contents[name] for key, name in zip(held, contents, strict=True)
     )
