@@ -299,7 +299,9 @@ def elementwise(name: str) -> Operation:
         dtype = "int64" if dtype == "bool" else dtype
         if name == plain:
             size = itemsize_of(dtype)
-            stride = elementwise_stride(tensor, alone=not takes_number)
+            # What has another format than the result is converted first, as `to` does it, and then worked on.
+            worked_on = tensor if dtype == tensor.dtype else replace(tensor, stride=preserved(tensor))
+            stride = elementwise_stride(worked_on, alone=not takes_number)
             return fresh(tensor, tensor.shape, stride, "result", "a new value of each element", dtype, size)
         if dtype != tensor.dtype:
             raise CannotApply(f"gives {dtype}, which has no room in {tensor.dtype}", plain)
