@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +22,9 @@ from trainledger.trace.compiled.private import name as private_name
 from trainledger.trace.trace import trace
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler on a CPU"
+)
 
 
 class Block(nn.Module):

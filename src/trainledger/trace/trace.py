@@ -51,11 +51,10 @@ def trace(
 
     ``model(**batch)`` is called for a dict, ``model(*batch)`` for a tuple, ``model(batch)`` for a tensor. ``loss``
     makes a scalar of the output, and of the ``label`` where one is given, which is then part of the batch; without it
-    the output's own ``loss``, or a scalar output, is taken. The
-    parameters may be real, on the meta device, or fake. With an optimizer a steady-state step is traced (its
-    state exists before), with ``first_step`` the one that creates it. ``grad_accum`` micro-batches of this batch make
-    the step; without ``backward`` it is a forward alone. ``kernels`` are those of a CPU or, where they differ in what
-    they keep or allocate, of "cuda" (`kernels_of`).
+    the output's own ``loss``, or a scalar output, is taken. The parameters may be real, on the meta device, or fake.
+    With an optimizer a steady-state step is traced (its state exists before), with ``first_step`` the one that creates
+    it. ``grad_accum`` micro-batches of this batch make the step; without ``backward`` it is a forward alone.
+    ``kernels`` are those of a CPU or, where they differ in what they keep or allocate, of "cuda" (`kernels_of`).
 
     ``blocks`` says whether ``all`` identical blocks of a stack are traced or a few of them ``once``, which are then
     multiplied where that is proved to be the same (`blocks.traced_once`); ``auto`` does so for eight and more. The
