@@ -44,7 +44,7 @@ def _target(difference: Difference, tight: bool) -> str:
         lines += _edited(difference)
     if difference.notes:
         lines += ["", *(wrapped(f"Note: {each}.") for each in difference.notes)]
-    if difference.versions[0] != difference.versions[1]:
+    if _differ(*difference.versions):
         lines += ["", wrapped(f"Locked with {difference.versions[0]}; now {difference.versions[1]}.")]
     if difference.fails(tight=tight):
         lines += ["", wrapped(f"Where that is wanted, `trainledger lock {difference.name}` agrees to it.")]
@@ -212,3 +212,13 @@ def _limit_cells(limit: Limit) -> list[str]:
     if most == now and not limit.is_kept:
         most, now = f"{limit.most:,}", f"{limit.now:,}"
     return [title, most, now, "" if limit.is_kept else shown(limit.now - limit.most, unit)]
+
+
+def _differ(locked: str, now: str) -> bool:
+    """Whether a package that both name has another version: what else a process has loaded decides nothing.
+
+    >>> _differ("torch 2.13.0, transformers 5.23.0", "torch 2.13.0"), _differ("torch 2.12.0", "torch 2.13.0")
+    (False, True)
+    """
+    before, after = ({each.partition(" ")[0]: each for each in told.split(", ")} for told in (locked, now))
+    return any(before[name] != after[name] for name in before.keys() & after.keys())
