@@ -115,7 +115,7 @@ def ledger_of_code(name: str, target: Target) -> Ledger:
 
 
 def _traced(target: Target) -> Ledger:
-    from trainledger.trace.inputs import dtype_named, floating_dtype_named, input_of, inputs_of
+    from trainledger.trace.inputs import autocast_dtype_named, floating_dtype_named, input_of, inputs_of
     from trainledger.trace.target import load_target, trace_target
 
     inputs = inputs_of(target.input)
@@ -134,7 +134,7 @@ def _traced(target: Target) -> Ledger:
     if target.step:
         how["step"] = target.step
     if target.autocast:
-        how["autocast"] = dtype_named(target.autocast, "--autocast")
+        how["autocast"] = autocast_dtype_named(target.autocast, "--autocast")
     dtype = floating_dtype_named(target.dtype, "--dtype") if target.dtype else None
     if target.hf:
         from trainledger.trace.hugging_face import completed, model_of_config

@@ -33,7 +33,6 @@ from trainledger.spec.problem import InvalidInput, Problem
 if TYPE_CHECKING:
     from trainledger.ledger.entry import Ledger
 
-_AUTOCAST = ("bf16", "bfloat16", "fp16", "float16", "half")
 _OF_CODE: dict[str, object] = {
     # option: what it is without being given; a run file says these itself
     "input": [], "label": None, "loss": None, "step": None, "autocast": None, "dtype": None, "kernels": "cpu",
@@ -111,8 +110,6 @@ def _trace_code(args: argparse.Namespace) -> int:
         problems.append(Problem("--set", args.set[0], rule, "--input, --dtype, --step or --loss"))
     if args.rank and args.world_size is None:
         problems.append(Problem("--rank", args.rank, "is one of a world, whose size is missing", "--world-size 8"))
-    if args.autocast is not None and args.autocast.removeprefix("torch.") not in _AUTOCAST:
-        problems.append(Problem("--autocast", args.autocast, "must be a 16-bit floating format", "bf16"))
     files = [each for each in (args.output, args.memory_viz, args.plot) if each is not None]
     if len(set(files)) < len(files):
         problems.append(Problem("--output", files[0], "is the name of two files that are asked for"))
@@ -133,12 +130,12 @@ def _trace_code(args: argparse.Namespace) -> int:
 
 def _ledger_of_code(args: argparse.Namespace) -> tuple[Ledger, str]:
     """The traced ledger and what to call it."""
-    from trainledger.trace.inputs import dtype_named, floating_dtype_named, input_of, inputs_of
+    from trainledger.trace.inputs import autocast_dtype_named, floating_dtype_named, input_of, inputs_of
     from trainledger.trace.target import load_target, trace_target
 
     label = None if args.label is None else input_of(args.label, "--label")[1]
     dtype = None if args.dtype is None else floating_dtype_named(args.dtype, "--dtype")
-    autocast = None if args.autocast is None else dtype_named(args.autocast, "--autocast")
+    autocast = None if args.autocast is None else autocast_dtype_named(args.autocast, "--autocast")
     loss: Any = load_target(args.loss, "--loss") if args.loss and ":" in args.loss else args.loss
     target: object
     notes: tuple[str, ...] = ()

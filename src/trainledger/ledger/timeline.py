@@ -170,3 +170,12 @@ def peak(ledger: Ledger) -> Peak:
 def peak_host_nbytes(ledger: Ledger) -> int:
     """The most bytes in host memory at once, of what was moved there from the device; integers only."""
     return max((each.live.get(HOST, 0) for each in timeline(ledger)), default=0)
+
+
+def highest_by_category(ledger: Ledger) -> Live:
+    """The most bytes that each category has at any time of the step, each at a time of its own; integers only."""
+    most: Live = {}
+    for moment in timeline(ledger):
+        for category, nbytes in moment.live.items():
+            most[category] = max(most.get(category, 0), nbytes)
+    return most

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from trainledger.ledger.entry import CATEGORIES, Ledger
-from trainledger.ledger.timeline import timeline
+from trainledger.ledger.timeline import highest_by_category
 from trainledger.report.reconciliation import shown, signed
 from trainledger.report.table import table
 
@@ -52,21 +52,13 @@ def compare(predicted: Ledger, traced: Ledger) -> list[Row]:
 def split(predicted: Ledger, traced: Ledger, key: str) -> list[Row]:
     """FLOPs by ``phase``, ``kind`` or ``path``, or the most bytes that each ``category`` has at any time."""
     if key == "category":
-        return _by_category(_highest(predicted), _highest(traced))
+        return _by_category(highest_by_category(predicted), highest_by_category(traced))
     mine, theirs = predicted.by(key), traced.by(key)
     rows = [
         Row(each or _NO_MODULE, "flops", mine.get(each, 0), theirs.get(each, 0))
         for each in dict.fromkeys([*mine, *theirs])
     ]
     return [each for each in rows if each.predicted or each.traced]
-
-
-def _highest(ledger: Ledger) -> dict[str, int]:
-    highest: dict[str, int] = {}
-    for moment in timeline(ledger):
-        for category, nbytes in moment.live.items():
-            highest[category] = max(highest.get(category, 0), nbytes)
-    return highest
 
 
 def _by_category(mine: dict[str, int], theirs: dict[str, int], whole: str = "") -> list[Row]:

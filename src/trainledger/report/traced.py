@@ -103,12 +103,9 @@ def _named(label: str, by: str) -> str:
 
 def highest(ledger: Ledger) -> dict[str, int]:
     """The most bytes that each category has at any time of the step."""
-    from trainledger.ledger.timeline import timeline
+    from trainledger.ledger.timeline import highest_by_category
 
-    most: dict[str, int] = {}
-    for moment in timeline(ledger):
-        for category, nbytes in moment.live.items():
-            most[category] = max(most.get(category, 0), nbytes)
+    most = highest_by_category(ledger)
     return {each: most[each] for each in CATEGORIES if most.get(each)}
 
 

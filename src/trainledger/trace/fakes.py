@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.nn.parameter import is_lazy
 
+from trainledger.trace.restored import restored
+
 
 def mode_of(model: nn.Module) -> FakeTensorMode | None:
     """The mode of a model that was built of fake tensors; None for any other."""
@@ -84,7 +86,7 @@ def _with_fakes(batch: Any, known: dict[int, Tensor]) -> Any:
 
 @contextmanager
 def on_fake(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], mode: FakeTensorMode) -> Iterator[None]:
-    """Put fake tensors in the place of a model's parameters and buffers and of its optimizers', and take them back."""
+    """Put fake tensors in the place of a model's parameters and buffers and its optimizers'; `restored` undoes it."""
     twins: dict[int, Tensor] = {}
 
     lazy = next((name for name, each in model.named_parameters() if is_lazy(each)), None)
@@ -106,32 +108,25 @@ def on_fake(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], mode:
         for slot in slots:
             places += [(slot, name, value) for name, value in slot.items() if isinstance(value, Tensor)]
     fake_already = all(isinstance(value, FakeTensor) for _, _, value in places)
-    groups = [group for each in optimizers for group in each.param_groups]
-    lists = [group["params"] for group in groups]
-    states = [each.state for each in optimizers]
-    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True  # a loss may hold targets of its own
-    try:
-        if not fake_already:
-            for slot, name, value in places:
-                slot[name] = twin(value)
-            for group in groups:
-                group["params"] = [twin(each) for each in group["params"]]
-        for each in optimizers:
-            state, each.state = each.state, defaultdict(dict)
-            for parameter, values in state.items():
-                new = parameter if fake_already else twin(parameter)
-                each.state[new] = {
-                    key: fake(value, mode) if isinstance(value, Tensor) else value for key, value in values.items()
-                }
-        yield
-    finally:
-        mode.allow_non_fake_inputs = before
-        for slot, name, value in places:
-            slot[name] = value
-        for group, parameters in zip(groups, lists, strict=True):
-            group["params"] = parameters
-        for each, state in zip(optimizers, states, strict=True):
-            each.state = state
+    before = mode.allow_non_fake_inputs
+    with restored(model, optimizers):
+        mode.allow_non_fake_inputs = True  # a loss may hold targets of its own
+        try:
+            if not fake_already:
+                for slot, name, value in places:
+                    slot[name] = twin(value)
+                for group in (group for each in optimizers for group in each.param_groups):
+                    group["params"] = [twin(each) for each in group["params"]]
+            for each in optimizers:
+                state, each.state = each.state, defaultdict(dict)
+                for parameter, values in state.items():
+                    new = parameter if fake_already else twin(parameter)
+                    each.state[new] = {
+                        key: fake(value, mode) if isinstance(value, Tensor) else value for key, value in values.items()
+                    }
+            yield
+        finally:
+            mode.allow_non_fake_inputs = before
 
 
 def make_states(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:

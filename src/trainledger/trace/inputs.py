@@ -64,6 +64,14 @@ def _can_be_read(dtype: torch.dtype) -> bool:
     return True
 
 
+def autocast_dtype_named(name: str, field: str) -> torch.dtype:
+    """A format that autocast runs in by its name; InvalidInput otherwise."""
+    found = _SHORT.get(plain := name.strip().removeprefix("torch."), getattr(torch, plain, None))
+    if found in (torch.bfloat16, torch.float16):
+        return found
+    raise InvalidInput([Problem(field, name, "must be a 16-bit floating format", "bf16")])
+
+
 def input_of(text: str, field: str = "--input") -> tuple[str, Tensor]:
     """A tensor on the meta device, and its name, empty where it stands by its position.
 

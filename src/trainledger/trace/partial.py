@@ -33,8 +33,13 @@ def as_far_as_it_goes(recorder: Recorder) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if isinstance(error, NoScalarLossError) or not recorder.events:
             raise
-        recorder.partial = why_it_stopped(error, recorder.latest_phase)
-        warnings.warn(f"the trace is partial: {recorder.partial}", RuntimeWarning, stacklevel=4)
+        end_here(recorder, error, recorder.latest_phase)
+
+
+def end_here(recorder: Recorder, error: BaseException, phase: str) -> None:
+    """Mark what is recorded as partial, and warn of it."""
+    recorder.partial = why_it_stopped(error, phase)
+    warnings.warn(f"the trace is partial: {recorder.partial}", RuntimeWarning, stacklevel=5)
 
 
 def why_it_stopped(error: BaseException, phase: str) -> str:

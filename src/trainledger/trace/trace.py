@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from trainledger.trace.compiled import captured, is_compiled
 from trainledger.trace.cpu_results import results_of
 from trainledger.trace.fakes import fake_batch, make_states, mode_of, on_fake
 from trainledger.trace.grouped_products import grouped_products_of_any_format
+from trainledger.trace.guesses import Guesses
 from trainledger.trace.kernels import kernels_of
 from trainledger.trace.lines import Lines, ends_here
 from trainledger.trace.numbers import ZeroWhereUnknown
@@ -25,7 +25,6 @@ from trainledger.trace.partial import NoScalarLossError, as_far_as_it_goes, why_
 from trainledger.trace.quiet import quiet_fake_errors
 from trainledger.trace.random_states import random_states
 from trainledger.trace.recorder import Recorder, optimizers_in
-from trainledger.trace.restored import restored
 from trainledger.trace.tensor_facts import tensors_in
 from trainledger.trace.transformers import as_if_real
 
@@ -154,18 +153,9 @@ def _record(
     few: _Few | None = None,
 ) -> Ledger:
     mode = mode_of(model) or FakeTensorMode()
-    guesses: Counter[str] = Counter()
-    lines = Lines()
-
-    def guessed() -> None:
-        line = lines.here() or "a line that is not yours"
-        guesses[line] += 1
-        if guesses[line] > MOST_GUESSES:
-            raise RuntimeError(f"{line} has read more than {MOST_GUESSES:,} values that nobody knows")
-
+    guesses = Guesses(MOST_GUESSES)
     with ExitStack() as stack:
         enter = stack.enter_context
-        enter(restored(model, optimizers))
         enter(quiet_fake_errors())
         enter(mode)
         enter(on_fake(model, optimizers, mode))
@@ -182,7 +172,7 @@ def _record(
             recorder.resident(tensors_in([inputs.batch, inputs.label]), "batch")
             recorder.storages.stand_for(tensors_in([given.batch, given.label]))
             with (
-                ZeroWhereUnknown(lambda: recorder.current_phase == "optimizer", guessed, results_of(kernels)),
+                ZeroWhereUnknown(lambda: recorder.current_phase == "optimizer", guesses.add, results_of(kernels)),
                 recorder,
                 as_if_real(given.batch),
                 grouped_products_of_any_format(),
@@ -195,11 +185,7 @@ def _record(
                 recorder.micro_batches = 1
             if stateless:
                 recorder.notes.append(stateless)
-            recorder.notes += [
-                f"{count} {'value' if count == 1 else 'values'} read at {line} "
-                f"{'is' if count == 1 else 'are'} unknown and taken for 0: what depends on it may go another way"
-                for line, count in guesses.items()
-            ]
+            recorder.notes += guesses.notes()
             tokens = next(
                 (each.numel() for each in tensors_in([inputs.batch, inputs.label]) if not each.is_floating_point()), 0
             )
@@ -209,7 +195,7 @@ def _record(
 
         def forward() -> None:
             assert few is not None
-            known = ZeroWhereUnknown(lambda: False, guessed, results_of(kernels))
+            known = ZeroWhereUnknown(lambda: False, guesses.add, results_of(kernels))
             with known, as_if_real(given.batch), grouped_products_of_any_format():
                 few.forward(inputs)
 

@@ -5,7 +5,6 @@ A rank of a pipeline whose neighbour must tell it a shape waits until the progra
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -20,7 +19,7 @@ from trainledger.trace.distributed.world import entered
 from trainledger.trace.fakes import fake_batch
 from trainledger.trace.kernels import kernels_of
 from trainledger.trace.lines import ends_here
-from trainledger.trace.partial import why_it_stopped
+from trainledger.trace.partial import end_here
 from trainledger.trace.trace import Batch, call, own_loss
 
 Program = Callable[[], Any]
@@ -101,8 +100,7 @@ def _step_of(
         except Exception as error:
             if steps.recorder is None or not steps.recorder.events:
                 raise
-            steps.recorder.partial = why_it_stopped(error, steps.recorder.current_phase)
-            warnings.warn(f"the trace is partial: {steps.recorder.partial}", RuntimeWarning, stacklevel=4)
+            end_here(steps.recorder, error, steps.recorder.current_phase)
     return steps.ledger()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import TracebackType
@@ -23,6 +22,7 @@ from trainledger.trace.distributed import balanced
 from trainledger.trace.distributed.gate import Gate
 from trainledger.trace.distributed.recorder import COMMUNICATION, RankRecorder, local, unwrapped
 from trainledger.trace.grouped_products import grouped_products_of_any_format
+from trainledger.trace.guesses import Guesses
 from trainledger.trace.lines import Lines
 from trainledger.trace.replaced import replaced
 from trainledger.trace.tensor_facts import tensors_in
@@ -46,9 +46,8 @@ class Steps:
         self._models: dict[int, nn.Module] = {}
         self._depth = 0
         self._tokens = 0
-        self._guesses: Counter[str] = Counter()
+        self._guesses = Guesses()
         self._counted: dict[str, None] = {}
-        self._lines = Lines()
         self._stack = ExitStack()
 
     def __enter__(self) -> Steps:
@@ -112,25 +111,21 @@ class Steps:
             raise ValueError(
                 f"the program has ended after {self.taken} optimizer steps; one is recorded after the first"
             )
-        self.recorder.notes += [
-            f"{count} {'value' if count == 1 else 'values'} read at {line} "
-            f"{'is' if count == 1 else 'are'} unknown and taken for 0: what depends on it may go another way"
-            for line, count in self._guesses.items()
-        ]
+        self.recorder.notes += self._guesses.notes()
         self.recorder.notes += [f"{each}: tokens are taken to go evenly to all experts" for each in self._counted]
         return self.recorder.ledger(tokens=self._tokens, writer="trace", tensors=True)
 
     def counted(self) -> None:
         """Tokens have been counted by where they go, which is known on average only."""
         if self.recorder is not None:
-            self._counted.setdefault(self._lines.here() or "a line that is not yours")
+            self._counted.setdefault(self._guesses.line())
 
     def guess(self, func: OpOverload, types: Any, args: tuple[Any, ...]) -> float | int:
         """A value that nobody knows is 0; where it scales what an optimizer does, nothing depends on it."""
         recorder = self.recorder
         if recorder is not None:
             if recorder.current_phase not in ("optimizer", "clip"):
-                self._guesses[self._lines.here() or "a line that is not yours"] += 1
+                self._guesses.add()
             recorder.was_read(func, args)
         return 0.0 if args[0].dtype.is_floating_point else 0
 
