@@ -53,6 +53,26 @@ def test_a_cluster_changes_what_the_catalog_says() -> None:
         catalog.fabric(device, Cluster(device="h100-sxm", network="infiniband"))
 
 
+def test_a_measured_network_is_taken_as_it_is() -> None:
+    """No share of the catalog is taken of what was measured, and a bound keeps the data sheet's rate."""
+    device = catalog.device("a100-sxm-80gb")
+    for reached, sheet in ((2_531_250_000, 6_250_000_000), (7_000_000_000, 7_000_000_000)):
+        cluster = Cluster(device="a100-sxm-80gb", network="edr-half", network_reached_bytes_per_second=reached)
+        told = catalog.fabric(device, cluster)
+        assert told is not None
+        assert told.network is not None
+        assert told.network.reached == pytest.approx(reached)
+        assert told.network.basis == "measured"
+        assert told.bound.network is not None
+        assert told.bound.network.reached == sheet
+    unnamed = catalog.fabric(
+        catalog.device("rtx-4090"), Cluster(device="rtx-4090", network_reached_bytes_per_second=10**9)
+    )
+    assert unnamed is not None
+    assert unnamed.network is not None
+    assert unnamed.network.reached == pytest.approx(1e9)
+
+
 def test_a_device_without_a_usual_network_takes_the_one_that_is_named() -> None:
     device = catalog.device("rtx-4090")
     assert device.fabric is not None

@@ -132,6 +132,28 @@ def test_a_pipeline_keeps_as_many_micro_batches_as_are_in_flight() -> None:
     assert [bool(collectives(each.ledger, phase="backward", name="all_reduce")) for each in stages] == [False] * 4
 
 
+@pytest.mark.parametrize("schedule", [{}, {"schedule": "interleaved", "virtual_stages": 2}, {"schedule": "gpipe"}])
+def test_split_sends_take_a_part_between_stages_and_gather_it_among_tensor_ranks(schedule: dict[str, Any]) -> None:
+    """Narayanan et al. 2021, section 4.1: each rank of a stage sends 1/t of an activation, and the next gathers it."""
+    layout = Layout(tensor=4, pipeline=2, **schedule)
+    stream = 2048 * SPEC.d_model * 2
+    whole = accounts(run_of(layout, precision="bf16"), backend="cuda")
+    split = accounts(run_of(replace(layout, split_sends=True), precision="bf16"), backend="cuda")
+    for one, other in zip(whole, split, strict=True):
+        for name in ("send", "recv"):
+            before, after = collectives(one.ledger, name=name), collectives(other.ledger, name=name)
+            assert {each.payload for each in before} == {stream}
+            assert {each.payload for each in after} == {stream // 4}
+            assert sum(each.times for each in before) == sum(each.times for each in after)
+        gathered = collectives(other.ledger, name="all_gather", group="tensor")
+        received = sum(each.times for each in collectives(other.ledger, name="recv"))
+        assert payload(gathered) == stream * received
+        assert not collectives(one.ledger, name="all_gather", group="tensor")
+        assert one.ledger.flops == other.ledger.flops
+        more = peak_nbytes(other.ledger) - peak_nbytes(one.ledger)
+        assert 0 <= more <= stream // 4  # the part beside the whole that is gathered from it
+
+
 def test_a_tied_embedding_on_both_ends_is_summed() -> None:
     tied = replace(run_of(Layout(pipeline=4), global_batch=8), model=replace(SPEC, tie_embeddings=True))
     sent = [payload(collectives(each.ledger, name="all_reduce", phase="backward")) for each in accounts(tied)]

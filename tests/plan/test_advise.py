@@ -243,3 +243,16 @@ def test_adapters_on_a_small_device_are_told_of_smaller_frozen_weights() -> None
     assert saving[("recipe.base_format=nf4",)] > saving[("recipe.base_format=int8",)] > 0
     assert advice.together[-1].fits
     assert "recipe.lora_rank)" not in text(tl.advise(tl.load(table), together=0), 3)
+
+
+def test_kernels_that_wait_and_whole_sends_are_advised_against() -> None:
+    """CUDA_LAUNCH_BLOCKING=1 left set, and activations sent whole by each tensor rank, cost time for nothing."""
+    layout = {"shard": 4, "tensor": 4, "pipeline": 4}
+    table = {**MESH, "layout": layout, "recipe": {**MESH["recipe"], "launch_blocking": True, "global_batch": 16}}
+    advice = tl.advise(tl.load(table), together=0)
+    found = {each.sets: each for each in advice.alone}
+    assert found[("recipe.launch_blocking=false",)].faster > 0
+    assert found[("layout.split_sends=true",)].faster > 0
+    split = {**table, "layout": {**layout, "split_sends": True}}
+    for each in tl.advise(tl.load(split), together=0).alone:
+        _gives(split, each.sets, each)

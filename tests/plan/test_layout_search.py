@@ -137,6 +137,19 @@ def test_bounds_are_below_the_account_and_near_it(
     assert np.median([seconds for _, seconds, _ in found]) > 0.75
 
 
+def test_split_sends_are_searched_as_they_are_accounted_for() -> None:
+    run = run_for(64, {"preset": "llama-3-8b"}, seq_len=1024, global_batch=64)
+    fixed = {"sequence_parallel": False, "context": 1, "pipeline": 4, "tensor": 4}
+    ratios = []
+    for splits in (False, True):
+        asked = replace(run, layout=replace(run.layout, split_sends=splits))
+        found = list(bounded(asked, 12, 7, fixed))
+        assert any(one.layout.split_sends for _, _, one in found) is splits
+        assert all(nbytes <= 1 for nbytes, _, _ in found)
+        ratios.append([seconds for _, seconds, _ in found])
+    assert ratios[1] == pytest.approx(ratios[0], rel=0.15)
+
+
 def test_the_collectives_of_a_block_cost_the_same_alone_and_among_others() -> None:
     run = whole(run_for(8, {"preset": "mixtral-8x7b"}, seq_len=1024, global_batch=16))
     machine = machine_of(run)

@@ -232,6 +232,33 @@ def test_sharded_blocks_wait_where_nothing_overlaps_and_gathers_of_tensors_wait_
     assert one_by_one.by_kind["matmul"] == after.by_kind["matmul"]
 
 
+def test_split_sends_show_less_where_the_network_is_slow() -> None:
+    layout, wide = {"tensor": 8, "pipeline": 4}, {"seq_len": 4096}
+    whole, split = (
+        timed(run_of({**layout, "split_sends": each}, dict(wide), network_reached_bytes_per_second="1GB"))
+        for each in (False, True)
+    )
+    assert split.seconds < whole.seconds
+    assert split.causes["ideal"] == pytest.approx(whole.causes["ideal"])
+    fast = timed(run_of({**layout, "split_sends": True}, dict(wide)))
+    assert fast.seconds < split.seconds
+
+
+@pytest.mark.parametrize("layout", [{}, {"replicate": 16}, {"shard": 16}, {"tensor": 4, "pipeline": 2}], ids=str)
+def test_blocking_launches_add_each_launch_and_hide_nothing(layout: dict[str, Any]) -> None:
+    """CUDA_LAUNCH_BLOCKING=1: a step of one device is all kernels and all launches, one after the other."""
+    slow = replace(SHEET, efficiency=replace(H100.efficiency, launch_seconds=4e-5, straggler_share=0.0))
+    plain, blocking = (timed(run_of(layout, {"launch_blocking": each}), slow) for each in (False, True))
+    assert blocking.seconds > plain.seconds
+    assert sum(blocking.causes.values()) == pytest.approx(blocking.seconds)
+    assert blocking.causes["launch overhead"] > plain.causes["launch overhead"]
+    assert blocking.causes["exposed communication"] >= plain.causes["exposed communication"] * (1 - 1e-9)
+    if not layout:
+        kernels = timed(run_of({}), replace(slow, efficiency=replace(slow.efficiency, launch_seconds=0.0)))
+        launches = sum(each.launch_seconds for each in plain.entries)
+        assert blocking.seconds == pytest.approx(kernels.seconds + launches)
+
+
 def test_an_overlap_that_there_is_not_is_refused() -> None:
     with pytest.raises(tl.InvalidInput, match=r"layout.overlap = 'gradient'.*gradients, parameters, tensor"):
         run_of({"shard": 8, "overlap": ["gradient"]})

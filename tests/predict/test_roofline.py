@@ -113,6 +113,14 @@ def test_an_accelerator_waits_for_the_program_only_where_all_launches_take_longe
     assert waits.causes["launch overhead"] == pytest.approx(1e-3)
 
 
+def test_a_program_that_waits_for_each_kernel_adds_its_launches_to_the_device_s_time():
+    entry = Entry("c", "", "forward", "copy", read=10**7, loop=(("layers", 3),))
+    cuda, cpu = (calibration(each, operation_seconds=5e-4) for each in ("cuda", "cpu"))
+    waited = Roofline(cuda, blocking=True).time(entry)
+    assert (waited.seconds, waited.overhead_seconds, waited.launch_seconds) == (pytest.approx(4.5e-3), 1.5e-3, 0.0)
+    assert Roofline(cpu, blocking=True).time(entry) == Roofline(cpu).time(entry)  # nothing runs ahead there
+
+
 def test_no_other_dtypes_peak_is_taken():
     with pytest.raises(NoRate, match=r"a device has no peak for fp32 on record \(it has bf16\)"):
         Roofline(SHEET).time(matmul(8, 8, 8, dtype="fp32"))

@@ -67,10 +67,10 @@ class Columns:
         for each in self.kernels:
             time = Roofline(replace(each.device, efficiency=efficiency)).time(each.entry)
             seconds[each.places], launches[each.places] = time.seconds, time.launch_seconds
-        return (
-            np.array([float(seconds[places] @ counts) for places, counts in self._runs]),
-            np.array([float(launches[places] @ counts) for places, counts in self._runs]),
-        )
+        computed = np.array([float(seconds[places] @ counts) for places, counts in self._runs])
+        launched = np.array([float(launches[places] @ counts) for places, counts in self._runs])
+        blocking = np.array([each.run.recipe.launch_blocking for each in self.cases])
+        return computed + blocking * launched, launched
 
 
 def _together(device: Device, found: list[tuple[int, Entry]]) -> Kernels:

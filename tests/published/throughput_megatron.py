@@ -25,8 +25,13 @@ from trainledger.spec.recipe import Recipe
 
 HDR_8 = (("network", "hdr"),)  # a 200 Gb/s adapter for each GPU
 HDR_4 = (("network", "hdr"), ("network_bytes_per_second", 12_500_000_000))  # four 200 Gb/s adapters for eight GPUs
-OMNIPATH_4 = (("network", "edr-half"),)  # four 100 Gb/s adapters for eight A100, told as InfiniBand of that rate
-OMNIPATH_V100 = (("network", "edr"), ("devices_per_node", 4))  # an adapter for each of four V100
+# Jean Zay has Omni-Path, told as InfiniBand of 100 Gb/s that reaches what the project's own benchmark of all-reduces of
+# 4 GB over four nodes measured: 40.5 Gb/s through one adapter of eight A100, which have four, and 84.7 Gb/s for a node
+# of four V100 (bigscience-workshop/bigscience: experiments/bandwidth, all_reduce_bench-a100-n4.txt and -32gb-4n.txt).
+OMNIPATH_4 = (("network", "edr-half"), ("network_reached_bytes_per_second", 40_500_000_000 // 8 * 4 // 8))
+OMNIPATH_V100 = (
+    ("network", "edr"), ("devices_per_node", 4), ("network_reached_bytes_per_second", 84_700_000_000 // 8 // 4),
+)  # fmt: skip
 NDR_8 = (("network", "ndr"),)
 
 _MEGATRON = (
@@ -35,6 +40,10 @@ _MEGATRON = (
     "dropout 0.1 everywhere (the defaults); fp16 with a master copy in fp32, Adam; every block run again in backward",
     "tensor parallelism without sequence parallelism; gradients are summed over data ranks after the last backward",
 )  # fmt: skip
+SPLIT_SENDS = (
+    "each tensor rank sends its part of an activation to the next stage, where they gather it (Narayanan 2021, section "
+    "4.1, the default of Megatron-LM; DeepSpeed's is_pipe_partitioned)"
+)
 SELENE = "Selene: DGX A100 with eight 200 Gb/s HDR adapters"
 SC21 = TimeSource(
     name="NVIDIA/Megatron-LM:images/cases_april2021.png (Narayanan et al. 2021 Table 1, arXiv 2104.04473)",
@@ -45,6 +54,7 @@ SC21 = TimeSource(
         *_MEGATRON,
         "micro-batches, layers of a virtual stage and overlapped gradients (DDP=torch, with one stage) as "
         "examples/sc21/run_table_1.sh of the repository has them",
+        SPLIT_SENDS,
         SELENE,
     ),
 )
@@ -57,6 +67,7 @@ TABLE_2 = TimeSource(
         *_MEGATRON,
         "pipelines run 1F1B without virtual stages; ZeRO-3 (DeepSpeed of early 2021) gathers one "
         "parameter after the other in 16 bits, nothing beside compute (overlap_comm was off by default)",
+        SPLIT_SENDS,
         SELENE,
     ),
     reason="ZeRO-3 of early 2021 on 640 to 2,240 devices is told a half to four fifths of what it took: each of its "
@@ -75,13 +86,13 @@ MT_NLG = TimeSource(
     title="Megatron-Turing 530B, A100",
     convention="printed seconds of a step",
     network=HDR_8,
-    assumed=(*_MEGATRON, "1F1B without virtual stages", SELENE),
+    assumed=(*_MEGATRON, "1F1B without virtual stages", SPLIT_SENDS, SELENE),
 )
 VTRAIN_SINGLE = TimeSource(
     name="VIA-Research/vTrain:data (arXiv 2312.12391) gt_single.csv",
     title="vTrain, one node, A100",
     convention="printed seconds of a step",
-    assumed=(*_MEGATRON, "1F1B; data parallel ranks sum gradients after the last micro-batch"),
+    assumed=(*_MEGATRON, "1F1B; data parallel ranks sum gradients after the last micro-batch", SPLIT_SENDS),
 )
 VTRAIN_MULTI = TimeSource(
     name="VIA-Research/vTrain:data (arXiv 2312.12391) gt_multi.csv",
@@ -91,6 +102,7 @@ VTRAIN_MULTI = TimeSource(
     assumed=(
         *_MEGATRON,
         "1F1B; data parallel ranks sum gradients after the last micro-batch",
+        SPLIT_SENDS,
         "nodes of eight GPUs with four 200 Gb/s HDR adapters (from memory of the paper, not read again)",
     ),
 )
@@ -103,7 +115,11 @@ CHRONICLES = TimeSource(
         *_MEGATRON,
         "ZeRO-1: gradients reduced once for a step, parameters gathered after the update; layers over stages as in "
         "docs/published_memory.md",
-        "Jean Zay: nodes of eight A100 with four 100 Gb/s Omni-Path adapters, told as InfiniBand of that rate",
+        SPLIT_SENDS,
+        "on 320 and more devices CUDA_LAUNCH_BLOCKING=1: without it they always hung (the page, `dealing with JZ "
+        "hanging`)",
+        "Jean Zay: nodes of eight A100 with four 100 Gb/s Omni-Path adapters that reach 40.5 Gb/s each (the project's "
+        "benchmark of all-reduces, experiments/bandwidth)",
     ),
 )
 TR3M = TimeSource(
@@ -111,7 +127,11 @@ TR3M = TimeSource(
     title="BigScience 1.3B, V100",
     convention="printed seconds of a step",
     network=OMNIPATH_V100,
-    assumed=(*_MEGATRON, "ZeRO-1; Jean Zay: nodes of four V100 with four 100 Gb/s Omni-Path adapters"),
+    assumed=(
+        *_MEGATRON,
+        "ZeRO-1; Jean Zay: nodes of four V100 whose four 100 Gb/s Omni-Path adapters reach 84.7 Gb/s together (the "
+        "project's benchmark of all-reduces, experiments/bandwidth)",
+    ),
 )
 CORE = TimeSource(
     name="NVIDIA/Megatron-LM:images/model_table.png (Megatron-Core r0.8)",
@@ -172,21 +192,28 @@ def _interleaved(layers: int, stages: int, each: int) -> dict[str, Any]:
     return {"schedule": "interleaved", "virtual_stages": layers // (stages * each)}
 
 
+def _splits(tensor: int, stages: int) -> bool:
+    return tensor > 1 and stages > 1
+
+
 def sc21_case(row: Row) -> TimeCase:
     tensor, stages, data = _ranks(row)
     layers = int(row["n_layers"])
     batch, each = _SC21_RUNS[layers, stages]
     overlap = ("gradients",) if stages == 1 else None  # DDP=torch there, DDP=local with more stages
     layout = Layout(
-        replicate=data, tensor=tensor, pipeline=stages, overlap=overlap, **_interleaved(layers, stages, each)
-    )
+        replicate=data, tensor=tensor, pipeline=stages, split_sends=_splits(tensor, stages), overlap=overlap,
+        **_interleaved(layers, stages, each),
+    )  # fmt: skip
     return case(row, SC21, A100_80, gpt(row), _recipe(row, batch), layout, from_hardware_flops)
 
 
 def table_2_case(row: Row) -> TimeCase:
     tensor, stages, data = _ranks(row)
     split: dict[str, Any] = {"shard": data} if row["sharding"] == "zero3" else {"replicate": data}
-    layout = Layout(tensor=tensor, pipeline=stages, overlap=None, gather="tensor", **split)
+    layout = Layout(
+        tensor=tensor, pipeline=stages, split_sends=_splits(tensor, stages), overlap=None, gather="tensor", **split
+    )
     recipe = _recipe(row, int(row["micro_batch_per_device"]))
     return case(row, TABLE_2, A100_80, gpt(row), recipe, layout, from_hardware_flops)
 
@@ -194,8 +221,12 @@ def table_2_case(row: Row) -> TimeCase:
 def pipeline_case(row: Row, source: TimeSource, device: str) -> TimeCase:
     """1F1B, data parallel ranks with whole copies, a printed step time."""
     tensor, stages, data = _ranks(row)
-    layout = Layout(replicate=data, tensor=tensor, pipeline=stages, overlap=None)
+    splits = _splits(tensor, stages)
+    layout = Layout(replicate=data, tensor=tensor, pipeline=stages, split_sends=splits, overlap=None)
     return case(row, source, device, gpt(row), _recipe(row, int(row["micro_batch_per_device"])), layout, from_step)
+
+
+BLOCKING_DEVICES = 320  # of Jean Zay: from so many on nothing ran without CUDA_LAUNCH_BLOCKING=1 (see CHRONICLES)
 
 
 def bigscience_case(row: Row) -> TimeCase | str:
@@ -208,9 +239,11 @@ def bigscience_case(row: Row) -> TimeCase | str:
     printed = int(row["global_batch_seqs"])
     if printed % (data * batch):
         printed = round(printed / (data * batch)) * data * batch
-    recipe = replace(told.run.recipe, compile=True, global_batch=printed)
+    layout = told.run.layout
+    layout = replace(layout, overlap=None, split_sends=_splits(layout.tensor, layout.pipeline))
+    blocking = layout.devices >= BLOCKING_DEVICES
+    recipe = replace(told.run.recipe, compile=True, launch_blocking=blocking, global_batch=printed)
     source = CHRONICLES if "tr11" in row["source"] else TR3M
-    layout = replace(told.run.layout, overlap=None)
     found = case(row, source, told.run.cluster.device, told.run.model, recipe, layout, from_step)
     # A batch that is no whole number of micro-batches is told as the nearest one that is, its time in proportion.
     return replace(found, seconds=found.seconds * printed / int(row["global_batch_seqs"]))

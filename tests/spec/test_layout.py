@@ -101,6 +101,14 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
         ({"schedule": "1F1B"}, {}, {}, 1,
          "layout.schedule = '1F1B': must be one of 1f1b, gpipe, interleaved, zero-bubble"
          "; nearest that works: 1f1b"),
+        ({"split_sends": True}, {}, {}, 1,
+         "layout.split_sends = true: needs layout.tensor and layout.pipeline above 1; nearest that works: false"),
+        ({"tensor": 2, "pipeline": 2, "sequence_parallel": True, "split_sends": True}, EIGHT, {}, 4,
+         "layout.split_sends = true: tensor ranks have only their part of an activation with layout.sequence_parallel"
+         "; nearest that works: false"),
+        ({"tensor": 4, "pipeline": 2, "split_sends": True}, {**EIGHT, "d_model": 55}, {"seq_len": 63}, 8,
+         "layout.split_sends = true: the 3465 numbers of a sequence do not go evenly over 4 tensor ranks"
+         "; nearest that works: false"),
         ({"stage_layers": [1, -5]}, {}, {}, 1, "layout.stage_layers = [1, -5]: each of them must be at least 0"),
         ({"stage_layers": "six"}, {}, {}, 1,
          "layout.stage_layers = 'six': must be a list of whole numbers, such as [4, 4]"),
@@ -121,6 +129,7 @@ def test_a_layout_that_does_not_work_is_one_sentence(
         ({"tensor": 8}, EIGHT, 8),  # twice as many ranks as key-value heads
         ({"pipeline": 4, "stage_layers": [1, 2, 2, 1]}, {}, 4),
         ({"shard": 4, "context": 2, "expert": 8}, EXPERTS, 8),
+        ({"tensor": 2, "pipeline": 3, "split_sends": True}, EIGHT, 6),
         ({"replicate": 2, "shard": 2, "tensor": 2, "pipeline": 3, "context": 2}, EIGHT, 48),
     ],
 )

@@ -21,6 +21,7 @@ from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import read as read_run
 from trainledger.train.checkpoint import all_checkpoints
+from trainledger.train.device import refuse_launches
 from trainledger.train.engine import train
 from trainledger.train.metrics import read
 from trainledger.train.observer import PHASES, EvaluationRecord, Finished, Observer, StepRecord, TrainingState
@@ -283,6 +284,16 @@ def test_an_asynchronous_checkpoint_is_refused(tmp_path: Path) -> None:
     rule = "checkpoint_async = true: is accounted for, but the engine waits until a checkpoint is written"
     with pytest.raises(InvalidInput, match=rule):
         train(tiny_run(checkpoint_async=True), tmp_path, open_feed=CountingFeed)
+
+
+def test_kernels_that_are_to_wait_need_the_environment_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny_run(launch_blocking=True).recipe
+    refuse_launches(recipe, "cpu")
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    with pytest.raises(InvalidInput, match="launch_blocking = true: needs CUDA_LAUNCH_BLOCKING=1 in the environment"):
+        refuse_launches(recipe, "cuda:0")
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    refuse_launches(recipe, "cuda:0")
 
 
 def test_memory_that_runs_out_is_a_sentence(tmp_path: Path) -> None:

@@ -159,6 +159,11 @@ def fabric(device: Device, cluster: Cluster) -> Fabric | None:
         of = joined.network or link("ndr")  # its latencies: those of InfiniBand where no network is named
         rate = float(cluster.network_bytes_per_second)
         joined = replace(joined, network=replace(of, bytes_per_second=rate))
+    if cluster.network_reached_bytes_per_second is not None:
+        of = joined.network or link("ndr")
+        reached = float(cluster.network_reached_bytes_per_second)
+        sheet = max(reached, of.bytes_per_second)  # which says more than a bound may, where less was measured
+        joined = replace(joined, network=replace(of, bytes_per_second=sheet, share=reached / sheet, basis="measured"))
     return joined
 
 

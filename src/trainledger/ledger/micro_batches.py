@@ -20,6 +20,7 @@ from trainledger.ledger.rank import Rank
 from trainledger.ledger.reduction import scatter_gradients, sum_over_replicas, sum_partial_gradients
 from trainledger.ledger.sizes import Sizes
 from trainledger.ledger.tape import Tape
+from trainledger.ledger.tensor_parallel import tensor_group
 
 
 class Work:
@@ -161,13 +162,29 @@ class Work:
         return x
 
     def _received(self, elements: Int, dtype: str) -> Array:
-        makes, nbytes = [(elements, dtype)], nbytes_in(elements, dtype)
-        return collective(
-            self.tape, "recv", self._group(), nbytes, makes=makes, overlap="compute", category="activations"
-        )[0]
+        tape, whole, part = self.tape, nbytes_in(elements, dtype), elements // self._parts
+        (x,) = collective(
+            tape, "recv", self._group(), nbytes_in(part, dtype), makes=[(part, dtype)], overlap="compute",
+            category="activations",
+        )  # fmt: skip
+        if self.rank.layout.split_sends:
+            (x,) = collective(
+                tape, "all_gather", tensor_group(self.sizes), whole, reads=[x], makes=[(elements, dtype)],
+                category="activations",
+            )  # fmt: skip
+        return x
 
     def _send(self, x: Array) -> None:
-        collective(self.tape, "send", self._group(), x.nbytes, reads=[x], overlap="compute", category=COMMUNICATION)
+        part = x.view(x.elements // self._parts)
+        collective(
+            self.tape, "send", self._group(), part.nbytes, reads=[part], overlap="compute", category=COMMUNICATION
+        )
+
+    @property
+    def _parts(self) -> Int:
+        """The ranks that each send a part of the same activation (Narayanan et al. 2021, section 4.1)."""
+        layout = self.rank.layout
+        return layout.tensor if layout.split_sends else 1
 
 
 def run_micro_batches(works: tuple[Work, ...]) -> Array | None:

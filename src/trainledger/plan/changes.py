@@ -51,6 +51,8 @@ def changes(run: Run, *, backend: str = "cuda") -> Iterator[Change]:
     yield from _optimizer(run)
     yield from _saving(run)
     yield from _sizes(run)
+    if run.recipe.launch_blocking:
+        yield _one("launch kernels without waiting (no CUDA_LAUNCH_BLOCKING)", "recipe.launch_blocking", False, SAME)
     yield from _sharding(run)
     yield from _mesh(run)
     yield from _pipeline(run)
@@ -208,7 +210,10 @@ def _sharding(run: Run) -> Iterator[Change]:
                     yield _one(f"gather {ahead} blocks ahead", "layout.prefetch", ahead, SAME)
     if layout.tensor > 1:
         what = "no sequence parallelism" if layout.sequence_parallel else "sequence parallelism"
-        yield _one(what, "layout.sequence_parallel", not layout.sequence_parallel, ROUNDING)
+        other: list[tuple[str, Any]] = [("layout.sequence_parallel", not layout.sequence_parallel)]
+        if layout.split_sends:
+            other.append(("layout.split_sends", False))
+        yield Change(what, tuple(other), ROUNDING)
 
 
 def _mesh(run: Run) -> Iterator[Change]:
@@ -233,6 +238,8 @@ def _mesh(run: Run) -> Iterator[Change]:
 def _moved(run: Run, layout: Layout, what: str) -> Iterator[Change]:
     if layout.tensor == 1 and layout.sequence_parallel:
         layout = replace(layout, sequence_parallel=False)
+    if layout.split_sends and (layout.tensor == 1 or layout.pipeline == 1):
+        layout = replace(layout, split_sends=False)
     if layout.pipeline != run.layout.pipeline:
         layout = replace(layout, stage_layers=None)
         if layout.pipeline == 1:
@@ -255,6 +262,8 @@ def _pipeline(run: Run) -> Iterator[Change]:
     layout = run.layout
     if layout.pipeline == 1:
         return
+    if layout.tensor > 1 and not layout.sequence_parallel and not layout.split_sends:
+        yield _one("send parts of activations between stages", "layout.split_sends", True, SAME)
     for schedule in SCHEDULES:
         if schedule not in (layout.schedule, "interleaved"):
             fields: list[tuple[str, Any]] = [("layout.schedule", schedule)]

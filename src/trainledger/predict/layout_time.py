@@ -28,7 +28,7 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
     (`Efficiency.straggler_share`). ``seconds`` is None, and a note says why, where a rate or a link is not known.
     """
     if run.layout.alone:
-        return step_time(ranks[0].ledger, machine, tensors=tensors)
+        return step_time(ranks[0].ledger, machine, tensors=tensors, blocking=run.recipe.launch_blocking)
     basis, notes = basis_of(machine)
     if not isinstance(machine, Device) or machine.fabric is None:
         return StepTime(None, {}, {}, {}, basis, (NO_LINK,))

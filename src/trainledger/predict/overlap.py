@@ -29,6 +29,8 @@ def bucket_elements(ranks: int) -> int:
 
 def as_overlapped(run: Run, timed: list[Timed]) -> list[Timed]:
     """The entries of a rank with what shows of their seconds."""
+    if run.recipe.launch_blocking:
+        return [_beside_nothing(each) for each in timed]
     if overlaps(run.layout, "tensor"):
         timed = _in_parts(timed)
     if overlaps(run.layout, "parameters"):

@@ -155,7 +155,7 @@ def _step(run: Run, ledger: Ledger, machine: Machine, ranks: Sequence[RankAccoun
 
         return layout_time(run, ranks, machine)
     tensors = whole_of(leaves_of(run.model, run.recipe)).tensors
-    return step_time(ledger, machine, tensors=tensors)
+    return step_time(ledger, machine, tensors=tensors, blocking=run.recipe.launch_blocking)
 
 
 def _whole(run: Run, ledger: Ledger, machine: Machine, step: StepTime, around: Conditions) -> RunTime:

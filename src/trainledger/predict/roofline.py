@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -54,11 +55,13 @@ class Roofline:
 
     max(FLOPs / rate, bytes / bandwidth) + overhead per operation (Williams et al. 2009, Roofline). An
     accelerator runs behind the program: what that needs to launch operations is told apart. What a
-    compiler makes one kernel of counts as one (`Entry.fused`).
+    compiler makes one kernel of counts as one (`Entry.fused`). ``blocking`` says that the program waits for each
+    kernel (`recipe.launch_blocking`): then launching is time of the device too.
     """
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, *, blocking: bool = False) -> None:
         self.machine = machine
+        self.blocking = blocking
         self._kernels: dict[tuple[str, str, str], list[KernelTime]] = {}
         if not isinstance(machine, Device):
             for each in sorted(machine.kernels, key=lambda each: each.nbytes):
@@ -68,7 +71,7 @@ class Roofline:
     def time(self, entry: Entry) -> EntryTime:
         """Predicted time of an entry, as often as it runs in a step; raises NoRate where a rate is unknown."""
         if isinstance(self.machine, Device):
-            return _on_device(entry, self.machine)
+            return self._waited(_on_device(entry, self.machine))
         kernels = entry.fused[2] if entry.fused else 1
         overhead = 0.0 if entry.kind == "allocate" else kernels * self.machine.operation_seconds
         compute, memory = self._compute(entry), self._memory(entry)
@@ -80,7 +83,14 @@ class Roofline:
         else:  # an accelerator works while the program launches what comes next
             overhead, launch = 0.0, overhead
         times = entry.times
-        return EntryTime(entry, seconds * times, bound, ideal * times, overhead * times, launch * times)
+        return self._waited(EntryTime(entry, seconds * times, bound, ideal * times, overhead * times, launch * times))
+
+    def _waited(self, time: EntryTime) -> EntryTime:
+        """The time as the program sees it: with its launch, where nothing is launched meanwhile."""
+        if not self.blocking:
+            return time
+        seconds, overhead = time.seconds + time.launch_seconds, time.overhead_seconds + time.launch_seconds
+        return replace(time, seconds=seconds, overhead_seconds=overhead, launch_seconds=0.0)
 
     def _compute(self, entry: Entry) -> float:
         if entry.kind not in COMPUTE_KINDS or not entry.flops:

@@ -94,7 +94,7 @@ class Clock:
         self.run = run
         self.machine = machine
         self.fabric = fabric
-        self.roofline = Roofline(machine)
+        self.roofline = Roofline(machine, blocking=run.recipe.launch_blocking)
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def time(self, entry: Entry) -> tuple[tuple[Any, ...], EntryTime]:

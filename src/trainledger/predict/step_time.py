@@ -45,22 +45,23 @@ class StepTime:
         return f"StepTime({time}, {self.basis}, {len(self.entries)} operations)"
 
 
-def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0) -> StepTime:
+def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0, blocking: bool = False) -> StepTime:
     """Predicted time of one optimizer step: operations one after another, nothing overlapped.
 
     Works on a device of the catalog, which gives a bound where its efficiency is not known, and on a calibration.
-    ``tensors`` are those that the optimizer updates: it looks at each of them before its kernels run.
+    ``tensors`` are those that the optimizer updates: it looks at each of them before its kernels run. ``blocking``
+    says that the program waits for each kernel (`recipe.launch_blocking`).
     """
     basis, notes = basis_of(machine)
     if any(each.fused for each in ledger):
         notes.append("compiled blocks are taken to run what lies between two products in one kernel")
     try:
-        times = entry_times(ledger, machine)
+        times = entry_times(ledger, machine, blocking=blocking)
         ideal = ideal_seconds(ledger, machine)
     except NoRate as reason:
         return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
     untimed = len(ledger) - len(times)
-    times += _optimizer_call(times, machine, tensors)
+    times += _optimizer_call(times, machine, tensors, blocking=blocking)
     times += waiting(times)
     if untimed:
         notes.append(f"{untimed} transfers and collectives are not timed: no link was measured")
@@ -88,9 +89,9 @@ def basis_of(machine: Machine) -> tuple[str, list[str]]:
     return "assumed", [f"shares of {machine.title}'s data sheet that its calibration of {machine.efficiency.date} says"]
 
 
-def entry_times(ledger: Ledger, machine: Machine) -> tuple[EntryTime, ...]:
+def entry_times(ledger: Ledger, machine: Machine, *, blocking: bool = False) -> tuple[EntryTime, ...]:
     """The times of what runs on the device itself, in order, and of what goes to its host; raises NoRate."""
-    roofline = Roofline(machine)
+    roofline = Roofline(machine, blocking=blocking)
     found = []
     for each in ledger:
         if each.kind == "transfer":
@@ -163,15 +164,17 @@ def causes_of(times: Iterable[EntryTime], ideal: Real) -> Seconds:
     return causes
 
 
-def _optimizer_call(times: tuple[EntryTime, ...], machine: Machine, tensors: int) -> tuple[EntryTime, ...]:
-    """What calling the optimizer costs beyond its operations; an accelerator works meanwhile."""
+def _optimizer_call(
+    times: tuple[EntryTime, ...], machine: Machine, tensors: int, *, blocking: bool
+) -> tuple[EntryTime, ...]:
+    """What calling the optimizer costs beside its operations; an accelerator works on unless it is waited for."""
     if isinstance(machine, Device) or all(each.entry.phase != "optimizer" for each in times):
         return ()
     seconds = machine.update_seconds + machine.update_tensor_seconds * tensors
     if not seconds:
         return ()
     entry = Entry("optimizer call", "", "optimizer", "update", basis="assumed")
-    if machine.backend == "cpu":
+    if machine.backend == "cpu" or blocking:
         return (EntryTime(entry, seconds, "overhead", 0.0, seconds),)
     return (EntryTime(entry, 0.0, "overhead", launch_seconds=seconds),)
 

@@ -88,6 +88,11 @@ class Cluster:
         "what the network carries for each device, one way, as its data sheet says; absent = that of cluster.network",
         quantity="nbytes", default=None, at_least=1, at_most=10**15,
     )  # fmt: skip
+    network_reached_bytes_per_second: int | None = setting(
+        "what long messages reach over the network for each device, one way, as measured (the bus bandwidth of "
+        "nccl-tests where all devices of a node talk); absent = its rate times the catalog's share",
+        quantity="nbytes", default=None, at_least=1, at_most=10**15,
+    )  # fmt: skip
     price_per_device_hour: float | None = setting(
         "what one device costs for an hour; absent = no bill", quantity="number", default=None, at_least=0,
         at_most=10**9,

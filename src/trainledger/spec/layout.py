@@ -65,6 +65,11 @@ class Layout:
         default=False,
     )
     pipeline: int = setting("stages of layers", default=1, at_least=1, at_most=MOST_CHUNKS)
+    split_sends: bool = setting(
+        "each tensor rank sends its part of an activation to the next stage, where they gather it (Megatron-LM's "
+        "scatter-gather, DeepSpeed's pipe_partitioned); with sequence parallelism a rank has no more than its part",
+        quantity="flag", default=False,
+    )  # fmt: skip
     schedule: str = setting("order of micro-batches in a pipeline", quantity="text", default="1f1b", choices=SCHEDULES)
     virtual_stages: int = setting(
         "chunks of layers on each rank of an interleaved pipeline", default=1, at_least=1, at_most=MOST_CHUNKS

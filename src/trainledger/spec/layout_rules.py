@@ -20,6 +20,8 @@ def problems(run: Run) -> Iterator[Problem]:
         return
     yield from _batch(run)
     yield from _overlap(run.layout)
+    if run.layout.split_sends:
+        yield from _split_sends(run)
     if run.layout.alone and run.layout.stage_layers is None:
         if run.layout.virtual_stages > 1:
             yield Problem("layout.virtual_stages", run.layout.virtual_stages, "needs layout.pipeline", 1)
@@ -153,6 +155,19 @@ def _pipeline(run: Run) -> Iterator[Problem]:
         yield Problem(
             "layout.pipeline", stages, "multi-token prediction modules are not accounted for in a pipeline", 1
         )
+
+
+def _split_sends(run: Run) -> Iterator[Problem]:
+    layout, width = run.layout, run.recipe.seq_len // run.layout.context * run.model.d_model
+    rule = ""
+    if layout.pipeline == 1 or layout.tensor == 1:
+        rule = "needs layout.tensor and layout.pipeline above 1"
+    elif layout.sequence_parallel:
+        rule = "tensor ranks have only their part of an activation with layout.sequence_parallel"
+    elif width % layout.tensor:
+        rule = f"the {width} numbers of a sequence do not go evenly over {layout.tensor} tensor ranks"
+    if rule:
+        yield Problem("layout.split_sends", True, rule, False)
 
 
 def _even(layers: int, chunks: int) -> list[int]:

@@ -99,6 +99,10 @@ class Recipe:
         quantity="number", default=0.0, at_least=0, at_most=0.99,
     )  # fmt: skip
     compile: bool = setting("torch.compile each block", quantity="flag", default=False)
+    launch_blocking: bool = setting(
+        "CUDA_LAUNCH_BLOCKING=1: each kernel is launched when the one before is done, and nothing runs beside another",
+        quantity="flag", default=False,
+    )  # fmt: skip
 
     lora_rank: int | None = setting(
         "rank of the adapters that are trained beside frozen weights; absent = all weights are trained",

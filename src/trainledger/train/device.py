@@ -9,6 +9,7 @@ import sys
 import torch
 
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.recipe import Recipe
 from trainledger.units import KIB
 
 
@@ -64,3 +65,10 @@ def keep_freed_memory() -> bool:
         return False
     m_trim_threshold, m_mmap_max, never = -1, -4, -1
     return bool(mallopt(m_mmap_max, 0)) and bool(mallopt(m_trim_threshold, never))
+
+
+def refuse_launches(recipe: Recipe, device: str) -> None:
+    """Raises InvalidInput where kernels of a GPU are to wait for each other and the process does not make them."""
+    if recipe.launch_blocking and device.startswith("cuda") and os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
+        rule = "needs CUDA_LAUNCH_BLOCKING=1 in the environment, which CUDA reads when the process begins"
+        raise InvalidInput([Problem("recipe.launch_blocking", True, rule, False)])

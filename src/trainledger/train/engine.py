@@ -20,7 +20,7 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import digest
 from trainledger.train import checkpoint
-from trainledger.train.device import find_device, keep_freed_memory
+from trainledger.train.device import find_device, keep_freed_memory, refuse_launches
 from trainledger.train.feed import Feed, OpenFeed, open_store
 from trainledger.train.loop import Say, Sitting, finished_from
 from trainledger.train.loss_scaling import LossScaler
@@ -60,6 +60,7 @@ def train(
         raise InvalidInput([Problem("recipe.checkpoint_async", True, rule, False)])
     refuse(precision_of(run.recipe), run.recipe)
     device = find_device(run.cluster.backend)
+    refuse_launches(run.recipe, str(device))
     with locked(run_dir):
         begun = begin_or_match(run_dir, run)
         earlier = read_state(run_dir)

@@ -130,7 +130,8 @@ def grid_of(run: Run, devices: int, fixed: Mapping[str, Any]) -> Grid:
 
 def whole(run: Run) -> Run:
     """The run without a layout: nothing but what is searched for is left out."""
-    return replace(run, layout=Layout(prefetch=run.layout.prefetch))
+    kept = run.layout
+    return replace(run, layout=Layout(prefetch=kept.prefetch, split_sends=kept.split_sends))
 
 
 def fixed_by(run: Run) -> dict[str, Any]:
@@ -147,12 +148,13 @@ def run_of(run: Run, shape: Shape, stages: Stages, spread: Spread) -> Run:
     """The run with one layout of the grid."""
     zero, reshard = SHARING[spread.sharing]
     usual = stages.pipeline == 1
+    splits = run.layout.split_sends and shape.tensor > 1 and stages.pipeline > 1 and not shape.sequence_parallel
     layout = Layout(
         replicate=spread.replicate, shard=spread.shard, zero=zero,
         reshard_after_forward=None if reshard is usual else reshard, prefetch=run.layout.prefetch,
         tensor=shape.tensor, sequence_parallel=shape.sequence_parallel, pipeline=stages.pipeline,
         schedule=stages.schedule, virtual_stages=stages.virtual_stages, stage_layers=stages.layers,
-        context=shape.context, context_kind=shape.context_kind, expert=shape.expert,
+        context=shape.context, context_kind=shape.context_kind, expert=shape.expert, split_sends=splits,
     )  # fmt: skip
     recipe = replace(run.recipe, micro_batch=shape.micro_batch, activation_checkpointing=shape.checkpointing)
     return replace(run, layout=layout, recipe=recipe, cluster=replace(run.cluster, count=layout.devices))

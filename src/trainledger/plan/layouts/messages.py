@@ -150,8 +150,13 @@ class Messages:
 
     def send(self) -> Any:
         """From one stage to the next: [V, 1]."""
+        import numpy as np
+
         block, fabric = self.block, self.times.fabric
         layout = Layout(tensor=block.tensor, context=block.context, pipeline=block.pipeline, shard=block.data_ranks)
         place = placement(layout, "pipeline", block.pipeline, fabric.devices_per_node)
         stream = next(iter(self.bounds.tables.values())).stream[block.variants]
+        if self.bounds.run.layout.split_sends and block.tensor > 1:
+            whole = np.array([self.bounds.shapes[each].sequence_parallel for each in block.variants])
+            stream = np.where(whole, stream, stream / block.tensor)
         return self.times.collective("send", stream, place)[:, None]
