@@ -190,8 +190,8 @@ RANK_REASONS = {
 LAYOUT_REASONS = (
     "Such layouts often lie within a few percent of each other, so that single rows decide: among BigScience's R0326, "
     "whose time is that of a batch a third larger; of vTrain's those of 2 and 4 tensor ranks in nodes of eight, told 7 "
-    "to 32 % too fast while those of 8 are all told 4 to 13 % too slow (R0551, two sequences in a micro-batch, took 15 % "
-    "longer than R0531 with three, against the bubble). What makes them slow was not found."
+    "to 32 % too fast while those of 8 are all told 4 to 13 % too slow (R0551, two sequences in a micro-batch, took "
+    "15 % longer than R0531 with three, against the bubble). What makes them slow was not found."
 )
 
 
