@@ -58,11 +58,13 @@ def spread_runs(draw: st.DrawFn) -> Run:
         expert_d_ff=8 if experts else None, n_shared_experts=draw(pick(0, 1)) if experts else 0,
         n_dense_layers=draw(pick(0, 1)) if experts else 0,
     )  # fmt: skip
+    sequence_parallel = tensor > 1 and draw(st.booleans())
     layout = Layout(
+        split_sends=tensor > 1 and pipeline > 1 and not sequence_parallel and draw(st.booleans()),
         replicate=draw(pick(1, 2)), shard=shard, zero=zero, tensor=tensor, pipeline=pipeline, schedule=schedule,
         virtual_stages=virtual, stage_layers=stage_layers, context=context, expert=expert, prefetch=draw(pick(0, 1, 2)),
         reshard_after_forward=draw(pick(None, True, False)) if zero == 3 and schedule != "interleaved" else None,
-        sequence_parallel=tensor > 1 and draw(st.booleans()), context_kind=draw(pick("ring", "all-to-all")),
+        sequence_parallel=sequence_parallel, context_kind=draw(pick("ring", "all-to-all")),
     )  # fmt: skip
     batch = draw(pick(1, 2))
     recipe = Recipe(

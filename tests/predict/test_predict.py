@@ -37,9 +37,11 @@ def layouts(draw: st.DrawFn) -> Layout:
     pipeline = draw(pick(1, 1, 2, 4))
     schedule = draw(pick("1f1b", "gpipe", "interleaved", "zero-bubble")) if pipeline > 1 else "1f1b"
     tensor = draw(pick(1, 1, 2, 4))
+    sequence_parallel = tensor > 1 and draw(st.booleans())
     return Layout(
+        split_sends=tensor > 1 and pipeline > 1 and not sequence_parallel and draw(st.booleans()),
         replicate=draw(pick(1, 1, 2)), shard=draw(pick(1, 2, 8, 16)), zero=draw(pick(1, 2, 3)), tensor=tensor,
-        sequence_parallel=tensor > 1 and draw(st.booleans()), pipeline=pipeline, schedule=schedule,
+        sequence_parallel=sequence_parallel, pipeline=pipeline, schedule=schedule,
         virtual_stages=2 if schedule == "interleaved" else 1, context=draw(pick(1, 1, 2)),
     )  # fmt: skip
 
@@ -60,7 +62,7 @@ def runs(draw: st.DrawFn, *, alone: bool = False) -> Run:
         steps=draw(st.integers(1, 10**6)), precision=draw(pick("bf16-mixed", "bf16", "bf16-sharded", "fp32")),
         activation_checkpointing=draw(pick("none", "full", "selective")), compile=draw(st.booleans()),
         eval_every=draw(pick(None, 100)), checkpoint_every=draw(pick(None, 1, 500)),
-        checkpoint_async=draw(st.booleans()), optimizer=draw(pick("adamw", "sgd")),
+        checkpoint_async=draw(st.booleans()), optimizer=draw(pick("adamw", "sgd")), launch_blocking=draw(st.booleans()),
     )  # fmt: skip
     cluster = Cluster(
         device=draw(st.sampled_from(sorted(DEVICES))), count=spread.devices,
