@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 import trainledger as tl
-from trainledger.api import load
+from trainledger.loaded import load
 from trainledger.plan.layouts.found import Layouts
 
 MODELS: dict[str, dict[str, Any]] = {

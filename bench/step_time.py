@@ -21,10 +21,10 @@ from typing import Any
 import torch
 import torch.utils.deterministic
 
-from trainledger.api import load
 from trainledger.ledger.parameters import leaves_of
 from trainledger.ledger.step import account
 from trainledger.ledger.update import whole_of
+from trainledger.loaded import load
 from trainledger.measure.contention import Sample, watched
 from trainledger.measure.machine import measure_machine
 from trainledger.nn.init import initialize

@@ -33,10 +33,11 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "train": (TRAIN, True),
     "measure": ({*LEDGER, "trace", "nn", "data", "train"}, True),
     "reconcile": (PREDICT, False),
-    "budget": ({*LEDGER, "catalog", "api", "trace", "measure"}, False),
+    "budget": ({*LEDGER, "catalog", "loaded", "questions", "trace", "measure"}, False),
     "report": ({*PREDICT, "plan", "explain", "reconcile", "budget"}, False),
     "pytest_plugin": (EVERYTHING, False),
-    "api": (EVERYTHING, False),
+    "loaded": (EVERYTHING, False),
+    "questions": (EVERYTHING, False),
     "closed_loop": (EVERYTHING, True),
     "cli": (EVERYTHING, False),
     "__init__": (EVERYTHING, False),
@@ -44,7 +45,8 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
 }
 HEAVY = {"torch", "numpy", "rich", "plotly", "tokenizers", "safetensors", "pyarrow", "zstandard", "sympy"}
 LIGHT_ROOMS = (
-    "units", "dtypes", "spec", "catalog", "ledger", "predict", "plan", "budget", "pytest_plugin", "api", "__init__",
+    "units", "dtypes", "spec", "catalog", "ledger", "predict", "plan", "budget", "pytest_plugin", "loaded", "questions",
+    "__init__",
 )  # fmt: skip
 
 

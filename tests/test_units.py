@@ -35,6 +35,21 @@ def test_gigabytes_and_gibibytes_are_told_apart(text, nbytes):
 
 
 @pytest.mark.parametrize(
+    ("text", "rate"),
+    [("50GB/s", 50 * 10**9), ("50 gb", 50 * 10**9), ("400Gbit/s", 50 * 10**9), ("1GiB/s", 2**30), ("1kbit", 125)],
+)
+def test_bits_and_bytes_of_a_rate_are_told_apart(text, rate):
+    assert units.parse_bytes_per_second(text) == rate
+
+
+@pytest.mark.parametrize("text", ["400Gb/s", "400Gb", "1.5Tb/s"])
+def test_a_rate_that_may_be_of_bits_or_of_bytes_is_refused_with_both(text):
+    number = text.partition("G")[0].partition("T")[0]
+    with pytest.raises(units.NotAQuantity, match=rf'write "{number}[GT]bit/s" or "{number}[GT]B/s"'):
+        units.parse_bytes_per_second(text)
+
+
+@pytest.mark.parametrize(
     ("text", "seconds"), [("2w", 1209600), ("1d", 86400), ("90min", 5400), ("0.5h", 1800), ("3ms", 0.003)]
 )
 def test_times(text, seconds):
@@ -44,7 +59,10 @@ def test_times(text, seconds):
 @pytest.mark.parametrize(
     "text", ["", " ", "T", "15Q", "15 T T", "nan", "inf", "-inf", "1e400", "9" * 5000, "0x10", "--3", "ten", "1e", "²"]
 )
-@pytest.mark.parametrize("parse", [units.parse_count, units.parse_nbytes, units.parse_seconds, units.parse_number])
+@pytest.mark.parametrize(
+    "parse",
+    [units.parse_count, units.parse_nbytes, units.parse_bytes_per_second, units.parse_seconds, units.parse_number],
+)
 def test_what_is_no_quantity_is_refused_with_an_example_of_one(parse, text):
     with pytest.raises(units.NotAQuantity, match="write it like"):
         parse(text)

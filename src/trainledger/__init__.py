@@ -25,25 +25,25 @@ _WHERE = {
     "Problem": "trainledger.spec.problem",
     "Recipe": "trainledger.spec.recipe",
     "Run": "trainledger.spec.run",
-    "account": "trainledger.api",
-    "advise": "trainledger.api",
+    "account": "trainledger.questions",
+    "advise": "trainledger.questions",
     "annotate": "trainledger.trace.annotate",
-    "breaks": "trainledger.api",
-    "compare": "trainledger.api",
+    "breaks": "trainledger.questions",
+    "compare": "trainledger.questions",
     "device": "trainledger.catalog",
-    "device_of": "trainledger.api",
-    "fit": "trainledger.api",
-    "inference": "trainledger.api",
+    "device_of": "trainledger.loaded",
+    "fit": "trainledger.questions",
+    "inference": "trainledger.questions",
     "inspect": "trainledger.trace.inspect",
-    "layouts": "trainledger.api",
-    "load": "trainledger.api",
-    "machine_of": "trainledger.api",
+    "layouts": "trainledger.questions",
+    "load": "trainledger.loaded",
+    "machine_of": "trainledger.loaded",
     "meter": "trainledger.measure.meter",
-    "model": "trainledger.api",
+    "model": "trainledger.loaded",
     "napkin": "trainledger.plan.napkin",
-    "optimal": "trainledger.api",
+    "optimal": "trainledger.questions",
     "parameters": "trainledger.ledger.parameters",
-    "predict": "trainledger.api",
+    "predict": "trainledger.questions",
     "reconcile": "trainledger.reconcile",
     "cost_rule": "trainledger.trace.custom",
     "fake_world": "trainledger.trace.distributed",
@@ -54,26 +54,23 @@ _WHERE = {
 }
 
 if TYPE_CHECKING:
-    from trainledger.api import (
+    from trainledger.catalog import device
+    from trainledger.ledger.entry import Entry, Ledger
+    from trainledger.ledger.parameters import parameters
+    from trainledger.loaded import device_of, load, machine_of, model
+    from trainledger.measure.meter import meter
+    from trainledger.plan.napkin import napkin
+    from trainledger.questions import (
         account,
         advise,
         breaks,
         compare,
-        device_of,
         fit,
         inference,
         layouts,
-        load,
-        machine_of,
-        model,
         optimal,
         predict,
     )
-    from trainledger.catalog import device
-    from trainledger.ledger.entry import Entry, Ledger
-    from trainledger.ledger.parameters import parameters
-    from trainledger.measure.meter import meter
-    from trainledger.plan.napkin import napkin
     from trainledger.reconcile import reconcile
     from trainledger.spec.calibration import Calibration
     from trainledger.spec.cluster import Cluster, Device

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from trainledger import catalog
-from trainledger.api import THIS_MACHINE
 from trainledger.ledger.entry import Ledger
 from trainledger.ledger.measured import Measured, measured_run
 from trainledger.ledger.step import account
 from trainledger.ledger.store import write_ledger
+from trainledger.loaded import THIS_MACHINE
 from trainledger.measure.machine import memory_nbytes, title
 from trainledger.measure.meter import StepMeter
 from trainledger.measure.quiet_steps import QuietSteps
@@ -142,7 +142,10 @@ class Measuring(Observer):
     def _notes(self) -> tuple[str, ...]:
         notes = []
         if self._state.run.recipe.compile:
-            notes.append("the step was metered without torch.compile, which an operation-by-operation record undoes")
+            notes.append(
+                "the step was metered without torch.compile, which an operation-by-operation record undoes: its bytes "
+                "are those of eager blocks, the forecast's those of compiled ones"
+            )
         if self.quiet.unknown:
             notes.append("this system does not tell how busy other processes were; no step was discarded")
         return tuple(notes)

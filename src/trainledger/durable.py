@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whenever the power goes."""
+"""Files that are there whole or not at all, whenever the power goes, and written by one process at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 # What the system says when a disk, a quota or a file-size limit is full.
@@ -34,6 +35,24 @@ def write_atomically(path: Path, text: str) -> None:
 def write_json(path: Path, value: Mapping[str, object]) -> None:
     """Replace a JSON file in one motion."""
     write_atomically(path, json.dumps(value, indent=1) + "\n")
+
+
+@contextmanager
+def held(path: Path, *, wait: bool) -> Iterator[None]:
+    """Hold a file, made where missing, or a directory, against all who ask for it in this way.
+
+    Where another process holds it: ``wait`` until it is free, else BlockingIOError. The system lets go of it when the
+    process ends, however it ends. Raises OSError where it cannot be opened, or its file system has no locks.
+    """
+    import fcntl
+
+    flags = os.O_RDONLY if path.is_dir() else os.O_WRONLY | os.O_CREAT
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sha256(path: Path) -> str:

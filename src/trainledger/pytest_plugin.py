@@ -150,6 +150,8 @@ def _within(asked: Mapping[str, Amount | None], model: Any, batch: Any, how: Map
     limits = read_limits(asked)
     if isinstance(model, Ledger):
         ledger = model
+    elif batch is None:
+        raise _refused("batch", "is missing: give what the model is called with beside it, as to trainledger.trace")
     else:
         from trainledger.trace import trace
 

@@ -16,6 +16,11 @@ _BYTES = {
     "": 1, "b": 1, "kb": KILO, "mb": MEGA, "gb": GIGA, "tb": TERA, "pb": PETA,
     "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB,
 }  # fmt: skip
+_RATES = {
+    **{f"{unit}{per}": scale for unit, scale in _BYTES.items() for per in (("", "/s") if unit else ("",))},
+    **{f"{unit}{per}": scale // 8 for unit, scale in
+       (("kbit", KILO), ("mbit", MEGA), ("gbit", GIGA), ("tbit", TERA)) for per in ("", "/s")},
+}  # fmt: skip
 _SECONDS = {
     "": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
     "y": 365.25 * 86400.0,
@@ -97,6 +102,21 @@ def parse_nbytes(text: str) -> int:
     (80000000000, 1073741824)
     """
     return int(_parse(text, _BYTES, 'is not a number of bytes; write it like "80GB" or "1GiB"', "bytes"))
+
+
+def parse_bytes_per_second(text: str) -> int:
+    """Bytes per second in text as an integer; of Gbit an eighth.
+
+    >>> parse_bytes_per_second("50GB/s"), parse_bytes_per_second("400Gbit/s"), parse_bytes_per_second("50GB")
+    (50000000000, 50000000000, 50000000000)
+    """
+    number, unit = _split(text)
+    bare = unit.removesuffix("/s")
+    if len(bare) == 2 and bare[0].isupper() and bare[1] == "b":  # GB or Gbit: eight times apart
+        rule = f'has a unit that stands for bits or for bytes; write "{number}{bare[0]}bit/s" or "{number}{bare[0]}B/s"'
+        raise NotAQuantity(text, rule)
+    rule = 'is not a number of bytes per second; write it like "50GB/s" or "400Gbit/s"'
+    return int(_parse(text, _RATES, rule, "bytes per second"))
 
 
 def parse_seconds(text: str) -> float:

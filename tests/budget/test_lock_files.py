@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 
@@ -84,6 +85,15 @@ def test_files_that_are_no_lock(tmp_path: Path) -> None:
     assert "targets.a.colour" in refused(whole.replace("run =", "colour = 3\nrun ="), tmp_path)
     assert "targets.a" in refused("format = 1\n[targets]\na = 3", tmp_path)
     assert "surprise" in refused(f"surprise = 1\n{whole}", tmp_path)
+    torn = refused(whole.rstrip("\n"), tmp_path)
+    assert "is torn: its last line has no end; take it from version control" in torn
+    assert "targets.a.totals.flops = -1: must not be negative" in refused(
+        whole.replace("\nflops = 1", "\nflops = -1"), tmp_path
+    )
+    assert "is no lock of trainledger's" in refused('[[package]]\nname = "a"\n', tmp_path)
+    os.mkfifo(tmp_path / "pipe.lock")
+    with pytest.raises(InvalidInput, match="it is not a regular file"):
+        read_lock(tmp_path / "pipe.lock")
     with pytest.raises(InvalidInput, match="is not there; `trainledger lock` writes it"):
         read_lock(tmp_path / "none.lock")
     with pytest.raises(InvalidInput, match="cannot be read"):

@@ -39,6 +39,12 @@ def test_targets_and_their_tolerances(tmp_path: Path) -> None:
     assert found["the run"][1]["flops"] == Allowed(amount=10)
 
 
+@pytest.mark.parametrize("text", ["tool = 3\n", "[tool]\ntrainledger = 3\n", "[[tool]]\n"])
+def test_settings_that_are_no_table(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="must be a table"):
+        read(tmp_path, text)
+
+
 def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as error:
         read(tmp_path, """

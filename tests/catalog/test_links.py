@@ -73,6 +73,26 @@ def test_a_measured_network_is_taken_as_it_is() -> None:
     assert unnamed.network.reached == pytest.approx(1e9)
 
 
+def test_what_a_node_reached_is_not_taken_for_a_device() -> None:
+    """nccl-tests tell a bus bandwidth of all rails of a node; up to twice a link is what sums in switches reach."""
+    device = catalog.device("h100-sxm")
+    told = catalog.fabric(device, Cluster(device="h100-sxm", network_reached_bytes_per_second=100 * 10**9))
+    assert told is not None
+    assert told.network is not None
+    assert told.network.reached == 100e9
+    with pytest.raises(InvalidInput) as refused:
+        catalog.fabric(device, Cluster(device="h100-sxm", network_reached_bytes_per_second=370 * 10**9))
+    assert str(refused.value).startswith(
+        "cluster.network_reached_bytes_per_second = 370000000000: is more than twice the 50 GB/s that a device has of "
+        "its network (InfiniBand NDR"
+    )
+    assert "it is the part of one of its 8 devices; nearest that works: 46250000000" in str(refused.value)
+    faster = Cluster(
+        device="h100-sxm", network_bytes_per_second=200 * 10**9, network_reached_bytes_per_second=370 * 10**9
+    )
+    assert catalog.fabric(device, faster) is not None
+
+
 def test_a_device_without_a_usual_network_takes_the_one_that_is_named() -> None:
     device = catalog.device("rtx-4090")
     assert device.fabric is not None

@@ -75,6 +75,21 @@ def test_options_behind_the_script_are_its_own(script: Path, capsys: pytest.Capt
     assert "^ t (view): fp32[16, 8], stride [1, 16], not contiguous, cpu" in out
 
 
+def test_source_takes_the_width_there_is(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    long = "x = torch.ones(16, 8) + torch.zeros(16, 8) + torch.full((16, 8), 2.0)"
+    script.write_text(f"import torch\n{long}\n")
+    shown = {}
+    for columns in ("80", "160"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["annotate", "--busy", "train.py"]) == 0
+        out = capsys.readouterr().out
+        assert max(map(len, out.splitlines())) <= int(columns)
+        shown[columns] = long in out
+    assert shown == {"80": False, "160": True}
+
+
 @pytest.mark.parametrize(
     ("last", "code", "sentence"),
     [

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from trainledger.api import load
 from trainledger.budget.lock import read_lock
 from trainledger.cli import main
 from trainledger.ledger.step import account
+from trainledger.loaded import load
 
 RUN = """
 [model]
@@ -161,6 +161,16 @@ def test_a_lock_that_does_not_fit(project: Path, capsys: pytest.CaptureFixture[s
     assert "use the version that wrote it" in refused(["lock"], capsys)
 
 
+def test_a_lock_that_is_a_link_stays_one(project: Path) -> None:
+    (project / "locks").mkdir()
+    (project / "trainledger.lock").symlink_to("locks/mine.lock")
+    for _ in range(2):
+        assert main(["lock"]) == 0
+        assert (project / "trainledger.lock").is_symlink()
+        assert list(read_lock(project / "locks/mine.lock")) == ["run.toml"]
+    assert main(["check"]) == 0
+
+
 def test_a_run_file_that_went(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "other.toml").write_text(RUN)
     main(["lock", "run.toml", "other.toml"])
@@ -214,7 +224,7 @@ def test_other_targets_stay_as_they_were_locked(project: Path) -> None:
 def test_this_machines_measurements_do_not_move_a_lock(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A laptop with a measured GPU and a CI machine without one lock the same."""
     main(["lock"])
-    monkeypatch.setattr("trainledger.api.kernels_of", lambda run: "cuda")
+    monkeypatch.setattr("trainledger.loaded.kernels_of", lambda run: "cuda")
     assert main(["check", "--tight"]) == 0
 
 
@@ -343,6 +353,23 @@ def test_collectives_of_a_program_of_many_ranks(project: Path, capsys: pytest.Ca
     (project / "budget_model_h.py").write_text("def main():\n    return 3\n")
     told = refused(["lock", "budget_model_h:main", "--world-size", "4"], capsys)
     assert "targets.budget_model_h:main.module" in told
+
+
+def test_a_lock_takes_words_as_trace_does(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first input without a name is the model's main one, beside others that have one."""
+    config = {
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 64, "n_positions": 16, "n_embd": 8,
+        "n_layer": 1, "n_head": 2,
+    }  # fmt: skip
+    (project / "config.json").write_text(json.dumps(config))
+    words = ["--input", "int64[2,8]", "--input", "attention_mask=int64[2,8]", "--step", "sgd"]
+    assert main(["trace", "--hf", "config.json", *words, "--json"]) == 0
+    traced = json.loads(capsys.readouterr().out)
+    assert main(["lock", "config.json", *words]) == 0
+    totals = read_lock(project / "trainledger.lock")["config.json"].footprint.totals
+    assert (totals["parameters"], totals["flops"]) == (traced["parameters"], traced["flops"])
+    assert "labels of shape [2, 8] are given to it" in capsys.readouterr().out
+    assert main(["check"]) == 0
 
 
 def test_memory_in_cycles_is_told_the_same_whenever_it_is_collected(project: Path) -> None:

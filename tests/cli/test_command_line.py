@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from trainledger import __version__
-from trainledger.api import load
 from trainledger.cli import COMMANDS, main
 from trainledger.cli.arguments import print_json
+from trainledger.loaded import load
 
 NAPKIN = ["napkin", "--params", "70B", "--tokens", "15T", "--device", "h100-sxm", "--count", "1024", "--mfu", "0.5"]
 
@@ -342,10 +342,10 @@ def test_an_interrupt_is_one_line_and_code_130(tmp_path):
     fifo = tmp_path / "run.toml"
     os.mkfifo(fifo)
     code = (
-        "import trainledger.api, trainledger.cli as cli, trainledger.cli.catalog as verb, sys\n"
+        "import trainledger.loaded, trainledger.cli as cli, trainledger.cli.catalog as verb, sys\n"
         "def execute(args):\n"
         "    print('waiting', flush=True)\n"
-        "    trainledger.api.load(sys.argv[1])\n"
+        "    trainledger.loaded.load(sys.argv[1])\n"
         "verb.execute = execute\n"
         "sys.exit(cli.main(['catalog']))\n"
     )

@@ -88,3 +88,23 @@ def test_rules_have_errors_and_conventions_have_sources(capsys: pytest.CaptureFi
     rows = json.loads(told(capsys, "rules", "llama-3-8b", "--json"))
     assert {"6nd", "6nd+attention", "dense", "causal", "kernels"} == {each["name"] for each in rows["conventions"]}
     assert all(each["source"] for each in rows["conventions"])
+
+
+def test_time_of_a_layout_names_its_collectives(capsys: pytest.CaptureFixture[str]) -> None:
+    """A stage sends 8,192 x 4,096 x 2 bytes; with split_sends a quarter of that, which tensor ranks gather."""
+    layout = [f"--set=layout.{each}" for each in ("tensor=4", "pipeline=4", "shard=2")]
+    recipe = [f"--set=recipe.{each}" for each in ("global_batch=8", "micro_batch=1", "precision=bf16-sharded")]
+    words = ["explain", "time", "llama-3-8b", "--device", "h100-sxm", "--count", "32", *layout, *recipe]
+    out = told(capsys, *words)
+    assert max(len(line) for line in out.splitlines()) <= 80
+    joined = " ".join(out.split())
+    assert re.search(r"forward recv, between stages [\d.]+ [mu]s assumed times x time of one = 4 x 67.11 MB in", joined)
+    split = " ".join(told(capsys, *words, "--set", "layout.split_sends=true").split())
+    assert re.search(r"forward recv, between stages [\d.]+ [mu]s assumed times x time of one = 4 x 16.78 MB in", split)
+    gathers = r"forward all_gather, tensor, 4 ranks [\d.]+ [mu]s assumed times x time of one = 4 x 67.11 MB in"
+    assert re.search(gathers, split)
+    assert not re.search(gathers, joined)
+    parts = json.loads(told(capsys, *words, "--json"))["parts"]
+    sent = next(each for each in parts if each["title"].startswith("communication"))
+    assert sent["total"] == pytest.approx(sum(each["value"] for each in sent["lines"]))
+    assert "communication of such a rank" not in told(capsys, "explain", "time", "gpt2", "--device", "h100-sxm")

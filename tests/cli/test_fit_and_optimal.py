@@ -142,7 +142,8 @@ def test_the_figures_of_optimal(capsys, tmp_path):
 
 
 def test_fit_draws_what_it_says() -> None:
-    from trainledger.api import fit, load
+    from trainledger.loaded import load
+    from trainledger.questions import fit
     from trainledger.report.fit import figures
 
     recipe = {"seq_len": 1024, "global_batch": 1, "micro_batch": 1, "steps": 1}

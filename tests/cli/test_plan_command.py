@@ -5,8 +5,9 @@ from fractions import Fraction
 
 import pytest
 
-from trainledger.api import load, plan
 from trainledger.cli import main
+from trainledger.loaded import load
+from trainledger.questions import plan
 from trainledger.report.plan import text
 from trainledger.spec.problem import InvalidInput
 
@@ -267,3 +268,19 @@ def test_adapters_over_several_devices_are_refused_for_what_they_are(capsys):
     assert (code, out) == (2, "")
     assert "recipe.lora_rank" in err
     assert "recipe.precision" not in err
+
+
+@pytest.mark.parametrize(
+    ("named", "near"),
+    [
+        ("vit:ViT", "trainledger trace vit:ViT --device h100-sxm"),
+        ("models/vit.py:ViT", "trainledger trace models.vit:ViT --device h100-sxm"),
+        ("vit.py", "trainledger trace vit:build --device h100-sxm"),
+        ("/else/vit.py", "trainledger trace package.module:build --device h100-sxm"),
+    ],
+)
+def test_code_is_refused_with_the_verb_that_takes_it(capsys, named, near):
+    code, out, err = call(capsys, "plan", named)
+    assert (code, out) == (2, "")
+    assert f"RUN = '{named}': is code, where a run file or a model is expected" in err
+    assert f"nearest that works: {near}" in err

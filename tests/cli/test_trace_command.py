@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from trainledger.api import load
 from trainledger.cli import main
 from trainledger.ledger.step import account
 from trainledger.ledger.store import read_ledger
+from trainledger.loaded import load
 from trainledger.report.agreement import Row, agree, compare, difference, split, text
 
 RUN = """
@@ -47,6 +47,15 @@ def test_all_is_equal(run_file: str, capsys: pytest.CaptureFixture[str]) -> None
     for name in ("- gradients", "- optimizer state", "layers.*.mlp.up_proj", "outside the model"):
         assert name in lines
     assert max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_compiled_blocks_are_told_as_the_eager_ones_that_are_traced(
+    run_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace", run_file, "--json", "--set", "recipe.compile=true"]) == 0
+    compiled = json.loads(capsys.readouterr().out)
+    assert main(["trace", run_file, "--json"]) == 0
+    assert compiled["rows"] == json.loads(capsys.readouterr().out)["rows"]
 
 
 def test_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from trainledger.api import load
 from trainledger.explain import account as explain
 from trainledger.explain.envelope import envelope
 from trainledger.explain.symbols import symbolic
@@ -16,6 +15,7 @@ from trainledger.ledger.parameters import parameters
 from trainledger.ledger.ranks import account_of_stage
 from trainledger.ledger.step import account
 from trainledger.ledger.timeline import timeline
+from trainledger.loaded import load
 from trainledger.predict.step_time import CAUSES, step_time
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainledger.api import load, model
 from trainledger.ledger.entry import Entry, Ledger
 from trainledger.ledger.parameters import parameters
 from trainledger.ledger.pipeline import chunks_of, in_flight, in_flight_by_chunk
@@ -16,6 +15,7 @@ from trainledger.ledger.rank import rank_of
 from trainledger.ledger.ranks import account_of_stage, accounts
 from trainledger.ledger.step import account, account_of
 from trainledger.ledger.timeline import peak_nbytes
+from trainledger.loaded import load, model
 from trainledger.spec.layout import Layout
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run

@@ -7,11 +7,11 @@ from itertools import groupby
 
 import pytest
 
-from trainledger.api import load, model
 from trainledger.ledger import rules
 from trainledger.ledger.entry import Entry, Ledger
 from trainledger.ledger.parameters import parameters
 from trainledger.ledger.step import account
+from trainledger.loaded import load, model
 from trainledger.spec.run import Run
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import trainledger as tl
-from trainledger.api import plan
 from trainledger.plan.beside import Beside
+from trainledger.questions import plan
 
 
 def rows_of(**changes: Any) -> dict[str, Beside]:

@@ -1,6 +1,7 @@
 """What gives way: every edge is exact by a prediction made apart, and the figures are those of that prediction."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -214,6 +215,13 @@ def test_the_figure_has_a_point_for_each_break(found: Breaks) -> None:
     (figure,) = figures(found).values()
     points = [x for each in figure["data"] for x in each["x"]]
     assert sorted(points) == sorted(each.factor for along in found.along for each in along.breaks)
+    labels: dict[str, list[tuple[float, str]]] = {}  # of each row, from left to right: above and below by turns
+    for each in figure["data"]:
+        for row, x, side in zip(each["y"], each["x"], each["textposition"], strict=True):
+            labels.setdefault(row, []).append((x, side))
+    sides = [[side for _, side in sorted(row)] for row in labels.values()]
+    assert any(len(row) > 1 for row in sides)
+    assert all(first != second for row in sides for first, second in pairwise(row))
     assert figures(replace(found, along=())) == {}
 
 

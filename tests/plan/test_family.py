@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trainledger import catalog
-from trainledger.api import model
 from trainledger.ledger.parameters import parameters
+from trainledger.loaded import model
 from trainledger.plan.family import DEPTH_BAND, family_of
 
 NAMES = ("llama-3-8b", "llama-2-7b", "gpt2", "falcon-40b", "gemma-2-9b", "qwen3-8b", "mixtral-8x7b", "deepseek-v3",

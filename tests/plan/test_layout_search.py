@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import trainledger as tl
-from trainledger.api import kernels_of, load, machine_of, with_layout
+from trainledger.loaded import kernels_of, load, machine_of, with_layout
 from trainledger.plan.layouts.blocks import Blocks
 from trainledger.plan.layouts.bounds import Bounds
 from trainledger.plan.layouts.chosen import pareto

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 import trainledger as tl
-from trainledger.api import plan
 from trainledger.ledger.parameters import parameters
 from trainledger.plan.budget import read_budget
 from trainledger.plan.paid import default_tokens_per_step, pay
 from trainledger.plan.placed import _fewer_than_devices
 from trainledger.plan.scaling_law import laws
 from trainledger.predict.forecast import Forecast
+from trainledger.questions import plan
 
 LAWS = laws()
 DEVICE = tl.device("h100-sxm")

@@ -9,14 +9,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import trainledger as tl
-from trainledger.api import load, machine_of, plan
 from trainledger.ledger.parameters import parameters
+from trainledger.loaded import load, machine_of
 from trainledger.plan.fit import axis as axes
 from trainledger.plan.fit.answer import to_json, what_fits
 from trainledger.plan.fit.axis import Axis, edge
 from trainledger.plan.fit.held import scale_of
 from trainledger.plan.fit.questions import QUESTIONS, divides_batch
 from trainledger.plan.fit.recipes import recipes
+from trainledger.questions import plan
 
 MODEL = {"vocab_size": 4096, "d_model": 512, "n_layers": 8, "n_heads": 8, "n_kv_heads": 4, "d_ff": 1536,
          "max_seq_len": 4096}  # fmt: skip

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from trainledger import catalog
-from trainledger.api import load
+from trainledger.loaded import load
 from trainledger.predict.conditions import conditions
 from trainledger.spec.calibration import Calibration
 

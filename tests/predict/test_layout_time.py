@@ -259,6 +259,24 @@ def test_blocking_launches_add_each_launch_and_hide_nothing(layout: dict[str, An
         assert blocking.seconds == pytest.approx(kernels.seconds + launches)
 
 
+def test_notes_name_the_network_that_was_timed_and_launches_that_are_waited_for() -> None:
+    spread = {"replicate": 16}
+    usual, sheet, measured = (
+        " ".join(timed(run_of(spread, **said)).notes)
+        for said in (
+            {}, {"network_bytes_per_second": "200Gbit/s"},
+            {"network_bytes_per_second": "200Gbit/s", "network_reached_bytes_per_second": "20GB/s"},
+        )
+    )  # fmt: skip
+    assert "nodes over InfiniBand NDR" in usual
+    assert "nodes over a network of 25 GB/s for each device (cluster.network_bytes_per_second) with the lat" in sheet
+    assert "that was measured to reach 20 GB/s of 25 GB/s for each device (cluster.network_reached_bytes" in measured
+    for layout in ({}, spread):
+        waits = "the program waits for each kernel (recipe.launch_blocking)"
+        assert waits in " ".join(timed(run_of(layout, {"launch_blocking": True})).notes)
+        assert waits not in " ".join(timed(run_of(layout)).notes)
+
+
 def test_an_overlap_that_there_is_not_is_refused() -> None:
     with pytest.raises(tl.InvalidInput, match=r"layout.overlap = 'gradient'.*gradients, parameters, tensor"):
         run_of({"shard": 8, "overlap": ["gradient"]})

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainledger import catalog
-from trainledger.api import load
 from trainledger.ledger.parameters import parameters
+from trainledger.loaded import load
 from trainledger.predict.predict import predict
 from trainledger.predict.step_time import CAUSES
 from trainledger.predict.waterfall import BEYOND, NAPKIN, RUN_CAUSES, nanoseconds

@@ -145,3 +145,13 @@ def test_spans_lie_within_the_step_and_no_stream_does_two_things_at_once(body: t
     computing = sorted((each for each in spans if each.stream == "compute"), key=lambda each: each.start)
     assert all(b.start >= a.end - 1e-9 for a, b in pairwise(computing))
     assert max(each.end for each in spans) <= streams.compute * (1 + 1e-9)
+
+
+def test_rounds_that_are_not_drawn_say_what_they_are_where_they_are_of_one_kind() -> None:
+    layers = tuple(Loop(name, 8, (Act("work", 1.0, backward=back),)) for name, back in (("up", False), ("down", True)))
+    spans: list[Span] = []
+    streams = Streams(record=spans.append)
+    streams.run((Loop("micro-batches", 8, layers),))
+    folded = {each.name.split(" more of ")[1]: each.what for each in spans if each.what.startswith("more")}
+    assert folded == {"up": "more forward", "down": "more backward", "micro-batches": "more"}
+    assert sum(each.end - each.start for each in spans) == streams.compute == 8 * 16

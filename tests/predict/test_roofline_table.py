@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from trainledger import catalog
-from trainledger.api import load
 from trainledger.ledger.step import account
+from trainledger.loaded import load
 from trainledger.predict.roofline_table import ridge_of, roofline_table
 from trainledger.predict.step_time import step_time
 

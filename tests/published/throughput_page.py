@@ -50,6 +50,21 @@ second figure does not undo.
 |---|--:|--:|--:|--:|--:|
 """
 
+CONSTANTS = """\
+
+Shares are of the data sheet: `matmul_share` of the peak inside a large product in 16 bits, `float8_share` in 8;
+`attention_share` and `attention_backward_share` of it in fused attention on long sequences; `bandwidth_share` of the
+memory's rate in elementwise kernels. `depth` is the inner length k of a product that takes as long as the start and
+the end of a tile, `attention_length` the number of keys at which attention reaches half of its share.
+`kernel_seconds` is the least time of a kernel, `launch_seconds` what the program needs to launch one (all of it is
+added where the program waits for each: `recipe.launch_blocking`). `contention_share` of a collective's time is lost to
+compute beside it; `straggler_share` of a step is added for each doubling of the nodes.
+
+What the sources below say of their networks and programs are fields of a run file: `cluster.network_bytes_per_second`
+(the data sheet's rate for each device), `cluster.network_reached_bytes_per_second` (as it was measured),
+`layout.split_sends` (tensor ranks each send a part of an activation to the next stage), `recipe.launch_blocking`.
+"""
+
 
 @dataclass(frozen=True)
 class Told:
@@ -225,6 +240,7 @@ def _constants() -> Iterator[str]:
         values = [getattr(catalog.efficiency(device), name) for device in devices]
         if all(isinstance(value, float) for value in values):
             yield f"| {name} | {' | '.join(f'{value:.4g}' for value in values)} |\n"
+    yield CONSTANTS
 
 
 def _above() -> Iterator[str]:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 import trainledger as tl
 from trainledger.ledger.entry import CATEGORIES, Entry, Ledger
 from trainledger.ledger.record import amounts
 from trainledger.ledger.tensors import TensorLife
 from trainledger.ledger.timeline import timeline
+from trainledger.measure.allocator import AllocatorPeak
 from trainledger.report.memory import lane_of, memory_figure, memory_lanes, numbers_of, peak_figure, unrolled
 from trainledger.report.peak import held_at_peak, peak_json, peak_text
 from trainledger.report.plot import write_plot
@@ -191,21 +192,9 @@ def test_tensors_sum_to_the_timeline_at_every_entry() -> None:
 
 def allocated_by_a_real_step(step: Callable[[], None]) -> list[int]:
     """Bytes on top of those before, after each allocation of the CPU's own allocator, in order."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with AllocatorPeak(torch.device("cpu")) as real:
         step()
-    events: list[tuple[int, int]] = []
-    waiting = list(profiler.profiler.kineto_results.experimental_event_tree())
-    while waiting:
-        node = waiting.pop()
-        if node.tag.name == "Allocation":
-            events.append((node.start_time_ns, node.extra_fields.alloc_size))
-        waiting.extend(node.children)
-    live, after = 0, []
-    for _, nbytes in sorted(events, key=lambda each: each[0]):
-        live += nbytes
-        if nbytes > 0:
-            after.append(live)
-    return after
+    return [live for nbytes, live in zip(real.changes, accumulate(real.changes), strict=True) if nbytes > 0]
 
 
 def test_every_allocation_of_a_real_step_finds_as_many_bytes_live_as_the_tensors_say() -> None:

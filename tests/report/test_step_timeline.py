@@ -31,5 +31,14 @@ def test_every_span_is_a_bar_in_its_lane() -> None:
     assert "layers.*, 20 ms" in next(each for each in figure["data"] if each["name"] == "backward")["text"]
 
 
+def test_many_rounds_of_one_kind_are_paler_bars_of_that_kind() -> None:
+    folded = [*SPANS, Span("30 more of layers", "compute", 8e-2, 9e-2, "more backward")]
+    figure = step_timeline(folded)
+    assert figure is not None
+    (backward,) = (each for each in figure["data"] if each["name"] == "backward")
+    assert backward["marker"]["opacity"] == [1.0, 0.5]
+    assert backward["base"] == [60.0, 80.0]
+
+
 def test_nothing_known_is_nothing_drawn() -> None:
     assert step_timeline([]) is None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainledger.api import load
+from trainledger.loaded import load
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.runfile import parse, resolved
@@ -104,8 +104,8 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
         ({"split_sends": True}, {}, {}, 1,
          "layout.split_sends = true: needs layout.tensor and layout.pipeline above 1; nearest that works: false"),
         ({"tensor": 2, "pipeline": 2, "sequence_parallel": True, "split_sends": True}, EIGHT, {}, 4,
-         "layout.split_sends = true: tensor ranks have only their part of an activation with layout.sequence_parallel"
-         "; nearest that works: false"),
+         "layout.split_sends = true: is for whole activations: with layout.sequence_parallel tensor ranks have and "
+         "send only their part; nearest that works: false"),
         ({"tensor": 4, "pipeline": 2, "split_sends": True}, {**EIGHT, "d_model": 55}, {"seq_len": 63}, 8,
          "layout.split_sends = true: the 3465 numbers of a sequence do not go evenly over 4 tensor ranks"
          "; nearest that works: false"),

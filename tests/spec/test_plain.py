@@ -1,6 +1,8 @@
 """Plain data and dataclasses, and files that appear whole or not at all."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -44,6 +46,26 @@ def test_what_is_no_regular_file_is_left_alone_and_no_directory_is_made(tmp_path
 def test_an_empty_name_is_wrong_input():
     with pytest.raises(InvalidInput, match="--html = '': must not be empty"):
         check_target("", "--html")
+
+
+def test_a_directory_that_must_not_be_written_is_a_sentence(tmp_path):
+    """Before the work that the file is for. Root may write everywhere, so that it becomes somebody else."""
+    program = (
+        "import os, sys\n"
+        "from trainledger.spec.plain import check_target\n"
+        "if os.geteuid() == 0:\n"
+        "    os.chdir(sys.argv[1])\n"
+        "    os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "try:\n"
+        "    check_target('x.lock', '--lock')\n"
+        "except ValueError as error:\n"
+        "    print(error)\n"
+    )
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    closed.chmod(0o555)
+    done = subprocess.run([sys.executable, "-c", program, closed], cwd=closed, capture_output=True, text=True)
+    assert done.stdout == "--lock = 'x.lock': cannot be written: the directory '.' takes no new files\n", done.stderr
 
 
 def test_a_name_alone_goes_into_the_present_directory(tmp_path, monkeypatch):

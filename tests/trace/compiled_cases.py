@@ -187,14 +187,7 @@ def measured(case: Case) -> Measured:
 
 def net_nbytes(watched: AllocatorPeak) -> int:
     """What was allocated inside and not freed, by the allocator's own events."""
-    waiting = list(watched._profiler.profiler.kineto_results.experimental_event_tree())
-    net = 0
-    while waiting:
-        node = waiting.pop()
-        if node.tag.name == "Allocation":
-            net += node.extra_fields.alloc_size
-        waiting.extend(node.children)
-    return net
+    return sum(watched.changes)
 
 
 def _held(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

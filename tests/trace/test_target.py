@@ -172,6 +172,9 @@ def test_a_step_of_the_users_own_has_several_models_and_optimizers() -> None:
         ("broken_net:build", "the import ended at broken_net.py:2: OSError: no such disk"),
         ("leaving_net:build", "the import ended at leaving_net.py:2: SystemExit: 4"),
         ("my_net:a-b", "must name a module"),
+        ("my_net.py:build", "no module 'my_net.py' can be imported from here; nearest that works: my_net:build"),
+        ("./my_net.py:Net", "must name a module and something in it; nearest that works: my_net:Net"),
+        ("../a/my_net.py:Net", "must name a module and something in it; nearest that works: package.module:build"),
     ],
 )
 def test_targets_that_are_none(here: Path, target: str, sentence: str) -> None:
@@ -196,7 +199,7 @@ def test_what_a_target_must_give(here: Path) -> None:
 def test_inputs_that_do_not_fit(here: Path) -> None:
     with pytest.raises(InvalidInput, match="too many positional arguments; forward takes tokens"):
         trace_target(load_target("my_net:build"), inputs=inputs_of(["int64[2]", "int64[2]"]))
-    with pytest.raises(InvalidInput, match="missing a required argument: 'tokens'; forward takes tokens"):
+    with pytest.raises(InvalidInput, match=r"required argument: 'tokens'; forward takes tokens, .*--input tokens=fp32"):
         trace_target(load_target("my_net:build"))
     with pytest.raises(InvalidInput, match=r"the loss must be a scalar tensor, not a tensor of shape"):
         trace_target(load_target("my_net:build"), inputs=TOKENS)

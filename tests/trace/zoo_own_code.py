@@ -308,6 +308,7 @@ SPECIMENS = (
     Specimen("gan", "adversarial", gan),
     Specimen("experts by one-hot", "mixture of experts", mixture),
     Specimen("dlrm", "tables", clicks),
+    Specimen("dlrm, sparse gradients", "tables", sparse_clicks),
     Specimen("graph network", "graph", messages),
     Specimen("own function, hooks, in place", "own code", own),
     Specimen("checkpointed, reentrant", "own code", saving_reentrant),
@@ -316,7 +317,4 @@ SPECIMENS = (
 )
 
 # What a trace cannot follow to the end, or not in all its memory, and says so.
-BEYOND = (
-    Specimen("dlrm, sparse gradients", "tables", sparse_clicks),
-    Specimen("nested tensor", "own code", ragged),
-)
+BEYOND = (Specimen("nested tensor", "own code", ragged),)

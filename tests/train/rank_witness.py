@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainledger.api import load
+from trainledger.loaded import load
 from trainledger.nn.transformer import build
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run

@@ -14,8 +14,8 @@ from rank_witness import storage_nbytes
 from test_parallel_ranks import FOUR, TWO, TWO_MORE, Case, ledgers_by_rank, sent, tables
 from torch.distributed.tensor.parallel import loss_parallel
 
-from trainledger.api import load
 from trainledger.ledger.entry import Ledger
+from trainledger.loaded import load
 from trainledger.nn.transformer import build
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from trainledger.budget.lock import LOCK, Locked, read_lock, write_lock
 from trainledger.budget.reckon import Reckoned, reckon
 from trainledger.budget.source import Sources
 from trainledger.budget.target import PROJECT, Target, named, targets_of_project
+from trainledger.durable import held
 from trainledger.frozen import frozen
 from trainledger.spec.plain import check_target
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
@@ -43,10 +45,12 @@ def lock(
     """Write what targets cost now into a lock; without ``names`` all of the project's and of the lock's own.
 
     A name is one of the project's, or a run file, ``package.module:build`` or a config.json (``fields`` say the rest).
-    Without names what the project no longer has leaves the lock; with them all others stay as they are. Raises
-    `InvalidInput`.
+    Without names what the project no longer has leaves the lock; with them all others stay as they are, also those that
+    another process writes meanwhile. Raises `InvalidInput`.
     """
     path = root / file
+    if path.is_symlink():  # what it stands for is written, and it stays
+        path = path.resolve()
     project = targets_of_project(root)
     there = read_lock(path) if path.is_file() else {}
     own = {name: each.target for name, each in there.items() if each.target.is_own_name(name) and name not in project}
@@ -69,10 +73,25 @@ def lock(
         locked[name] = Locked(target, found.versions, found.footprint)
         notes += [f"{name}: {each}" for each in found.notes]
     say("")
-    kept = there if names else {}
-    write_lock(path, {**kept, **locked})
-    gone = tuple(name for name in there if name not in {**kept, **locked})
-    return Written(str(path), locked, there, gone, tuple(notes))
+    with _alone(path):
+        now = read_lock(path) if path.is_file() else {}
+        kept = {name: each for name, each in now.items() if names or name not in there}
+        write_lock(path, {**kept, **locked})
+    gone = tuple(name for name in now if name not in {**kept, **locked})
+    return Written(str(path), locked, now, gone, tuple(notes))
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """While inside, no other process reads and writes the locks of this folder; it waits, as this one does for it.
+
+    The folder is held and not the lock, which is another file each time that it is written. Where a file system holds
+    no folders, as some network ones, it goes on without.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):
+            stack.enter_context(held(path.parent, wait=True))
+        yield
 
 
 def check(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,15 @@ from trainledger.spec.problem import InvalidInput, Problem
 
 LOCK = "trainledger.lock"
 FORMAT = 1
-_HEAD = """\
+_WRITER = "Written by `trainledger lock`"
+_HEAD = f"""\
 # What each target costs in one optimizer step: counts, FLOPs, and bytes (kept, peak, payload).
-# Written by `trainledger lock`; `trainledger check` fails where one becomes more. Commit it, do not edit it.
+# {_WRITER}; `trainledger check` fails where one becomes more. Commit it, do not edit it.
 """
 TOTALS = {"parameters", "flops", "model_flops", "kept", "peak"}
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _LARGEST_NBYTES = 2**26
+_ANEW = "take it from version control, or remove it and write it anew with `trainledger lock`"
 
 
 @frozen
@@ -62,6 +64,8 @@ def read_lock(path: Path) -> dict[str, Locked]:
     """The targets of a lock by name; raises `InvalidInput` where it is missing, torn, or of another format."""
     where = os.fspath(path)
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+            raise InvalidInput([Problem(where, None, "cannot be read: it is not a regular file")])
         content = path.read_bytes()
         if len(content) > _LARGEST_NBYTES:
             raise InvalidInput([Problem(path.name, None, f"is longer than {_LARGEST_NBYTES:,} bytes")])
@@ -76,14 +80,31 @@ def read_lock(path: Path) -> dict[str, Locked]:
     except ValueError as error:  # of TOML or of UTF-8
         if isinstance(error, InvalidInput):
             raise
-        rule = f"is not TOML: {error}"
+        rule = f"is not TOML: {error}; {_ANEW}"
         if any(line.startswith((b"<<<<<<< ", b">>>>>>> ")) for line in content.splitlines()):
             rule = "has the marks of a merge in it; take either side, then write it anew with `trainledger lock`"
         raise InvalidInput([Problem(path.name, None, rule)], where) from None
-    return _parse(table, where)
+    found = _parse(table, where)
+    if not content.endswith(b"\n"):  # a figure may have lost its last digits
+        raise InvalidInput([Problem(path.name, None, f"is torn: its last line has no end; {_ANEW}")], where)
+    return found
+
+
+def is_a_lock(path: Path) -> bool:
+    """Whether a file is a lock by its name or its first lines, be the rest what it may."""
+    if path.suffix == ".lock":
+        return True
+    with path.open("rb") as file:
+        return _WRITER.encode() in file.read(len(_HEAD))
 
 
 def _parse(table: dict[str, Any], where: str) -> dict[str, Locked]:
+    if "format" not in table and table:
+        rule = (
+            "is no lock of trainledger's: a lock says its format; name another file (--lock), or remove this one where "
+            "it was a lock"
+        )
+        raise InvalidInput([Problem(Path(where).name, None, rule)], where)
     if table.get("format") != FORMAT:
         from trainledger import __version__
 
@@ -117,6 +138,9 @@ def _locked(fields: object, at: str) -> Locked:
         figures = from_plain(_Figures, {key: value for key, value in fields.items() if key in own})
     except InvalidInput as error:
         raise InvalidInput([Problem(f"{at}.{each.field}", each.value, each.rule) for each in error.problems]) from None
+    below = [Problem(f"{at}.{where}", value, "must not be negative") for where, value in _negative(fields)]
+    if below:
+        raise InvalidInput(below)
     for name in figures.totals.keys() ^ TOTALS:
         rule = "is missing" if name in TOTALS else "is not a total of a lock"
         raise InvalidInput([Problem(f"{at}.totals.{name}", None, rule)])
@@ -125,6 +149,14 @@ def _locked(fields: object, at: str) -> Locked:
         totals=figures.totals, peak=figures.peak or {}, collectives=figures.collectives or {},
         uncounted=figures.uncounted or {}, places=places, functions=figures.functions or {},
     ))  # fmt: skip
+
+
+def _negative(value: object, at: str = "") -> Iterator[tuple[str, int]]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _negative(each, f"{at}.{key}" if at else key)
+    elif isinstance(value, int) and value < 0:
+        yield at, value
 
 
 def _place(key: str, line: _Line) -> Place:

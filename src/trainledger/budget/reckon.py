@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -36,8 +35,7 @@ def reckon(name: str, target: Target, root: Path) -> Reckoned:
 
     Modules are imported from the working directory, which is ``root``. What they print goes to standard error.
     """
-    with _nothing_collected(), redirect_stdout(sys.stderr), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the trace is partial", RuntimeWarning)  # it is told as an error
+    with _nothing_collected(), redirect_stdout(sys.stderr):
         try:
             ledger = ledger_of_run(name, target, root) if target.run else ledger_of_code(name, target)
         except SystemExit as error:
@@ -78,7 +76,7 @@ def _nothing_collected() -> Iterator[None]:
 
 def ledger_of_run(name: str, target: Target, root: Path) -> Ledger:
     """The ledger of a run file's step: in closed form, or traced from the engine's modules."""
-    from trainledger.api import load
+    from trainledger.loaded import load
 
     path = root / target.run
     run = load(path, target.set, search=False)
@@ -95,7 +93,8 @@ def ledger_of_run(name: str, target: Target, root: Path) -> Ledger:
         from trainledger.measure.step import rehearse
 
         return rehearse(run)
-    from trainledger.api import THIS_MACHINE, account, kernels_of
+    from trainledger.loaded import THIS_MACHINE, kernels_of
+    from trainledger.questions import account
 
     # What was measured on the machine that checks must not decide which kernels are accounted for.
     anywhere = run.cluster.device == THIS_MACHINE and run.cluster.backend == "auto"
@@ -108,40 +107,25 @@ def ledger_of_code(name: str, target: Target) -> Ledger:
         return _traced(target)
     except InvalidInput as error:  # of a target the fields have the names of its table, not of flags
         problems = [
-            replace(each, field=f"targets.{name}.{each.field[2:]}") if each.field.startswith("--") else each
+            replace(each, field=f"targets.{name}.{each.field[2:].replace('-', '_')}")
+            if each.field.startswith("--")
+            else each
             for each in error.problems
         ]
         raise InvalidInput(problems, error.where) from error
 
 
 def _traced(target: Target) -> Ledger:
-    from trainledger.trace.inputs import autocast_dtype_named, floating_dtype_named, input_of, inputs_of
-    from trainledger.trace.target import load_target, trace_target
+    from trainledger.trace.named import trace_named
 
-    inputs = inputs_of(target.input)
-    label = input_of(target.label, "--label")[1] if target.label else None
-    loss: Any = load_target(target.loss, "--loss") if ":" in target.loss else target.loss or None
-    how: dict[str, Any] = {"first_step": target.first_step}
-    if target.kernels:
-        how["kernels"] = target.kernels
-    if target.world_size:
-        from trainledger.trace.rank_target import trace_rank_target
-
-        program = load_target(target.module, "--module")
-        world: dict[str, Any] = {"world_size": target.world_size, "rank": target.rank, "step": target.step}
-        return trace_rank_target(program, inputs=inputs, loss=loss, label=label, field="--module", **world, **how)
-    how |= {"grad_accum": target.grad_accum, "checkpointing": target.checkpointing, "loss": loss, "label": label}
-    if target.step:
-        how["step"] = target.step
-    if target.autocast:
-        how["autocast"] = autocast_dtype_named(target.autocast, "--autocast")
-    dtype = floating_dtype_named(target.dtype, "--dtype") if target.dtype else None
-    if target.hf:
-        from trainledger.trace.hugging_face import completed, model_of_config
-
-        model = model_of_config(target.hf, dtype=dtype)
-        return trace_target(model, inputs=completed(model, inputs), **how)
-    return trace_target(load_target(target.module, "--module"), inputs=inputs, dtype=dtype, **how)
+    given = ("hf", "label", "loss", "step", "dtype", "autocast", "world_size")
+    words: dict[str, Any] = {name: getattr(target, name) or None for name in given}
+    ledger, _ = trace_named(
+        target.module, input=target.input, kernels=target.kernels or "cpu", checkpointing=target.checkpointing,
+        grad_accum=target.grad_accum, first_step=target.first_step, rank=target.rank, field="--module",
+        **words,
+    )  # fmt: skip
+    return ledger
 
 
 def versions(*, traced: bool) -> str:

@@ -104,7 +104,10 @@ def targets_of_project(root: Path) -> Targets:
         return {}
     from trainledger.spec.runfile import read_table
 
-    table = read_table(path).get("tool", {}).get("trainledger", {})
+    tool = read_table(path).get("tool", {})
+    if not isinstance(tool, Mapping):
+        raise InvalidInput([Problem("tool", tool, "must be a table")], os.fspath(path))
+    table = tool.get("trainledger", {})
     problems: list[Problem] = []
     found: Targets = {}
     if not isinstance(table, Mapping):

@@ -16,7 +16,7 @@ from trainledger.spec.cluster import Cluster, Device, Overhead, Published
 from trainledger.spec.efficiency import Efficiency
 from trainledger.spec.links import Fabric, Link, Protocol
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.units import parse_nbytes
+from trainledger.units import counted, format_nbytes, parse_nbytes
 
 _HERE = os.path.dirname(__file__)
 
@@ -146,7 +146,7 @@ def link(name: str, field: str = "cluster.network") -> Link:
 def fabric(device: Device, cluster: Cluster) -> Fabric | None:
     """How the devices of a cluster are joined: as the device usually stands, and what the cluster says otherwise.
 
-    Raises InvalidInput where the network is unknown.
+    Raises InvalidInput where the network is unknown, and where more was measured than it can reach.
     """
     joined = device.fabric
     if joined is None:
@@ -162,9 +162,27 @@ def fabric(device: Device, cluster: Cluster) -> Fabric | None:
     if cluster.network_reached_bytes_per_second is not None:
         of = joined.network or link("ndr")
         reached = float(cluster.network_reached_bytes_per_second)
+        _refuse_a_node_s(cluster, joined, of)
         sheet = max(reached, of.bytes_per_second)  # which says more than a bound may, where less was measured
         joined = replace(joined, network=replace(of, bytes_per_second=sheet, share=reached / sheet, basis="measured"))
     return joined
+
+
+def _refuse_a_node_s(cluster: Cluster, joined: Fabric, network: Link) -> None:
+    """Raises InvalidInput where what was measured is that of a node, not of a device.
+
+    Sums taken in the switch let an all-reduce reach up to twice what a link carries.
+    """
+    reached, carries = cluster.network_reached_bytes_per_second or 0, network.bytes_per_second
+    if reached <= 2 * carries:
+        return
+    told = "cluster.network_bytes_per_second" if cluster.network_bytes_per_second else network.title
+    rule = (
+        f"is more than twice the {format_nbytes(carries)}/s that a device has of its network ({told}); of the bus "
+        f"bandwidth of a node it is the part of one of its {counted(joined.devices_per_node, 'device')}"
+    )
+    near = min(reached // joined.devices_per_node, int(carries))
+    raise InvalidInput([Problem("cluster.network_reached_bytes_per_second", reached, rule, near)])
 
 
 def _fabric(node: dict[str, Any]) -> Fabric:

@@ -139,7 +139,8 @@ def _call(verb: str, rest: list[str], own_process: bool) -> int:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        sentence = f"trainledger {verb} needs {error.name}: pip install 'trainledger[{extra}]'"
+        package = f"'trainledger[{extra}]'" if extra else error.name  # of no extra that a user wants
+        sentence = f"trainledger {verb} needs {error.name}: pip install {package}"
         return _failed(sentence, FAILED, as_json)
     except BrokenPipeError:
         raise
@@ -149,7 +150,7 @@ def _call(verb: str, rest: list[str], own_process: bool) -> int:
 
 _EXTRAS = {
     "torch": "train", "tokenizers": "train", "safetensors": "train", "tensorboard": "train", "zstandard": "train",
-    "pyarrow": "train", "plotly": "web", "kaleido": "web", "transformers": "dev",
+    "pyarrow": "train", "plotly": "web", "kaleido": "web", "transformers": "",
 }  # fmt: skip
 
 

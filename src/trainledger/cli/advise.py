@@ -33,9 +33,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.api import advise
     from trainledger.cli.plan import run_of_some_length
     from trainledger.plan.advise import to_json
+    from trainledger.questions import advise
     from trainledger.report.advise import figures, text
 
     check_plot_of(args)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 
-from trainledger.cli.arguments import add_json, print_json
+from trainledger.cli.arguments import add_json, add_output, print_json
 
 NARROWEST = 60
 
@@ -39,8 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", action="store_true", help="also the shapes and strides that each line makes")
     parser.add_argument("--per-run", action="store_true", help="divide by how often each line ran")
     parser.add_argument("--busy", action="store_true", help="only lines that do something to tensors")
-    parser.add_argument("--width", type=int, metavar="N", help="characters to a line (else the terminal's, or 80)")
-    parser.add_argument("--html", metavar="FILE", help="also write the annotation as a page")
+    parser.add_argument("--width", type=int, metavar="N", help="characters to a line (the terminal's, or 80)")
+    add_output(parser, "--html", suffix=".html", metavar="FILE", help="also write the annotation as a page")
     add_json(parser)
 
 
@@ -71,7 +71,8 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         print_json(to_json(told))
     else:
-        width = args.width or max(NARROWEST, shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80)
+        shown = sys.stdout.isatty() or "COLUMNS" in os.environ
+        width = args.width or max(NARROWEST, shutil.get_terminal_size((80, 24)).columns if shown else 80)
         print(text(told, width=width, busy=args.busy, per_run=args.per_run))
     return {"failed": FAILED, "interrupted": INTERRUPTED}.get(told.outcome, DONE)
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trainledger.spec.problem import InvalidInput, Problem
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trainledger.report.style import Figure
     from trainledger.spec.run import Run
 
@@ -32,6 +34,16 @@ class Parser(argparse.ArgumentParser):
         )
         # argparse has no public word for it, and by itself knows -1 and -1.5 alone.
         self._negative_number_matcher = re.compile(_NEGATIVE)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The arguments; raises InvalidInput for what is wrong in them, and for files that must not be written."""
+        found = super().parse_args(args, namespace)
+        outputs = vars(found).pop("outputs", None)
+        if outputs:
+            from trainledger.cli.outputs import check_outputs
+
+            check_outputs(vars(found), outputs)
+        return found
 
     def error(self, message: str) -> NoReturn:
         raise InvalidInput([Problem(self.prog, None, f"{message}; {self.prog} --help says what it takes")])
@@ -73,9 +85,42 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
+class Output(argparse.Action):
+    """An argument that names a file to write.
+
+    What is asked for is kept for `outputs.check_outputs`. ``suffix`` is that of what is
+    written; ``ours`` tells a file of source or settings that may be written anew.
+    """
+
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, *, suffix: str, ours: Callable[[Path], bool] | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(option_strings, dest, **options)
+        self.suffix, self.ours = suffix, ours
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.outputs = [*getattr(namespace, "outputs", []), (flag or self.dest, self)]
+
+
+def add_output(
+    parser: argparse._ActionsContainer,
+    *flags: str,
+    suffix: str,
+    ours: Callable[[Path], bool] | None = None,
+    **options: Any,
+) -> None:
+    """A file that the verb writes, which is never one that it reads, nor source (`cli.outputs`).
+
+    ``suffix`` is that of what is written; ``ours`` tells a file of settings that may be written anew.
+    """
+    parser.add_argument(*flags, action=Output, suffix=suffix, ours=ours, **options)
+
+
 def add_plot(parser: argparse.ArgumentParser) -> None:
     """``--plot``: the figures as a file; `check_plot_of` before the work, `write_plot_of` after it."""
-    parser.add_argument("--plot", metavar="FILE", help="write the figures to out.html, out.png or out.svg")
+    add_output(parser, "--plot", suffix=".html", metavar="FILE", help="write the figures to out.html, .png or .svg")
 
 
 def check_plot_of(args: argparse.Namespace) -> None:
@@ -118,7 +163,7 @@ def while_searching() -> Callable[[str, int, int], None]:
 
 def load_run(args: argparse.Namespace) -> Run:
     """The run that `add_run`'s arguments name; raises InvalidInput."""
-    from trainledger.api import load
+    from trainledger.loaded import load
 
     return load(args.run, args.set, progress=while_searching())
 

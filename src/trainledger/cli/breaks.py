@@ -44,9 +44,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.api import breaks
     from trainledger.cli.plan import run_of_some_length
     from trainledger.plan.breaks import to_json
+    from trainledger.questions import breaks
     from trainledger.report.breaks import figures, text
 
     check_plot_of(args)

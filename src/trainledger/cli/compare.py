@@ -52,8 +52,8 @@ def execute(args: argparse.Namespace) -> int:
 
 def _planned(named: str, changes: list[str]) -> tuple[Run, Forecast]:
     """A run and its forecast: of one step where nobody said how long it is."""
-    from trainledger.api import predict
     from trainledger.cli.plan import run_or_model, says_length
+    from trainledger.questions import predict
 
     args = argparse.Namespace(run=named, set=changes)
     run = run_or_model(args)

@@ -50,9 +50,9 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _account(args: argparse.Namespace, run: Run) -> int:
-    from trainledger.api import kernels_of
     from trainledger.explain import account as explain
     from trainledger.explain.symbols import MEANINGS, symbolic
+    from trainledger.loaded import kernels_of
 
     if args.what == "time":
         return _times(args, run)
@@ -71,7 +71,7 @@ def _account(args: argparse.Namespace, run: Run) -> int:
 
 
 def _say_rank(args: argparse.Namespace, run: Run) -> None:
-    from trainledger.api import kernels_of
+    from trainledger.loaded import kernels_of
     from trainledger.report.heading import heading
 
     print(heading(run, kernels_of(run)) + "\n")
@@ -83,11 +83,11 @@ def _say_rank(args: argparse.Namespace, run: Run) -> None:
 
 def _times(args: argparse.Namespace, run: Run) -> int:
     """The step by cause, its roofline by kind, and its operations."""
-    from trainledger.api import kernels_of, machine_of
     from trainledger.explain.account import time
     from trainledger.ledger.parameters import leaves_of
     from trainledger.ledger.ranks import accounts
     from trainledger.ledger.update import whole_of
+    from trainledger.loaded import kernels_of, machine_of
     from trainledger.predict.layout_time import layout_time
     from trainledger.predict.roofline_table import roofline_table
     from trainledger.report.explain import account, roofline, to_json
@@ -118,9 +118,9 @@ def _times(args: argparse.Namespace, run: Run) -> int:
 
 
 def _envelope(args: argparse.Namespace, run: Run) -> int:
-    from trainledger.api import device_of, kernels_of
     from trainledger.explain.envelope import envelope
     from trainledger.explain.symbols import MEANINGS
+    from trainledger.loaded import device_of, kernels_of
     from trainledger.plan.plan import memory_of_device
     from trainledger.report.explain import envelope as shown
 

@@ -42,8 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.api import fit
     from trainledger.plan.fit.answer import to_json
+    from trainledger.questions import fit
 
     check_plot_of(args)
     found = fit(run_to_fit(args), of=args.of, changes=not args.as_is, told=_progress())
@@ -89,8 +89,8 @@ def _whole(count: str | None) -> int:
 
 
 def _seq_len(named: str) -> int:
-    from trainledger.api import config_fields
     from trainledger.catalog import model
+    from trainledger.loaded import config_fields
 
     fields = config_fields(named) if named.endswith(".json") else model(named, "RUN")
     return min(int(fields["max_seq_len"]), _LONGEST)

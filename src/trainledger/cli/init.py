@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import TYPE_CHECKING
 
 from trainledger import catalog
-from trainledger.cli.arguments import add_json, print_json
+from trainledger.cli.arguments import add_json, add_output, print_json
 from trainledger.spec.plain import check_target
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.template import commented
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LONGEST_SEQUENCE = 1024
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", nargs="?", default="run.toml", help="where to write it (run.toml)")
+    add_output(
+        parser, "path", suffix=".toml", ours=_is_run_file, nargs="?", default="run.toml",
+        help="where to write it (run.toml)",
+    )  # fmt: skip
     parser.add_argument("--preset", default="teach-10m", help="a model of the catalog (teach-10m)")
     parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
     add_json(parser)
+
+
+def _is_run_file(path: Path) -> bool:
+    return path.suffix == ".toml" and path.name != "pyproject.toml"
 
 
 def execute(args: argparse.Namespace) -> int:

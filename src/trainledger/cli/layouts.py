@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.api import layouts
+    from trainledger.questions import layouts
     from trainledger.report.layouts import figures, text, to_json
 
     check_plot_of(args)
@@ -64,8 +64,8 @@ def execute(args: argparse.Namespace) -> int:
 
 def run_to_spread(args: argparse.Namespace) -> Run:
     """The run whose layout is searched for; raises InvalidInput."""
-    from trainledger.api import load
     from trainledger.cli.plan import is_file
+    from trainledger.loaded import load
 
     said = [] if args.device is None else [f"cluster.device={args.device}"]
     said += [] if args.count is None else [f"cluster.count={args.count}"]
@@ -83,7 +83,7 @@ def model_to_spread(named: str, given: list[str]) -> Run:
     Raises InvalidInput.
     """
     from trainledger import catalog
-    from trainledger.api import config_fields, load
+    from trainledger.loaded import config_fields, load
 
     config = named.endswith(".json")
     fields = config_fields(named) if config else catalog.model(named)

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from trainledger.cli.arguments import add_json, print_json, while_waiting
+from trainledger.cli.arguments import Output, add_json, print_json, while_waiting
 
 _FIELDS = {
     "set": ("SECTION.FIELD=VALUE", "of a run file: change one field; may be repeated"),
@@ -42,15 +42,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--first-step", action="store_true", default=None, help="of a module: the step that makes the optimizer's state"
     )
-    add_lock(parser)
+    from trainledger.budget.lock import is_a_lock
+
+    add_lock(parser, action=Output, suffix=".lock", ours=is_a_lock)
     add_json(parser)
 
 
-def add_lock(parser: argparse.ArgumentParser) -> None:
+def add_lock(parser: argparse.ArgumentParser, **how: Any) -> None:
     """``--lock``: another file than trainledger.lock of the working directory."""
     from trainledger.budget.lock import LOCK
 
-    parser.add_argument("--lock", default=LOCK, metavar="FILE", help=f"the lock's file ({LOCK})")
+    parser.add_argument("--lock", default=LOCK, metavar="FILE", help=f"the lock's file ({LOCK})", **how)
 
 
 def execute(args: argparse.Namespace) -> int:

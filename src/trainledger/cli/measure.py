@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from trainledger.cli.arguments import add_json, add_run, load_run, print_json
+from trainledger.cli.arguments import add_json, add_output, add_run, load_run, print_json
 from trainledger.report.table import table
 from trainledger.units import GIGA, format_count, format_flops, format_flops_per_second, format_nbytes, format_seconds
 
@@ -28,12 +28,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
     machine = what.add_parser("machine", help="this machine's rates, kept for forecasts", description=_MACHINE)
     machine.add_argument("--quick", action="store_true", help="fewer shapes and samples, about 8 s")
     machine.add_argument("--backend", default="auto", help="auto, cpu, cuda or mps")
-    machine.add_argument("--output", metavar="FILE.toml", help="where to keep the calibration")
+    add_output(
+        machine, "--output", suffix=".toml", ours=_is_calibration, metavar="FILE.toml",
+        help="where to keep the calibration",
+    )  # fmt: skip
     add_json(machine)
     step = what.add_parser("step", help="one real step with random tokens, operation by operation", description=_STEP)
     add_run(step)
-    step.add_argument("--output", metavar="FILE.json.gz", help="keep the measured ledger there")
+    add_output(
+        step, "--output", suffix=".json.gz", metavar="FILE.json.gz", help="keep the measured ledger there"
+    )  # fmt: skip
     add_json(step)
+
+
+def _is_calibration(path: Path) -> bool:
+    """Whether a file holds a calibration, of another version too."""
+    from trainledger.spec.problem import InvalidInput
+    from trainledger.spec.runfile import read_table
+
+    try:
+        return {"format", "backend"} <= read_table(path).keys()
+    except InvalidInput:
+        return False
 
 
 def execute(args: argparse.Namespace) -> int:

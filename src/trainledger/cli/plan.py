@@ -45,9 +45,9 @@ def execute(args: argparse.Namespace) -> int:
         args.set.append("model.n_predict_ahead=0")  # what predicts further tokens is not served
         return execute_serving(args, run_or_model(args))
     refuse_without_phase(args)
-    from trainledger.api import plan
     from trainledger.plan.mfu import read_mfu
     from trainledger.plan.plan import counted_by, of_one_step, with_notes
+    from trainledger.questions import plan
 
     check_plot_of(args)
     made = plan(run_or_model(args), mfu=read_mfu(args.mfu))
@@ -66,7 +66,7 @@ def execute(args: argparse.Namespace) -> int:
         print(text(made))
         _print_found_layout(args, made.run)
     if args.plot is not None:
-        from trainledger.api import machine_of
+        from trainledger.loaded import machine_of
         from trainledger.report.plan_figures import figures
 
         write_plot_of(args, figures(made, machine_of(made.run)), f"The plan of {made.run.model.name}")
@@ -75,10 +75,11 @@ def execute(args: argparse.Namespace) -> int:
 
 def run_or_model(args: argparse.Namespace) -> Run:
     """The run file, or a default run of a catalog model or config.json where ``args.run`` names one."""
+    _refuse_code(args.run)
     if is_file(args.run):
         return load_run(args)
-    from trainledger.api import config_fields, kernels_of, load, with_layout
     from trainledger.cli.layouts import asks_for_layout, model_to_spread, tell_batch
+    from trainledger.loaded import config_fields, kernels_of, load, with_layout
 
     if asks_for_layout(args):
         run = model_to_spread(args.run, args.set)
@@ -100,6 +101,21 @@ def run_or_model(args: argparse.Namespace) -> Run:
     # PyTorch's own fused attention has neither capped scores nor sinks.
     recipe["attention"] = "flash" if kernels_of(run) != "cpu" else "math"
     return load({"model": model, "recipe": recipe}, args.set)
+
+
+def _refuse_code(named: str) -> None:
+    """Raises InvalidInput where code is named, of which `trace` makes the ledger."""
+    path, _, name = named.partition(":")
+    if not path.endswith(".py") and (not name.isidentifier() or is_file(named)):
+        return
+    from trainledger.spec.problem import InvalidInput, Problem
+
+    module = path.removesuffix(".py").removeprefix("./").replace("/", ".")
+    if not all(each.isidentifier() for each in module.split(".")):
+        module = "package.module"
+    rule = "is code, where a run file or a model is expected; a step of code is accounted for and timed by trace"
+    near = f"trainledger trace {module}:{name or 'build'} --device h100-sxm"
+    raise InvalidInput([Problem("RUN", named, rule, near)])
 
 
 def _print_found_layout(args: argparse.Namespace, run: Run) -> None:
@@ -129,7 +145,7 @@ def _notes_of_config(args: argparse.Namespace) -> list[str]:
         return []
     if path is None:
         return []
-    from trainledger.api import config_notes
+    from trainledger.loaded import config_notes
 
     return config_notes(path)
 

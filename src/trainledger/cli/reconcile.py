@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 from textwrap import fill
 
-from trainledger.cli.arguments import add_json, print_json
+from trainledger.cli.arguments import add_json, add_output, print_json
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN_DIR", help="the directory of a run")
-    parser.add_argument("--html", metavar="OUT.html", help="also write one self-contained HTML file with figures")
+    add_output(
+        parser, "--html", suffix=".html", metavar="OUT.html",
+        help="also write one self-contained HTML file with figures",
+    )  # fmt: skip
     add_json(parser)
 
 

@@ -16,9 +16,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.api import kernels_of, plan
     from trainledger.ledger.conventions import CONVENTIONS
+    from trainledger.loaded import kernels_of
     from trainledger.plan.step_facts import step_facts
+    from trainledger.questions import plan
 
     made = plan(run_or_model(args))
     counted = {name: each.flops(made.run, made.ledger) for name, each in CONVENTIONS.items()}

@@ -33,7 +33,7 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
 def execute_serving(args: argparse.Namespace, run: Run) -> int:
     """Print the account of one forward."""
     refuse_of_training(args)
-    from trainledger.api import inference
+    from trainledger.questions import inference
     from trainledger.report.inference import text, to_json
 
     given: dict[str, Any] = {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}

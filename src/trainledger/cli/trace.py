@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
     add_json,
+    add_output,
     add_plot,
     add_run,
     check_plot_of,
@@ -33,10 +33,10 @@ from trainledger.spec.problem import InvalidInput, Problem
 if TYPE_CHECKING:
     from trainledger.ledger.entry import Ledger
 
-_OF_CODE: dict[str, object] = {
+_OF_CODE: dict[str, Any] = {
     # option: what it is without being given; a run file says these itself
-    "input": [], "label": None, "loss": None, "step": None, "autocast": None, "dtype": None, "kernels": "cpu",
-    "grad_accum": 1, "checkpointing": [], "first_step": False, "world_size": None, "rank": 0,
+    "input": [], "label": None, "loss": None, "step": None, "autocast": None, "dtype": None, "kernels": None,
+    "device": None, "grad_accum": 1, "checkpointing": [], "first_step": False, "world_size": None, "rank": 0,
 }  # fmt: skip
 
 
@@ -53,7 +53,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     code.add_argument("--step", help="forward, backward, or an optimizer such as adamw-fused (adamw)")
     code.add_argument("--autocast", metavar="DTYPE", help="run forward under autocast, such as bf16")
     code.add_argument("--dtype", help="the format of what is built without one (fp32, or the configuration's)")
-    code.add_argument("--kernels", default="cpu", help="whose kernels: cpu or cuda (cpu)")
+    code.add_argument("--kernels", help="whose kernels: cpu or cuda (cpu; with --device cuda)")
+    code.add_argument(
+        "--device", metavar="NAME", help="also the time of a step on a device of the catalog, and whether it fits there"
+    )
     code.add_argument("--grad-accum", type=int, default=1, metavar="N", help="micro-batches in a step (1)")
     code.add_argument(
         "--checkpointing", action="append", default=[], metavar="PATHS",
@@ -73,8 +76,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     told.add_argument("--by", choices=SPLITS, help="split the FLOPs and bytes; by category: the most bytes of each")
     told.add_argument("--top", type=int, default=LONGEST, metavar="N", help=f"rows of a split ({LONGEST})")
     told.add_argument("--tensors", action="store_true", help="the tensors that make up the peak")
-    told.add_argument("--memory-viz", metavar="FILE", help="a snapshot for PyTorch's memory viewer (out.pickle)")
-    told.add_argument("-o", "--output", metavar="FILE", help="keep the traced ledger in a file")
+    add_output(
+        told,
+        "--memory-viz",
+        suffix=".pickle",
+        metavar="FILE",
+        help="a snapshot for PyTorch's memory viewer (out.pickle)",
+    )
+    add_output(told, "-o", "--output", suffix=".json.gz", metavar="FILE", help="keep the traced ledger in a file")
     add_plot(parser)
     add_json(parser)
 
@@ -97,8 +106,11 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _trace_code(args: argparse.Namespace) -> int:
+    from trainledger import catalog
     from trainledger.cli import DONE, FAILED
+    from trainledger.predict.traced_time import on_device
     from trainledger.report import traced as report
+    from trainledger.report import traced_time
 
     problems = [
         Problem(flag, value, "must be at least 1", 1)
@@ -110,92 +122,30 @@ def _trace_code(args: argparse.Namespace) -> int:
         problems.append(Problem("--set", args.set[0], rule, "--input, --dtype, --step or --loss"))
     if args.rank and args.world_size is None:
         problems.append(Problem("--rank", args.rank, "is one of a world, whose size is missing", "--world-size 8"))
-    files = [each for each in (args.output, args.memory_viz, args.plot) if each is not None]
-    if len(set(files)) < len(files):
-        problems.append(Problem("--output", files[0], "is the name of two files that are asked for"))
-    if args.kernels not in ("cpu", "cuda"):
+    if args.kernels not in (None, "cpu", "cuda"):
         problems.append(Problem("--kernels", args.kernels, "must be cpu or cuda", "cuda"))
+    elif args.kernels == "cpu" and args.device is not None:
+        problems.append(Problem("--kernels", "cpu", f"are not those of --device {args.device}", "cuda"))
     if problems:
         raise InvalidInput(problems)
+    device = None if args.device is None else catalog.device(args.device, "--device")
+    args.kernels = args.kernels or ("cpu" if device is None else "cuda")
+    from trainledger.trace.named import trace_named
+
     with redirect_stdout(sys.stderr):  # what the code prints is no part of the result
-        ledger, title = _ledger_of_code(args)
+        asked = {name: getattr(args, name) for name in _OF_CODE if name != "device"}
+        ledger, title = trace_named(args.run, hf=args.hf, blocks=args.blocks, **asked)
     _keep(args, ledger, title)
+    timed = on_device(ledger, device) if device is not None and len(ledger) and not ledger.partial else None
     if args.json:
-        print_json({"target": title, **report.to_json(ledger, args.by or ""), **_tensors_json(args, ledger)})
+        told = {} if timed is None else {"on_device": traced_time.to_json(timed)}
+        print_json({"target": title, **report.to_json(ledger, args.by or ""), **told, **_tensors_json(args, ledger)})
     else:
         print(report.text(ledger, title, args.by or "", args.top))
+        if timed is not None:
+            print("\n" + traced_time.text(timed))
         _print_tensors(args, ledger)
     return FAILED if ledger.partial else DONE
-
-
-def _ledger_of_code(args: argparse.Namespace) -> tuple[Ledger, str]:
-    """The traced ledger and what to call it."""
-    from trainledger.trace.inputs import autocast_dtype_named, floating_dtype_named, input_of, inputs_of
-    from trainledger.trace.target import load_target, trace_target
-
-    label = None if args.label is None else input_of(args.label, "--label")[1]
-    dtype = None if args.dtype is None else floating_dtype_named(args.dtype, "--dtype")
-    autocast = None if args.autocast is None else autocast_dtype_named(args.autocast, "--autocast")
-    loss: Any = load_target(args.loss, "--loss") if args.loss and ":" in args.loss else args.loss
-    target: object
-    notes: tuple[str, ...] = ()
-    if args.world_size is not None:
-        from trainledger.trace.rank_target import trace_rank_target
-
-        _refuse_in_a_world(args)
-        world = {"world_size": args.world_size, "rank": args.rank, "step": args.step, "kernels": args.kernels}
-        program, inputs = load_target(args.run, "RUN"), inputs_of(args.input)
-        with _partial_is_told():
-            ledger = trace_rank_target(
-                program, inputs=inputs, loss=loss, label=label, first_step=args.first_step, **world
-            )
-        return ledger, f"rank {args.rank} of {args.world_size:,} of {args.run}"
-    if args.hf is not None:
-        from trainledger.trace.hugging_face import completed, model_of_config
-
-        target = model = model_of_config(args.hf, dtype=dtype)
-        given = inputs_of(args.input, main=getattr(model, "main_input_name", "input_ids"))
-        inputs, title = completed(model, given), f"{type(model).__name__} of {args.hf}"
-        if isinstance(inputs, dict) and "labels" in inputs and "labels" not in given:
-            notes += (f"labels of shape {list(inputs['labels'].shape)} are given to it, as it is trained",)
-    else:
-        target, title, inputs = load_target(args.run, "RUN"), args.run, inputs_of(args.input)
-    with _partial_is_told():
-        ledger = trace_target(
-            target,
-            inputs=inputs,
-            step=args.step,
-            loss=loss,
-            label=label,
-            dtype=dtype,
-            checkpointing=args.checkpointing,
-            autocast=autocast,
-            grad_accum=args.grad_accum,
-            kernels=args.kernels,
-            first_step=args.first_step,
-            blocks=args.blocks,
-            field="RUN",
-        )
-    return replace(ledger, notes=(*notes, *ledger.notes)), title
-
-
-def _refuse_in_a_world(args: argparse.Namespace) -> None:
-    """Raise InvalidInput for what a program of many ranks says itself."""
-    for name in ("hf", "autocast", "dtype", "grad_accum", "checkpointing"):
-        if getattr(args, name) not in (None, 1, []):
-            flag = "--" + name.replace("_", "-")
-            rule = "is not taken with a world: the program does it itself, as under torchrun"
-            raise InvalidInput([Problem(flag, getattr(args, name), rule)])
-
-
-@contextmanager
-def _partial_is_told() -> Iterator[None]:
-    """No warning of what the text says."""
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the trace is partial", RuntimeWarning)
-        yield
 
 
 def _trace_run(args: argparse.Namespace) -> int:
@@ -218,7 +168,9 @@ def _trace_run(args: argparse.Namespace) -> int:
         raise InvalidInput([Problem("layout", None, f"{rule}; leave [layout] out here")])
     if args.by == "line":
         raise InvalidInput([Problem("--by", "line", "is told of your own code; the closed form has no lines", "path")])
-    predicted, traced = account(run), rehearse(run, blocks=args.blocks)
+    # Traced operation by operation, blocks run eagerly: so does the closed form that is held against it.
+    eager = replace(run, recipe=replace(run.recipe, compile=False))
+    predicted, traced = account(eager), rehearse(eager, blocks=args.blocks)
     rows = compare(predicted, traced)
     operations = sum(each.times for each in traced)
     parts = split(predicted, traced, args.by) if args.by else []

@@ -26,6 +26,7 @@ from trainledger.data.shard import ShardRecord, dtype_for, parse_record, read_co
 from trainledger.data.store import FORMAT, INDEX, TOKENIZER, TokenStore, open_store
 from trainledger.data.tokenizer import BYTE_VALUES, ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
 from trainledger.data.workers import default_workers, run_jobs
+from trainledger.durable import held
 from trainledger.spec.data import DataSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import MIB
@@ -66,7 +67,7 @@ def prepare(data: DataSpec, *, vocab_size: int | None, progress: bool, workers: 
         directory = cache / f"tokens-{fingerprint[:NAME_DIGITS]}"
         if not _is_complete(directory):
             directory.mkdir(exist_ok=True)
-            with _locked(directory):
+            with held(directory / "lock", wait=True):
                 if not _is_complete(directory):
                     _make(directory, fingerprint, data, corpus, plan, tokenizer, workers, shown)
     except OSError as error:
@@ -203,16 +204,6 @@ def _unigram_entropy_nats(directory: Path, shards: int) -> float:
     train, validation = np.asarray(counts, dtype=np.float64)
     probability = (train + 1) / (train.sum() + len(train))
     return float(-(validation * np.log(probability)).sum() / validation.sum())
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """One preparation of a store at a time; another one waits. The system gives the lock back when a process dies."""
-    import fcntl
-
-    with open(directory / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from trainledger.ledger.timeline import timeline
 from trainledger.predict.roofline import EntryTime
 from trainledger.predict.roofline_table import moved_nbytes
 from trainledger.predict.step_time import StepTime
-from trainledger.units import format_flops, format_flops_per_second, format_nbytes
+from trainledger.units import format_flops, format_flops_per_second, format_nbytes, format_seconds
 
 # What a rule rests on, by the kind of operation it counts.
 SOURCES = {
@@ -28,6 +28,7 @@ SOURCES = {
     "update": "rules.UPDATE_FLOPS_PER_PARAMETER: operations in the optimizer's definition",
 }
 ROOFLINE = "the larger of FLOPs over their rate and bytes over theirs (predict.roofline)"
+LINKS = "the fastest way that a library has over these links (predict.collective_time)"
 KEPT = "what autograd saves for the backward of the operation, each piece of memory once"
 
 
@@ -136,6 +137,7 @@ def time(step: StepTime) -> tuple[Part, ...]:
     )
     return (
         Part("the step by cause", causes, sum(each.value for each in causes)),
+        *_messages(step),
         *(
             Part(
                 phase,
@@ -149,6 +151,28 @@ def time(step: StepTime) -> tuple[Part, ...]:
             for phase, lines in parts.items()
         ),
     )
+
+
+def _messages(step: StepTime) -> Iterator[Part]:
+    """The collectives of a step, equal ones together; none of a step that sends nothing."""
+    alike: dict[tuple[str, ...], list[EntryTime]] = {}
+    for each in step.messages:
+        entry = each.entry
+        key = (entry.phase, entry.name, entry.group, str(entry.ranks), str(entry.payload), entry.overlap)
+        alike.setdefault(key, []).append(each)
+    lines = []
+    for (phase, name, group, ranks, _, overlap), same in sorted(alike.items(), key=lambda each: -_seconds(each[1])):
+        seconds, times = _seconds(same), sum(each.entry.times for each in same)
+        if not seconds:
+            continue
+        nbytes = format_nbytes(same[0].entry.payload)
+        beside = "beside compute" if overlap else "waited for"
+        said = f"{times:,} x {nbytes} in {format_seconds(seconds / times)}, {beside}"
+        over = "between stages" if name in ("send", "recv") else f"{group}, {ranks} ranks"
+        lines.append(Line(f"{phase} {name}, {over}", "times x time of one", said, seconds, step.basis, LINKS))
+    if lines:
+        title = "communication of such a rank, whether or not it shows"
+        yield Part(title, tuple(lines), sum(each.value for each in lines))
 
 
 def _seconds(times: list[EntryTime]) -> float:

@@ -6,6 +6,7 @@ The kinds of branches that few models have are imported where one is followed: a
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from trainledger.ledger import operations as op
 from trainledger.ledger.array import Array
@@ -31,7 +32,8 @@ NORMS: dict[str, tuple[tuple[str | None, str | None], tuple[str | None, str | No
 
 def block(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
     """One of the model's layers."""
-    with tape.at("layers.*"), op.gathered(tape, list(leaves.all())):
+    unit = nullcontext() if tape.units is None else tape.units.block(tape.frame)
+    with tape.at("layers.*"), op.gathered(tape, list(leaves.all())), unit:
         return compose(tape, sizes, leaves, x, shared)
 
 

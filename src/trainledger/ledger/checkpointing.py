@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from trainledger.ledger.array import Array
 from trainledger.ledger.entry import HOST
 from trainledger.ledger.tape import Tape
 from trainledger.spec.savings import keeper
+
+if TYPE_CHECKING:
+    from trainledger.ledger.compiled_memory import Unit
 
 
 class _EnoughRecomputed(Exception):  # noqa: N818
@@ -30,6 +34,7 @@ class Frame:
         self.expected = 0
         self.arrays: list[tuple[Array, ...] | None] = []
         self.collecting = False
+        self.units: list[Unit] = []  # the compiled blocks that run in it
         self._keep = keep
         self._keeps = keeper(keep)
         self._kept: dict[str, list[list[Array]]] = {}

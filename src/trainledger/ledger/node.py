@@ -24,7 +24,7 @@ class Node:
     of the inputs, where these are given.
     """
 
-    __slots__ = ("backward", "formats", "frame", "loop", "offload", "path", "ports", "saved", "sums", "targets")
+    __slots__ = ("backward", "formats", "frame", "loop", "offload", "path", "ports", "saved", "sums", "targets", "unit")
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class Node:
         self.sums = sums
         self.path = tape.path
         self.loop = tape.loop_stack
+        self.unit = None if tape.units is None else tape.units.now
         self.ports = [Port() for _ in range(outputs)]
         self.frame = tape.frame if saved else None
         self.offload = tape.offload if saved else None

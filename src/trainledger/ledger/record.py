@@ -58,7 +58,7 @@ class Event:
     def entry(self) -> Entry:
         """The finished entry."""
         phase = self.facts["phase"]
-        kept = sum(each.nbytes for each in self.allocated if each.kept) if phase == "forward" else 0
+        kept = sum(each.nbytes for each in self.allocated if each.kept) if phase in ("forward", "backward") else 0
         return Entry(
             kept=kept,
             allocated=amounts((each, 1) for each in self.allocated),

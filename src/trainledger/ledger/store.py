@@ -57,7 +57,7 @@ def from_json(data: dict[str, Any]) -> Ledger:
         raise InvalidInput([Problem("ledger", None, f"is not what trainledger writes: {error}")]) from error
 
 
-_TRACED = ("partial", "notes")  # what only traces have
+_TRACED = ("partial", "notes")  # what few ledgers have
 _HEAD = tuple(each.name for each in fields(Ledger) if each.name not in ("entries", "tensors", *_TRACED))
 
 

@@ -24,6 +24,7 @@ from trainledger.spec.precision import Precision
 if TYPE_CHECKING:
     from trainledger.ledger.checkpointing import Frame, Offload
     from trainledger.ledger.compiled import Compiled
+    from trainledger.ledger.compiled_memory import Units
     from trainledger.ledger.fully_sharded import FullySharded
 
 
@@ -45,6 +46,7 @@ class Tape:
         self.category: str | None = None
         self.sharded: FullySharded | None = None
         self.compiled: Compiled | None = None
+        self.units: Units | None = None
         self._forgetting = False
         self._held: list[Array] = []
         self._apart: dict[Leaf, Array] | None = None
@@ -154,6 +156,8 @@ class Tape:
         )
         if self.compiled is not None:
             self.compiled.notice(self.events[-1], reads, changes)
+            if self.units is not None:
+                self.units.notice(self.events[-1], len(self.events) - 1, reads, changes)
         if self.frame is not None:
             self.frame.notice(name, made)
         return made
@@ -316,8 +320,12 @@ class Tape:
             if all(each.gradient is None for each in node.ports):
                 continue
             self.path, self.loop_stack = node.path if path is None else path, node.loop
+            if self.units is not None:
+                self.units.now = node.unit
             self._deliver(node.targets, node.run(self))
         self.path, self.loop_stack = before, loop
+        if self.units is not None:
+            self.units.now = None
         if path is None:
             self._held.clear()
 
@@ -370,10 +378,14 @@ class Tape:
 
     # The ledger
 
-    def ledger(self, *, resident: Amounts, parameters: Int, tokens: Int, micro_batches: Int) -> Ledger:
+    def ledger(
+        self, *, resident: Amounts, parameters: Int, tokens: Int, micro_batches: Int, notes: tuple[str, ...] = ()
+    ) -> Ledger:
         """What was noted, as a ledger; the tape is done afterwards."""
         if self.compiled is not None:
             self.compiled.finish()
+        if self.units is not None:
+            self.units.finish(self.events)
         entries = tuple(each.entry() for each in self.events)
         self.events = []
-        return Ledger(entries, resident, parameters, tokens, micro_batches, writer="closed form")
+        return Ledger(entries, resident, parameters, tokens, micro_batches, writer="closed form", notes=notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import accumulate
 from types import TracebackType
 from typing import Any
 
@@ -12,12 +13,13 @@ import torch
 class AllocatorPeak:
     """The most bytes allocated at once inside the block, on top of ``live_nbytes`` that were there before.
 
-    On CUDA the caching allocator's own maximum; on a CPU the profiler's allocation events of this thread.
-    ``nbytes`` is None where neither tells.
+    On CUDA the caching allocator's own maximum; on a CPU the profiler's allocation events of this thread, which are
+    ``changes`` in their order: bytes allocated, negative where freed. ``nbytes`` is None where neither tells.
     """
 
     def __init__(self, device: torch.device, *, live_nbytes: int = 0) -> None:
         self.nbytes: int | None = None
+        self.changes: list[int] = []
         self._device = device
         self._live = live_nbytes
         self._profiler: Any = None
@@ -42,11 +44,12 @@ class AllocatorPeak:
             self.nbytes = torch.cuda.max_memory_allocated(self._device)
         elif self._profiler is not None:
             self._profiler.__exit__(kind, error, trace)
-            self.nbytes = self._live + _highest(self._profiler)
+            self.changes = _changes(self._profiler)
+            self.nbytes = self._live + max(accumulate(self.changes, initial=0))
 
 
-def _highest(profiler: Any) -> int:
-    """The highest sum of the allocation events so far; frees of what was there before are not among them."""
+def _changes(profiler: Any) -> list[int]:
+    """The sizes of the allocation events so far; frees of what was there before are not among them."""
     events: list[tuple[int, int]] = []
     waiting = list(profiler.profiler.kineto_results.experimental_event_tree())
     while waiting:
@@ -54,8 +57,4 @@ def _highest(profiler: Any) -> int:
         if node.tag.name == "Allocation":
             events.append((node.start_time_ns, node.extra_fields.alloc_size))
         waiting.extend(node.children)
-    live = highest = 0
-    for _, nbytes in sorted(events, key=lambda each: each[0]):
-        live += nbytes
-        highest = max(highest, live)
-    return highest
+    return [nbytes for _, nbytes in sorted(events, key=lambda each: each[0])]

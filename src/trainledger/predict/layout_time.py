@@ -7,14 +7,24 @@ from typing import Any
 
 from trainledger.ledger.ranks import RankAccount
 from trainledger.predict.acts import Act, compute_seconds, flat
+from trainledger.predict.overlap import times_of
 from trainledger.predict.pipeline_time import Chunk, Stage, pipeline_ends
 from trainledger.predict.rank_time import Streams, rank_seconds
-from trainledger.predict.roofline import Machine, NoRate
+from trainledger.predict.roofline import EntryTime, Machine, NoRate
 from trainledger.predict.stage_time import StageTime, once_for_alike, stages_of, with_free_links
-from trainledger.predict.step_time import CAUSES, StepTime, basis_of, causes_of, ideal_seconds, step_time
-from trainledger.spec.cluster import Device
-from trainledger.spec.links import Fabric
+from trainledger.predict.step_time import (
+    CAUSES,
+    StepTime,
+    basis_of,
+    causes_of,
+    ideal_seconds,
+    launched_one_by_one,
+    step_time,
+)
+from trainledger.spec.cluster import Cluster, Device
+from trainledger.spec.links import Fabric, Link
 from trainledger.spec.run import Run
+from trainledger.units import format_nbytes
 
 NO_LINK = "no step time: no link between devices of this machine was measured"
 
@@ -64,7 +74,7 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
         "stragglers": slower,
     }  # fmt: skip
     slowest = max((each for each, _ in shares), key=lambda each: compute_seconds(each.whole))
-    notes += _notes(run, [each for each, _ in shares], fabric)
+    notes += _notes(run, [each for each, _ in shares], machine, fabric)
     return StepTime(
         seconds=seconds + waiting + slower,
         by_phase=_mean(shares, "phase", others),
@@ -74,6 +84,7 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
         notes=tuple(notes),
         entries=slowest.times,
         causes=causes,
+        messages=tuple(EntryTime(each.entry, each.seconds * times_of(each.entry), "link") for each in slowest.messages),
     )
 
 
@@ -107,18 +118,38 @@ def straggling(run: Run, machine: Device, fabric: Fabric) -> float:
     return machine.efficiency.straggler_share * (nodes - 1).bit_length()
 
 
-def _notes(run: Run, stages: Sequence[StageTime], fabric: Fabric) -> list[str]:
-    notes = []
+def _notes(run: Run, stages: Sequence[StageTime], machine: Device, fabric: Fabric) -> list[str]:
+    notes = launched_one_by_one(machine) if run.recipe.launch_blocking else []
     if fabric.network is not None and run.layout.devices > fabric.devices_per_node:
-        notes.append(
-            f"{fabric.devices_per_node} devices of a node over {fabric.node.title}, nodes over {fabric.network.title}"
-        )
+        network = network_text(run.cluster, fabric.network)
+        notes.append(f"{fabric.devices_per_node} devices of a node over {fabric.node.title}, nodes over {network}")
     else:
         notes.append(f"all devices in one node, over {fabric.node.title}")
     found = {name for stage in stages for name, _ in stage.ledger.uncounted}
     if found:
         notes.append(f"FLOPs of operations without a rule are not in it: {', '.join(sorted(found))}")
     return notes
+
+
+def network_text(cluster: Cluster, network: Link) -> str:
+    """The network between nodes: the catalog's, or the rate that the cluster says in its place.
+
+    >>> from trainledger.spec.links import Link
+    >>> network_text(Cluster(network_bytes_per_second=25 * 10**9), Link(name="ndr", title="NDR", bytes_per_second=25e9))
+    'a network of 25 GB/s for each device (cluster.network_bytes_per_second) with the latencies of NDR'
+    """
+    of = f"with the latencies of {network.title}"
+    reached = cluster.network_reached_bytes_per_second
+    if reached is not None:
+        # A bound is of the data sheet.
+        at = f" of {format_nbytes(network.bytes_per_second)}/s" if network.bytes_per_second > reached else ""
+        kept = " (not in this bound)" if network.basis == "bound" else ""
+        told = f"that was measured to reach {format_nbytes(reached)}/s{at} for each device{kept}"
+        return f"a network {told} (cluster.network_reached_bytes_per_second) {of}"
+    if cluster.network_bytes_per_second is not None:
+        rate = format_nbytes(cluster.network_bytes_per_second)
+        return f"a network of {rate}/s for each device (cluster.network_bytes_per_second) {of}"
+    return network.title
 
 
 # The step

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from trainledger.ledger.ranks import RankAccount
 
 COMPUTED = ("forward", "recompute", "backward", "clip", "optimizer")
-NO_MACHINE = "no step time and no MFU: this machine was not measured yet (trainledger measure machine does it, once)"
+NO_MACHINE = (
+    "no step time and no MFU: this machine was not measured yet (trainledger measure machine does it, once); "
+    "--device names one of the catalog"
+)
 NEVER = "it would be interrupted before it could save, again and again"
 
 
@@ -75,7 +78,7 @@ def forecast(
     facts: dict[str, Any] = {**summary(ledger, held.peak), "matmul_dtype": matmul_dtype(ledger)}
     counted = "assumed" if ledger.uncounted else "exact"
     basis = {"parameters": "exact", "flops": counted, "kept_nbytes": "exact", "peak_nbytes": "exact"}
-    notes: list[str] = []
+    notes = list(held.ledger.notes)
     if ranks:
         told = summary(held.ledger, held.peak)
         facts |= {name: told[name] for name in ("kept_nbytes", "kept_by_kind")}

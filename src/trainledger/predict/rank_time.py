@@ -32,7 +32,8 @@ MOST_ROUNDS = 64  # of a loop's body, before its last increment is taken for all
 class Span:
     """What runs from when to when on which stream; rounds of a folded loop that are alike are one span.
 
-    ``what`` is forward, backward, weights, update, communication, or more (rounds that are not drawn one by one).
+    ``what`` is forward, backward, weights, update, communication, or more (rounds that are not drawn one by one), with
+    the name of what they are where all of a round is that: "more forward".
     """
 
     name: str
@@ -70,6 +71,7 @@ class Streams:
         self.compute = self.communication = self.waited = self.busy = 0.0
         self.contention = contention
         self.record = record
+        self._computed: set[str] = set()  # what the round of a loop that runs has computed
         self._arriving: deque[float] = deque()  # when each gather that was not unpacked yet is over
         self._unpacked = (0.0, 0.0)  # when the block before the last, and the last, were unpacked
         self._reduced = 0.0
@@ -98,28 +100,30 @@ class Streams:
         before: list[float] | None = None
         for done in range(1, loop.count + 1):
             start = self._state()
-            began = self.compute
+            began, outside, self._computed = self.compute, self._computed, set()
             self.run(loop.body)
             self._fill_buckets()
+            computed, self._computed = self._computed, outside | self._computed
             after = self._state()
             left = loop.count - done
             shift = [b - a for a, b in zip(start, after, strict=True)] if len(start) == len(after) else None
             if not left:
                 return
             if shift is not None and (_same(shift, before, self.compute - began) or done >= MOST_ROUNDS):
-                self._go_on(loop.name, left, shift)
+                self._go_on(loop.name, left, shift, f"more {min(computed)}" if len(computed) == 1 else "more")
                 return
             before = shift
 
-    def _go_on(self, name: str, rounds: int, shift: list[float]) -> None:
-        """Further rounds, each of which moves the clocks by the same."""
+    def _go_on(self, name: str, rounds: int, shift: list[float], what: str) -> None:
+        """Further rounds of ``what``, each of which moves the clocks by the same."""
         at, talked, busy = self.compute, self.communication, self.busy
         self._move([each + rounds * by for each, by in zip(self._state(), shift, strict=True)])
         if self.record is not None:
             label = f"{rounds} more of {name}"
-            self.record(Span(label, "compute", at, self.compute, "more"))
+            self.record(Span(label, "compute", at, self.compute, what))
             if self.busy > busy and self.communication > talked:
-                self.record(Span(label, "communication", talked, self.communication, "more"))
+                one = "more" if what == "more" else "more communication"
+                self.record(Span(label, "communication", talked, self.communication, one))
 
     def _state(self) -> list[float]:
         return [
@@ -144,6 +148,8 @@ class Streams:
 
     def _compute(self, act: Act, what: str) -> None:
         start, self.compute = self.compute, self.compute + act.seconds
+        if act.seconds:
+            self._computed.add(what)
         if self.record is not None and act.seconds:
             self.record(Span(act.name or what, "compute", start, self.compute, what))
 

@@ -44,14 +44,16 @@ class ChunkWork:
 class StageTime:
     """One stage of a pipeline, as its first rank runs it: how many ranks it has and what they do.
 
-    ``times`` are those of its entries over a step, ``whole`` what they come to on its own. ``begin`` comes before the
-    first micro-batch, ``end`` after the last one's backward, ``close`` when all stages are there.
+    ``times`` are those of its entries over a step, ``messages`` one run of each collective, ``whole`` what they come to
+    on its own. ``begin`` comes before the first micro-batch, ``end`` after the last one's backward, ``close`` when all
+    stages are there.
     """
 
     number: int
     ranks: Any
     ledger: Ledger
     times: tuple[EntryTime, ...]
+    messages: tuple[Timed, ...]
     whole: Program
     begin: Program
     chunks: tuple[ChunkWork, ...]
@@ -167,6 +169,7 @@ def _stage(run: Run, number: int, ranks: Any, ledger: Ledger, clock: Clock) -> S
     sends = [each.seconds for each in timed if each.entry.group == "pipeline" and each.entry.name == "send"]
     return StageTime(
         number=number, ranks=ranks, ledger=ledger, times=tuple(_together(*each) for each in often.values()),
+        messages=tuple(each for each in timed if each.entry.kind == "collective"),
         whole=acts(timed), begin=acts(parts.begin), chunks=chunks, end=acts(parts.end), close=acts(parts.close),
         send_seconds=max(sends, default=0.0),
     )  # fmt: skip

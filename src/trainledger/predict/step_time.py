@@ -28,7 +28,8 @@ class StepTime:
 
     ``seconds`` is None where a rate is unknown, and ``notes`` says which. ``basis`` is ``bound`` for peaks of
     a data sheet (no run is faster) and ``assumed`` for a roofline on measured rates. ``causes`` (CAUSES) sum to the
-    seconds: ``ideal`` is the model's own FLOPs (dense convention) over the peak of the matmuls' dtype.
+    seconds: ``ideal`` is the model's own FLOPs (dense convention) over the peak of the matmuls' dtype. ``messages`` are
+    the collectives of the ranks that compute longest, whether or not anything runs beside them.
     """
 
     seconds: Real | None
@@ -39,6 +40,7 @@ class StepTime:
     notes: tuple[str, ...] = ()
     entries: tuple[EntryTime, ...] = ()
     causes: Seconds = field(default_factory=dict)
+    messages: tuple[EntryTime, ...] = ()
 
     def __repr__(self) -> str:
         time = format_seconds(self.seconds) if isinstance(self.seconds, float) else str(self.seconds)
@@ -60,6 +62,8 @@ def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0, blocking: b
         ideal = ideal_seconds(ledger, machine)
     except NoRate as reason:
         return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
+    if blocking:
+        notes += launched_one_by_one(machine)
     untimed = len(ledger) - len(times)
     times += _optimizer_call(times, machine, tensors, blocking=blocking)
     times += waiting(times)
@@ -87,6 +91,16 @@ def basis_of(machine: Machine) -> tuple[str, list[str]]:
     if machine.efficiency is None:
         return "bound", [f"peaks of {machine.title}'s data sheet: no run is faster, most are slower"]
     return "assumed", [f"shares of {machine.title}'s data sheet that its calibration of {machine.efficiency.date} says"]
+
+
+def launched_one_by_one(machine: Machine) -> list[str]:
+    """What `recipe.launch_blocking` changes, where it changes anything: a CPU has nothing to launch ahead."""
+    if not isinstance(machine, Device) and machine.backend == "cpu":
+        return []
+    return [
+        "the program waits for each kernel (recipe.launch_blocking): what launching takes is added to the kernels, and "
+        "of communication only what goes between stages or round a ring runs beside compute"
+    ]
 
 
 def entry_times(ledger: Ledger, machine: Machine, *, blocking: bool = False) -> tuple[EntryTime, ...]:

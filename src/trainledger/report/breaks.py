@@ -57,7 +57,7 @@ def _along(each: Along, nothing: str) -> str:
         ]
         for at, one in enumerate(each.breaks)
     ]  # fmt: skip
-    lines = [wrapped(title), table(["", "gives way", "holds at", "not at", "", "why"], rows, align="llrrrl")]
+    lines = [wrapped(title), table(["", "gives way", "holds at", "not at", "grown", "why"], rows, align="llrrrl")]
     lines += [_sentence(one.remedy) for one in each.breaks if one.limit == RULE and one.remedy]
     if len(each.breaks) < len(_ORDER):
         lines.append(_sentence(f"nothing else up to {each.reached:,}"))
@@ -89,11 +89,13 @@ def figures(found: Breaks) -> dict[str, Figure]:
     data = []
     for at, name in enumerate(names):
         points = [(each, one) for each in rows for one in each.breaks if one.limit == name]
+        # By turns above and below, as neighbours in a row may lie close together.
+        sides = ["bottom center" if each.breaks.index(one) % 2 else "top center" for each, one in points]
         data.append(
             {
                 "type": "scatter", "mode": "markers+text", "name": name,
                 "x": [one.factor for _, one in points], "y": [f"{each.axis}<br>{each.start:,}" for each, _ in points],
-                "text": [f"{one.breaks:,}" for _, one in points], "textposition": "top center",
+                "text": [f"{one.breaks:,}" for _, one in points], "textposition": sides,
                 "marker": {"size": 13, "color": COLOURS[at % len(COLOURS)], "symbol": at % 8},
                 "textfont": {"size": 11, "color": GREY},
                 "customdata": [[one.limit, one.field, f"{one.holds:,}", f"{one.breaks:,}", _figures(one)]

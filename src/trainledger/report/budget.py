@@ -65,6 +65,17 @@ def _headline(difference: Difference, tight: bool) -> str:
     return "moved within what is allowed"
 
 
+def _share(locked: int, now: int) -> str:
+    """The change as a share of what is locked, or how many times it where that is easier read; "" for very little.
+
+    >>> _share(1000, 1005), _share(1000, 10_000), _share(1000, 1_000_000), _share(100_000, 100_001), _share(0, 1)
+    ('+0.5 %', '+900.0 %', '1,000 times', '', '')
+    """
+    if locked <= 0 or 2000 * abs(now - locked) < locked:
+        return ""
+    return f"{now // locked:,} times" if now > 10 * locked else f"{100 * (now - locked) / locked:+.1f} %"
+
+
 def table_of(rows: Sequence[Row]) -> str:
     """The quantities that moved, parts below what they are part of."""
     moved = {each.quantity for each in rows if each.change and not each.part}
@@ -73,7 +84,7 @@ def table_of(rows: Sequence[Row]) -> str:
         if not row.change or row.quantity not in moved:
             continue
         change = signed(Fraction(row.change), row.unit)
-        share = f"{100 * row.change / row.locked:+.1f} %" if 2000 * abs(row.change) >= row.locked > 0 else ""
+        share = _share(row.locked, row.now)
         ends = ["", ""] if row.part else [shown(row.allowed, row.unit), _VERDICTS[row.verdict]]
         title = f"- {row.title}" if row.part else _word(row.title)
         cells.append([title, shown(row.locked, row.unit), shown(row.now, row.unit), change, share, *ends])

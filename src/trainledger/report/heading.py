@@ -10,7 +10,7 @@ from trainledger.units import counted
 def heading(run: Run, backend: str) -> str:
     """The model, the devices, a step and whose kernels run it (``backend``: cpu or cuda), in at most 80 columns.
 
-    >>> from trainledger.api import load
+    >>> from trainledger.loaded import load
     >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 512, "global_batch": 4, "steps": 1}})
     >>> print(heading(run, "cpu"))
     gpt2 on this-machine, with the kernels of a CPU: 4 sequences of 512 tokens a

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -171,17 +171,21 @@ def _cost(plan: Plan) -> str:
     """What somebody who pays wants to know, a line each; what is not known has none."""
     basis = plan.forecast.basis.get("step_seconds", "")
     on = f" on {plan.forecast.device}" if plan.forecast.device else ""
-    title = wrapped(f"What it costs{on}" + (f" ({_BASES[basis]})" if basis else ""))
+    title = wrapped(f"What it costs{on}" + (f" ({BASES[basis]})" if basis else ""))
+    return "\n".join([title, *named_lines(_costs(plan))])
+
+
+def named_lines(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """A name and what is said of it to a line, or to as many as it takes."""
     indent = " " * 12
-    lines = []
-    for name, said in _costs(plan):
+    for name, said in pairs:
         # A number and its percent sign stay together.
         first, *more = wrapped(said.replace(" %", "\0%"), WIDTH - len(indent)).replace("\0", " ").splitlines()
-        lines += [f"{name:<11} {first}", *(indent + each for each in more)]
-    return "\n".join([title, *lines])
+        yield f"{name:<11} {first}"
+        yield from (indent + each for each in more)
 
 
-_BASES = {
+BASES = {
     "bound": "a bound: no run is faster", "assumed": "assumed: rates of a data sheet or a calibration",
     "measured": "measured", "exact": "exact",
 }  # fmt: skip

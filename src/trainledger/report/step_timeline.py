@@ -13,11 +13,15 @@ _COLOUR_OF = {
     "communication": COLOURS[1], "more": "#dddddd",
 }  # fmt: skip
 _NAME_OF = {"weights": "gradients of weights", "more": "more rounds, alike"}
+_PALER = 0.5  # what stands for many rounds
 _SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
 def step_timeline(spans: Sequence[Span]) -> Figure | None:
-    """What runs when in a step (`predict.step_spans.spans`); None where nothing is known of it."""
+    """What runs when in a step (`predict.step_spans.spans`); None where nothing is known of it.
+
+    Many rounds that are alike are one bar: paler where a round is of one kind, grey where it is of several.
+    """
     if not spans:
         return None
     last = max(each.end for each in spans)
@@ -25,14 +29,16 @@ def step_timeline(spans: Sequence[Span]) -> Figure | None:
     lanes = list(dict.fromkeys(each.stream for each in spans))
     data = []
     for what, colour in _COLOUR_OF.items():
-        own = [each for each in spans if each.what == what]
+        own = [each for each in spans if each.what.removeprefix("more ") == what]
         if own:
+            folded = [each.what != what for each in own]
             data.append(
                 {
                     "type": "bar", "orientation": "h", "name": _NAME_OF.get(what, what),
                     "base": [each.start / scale for each in own],
                     "x": [(each.end - each.start) / scale for each in own], "y": [each.stream for each in own],
-                    "marker": {"color": colour, "line": {"color": "#ffffff", "width": 0.4}},
+                    "marker": {"color": colour, "opacity": [_PALER if each else 1.0 for each in folded],
+                               "line": {"color": "#ffffff", "width": 0.4}},
                     "text": [f"{each.name}, {format_seconds(each.end - each.start)}" for each in own],
                     "textposition": "none", "hovertemplate": "%{text}<extra></extra>",
                 }

@@ -12,6 +12,7 @@ from trainledger.units import counted
 
 SPLITS = ("phase", "kind", "path", "line", "category")
 LONGEST = 20  # rows of a split
+_SENT = "Payload: the bytes of all these messages, counted whole: what a reduction adds up, what a gather makes."
 
 
 def text(ledger: Ledger, title: str, by: str = "", top: int = LONGEST) -> str:
@@ -28,7 +29,7 @@ def text(ledger: Ledger, title: str, by: str = "", top: int = LONGEST) -> str:
     if sent:
         columns = ["collective", "phase", "over", "ranks", "times", "payload"]
         body = [[*each[:3], f"{each[3]:,}", f"{each[4]:,}", shown(each[5], "nbytes")] for each in sent]
-        parts.append(table(columns, body, align="lllrrr"))
+        parts.append(table(columns, body, align="lllrrr") + "\n" + wrapped(_SENT))
     if by:
         parts.append(split(ledger, by, top))
     parts += [wrapped(f"note: {each}") for each in ledger.notes]

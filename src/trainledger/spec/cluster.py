@@ -85,13 +85,15 @@ class Cluster:
         quantity="text", default=None,
     )  # fmt: skip
     network_bytes_per_second: int | None = setting(
-        "what the network carries for each device, one way, as its data sheet says; absent = that of cluster.network",
-        quantity="nbytes", default=None, at_least=1, at_most=10**15,
+        'what the network carries for each device, one way, as its data sheet says ("50GB/s", "400Gbit/s"); absent = '
+        "that of cluster.network",
+        quantity="bytes/s", default=None, at_least=1, at_most=10**15,
     )  # fmt: skip
     network_reached_bytes_per_second: int | None = setting(
-        "what long messages reach over the network for each device, one way, as measured (the bus bandwidth of "
-        "nccl-tests where all devices of a node talk); absent = its rate times the catalog's share",
-        quantity="nbytes", default=None, at_least=1, at_most=10**15,
+        "what long messages reach over the network for each device, one way, as measured: the bus bandwidth that "
+        "nccl-tests tells of all devices of several nodes, over the devices of one node; absent = its rate times the "
+        "catalog's share",
+        quantity="bytes/s", default=None, at_least=1, at_most=10**15,
     )  # fmt: skip
     price_per_device_hour: float | None = setting(
         "what one device costs for an hour; absent = no bill", quantity="number", default=None, at_least=0,
@@ -107,7 +109,7 @@ class Cluster:
     )  # fmt: skip
     storage_bytes_per_second: int | None = setting(
         "bytes that all devices together write to the storage of checkpoints in a second; absent = as published",
-        quantity="nbytes", default=None, at_least=1, at_most=10**15,
+        quantity="bytes/s", default=None, at_least=1, at_most=10**15,
     )  # fmt: skip
     loader_tokens_per_second: int | None = setting(
         "tokens that the data loaders of all devices together deliver in a second; absent = never too few",

@@ -67,7 +67,7 @@ class Layout:
     pipeline: int = setting("stages of layers", default=1, at_least=1, at_most=MOST_CHUNKS)
     split_sends: bool = setting(
         "each tensor rank sends its part of an activation to the next stage, where they gather it (Megatron-LM's "
-        "scatter-gather, DeepSpeed's pipe_partitioned); with sequence parallelism a rank has no more than its part",
+        "scatter-gather, DeepSpeed's pipe_partitioned); not with sequence_parallel, whose ranks have only their part",
         quantity="flag", default=False,
     )  # fmt: skip
     schedule: str = setting("order of micro-batches in a pipeline", quantity="text", default="1f1b", choices=SCHEDULES)

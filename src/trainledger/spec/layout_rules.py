@@ -163,7 +163,7 @@ def _split_sends(run: Run) -> Iterator[Problem]:
     if layout.pipeline == 1 or layout.tensor == 1:
         rule = "needs layout.tensor and layout.pipeline above 1"
     elif layout.sequence_parallel:
-        rule = "tensor ranks have only their part of an activation with layout.sequence_parallel"
+        rule = "is for whole activations: with layout.sequence_parallel tensor ranks have and send only their part"
     elif width % layout.tensor:
         rule = f"the {width} numbers of a sequence do not go evenly over {layout.tensor} tensor ranks"
     if rule:

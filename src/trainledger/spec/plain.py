@@ -81,7 +81,7 @@ def is_amount(value: object) -> bool:
 
 
 def check_target(path: str | os.PathLike[str], field: str = "file") -> None:
-    """Raise InvalidInput unless a file can be put there: in a directory that exists, over nothing or a regular file."""
+    """Raise InvalidInput unless a file can be put there: over none or a regular one, where files may be written."""
     where = os.fspath(path)
     parent = os.path.dirname(where) or "."
     if not where:
@@ -93,6 +93,8 @@ def check_target(path: str | os.PathLike[str], field: str = "file") -> None:
     if not os.path.isdir(parent):
         rule = f"{parent!r} is not a directory" if os.path.exists(parent) else f"there is no directory {parent!r}"
         raise InvalidInput([Problem(field, where, rule)])
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InvalidInput([Problem(field, where, f"cannot be written: the directory {parent!r} takes no new files")])
 
 
 def replace_file(path: str | os.PathLike[str], content: bytes) -> None:

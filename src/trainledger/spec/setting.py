@@ -12,9 +12,16 @@ from dataclasses import MISSING, Field, field
 from typing import Any
 
 from trainledger.spec.problem import nearest_text
-from trainledger.units import NotAQuantity, parse_count, parse_nbytes, parse_number, parse_seconds
+from trainledger.units import (
+    NotAQuantity,
+    parse_bytes_per_second,
+    parse_count,
+    parse_nbytes,
+    parse_number,
+    parse_seconds,
+)
 
-QUANTITIES = ("count", "counts", "nbytes", "seconds", "number", "flag", "text", "texts")
+QUANTITIES = ("count", "counts", "nbytes", "bytes/s", "seconds", "number", "flag", "text", "texts")
 NONE = "none"  # TOML has no null: this text is None in a field that may be absent
 LARGEST_COUNT = 10**18
 LONGEST_LIST = 10_000
@@ -32,8 +39,9 @@ def setting(
 ) -> Any:
     """A dataclass field with its meaning and its rule.
 
-    ``quantity`` says how text becomes a value: a count ("15T"), nbytes ("80GB"), seconds ("2w"), a plain
-    number, a flag, a text, a list of texts, or a list of counts. A default of ``None`` makes the field optional.
+    ``quantity`` says how text becomes a value: a count ("15T"), nbytes ("80GB"), bytes/s ("50GB/s"), seconds
+    ("2w"), a plain number, a flag, a text, a list of texts, or a list of counts. A default of ``None`` makes the field
+    optional.
     """
     assert quantity in QUANTITIES
     metadata = {
@@ -177,6 +185,7 @@ def _texts(value: Any, choices: tuple[str, ...] | None) -> tuple[str, ...]:
 _READ: dict[str, Callable[[Any, Any], Any]] = {
     "count": lambda value, _: _whole(parse_count, '4096 or "15T"', value),
     "nbytes": lambda value, _: _whole(parse_nbytes, '"80GB"', value),
+    "bytes/s": lambda value, _: _whole(parse_bytes_per_second, '"50GB/s"', value),
     "seconds": lambda value, _: _number(parse_seconds, value),
     "number": lambda value, _: _number(parse_number, value),
     "flag": _flag,

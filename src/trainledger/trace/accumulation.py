@@ -29,7 +29,7 @@ def added_into(func: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
     older, newer = args
     if not (isinstance(older, Tensor) and isinstance(newer, Tensor)) or older.shape != newer.shape:
         return None
-    if torch._C._current_autograd_node() is None or not _engine_calls(sys._getframe(1)):
+    if torch._C._current_autograd_node() is None or not engine_calls(sys._getframe(1)):
         return None
     sole = alone()
     if sole is None or _holders(older) != sole or older.dtype != newer.dtype or not _is_dense(older):
@@ -37,18 +37,19 @@ def added_into(func: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
     return older
 
 
-def _engine_calls(frame: Any) -> bool:
+def engine_calls(frame: Any) -> bool:
     """Whether the engine itself called: no Python of a backward or of a hook stands between."""
     while frame is not None and _is_dispatch(frame.f_code):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name in ("_engine_run_backward", "backward")
 
 
+_DISPATCH = ("__torch_dispatch__", "_dispatched", "_record", "phase_now", "_again")
+
+
 def _is_dispatch(code: Any) -> bool:
     """Whether this is a dispatch mode's own code, or what torch wraps it in."""
-    return bool(
-        code.co_name == "__torch_dispatch__" or code.co_filename.endswith(("_dynamo/eval_frame.py", "_compile.py"))
-    )
+    return bool(code.co_name in _DISPATCH or code.co_filename.endswith(("_dynamo/eval_frame.py", "_compile.py")))
 
 
 def _holders(tensor: Tensor) -> tuple[int, int]:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from trainledger.trace.sparse_results import SPARSE_RESULTS
+
 aten = torch.ops.aten
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -40,6 +42,13 @@ def _in_place_of_all(args: tuple[Any, ...], out: Any) -> Any:
     if not isinstance(out, Tensor) or out.dim() or elements < 2:
         return out
     return out.new_empty(elements).as_strided((), ())
+
+
+def _resized(args: tuple[Any, ...], out: Any) -> Any:
+    """A result is made as large as the input and then resized: memory never becomes less by that."""
+    if args[0].numel() <= out.numel():
+        return out
+    return out.new_empty(args[0].numel()).as_strided(out.shape, out.stride())
 
 
 def _layer_norm(args: tuple[Any, ...], out: Any) -> Any:
@@ -76,6 +85,8 @@ CPU_RESULTS: dict[OpOverload, Correct] = {
     aten.smooth_l1_loss.default: _in_place_of_all,
     aten.binary_cross_entropy.default: _in_place_of_all,
     aten.mkldnn_rnn_layer.default: _recurrent,
+    aten.im2col.default: _resized,
+    aten.col2im.default: _resized,
     aten.soft_margin_loss.default: _in_place_of_all,
 }
 
@@ -90,4 +101,4 @@ CUDA_RESULTS: dict[OpOverload, Correct] = {aten.native_layer_norm.default: _stat
 
 def results_of(backend: str) -> Mapping[OpOverload, Correct]:
     """What to correct for the kernels of a backend (`kernels.KERNELS`)."""
-    return CPU_RESULTS if backend == "cpu" else CUDA_RESULTS
+    return {**SPARSE_RESULTS, **(CPU_RESULTS if backend == "cpu" else CUDA_RESULTS)}

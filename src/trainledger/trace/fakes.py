@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.nn.parameter import is_lazy
 
+from trainledger.trace.closures import make_state, needs_closure
 from trainledger.trace.restored import restored
 
 
@@ -22,12 +23,16 @@ def mode_of(model: nn.Module) -> FakeTensorMode | None:
 
 
 def fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
-    """A fake CPU tensor of the same shape, strides and format; a single number keeps its value."""
+    """A fake CPU tensor of the same shape, strides and format; a single number keeps its value.
+
+    So does a switch in a buffer, as modules that quantize have them: one element that is no floating-point number.
+    """
     if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode:
         return tensor
-    if tensor.numel() == 1 and tensor.dim() == 0 and not tensor.is_meta and not isinstance(tensor, FakeTensor):
+    single = tensor.numel() == 1 and (tensor.dim() == 0 or not (tensor.is_floating_point() or tensor.is_complex()))
+    if single and not tensor.is_meta and not isinstance(tensor, FakeTensor):
         with unset_fake_temporarily():
-            value = tensor.item()
+            value = tensor.tolist()
         return torch.tensor(value, dtype=tensor.dtype)
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
 
@@ -116,14 +121,12 @@ def on_fake(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], mode:
                 for slot, name, value in places:
                     slot[name] = twin(value)
                 for group in (group for each in optimizers for group in each.param_groups):
-                    group["params"] = [twin(each) for each in group["params"]]
+                    group["params"][:] = [twin(each) for each in group["params"]]  # L-BFGS holds the list itself
             for each in optimizers:
                 state, each.state = each.state, defaultdict(dict)
                 for parameter, values in state.items():
                     new = parameter if fake_already else twin(parameter)
-                    each.state[new] = {
-                        key: fake(value, mode) if isinstance(value, Tensor) else value for key, value in values.items()
-                    }
+                    each.state[new] = {key: fake_batch(value, mode) for key, value in values.items()}
             yield
         finally:
             mode.allow_non_fake_inputs = before
@@ -134,7 +137,16 @@ def make_states(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
+    sparse = [each for each in optimizers if isinstance(each, torch.optim.SparseAdam)]
+    for group in (group for one in sparse for group in one.param_groups):
+        for parameter in group["params"]:
+            rows = torch.zeros((1, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
+            where = torch.zeros((1, 1), dtype=torch.int64, device=parameter.device)
+            parameter.grad = torch.sparse_coo_tensor(where, rows, parameter.shape, check_invariants=False)
     for each in optimizers:
-        each.step()
+        if needs_closure(each):
+            make_state(each)
+        else:
+            each.step()
         each.zero_grad(set_to_none=True)
     model.zero_grad(set_to_none=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from trainledger.ledger import rules
-from trainledger.trace import fused_layers
+from trainledger.trace import fused_layers, linear_algebra, pairs, sparse_results
 from trainledger.trace.scratch import SCRATCH, Scratch
 from trainledger.trace.tensor_facts import tensors_in
 
@@ -262,8 +262,11 @@ _RULES: dict[str, tuple[str, Callable[[Args, Any], Flops]]] = {
     "aten::_embedding_bag": ("embedding", _gathered),
     "aten::_embedding_bag_forward_only": ("embedding", _gathered),
     **fused_layers.RULES,
+    **linear_algebra.RULES,
+    **pairs.RULES,
 }
-_ASSUMED = {"aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c"}
+_ASSUMED = {"aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c", *linear_algebra.RULES}
+_ALL_SCRATCH = {**SCRATCH, **fused_layers.FUSED_SCRATCH, **linear_algebra.SCRATCH}
 for _name, _shape in _SHAPES.items():
     _RULES.setdefault(_name, ("matmul", _products(_shape)))
 for _kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
@@ -296,17 +299,19 @@ for _name in ("sum", "mean", "linalg_vector_norm", "amax", "amin", "aminmax", "a
               "adaptive_max_pool3d",
               "max_pool3d_with_indices", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
               "soft_margin_loss", "std_mean", "cumprod", "cummax", "cummin", "logcumsumexp", "nansum", "argmin",
-              "median", "kthvalue", "mode", "dist", "trace", "count_nonzero", "scatter_reduce"):  # fmt: skip
+              "median", "kthvalue", "mode", "dist", "trace", "count_nonzero", "scatter_reduce", "multi_margin_loss",
+              "multilabel_margin_loss_forward", "fractional_max_pool2d", "fractional_max_pool3d"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("reduction", _per_input_element("reduction"))
 for _name in ("embedding", "embedding_dense_backward", "index_select", "gather", "scatter", "scatter_add", "index",
               "index_put_", "index_put", "_unsafe_index", "index_add", "nll_loss_forward", "nll_loss_backward",
               "slice_backward", "select_backward", "scatter_", "_index_put_impl_", "index_add_", "one_hot",
               "masked_select", "nonzero", "topk", "sort", "searchsorted", "bucketize",
-              "embedding_renorm_", "nll_loss2d_forward", "nll_loss2d_backward", "_embedding_bag_backward",
+              "embedding_renorm_", "nll_loss2d_forward", "nll_loss2d_backward",
               "_embedding_bag_dense_backward", "_embedding_bag_sparse_backward", "embedding_sparse_backward",
               "index_fill", "index_fill_", "index_copy", "index_copy_", "masked_scatter", "masked_scatter_",
               "scatter_add_", "bincount", "unique_dim", "_unique2", "unfold_backward",
-              "max_unpool2d", "_coalesce"):  # fmt: skip
+              "max_unpool2d", "_coalesce", "sparse_mask", "_embedding_bag_backward",
+              "diagonal_backward"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("embedding", _none)
 for _name in ("clone", "_to_copy", "copy_", "cat", "stack", "repeat", "fill_", "zero_", "full", "full_like", "zeros",
               "zeros_like", "ones", "ones_like", "arange", "_foreach_copy_", "constant_pad_nd", "scalar_tensor", "roll",
@@ -319,11 +324,12 @@ for _name in ("clone", "_to_copy", "copy_", "cat", "stack", "repeat", "fill_", "
               "slice_scatter", "expand_copy", "permute_copy", "tril_", "triu_", "fill", "copy"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("copy", _none)
 for _name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_",
-              "unsqueeze_", "squeeze_", "transpose_", "t_", "as_strided_", "detach_", "set_"):  # fmt: skip
+              "unsqueeze_", "squeeze_", "transpose_", "t_", "as_strided_", "detach_", "set_",
+              "_efficientzerotensor"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("allocate", _none)
 for _name in ("native_dropout", "bernoulli_", "bernoulli", "rand", "randn", "randint", "randperm", "uniform_",
-              "normal_", "rand_like", "randn_like", "exponential_", "random_", "geometric_", "log_normal_",
-              "cauchy_"):  # fmt: skip
+              "normal_", "rand_like", "randn_like", "exponential_", "random_", "geometric_", "log_normal_", "cauchy_",
+              "multinomial", "poisson"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("random", _none)
 for _name in ("_local_scalar_dense", "is_same_size", "equal", "sym_size", "item", "_assert_async", "_assert_scalar",
               "_linalg_check_errors", "record_stream", "is_pinned"):  # fmt: skip
@@ -349,19 +355,27 @@ def operator_of(func: OpOverload) -> Operator:
         if kind == "attention":
             shape = _attention_shape(func, 1 if "backward" in name else 0)
         assumed = kind in ("norm", "softmax") or schema in _ASSUMED
-        scratch = SCRATCH.get(schema) or fused_layers.FUSED_SCRATCH.get(schema)
-        return Operator(name, kind, flops, assumed=assumed, shape=shape, scratch=scratch)
+        return Operator(name, kind, flops, assumed=assumed, shape=shape, scratch=_ALL_SCRATCH.get(schema))
     if schema.split("::")[0] in SENDS:
         return Operator(name, "collective", _none)
     if name.startswith("_fused_") and name.endswith("_"):
         return Operator(name, "update", _update(name[len("_fused_") : -1]), assumed=True, takes_options=True)
     if name.startswith("_foreach_"):
         return Operator(name, "elementwise", _first_list)
-    if torch.Tag.pointwise in func.tags or name in _POINTWISE:
+    if torch.Tag.pointwise in func.tags or name in _POINTWISE or schema in _PRIMITIVE:
         return Operator(name, "elementwise", _per_element("elementwise"), scratch=SCRATCH.get(schema))
     from trainledger.trace.custom import registered_with_torch
 
     return registered_with_torch(func) or Operator(schema, "unknown", _none)
+
+
+_PRIMITIVE = {f"prims::{each}" for each in ("add", "sub", "mul", "div", "neg", "where", "convert_element_type")}
+
+
+def assumed_of(names: Iterable[str]) -> tuple[str, ...]:
+    """What is assumed of the operators that ran."""
+    said = {**linear_algebra.NOTES, **sparse_results.NOTES}
+    return tuple(said[each] for each in sorted(said.keys() & set(names)))
 
 
 _POINTWISE = {
@@ -373,6 +387,12 @@ _POINTWISE = {
     "max_pool3d_with_indices_backward", "avg_pool3d_backward", "_adaptive_avg_pool3d_backward",
     "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward", "mse_loss_backward", "smooth_l1_loss_backward",
     "huber_loss_backward", "binary_cross_entropy_backward", "binary_cross_entropy_with_logits",
+    "hardswish", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "fake_quantize_per_tensor_affine_cachemask",
+    "fake_quantize_per_channel_affine_cachemask", "_fake_quantize_learnable_per_tensor_affine",
+    "_fake_quantize_learnable_per_channel_affine", "_fake_quantize_learnable_per_tensor_affine_backward",
+    "_fake_quantize_learnable_per_channel_affine_backward", "_fused_moving_avg_obs_fq_helper",
+    "multi_margin_loss_backward", "multilabel_margin_loss_backward",
     "soft_margin_loss_backward", "mish_backward", "hardswish_backward", "hardsigmoid_backward", "log_sigmoid_backward",
     "log_sigmoid_forward", "_prelu_kernel", "_prelu_kernel_backward", "complex", "rrelu_with_noise",
     "rrelu_with_noise_backward", "softshrink_backward", "col2im", "reflection_pad1d_backward",

@@ -21,6 +21,10 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adafactor": ("Adafactor", {}),
     "nadam": ("NAdam", {}),
     "radam": ("RAdam", {}),
+    "adamax": ("Adamax", {}),
+    "asgd": ("ASGD", {}),
+    "rprop": ("Rprop", {}),
+    "lbfgs": ("LBFGS", {}),
 }
 WAYS: dict[str, dict[str, bool]] = {
     "fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False},

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from torch import Tensor
+
 from trainledger.trace.lines import is_users, shown_file
 from trainledger.trace.recorder import Recorder
 
@@ -20,6 +22,14 @@ _WHY = {
 
 class NoScalarLossError(ValueError):
     """What should be the loss is no single number."""
+
+
+def scalar_loss(value: object) -> Tensor:
+    """A loss that a backward can begin with; raises `NoScalarLossError` where it is none."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value
+    told = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    raise NoScalarLossError(f"the loss must be a scalar tensor, not {told}; give one with loss=")
 
 
 @contextmanager

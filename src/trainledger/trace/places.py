@@ -5,6 +5,7 @@ Autograd numbers its nodes in the order of the forward, and a node that runs in 
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
@@ -19,11 +20,19 @@ OUTSIDE = "loss"  # what runs outside of all modules in a forward
 _NO_NUMBER = 2**63  # nodes that add to a parameter's gradient have the largest number there is
 
 
+class _Running(threading.local):
+    """What each thread runs."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.begins = False
+
+
 class Places:
     """Follows which modules are running. ``left(module, output)`` is told when one is done."""
 
     def __init__(self, root: nn.Module, lines: Lines | None, left: Callable[[nn.Module, Any], None]) -> None:
-        self.running: list[str] = []
+        self._running = _Running()
         self._paths = {id(each): plain_name(name) for name, each in root.named_modules()}
         self._lines = lines
         self._left = left
@@ -33,6 +42,20 @@ class Places:
         self._line_of_node: dict[int, str] = {}
         self._last_path = self._last_line = ""
         self._hooks: list[Any] = []
+
+    @property
+    def running(self) -> list[str]:
+        """The paths of the modules that this thread runs, the innermost last."""
+        return self._running.paths
+
+    def begin_elsewhere(self, inside: list[str]) -> None:
+        """This thread goes on where another one was: in these modules."""
+        self._running.paths, self._running.begins = list(inside), True
+
+    def is_first_elsewhere(self) -> bool:
+        """Whether the operation that runs now is the first since this thread went on where another one was."""
+        first, self._running.begins = self._running.begins, False
+        return first
 
     def follow(self) -> None:
         """Begin to follow modules, all there are."""

@@ -13,8 +13,9 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.distributed import trace_rank
 from trainledger.trace.inputs import Inputs
 from trainledger.trace.optimizers import check_optimizer, optimizer_named
-from trainledger.trace.partial import why_it_stopped
-from trainledger.trace.target import loss_named
+from trainledger.trace.target import as_wrong_input, loss_named
+
+_A_LOSS = "--loss mean, --loss package.module:function, or a loss function that the program returns"
 
 
 def trace_rank_target(
@@ -52,12 +53,8 @@ def trace_rank_target(
         def optimizer(parameters: Any) -> torch.optim.Optimizer:
             return optimizer_named(name, parameters)
 
-    try:
+    with as_wrong_input(field, "the program", _A_LOSS):
         return trace_rank(
             program, world_size=world_size, rank=rank, batch=inputs or None, loss=loss_named(loss, None),
             optimizer=optimizer, **options,
         )  # fmt: skip
-    except (KeyboardInterrupt, InvalidInput):
-        raise
-    except BaseException as error:
-        raise InvalidInput([Problem(field, None, why_it_stopped(error, "the program"))]) from error

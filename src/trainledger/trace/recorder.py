@@ -7,9 +7,11 @@ two operations counts as freed by the earlier one.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import RLock
 from types import TracebackType
 from typing import Any
 
@@ -21,13 +23,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainledger.ledger.entry import HOST, Ledger
 from trainledger.ledger.record import Event, Storage, amounts, keep_what_lives
-from trainledger.trace.accumulation import added_into, alone
+from trainledger.trace.accumulation import added_into, alone, engine_calls
 from trainledger.trace.higher_order import run_higher_order
 from trainledger.trace.lines import Lines
-from trainledger.trace.operators import operator_of
+from trainledger.trace.operators import assumed_of, operator_of
 from trainledger.trace.places import OUTSIDE, Places, plain_name
 from trainledger.trace.storages import Storages
-from trainledger.trace.tensor_facts import DTYPE_NAMES, tensors_in, touched_nbytes, written_arguments
+from trainledger.trace.tensor_facts import DTYPE_NAMES, is_followed, tensors_in, touched_nbytes, written_arguments
+from trainledger.trace.threads import told_of_threads
 
 _DEVICE = torch.ops.prim.device.default
 MODEL_PHASES = ("forward", "backward", "other")  # whose matrix products are the model's own
@@ -84,6 +87,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.notes: list[str] = []
         self.sees_compiled = False  # whether compiled modules run as compiled, which no dispatch mode does by itself
         self._recomputing = False
+        self._of_graph: set[int] = set()  # records of what a backward made that makes a graph itself
+        self._one_at_a_time = RLock()
+        self._unseen = self._in_threads = 0
         self._root = model
         self._places = Places(model, lines, self._leave_module)
         trained = {plain_name(name): each for name, each in model.named_parameters() if each.requires_grad}
@@ -144,6 +150,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if phase == "backward":
             self.micro_batches += 1
             keep_what_lives(self.storages.live.values(), "forward")
+            keep_what_lives((each for each in self.storages.live.values() if id(each) in self._of_graph), "backward")
 
     def _notice_phase(self) -> None:
         if self._phase not in ("other", "forward", "backward"):
@@ -178,12 +185,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # Operations
 
+    def given_to_a_thread(self) -> Callable[[], None]:
+        """What this thread calls will run in another; to be called there when it begins."""
+        inside = list(self._places.running)
+
+        return lambda: self._places.begin_elsewhere(inside)
+
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):  # most of what is dispatched on fake tensors
             return args[0].fake_device
-        kwargs = kwargs or {}
+        with self._one_at_a_time:
+            return self._dispatched(func, types, args, kwargs or {})
+
+    def _dispatched(self, func: OpOverload, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return NotImplemented
         if not isinstance(func, OpOverload):
@@ -209,6 +225,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         if self._find_phases:
             self._notice_phase()
+        self._in_threads += self._places.is_first_elsewhere()
         made: list[Storage] = []
         written = 0
         live = self.storages.live
@@ -218,6 +235,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs = [] if operator.name == "lift_fresh" else tensors_in(args) + tensors_in(kwargs)
         for tensor in inputs:
             if tensor.untyped_storage()._cdata not in live:
+                self._unseen += tensor.grad_fn is not None
                 self.resident([tensor], "batch")
         if into is not None:
             self.storages.move(into.untyped_storage()._cdata, out.untyped_storage())
@@ -233,7 +251,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for record in made:
                 record.phase, record.nbytes = "resident", 0
             return self._tell(func, args, kwargs, out, None)
-        if isinstance(out, FakeTensor) and out.layout is not torch.strided:
+        if isinstance(out, FakeTensor) and out.layout is not torch.strided and not is_followed(out):
             told = f"memory of a {str(out.layout).removeprefix('torch.')} result of {operator.name}"
             self.uncounted[told] = self.uncounted.get(told, 0) + 1
         changes = func._schema.is_mutable
@@ -292,6 +310,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for record in made:
                 record.phase = phase
             self._recomputing = True
+        elif phase == "backward" and torch.is_grad_enabled():  # with create_graph another backward will come
+            self._of_graph |= {id(each) for each in made}
         elif self._recomputing:
             self._recomputing = False
             keep_what_lives(self.storages.live.values(), "recompute")
@@ -316,10 +336,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._watch_each(func, args, kwargs, out, event)
 
     def _again(self) -> bool:
-        """Whether a forward runs inside backward: with gradients, or (in an own Function's forward) in a module."""
+        """Whether a forward runs inside backward: with gradients, or (in an own Function's forward) in a module.
+
+        What the engine itself calls is none, though with ``create_graph`` it makes a graph too.
+        """
         if torch._C._current_autograd_node() is None:
             return False
-        return torch.is_grad_enabled() or bool(self._places.running)
+        return bool(self._places.running) or (torch.is_grad_enabled() and not engine_calls(sys._getframe(1)))
 
     @property
     def resident_nbytes(self) -> int:
@@ -355,6 +378,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 *self.notes,
                 *(() if self.sees_compiled else ran_eagerly(self._root)),
                 *_lower_bound(self.uncounted),
+                *told_of_threads(self._unseen, self._in_threads),
+                *assumed_of(event.facts["name"] for event in self.events),
             ),
         )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+
+from trainledger.trace.replaced import all_replaced
 
 _DEEPEST = 4  # containers in containers whose contents are put back
 
@@ -16,13 +18,23 @@ _DEEPEST = 4  # containers in containers whose contents are put back
 def restored(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
     """Put back all attributes of a model's modules and of optimizers, and what lists, dicts and sets in them hold.
 
-    What a forward keeps for later (a table of angles, running statistics, its last output) would else be fake.
+    What a forward keeps for later (a table of angles, running statistics, its last output) would else be fake. So with
+    loss scalers that are used meanwhile.
     """
     before: dict[int, tuple[Any, Any]] = {}  # containers and copies of what they hold, by the container's identity
     for each in (*model.modules(), *optimizers):
         _remember(vars(each), before, 0)
+
+    def first(method: Callable[..., Any]) -> Callable[..., Any]:
+        def used(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            _remember(vars(scaler), before, 0)
+            return method(scaler, *args, **kwargs)
+
+        return used
+
     try:
-        yield
+        with all_replaced(*((torch.amp.GradScaler, each, first) for each in ("scale", "unscale_", "step", "update"))):
+            yield
     finally:
         for held, contents in before.values():
             _put_back(held, contents)

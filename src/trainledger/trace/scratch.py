@@ -149,6 +149,17 @@ def _dense(*places: int) -> Scratch:
     return scratch
 
 
+def _batch_norm_backward(args: Args, out: Any) -> int:
+    """A second gradient of the image where both lie alike; in half precision two where the image has channels last."""
+    g, x = args[0], args[1]
+    alike = (_last(g), _last(x))
+    if alike in ((True, True), (False, False)) and (_last(x) or (g.is_contiguous() and x.is_contiguous())):
+        return int(x.nbytes)
+    if (_last(x) and g.is_contiguous()) or (x.is_contiguous() and _last(g)):
+        return 2 * int(x.nbytes) if _last(x) and x.element_size() == 2 else 0
+    return _dense(0, 1)(args, out)
+
+
 def _log_softmax(args: Args, out: Any) -> int:
     return 0 if args[0].is_contiguous() else int(args[0].nbytes)
 
@@ -184,14 +195,23 @@ def _recurrent_backward(args: Args, out: Any) -> int:
     return int(row * rows + from_input.nbytes + from_state.nbytes + 2 * x.nbytes)
 
 
+def _bags_backward(args: Args, out: Any) -> int:
+    """Which bag each entry belongs to."""
+    entries, offsets = args[1], args[2]
+    return (int(entries.numel()) + 1) * int(offsets.element_size())
+
+
 SCRATCH: dict[str, Scratch] = {
+    "aten::im2col": lambda args, out: int(args[0].nbytes) + _dense(0)(args, out),
+    "aten::col2im": _dense(0),
+    "aten::_embedding_bag_backward": _bags_backward,
     "aten::mkldnn_rnn_layer": _recurrent,
     "aten::mkldnn_rnn_layer_backward": _recurrent_backward,
     "aten::convolution": _forward,
     "aten::convolution_backward": _backward,
     "aten::native_layer_norm": _dense(0),
     "aten::native_layer_norm_backward": _dense(0, 1),
-    "aten::native_batch_norm_backward": _dense(0, 1),
+    "aten::native_batch_norm_backward": _batch_norm_backward,
     "aten::native_group_norm_backward": _dense(0, 1),
     "aten::gelu_backward": _dense(0, 1),
     "aten::_log_softmax": _log_softmax,

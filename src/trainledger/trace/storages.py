@@ -84,8 +84,11 @@ class Storages:
         return gone
 
     def of(self, tensor: Tensor) -> Storage | None:
-        """The record of a tensor's memory, where it is followed."""
-        return self.live.get(tensor.untyped_storage()._cdata)
+        """The record of a tensor's memory, where it is followed; of what torch.func wraps none can be had."""
+        try:
+            return self.live.get(tensor.untyped_storage()._cdata)
+        except NotImplementedError:
+            return None
 
     def categorize(self, tensors: Iterable[Tensor], category: str) -> None:
         """Say what live storages turned out to be, back to their birth."""

@@ -24,6 +24,7 @@ from trainledger.trace.replaced import replaced
 from trainledger.trace.trace import trace, trace_step
 
 DEFAULT_STEP = "adamw"
+_A_LOSS = "--loss cross_entropy --label int64[8,2048], --loss mean, or --loss package.module:function"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,14 @@ class TrainingStep:
     optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = field(default=())
 
 
+def _as_module(path: str, name: str) -> str | None:
+    """What a file's path and a name are written as; None of what is no path of a Python file."""
+    if not path.endswith(".py"):
+        return None
+    module = path.removesuffix(".py").removeprefix("./").replace("/", ".")
+    return f"{module}:{name or 'build'}" if all(each.isidentifier() for each in module.split(".")) else None
+
+
 def load_target(text: str, field: str = "target") -> object:
     """The object that ``package.module:name`` names, imported from the working directory or an installed package.
 
@@ -49,7 +58,8 @@ def load_target(text: str, field: str = "target") -> object:
         or not name
         or not all(each.isidentifier() for each in (*module_name.split("."), *name.split(".")))
     ):
-        raise InvalidInput([Problem(field, text, "must name a module and something in it", "package.module:build")])
+        rule = "must name a module and something in it"
+        raise InvalidInput([Problem(field, text, rule, _as_module(module_name, name) or "package.module:build")])
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -57,7 +67,7 @@ def load_target(text: str, field: str = "target") -> object:
         found: object = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         rule = f"no module {error.name!r} can be imported from here"
-        raise InvalidInput([Problem(field, text, rule)]) from error
+        raise InvalidInput([Problem(field, text, rule, _as_module(module_name, name))]) from error
     except (Exception, SystemExit) as error:
         raise InvalidInput([Problem(field, text, why_it_stopped(error, "the import"))]) from error
     for part in name.split("."):
@@ -157,7 +167,7 @@ def trace_target(
                 rule = "is not taken of a TrainingStep, which does everything itself"
                 raise InvalidInput([Problem(flag, None, rule)])
         allowed = {name: value for name, value in options.items() if name in ("first_step", "kernels")}
-        with _as_wrong_input(field):
+        with as_wrong_input(field):
             return trace_step(built.run, built.models, inputs, optimizers=built.optimizers, **allowed)
     model, step = built, step or DEFAULT_STEP
     if checkpointing:
@@ -166,7 +176,7 @@ def trace_target(
         checkpoint_modules(model, checkpointing)
     _refuse_unknown(model, inputs)
     optimizer = None if step in ("forward", "backward") else optimizer_named(step, model.parameters())
-    with _as_wrong_input("--input"):
+    with as_wrong_input("--input"):
         return trace(
             model,
             inputs,
@@ -179,18 +189,16 @@ def trace_target(
 
 
 @contextmanager
-def _as_wrong_input(field: str) -> Iterator[None]:
+def as_wrong_input(field: str, what: str = "the step", a_loss: str = _A_LOSS) -> Iterator[None]:
     """Whatever the traced code raises before anything ran, and what has no scalar loss, as a sentence."""
     try:
         yield
     except (KeyboardInterrupt, InvalidInput):
         raise
     except NoScalarLossError as error:
-        rule = str(error).partition(";")[0]
-        near = "--loss cross_entropy --label int64[8,2048], --loss mean, or --loss package.module:function"
-        raise InvalidInput([Problem("--loss", None, rule, near)]) from error
+        raise InvalidInput([Problem("--loss", None, str(error).partition(";")[0], a_loss)]) from error
     except BaseException as error:
-        raise InvalidInput([Problem(field, None, why_it_stopped(error, "the step"))]) from error
+        raise InvalidInput([Problem(field, None, why_it_stopped(error, what))]) from error
 
 
 def _refuse_unknown(model: nn.Module, inputs: Inputs) -> None:
@@ -200,7 +208,9 @@ def _refuse_unknown(model: nn.Module, inputs: Inputs) -> None:
         asked.bind(**inputs) if isinstance(inputs, dict) else asked.bind(*inputs)
     except TypeError as error:
         takes = ", ".join(asked.parameters)
-        raise InvalidInput([Problem("--input", None, f"{error}; forward takes {takes}")]) from error
+        first = next(iter(asked.parameters), "x")
+        rule = f"{error}; forward takes {takes}, each with its format and shape, such as --input {first}=fp32[8,512]"
+        raise InvalidInput([Problem("--input", None, rule)]) from error
 
 
 def loss_named(loss: str | Callable[..., Tensor] | None, label: Tensor | None) -> Callable[..., Tensor] | None:

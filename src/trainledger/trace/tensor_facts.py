@@ -34,6 +34,11 @@ def _parts(tensor: Tensor) -> list[Tensor]:
     return []
 
 
+def is_followed(tensor: Tensor) -> bool:
+    """Whether the parts of a sparse tensor are known: of a fake one, torch may not know how many there are."""
+    return tensor.layout is torch.sparse_coo and tensor._values().shape[0] > 0
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """The field's name of a torch dtype (``fp32``); torch's own where it has none."""
     return DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.ledger.entry import Ledger
+from trainledger.trace import closures
 from trainledger.trace.blocks import BLOCKS, LEAST, LEAST_ASKED, traced_once
 from trainledger.trace.compiled import captured, is_compiled
 from trainledger.trace.cpu_results import results_of
@@ -21,11 +22,12 @@ from trainledger.trace.guesses import Guesses
 from trainledger.trace.kernels import kernels_of
 from trainledger.trace.lines import Lines, ends_here
 from trainledger.trace.numbers import ZeroWhereUnknown
-from trainledger.trace.partial import NoScalarLossError, as_far_as_it_goes, why_it_stopped
+from trainledger.trace.partial import as_far_as_it_goes, scalar_loss, why_it_stopped
 from trainledger.trace.quiet import quiet_fake_errors
 from trainledger.trace.random_states import random_states
 from trainledger.trace.recorder import Recorder, optimizers_in
 from trainledger.trace.tensor_facts import tensors_in
+from trainledger.trace.threads import threads_follow
 from trainledger.trace.transformers import as_if_real
 
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor
@@ -52,8 +54,9 @@ def trace(
     makes a scalar of the output, and of the ``label`` where one is given, which is then part of the batch; without it
     the output's own ``loss``, or a scalar output, is taken. The parameters may be real, on the meta device, or fake.
     With an optimizer a steady-state step is traced (its state exists before), with ``first_step`` the one that creates
-    it. ``grad_accum`` micro-batches of this batch make the step; without ``backward`` it is a forward alone.
-    ``kernels`` are those of a CPU or, where they differ in what they keep or allocate, of "cuda" (`kernels_of`).
+    it; one that takes a closure evaluates the model by it, as often as told in ``notes`` (`closures`). ``grad_accum``
+    micro-batches of this batch make the step; without ``backward`` it is a forward alone. ``kernels`` are those
+    of a CPU or, where they differ in what they keep or allocate, of "cuda" (`kernels_of`).
 
     ``blocks`` says whether ``all`` identical blocks of a stack are traced or a few of them ``once``, which are then
     multiplied where that is proved to be the same (`blocks.traced_once`); ``auto`` does so for eight and more. The
@@ -69,26 +72,48 @@ def trace(
     def forward(inputs: _Inputs) -> Any:
         with torch.autocast("cpu", dtype=autocast) if autocast is not None else nullcontext():
             value = call(model, inputs.batch)
-            return _scalar((loss or own_loss)(value, *inputs.label)) if backward else value
+            return scalar_loss((loss or own_loss)(value, *inputs.label)) if backward else value
 
-    def step(inputs: _Inputs, recorder: Recorder, rounds: int) -> None:
-        phase = recorder.phase
+    needs_closure = optimizer is not None and backward and closures.needs_closure(optimizer)
+
+    def passes(inputs: _Inputs, recorder: Recorder, rounds: int) -> Any:
+        value = None
         for _ in range(rounds):
-            with phase("forward"):
+            del value
+            with recorder.phase("forward"):
                 value = forward(inputs)
             if backward:
-                with phase("backward"):
+                with recorder.phase("backward"):
                     value.backward()
-            del value
-        if optimizer is not None and backward:
-            with phase("optimizer"):
+        return value if needs_closure else None
+
+    def step(inputs: _Inputs, recorder: Recorder, rounds: int) -> None:
+        if optimizer is None or not backward:
+            passes(inputs, recorder, rounds)
+        elif not needs_closure:
+            passes(inputs, recorder, rounds)
+            with recorder.phase("optimizer"):
                 optimizer.step()
+        else:
+            evaluations = 0
+
+            def closure() -> Any:
+                nonlocal evaluations
+                evaluations += 1
+                model.zero_grad(set_to_none=True)
+                return passes(inputs, recorder, rounds)
+
+            try:
+                with recorder.phase("optimizer"):
+                    optimizer.step(closures.evaluates(closure))
+            finally:
+                recorder.notes.append(closures.told(optimizer, evaluations))
 
     if blocks not in BLOCKS:
         raise ValueError(f"blocks must be one of {', '.join(BLOCKS)}, not {blocks!r}")
     given = _Inputs(batch, () if label is None else (label,))
     least = LEAST if blocks == "auto" else LEAST_ASKED
-    few = None if blocks == "all" or is_compiled(model) else _Few(forward, least)
+    few = None if blocks == "all" or needs_closure or is_compiled(model) else _Few(forward, least)
     return _record(
         model, given, step, optimizers_in(optimizer), first_step=first_step, kernels=kernels, rounds=grad_accum, few=few
     )  # fmt: skip
@@ -174,6 +199,7 @@ def _record(
             with (
                 ZeroWhereUnknown(lambda: recorder.current_phase == "optimizer", guesses.add, results_of(kernels)),
                 recorder,
+                threads_follow(recorder.given_to_a_thread),
                 as_if_real(given.batch),
                 grouped_products_of_any_format(),
                 random_states(recorder),
@@ -213,6 +239,9 @@ def _check(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, autocast: torch.dtype | None, grad_accum: int
 ) -> None:
     """Raise ValueError for what cannot be a step's."""
+    if not isinstance(model, nn.Module):
+        told = f"the class {model.__name__}; make one" if isinstance(model, type) else repr(model)[:60]
+        raise ValueError(f"model must be an nn.Module, not {told}")
     if not isinstance(grad_accum, int) or grad_accum < 1:
         raise ValueError(f"grad_accum must be a whole number from 1, not {grad_accum!r}")
     if autocast not in (None, torch.bfloat16, torch.float16):
@@ -230,7 +259,7 @@ def _states_made(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) 
     """Let the optimizers' states exist before the step; why they do not, where an optimizer cannot be asked so."""
     try:
         if optimizers:
-            with ZeroWhereUnknown():
+            with ZeroWhereUnknown(results=results_of("cpu")):
                 make_states(model, *optimizers)
     except Exception as error:
         why = why_it_stopped(error, "its step on zero gradients")
@@ -246,13 +275,30 @@ for _function in (trace, trace_step, _record):
 def phases_of(optimizers: Sequence[torch.optim.Optimizer], recorder: Recorder) -> Iterator[None]:
     """Let the recorder know by the optimizers' own hooks when their steps run."""
     entered: list[AbstractContextManager[None]] = []
+    evaluations = [0]
 
-    def before(*_: Any) -> None:
+    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
         entered.append(recorder.phase("optimizer"))
         entered[-1].__enter__()
+        evaluations[0] = 0
+        return (args[0], *map(outside, args[1:])), {name: outside(each) for name, each in kwargs.items()}
 
-    def after(*_: Any) -> None:
+    def outside(given: Any) -> Any:
+        """A closure that an optimizer calls is none of its own work."""
+        if not callable(given):
+            return given
+
+        def closure() -> Any:
+            evaluations[0] += 1
+            with recorder.phase("other"):
+                return given()
+
+        return closures.evaluates(closure)
+
+    def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         entered.pop().__exit__(None, None, None)
+        if evaluations[0] and closures.needs_closure(optimizer):
+            recorder.notes.append(closures.told(optimizer, evaluations[0]))
 
     hooks = [each.register_step_pre_hook(before) for each in optimizers]
     hooks += [each.register_step_post_hook(after) for each in optimizers]
@@ -276,10 +322,3 @@ def own_loss(output: Any) -> Any:
         return output
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     return output if found is None else found
-
-
-def _scalar(value: object) -> Tensor:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value
-    told = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    raise NoScalarLossError(f"the loss must be a scalar tensor, not {told}; give one with loss=")

@@ -11,14 +11,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainledger.durable import write_atomically, write_json
+from trainledger.durable import held, write_atomically, write_json
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import read, resolved, to_toml
@@ -33,17 +32,17 @@ def locked(run_dir: Path) -> Iterator[None]:
 
     The system lets go of the lock when the process ends, however it ends.
     """
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        lock = (run_dir / "lock").open("a")
-    except OSError as error:
-        raise InvalidInput([Problem("run directory", str(run_dir), f"cannot be written: {error.strerror}")]) from error
-    with lock:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(run_dir / "lock", wait=False))
+        except BlockingIOError as error:
             rule = "another process is training in this directory; wait for it or choose another directory"
             raise InvalidInput([Problem("run directory", str(run_dir), rule)]) from error
+        except OSError as error:
+            raise InvalidInput(
+                [Problem("run directory", str(run_dir), f"cannot be written: {error.strerror}")]
+            ) from error
         yield
 
 

@@ -194,13 +194,13 @@ def test_operations_without_a_rule_are_told_with_their_line() -> None:
 
 
 def test_a_long_program_is_not_kept_in_memory() -> None:
-    from trainledger.trace.annotate.annotate import _Session
+    from trainledger.trace.annotate.steps import Steps
     from trainledger.trace.annotate.watcher import Watcher
 
     seen: list[Watcher] = []
-    made = _Session.__init__
+    made = Steps.__init__
 
-    def init(self: _Session, watcher: Watcher, *rest: object) -> None:
+    def init(self: Steps, watcher: Watcher, *rest: object) -> None:
         seen.append(watcher)
         made(self, watcher, *rest)  # type: ignore[arg-type]
 
@@ -213,7 +213,7 @@ def test_a_long_program_is_not_kept_in_memory() -> None:
             optimizer.step()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Session, "__init__", init)
+        patch.setattr(Steps, "__init__", init)
         long, longer = annotate(program, [64]), annotate(program, [128])
     sizes = [
         (len(each.recorder.events), len(each.recorder.storages._every), len(each.recorder._places._line_of_node))

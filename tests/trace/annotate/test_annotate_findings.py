@@ -90,6 +90,142 @@ def test_each_is_gone_when_it_is_mended(comment: str, tmp_path: Path) -> None:
     assert {each.kind for each in annotation.problems} == set(PLANTED.values()) - {PLANTED[comment]}
 
 
+# Steps that the program takes itself
+
+
+BY_HAND = {
+    "zero_grad": "forgotten zero_grad", "graph": "graph kept alive", "item": "synchronization in a loop",
+}  # fmt: skip
+FOREACH = """            torch._foreach_add_([w, b], [w.grad, b.grad], alpha=-LR)
+            w.clamp_(-9, 9)
+"""
+WAYS = {
+    "in place": "            w -= LR * w.grad  # step\n            b -= LR * b.grad\n",
+    "data": "            w.data.add_(w.grad, alpha=-LR)\n            b.data -= LR * b.grad.data\n",
+    "foreach": FOREACH,
+    "copied": "            w.copy_(w - LR * w.grad)\n            torch.sub(b, LR * b.grad, out=b)\n",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_steps_by_hand_have_the_findings_of_steps(way: str, tmp_path: Path) -> None:
+    source = (PROGRAMS / "planted_by_hand.py").read_text()
+    assert WAYS["in place"] in source
+    file = tmp_path / "planted_by_hand.py"
+    file.write_text(source.replace(WAYS["in place"], WAYS[way]))
+    for fake in (False, True):
+        annotation = annotate(file, fake=fake)
+        assert (annotation.ended, annotation.steps) == ("", 8)
+        assert {each.kind: (each.line, each.times) for each in annotation.problems} == {
+            kind: (f"{annotation.script}:{line_with(file, comment)}", 8 if comment == "item" else 7)
+            for comment, kind in BY_HAND.items()
+        }
+        found = only(annotation, "forgotten zero_grad")
+        assert found.nbytes == 7 * 4 * (16 * 5 + 5)
+        assert "set the .grad of each parameter to None" in found.instead
+
+
+@pytest.mark.parametrize("comment", BY_HAND)
+def test_each_is_gone_by_hand_when_it_is_mended(comment: str, tmp_path: Path) -> None:
+    mended = {
+        "zero_grad": "        w.grad = b.grad = None; loss.backward()",
+        "graph": "        losses.append(loss.detach())",
+        "item": "        total = loss.detach()",
+    }
+    source = (PROGRAMS / "planted_by_hand.py").read_text()
+    changed = re.sub(rf"^.*  # {comment}$", mended[comment], source, flags=re.MULTILINE)
+    file = tmp_path / "mended.py"
+    file.write_text(changed)
+    annotation = annotate(file)
+    assert (annotation.ended, annotation.steps) == ("", 8)
+    assert {each.kind for each in annotation.problems} == set(BY_HAND.values()) - {BY_HAND[comment]}
+
+
+def test_steps_by_hand_end_the_program_as_asked() -> None:
+    annotation = annotate(PROGRAMS / "planted_by_hand.py", steps=3)
+    assert (annotation.steps, annotation.ended) == (3, "stopped after 3 optimizer steps, as asked")
+    assert only(annotation, "synchronization in a loop").times == 3  # also that behind the third step
+
+
+def test_gradients_that_are_asked_for_are_steps_too() -> None:
+    def program() -> None:
+        weight = torch.ones(4, requires_grad=True)
+        total = 0.0
+        for _ in range(6):
+            loss = (weight * 2).sum()
+            (gradient,) = torch.autograd.grad(loss, [weight])
+            with torch.no_grad():
+                weight.sub_(0.1 * gradient)
+            total += loss.item()
+
+    annotation = annotate(program)
+    assert annotation.steps == 6
+    assert [each.kind for each in annotation.problems] == ["synchronization in a loop"]
+
+
+def test_only_what_comes_from_gradients_is_a_step() -> None:
+    """Weights that are put in order between the backward passes of one step use no gradient."""
+
+    def program() -> None:
+        model = nn.Linear(4, 4)
+        for _ in range(6):
+            for _ in range(2):
+                model(torch.ones(2, 4)).sum().backward()
+                with torch.no_grad():
+                    model.weight.div_(model.weight.norm())
+                    model.bias.copy_(torch.zeros(4))
+            for each in model.parameters():
+                assert each.grad is not None
+                each.data.sub_(0.1 * each.grad)
+                each.grad.zero_()
+
+    annotation = annotate(program)
+    assert (annotation.steps, annotation.problems) == (6, ())
+
+
+def test_two_models_that_are_trained_in_turn_by_hand() -> None:
+    def program() -> None:
+        one, two = nn.Linear(4, 4), nn.Linear(4, 1)
+        for _ in range(6):
+            for trained in (two, one):
+                trained.zero_grad()
+                two(one(torch.ones(2, 4))).sum().backward()
+                with torch.no_grad():
+                    for each in trained.parameters():
+                        assert each.grad is not None
+                        each -= 0.1 * each.grad
+
+    annotation = annotate(program)
+    assert (annotation.steps, annotation.problems) == (12, ())
+
+
+def test_what_else_is_written_beside_an_optimizer_is_no_step() -> None:
+    def program() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            for each in model.parameters():
+                each.data.clamp_(-1, 1)
+
+    assert annotate(program).steps == 3
+
+
+def test_a_program_that_only_asks_for_gradients_takes_no_step() -> None:
+    def program() -> None:
+        model = nn.Linear(4, 1)
+        nn.init.zeros_(model.weight)
+        for _ in range(4):
+            x = torch.ones(2, 4, requires_grad=True)
+            model(x).sum().backward()
+            assert x.grad is not None
+            x.grad.zero_()
+
+    assert annotate(program).steps == 0
+
+
 # None where there is none
 
 
@@ -212,6 +348,27 @@ def test_activations_that_no_backward_frees_are_weighed() -> None:
     found = only(annotate(program), "graph kept alive")
     assert found.nbytes == 7 * 4 * 64 * 64 or found.nbytes == 6 * 4 * 64 * 64
     assert "16.38 kB more with each step" in found.why
+
+
+def test_the_line_that_adds_is_looked_for_in_the_function_first() -> None:
+    def other() -> None:
+        kept: list[float] = []
+        kept.append(1.0)
+
+    def program() -> None:
+        other()
+        weight = torch.ones(4, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        kept = []
+        for _ in range(6):
+            loss = (weight * 2).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            kept.append(loss)
+
+    found = only(annotate(program), "graph kept alive")
+    assert found.line.endswith(f":{line_of(program, 'kept.append(loss)')}")
 
 
 # Copies

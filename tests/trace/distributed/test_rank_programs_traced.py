@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 import trainledger as tl
 from trainledger.trace.distributed import fake_world, trace_rank
 from trainledger.trace.distributed.pieces import Pieces
+from trainledger.trace.rank_target import trace_rank_target
 
 
 def mlp() -> nn.Module:
@@ -137,6 +139,17 @@ def test_a_world_inside_a_world_is_refused() -> None:
 def test_programs_that_take_no_step_are_told_what_to_return(program: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         trace_rank(program, world_size=2)
+
+
+@pytest.mark.parametrize("first_step", [False, True])
+def test_what_is_no_loss_is_told_as_without_a_world(first_step: bool) -> None:
+    with pytest.raises(ValueError, match=r"must be a scalar tensor, not a tensor of shape") as alone:
+        tl.trace(mlp(), torch.zeros(2, 8))
+    with pytest.raises(ValueError, match=re.escape(str(alone.value))):
+        trace_rank(lambda: (mlp(), torch.zeros(2, 8)), world_size=2, first_step=first_step)
+    with pytest.raises(tl.InvalidInput, match="--loss: the loss must be a scalar tensor") as found:
+        trace_rank_target(lambda: (mlp(), torch.zeros(2, 8)), world_size=2)
+    assert "nearest that works: --loss mean" in str(found.value)
 
 
 def test_a_value_that_is_read_in_the_loop_is_told() -> None:

@@ -117,7 +117,7 @@ _ASK: dict[str, Callable[[Run, Scale], Found]] = {
 def divides_batch(run: Run, micro_batch: int) -> int:
     """The largest micro-batch up to one that divides what a rank has of the global batch.
 
-    >>> from trainledger.api import load
+    >>> from trainledger.loaded import load
     >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 8, "global_batch": 12, "steps": 1}})
     >>> divides_batch(run, 5)
     4

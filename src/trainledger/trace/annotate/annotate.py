@@ -8,17 +8,15 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
-import torch.optim.optimizer as optimizers
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.ledger.annotation import Annotation
-from trainledger.ledger.record import Storage
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.annotate import script
 from trainledger.trace.annotate.accelerator import Accelerator, pretended
@@ -26,11 +24,10 @@ from trainledger.trace.annotate.account import Account
 from trainledger.trace.annotate.callers import Callers
 from trainledger.trace.annotate.files import Files
 from trainledger.trace.annotate.findings import FEWEST_READS
-from trainledger.trace.annotate.gradients import gradients_of
 from trainledger.trace.annotate.graph import FEWEST_LOOKS
-from trainledger.trace.annotate.holders import Holder, holder_of, snapshots
 from trainledger.trace.annotate.reading import reads_seen
 from trainledger.trace.annotate.runs import LineRuns
+from trainledger.trace.annotate.steps import Steps
 from trainledger.trace.annotate.values import ZeroIndices, without_values
 from trainledger.trace.annotate.watcher import Watcher
 from trainledger.trace.annotate.written import annotation_of
@@ -44,8 +41,6 @@ from trainledger.trace.transformers import as_if_real
 from trainledger.units import counted
 
 DEVICES = ("cuda",)
-_STEPS_KEPT = 8  # whose nodes may still be run backward
-_MOST_ASKED = 8  # tensors that are asked who holds them
 _NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available", "device type cuda")
 MOST_DECISIONS = 200  # at one line in one step
 MOST_GUESSES = 100_000  # of one line: a loop that waits for a value would never end
@@ -136,7 +131,7 @@ def _run(asked: _Asked, program: Callable[[], object], tell: Tell | None) -> Ann
     notes: dict[str, None] = {}
     guesses: Counter[str] = Counter()
     runs = LineRuns(files, account.end_line, watcher.tally, watcher.loops.left)
-    session = _Session(watcher, files, asked.steps)
+    steps = Steps(watcher, files, asked.steps)
     note = notes.setdefault
 
     def guessed() -> None:
@@ -147,20 +142,20 @@ def _run(asked: _Asked, program: Callable[[], object], tell: Tell | None) -> Ann
 
     def decided() -> None:
         line = lines.here() or "a line of a library"
-        session.decided[line] += 1
-        if session.decided[line] > MOST_DECISIONS:
+        steps.decided[line] += 1
+        if steps.decided[line] > MOST_DECISIONS:
             told = f"{MOST_DECISIONS:,} conditions were read here in one step that nobody knows: a loop would never end"
             raise script.Refused(told)
 
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(replaced(torch, "compile", lambda _: _eager(note)))
-        enter(session.hooked())
+        enter(steps.followed())
         if asked.fake:
             enter(FakeTensorMode(allow_non_fake_inputs=True))
             enter(without_values(note))
             enter(kernels_of("cuda" if asked.device == "cuda" else "cpu"))
-            enter(ZeroWhereUnknown(lambda: session.in_step, guessed))
+            enter(ZeroWhereUnknown(lambda: steps.in_step, guessed))
             enter(ZeroIndices(guessed, decided))
             enter(grouped_products_of_any_format())
             enter(as_if_real())
@@ -181,78 +176,15 @@ def _run(asked: _Asked, program: Callable[[], object], tell: Tell | None) -> Ann
         note(f"{counted(count, 'value')} read at {line} taken for 0: no value is known on fake tensors")
     if asked.device is not None and not asked.fake:
         note("the kernels are those of the CPU; with --fake they are those of CUDA")
-    for each in (too_few_steps(session.steps), without_cuda(ending.sentence, asked.device)):
+    for each in (too_few_steps(steps.taken), without_cuda(ending.sentence, asked.device)):
         if each:
             note(each)
     if not runs.counted:
         note("lines were not counted: a debugger or a coverage tool follows them already")
     return annotation_of(
-        watcher, files, runs, ending, session.holder, ends,
-        seconds=seconds, fake=asked.fake, device=asked.device or "", steps=session.steps, notes=tuple(notes),
+        watcher, files, runs, ending, steps.holder, ends,
+        seconds=seconds, fake=asked.fake, device=asked.device or "", steps=steps.taken, notes=tuple(notes),
     )  # fmt: skip
-
-
-class _Session:
-    """Follows the optimizers of a program, whichever it makes."""
-
-    def __init__(self, watcher: Watcher, files: Files, steps: int | None) -> None:
-        self.steps = 0
-        self.in_step = False
-        self.holder: Holder | None = None
-        self.decided: Counter[str] = Counter()  # conditions on values that nobody knows, since the last step
-        self._watcher, self._files, self._most = watcher, files, steps
-        self._gradients: list[Storage] = []
-        self._stale: list[dict[str, Any]] = []
-
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """While inside, each optimizer's step is followed."""
-        hooks = [
-            optimizers.register_optimizer_step_pre_hook(self._before),
-            optimizers.register_optimizer_step_post_hook(self._after),
-        ]
-        try:
-            yield
-        finally:
-            for each in hooks:
-                each.remove()
-
-    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for each in self._stale:
-            each.clear()
-        self._stale = []
-        caller = self._watcher.callers.now()
-        self._gradients = gradients_of(optimizer, self._watcher.recorder.storages.of)
-        self._watcher.gradients.before_step(self._gradients, caller.at if caller is not None else "a library")
-        self.in_step = True
-
-    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self.in_step = False
-        self._watcher.gradients.after_step(gradients_of(optimizer, self._watcher.recorder.storages.of))
-        self.steps += 1
-        self.decided.clear()
-        self._end_step()
-        if self._most is not None and self.steps >= self._most:
-            raise script.EnoughSteps(f"stopped after {self.steps:,} optimizer steps, as asked")
-
-    def _end_step(self) -> None:
-        graph = self._watcher.graph
-        self._watcher.account.settle()
-        if self.steps % _STEPS_KEPT == 0:
-            self._watcher.recorder.forget_nodes(graph.number_before(_STEPS_KEPT))
-            self._watcher.forwards.settle(graph.number_before(_STEPS_KEPT))
-        if not graph.end_step() or graph.leaks is None:
-            return
-        caller = self._watcher.callers.now()
-        if caller is None or (self.holder is not None and self.holder.line):
-            return
-        for _, ref in graph.looks[-1].tensors[:_MOST_ASKED]:
-            tensor = ref()
-            if tensor is not None:
-                self.holder = holder_of(tensor, caller.frame, self._files) or self.holder
-                if self.holder is not None and self.holder.line:
-                    break
-        self._stale = snapshots(caller.frame, self._files)
 
 
 def too_few_steps(steps: int) -> str:

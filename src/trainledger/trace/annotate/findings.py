@@ -49,12 +49,13 @@ def findings(watcher: Watcher, files: Files, holder: Holder | None, ending: Endi
 
 
 def _forgotten(watcher: Watcher) -> Iterator[Finding]:
+    clear = "set the .grad of each parameter to None" if watcher.updates.watches else "call optimizer.zero_grad()"
     for each in watcher.gradients.forgotten.values():
         yield Finding(
             "forgotten zero_grad", each.line,
             f"gradients of one step are added to those of the step before, {counted(each.times, 'time')}",
             f"the step at {each.step_line} has used them, nothing cleared them, and it uses the sum",
-            "call optimizer.zero_grad() after the step, or before the first backward of the next",
+            f"{clear} after the step, or before the first backward of the next",
             times=each.times, nbytes=each.nbytes * each.times,
         )  # fmt: skip
 

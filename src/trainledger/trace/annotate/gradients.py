@@ -13,11 +13,20 @@ from trainledger.ledger.record import Storage
 class Forgotten:
     """Gradients of one backward line that grew from step to step."""
 
-    __slots__ = ("line", "nbytes", "step_line", "times")
+    __slots__ = ("_nbytes", "_step", "line", "nbytes", "step_line", "times")
 
     def __init__(self, line: str, step_line: str) -> None:
         self.line, self.step_line = line, step_line
-        self.times = self.nbytes = 0
+        self.times = self.nbytes = self._nbytes = 0
+        self._step = -1
+
+    def used(self, nbytes: int, step: int) -> None:
+        """A step uses so many bytes of them, which may be told parameter by parameter."""
+        if step != self._step:
+            self.times += 1
+            self._step, self._nbytes = step, 0
+        self._nbytes += nbytes
+        self.nbytes = max(self.nbytes, self._nbytes)
 
 
 class Gradients:
@@ -50,17 +59,12 @@ class Gradients:
         if record is not None and record in self._used:
             self._used[record] = line or "backward"
 
-    def before_step(self, records: Iterable[Storage], step_line: str) -> None:
-        """An optimizer is about to use gradients."""
-        stale: dict[str, int] = {}
+    def before_step(self, records: Iterable[Storage], step_line: str, step: int) -> None:
+        """Step number ``step`` is about to use gradients."""
         for each in records:
             line = self._used.get(each)
             if line:
-                stale[line] = stale.get(line, 0) + each.nbytes
-        for line, nbytes in stale.items():
-            found = self.forgotten.setdefault(line, Forgotten(line, step_line))
-            found.times += 1
-            found.nbytes = max(found.nbytes, nbytes)
+                self.forgotten.setdefault(line, Forgotten(line, step_line)).used(each.nbytes, step)
 
     def after_step(self, records: Iterable[Storage]) -> None:
         for each in records:

@@ -100,14 +100,15 @@ def added_to(
 ) -> tuple[str, str]:  # fmt: skip
     """The first line of a frame's file that puts something into what a name stands for, and what; "" for neither.
 
-    Lines ``within`` two come before all others.
+    Lines ``within`` two come before all others, then those of the frame's own function.
     """
     file = frame.f_code.co_filename
     tree = files.shape(file).tree
     if tree is None:
         return "", ""
+    own = {line for _, _, line in frame.f_code.co_lines() if line is not None}
     statements = [each for each in ast.walk(tree) if isinstance(each, ast.stmt)]
-    statements.sort(key=lambda each: (not within[0] <= each.lineno <= within[1], each.lineno))
+    statements.sort(key=lambda each: (not within[0] <= each.lineno <= within[1], each.lineno not in own, each.lineno))
     for each in statements:
         added = _added(each, name, attribute)
         if added is not None:

@@ -24,6 +24,7 @@ from trainledger.trace.annotate.loops import LoopGraphs
 from trainledger.trace.annotate.runs import Tally
 from trainledger.trace.annotate.syncs import SYNCHRONIZING, Syncs
 from trainledger.trace.annotate.upcasts import Upcasts
+from trainledger.trace.annotate.updates import Updates
 from trainledger.trace.lines import Lines
 from trainledger.trace.recorder import Recorder
 from trainledger.trace.tensor_facts import dtype_name, tensors_in
@@ -43,11 +44,12 @@ class Watcher:
         self.upcasts = Upcasts()
         self.broadcasts = Broadcasts()
         self.syncs = Syncs()
+        self.updates = Updates(self._record_of)
         self.recorder: Recorder
         self.device_of: Callable[[Tensor], str] = lambda tensor: str(tensor.device)
         self.after: Callable[[tuple[Any, ...], dict[str, Any], Event], str] = lambda args, kwargs, event: ""
         self.dies: list[Callable[[Storage], None]] = [
-            self.gradients.gone, self.graph.gone, self.upcasts.gone, self.conversions.gone,
+            self.gradients.gone, self.graph.gone, self.upcasts.gone, self.conversions.gone, self.updates.gone,
         ]  # fmt: skip
         self.uncounted: dict[str, str] = {}
         self._lines = lines
@@ -76,7 +78,14 @@ class Watcher:
             if node is None:
                 self._nodes = nodes_so_far()
                 self._take_view(func, out)
-            return
+        else:
+            self._take_event(func, args, kwargs, out, event, node)
+        if self.updates.watches:
+            self.updates.ran(func, args, kwargs, event, backward=node is not None)
+
+    def _take_event(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, event: Event, node: Any
+    ) -> None:
         before = self.account.live
         line = self.account.take(event)
         crossed = self.after(args, kwargs, event)

@@ -19,7 +19,7 @@ from trainledger.trace.distributed.world import entered
 from trainledger.trace.fakes import fake_batch
 from trainledger.trace.kernels import kernels_of
 from trainledger.trace.lines import ends_here
-from trainledger.trace.partial import end_here
+from trainledger.trace.partial import NoScalarLossError, end_here, scalar_loss
 from trainledger.trace.trace import Batch, call, own_loss
 
 Program = Callable[[], Any]
@@ -98,7 +98,7 @@ def _step_of(
         except Finished:
             pass
         except Exception as error:
-            if steps.recorder is None or not steps.recorder.events:
+            if isinstance(error, NoScalarLossError) or steps.recorder is None or not steps.recorder.events:
                 raise
             end_here(steps.recorder, error, steps.recorder.current_phase)
     return steps.ledger()
@@ -129,9 +129,7 @@ def _as_step(
     steps.root = model
 
     def step() -> None:
-        value = (loss or own_loss)(call(model, inputs))
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            raise ValueError("the loss must be a scalar tensor; return a loss function with the model, or give loss=")
+        value = scalar_loss((loss or own_loss)(call(model, inputs)))
         value.backward()  # type: ignore[no-untyped-call]
         del value
         if taken is not None:

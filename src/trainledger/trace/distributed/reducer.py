@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import distributed as ddp
 
+from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.replaced import all_replaced, replaced
 
 Hook = Callable[[Any, Any], Any]  # of its state and a bucket, as DDP's users write it
@@ -81,7 +82,8 @@ class Reducer:
         self._limits = [first_bucket_bytes_cap, bucket_bytes_cap]
         self._sparse = list(expect_sparse_gradients) or [False] * len(self._parameters)
         if any(self._sparse):
-            raise NotImplementedError("sparse gradients of an embedding under DDP are not traced")
+            rule = "DDP gathers the rows of sparse gradients, whose number is another in each step: they are not traced"
+            raise InvalidInput([Problem("sparse", True, rule, "sparse=False of the embedding")])
         self._hook: Send | None = None
         self._arrived: list[int] = []
         self._static = self._rebuilt = False
@@ -96,6 +98,10 @@ class Reducer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if "mixed_precision" in name:
+            rule = "DDP casts its parameters on a stream of the device beside the forward, which is not traced"
+            nearest = "torch.autocast in the forward, or FSDP2 with a MixedPrecisionPolicy"
+            raise InvalidInput([Problem("mixed_precision", None, rule, nearest)])
         raise NotImplementedError(f"what DDP asks of its reducer by {name} is not traced")
 
     def _by_parameter(self) -> dict[int, Bucket]:

@@ -1,16 +1,13 @@
-"""The face of the run file: where specs, catalog, calibration and Hugging Face configurations meet."""
+"""The questions that a run is asked before it starts: what it costs, what fits, what breaks, what should change."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from trainledger import catalog
-from trainledger.spec import runfile
+from trainledger.loaded import kernels_of, machine_of, model
 from trainledger.spec.cluster import Device
-from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.spec.setting import Broken, read_value
@@ -26,175 +23,6 @@ if TYPE_CHECKING:
     from trainledger.plan.plan import Plan
     from trainledger.predict.forecast import Forecast
     from trainledger.predict.inference import Inference
-    from trainledger.spec.calibration import Calibration
-
-THIS_MACHINE = "this-machine"
-
-
-def load(
-    source: str | os.PathLike[str] | Mapping[str, Any],
-    overrides: Mapping[str, Any] | Iterable[str] = (),
-    *,
-    search: bool = True,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> Run:
-    """The run in a TOML file or a dict of sections, after overrides (``{"recipe.micro_batch": 2}``).
-
-    A layout that is to be found (``layout = "auto"``) is searched for, but for ``search=False``; ``progress`` hears of
-    the search as in `layouts`. Raises `InvalidInput` with every problem found.
-
-    >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 1024, "global_batch": 8, "tokens": "1B"}})
-    >>> run.model.n_layers, run.recipe.total_steps
-    (12, 122070)
-    """
-    table = source if isinstance(source, Mapping) else runfile.read_table(source)
-    where = "" if isinstance(source, Mapping) else os.fspath(source)
-    run = runfile.parse(
-        table, overrides, presets=catalog.model, from_config=config_fields, devices=_known_device,
-        networks=catalog.link, where=where,
-    )  # fmt: skip
-    return with_layout(run, progress=progress) if search and run.layout.auto else run
-
-
-_FOUND: dict[Run, Run] = {}  # a search may take half a minute, and `plan` asks for the same run several times
-
-
-def with_layout(run: Run, *, progress: Callable[[str, int, int], None] | None = None) -> Run:
-    """The run with the quickest layout that fits, where it asks for a search (``layout.auto``).
-
-    What the run says of its layout, its micro-batch or what it recomputes, other than the defaults, is kept.
-    ``progress`` hears of the search as in `layouts`. Raises `InvalidInput` where nothing fits.
-    """
-    if run not in _FOUND:
-        _FOUND[run] = _searched(run, progress)
-    return _FOUND[run]
-
-
-def _searched(run: Run, progress: Callable[[str, int, int], None] | None) -> Run:
-    from trainledger.plan.layouts.grid import fixed_by, whole
-
-    fixed = fixed_by(run)
-    if run.cluster.count == 1 and not fixed:
-        return replace(run, layout=replace(run.layout, auto=False))
-    found = layouts(whole(run), fixed=fixed, keep=1, progress=progress)
-    best = found.best
-    if best is None:
-        why = f": {found.rejected[0].reason}" if found.rejected else ""
-        devices = f"{run.cluster.count:,} x {run.cluster.device}"
-        rule = f"found no layout that fits {devices}{why} (trainledger layouts says all)"
-        raise InvalidInput([Problem("layout", "auto", rule)])
-    return best.run
-
-
-def layouts(
-    run: Run,
-    *,
-    devices: int | None = None,
-    device: str | None = None,
-    fixed: Mapping[str, Any] | None = None,
-    keep: int = 10,
-    limit_seconds: float = 30.0,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> Layouts:
-    """The quickest layouts of a run on its cluster, or on so many ``devices`` of a kind (`trainledger.plan.layouts`).
-
-    The layout, micro-batch and activation checkpointing of the run are searched for; ``fixed`` gives some of them a
-    value (``{"tensor": 8}``). ``keep`` are ranked, accounted for at most ``limit_seconds`` long; ``progress`` hears
-    what is done, how much of it and of how much. Raises `InvalidInput`.
-    """
-    from trainledger.plan.layouts.grid import whole
-    from trainledger.plan.layouts.search import search
-    from trainledger.predict.roofline import NoRate
-
-    count, name = devices or run.cluster.count, device or run.cluster.device
-    run = replace(whole(run), cluster=replace(run.cluster, count=count, device=name))
-    machine = machine_of(run)
-    if not isinstance(machine, Device):
-        rule = "has no links on record, so layouts on it cannot be timed; name a device of the catalog"
-        raise InvalidInput([Problem("cluster.device", name, rule)])
-    fabric = machine.fabric
-    if fabric is not None and fabric.network is None and count > fabric.devices_per_node:
-        rule = (
-            f"is not known of {name}, and {count:,} devices are more than the {fabric.devices_per_node} of a node; "
-            "name a link (trainledger catalog links) or set cluster.devices_per_node"
-        )
-        raise InvalidInput([Problem("cluster.network", None, rule)])
-    try:
-        return search(
-            run, machine, backend=kernels_of(run), fixed=fixed, keep=keep, limit_seconds=limit_seconds,
-            progress=progress,
-        )  # fmt: skip
-    except NoRate as reason:
-        raise InvalidInput([Problem("cluster.device", name, f"has a rate that is not known: {reason}")]) from None
-
-
-def model(name: str, **fields: Any) -> ModelSpec:
-    """A model of the catalog, with any fields changed; raises `InvalidInput`.
-
-    >>> model("llama-3-8b", n_layers=2).n_layers
-    2
-    """
-    ahead = {**catalog.model(name), **fields}.get("n_predict_ahead")  # modules that need a few tokens after each
-    recipe = {"seq_len": 128 if ahead else 1, "global_batch": 1, "steps": 1}
-    return load({"model": {"preset": name, **fields}, "recipe": recipe}).model
-
-
-def config_fields(path: str) -> dict[str, Any]:
-    """The `ModelSpec` fields of a Hugging Face config.json; raises `InvalidInput`."""
-    from pathlib import Path
-
-    from trainledger.spec.huggingface import from_config, read_json
-
-    return dict(vars(from_config(read_json(Path(path)), path)))
-
-
-def config_notes(path: str) -> list[str]:
-    """Sentences on what a Hugging Face config.json says that an account does not hold; raises `InvalidInput`."""
-    from pathlib import Path
-
-    from trainledger.spec.huggingface import left_out, read_json
-
-    return left_out(read_json(Path(path)))
-
-
-def _known_device(name: str) -> None:
-    if name != THIS_MACHINE and name not in catalog.device_names():
-        catalog.device(name)
-
-
-def machine_of(run: Run) -> Device | Calibration | None:
-    """What predicts the times of a run: a device of the catalog, or the calibration of this machine.
-
-    None where this machine was not measured yet; with backend ``auto`` an accelerator's calibration comes
-    before the processor's. Raises `InvalidInput` where the device is unknown.
-    """
-    if run.cluster.device != THIS_MACHINE:
-        device = catalog.device(run.cluster.device)
-        return replace(device, fabric=catalog.fabric(device, run.cluster))
-    from trainledger.spec.calibration import find_calibration
-
-    backends = ("cuda", "mps", "cpu") if run.cluster.backend == "auto" else (run.cluster.backend,)
-    return next((found for each in backends if (found := find_calibration(each)) is not None), None)
-
-
-def device_of(run: Run) -> Device | None:
-    """The machine of a run as a device: peaks, memory, bandwidth; as `machine_of` in all else."""
-    machine = machine_of(run)
-    if machine is None or isinstance(machine, Device):
-        return machine
-    from trainledger.spec.calibration import to_device
-
-    return to_device(machine)
-
-
-def kernels_of(run: Run) -> str:
-    """Whose kernels run it, as the closed form tells them apart: ``cpu``, or ``cuda`` for any accelerator."""
-    if run.cluster.device != THIS_MACHINE:
-        return "cuda"
-    if run.cluster.backend != "auto":
-        return "cpu" if run.cluster.backend == "cpu" else "cuda"
-    machine = machine_of(run)
-    return "cpu" if machine is None or isinstance(machine, Device) or machine.backend == "cpu" else "cuda"
 
 
 def account(run: Run, *, backend: str | None = None) -> Ledger:
@@ -238,6 +66,48 @@ def predict(run: Run) -> Forecast:
     from trainledger.predict.predict import predict as predicted
 
     return predicted(run, machine_of(run), backend=kernels_of(run))
+
+
+def layouts(
+    run: Run,
+    *,
+    devices: int | None = None,
+    device: str | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    keep: int = 10,
+    limit_seconds: float = 30.0,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Layouts:
+    """The quickest layouts of a run on its cluster, or on so many ``devices`` of a kind (`trainledger.plan.layouts`).
+
+    The layout, micro-batch and activation checkpointing of the run are searched for; ``fixed`` gives some of them a
+    value (``{"tensor": 8}``). ``keep`` are ranked, accounted for at most ``limit_seconds`` long; ``progress`` hears
+    what is done, how much of it and of how much. Raises `InvalidInput`.
+    """
+    from trainledger.plan.layouts.grid import whole
+    from trainledger.plan.layouts.search import search
+    from trainledger.predict.roofline import NoRate
+
+    count, name = devices or run.cluster.count, device or run.cluster.device
+    run = replace(whole(run), cluster=replace(run.cluster, count=count, device=name))
+    machine = machine_of(run)
+    if not isinstance(machine, Device):
+        rule = "has no links on record, so layouts on it cannot be timed; name a device of the catalog"
+        raise InvalidInput([Problem("cluster.device", name, rule)])
+    fabric = machine.fabric
+    if fabric is not None and fabric.network is None and count > fabric.devices_per_node:
+        rule = (
+            f"is not known of {name}, and {count:,} devices are more than the {fabric.devices_per_node} of a node; "
+            "name a link (trainledger catalog links) or set cluster.devices_per_node"
+        )
+        raise InvalidInput([Problem("cluster.network", None, rule)])
+    try:
+        return search(
+            run, machine, backend=kernels_of(run), fixed=fixed, keep=keep, limit_seconds=limit_seconds,
+            progress=progress,
+        )  # fmt: skip
+    except NoRate as reason:
+        raise InvalidInput([Problem("cluster.device", name, f"has a rate that is not known: {reason}")]) from None
 
 
 def breaks(

@@ -1,0 +1,89 @@
+"""A step that is described in words, as on a command line or in a lock: what it names is found, built and traced."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from trainledger.ledger.entry import Ledger
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.trace.inputs import autocast_dtype_named, floating_dtype_named, input_of, inputs_of
+from trainledger.trace.target import load_target, trace_target
+
+
+def trace_named(
+    module: str = "",
+    *,
+    hf: str | None = None,
+    input: Sequence[str] = (),
+    label: str | None = None,
+    loss: str | None = None,
+    step: str | None = None,
+    dtype: str | None = None,
+    autocast: str | None = None,
+    kernels: str = "cpu",
+    checkpointing: Sequence[str] = (),
+    grad_accum: int = 1,
+    first_step: bool = False,
+    world_size: int | None = None,
+    rank: int = 0,
+    blocks: str = "auto",
+    field: str = "RUN",
+) -> tuple[Ledger, str]:
+    """The ledger of a step, and what to call it.
+
+    It is that of ``module`` (``package.module:build``) or of ``hf``, a config.json of Hugging Face; with a
+    ``world_size`` that of one ``rank`` of a program. The rest is as in `target.trace_target`, by name. Of a model of
+    transformers the first input without a name is its main one, and a loss of its own gets labels. Raises
+    `InvalidInput`, of what is wrong with ``module`` by the name of ``field``.
+    """
+    of_label = None if label is None else input_of(label, "--label")[1]
+    of_dtype = None if dtype is None else floating_dtype_named(dtype, "--dtype")
+    of_autocast = None if autocast is None else autocast_dtype_named(autocast, "--autocast")
+    of_loss: str | Callable[..., Tensor] | None = loss
+    if loss and ":" in loss:
+        found: Any = load_target(loss, "--loss")
+        of_loss = found
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the trace is partial", RuntimeWarning)  # the ledger says it
+        if world_size is not None:
+            from trainledger.trace.rank_target import trace_rank_target
+
+            _refuse_in_a_world(
+                hf=hf, autocast=autocast, dtype=dtype, grad_accum=grad_accum, checkpointing=tuple(checkpointing)
+            )
+            ledger = trace_rank_target(
+                load_target(module, field), world_size=world_size, rank=rank, inputs=inputs_of(input), step=step,
+                loss=of_loss, label=of_label, kernels=kernels, first_step=first_step, field=field,
+            )  # fmt: skip
+            return ledger, f"rank {rank} of {world_size:,} of {module}"
+        notes: tuple[str, ...] = ()
+        target: object
+        if hf is not None:
+            from trainledger.trace.hugging_face import completed, model_of_config
+
+            target = model = model_of_config(hf, dtype=of_dtype)
+            given = inputs_of(input, main=getattr(model, "main_input_name", "input_ids"))
+            inputs, title = completed(model, given), f"{type(model).__name__} of {hf}"
+            if isinstance(inputs, dict) and "labels" in inputs and "labels" not in given:
+                notes += (f"labels of shape {list(inputs['labels'].shape)} are given to it, as it is trained",)
+        else:
+            target, title, inputs = load_target(module, field), module, inputs_of(input)
+        ledger = trace_target(
+            target, inputs=inputs, step=step, loss=of_loss, label=of_label, dtype=of_dtype,
+            checkpointing=checkpointing, autocast=of_autocast, grad_accum=grad_accum, kernels=kernels,
+            first_step=first_step, blocks=blocks, field=field,
+        )  # fmt: skip
+    return replace(ledger, notes=(*notes, *ledger.notes)), title
+
+
+def _refuse_in_a_world(**asked: object) -> None:
+    """Raise InvalidInput for what a program of many ranks says itself."""
+    for name, value in asked.items():
+        if value not in (None, 1, ()):
+            rule = "is not taken with a world: the program does it itself, as under torchrun"
+            raise InvalidInput([Problem("--" + name.replace("_", "-"), value, rule)])

@@ -1,0 +1,102 @@
+"""Threads that traced code starts: torch's dispatch modes belong to a thread, so each is given those of its starter.
+
+What several threads do is recorded in the order in which it comes, one operation at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import thread as pools
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch as dispatch
+
+from trainledger.trace.replaced import all_replaced
+
+_WORKER = getattr(pools, "_worker", None)  # of a pool, which outlives what is submitted to it
+_COMPILER = tuple(os.path.join(os.path.dirname(torch.__file__), each) + os.sep for each in ("_inductor", "_functorch"))
+_NEEDED = ("_get_current_dispatch_mode_stack", "_push_mode", "_pop_mode")
+
+_UNSEEN = (
+    "{count} tensors of the graph come from operations that were not seen, as those of a thread are that began before "
+    "the trace: their FLOPs and the memory of what they keep are missing"
+)
+_SEVERAL = (
+    "{count} calls ran in threads of their own: their operations stand in the order in which they came, and what "
+    "several hold at once is another in another run; lines and modules of their backward may be wrong"
+)
+
+
+def told_of_threads(unseen: int, calls: int) -> Iterator[str]:
+    """What is to be said of tensors that came from nowhere, and of calls that ran in threads of their own."""
+    if unseen:
+        yield _UNSEEN.format(count=unseen)
+    if calls:
+        yield _SEVERAL.format(count=calls)
+
+
+@contextmanager
+def threads_follow(given: Callable[[], Callable[[], None]]) -> Iterator[None]:
+    """Let threads and pools that are given work dispatch as who gives it.
+
+    ``given`` is called where that is, and what it returns where the work begins.
+    """
+    if any(not hasattr(dispatch, each) for each in _NEEDED):
+        yield
+        return
+
+    def start(before: Callable[..., Any]) -> Callable[..., Any]:
+        def started(thread: threading.Thread) -> None:
+            if getattr(thread, "_target", None) is not _WORKER or _WORKER is None:
+                thread.run = _within(thread.run, given)  # type: ignore[method-assign]
+            before(thread)
+
+        return started
+
+    def submit(before: Callable[..., Any]) -> Callable[..., Any]:
+        def submitted(pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+            return before(pool, _within(function, given), *args, **kwargs)
+
+        return submitted
+
+    with all_replaced((threading.Thread, "start", start), (ThreadPoolExecutor, "submit", submit)):
+        yield
+
+
+def _within(function: Callable[..., Any], given: Callable[[], Callable[[], None]]) -> Callable[..., Any]:
+    """A function under the modes that are active here, wherever it runs."""
+    modes = dispatch._get_current_dispatch_mode_stack()
+    if not modes or _compiler_gives():
+        return function
+    began = given()
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if dispatch._get_current_dispatch_mode_stack():
+            return function(*args, **kwargs)
+        began()
+        for each in modes:
+            dispatch._push_mode(each)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            for each in reversed(modes):
+                dispatch._pop_mode(getattr(each, "_mode_key", None))
+
+    return run
+
+
+def _compiler_gives() -> bool:
+    """Whether the work is that of torch's own compiler, whose threads have nothing to do with the model."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_COMPILER):
+            return True
+        frame = frame.f_back
+    return False

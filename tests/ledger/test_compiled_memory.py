@@ -1,0 +1,149 @@
+"""The memory of compiled blocks in the closed form: what each keeps, counted by hand, and what holds of every model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ranks import accounts
+from trainledger.ledger.step import account
+from trainledger.ledger.timeline import timeline
+from trainledger.predict.predict import predict
+from trainledger.spec.layout import Layout
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
+
+LLAMA: dict[str, Any] = {}
+GPT2: dict[str, Any] = {
+    "norm": "layernorm", "norm_bias": True, "activation": "gelu_tanh", "gated": False, "positions": "learned",
+    "attention_bias": True, "mlp_bias": True,
+}  # fmt: skip
+B, T, D, F, H = 4, 128, 256, 768, 4
+ROWS = B * T
+
+
+def run_of(model: dict[str, Any], **recipe: Any) -> Run:
+    sizes = {"vocab_size": 64, "d_model": D, "n_layers": 3, "n_heads": H, "d_ff": F, "max_seq_len": T}
+    spec = ModelSpec(**{**sizes, **model})
+    told = {"seq_len": T, "global_batch": B, "steps": 1, "grad_clip": None, "compile": True, "precision": "fp32"}
+    return Run(model=spec, recipe=Recipe(**{**told, **recipe}))
+
+
+def eager(run: Run) -> Run:
+    return replace(run, recipe=replace(run.recipe, compile=False))
+
+
+def kept_by_block(ledger: Ledger) -> int:
+    """Bytes that the blocks' operations leave for the backward, in all blocks together."""
+    kept: int = sum(each.kept * each.times for each in ledger if each.path.startswith("layers."))
+    return kept
+
+
+STREAM, WIDE, LOGSUMEXP, ROW = ROWS * D, ROWS * F, 4 * ROWS * H, 4 * ROWS
+
+
+def test_a_llama_block_keeps_what_products_and_attention_read() -> None:
+    # Both norms' results, queries, keys, values, the mixture and its projection; gate, up and their product; the
+    # block's own result. Beside them a root of each row's mean for each norm, and the logsumexp of attention.
+    block = 4 * (8 * STREAM + 3 * WIDE) + LOGSUMEXP + 2 * ROW
+    assert kept_by_block(account(run_of(LLAMA))) == 3 * block
+
+
+def test_in_low_precision_the_sum_is_made_again_of_what_it_adds() -> None:
+    # In 16 bits: the results of both norms, q, k, v, mixture and projection, the MLP's; the copies of all matrices.
+    weights = 4 * D * D + 3 * D * F
+    block = 2 * (7 * STREAM + 3 * WIDE + weights) + 4 * STREAM + LOGSUMEXP + 2 * ROW
+    assert kept_by_block(account(run_of(LLAMA, precision="bf16-mixed"))) == 3 * block
+
+
+def test_a_gpt2_block_keeps_what_it_keeps_eagerly() -> None:
+    run = run_of(GPT2)
+    assert account(run).kept_nbytes == account(eager(run)).kept_nbytes
+
+
+def test_of_relu_the_sign_is_kept_beside_the_result() -> None:
+    run = run_of({**GPT2, "activation": "relu"})
+    assert account(run).kept_nbytes == account(eager(run)).kept_nbytes + 3 * WIDE
+
+
+def test_of_dropout_a_mask_is_kept() -> None:
+    with_dropout, without = (kept_by_block(account(run_of(GPT2, dropout=each))) for each in (0.1, 0.0))
+    assert with_dropout - without == 3 * 2 * STREAM  # a byte for each element of both branches
+
+
+def test_checkpointed_blocks_keep_their_inputs_alone() -> None:
+    run = run_of(LLAMA, activation_checkpointing="full")
+    assert account(run).kept_nbytes == account(eager(run)).kept_nbytes
+    assert account(run).peak().nbytes < 0.93 * account(eager(run)).peak().nbytes
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "grouped": {"n_kv_heads": 2, "qk_norm": "head"},
+    "sandwich": {"norm_place": "sandwich", "norm_plus_one": True},
+    "parallel": {**GPT2, "block": "parallel"},
+    "after-add": {**GPT2, "norm_place": "after-add"},
+    "clamped": {"activation": "clamped_swish", "mlp_bias": True},
+    "windowed": {"window": 32, "global_every": 2, "n_layers": 6},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+@pytest.mark.parametrize("checkpointing", ["none", "full", "segments"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
+def test_whatever_is_allocated_is_freed_as_in_eager_blocks(
+    kind: str, backend: str, checkpointing: str, precision: str
+) -> None:
+    run = run_of(KINDS[kind], precision=precision, activation_checkpointing=checkpointing, micro_batch=2)
+    compiled, plain = account(run, backend=backend), account(eager(run), backend=backend)
+
+    assert left(compiled) == left(plain)
+    assert compiled.flops == plain.flops
+    assert compiled.kept_nbytes <= 1.01 * plain.kept_nbytes
+    assert compiled.peak().nbytes <= 1.01 * plain.peak().nbytes
+    assert all(min(each.live.values()) >= 0 for each in timeline(compiled))
+
+
+def left(ledger: Ledger) -> dict[str, int]:
+    """Bytes by category that a step leaves behind."""
+    split: dict[str, int] = {}
+    for each in ledger:
+        for sign, amounts in ((1, each.allocated), (-1, each.freed)):
+            for category, nbytes in amounts:
+                split[category] = split.get(category, 0) + sign * nbytes * each.times
+    return {category: nbytes for category, nbytes in split.items() if nbytes}
+
+
+UNCOVERED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ("experts", {"n_experts": 4, "experts_per_token": 2}, {}, {}),
+    ('activation_checkpointing = "attention"', {}, {"activation_checkpointing": "attention"}, {}),
+    ('activation_checkpointing = "offload"', {}, {"activation_checkpointing": "offload"}, {}),
+    ("precision bf16-sharded", {}, {"precision": "bf16-sharded"}, {}),
+    ("tensor ranks", {}, {}, {"tensor": 2}),
+    ("a pipeline", {}, {}, {"pipeline": 3}),
+    ("gradients or parameters that are sharded", {}, {}, {"shard": 2}),
+]
+
+
+@pytest.mark.parametrize(("why", "model", "recipe", "layout"), UNCOVERED, ids=[each[0] for each in UNCOVERED])
+def test_what_is_not_followed_is_told_as_eager_with_a_note(
+    why: str, model: dict[str, Any], recipe: dict[str, Any], layout: dict[str, Any]
+) -> None:
+    run = replace(run_of(model, **recipe), layout=Layout(**layout))
+    compiled, plain = (accounts(each, backend="cuda")[0].ledger for each in (run, eager(run)))
+    assert compiled.kept_nbytes == plain.kept_nbytes
+    assert compiled.peak() == replace(plain.peak(), entry=compiled.peak().entry)
+    (note,) = compiled.notes
+    assert note.startswith("compiled memory is told as eager: ")
+    assert why in note
+    assert plain.notes == ()
+
+
+def test_the_note_stands_in_the_forecast() -> None:
+    told = predict(run_of(LLAMA, activation_checkpointing="offload"), None, backend="cuda")
+    assert any(each.startswith("compiled memory is told as eager: ") for each in told.notes)
+    assert not any("told as eager" in each for each in predict(run_of(LLAMA), None, backend="cuda").notes)

@@ -1,0 +1,88 @@
+"""The closed form of steps with compiled blocks, against the compiler's own code on fake tensors."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from compiled_cases import Case, WithLoss, blocks_of, closed_form, run_of_ours, traced
+
+from trainledger.ledger.entry import Ledger
+from trainledger.ledger.step import account
+from trainledger.spec.precision import precision_of
+from trainledger.spec.run import Run
+from trainledger.trace.trace import trace
+from trainledger.train.precision import build_model
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler on a CPU"
+)
+CASES = [
+    Case(model, "blocks", precision=precision, checkpointing=again, tokens=128, width=128)
+    for model in ("llama", "gpt")
+    for precision in ("fp32", "bf16")
+    for again in (False, True)
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kept_and_peak_are_those_of_the_compiled_step(case: Case) -> None:
+    predicted, compiled = closed_form(case), traced(case)
+    assert predicted is not None
+    assert predicted.kept_nbytes == compiled.kept_nbytes
+    assert predicted.peak().nbytes == pytest.approx(compiled.peak().nbytes, rel=0.01)
+
+
+# Other kinds of blocks, formats and ways to checkpoint
+
+LLAMA, GPT2 = (run_of_ours(each) for each in CASES[::4])
+KINDS: dict[str, tuple[Run, dict[str, Any], dict[str, Any]]] = {
+    "grouped queries": (LLAMA, {"n_kv_heads": 2}, {}),
+    "normed heads": (LLAMA, {"qk_norm": "head"}, {}),
+    "normed width": (LLAMA, {"qk_norm": "width"}, {}),
+    "norm plus one, sandwich": (LLAMA, {"norm_plus_one": True, "norm_place": "sandwich"}, {}),
+    "norms behind the branches": (LLAMA, {"norm_place": "post"}, {}),
+    "norms on the sums": (GPT2, {"norm_place": "after-add"}, {}),
+    "biases": (LLAMA, {"attention_bias": True, "mlp_bias": True}, {}),
+    "layer norm and a gate": (GPT2, {"gated": True, "activation": "gelu"}, {}),
+    "squared relu": (LLAMA, {"gated": False, "activation": "relu2"}, {}),
+    "relu": (GPT2, {"activation": "relu"}, {}),
+    "neighbours turned": (LLAMA, {"rope_interleaved": True}, {}),
+    "window": (LLAMA, {"window": 32, "global_every": 2}, {}),
+    "attention written out": (LLAMA, {"n_kv_heads": 2}, {"attention": "math"}),
+    "capped scores": (LLAMA, {"attention_softcap": 30.0}, {"attention": "math"}),
+    "sinks": (LLAMA, {"attention_sinks": True}, {"attention": "math"}),
+    "dropout": (GPT2, {}, {"dropout": 0.1}),
+    "alibi": (GPT2, {"positions": "alibi"}, {}),
+    "segments": (LLAMA, {"n_layers": 4}, {"activation_checkpointing": "segments"}),
+    "every other block": (LLAMA, {"n_layers": 4}, {"activation_checkpointing": "full", "recompute_every": 2}),
+    "seven blocks": (GPT2, {"n_layers": 7}, {}),
+}
+
+
+def compiled_step(run: Run) -> Ledger:
+    model = WithLoss(build_model(run.model, run.recipe)).train()
+    for block in blocks_of(model.model):
+        block.compile()
+    batch = tuple(torch.randint(0, run.model.vocab_size, (run.recipe.global_batch, run.recipe.seq_len)) for _ in "xy")
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    autocast = torch.bfloat16 if precision_of(run.recipe).copies == "autocast" else None
+    return trace(model, batch, optimizer=optimizer, autocast=autocast)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
+@pytest.mark.parametrize("again", ["none", "full"])
+def test_other_blocks_are_within_five_percent(kind: str, precision: str, again: str) -> None:
+    run, model, recipe = KINDS[kind]
+    told = replace(run.recipe, **{"precision": precision, "activation_checkpointing": again, **recipe})
+    run = replace(run, model=replace(run.model, **model), recipe=told)
+    predicted, compiled = account(run), compiled_step(run)
+    assert predicted.kept_nbytes == pytest.approx(compiled.kept_nbytes, rel=0.01)
+    assert predicted.peak().nbytes == pytest.approx(compiled.peak().nbytes, rel=0.05)
