@@ -44,6 +44,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "experts": {
         "model": {**SMALL, "n_experts": 4, "expert_d_ff": 32, "n_dense_layers": 1, "n_shared_experts": 1},
     },
+    "fewer layers than their pattern": {"model": {**SMALL, "n_layers": 2, "rope_skip_every": 3}},
     "local and global layers": {"model": {**SMALL, "window": 16, "global_every": 3}, "recipe": {"attention": "math"}},
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry, Ledger
 from trainledger.ledger.ranks import account_of_stage
-from trainledger.spec.layers import segments
+from trainledger.spec.layers import period_of, segments
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import Run
 
@@ -123,8 +123,8 @@ def _numbers(run: Run) -> dict[str, int]:
 
 
 def _patterned(run: Run) -> bool:
-    found = segments(run.model)
-    return len(found) > 1 or len(found[0].kinds) > 1
+    """Whether the number of layers decides which kinds of layers there are, by a pattern longer than the model too."""
+    return period_of(run.model) > 1 or bool(run.model.n_dense_layers) or len(segments(run.model)) > 1
 
 
 def _account(run: Run, numbers: Mapping[str, int], names: Iterable[str], backend: str, stage: int) -> Symbolic:

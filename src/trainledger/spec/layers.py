@@ -78,6 +78,11 @@ def expert_layers(spec: ModelSpec) -> Any:
     return ahead + sum(each.count * sum(kind.experts for kind in each.kinds) for each in segments(spec))
 
 
+def period_of(spec: ModelSpec) -> int:
+    """After how many layers the kinds of layers repeat, where that many there are."""
+    return lcm(spec.global_every or 1, spec.rope_skip_every or 1, spec.expert_every if spec.n_experts else 1)
+
+
 def segments(spec: ModelSpec) -> tuple[Segment, ...]:
     """The layers of a model as runs of a repeated pattern: the work does not grow with the number of layers.
 
@@ -90,7 +95,7 @@ def segments(spec: ModelSpec) -> tuple[Segment, ...]:
     >>> [(len(each.kinds), each.count) for each in segments(sparse)]
     [(1, 3), (1, 5)]
     """
-    period = lcm(spec.global_every or 1, spec.rope_skip_every or 1, spec.expert_every if spec.n_experts else 1)
+    period = period_of(spec)
     if period == 1 and not spec.n_dense_layers:
         return (Segment((kind_of(spec, 0),), spec.n_layers),)
     found: list[Segment] = []
