@@ -63,6 +63,7 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
             i = { module = "x:y", grad_accum = 0 }
             j = { module = "x:y", world_size = 4, rank = 4, autocast = "bf16" }
             k = { hf = "config.json", world_size = 4 }
+            l = { trace = "x:y" }
         """)  # fmt: skip
     told = str(error.value)
     at = "tool.trainledger.targets"
@@ -70,6 +71,7 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
         "tool.trainledger.target = 1: is unknown; there are targets and allow; nearest that works: targets",
         "tool.trainledger.allow.pek",
         f"{at}.a.modul = 'x:y': is not a known field; nearest that works: module",
+        f"{at}.l.trace = 'x:y': is not a known field; a target is a run, a module, a hf, with set, by, input, label",
         f"{at}.b.run and module: must be one of run",
         f"{at}.c.input = ('int64[8]',): is for a target with module or hf",
         f"{at}.d.by = 'trace': is for a target with run",

@@ -88,7 +88,7 @@ def test_every_problem_of_a_damaged_file_is_named(small, tmp_path):
     for sentence in (
         "threads = 'two': must be a whole number",
         "kernels[2].kind = 'cpoy': must be one of matmul, attention",
-        "beckand = 'cpu': is not a known field",
+        "beckand = 'cpu': is not a known field; nearest that works: backend",
         "backend: is missing",
         "kernels[1].seconds = 0.0: must be positive",
     ):

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainledger.budget.allow import Allowed, read_allowed
 from trainledger.frozen import frozen
-from trainledger.spec.plain import from_plain
+from trainledger.spec.plain import NO_FIELD, from_plain
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 
 CLOSED_FORM, TRACE = "closed form", "trace"
@@ -20,6 +20,7 @@ _OF_CODE = (
     "world_size", "rank",
 )  # fmt: skip
 _OF_ONE_DEVICE = ("dtype", "autocast", "checkpointing", "grad_accum")  # a program of many ranks does these itself
+_KINDS = ("run", "module", "hf")
 _LISTS = ("set", "input", "checkpointing")
 
 
@@ -153,8 +154,10 @@ def read_target(fields: Mapping[str, Any], at: str) -> Target:
 
 
 def _placed(problem: Problem, at: str, known: Mapping[str, Any]) -> Problem:
-    nearest = problem.nearest if problem.field in known else nearest_text(problem.field, known)
-    return Problem(f"{at}.{problem.field}", problem.value, problem.rule, nearest)
+    rule = problem.rule
+    if problem.rule == NO_FIELD and problem.nearest is None:  # written as on the command line: trace = "net:build"
+        rule += f"; a target is a {', a '.join(_KINDS)}, with {', '.join(each for each in known if each not in _KINDS)}"
+    return Problem(f"{at}.{problem.field}", problem.value, rule, problem.nearest)
 
 
 def named(name: str, fields: Mapping[str, Any]) -> Target:

@@ -13,10 +13,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 
 T = TypeVar("T")
 _WORDS = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false"}
+NO_FIELD = "is not a known field"
 _LARGEST = 2**120  # beyond every quantity of a run; ratios and sums of what is within it are finite floats
 
 
@@ -121,7 +122,10 @@ def _dataclass(cls: type[Any], data: object, at: str, problems: list[Problem]) -
         return None
     hints = _hints(cls)  # type: ignore[arg-type]  # classes hash; mypy overlooks it
     known = {each.name: each for each in fields(cls)}
-    found = [Problem(_join(at, key), data[key], "is not a known field") for key in data.keys() - known.keys()]
+    found = [
+        Problem(_join(at, key), data[key], NO_FIELD, nearest_text(str(key), known))
+        for key in data.keys() - known.keys()
+    ]
     values = {}
     for name, each in known.items():
         if name in data:
