@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,7 @@ def _forecast(run: Run) -> Forecast:
     return predict(run, replace(device, fabric=catalog.fabric(device, run.cluster)), backend="cuda")
 
 
+@cache
 def whole_runs() -> tuple[WholeRun, ...]:
     return tuple(_found())
 
