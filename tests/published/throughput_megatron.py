@@ -192,8 +192,9 @@ def _interleaved(layers: int, stages: int, each: int) -> dict[str, Any]:
     return {"schedule": "interleaved", "virtual_stages": layers // (stages * each)}
 
 
-def _splits(tensor: int, stages: int) -> bool:
-    return tensor > 1 and stages > 1
+def _splitting(layout: Layout) -> Layout:
+    """The layout with sends in parts, where tensor ranks have whole ones."""
+    return replace(layout, split_sends=layout.sends_whole)
 
 
 def sc21_case(row: Row) -> TimeCase:
@@ -202,18 +203,15 @@ def sc21_case(row: Row) -> TimeCase:
     batch, each = _SC21_RUNS[layers, stages]
     overlap = ("gradients",) if stages == 1 else None  # DDP=torch there, DDP=local with more stages
     layout = Layout(
-        replicate=data, tensor=tensor, pipeline=stages, split_sends=_splits(tensor, stages), overlap=overlap,
-        **_interleaved(layers, stages, each),
-    )  # fmt: skip
-    return case(row, SC21, A100_80, gpt(row), _recipe(row, batch), layout, from_hardware_flops)
+        replicate=data, tensor=tensor, pipeline=stages, overlap=overlap, **_interleaved(layers, stages, each)
+    )
+    return case(row, SC21, A100_80, gpt(row), _recipe(row, batch), _splitting(layout), from_hardware_flops)
 
 
 def table_2_case(row: Row) -> TimeCase:
     tensor, stages, data = _ranks(row)
     split: dict[str, Any] = {"shard": data} if row["sharding"] == "zero3" else {"replicate": data}
-    layout = Layout(
-        tensor=tensor, pipeline=stages, split_sends=_splits(tensor, stages), overlap=None, gather="tensor", **split
-    )
+    layout = _splitting(Layout(tensor=tensor, pipeline=stages, overlap=None, gather="tensor", **split))
     recipe = _recipe(row, int(row["micro_batch_per_device"]))
     return case(row, TABLE_2, A100_80, gpt(row), recipe, layout, from_hardware_flops)
 
@@ -221,8 +219,7 @@ def table_2_case(row: Row) -> TimeCase:
 def pipeline_case(row: Row, source: TimeSource, device: str) -> TimeCase:
     """1F1B, data parallel ranks with whole copies, a printed step time."""
     tensor, stages, data = _ranks(row)
-    splits = _splits(tensor, stages)
-    layout = Layout(replicate=data, tensor=tensor, pipeline=stages, split_sends=splits, overlap=None)
+    layout = _splitting(Layout(replicate=data, tensor=tensor, pipeline=stages, overlap=None))
     return case(row, source, device, gpt(row), _recipe(row, int(row["micro_batch_per_device"])), layout, from_step)
 
 
@@ -239,8 +236,7 @@ def bigscience_case(row: Row) -> TimeCase | str:
     printed = int(row["global_batch_seqs"])
     if printed % (data * batch):
         printed = round(printed / (data * batch)) * data * batch
-    layout = told.run.layout
-    layout = replace(layout, overlap=None, split_sends=_splits(layout.tensor, layout.pipeline))
+    layout = _splitting(replace(told.run.layout, overlap=None))
     blocking = layout.devices >= BLOCKING_DEVICES
     recipe = replace(told.run.recipe, compile=True, launch_blocking=blocking, global_batch=printed)
     source = CHRONICLES if "tr11" in row["source"] else TR3M

@@ -238,7 +238,7 @@ def _mesh(run: Run) -> Iterator[Change]:
 def _moved(run: Run, layout: Layout, what: str) -> Iterator[Change]:
     if layout.tensor == 1 and layout.sequence_parallel:
         layout = replace(layout, sequence_parallel=False)
-    if layout.split_sends and (layout.tensor == 1 or layout.pipeline == 1):
+    if layout.split_sends and not layout.sends_whole:
         layout = replace(layout, split_sends=False)
     if layout.pipeline != run.layout.pipeline:
         layout = replace(layout, stage_layers=None)
@@ -262,7 +262,7 @@ def _pipeline(run: Run) -> Iterator[Change]:
     layout = run.layout
     if layout.pipeline == 1:
         return
-    if layout.tensor > 1 and not layout.sequence_parallel and not layout.split_sends:
+    if layout.sends_whole and not layout.split_sends:
         yield _one("send parts of activations between stages", "layout.split_sends", True, SAME)
     for schedule in SCHEDULES:
         if schedule not in (layout.schedule, "interleaved"):

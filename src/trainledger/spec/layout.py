@@ -124,6 +124,11 @@ class Layout:
         return is_int(self.devices) and self.devices == 1 and not self.auto
 
     @property
+    def sends_whole(self) -> bool:
+        """Whether tensor ranks have the same activation to send to the next stage, so that each may send a part."""
+        return self.tensor > 1 and self.pipeline > 1 and not self.sequence_parallel
+
+    @property
     def reshards(self) -> bool:
         """Whether parameters are let go between forward and backward."""
         if self.reshard_after_forward is not None:

@@ -148,14 +148,15 @@ def run_of(run: Run, shape: Shape, stages: Stages, spread: Spread) -> Run:
     """The run with one layout of the grid."""
     zero, reshard = SHARING[spread.sharing]
     usual = stages.pipeline == 1
-    splits = run.layout.split_sends and shape.tensor > 1 and stages.pipeline > 1 and not shape.sequence_parallel
     layout = Layout(
         replicate=spread.replicate, shard=spread.shard, zero=zero,
         reshard_after_forward=None if reshard is usual else reshard, prefetch=run.layout.prefetch,
         tensor=shape.tensor, sequence_parallel=shape.sequence_parallel, pipeline=stages.pipeline,
         schedule=stages.schedule, virtual_stages=stages.virtual_stages, stage_layers=stages.layers,
-        context=shape.context, context_kind=shape.context_kind, expert=shape.expert, split_sends=splits,
+        context=shape.context, context_kind=shape.context_kind, expert=shape.expert,
     )  # fmt: skip
+    if run.layout.split_sends and layout.sends_whole:
+        layout = replace(layout, split_sends=True)
     recipe = replace(run.recipe, micro_batch=shape.micro_batch, activation_checkpointing=shape.checkpointing)
     return replace(run, layout=layout, recipe=recipe, cluster=replace(run.cluster, count=layout.devices))
 
