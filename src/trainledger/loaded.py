@@ -117,8 +117,10 @@ def machine_of(run: Run) -> Device | Calibration | None:
     before the processor's. Raises `InvalidInput` where the device is unknown.
     """
     if run.cluster.device != THIS_MACHINE:
-        device = catalog.device(run.cluster.device)
-        return replace(device, fabric=catalog.fabric(device, run.cluster))
+        return catalog.placed(catalog.device(run.cluster.device), run.cluster)
+    if run.cluster.power_limit_watts is not None:
+        rule = "is for devices of the catalog: this machine is predicted as it was measured"
+        raise InvalidInput([Problem("cluster.power_limit_watts", run.cluster.power_limit_watts, rule)])
     from trainledger.spec.calibration import find_calibration
 
     backends = ("cuda", "mps", "cpu") if run.cluster.backend == "auto" else (run.cluster.backend,)

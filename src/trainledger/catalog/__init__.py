@@ -143,6 +143,19 @@ def link(name: str, field: str = "cluster.network") -> Link:
     )
 
 
+def placed(device: Device, cluster: Cluster) -> Device:
+    """The device as it stands in a cluster: joined as `fabric` says, under the cluster's limit of power.
+
+    Raises InvalidInput as `fabric` and `spec.power.limited` do.
+    """
+    joined = replace(device, fabric=fabric(device, cluster))
+    if cluster.power_limit_watts is None:
+        return joined
+    from trainledger.spec.power import limited
+
+    return limited(joined, cluster.power_limit_watts)
+
+
 def fabric(device: Device, cluster: Cluster) -> Fabric | None:
     """How the devices of a cluster are joined: as the device usually stands, and what the cluster says otherwise.
 

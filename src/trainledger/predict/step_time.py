@@ -11,7 +11,7 @@ from trainledger.predict.kernel_time import Real, larger
 from trainledger.predict.ratios import matmul_dtype
 from trainledger.predict.roofline import COMPUTE_KINDS, EntryTime, Machine, NoRate, Roofline, peak_rate
 from trainledger.spec.cluster import Device
-from trainledger.units import format_seconds
+from trainledger.units import format_percent, format_seconds
 
 Seconds = dict[str, Real]
 
@@ -90,7 +90,11 @@ def basis_of(machine: Machine) -> tuple[str, list[str]]:
         return "assumed", [f"roofline on the rates measured on {machine.date}", *machine.notes]
     if machine.efficiency is None:
         return "bound", [f"peaks of {machine.title}'s data sheet: no run is faster, most are slower"]
-    return "assumed", [f"shares of {machine.title}'s data sheet that its calibration of {machine.efficiency.date} says"]
+    shares = f"shares of {machine.title}'s data sheet that its calibration of {machine.efficiency.date} says"
+    if machine.clock != 1.0:
+        clock = format_percent(machine.clock)
+        shares += f", at {clock} of its clock under a limit of {machine.power_watts:g} W (assumed)"
+    return "assumed", [shares]
 
 
 def launched_one_by_one(machine: Machine) -> list[str]:

@@ -239,7 +239,8 @@ def _energy(plan: Plan, kwh: float) -> str:
     pue = cluster.power_usage_effectiveness
     whole = "the devices alone" if pue is None else f"PUE {pue:g}"
     carbon = "" if co2 is None else f"; {_amount(co2)} kg of CO2"
-    return f"{_amount(kwh)} kWh at {share}the rated power, {whole}{carbon}"
+    power = "the rated power" if cluster.power_limit_watts is None else "the limit of power"
+    return f"{_amount(kwh)} kWh at {share}{power}, {whole}{carbon}"
 
 
 def _work(plan: Plan) -> str:

@@ -18,7 +18,7 @@ class Device:
     ``link_bytes_per_second`` goes one way. ``unverified`` names the numbers that were not read in the source.
     ``basis`` is ``assumed`` for a data sheet and ``measured`` for a calibration. ``multiprocessors`` work on tiles of a
     product at once. ``efficiency`` is what share of the data sheet the device reaches; None: not known, so that times
-    are bounds. ``overheads`` is what it holds beside tensors, ``published`` what runs on such devices met with.
+    are bounds. ``clock`` is what a limit of power leaves of the clock. ``overheads`` is what it holds beside tensors, ``published`` what runs on such devices met with.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Device:
     compute_capability: float | None = None
     multiprocessors: int | None = None
     efficiency: Efficiency | None = None
+    clock: float = 1.0
     overheads: tuple[Overhead, ...] = ()
     published: tuple[Published, ...] = ()
     fabric: Fabric | None = None
@@ -115,8 +116,13 @@ class Cluster:
         "tokens that the data loaders of all devices together deliver in a second; absent = never too few",
         default=None, at_least=1, at_most=10**15,
     )  # fmt: skip
+    power_limit_watts: float | None = setting(
+        "limit of power set on every device (nvidia-smi -pl); its clock is taken to go with the third root of what "
+        "is left for it; absent = the rated power",
+        quantity="number", default=None, above=0, at_most=10**5,
+    )  # fmt: skip
     power_share: float | None = setting(
-        "part of its rated power that a device draws in training; absent = all of it",
+        "part of its power, the rated one or the limit, that a device draws in training; absent = all of it",
         quantity="number", default=None, above=0, at_most=2,
     )  # fmt: skip
     power_usage_effectiveness: float | None = setting(
