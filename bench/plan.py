@@ -1,10 +1,12 @@
 """How quickly plans and searches answer: layouts per second, time to answer by model and devices, CPU time of `plan`.
 
     python bench/plan.py                    # some minutes
-    python bench/plan.py --beside           # also accelerate and llm-analysis, installed into a temporary environment
+    python bench/plan.py --beside           # also accelerate and llm-analysis, in temporary environments of their own
+    python bench/plan.py --beside --counts  # the commands alone
 
 CPU seconds of this process on one core for the searches, of child processes (user and system) for the commands; the
-commands are interleaved, and medians are printed.
+commands are interleaved, and medians are printed. What accelerate asks a hub is answered on this machine
+(bench/estimate_memory.py).
 """
 
 from __future__ import annotations
@@ -18,13 +20,17 @@ import sys
 import sysconfig
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from estimate_memory import loopback_hub, sizes
+
 import trainledger as tl
 from trainledger.loaded import load
 from trainledger.plan.layouts.found import Layouts
+from trainledger.units import GIGA
 
 MODELS: dict[str, dict[str, Any]] = {
     "8B": {"preset": "llama-3.1-8b"},
@@ -35,7 +41,9 @@ MODELS: dict[str, dict[str, Any]] = {
 COUNTS = (8, 64, 512, 4096, 16_384, 100_000)
 SEQUENCES = {8: 128, 64: 256, 512: 1024, 4096: 2048, 16_384: 2048, 100_000: 12_500}  # a step, of 8,192 tokens
 PYTHON = sys.executable
-PLAN = [str(Path(PYTHON).with_name("trainledger")), "plan", "llama-3-8b", "--set", "cluster.device=h100-sxm"]
+MODEL = "llama-3-8b"
+PLAN = [str(Path(PYTHON).with_name("trainledger")), "plan", MODEL, "--set", "cluster.device=h100-sxm"]
+ESTIMATE = f"accelerate estimate-memory {MODEL}"
 
 
 def search(model: dict[str, Any], devices: int, limit_seconds: float) -> tuple[Layouts, float]:
@@ -89,11 +97,11 @@ def cpu_seconds(command: list[str], environment: dict[str, str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def commands(others: dict[str, list[str]], samples: int) -> tuple[dict[str, float], dict[str, str]]:
+def commands(
+    others: dict[str, list[str]], samples: int, environment: dict[str, str]
+) -> tuple[dict[str, float], dict[str, str]]:
     """Median CPU seconds of each command, interleaved; and why some could not be run."""
-    # Without compiled files on disk every start compiles the source again, which is not what is measured here.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    every = {"python -c pass": [PYTHON, "-c", "pass"], "trainledger plan llama-3-8b": PLAN, **others}
+    every = {"python -c pass": [PYTHON, "-c", "pass"], f"trainledger plan {MODEL}": PLAN, **others}
     missing = {}
     for name, command in list(every.items()):
         try:
@@ -110,29 +118,27 @@ def commands(others: dict[str, list[str]], samples: int) -> tuple[dict[str, floa
 
 
 def beside(folder: str) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """accelerate and llm-analysis in an environment of their own; torch and transformers are this one's."""
-    subprocess.run([PYTHON, "-m", "venv", folder], check=True)
-    python = str(Path(folder) / "bin" / "python")
-    own = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
-                         check=True, capture_output=True, text=True).stdout.strip()  # fmt: skip
-    (Path(own) / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    missing = {}
-    for package in ("accelerate", "llm-analysis"):
+    """accelerate and llm-analysis, each in an environment of its own; what they do not bring or pin is this one's."""
+    told = {
+        "accelerate": ["-m", "accelerate.commands.accelerate_cli", "estimate-memory", MODEL,
+                       "--library_name", "transformers", "--dtypes", "float32", "float16"],
+        "llm-analysis": ["-m", "llm_analysis.analysis", "train", "--model_name", "facebook_opt-1.3b", "--gpu_name",
+                         "a100-sxm-40gb", "--total_num_tokens", "1000000000", "--total_num_gpus", "8"],
+    }  # fmt: skip
+    names = {"accelerate": ESTIMATE, "llm-analysis": "llm-analysis train"}
+    found, missing = {}, {}
+    for package, words in told.items():
+        python = str(Path(folder) / package / "bin" / "python")
+        subprocess.run([PYTHON, "-m", "venv", str(Path(folder) / package)], check=True)
+        own = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
+                             check=True, capture_output=True, text=True).stdout.strip()  # fmt: skip
+        (Path(own) / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
         done = subprocess.run([python, "-m", "pip", "install", "--quiet", package], capture_output=True, text=True)
         if done.returncode:
-            missing[package] = (done.stderr.strip().splitlines() or ["pip failed"])[-1][:200]
-    told = {
-        "accelerate estimate-memory": [
-            str(Path(folder) / "bin" / "accelerate"), "estimate-memory", "gpt2", "--library_name", "transformers",
-            "--dtypes", "float16",
-        ],
-        "llm-analysis train": [
-            python, "-m", "llm_analysis.analysis", "train", "--model_name", "facebook_opt-1.3b", "--gpu_name",
-            "a100-sxm-40gb", "--total_num_tokens", "1000000000", "--total_num_gpus", "8",
-        ],
-    }  # fmt: skip
-    package_of = {"accelerate estimate-memory": "accelerate", "llm-analysis train": "llm-analysis"}
-    return {name: each for name, each in told.items() if package_of[name] not in missing}, missing
+            missing[names[package]] = (done.stderr.strip().splitlines() or ["pip failed"])[-1][:200]
+        else:
+            found[names[package]] = [python, "-P", *words]  # -P: no module of the directory that this is run in
+    return found, missing
 
 
 def main() -> None:
@@ -146,22 +152,43 @@ def main() -> None:
     heads = ("model", "devices", "searched", "allowed", "prep s", "bound s", "layouts/s", "exact", "CPU s")
     widths = (-25, 8, 13, 12, 8, 8, 12, 6, 8)
     columns = zip(heads, widths, strict=True)
-    print("".join(f"{head:{'<' if width < 0 else '>'}{abs(width)}}" for head, width in columns), file=sys.stderr)
+    if args.counts:
+        print("".join(f"{head:{'<' if width < 0 else '>'}{abs(width)}}" for head, width in columns), file=sys.stderr)
     rows = searches(tuple(args.counts), args.limit)
-    with tempfile.TemporaryDirectory() as folder:
-        others, missing = beside(folder) if args.beside else ({}, {})
-        seconds, failed = commands(others, args.samples)
+    # Without compiled files on disk every start compiles the source again, which is not what is measured here.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    others: dict[str, list[str]] = {}
+    missing: dict[str, str] = {}
+    told: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        if args.beside:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            environment |= stack.enter_context(loopback_hub(MODEL, folder))
+            others, missing = beside(folder)
+        seconds, failed = commands(others, args.samples, environment)
+        if ESTIMATE in seconds:
+            done = subprocess.run(others[ESTIMATE], capture_output=True, env=environment, check=True, text=True)
+            told = sizes(done.stdout, MODEL)
     missing |= failed
     if args.json:
-        json.dump({"searches": rows, "commands": seconds, "not_run": missing}, sys.stdout, indent=2)
+        found = {"searches": rows, "commands": seconds, "not_run": missing, "to_train_nbytes": told}
+        json.dump({**found, "hub": "a server on this machine"}, sys.stdout, indent=2)
         print()
         return
     bare = seconds["python -c pass"]
     print("\nCPU time of a command from the shell, medians of interleaved runs")
     for name, each in seconds.items():
-        print(f"{name:<32}{1000 * each:>10.1f} ms{each / bare:>8.2f} times python -c pass")
+        print(f"{name:<40}{1000 * each:>10.1f} ms{each / bare:>8.2f} times python -c pass")
     for name, why in missing.items():
-        print(f"{name:<32} could not be run: {why}")
+        print(f"{name:<40} could not be run: {why}")
+    if told:
+        print("The hub that accelerate asked was a server on this machine, with a config.json of the catalog's sizes.")
+        print(f"\nTo train {MODEL} with Adam")
+        print(f"{'':<10}{'accelerate':>12}    {'ledger':<12}{'one token':>12}{told[0]['tokens']:>11,} tokens")
+    for row in told:
+        names = ("accelerate_nbytes", "one_token_nbytes", "one_sequence_nbytes")
+        accelerate, token, sequence = (f"{row[name] / GIGA:.2f} GB" for name in names)
+        print(f"{row['dtype']:<10}{accelerate:>12}    {row['precision']:<12}{token:>12}{sequence:>18}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -76,3 +76,47 @@ def test_fields_by_name_have_their_defaults(decorate: Callable[[type[Any]], Any]
     assert [each.name for each in fields(Point)] == ["x", "y", "tags"]
     with pytest.raises(FrozenInstanceError, match="cannot assign to field"):
         point.x = 2
+
+
+@pytest.mark.parametrize("decorate", [frozen, dataclass(frozen=True)])
+def test_fields_know_their_types_and_class_variables_are_no_fields(decorate: Callable[[type[Any]], Any]) -> None:
+    @decorate
+    class Named:
+        name: str
+        size: int | None = None
+
+    @decorate
+    class Counted(Named):
+        seen: ClassVar[int] = 0
+        times: float = 1.0
+
+    types = {"name": "str", "size": "int | None"}
+    assert {each.name: each.type for each in fields(Named)} == types
+    assert {each.name: each.type for each in fields(Counted)} == {**types, "times": "float"}
+    assert Named.__annotations__ == types
+    assert Counted.__annotations__ == {"seen": "ClassVar[int]", "times": "float"}
+    assert repr(Counted("a", times=2.0)).endswith("Counted(name='a', size=None, times=2.0)")
+
+
+@pytest.mark.parametrize("decorate", [frozen, dataclass(frozen=True)])
+def test_a_class_without_fields(decorate: Callable[[type[Any]], Any]) -> None:
+    @decorate
+    class Nothing:
+        pass
+
+    assert fields(Nothing) == ()
+    assert Nothing() == Nothing()
+    with pytest.raises(TypeError):
+        Nothing(1)
+
+
+def test_what_is_wrong_with_arguments_is_said() -> None:
+    Point = made(frozen)
+    for wrong, sentence in (
+        (lambda: Point(1, x=1), "Point has two values for field 'x'"),
+        (lambda: Point(1, z=1), "Point has no field 'z'"),
+        (lambda: Point(1, 2, {}, 4), "Point takes 3 arguments without a name, not 4"),
+        (lambda: Point(y=1), "Point lacks the argument 'x'"),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=f"^{sentence}$"):
+            wrong()

@@ -273,6 +273,8 @@ BLOCK_FORMATS = {
     )
 }  # fmt: skip
 
+_WHOLE_NBYTES = {each.name: each.nbytes for each in FORMATS.values() if each.bits % 8 == 0} | OTHER_NBYTES
+
 
 def nbytes_in(elements: Int, dtype: str) -> Int:
     """Bytes of so many elements in a format by name; scales of a block format are counted.
@@ -280,9 +282,7 @@ def nbytes_in(elements: Int, dtype: str) -> Int:
     >>> nbytes_in(1000, "bf16"), nbytes_in(1000, "bool"), nbytes_in(1024, "mxfp8")
     (2000, 1000, 1056)
     """
-    if dtype in OTHER_NBYTES:
-        return elements * OTHER_NBYTES[dtype]
-    if dtype in BLOCK_FORMATS:
-        return BLOCK_FORMATS[dtype].nbytes_for(elements)
-    each = FORMATS[dtype]
-    return elements * each.nbytes if each.bits % 8 == 0 else each.nbytes_for(elements)
+    whole = _WHOLE_NBYTES.get(dtype)
+    if whole is not None:
+        return elements * whole
+    return (BLOCK_FORMATS if dtype in BLOCK_FORMATS else FORMATS)[dtype].nbytes_for(elements)

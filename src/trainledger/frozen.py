@@ -34,37 +34,58 @@ def frozen(cls: type[T] | None = None, /, *, kw_only: bool = False) -> Any:
         for function in (__repr__, __eq__, __hash__, __setattr__, __delattr__):
             if function.__name__ not in cls.__dict__:
                 setattr(cls, function.__name__, function)
-        made = dataclass(eq=False, repr=False, init=False, kw_only=kw_only)(cls)
+        made: type[T] = _with_fields(cls, kw_only=kw_only)
         setattr(made, "__init__", _init(made, kw_only=kw_only))  # noqa: B010
         return made
 
     return define if cls is None else define(cls)
 
 
+def _with_fields(cls: Any, *, kw_only: bool) -> Any:
+    """What `dataclass` makes of the annotations, without its search of their text.
+
+    It looks through each annotation three times, for ClassVar, InitVar and KW_ONLY, which is half of what defining a
+    class costs here. So where none of them is there it is shown none, and the fields are told their types afterwards.
+    """
+    define = dataclass(eq=False, repr=False, init=False, kw_only=kw_only)
+    told = vars(cls).get("__annotations__", {})
+    text = " ".join(map(str, told.values()))
+    if not told or "ClassVar" in text or "InitVar" in text or "KW_ONLY" in text:
+        return define(cls)
+    cls.__annotations__ = dict.fromkeys(told, object)
+    try:
+        made = define(cls)
+    finally:
+        cls.__annotations__ = told
+    for name, annotation in told.items():
+        made.__dataclass_fields__[name].type = annotation
+    return made
+
+
 def _init(cls: Any, *, kw_only: bool) -> Callable[..., None]:
     """An ``__init__`` without a line of source for each field."""
-    known = {each.name: each for each in fields(cls)}
-    in_order = () if kw_only else tuple(known)
+    known = fields(cls)
+    start = {each.name: each.default for each in known}
+    needed = [each.name for each in known if each.default is MISSING and each.default_factory is MISSING]
+    made = [(each.name, each.default_factory) for each in known if each.default_factory is not MISSING]
+    in_order = () if kw_only else tuple(start)
 
     def __init__(self: Any, *given: Any, **named: Any) -> None:  # noqa: N807
         if len(given) > len(in_order):
             raise TypeError(f"{cls.__qualname__} takes {len(in_order)} arguments without a name, not {len(given)}")
         values = self.__dict__
-        first = dict(zip(in_order, given, strict=False))
-        for name, each in known.items():
-            if name in first:
-                values[name] = first[name]
-            elif name in named:
-                values[name] = named.pop(name)
-            elif each.default is not MISSING:
-                values[name] = each.default
-            elif each.default_factory is not MISSING:
-                values[name] = each.default_factory()
-            else:
+        values.update(start)  # all fields in their order, which repr and hash follow
+        values.update(zip(in_order, given, strict=False))
+        values.update(named)
+        for name in needed:
+            if values[name] is MISSING:
                 raise TypeError(f"{cls.__qualname__} lacks the argument {name!r}")
-        if named:
-            name = next(iter(named))
-            raise TypeError(f"{cls.__qualname__} {'has two values for' if name in known else 'has no'} field {name!r}")
+        if len(values) > len(start) or (given and named and not named.keys().isdisjoint(in_order[: len(given)])):
+            name = next(each for each in named if each not in start or each in in_order[: len(given)])
+            raise TypeError(f"{cls.__qualname__} {'has two values for' if name in start else 'has no'} field {name!r}")
+        for name, make in made:
+            if values[name] is MISSING:
+                values[name] = make()
 
     return __init__
 

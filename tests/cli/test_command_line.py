@@ -269,46 +269,6 @@ def test_the_module_is_the_command():
     assert round(json.loads(done.stdout)["days"], 1) == 143.9
 
 
-IMPORTS = """
-import sys
-from trainledger.cli import main
-code = main({words!r})
-{more}
-heavy = {heavy!r} & set(sys.modules)
-assert not heavy, heavy
-sys.exit(code)
-"""
-HEAVY = {"torch", "numpy", "rich", "tokenizers", "plotly"}
-
-
-@pytest.mark.parametrize("words", [["--help"], ["--version"], NAPKIN, ["catalog"], ["catalog", "--json"]])
-def test_light_verbs_import_nothing_heavy(words):
-    done = python("-c", IMPORTS.format(words=words, more="pass", heavy=HEAVY))
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_test_of_light_imports_can_fail():
-    done = python("-c", IMPORTS.format(words=["--version"], more="import numpy", heavy=HEAVY))
-    assert "AssertionError: {'numpy'}" in done.stderr
-
-
-def test_a_light_start_leaves_every_module_usable():
-    code = (
-        "import sys; from trainledger.cli.startup import start_light; start_light()\n"
-        "import inspect, dataclasses\n"
-        "assert 'ast' not in sys.modules, 'inspect was imported in full'\n"
-        "@dataclasses.dataclass\n"
-        "class WithoutDocstring:\n"
-        "    x: int = 1\n"
-        "assert WithoutDocstring.__doc__ == 'WithoutDocstring(x: int = 1)', WithoutDocstring.__doc__\n"
-        "import inspect as whole\n"
-        "assert inspect.signature(WithoutDocstring) == whole.signature(WithoutDocstring)\n"
-        "assert sys.modules['inspect'].__file__.endswith('inspect.py')\n"
-    )
-    done = python("-c", code)
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_reader_that_goes_away_is_no_traceback():
     command = [sys.executable, "-c", "from trainledger.cli import main; raise SystemExit(main(['catalog', '--json']))"]
     process = subprocess.Popen(

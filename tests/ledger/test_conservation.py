@@ -65,6 +65,7 @@ def spread_runs(draw: st.DrawFn) -> Run:
         virtual_stages=virtual, stage_layers=stage_layers, context=context, expert=expert, prefetch=draw(pick(0, 1, 2)),
         reshard_after_forward=draw(pick(None, True, False)) if zero == 3 and schedule != "interleaved" else None,
         sequence_parallel=sequence_parallel, context_kind=draw(pick("ring", "all-to-all")),
+        sequence_gather=draw(pick("kept", "again")) if sequence_parallel else "kept",
     )  # fmt: skip
     batch = draw(pick(1, 2))
     recipe = Recipe(

@@ -256,3 +256,21 @@ def test_kernels_that_wait_and_whole_sends_are_advised_against() -> None:
     split = {**table, "layout": {**layout, "split_sends": True}}
     for each in tl.advise(tl.load(split), together=0).alone:
         _gives(split, each.sets, each)
+
+
+def test_what_is_gathered_for_products_may_be_gathered_again() -> None:
+    """Megatron-LM's way takes less memory and next to no time; from there the other way is told."""
+    cluster, layout = {**MESH["cluster"], "count": 8}, {"shard": 2, "tensor": 4, "sequence_parallel": True}
+    table: Table = {**_SMALL_MESH, "layout": layout, "cluster": cluster}
+    advice = tl.advise(tl.load(table), goal="memory", together=0)
+    again = next(each for each in advice.alone if each.sets == ("layout.sequence_gather=again",))
+    assert again.smaller > 0.05
+    assert again.faster == pytest.approx(0, abs=0.02)
+    assert again.effect == SAME
+    assert "Megatron-LM" in again.cost
+    _gives(table, again.sets, again)
+    table["layout"] = {**layout, "sequence_gather": "again"}
+    back = [each for each in changes(tl.load(table)) if ("layout.sequence_gather", "kept") in each.fields]
+    assert {each.what for each in back} >= {"keep for backward what tensor ranks gather", "no sequence parallelism"}
+    for each in back:
+        assert not tl.load(table, dict(each.fields)).layout.gathers_again

@@ -150,6 +150,31 @@ def test_split_sends_are_searched_as_they_are_accounted_for() -> None:
     assert ratios[1] == pytest.approx(ratios[0], rel=0.15)
 
 
+def test_gathers_in_backward_are_searched_as_they_are_accounted_for() -> None:
+    """Bounds stay below the account and as near to it, and the rules are asked with what the run says."""
+    run = run_for(16, {"preset": "llama-3-8b"}, seq_len=1024, global_batch=64)
+    fixed = {"sequence_parallel": True, "context": 1, "tensor": 4}
+    told = []
+    for gather in ("kept", "again"):
+        asked = replace(run, layout=replace(run.layout, sequence_gather=gather))
+        found = list(bounded(asked, 12, 7, fixed))
+        assert {one.layout.sequence_gather for _, _, one in found} == {gather}
+        assert all(nbytes <= 1 and 0.2 < seconds < 1.1 for nbytes, seconds, _ in found)
+        told.append(np.array([(nbytes, seconds) for nbytes, seconds, _ in found]))
+    assert told[1] == pytest.approx(told[0], rel=0.15)
+
+
+@pytest.mark.parametrize("precision", ["bf16-sharded", "fp8-block"])
+def test_gathers_in_backward_are_candidates_where_ranks_are_sequence_parallel(precision: str) -> None:
+    run = run_for(4, {**SMALL, "d_ff": 128}, precision=precision)
+    run = replace(run, layout=replace(run.layout, sequence_gather="again"))
+    grid = grid_of(whole(run), 4, {"micro_batch": 1, "pipeline": 1})
+    found = set(candidates(Blocks(grid, Judge(grid))))
+    assert found == {each for each in everything(grid) if not list(each.problems())}
+    ways = {(each.layout.sequence_parallel, each.layout.sequence_gather) for each in found}
+    assert ways == {(False, "kept"), *({(True, "again")} if precision == "bf16-sharded" else ())}
+
+
 def test_the_collectives_of_a_block_cost_the_same_alone_and_among_others() -> None:
     run = whole(run_for(8, {"preset": "mixtral-8x7b"}, seq_len=1024, global_batch=16))
     machine = machine_of(run)

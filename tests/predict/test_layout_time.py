@@ -65,6 +65,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {"shard": 8, "zero": 2},
     {"tensor": 4},
     {"tensor": 4, "sequence_parallel": True, "shard": 4},
+    {"tensor": 4, "sequence_parallel": True, "sequence_gather": "again", "shard": 4},
     {"context": 4},
     {"context": 4, "context_kind": "all-to-all", "shard": 2},
     {"pipeline": 4},
@@ -220,6 +221,39 @@ def test_what_a_layout_overlaps_shows_less() -> None:
         assert shown[-1] < 0.9 * shown[0], layout
         for each in steps:
             assert each.causes["ideal"] == pytest.approx(steps[0].causes["ideal"])
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("rate", [4e12, 2e10])
+def test_what_is_gathered_again_goes_beside_the_gradient_of_the_input(rate: float, batch: int) -> None:
+    """A step is longer by what each gather takes beyond half the products that wait for it, or by all of it."""
+    wide = {"model": {**MODEL, "d_model": 2048, "d_ff": 8192}, "seq_len": 4096, "micro_batch": batch}
+    machine = replace(H100, fabric=linked(rate, rate), efficiency=None)
+
+    def step(gather: str, **layout: Any) -> StepTime:
+        run = run_of({"tensor": 4, "sequence_parallel": True, "sequence_gather": gather, **layout}, dict(wide))
+        return layout_time(run, accounts(run, backend="cuda"), machine)
+
+    def of(told: StepTime, kind: str, *modules: str) -> float:
+        found = (each for each in told.entries if (each.entry.phase, each.entry.kind) == ("backward", kind))
+        return sum(each.seconds for each in found if each.entry.path.rpartition(".")[2] in modules)
+
+    products = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj"), "lm_head": ("lm_head",)}
+    kept, again, bare = step("kept"), step("again"), step("again", overlap="none")
+    shown = gathers = 0.0
+    for module, names in products.items():
+        sent = sum(
+            each.seconds for each in again.messages
+            if (each.entry.name, each.entry.overlap) == ("all_gather", "compute") and each.entry.path.endswith(module)
+        )  # fmt: skip
+        assert sent > 0
+        gathers += sent
+        shown += max(0.0, sent - of(again, "matmul", *names) / 2)
+    assert (shown > 0) is (rate < 1e11)
+    copies = of(again, "copy", *products) - of(kept, "copy", *products)  # sequences are brought together once more
+    assert (copies > 0) is (batch > 1)
+    seconds = [each.seconds for each in (kept, again, bare)]
+    assert seconds == pytest.approx([seconds[0], seconds[0] + copies + shown, seconds[0] + copies + gathers])
 
 
 def test_sharded_blocks_wait_where_nothing_overlaps_and_gathers_of_tensors_wait_for_each() -> None:

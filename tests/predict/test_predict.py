@@ -42,6 +42,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         split_sends=tensor > 1 and pipeline > 1 and not sequence_parallel and draw(st.booleans()),
         replicate=draw(pick(1, 1, 2)), shard=draw(pick(1, 2, 8, 16)), zero=draw(pick(1, 2, 3)), tensor=tensor,
         sequence_parallel=sequence_parallel, pipeline=pipeline, schedule=schedule,
+        sequence_gather=draw(pick("kept", "again")) if sequence_parallel else "kept",
         virtual_stages=2 if schedule == "interleaved" else 1, context=draw(pick(1, 1, 2)),
     )  # fmt: skip
 

@@ -27,6 +27,7 @@ from throughput_times import cases, predicted
 import trainledger
 from trainledger import catalog
 from trainledger.spec.efficiency import Efficiency
+from trainledger.spec.power import CLOCKED
 
 CATALOG = Path(trainledger.__file__).parent / "catalog" / "calibrations"
 PREDICTED = Path(__file__).parent / "throughput_predicted.csv"
@@ -56,7 +57,6 @@ PRIORS = {
 }  # fmt: skip
 # Devices told by the constants of a type without rows of their own: the same die.
 ALSO = {"h100-sxm": ("h200",)}
-CLOCKED = ("matmul_share", "float8_share", "attention_share", "attention_backward_share")
 
 
 @dataclass(frozen=True)

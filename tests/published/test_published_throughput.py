@@ -107,7 +107,9 @@ def test_whole_runs_are_within_25_percent_or_there_is_a_reason() -> None:
         some = families()[name]
         assert sum(each.predicted for each in some) == pytest.approx(sum(each.hours for each in some), rel=HOURS), name
     for each in stored:
-        assert abs(each.error) <= HOURS or runs[each.row].reason, each.row
+        whole = runs[each.row]
+        assert abs(each.error) <= HOURS or whole.reason, each.row
+        assert not whole.at_most or each.predicted <= each.hours, each.row
         assert sum(hours for _, hours in each.bars) == pytest.approx(each.predicted, rel=1e-4)
     untold = {row["id"] for row in read_rows() if row["measured_total_hours_or_gpu_hours"]} - set(runs)
     assert untold <= set(HOURS_LEFT_OUT) | {"R0985", "R0989"}  # the last two have no sizes

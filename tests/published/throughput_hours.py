@@ -11,7 +11,7 @@ from typing import Any
 
 from published_case import Row, read_rows
 from throughput_case import gpt, llama
-from throughput_megatron import CHRONICLES, bigscience_case
+from throughput_megatron import CHRONICLES, bigscience_case, sequence_parallel
 from throughput_sharded import nano_case, pythia_case
 
 from trainledger import catalog
@@ -32,6 +32,7 @@ class WholeRun:
     """A run with the device-hours that were published, and what is assumed of it.
 
     ``steps_only`` says that the hours are those of steps alone: nothing is added for failures and checkpoints.
+    ``at_most`` says that the hours are an upper bound: what the whole project took, not the steps.
     ``reason`` says why the prediction is more than 25 % off, where it is.
     """
 
@@ -40,6 +41,7 @@ class WholeRun:
     hours: float
     assumed: str
     steps_only: bool = False
+    at_most: bool = False
     reason: str = ""
 
     @property
@@ -58,9 +60,10 @@ LEFT_OUT = {
 }  # fmt: skip
 
 _META_A100 = (
-    "tensor ranks as many as the checkpoint has files, sequence parallelism and overlapped all-reduces (LLaMA's "
-    "section 2.4), optimizer sharded (ZeRO-1), outputs of products kept (selective recomputation), 4M tokens in a "
-    "step, those of a data rank in micro-batches as large as fit; {devices:,} devices; {network}"
+    "tensor ranks as many as the checkpoint has files, sequence parallelism as Korthikanti et al. have it, overlapped "
+    "all-reduces (LLaMA's section 2.4), optimizer sharded (ZeRO-1), outputs of products kept (selective "
+    "recomputation), 4M tokens in a step, those of a data rank in micro-batches as large as fit; {devices:,} devices; "
+    "{network}"
 )
 
 
@@ -87,7 +90,7 @@ def _meta(row: Row) -> tuple[Run, str]:
     length = 2048 if first else 4096
     total = 4 * 2**20 // length
     layout = Layout(
-        shard=devices // tensor, zero=1, tensor=tensor, sequence_parallel=tensor > 1,
+        shard=devices // tensor, zero=1, tensor=tensor, **sequence_parallel(tensor),
         overlap=("gradients", "parameters"),
     )  # fmt: skip
     told = {**row, "seq_len": str(length)}
@@ -100,7 +103,11 @@ def _meta(row: Row) -> tuple[Run, str]:
     if first:
         words += "; xformers' attention told as `efficient`"
     model = llama({**told, "n_heads": row["n_heads"] or "64"})
-    return _run(row, model, recipe, layout, A100_80, network), _META_A100.format(devices=devices, network=words)
+    run = _run(row, model, recipe, layout, A100_80, network)
+    if size == "34B":
+        words += "; limited to 350 W (Llama 2's table 2; the others had 400 W)"
+        run = replace(run, cluster=replace(run.cluster, power_limit_watts=350))
+    return run, _META_A100.format(devices=devices, network=words)
 
 
 def _llama_3(row: Row) -> tuple[Run, str]:
@@ -108,7 +115,7 @@ def _llama_3(row: Row) -> tuple[Run, str]:
     model = llama(row)
     if model.n_layers == 126:
         layout = Layout(
-            shard=128, tensor=8, sequence_parallel=True, pipeline=16, schedule="interleaved", virtual_stages=8,
+            shard=128, tensor=8, **sequence_parallel(8), pipeline=16, schedule="interleaved", virtual_stages=8,
             stage_layers=(0, *(1,) * 126, 0), reshard_after_forward=False,
         )  # fmt: skip
         recipe = _recipe(row, 8192, 1, 2048, steps=None)
@@ -119,7 +126,7 @@ def _llama_3(row: Row) -> tuple[Run, str]:
         )
         return _run(row, model, recipe, layout, H100, "roce-400"), told
     tensor, devices = (8, 2048) if model.n_layers == 80 else (1, 1024)
-    layout = Layout(shard=devices // tensor, tensor=tensor, sequence_parallel=tensor > 1)
+    layout = Layout(shard=devices // tensor, tensor=tensor, **sequence_parallel(tensor))
     recipe = _recipe(
         row, 8192, 1024 * tensor // devices, 1024, activation_checkpointing="selective",
         recompute_keep=("mm", "attention"),
@@ -171,10 +178,13 @@ def _mpt(row: Row) -> tuple[Run, str]:
 def _smol(row: Row) -> tuple[Run, str]:
     model = llama({**row, "seq_len": "4096"})
     recipe = _recipe(row, 4096, 3, 576, compile=True)
-    layout = Layout(shard=192, zero=1, tensor=2, sequence_parallel=True)
+    layout = Layout(shard=192, zero=1, tensor=2, **sequence_parallel(2))
     recipe = replace(recipe, precision="bf16", master_weights=True, gradient_dtype="fp32")
     run = _run(row, model, recipe, layout, H100, "efa-v2")
-    told = "nanotron: tensor 2, ZeRO-1, 576 sequences of 4,096 in a step, fused kernels (from memory of its report)"
+    told = (
+        "nanotron: tensor 2 (gathered again, its tp_recompute_allgather), ZeRO-1, 576 sequences of 4,096 in a step, "
+        "fused kernels (from memory of its report)"
+    )
     return run, told
 
 
@@ -190,7 +200,7 @@ def _glm(row: Row) -> tuple[Run, str]:
     layers = (9, *(9,) * 6, 7)
     layout = Layout(shard=24, zero=1, tensor=4, pipeline=8, stage_layers=layers)
     run = _run(row, model, recipe, layout, A100_40, "hdr")
-    return run, "its paper: tensor 4, 8 stages, 24 data ranks, 4,224 sequences of 2,048; the hours are an upper bound"
+    return run, "its paper: tensor 4, 8 stages, 24 data ranks, 4,224 sequences of 2,048"
 
 
 def _fms(row: Row) -> tuple[Run, str]:
@@ -208,8 +218,8 @@ REASONS = {
     "R0978": "as its row of step times: the files ask for a synchronization at every block",
     "R0988": "its paper gives 102 TFLOP/s of hardware FLOPs (a third of the peak) and no micro-batch: the largest that "
     "fits is four sequences; with two, which gather twice as often, it is told 23 % too short, with one 31 % too long",
-    "R0990": "published is the length of the whole project, at most 60 days on all devices; by the MFU of its paper, "
-    "32.5 %, the steps took 846,000 hours",
+    "R0990": "published is the length of the whole project, at most 60 days on all devices, while by the MFU of its "
+    "paper, 32.5 %, the steps took 846,000 hours",
 }
 _TOLD = {
     "LLaMA-": _meta, "Llama2-34B": _meta, "Llama3-": _llama_3, "Phi-2": _phi, "BLOOM": _bloom, "Bloomberg": _bloomberg,
@@ -230,8 +240,7 @@ def fitting(run: Run) -> Run:
 
 
 def _forecast(run: Run) -> Forecast:
-    device = catalog.device(run.cluster.device)
-    return predict(run, replace(device, fabric=catalog.fabric(device, run.cluster)), backend="cuda")
+    return predict(run, catalog.placed(catalog.device(run.cluster.device), run.cluster), backend="cuda")
 
 
 @cache
@@ -260,7 +269,8 @@ def _found() -> Iterator[WholeRun]:
             run, words = next(tell for name, tell in _TOLD.items() if family.startswith(name))(row)
         if row["id"] not in STATED:
             run = fitting(run)
-        yield WholeRun(row, run, hours, words, reason=REASONS.get(row["id"], ""))
+        at_most = "upper bound" in row["notes"]
+        yield WholeRun(row, run, hours, words, at_most=at_most, reason=REASONS.get(row["id"], ""))
 
 
 HOURS = Path(__file__).parent / "throughput_hours.csv"

@@ -142,7 +142,8 @@ CORE = TimeSource(
         "cuDNN's attention (what Transformer Engine takes on H100), fused kernels told as compile = true, no dropout, "
         "bf16 with a master "
         "copy and gradients in fp32, distributed optimizer with overlapped gradients and parameters",
-        "tensor parallelism with sequence parallelism, overlapped (the README); no recomputation",
+        "tensor parallelism with sequence parallelism, overlapped (the README), inputs of products gathered again in "
+        "backward (core/tensor_parallel/layers.py); no recomputation",
         "micro-batches of one sequence in pipelines, else of the four of a data rank; pipelines are interleaved with "
         "two layers to a virtual stage, or as few as divide",
     ),
@@ -251,12 +252,19 @@ def _core_recipe(row: Row, micro_batch: int, **others: object) -> Recipe:
     return _recipe(row, micro_batch, **{**plain, **others})
 
 
+def sequence_parallel(tensor: int) -> dict[str, Any]:
+    """Fields of tensor ranks that split the stream too and gather the inputs of products again in backward."""
+    if tensor == 1:
+        return {}
+    return {"sequence_parallel": True, "sequence_gather": "again"}
+
+
 def core_case(row: Row) -> TimeCase:
     tensor, stages, data = _ranks(row)
     layers = int(row["n_layers"])
     each = next(size for size in (2, 3, 1) if layers % (stages * size) == 0)
     layout = Layout(
-        shard=data, zero=1, tensor=tensor, sequence_parallel=tensor > 1, pipeline=stages,
+        shard=data, zero=1, tensor=tensor, pipeline=stages, **sequence_parallel(tensor),
         overlap=_OVERLAPPED if tensor > 1 else _OVERLAPPED[:2],
         **_interleaved(layers, stages, each if stages > 1 else 0),
     )  # fmt: skip
@@ -272,7 +280,7 @@ def llama_fp8_case(row: Row) -> TimeCase:
     uneven = layers % chunks != 0
     split = tuple(layers // chunks + (each < layers % chunks) for each in range(chunks))
     layout = Layout(
-        shard=data, zero=1, tensor=tensor, sequence_parallel=tensor > 1, pipeline=stages, context=context,
+        shard=data, zero=1, tensor=tensor, pipeline=stages, context=context, **sequence_parallel(tensor),
         schedule="interleaved" if stages > 1 else "1f1b", virtual_stages=chunks // stages,
         stage_layers=split if uneven else None, overlap=_OVERLAPPED if tensor > 1 else _OVERLAPPED[:2],
     )  # fmt: skip

@@ -135,6 +135,12 @@ def agreement(some: Sequence[Told]) -> float:
     return ranks_agree([each.stored.seconds for each in some], [each.stored.measured for each in some])
 
 
+def ceiling(some: Sequence[Told], rows: Sequence[str]) -> float:
+    """The correlation if all but the named rows were told as they were measured."""
+    exact = [each.stored.seconds if each.case.name in rows else each.stored.measured for each in some]
+    return ranks_agree(exact, [each.stored.measured for each in some])
+
+
 def page() -> str:
     """The whole page."""
     constants = sum(isinstance(getattr(catalog.efficiency("a100-sxm-80gb"), each.name), float) for each in _fields())
@@ -221,7 +227,10 @@ def _ranks() -> Iterator[str]:
         if found < RANKS:
             rows, why = RANK_REASONS[source.title]
             others = agreement([each for each in some if each.case.name not in rows])
-            low.append(f"- {source.title}: {why}. Without {', '.join(rows)} it is {others:.3f}.\n")
+            low.append(
+                f"- {source.title}: {why}. Without {', '.join(rows)} it is {others:.3f}; with them as they are, and all "
+                f"others told exactly, it would be {ceiling(some, rows):.3f}.\n"
+            )
     if low:
         yield f"\nBelow {RANKS}:\n\n"
         yield from low
@@ -281,19 +290,28 @@ def _hours() -> Iterator[str]:
     for name, some in families().items():
         hours, predicted = sum(each.hours for each in some), sum(each.predicted for each in some)
         error = percent(predicted / hours - 1, sign=True)
-        yield f"| {name} | {len(some)} | {hours:,.0f} | {predicted:,.0f} | {error} |\n"
+        at_most = "at most " if any(runs[each.row].at_most for each in some) else ""
+        yield f"| {name} | {len(some)} | {at_most}{hours:,.0f} | {predicted:,.0f} | {error} |\n"
     yield "\n"
-    good = sum(abs(each.error) <= HOURS for each in stored)
-    yield f"{good} of {len(stored)} runs are within 25 %.\n\n"
+    exact = [each for each in stored if not runs[each.row].at_most]
+    good = sum(abs(each.error) <= HOURS for each in exact)
+    yield f"{good} of {len(exact)} runs are within 25 %."
+    for each in stored:
+        whole = runs[each.row]
+        if whole.at_most:
+            kept = "stays below it" if each.predicted <= each.hours else "is above it"
+            yield f" Of {whole.name} only an upper bound is published; the prediction {kept}: {whole.reason}."
+    yield "\n\n"
     yield "| run | device | published hours | predicted | error | MFU | assumed |\n|---|---|--:|--:|--:|--:|---|\n"
     for each in stored:
         whole = runs[each.row]
         cells = (
-            whole.name, whole.run.cluster.device, f"{each.hours:,.0f}", f"{each.predicted:,.0f}",
+            whole.name, whole.run.cluster.device, f"{'at most ' * whole.at_most}{each.hours:,.0f}",
+            f"{each.predicted:,.0f}",
             percent(each.error, sign=True), percent(each.mfu), whole.assumed,
         )  # fmt: skip
         yield f"| {' | '.join(cells)} |\n"
-    far = [each for each in stored if abs(each.error) > HOURS]
+    far = [each for each in exact if abs(each.error) > HOURS]
     if far:
         yield "\nFurther off:\n\n"
         yield from (f"- {runs[each.row].name}: {runs[each.row].reason or 'not found'}.\n" for each in far)

@@ -22,6 +22,7 @@ from torchtitan_runs import titan_case
 
 from trainledger import catalog
 from trainledger.spec.layout import Layout
+from trainledger.spec.power import clock_share
 from trainledger.spec.recipe import Recipe
 
 HDR_8 = (("network", "hdr"),)
@@ -165,8 +166,8 @@ PYTHIA = TimeSource(
     network=(("network", "efa-v1"),),
     assumed=(
         "sizes of micro-batches, tensor ranks, full recomputation and flash attention as the repository's files have "
-        "them, FlashAttention's first version told as `efficient` (70M and 1B: attention written out, softmax one "
-        "kernel); GPT-NeoX's fused GELU told as compile = true",
+        "them, FlashAttention's first version told as `efficient`; 70M and 1B: attention written out, its softmax one "
+        "kernel, told as compile = true",
         "ZeRO-1; nodes of eight A100 40 GB with 400 Gb/s of EFA (AWS p4d, not stated)",
     ),
     reason="the repository's files ask for a synchronization of device and program at every block "
@@ -206,9 +207,7 @@ def foundry_case(row: Row) -> TimeCase:
     return case(row, source, _device(row), gpt(row), recipe, layout, from_tokens)
 
 
-# What 500 W of 700 W leave of the clock: the multiprocessors' power goes with its third power (the voltage goes down
-# with the clock), and 150 W of either are taken to go elsewhere.
-META_CLOCK = ((500 - 150) / (700 - 150)) ** (1 / 3)
+META_CLOCK = clock_share(500, 700)  # what a limit of 500 W of 700 W leaves of the clock
 
 
 def _meta_device() -> dict[str, Any]:
@@ -332,7 +331,7 @@ def pythia_case(row: Row) -> TimeCase:
     model = gpt(row, block="parallel", positions="rope", rotary_dim=heads // 4, tie_embeddings=False)
     written_out = size in ((6, 512), (16, 2048))
     recipe = _recipe(
-        row, batch, int(row["global_batch_seqs"]), precision="fp16", master_weights=True, compile=True,
+        row, batch, int(row["global_batch_seqs"]), precision="fp16", master_weights=True, compile=written_out,
         activation_checkpointing="full", attention="math" if written_out else "efficient",
     )  # fmt: skip
     layout = Layout(shard=int(row["n_devices"]) // tensor, zero=1, tensor=tensor)

@@ -56,7 +56,7 @@ def ranks_of(case: TimeCase) -> tuple[RankAccount, ...]:
 
 def predicted(case: TimeCase, efficiency: Efficiency | None = None) -> StepTime:
     """The step of a case; ``efficiency`` stands in for that of its device's calibration."""
-    device = replace(case.device, fabric=catalog.fabric(case.device, case.run.cluster))
+    device = catalog.placed(case.device, case.run.cluster)
     if efficiency is not None:
         device = replace(device, efficiency=efficiency)
     found = layout_time(case.run, ranks_of(case), device)

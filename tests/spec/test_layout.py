@@ -101,6 +101,13 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
         ({"schedule": "1F1B"}, {}, {}, 1,
          "layout.schedule = '1F1B': must be one of 1f1b, gpipe, interleaved, zero-bubble"
          "; nearest that works: 1f1b"),
+        ({"tensor": 2, "sequence_gather": "again"}, EIGHT, {}, 2,
+         "layout.sequence_gather = 'again': is for what sequence-parallel ranks gather; it needs "
+         "layout.sequence_parallel; nearest that works: kept"),
+        ({"tensor": 2, "sequence_parallel": True, "sequence_gather": "again"}, {**EIGHT, "d_model": 64},
+         {"precision": "fp8-block"}, 2,
+         "layout.sequence_gather = 'again': products of precision fp8-block keep copies of their own in 8 bits of what "
+         "was gathered; nearest that works: kept"),
         ({"split_sends": True}, {}, {}, 1,
          "layout.split_sends = true: needs layout.tensor and layout.pipeline above 1; nearest that works: false"),
         ({"tensor": 2, "pipeline": 2, "sequence_parallel": True, "split_sends": True}, EIGHT, {}, 4,

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from gathering_again import spread_gathering
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor.parallel import loss_parallel
@@ -27,7 +28,7 @@ from trainledger.nn.transformer import build
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 from trainledger.train.optimizer import build_optimizer
-from trainledger.train.parallel import finish_gradients, mesh_of, spread
+from trainledger.train.parallel import finish_gradients
 from trainledger.train.step import optimizer_step
 
 FUNCTIONAL = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather",
@@ -132,7 +133,7 @@ def run_case(run: Run, rank: int) -> dict[str, Any]:
     layout = run.layout
     torch.manual_seed(0)
     model: nn.Module = build(run.model, run.recipe)
-    model = spread(model, layout, mesh_of(layout), precision_of(run.recipe))
+    model, again = spread_gathering(model, layout, precision_of(run.recipe))
     optimizer = build_optimizer(model, run.recipe)
     losses, peaks = [], []
     for step in range(4):
@@ -154,7 +155,7 @@ def run_case(run: Run, rank: int) -> dict[str, Any]:
         witness.resident([each for state in optimizer.state.values() for each in map(local, state.values())])
         witness.resident([each for pair in batches for each in pair])
         around = loss_parallel() if layout.tensor > 1 else nullcontext()
-        with witness.following_resizes(), witness, around:
+        with witness.following_resizes(), witness, around, again():
             result = optimizer_step(model, optimizer, batches, run.recipe, clock=clock)
         loss = result.loss.full_tensor() if hasattr(result.loss, "full_tensor") else result.loss
         losses.append(loss.item())

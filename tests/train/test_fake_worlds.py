@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from gathering_again import spread_gathering
 from rank_witness import storage_nbytes
 from test_parallel_ranks import FOUR, TWO, TWO_MORE, Case, ledgers_by_rank, sent, tables
 from torch.distributed.tensor.parallel import loss_parallel
@@ -22,7 +23,7 @@ from trainledger.spec.run import Run
 from trainledger.trace.distributed import trace_rank
 from trainledger.trace.distributed.recorder import local
 from trainledger.train.optimizer import build_optimizer
-from trainledger.train.parallel import finish_gradients, mesh_of, spread
+from trainledger.train.parallel import finish_gradients
 from trainledger.train.step import optimizer_step
 
 WIDE: dict[str, Any] = {
@@ -31,6 +32,10 @@ WIDE: dict[str, Any] = {
 THOUSAND: dict[str, Case] = {
     "fsdp": ({"shard": 1024}, WIDE, {"global_batch": 2048, "micro_batch": 1}),
     "fsdp x tensor": ({"shard": 128, "tensor": 8, "sequence_parallel": True}, WIDE, {"global_batch": 256}),
+    "gathered again": (
+        {"shard": 128, "tensor": 8, "sequence_parallel": True, "sequence_gather": "again"}, WIDE,
+        {"global_batch": 128, "micro_batch": 1},
+    ),
     "hybrid": ({"replicate": 8, "shard": 128}, WIDE, {"global_batch": 1024, "micro_batch": 1}),
     "ddp": ({"replicate": 1024}, WIDE, {"global_batch": 1024, "micro_batch": 1}),
 }
@@ -42,7 +47,7 @@ def program_of(run: Run) -> Callable[[], Callable[[], None]]:
     def program() -> Callable[[], None]:
         dist.init_process_group("gloo")
         layout = run.layout
-        model = spread(build(run.model, run.recipe), layout, mesh_of(layout), precision_of(run.recipe))
+        model, again = spread_gathering(build(run.model, run.recipe), layout, precision_of(run.recipe))
         optimizer = build_optimizer(model, run.recipe)
         shape = (run.device_batch, run.recipe.seq_len)
         batches = [
@@ -57,7 +62,7 @@ def program_of(run: Run) -> Callable[[], Callable[[], None]]:
             yield
 
         def step() -> None:
-            with loss_parallel() if layout.tensor > 1 else nullcontext():
+            with loss_parallel() if layout.tensor > 1 else nullcontext(), again():
                 optimizer_step(model, optimizer, batches, run.recipe, clock=clock)
             optimizer.zero_grad(set_to_none=True)
 
@@ -97,7 +102,7 @@ def told(ledger: Ledger) -> Counter[tuple[str, str, int, int]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["fsdp", "fsdp x tensor"])
+@pytest.mark.parametrize("name", ["fsdp", "fsdp x tensor", "gathered again"])
 def test_a_rank_of_a_thousand_is_what_the_closed_form_says(name: str) -> None:
     same(*both(THOUSAND[name]))
 

@@ -33,6 +33,7 @@ TWO = {
     "fsdp, kept": ({"shard": 2, "reshard_after_forward": False}, GPT2, {}),
     "tensor": ({"tensor": 2}, {}, {}),
     "tensor and sequence": ({"tensor": 2, "sequence_parallel": True}, {}, {"micro_batch": 4}),
+    "gathered again": ({"tensor": 2, "sequence_parallel": True, "sequence_gather": "again"}, {}, {"micro_batch": 4}),
     "ddp": ({"replicate": 2}, {}, {"global_batch": 4}),
 }
 TWO_MORE = {
@@ -42,6 +43,7 @@ TWO_MORE = {
     "fsdp, bf16": ({"shard": 2}, {}, {"precision": "bf16-mixed"}),
     "tensor, gpt2": ({"tensor": 2}, GPT2, {}),
     "tensor and sequence, gpt2": ({"tensor": 2, "sequence_parallel": True}, GPT2, {}),
+    "gathered again, gpt2": ({"tensor": 2, "sequence_parallel": True, "sequence_gather": "again"}, GPT2, {}),
     "tensor, normed heads": ({"tensor": 2}, {"qk_norm": "head"}, {}),
     "fsdp, chunked loss": ({"shard": 2}, {}, {"loss": "chunked", "loss_chunks": 4}),
     "fsdp, shards in bf16": ({"shard": 2}, {}, {"precision": "bf16-sharded"}),
@@ -107,7 +109,7 @@ def test_a_layout_does_not_change_the_losses(two: dict[str, list[dict[str, Any]]
     halves = [rank["losses"] for rank in two["fsdp"]]  # each has its half of the batch
     mean = [sum(each) / 2 for each in zip(*halves, strict=True)]
     assert halves[0] != halves[1]
-    for name in ("tensor", "tensor and sequence"):
+    for name in ("tensor", "tensor and sequence", "gathered again"):
         for rank in two[name]:
             assert rank["losses"] == pytest.approx(mean, rel=1e-5)
 

@@ -21,6 +21,7 @@ from trainledger.train.parallel import spread
         ({"replicate": 2, "overlap": None}, "layout.overlap"),
         ({"shard": 2, "zero": 1}, "layout.zero"),
         ({"shard": 2, "gather": "tensor"}, "layout.gather"),
+        ({"tensor": 2, "sequence_parallel": True, "sequence_gather": "again"}, "layout.sequence_gather"),
         ({"pipeline": 2}, "layout.pipeline"),
     ],
 )

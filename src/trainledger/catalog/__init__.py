@@ -128,7 +128,10 @@ def link(name: str, field: str = "cluster.network") -> Link:
     >>> link("ndr").bytes_per_second
     50000000000.0
     """
-    entry = _entry("links", name, field)
+    return _link(name, _entry("links", name, field))
+
+
+def _link(name: str, entry: dict[str, Any]) -> Link:
     return Link(
         name=name.lower(),
         title=entry["title"],
@@ -209,7 +212,8 @@ def _fabric(node: dict[str, Any]) -> Fabric:
 
 def _host(name: str) -> Link:
     """A link as copies to the host's memory go over it, which no other device disturbs."""
-    joined, entry = link(name), _entry("links", name, "host")
+    entry = _entry("links", name, "host")
+    joined = _link(name, entry)
     return replace(joined, share=entry.get("host_share", joined.share))
 
 

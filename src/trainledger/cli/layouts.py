@@ -118,17 +118,6 @@ def _says_batch(given: list[str]) -> bool:
     return any(each.lstrip().startswith("recipe.global_batch") for each in given)
 
 
-def asks_for_layout(args: argparse.Namespace) -> bool:
-    """Whether a run file or its overrides ask for a search of the layout."""
-    from trainledger.cli.plan import is_file
-    from trainledger.spec.runfile import read_table
-
-    if any(each.replace(" ", "") in ("layout=auto", "layout.auto=true") for each in args.set):
-        return True
-    layout = read_table(args.run).get("layout") if is_file(args.run) else None
-    return layout == "auto" or (isinstance(layout, dict) and layout.get("auto") is True)
-
-
 def _fixed(words: list[str]) -> dict[str, Any]:
     """The values that axes are given, read as the fields of a run file are; raises InvalidInput."""
     from trainledger.plan.layouts.grid import FIELDS

@@ -78,10 +78,11 @@ def run_or_model(args: argparse.Namespace) -> Run:
     _refuse_code(args.run)
     if is_file(args.run):
         return load_run(args)
-    from trainledger.cli.layouts import asks_for_layout, model_to_spread, tell_batch
     from trainledger.loaded import config_fields, kernels_of, load, with_layout
 
-    if asks_for_layout(args):
+    if _asks_for_layout(args):
+        from trainledger.cli.layouts import model_to_spread, tell_batch
+
         run = model_to_spread(args.run, args.set)
         if run.cluster.count > 1:
             tell_batch(run, args.set)
@@ -124,13 +125,23 @@ def _print_found_layout(args: argparse.Namespace, run: Run) -> None:
 
     if run.layout.alone and not any(AUTO in each for each in args.set):
         return
-    from trainledger.cli.layouts import asks_for_layout
-
-    if asks_for_layout(args):
+    if _asks_for_layout(args):
         from trainledger.plan.layouts.found import as_toml
         from trainledger.report.layouts import pasted
 
         print(f"\nThe layout that was found, to paste into a run file\n\n{pasted(as_toml(run))}")
+
+
+def _asks_for_layout(args: argparse.Namespace) -> bool:
+    """Whether a run file or its overrides ask for a search of the layout."""
+    if any(each.replace(" ", "") in ("layout=auto", "layout.auto=true") for each in args.set):
+        return True
+    if not is_file(args.run):
+        return False
+    from trainledger.spec.runfile import read_table
+
+    layout = read_table(args.run).get("layout")
+    return layout == "auto" or (isinstance(layout, dict) and layout.get("auto") is True)
 
 
 def _notes_of_config(args: argparse.Namespace) -> list[str]:

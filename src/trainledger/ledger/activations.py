@@ -7,6 +7,8 @@ from trainledger.ledger.array import Array
 from trainledger.ledger.node import Gradients
 from trainledger.ledger.tape import Tape
 
+COMPARED = ("ge", "le")  # how a clamp's backward asks what lay between the bounds; since torch 2.14 "gt" and "lt"
+
 
 def activate(tape: Tape, x: Array, name: str) -> Array:
     """SiLU, GELU (exact or in its tanh form), ReLU, or the square of ReLU."""
@@ -64,9 +66,10 @@ def clamp(tape: Tape, x: Array, *, sides: int) -> Array:
             return tape.emit(name, "elementwise", reads=[x], makes=[(size, "bool")], flops=size)[0]
 
         zero = tape.emit("scalar_tensor", "copy", makes=[(1, g.dtype)])
-        inside = asked("ge" if sides == 2 else "le")
+        from_below, from_above = COMPARED
+        inside = asked(from_below if sides == 2 else from_above)
         if sides == 2:
-            below = asked("le")
+            below = asked(from_above)
             tape.emit("logical_and_", "elementwise", reads=[below], changes=[inside], flops=size)
         return list(tape.emit("where", "elementwise", reads=[inside, g, *zero], makes=[(size, g.dtype)], flops=size))
 

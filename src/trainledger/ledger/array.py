@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 from operator import mul
+from typing import TYPE_CHECKING
 
 from trainledger.dtypes import nbytes_in
 from trainledger.ledger.entry import Int
 from trainledger.ledger.record import Storage
+
+if TYPE_CHECKING:
+    from trainledger.ledger.node import GatheredAgain
 
 
 def nbytes_of(dtype: str) -> int:
@@ -18,13 +22,17 @@ def nbytes_of(dtype: str) -> int:
 
 
 class Memory:
-    """What arrays and their views refer to; when the last reference is gone, its storage is free."""
+    """What arrays and their views refer to; when the last reference is gone, its storage is free.
 
-    __slots__ = ("record", "released")
+    ``again`` stands in its place where it is saved for backward, if it is made again there.
+    """
+
+    __slots__ = ("again", "record", "released")
 
     def __init__(self, record: Storage, released: Callable[[Storage], None]) -> None:
         self.record = record
         self.released = released
+        self.again: GatheredAgain | None = None
 
     def __del__(self) -> None:
         self.released(self.record)

@@ -13,7 +13,6 @@ from trainledger.ledger.activations import tanh
 from trainledger.ledger.array import Array, Leaf
 from trainledger.ledger.attention import fused_attention, softmax
 from trainledger.ledger.checkpointing import checkpointed
-from trainledger.ledger.context_parallel import attend_over_ranks
 from trainledger.ledger.entry import Int
 from trainledger.ledger.node import Gradients
 from trainledger.ledger.sizes import Sizes
@@ -70,6 +69,7 @@ def attend(
     if sizes.context is not None:  # one new query against all that is in the cache
         return _core(tape, sizes, q, k, v, mask, window, sinks, rules.keys_seen(sizes.context, window))
     if not op.is_one(sizes.layout.context):
+        from trainledger.ledger.context_parallel import attend_over_ranks
 
         def core(sizes: Sizes, q: Array, k: Array, v: Array, keys: Int) -> Array:
             return _core(tape, sizes, q, k, v, mask, window, sinks, keys)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainledger.ledger.array import Array
 from trainledger.ledger.entry import HOST
+from trainledger.ledger.node import GatheredAgain, Saved
 from trainledger.ledger.tape import Tape
 from trainledger.spec.savings import keeper
 
@@ -32,14 +33,14 @@ class Frame:
         self.tape = tape
         self.again = again  # and with it the input, which lives until the last backward of the part is over
         self.expected = 0
-        self.arrays: list[tuple[Array, ...] | None] = []
+        self.arrays: list[Saved | None] = []
         self.collecting = False
         self.units: list[Unit] = []  # the compiled blocks that run in it
         self._keep = keep
         self._keeps = keeper(keep)
         self._kept: dict[str, list[list[Array]]] = {}
 
-    def expect(self, saved: tuple[Array, ...]) -> int:
+    def expect(self, saved: Saved) -> int:
         """Called for each node that saves something: the first run counts them, the second collects what they save."""
         if not self.collecting:
             self.expected += 1
@@ -60,7 +61,7 @@ class Frame:
         if not self.collecting and self._keeps(name):
             self._kept.setdefault(name, []).append([each.view() for each in made])
 
-    def recomputed(self, index: int) -> tuple[Array, ...]:
+    def recomputed(self, index: int) -> Saved:
         if not self.collecting:
             self.collecting = True
             self._keeps = keeper(self._keep)
@@ -89,13 +90,20 @@ class Offload:
         self.tape = tape
         self._shared = {id(each.memory) for each in shared}
 
-    def pack(self, saved: tuple[Array, ...]) -> tuple[Array, ...]:
+    def pack(self, saved: Saved) -> Saved:
         """Copies in host memory, made one after the other."""
-        return tuple(self._moved(each, "to_host", HOST) for each in saved)
+        return tuple(self._one(each, "to_host", HOST) for each in saved)
 
-    def unpack(self, packed: tuple[Array, ...]) -> tuple[Array, ...]:
+    def unpack(self, packed: Saved) -> Saved:
         """Copies on the device again."""
-        return tuple(self._moved(each, "to_device", "scratch") for each in packed)
+        return tuple(self._one(each, "to_device", "scratch") for each in packed)
+
+    def _one(self, saved: Array | GatheredAgain, name: str, category: str) -> Array | GatheredAgain:
+        if not isinstance(saved, GatheredAgain):
+            return self._moved(saved, name, category)
+        if saved.moved != name:  # the part goes once, however many nodes save it
+            saved.part, saved.moved = self._moved(saved.part, name, category), name
+        return saved
 
     def _moved(self, array: Array, name: str, category: str) -> Array:
         if array.memory is None or id(array.memory) in self._shared:

@@ -10,6 +10,8 @@ from trainledger.ledger.array import Array
 from trainledger.ledger.entry import Int
 from trainledger.ledger.tape import Tape
 
+COMMUNICATION = "communication"  # the category of what is sent, and of buffers for what arrives
+
 
 @frozen
 class Group:

@@ -14,13 +14,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trainledger.ledger.array import Array
-from trainledger.ledger.collectives import Group, collective
+from trainledger.ledger.collectives import COMMUNICATION, Group, collective
 from trainledger.ledger.entry import Int
 from trainledger.ledger.node import Gradients
 from trainledger.ledger.sizes import Sizes
 from trainledger.ledger.tape import Tape
 
-COMMUNICATION = "communication"
 Core = Callable[[Sizes, Array, Array, Array, Int], Array]  # sizes, q, k, v and how many tokens are attended to
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import reduce
-from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from trainledger.frozen import frozen
@@ -86,9 +84,10 @@ class Entry:
     @property
     def times(self) -> Int:
         """How often it runs in one optimizer step."""
-        if not self.loop:
-            return 1
-        return reduce(mul, (count for _, count in self.loop), 1)
+        times: Int = 1
+        for _, count in self.loop:
+            times = times * count
+        return times
 
 
 @frozen

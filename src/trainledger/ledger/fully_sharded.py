@@ -14,15 +14,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from trainledger.ledger.array import Array, Leaf
-from trainledger.ledger.collectives import Group, collective, several
+from trainledger.ledger.collectives import COMMUNICATION, Group, collective, several
 from trainledger.ledger.entry import Int
 from trainledger.ledger.operations import is_one
 from trainledger.ledger.parameters import BlockLeaves, ModelLeaves
 from trainledger.ledger.rank import Rank, shard_shape
 from trainledger.ledger.reduction import sum_over_tensor
 from trainledger.ledger.tape import Tape
-
-COMMUNICATION = "communication"
 
 
 class Part:

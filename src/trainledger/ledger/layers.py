@@ -9,7 +9,6 @@ from itertools import chain
 from trainledger.ledger.array import Array
 from trainledger.ledger.block import block
 from trainledger.ledger.checkpointing import Offload, checkpointed
-from trainledger.ledger.from_start import from_start
 from trainledger.ledger.mask import Masks
 from trainledger.ledger.parameters import BlockLeaves, ModelLeaves, SegmentLeaves
 from trainledger.ledger.self_attention import Angles, Shared
@@ -39,6 +38,8 @@ def run_layers(
         with tape.offloading(Offload(tape, shared)):
             return _run_groups(tape, leaves, first.pop(), run, with_shared, ())
     if recipe.activation_checkpointing == "from-start":
+        from trainledger.ledger.from_start import from_start
+
         rounds = [one for each in leaves.segments for one in each.rounds("layers")]
         return from_start(tape, rounds, first.pop(), lambda x, blocks: run(x, with_shared(blocks)))
     keep = recipe.recompute_keep if recipe.activation_checkpointing == "selective" else ()

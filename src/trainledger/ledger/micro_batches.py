@@ -8,10 +8,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from trainledger.dtypes import nbytes_in
 from trainledger.ledger import operations as op
 from trainledger.ledger.array import Array, Port
-from trainledger.ledger.collectives import Group, collective
+from trainledger.ledger.collectives import COMMUNICATION, Group, collective
 from trainledger.ledger.entry import Int
 from trainledger.ledger.forward import forward
-from trainledger.ledger.fully_sharded import COMMUNICATION, FullySharded
 from trainledger.ledger.mixed import all_of, empty_buffers, hold
 from trainledger.ledger.node import Gradients, Node
 from trainledger.ledger.parameters import ModelLeaves
@@ -35,7 +34,12 @@ class Work:
         hold(leaves, tape.precision)
         sharded = rank.sharded and rank.layout.zero > 1
         self._hold_gradients(sharded)
-        self.sharded = FullySharded(tape, rank, leaves) if sharded else None
+        if sharded:
+            from trainledger.ledger.fully_sharded import FullySharded
+
+            self.sharded: FullySharded | None = FullySharded(tape, rank, leaves)
+        else:
+            self.sharded = None
 
     def _hold_gradients(self, sharded: bool) -> None:
         """Sharded gradients come and go block by block; an interleaved pipeline adds up in buffers (Megatron-LM).

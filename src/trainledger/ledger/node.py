@@ -11,6 +11,7 @@ from trainledger.ledger.entry import Int
 if TYPE_CHECKING:
     from trainledger.ledger.tape import Tape
 
+Saved = tuple["Array | GatheredAgain", ...]
 Gradients = list[Array | None]
 Backward = Callable[..., Gradients]
 Sums = Sequence[tuple[int, Int]]
@@ -46,11 +47,13 @@ class Node:
         self.ports = [Port() for _ in range(outputs)]
         self.frame = tape.frame if saved else None
         self.offload = tape.offload if saved else None
-        self.saved: Any = saved
+        # Of a checkpointed part what its second run saves is what is kept.
+        kept: Saved = saved if self.frame is not None and not self.frame.collecting else _kept(saved)
+        self.saved: Any = kept
         if self.frame is not None:
-            self.saved = self.frame.expect(saved)
+            self.saved = self.frame.expect(kept)
         elif self.offload is not None:
-            self.saved = self.offload.pack(saved)
+            self.saved = self.offload.pack(kept)
 
     def run(self, tape: Tape) -> Gradients:
         """Gradients for the targets; the incoming gradients and what was saved are let go afterwards.
@@ -59,10 +62,11 @@ class Node:
         """
         incoming = [each.take() for each in self.ports]
         checkpointed = self.frame is not None
-        saved = self._take_saved()
+        kept = self._take_saved()
+        saved = tuple(each.read() if isinstance(each, GatheredAgain) else each for each in kept)
         gradients = self.backward(*incoming, *saved)
         if checkpointed:
-            del saved
+            del saved, kept
         for index, elements in self.sums:
             if self.targets[index] is None:
                 continue
@@ -78,12 +82,54 @@ class Node:
         self.frame = None
         return gradients
 
-    def _take_saved(self) -> tuple[Array, ...]:
+    def _take_saved(self) -> Saved:
         saved, self.saved = self.saved, ()
         if self.frame is not None:
             return self.frame.recomputed(saved)
-        result: tuple[Array, ...] = saved if self.offload is None else self.offload.unpack(saved)
+        result: Saved = saved if self.offload is None else self.offload.unpack(saved)
         return result
+
+
+class GatheredAgain:
+    """Stands for what ranks have gathered where nodes save it: kept is the rank's own part.
+
+    The first of the nodes to run gathers the whole again, which is there until the last of them has run.
+    """
+
+    __slots__ = ("_gather", "_path", "_readers", "_tape", "_whole", "moved", "part")
+
+    def __init__(self, tape: Tape, part: Array, gather: Callable[[Array], Array]) -> None:
+        self.part = part
+        self.moved = ""  # how it was moved last (`checkpointing.Offload`)
+        self._tape = tape
+        self._gather = gather
+        self._path = tape.path
+        self._readers = 0
+        self._whole: Array | None = None
+
+    def saved(self) -> GatheredAgain:
+        """What another node saves."""
+        self._readers += 1
+        return self
+
+    def read(self) -> Array:
+        """The whole, for one of the nodes that have saved it."""
+        tape, whole = self._tape, self._whole
+        if whole is None:
+            path, tape.path = tape.path, self._path
+            whole = self._gather(self.part)
+            tape.path = path
+        self._readers -= 1
+        self._whole = whole if self._readers else None
+        return whole
+
+
+def _kept(saved: tuple[Array, ...]) -> Saved:
+    """What nodes keep: the arrays, or what stands for them."""
+    again = [None if each.memory is None else each.memory.again for each in saved]
+    if not any(again):
+        return saved
+    return tuple(each if how is None else how.saved() for each, how in zip(saved, again, strict=True))
 
 
 def taken(gradients: Gradients, index: int) -> Array:

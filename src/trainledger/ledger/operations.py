@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from trainledger.ledger import rules
 from trainledger.ledger.array import Array, Leaf, Target
 from trainledger.ledger.entry import Int
-from trainledger.ledger.float8 import products
 from trainledger.ledger.node import Gradients, Sums
 from trainledger.ledger.tape import Tape
 
@@ -133,6 +132,8 @@ def linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, 
 
 def _linear_in_8_bits(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, d_out: Int) -> Array:
     """The products in 8 bits, of the weight as it is held; the bias is added to what comes out."""
+    from trainledger.ledger.float8 import products
+
     float8 = tape.precision.float8
     assert float8 is not None
     x = cast(tape, x, tape.compute_dtype)

@@ -15,7 +15,7 @@ from trainledger.ledger import operations as op
 from trainledger.ledger.array import Array
 from trainledger.ledger.collectives import Group, collective, share
 from trainledger.ledger.entry import Int
-from trainledger.ledger.node import Gradients
+from trainledger.ledger.node import GatheredAgain, Gradients
 from trainledger.ledger.sizes import Sizes
 from trainledger.ledger.tape import Tape
 from trainledger.spec.model import ModelSpec
@@ -54,10 +54,19 @@ def tensor_group(sizes: Sizes) -> Group:
 def enter(tape: Tape, sizes: Sizes, x: Array) -> Array:
     """The stream as the ranks' own products read it; backward adds up the gradients that the ranks have of it.
 
-    With sequence parallelism each rank has some of the tokens outside, and all of them inside.
+    With sequence parallelism each rank has some of the tokens outside, and all of them inside. What the products keep
+    of them are all, or the rank's own in their format, gathered once more in backward (Korthikanti et al. 2022, section
+    4.2.2).
     """
     if op.is_one(sizes.layout.tensor):
         return x
+    if sizes.layout.gathers_again:
+        own = op.cast(tape, x, tape.compute_dtype)
+        y = _gathered(tape, sizes, own)
+        y.node = tape.node([own.node], (), lambda g: [_scattered(tape, sizes, g)])
+        assert y.memory is not None
+        y.memory.again = GatheredAgain(tape, own, lambda own: _gathered(tape, sizes, own, overlap="compute"))
+        return y
     if sizes.layout.sequence_parallel:
         y = _gathered(tape, sizes, x)
         y.node = tape.node([x.node], (), lambda g: [_scattered(tape, sizes, g)])
@@ -131,11 +140,10 @@ def _summed(tape: Tape, sizes: Sizes, x: Array) -> Array:
     return collective(tape, "all_reduce", group, x.nbytes, reads=[x], makes=[(x.elements, x.dtype)])[0]
 
 
-def _gathered(tape: Tape, sizes: Sizes, x: Array) -> Array:
+def _gathered(tape: Tape, sizes: Sizes, x: Array, *, overlap: str = "") -> Array:
     """All ranks' tokens; dim 1 of a batch of several sequences is brought together by a copy."""
-    group = tensor_group(sizes)
-    elements = x.elements * group.ranks
-    (y,) = collective(tape, "all_gather", group, x.nbytes * group.ranks, reads=[x], makes=[(elements, x.dtype)])
+    group, makes = tensor_group(sizes), [(x.elements * sizes.layout.tensor, x.dtype)]
+    (y,) = collective(tape, "all_gather", group, x.nbytes * group.ranks, reads=[x], makes=makes, overlap=overlap)
     return _reordered(tape, sizes, y)
 
 

@@ -3,6 +3,7 @@
 ``fused`` updates all tensors in one kernel without scratch; ``foreach`` makes lists of temporaries as large
 as all parameters of a group; ``loop`` goes tensor by tensor with temporaries as large as one. Each is written as
 torch.optim runs it (2.13; the same in 2.11 but for fused Adagrad, which was for CPUs only until it came to CUDA).
+The optimizer that a recipe names is imported when it is asked for: a plan has one of them.
 """
 
 from __future__ import annotations
@@ -11,14 +12,8 @@ from trainledger.ledger.array import Array
 from trainledger.ledger.optimizer_state import state_nbytes as state_nbytes
 from trainledger.ledger.parameters import ModelLeaves
 from trainledger.ledger.tape import Tape
-from trainledger.ledger.update_8bit import adam_8bit_fused, adam_8bit_loop
-from trainledger.ledger.update_adafactor import adafactor_foreach, adafactor_loop
-from trainledger.ledger.update_foreach import foreach
-from trainledger.ledger.update_fused import fused
 from trainledger.ledger.update_group import Group, each_parameter, groups_of, remains
 from trainledger.ledger.update_group import whole_of as whole_of
-from trainledger.ledger.update_loop import loop
-from trainledger.ledger.update_muon import muon
 from trainledger.spec.recipe import Recipe
 
 
@@ -31,13 +26,29 @@ def update(tape: Tape, leaves: ModelLeaves, recipe: Recipe) -> None:
 def _update(tape: Tape, group: Group, recipe: Recipe) -> None:
     way = recipe.optimizer_implementation
     if group.rule == "muon":
+        from trainledger.ledger.update_muon import muon
+
         muon(tape, group, recipe)
     elif group.rule in ("adam-8bit", "adamw-8bit"):
+        from trainledger.ledger.update_8bit import adam_8bit_fused, adam_8bit_loop
+
         (adam_8bit_fused if way == "fused" else adam_8bit_loop)(tape, group, recipe)
     elif group.rule == "adafactor":
+        from trainledger.ledger.update_adafactor import adafactor_foreach, adafactor_loop
+
         (adafactor_foreach if way == "foreach" else adafactor_loop)(tape, group)
+    elif way == "fused":
+        from trainledger.ledger.update_fused import fused
+
+        fused(tape, group, recipe)
+    elif way == "foreach":
+        from trainledger.ledger.update_foreach import foreach
+
+        foreach(tape, group, recipe)
     else:
-        {"fused": fused, "foreach": foreach, "loop": loop}[way](tape, group, recipe)
+        from trainledger.ledger.update_loop import loop
+
+        loop(tape, group, recipe)
 
 
 def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool, dtype: str | None = None) -> list[Array]:

@@ -9,6 +9,7 @@ from trainledger.ledger.tape import Tape
 from trainledger.ledger.update_group import Group, Lines, each_parameter, weight_gradient_moment
 from trainledger.spec.recipe import Recipe
 
+COPIES_BF16 = False  # whether an update that is in bf16 already is copied first: torch does so since 2.15
 ITERATIONS = 5  # torch.optim.Muon's ns_steps (Jordan et al. 2024, Muon: An optimizer for hidden layers)
 
 
@@ -31,7 +32,8 @@ def _orthogonal(tape: Tape, g: Array, short: Int) -> Array:
     """Five times X -> a X + (b A + c A A) X with A = X X^T, of the matrix or its transpose, whichever is wide."""
     n = g.elements
     long = n // short
-    x = g if g.dtype == "bf16" else tape.emit("_to_copy", "copy", reads=[g], makes=[(n, "bf16")])[0]
+    as_it_is = g.dtype == "bf16" and not COPIES_BF16
+    x = g if as_it_is else tape.emit("_to_copy", "copy", reads=[g], makes=[(n, "bf16")])[0]
     norm = tape.emit("linalg_vector_norm", "reduction", reads=[x], makes=[(1, "bf16")], flops=n)
     norm = tape.emit("clamp", "elementwise", reads=norm, makes=[(1, "bf16")], flops=1)
     tape.emit("div_", "elementwise", reads=norm, changes=[x], flops=n)

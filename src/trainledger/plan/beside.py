@@ -77,11 +77,12 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[Beside]:
         "parameters", "12 d^2 L", "count", blocks, count.total - around,
         "the blocks alone; supposes the same of them, and no norms and biases",
     )  # fmt: skip
-    per_token = ledger.model_flops / ledger.tokens
+    flops = ledger.by("phase", "model_flops")
+    per_token, forward = sum(flops.values()) / ledger.tokens, flops.get("forward", 0) / ledger.tokens
+    kept = ledger.kept_nbytes
     attention = thumb.attention_flops_per_token(L, d, T)
     six = thumb.training_flops(count.active, 1)
     idle = "; frozen weights need no gradient of their own: about 4 N" if recipe.lora_rank is not None else ""
-    forward = ledger.filter(lambda each: each.phase == "forward").model_flops / ledger.tokens
     yield Beside(
         "FLOPs per token", f"2 {n}, forward", "flops", thumb.forward_flops_per_token(count.active), forward,
         "no attention scores; counts the input embedding as a product",
@@ -93,13 +94,12 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[Beside]:
     )  # fmt: skip
     yield Beside(
         "kept for backward", "L B T d (34 + 5 H T / d)", "nbytes",
-        thumb.activation_nbytes(L, run.device_batch, T, d, spec.n_heads), ledger.kept_nbytes,
+        thumb.activation_nbytes(L, run.device_batch, T, d, spec.n_heads), kept,
         "supposes 16-bit activations, written-out attention, GELU, d_ff = 4 d, dropout; leaves out the logits",
     )  # fmt: skip
     yield Beside(
         "kept for backward", "2 B T d L", "nbytes",
-        thumb.activation_nbytes_napkin(L, run.device_batch, T, d), ledger.kept_nbytes,
-        "counts one tensor of each block",
+        thumb.activation_nbytes_napkin(L, run.device_batch, T, d), kept, "counts one tensor of each block",
     )  # fmt: skip
     static = dict(ledger.resident)
     states = static.get("parameters", 0) + static.get("optimizer state", 0) + 4 * N

@@ -213,7 +213,17 @@ def _sharding(run: Run) -> Iterator[Change]:
         other: list[tuple[str, Any]] = [("layout.sequence_parallel", not layout.sequence_parallel)]
         if layout.split_sends:
             other.append(("layout.split_sends", False))
+        if layout.gathers_again:
+            other.append(("layout.sequence_gather", "kept"))
         yield Change(what, tuple(other), ROUNDING)
+    # What is gathered again goes in the format of the products.
+    precision = precision_of(run.recipe)
+    effect = SAME if precision.stream == precision.compute else ROUNDING
+    if layout.gathers_again:
+        yield _one("keep for backward what tensor ranks gather", "layout.sequence_gather", "kept", effect)
+    elif layout.sequence_parallel:
+        what = "tensor ranks gather again in backward"
+        yield _one(what, "layout.sequence_gather", "again", effect, "a program that does so (Megatron-LM)")
 
 
 def _mesh(run: Run) -> Iterator[Change]:
@@ -237,7 +247,7 @@ def _mesh(run: Run) -> Iterator[Change]:
 
 def _moved(run: Run, layout: Layout, what: str) -> Iterator[Change]:
     if layout.tensor == 1 and layout.sequence_parallel:
-        layout = replace(layout, sequence_parallel=False)
+        layout = replace(layout, sequence_parallel=False, sequence_gather="kept")
     if layout.split_sends and not layout.sends_whole:
         layout = replace(layout, split_sends=False)
     if layout.pipeline != run.layout.pipeline:

@@ -39,12 +39,16 @@ Program = tuple[Act | Loop, ...]
 
 
 class Timed(NamedTuple):
-    """An entry with the seconds of one run of it and of launching it, and the messages a collective is cut into."""
+    """An entry with the seconds of one run of it and of launching it, and the messages a collective is cut into.
+
+    ``beside`` are those of its seconds in which products run that do not wait for it (`predict.overlap`).
+    """
 
     entry: Entry
     seconds: float
     pieces: int = 1
     launch: float = 0.0
+    beside: float = 0.0
 
 
 def program(timed: Sequence[Timed], *, buckets: bool, depth: int = 0) -> Program:
@@ -119,7 +123,7 @@ def _only(body: Iterable[Act | Loop]) -> Iterator[Act]:
 
 
 def _act(timed: Timed, buckets: bool) -> Act | None:
-    entry, seconds = timed.entry, timed.seconds
+    entry, seconds = timed.entry, timed.seconds - timed.beside
     backward = entry.phase in BACKWARD
     if entry.kind not in ("collective", "transfer"):
         kind = "unpack" if entry.name == UNPACK else "attention" if entry.kind == "attention" else "update"
@@ -127,7 +131,7 @@ def _act(timed: Timed, buckets: bool) -> Act | None:
     label = f"{entry.name} over {entry.group}" if entry.group else entry.name
     if entry.group == "pipeline" and entry.name in ("send", "recv"):
         return None
-    if entry.overlap != "compute":
+    if entry.overlap != "compute" or entry.group == "tensor":
         kind = "settled" if entry.phase in UPDATE else "exposed"
         return Act(kind, seconds, label, backward) if seconds or kind == "settled" else None
     if entry.name in ("send", "recv"):

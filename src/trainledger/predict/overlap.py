@@ -33,6 +33,8 @@ def as_overlapped(run: Run, timed: list[Timed]) -> list[Timed]:
         return [_beside_nothing(each) for each in timed]
     if overlaps(run.layout, "tensor"):
         timed = _in_parts(timed)
+    if run.layout.gathers_again and run.layout.overlap is not None:
+        timed = _beside_input_gradients(timed)
     if overlaps(run.layout, "parameters"):
         timed = _beside_forward(run, timed)
     if run.layout.overlap is None or (in_buckets(run) and not overlaps(run.layout, "gradients")):
@@ -56,11 +58,34 @@ def _in_parts(timed: Sequence[Timed]) -> list[Timed]:
     found = list(timed)
     for at, each in enumerate(timed):
         entry = each.entry
-        if entry.group == "tensor" and entry.name in ("all_gather", "reduce_scatter"):
+        if entry.group == "tensor" and entry.name in ("all_gather", "reduce_scatter") and not entry.overlap:
             after = range(at + 1, len(timed)) if entry.name == "all_gather" else range(at - 1, -1, -1)
             beside = _products((timed[index] for index in after), entry)
             hidden = min(each.seconds, beside) * (1 - 1 / entry.ranks)
             found[at] = each._replace(seconds=each.seconds - hidden)
+    return found
+
+
+def _beside_input_gradients(timed: Sequence[Timed]) -> list[Timed]:
+    """What tensor ranks gather again: only gradients of weights wait for it.
+
+    It runs beside the products of the input's gradient, half of those that read it (Megatron-LM,
+    core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication.backward: the gather is started,
+    the input's gradient computed, then the gather waited for; gradients of one input's weights are one product there).
+    """
+    found = list(timed)
+    for at, each in enumerate(timed):
+        if each.entry.group == "tensor" and each.entry.overlap:
+            beside = 0.0
+            for row in timed[at + 1 :]:
+                entry = row.entry
+                if entry.name == "cat" and not beside:
+                    continue  # what several sequences are brought together by, once they are there
+                inside = entry.path.startswith(each.entry.path + ".") or entry.kind == "matmul"
+                if entry.loop != each.entry.loop or entry.kind in ("collective", "attention") or not inside:
+                    break
+                beside += row.seconds / 2 if entry.kind == "matmul" else 0.0
+            found[at] = each._replace(beside=min(each.seconds, beside))
     return found
 
 

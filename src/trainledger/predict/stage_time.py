@@ -134,7 +134,7 @@ class Clock:
         """ZeRO-1's gradients go in buckets, and parameters may go one by one, which the ledger has as one message."""
         if entry.name == "all_gather" and entry.phase != "optimizer" and self.run.layout.gather == "tensor":
             return self._tensors.get(entry.path, 1)
-        if entry.overlap != "compute" or not in_buckets(self.run) or entry.loop:
+        if entry.overlap != "compute" or not in_buckets(self.run) or entry.loop or entry.group == "tensor":
             return 1
         return int(-(-entry.payload // (4 * bucket_elements(entry.ranks))))
 

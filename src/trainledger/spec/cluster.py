@@ -18,7 +18,8 @@ class Device:
     ``link_bytes_per_second`` goes one way. ``unverified`` names the numbers that were not read in the source.
     ``basis`` is ``assumed`` for a data sheet and ``measured`` for a calibration. ``multiprocessors`` work on tiles of a
     product at once. ``efficiency`` is what share of the data sheet the device reaches; None: not known, so that times
-    are bounds. ``clock`` is what a limit of power leaves of the clock. ``overheads`` is what it holds beside tensors, ``published`` what runs on such devices met with.
+    are bounds. ``clock`` is what a limit of power leaves of the clock. ``overheads`` is what it holds beside tensors,
+    ``published`` what runs on such devices met with.
     """
 
     name: str

@@ -10,6 +10,7 @@ from trainledger.spec.setting import setting
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 GATHERS = ("block", "tensor")
 CONTEXT_KINDS = ("ring", "all-to-all")
+SEQUENCE_GATHERS = ("kept", "again")
 OVERLAPS = ("gradients", "parameters", "tensor")
 _MOST = 10**7
 MOST_CHUNKS = 1024  # of layers, in all stages together: each is followed on its own
@@ -59,11 +60,14 @@ class Layout:
         "ranks that split heads and the inner width of each block", default=1, at_least=1, at_most=_MOST
     )
     sequence_parallel: bool = setting(
-        "tensor ranks split norms and the residual stream by tokens too; what they gather for a product is kept whole "
-        "for backward, as PyTorch's DTensor does (Megatron gathers it again)",
-        quantity="flag",
-        default=False,
-    )
+        "tensor ranks split norms and the residual stream by tokens too, and gather them for products",
+        quantity="flag", default=False,
+    )  # fmt: skip
+    sequence_gather: str = setting(
+        "what sequence-parallel ranks gather for products: kept = whole for backward, as PyTorch's DTensor does; "
+        "again = each keeps its own tokens, and backward gathers them a second time (Megatron-LM)",
+        quantity="text", default="kept", choices=SEQUENCE_GATHERS,
+    )  # fmt: skip
     pipeline: int = setting("stages of layers", default=1, at_least=1, at_most=MOST_CHUNKS)
     split_sends: bool = setting(
         "each tensor rank sends its part of an activation to the next stage, where they gather it (Megatron-LM's "
@@ -127,6 +131,11 @@ class Layout:
     def sends_whole(self) -> bool:
         """Whether tensor ranks have the same activation to send to the next stage, so that each may send a part."""
         return self.tensor > 1 and self.pipeline > 1 and not self.sequence_parallel
+
+    @property
+    def gathers_again(self) -> bool:
+        """Whether of what is gathered for a product only the rank's own tokens are kept for backward."""
+        return self.sequence_parallel and self.sequence_gather == "again"
 
     @property
     def reshards(self) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainledger.spec.layout import MOST_CHUNKS, OVERLAPS, Layout, overlaps
 from trainledger.spec.model_rules import nearest_divisor
+from trainledger.spec.precision import precision_of
 from trainledger.spec.problem import Problem, nearest_text
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ def problems(run: Run) -> Iterator[Problem]:
         return
     yield from _batch(run)
     yield from _overlap(run.layout)
+    if run.layout.sequence_gather != "kept":
+        yield from _sequence_gather(run)
     if run.layout.split_sends:
         yield from _split_sends(run)
     if run.layout.alone and run.layout.stage_layers is None:
@@ -155,6 +158,17 @@ def _pipeline(run: Run) -> Iterator[Problem]:
         yield Problem(
             "layout.pipeline", stages, "multi-token prediction modules are not accounted for in a pipeline", 1
         )
+
+
+def _sequence_gather(run: Run) -> Iterator[Problem]:
+    layout, float8 = run.layout, precision_of(run.recipe).float8
+    rule = ""
+    if not layout.sequence_parallel:
+        rule = "is for what sequence-parallel ranks gather; it needs layout.sequence_parallel"
+    elif float8 is not None and float8.scaling == "block":
+        rule = f"products of precision {run.recipe.precision} keep copies of their own in 8 bits of what was gathered"
+    if rule:
+        yield Problem("layout.sequence_gather", layout.sequence_gather, rule, "kept")
 
 
 def _split_sends(run: Run) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ accounted for and not applied yet.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch.nn.functional as F
@@ -41,9 +42,10 @@ def spread(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precis
 
     A model that is only replicated comes back wrapped in DDP. Raises `InvalidInput` for what cannot be applied yet.
     """
+    applied = {"pipeline": 1, "context": 1, "expert": 1, "gather": "block", "sequence_gather": "kept"}
     problems = [
         Problem(f"layout.{name}", getattr(layout, name), "is accounted for, but not applied to a model yet", one)
-        for name, one in (("pipeline", 1), ("context", 1), ("expert", 1), ("gather", "block"))
+        for name, one in applied.items()
         if getattr(layout, name) != one
     ]
     if layout.overlap != ("gradients",):  # what DDP and FSDP2 do
@@ -64,8 +66,15 @@ def spread(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precis
             rule = "with layout.tensor is applied to a model only where layout.shard is above 1"
             raise InvalidInput([Problem("layout.replicate", layout.replicate, rule, 1)])
         group = mesh.get_group("replicate")
-        return nn.parallel.DistributedDataParallel(model, process_group=group, forward_sync_buffers=False)
+        return nn.parallel.DistributedDataParallel(model, process_group=group, **_BUFFERS)
     return model
+
+
+# What DDP calls sending buffers in every forward: since torch 2.13 an option that leaves the first sending alone. All
+# ranks work out the same buffers, so that none need be sent at all.
+_NEW, _OLD = "forward_sync_buffers", "broadcast_buffers"
+_DDP = signature(nn.parallel.DistributedDataParallel.__init__).parameters
+_BUFFERS: dict[str, Any] = {_NEW if _NEW in _DDP else _OLD: False}
 
 
 def shard(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precision) -> None:

@@ -131,7 +131,8 @@ def grid_of(run: Run, devices: int, fixed: Mapping[str, Any]) -> Grid:
 def whole(run: Run) -> Run:
     """The run without a layout: nothing but what is searched for is left out."""
     kept = run.layout
-    return replace(run, layout=Layout(prefetch=kept.prefetch, split_sends=kept.split_sends))
+    said = {name: getattr(kept, name) for name in ("prefetch", "split_sends", "sequence_gather")}
+    return replace(run, layout=Layout(**said))
 
 
 def fixed_by(run: Run) -> dict[str, Any]:
@@ -157,6 +158,8 @@ def run_of(run: Run, shape: Shape, stages: Stages, spread: Spread) -> Run:
     )  # fmt: skip
     if run.layout.split_sends and layout.sends_whole:
         layout = replace(layout, split_sends=True)
+    if layout.sequence_parallel and run.layout.sequence_gather != layout.sequence_gather:
+        layout = replace(layout, sequence_gather=run.layout.sequence_gather)
     recipe = replace(run.recipe, micro_batch=shape.micro_batch, activation_checkpointing=shape.checkpointing)
     return replace(run, layout=layout, recipe=recipe, cluster=replace(run.cluster, count=layout.devices))
 

@@ -23,9 +23,11 @@ class Judge:
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
         one = replace(grid.run.recipe, micro_batch=1, activation_checkpointing=grid.run.recipe.activation_checkpointing)
-        self.run = replace(grid.run, recipe=one, layout=Layout(prefetch=grid.run.layout.prefetch))
+        said = grid.run.layout
+        plain = Layout(prefetch=said.prefetch)
+        self.run = replace(grid.run, recipe=one, layout=replace(plain, sequence_gather=said.sequence_gather))
         # What is wrong whatever the layout, but for tokens of a micro-batch, which the grid goes through.
-        alone = replace(self.run, recipe=replace(one, micro_batch=one.global_batch))
+        alone = replace(self.run, recipe=replace(one, micro_batch=one.global_batch), layout=plain)
         wrong = list(alone.problems())
         if wrong:
             raise InvalidInput(wrong)

@@ -135,7 +135,8 @@ def _with_arrays(run: Run, shapes: Sequence[Shape], gathers: bool) -> Run:
     layout, recipe = Layout(prefetch=run.layout.prefetch), replace(run.recipe)
     # Experts of a rank that shares among several; how many it shares among is told apart (`plan.layouts.standing`).
     vars(layout).update(
-        tensor=sizes("tensor"), sequence_parallel=first.sequence_parallel, context=sizes("context"),
+        tensor=sizes("tensor"), sequence_parallel=first.sequence_parallel,
+        sequence_gather=run.layout.sequence_gather, context=sizes("context"),
         context_kind=first.context_kind, expert=expert, shard=8 * expert if gathers else expert,
         zero=3 if gathers else 1,
     )  # fmt: skip

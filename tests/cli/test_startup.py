@@ -1,0 +1,93 @@
+"""What a verb that only calculates imports, and what stands in for modules that it does not need in full."""
+
+import subprocess
+import sys
+
+import pytest
+
+NAPKIN = ["napkin", "--params", "70B", "--tokens", "15T", "--device", "h100-sxm", "--count", "1024", "--mfu", "0.5"]
+
+
+def python(*words):
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+IMPORTS = """
+import sys
+from trainledger.cli import main
+code = main({words!r})
+{more}
+heavy = {heavy!r} & set(sys.modules)
+assert not heavy, heavy
+sys.exit(code)
+"""
+HEAVY = {"torch", "numpy", "rich", "tokenizers", "plotly"}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], NAPKIN, ["catalog"], ["catalog", "--json"]])
+def test_light_verbs_import_nothing_heavy(words):
+    done = python("-c", IMPORTS.format(words=words, more="pass", heavy=HEAVY))
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_test_of_light_imports_can_fail():
+    done = python("-c", IMPORTS.format(words=["--version"], more="import numpy", heavy=HEAVY))
+    assert "AssertionError: {'numpy'}" in done.stderr
+
+
+OF_OTHER_PLANS = {
+    "trainledger.cli.layouts",
+    *(f"trainledger.ledger.{each}" for each in (
+        "compiled", "context_parallel", "expert_parallel", "float8", "from_start", "fully_sharded", "predict_ahead",
+        "update_8bit", "update_adafactor", "update_foreach", "update_loop", "update_muon",
+    )),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "imported"),
+    [
+        ("recipe.precision=bf16-mixed", set()),
+        ("recipe.optimizer=adamw-8bit", {"trainledger.ledger.update_8bit"}),
+        ("recipe.optimizer_loop=foreach", {"trainledger.ledger.update_foreach"}),
+    ],
+)
+def test_a_plan_imports_what_it_asks_for(field, imported):
+    code = (
+        "import sys; from trainledger.cli import main\n"
+        f"assert main(['plan', 'gpt2', '--set', 'cluster.device=h100-sxm', '--set', {field!r}]) == 0\n"
+        f"print(*{OF_OTHER_PLANS!r} & set(sys.modules), file=sys.stderr)"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stderr.split()) == imported
+
+
+def test_a_light_start_leaves_every_module_usable():
+    code = (
+        "import sys; from trainledger.cli.startup import start_light; start_light()\n"
+        "import inspect, dataclasses\n"
+        "assert 'ast' not in sys.modules, 'inspect was imported in full'\n"
+        "@dataclasses.dataclass\n"
+        "class WithoutDocstring:\n"
+        "    x: int = 1\n"
+        "assert WithoutDocstring.__doc__ == 'WithoutDocstring(x: int = 1)', WithoutDocstring.__doc__\n"
+        "import inspect as whole\n"
+        "assert inspect.signature(WithoutDocstring) == whole.signature(WithoutDocstring)\n"
+        "assert sys.modules['inspect'].__file__.endswith('inspect.py')\n"
+        "assert 'weakref' not in sys.modules, 'copy was imported in full'\n"
+        "held = WithoutDocstring([1])\n"
+        "assert dataclasses.asdict(held) == {'x': [1]} and dataclasses.asdict(held)['x'] is not held.x\n"
+        "import tomllib, string, datetime\n"
+        "held = [string.ascii_letters, string.digits, string.hexdigits]\n"
+        "assert string.capwords('as it was') == 'As It Was'\n"
+        "import string as whole\n"
+        "assert held == [whole.ascii_letters, whole.digits, whole.hexdigits]\n"
+        "assert whole.__file__.endswith('string.py')\n"
+        "assert tomllib.loads('day = 2026-11-20') == {'day': datetime.date(2026, 11, 20)}\n"
+        "del sys.modules['datetime']\n"
+        "from datetime import date\n"
+        "assert date is datetime.date\n"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
