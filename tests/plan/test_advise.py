@@ -11,7 +11,7 @@ from planned_runs import ALONE, HERE, MESH, SHARDED, TOO_LARGE, Table, a_machine
 import trainledger as tl
 from trainledger.cli import main
 from trainledger.plan.advise import Advice, Advised
-from trainledger.plan.changes import EFFECTS, RESULT, SAME, changes
+from trainledger.plan.changes import EFFECTS, RESULT, SAME, Change, changes
 from trainledger.plan.difference import overrides
 from trainledger.report.advise import figures, text
 from trainledger.spec.calibration import write_calibration
@@ -256,6 +256,34 @@ def test_kernels_that_wait_and_whole_sends_are_advised_against() -> None:
     split = {**table, "layout": {**layout, "split_sends": True}}
     for each in tl.advise(tl.load(split), together=0).alone:
         _gives(split, each.sets, each)
+
+
+def test_what_may_run_beside_compute_is_advised() -> None:
+    """Of what a layout leaves waiting; not twice the same, and nothing that its ranks do not send."""
+
+    def told(layout: dict[str, Any]) -> dict[Any, Change]:
+        run = tl.load({**_SMALL_MESH, "layout": layout, "cluster": {**MESH["cluster"], "count": 8}})
+        return {value: each for each in changes(run) for field, value in each.fields if field == "layout.overlap"}
+
+    plain, more = ("gradients",), ("gradients", "input-gradients")
+    layout = {"shard": 2, "tensor": 4}
+    assert set(told(layout)) == {more}
+    assert set(told({**layout, "zero": 1})) == {more, ("gradients", "parameters")}
+    assert set(told({**layout, "sequence_parallel": True})) == {more, ("gradients", "tensor")}
+    # With all products in parts their sums are hidden so; moving ranks from tensor takes what is theirs with them.
+    parts = {**layout, "sequence_parallel": True, "overlap": ["gradients", "tensor"]}
+    assert not told(parts)
+    assert set(told({"shard": 4, "tensor": 2, "overlap": [*more]})) == {plain}
+    assert set(told({"replicate": 8, "overlap": "none"})) == {plain}
+    assert not told({"shard": 8})
+    table: Table = {**_SMALL_MESH, "layout": layout, "cluster": {**MESH["cluster"], "count": 8}}
+    advice = tl.advise(tl.load(table), together=0)
+    sums = next(each for each in advice.alone if "input-gradients" in each.sets[0])
+    assert sums.faster > 0
+    assert sums.smaller == pytest.approx(0)
+    assert sums.effect == SAME
+    assert "Megatron-LM" in sums.cost
+    _gives(table, sums.sets, sums)
 
 
 def test_what_is_gathered_for_products_may_be_gathered_again() -> None:

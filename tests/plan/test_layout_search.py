@@ -175,6 +175,30 @@ def test_gathers_in_backward_are_candidates_where_ranks_are_sequence_parallel(pr
     assert ways == {(False, "kept"), *({(True, "again")} if precision == "bf16-sharded" else ())}
 
 
+def test_sums_beside_products_are_searched_as_they_are_accounted_for() -> None:
+    """Bounds stay below the account and as near to it."""
+    run = run_for(16, {"preset": "llama-3-8b"}, seq_len=1024, global_batch=64)
+    told = []
+    for more in ((), ("input-gradients",)):
+        asked = replace(run, layout=replace(run.layout, overlap=("gradients", *more)))
+        found = list(bounded(asked, 12, 7, {"context": 1, "tensor": 4}))
+        assert {one.layout.overlap for _, _, one in found} == {("gradients", *more)}
+        assert all(nbytes <= 1 and 0.2 < seconds < 1.1 for nbytes, seconds, _ in found)
+        told.append(np.array([(nbytes, seconds) for nbytes, seconds, _ in found]))
+    assert told[1] == pytest.approx(told[0], rel=0.15)
+    assert (told[1][:, 1] <= told[0][:, 1] * (1 + 1e-9)).all()  # what hides in the account hides in the bound
+
+
+def test_sums_beside_products_are_said_of_layouts_with_tensor_ranks_alone() -> None:
+    run = run_for(4, SMALL)
+    run = replace(run, layout=replace(run.layout, overlap=("gradients", "input-gradients")))
+    grid = grid_of(whole(run), 4, {"micro_batch": 1, "pipeline": 1})
+    found = set(candidates(Blocks(grid, Judge(grid))))
+    assert found == {each for each in everything(grid) if not list(each.problems())}
+    ways = {(each.layout.tensor > 1, "input-gradients" in (each.layout.overlap or ())) for each in found}
+    assert ways == {(False, False), (True, True)}
+
+
 def test_the_collectives_of_a_block_cost_the_same_alone_and_among_others() -> None:
     run = whole(run_for(8, {"preset": "mixtral-8x7b"}, seq_len=1024, global_batch=16))
     machine = machine_of(run)

@@ -66,6 +66,8 @@ LAYOUTS: list[dict[str, Any]] = [
     {"tensor": 4},
     {"tensor": 4, "sequence_parallel": True, "shard": 4},
     {"tensor": 4, "sequence_parallel": True, "sequence_gather": "again", "shard": 4},
+    {"tensor": 4, "overlap": ["gradients", "input-gradients"]},
+    {"tensor": 4, "sequence_parallel": True, "sequence_gather": "again", "shard": 4, "overlap": ["input-gradients"]},
     {"context": 4},
     {"context": 4, "context_kind": "all-to-all", "shard": 2},
     {"pipeline": 4},
@@ -316,6 +318,12 @@ def test_an_overlap_that_there_is_not_is_refused() -> None:
         run_of({"shard": 8, "overlap": ["gradient"]})
     with pytest.raises(tl.InvalidInput, match="sequence-parallel ranks"):
         run_of({"tensor": 4, "overlap": ["tensor"]})
+    only = r"input-gradients: only tensor ranks have gradients of inputs to add up; set layout.tensor; nearest that wo"
+    for said, nearest in ((["gradients", "input-gradients"], r"\['gradients'\]"), (["input-gradients"], "none")):
+        with pytest.raises(tl.InvalidInput, match=only + f"rks: {nearest}$"):
+            run_of({"shard": 8, "overlap": said})
+    tensor = run_of({"tensor": 8, "overlap": ["input-gradients"]})
+    assert tensor.layout.overlap == ("input-gradients",)
 
 
 def test_one_device_is_the_step_of_one_device() -> None:

@@ -228,8 +228,8 @@ def _ranks() -> Iterator[str]:
             rows, why = RANK_REASONS[source.title]
             others = agreement([each for each in some if each.case.name not in rows])
             low.append(
-                f"- {source.title}: {why}. Without {', '.join(rows)} it is {others:.3f}; with them as they are, and all "
-                f"others told exactly, it would be {ceiling(some, rows):.3f}.\n"
+                f"- {source.title}: {why}. Without {', '.join(rows)} it is {others:.3f}; with them as they are and all "
+                f"others told exactly it would be {ceiling(some, rows):.3f}.\n"
             )
     if low:
         yield f"\nBelow {RANKS}:\n\n"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.spec.layout import SCHEDULES, Layout
+from trainledger.spec.layout import SCHEDULES, Layout, overlaps
 from trainledger.spec.lora import BASE_FORMATS
 from trainledger.spec.optimizers import IMPLEMENTATIONS
 from trainledger.spec.precision import precision_of
@@ -25,6 +25,12 @@ EFFECTS = {
 }
 _ORDINALS = {2: "second", 3: "third", 4: "fourth"}
 AXES = ("replicate", "shard", "context", "tensor", "pipeline")
+_BESIDE = {  # what may run beside compute, the effect, and programs that do so
+    "gradients": ("sum gradients beside the last backward", SAME, "DDP, Megatron-LM"),
+    "parameters": ("gather parameters beside the next forward", SAME, "Megatron-LM"),
+    "tensor": ("products of tensor ranks in parts, beside what they send", ROUNDING, "Megatron-LM, torchtitan"),
+    "input-gradients": ("sum inputs' gradients beside the gradients of weights", SAME, "Megatron-LM, nanotron"),
+}
 
 
 @frozen
@@ -224,6 +230,21 @@ def _sharding(run: Run) -> Iterator[Change]:
     elif layout.sequence_parallel:
         what = "tensor ranks gather again in backward"
         yield _one(what, "layout.sequence_gather", "again", effect, "a program that does so (Megatron-LM)")
+    yield from _beside_compute(layout)
+
+
+def _beside_compute(layout: Layout) -> Iterator[Change]:
+    now = layout.overlap or ()
+    once = layout.shard_ranks == 1 or layout.zero == 1  # gradients are summed once a step
+    may = {
+        "gradients": once and layout.replicate * layout.shard_ranks > 1,
+        "parameters": layout.shard_ranks > 1 and layout.zero < 3,
+        "tensor": layout.sequence_parallel,
+        "input-gradients": layout.tensor > 1 and not overlaps(layout, "tensor"),
+    }
+    for name, (what, effect, programs) in _BESIDE.items():
+        if may[name] and name not in now:
+            yield _one(what, "layout.overlap", (*now, name), effect, f"a program that does so ({programs})")
 
 
 def _mesh(run: Run) -> Iterator[Change]:
@@ -248,6 +269,9 @@ def _mesh(run: Run) -> Iterator[Change]:
 def _moved(run: Run, layout: Layout, what: str) -> Iterator[Change]:
     if layout.tensor == 1 and layout.sequence_parallel:
         layout = replace(layout, sequence_parallel=False, sequence_gather="kept")
+    if layout.tensor == 1 and layout.overlap is not None:
+        beside = tuple(each for each in layout.overlap if each not in ("tensor", "input-gradients"))
+        layout = replace(layout, overlap=beside or None)
     if layout.split_sends and not layout.sends_whole:
         layout = replace(layout, split_sends=False)
     if layout.pipeline != run.layout.pipeline:

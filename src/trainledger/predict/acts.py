@@ -17,13 +17,18 @@ PLAIN_WORK = tuple(kind for kind in KINDS if kind not in ("attention", "collecti
 
 @frozen
 class Act:
-    """Something that a rank does once: ``kind`` says on which stream and what it waits for."""
+    """Something that a rank does once: ``kind`` says on which stream and what it waits for.
+
+    Of a collective that shows for ``seconds``, others go beside what comes ``before`` it or ``after`` it.
+    """
 
     kind: str
     seconds: float
     name: str = ""
     backward: bool = False
     pieces: int = 1
+    before: float = 0.0
+    after: float = 0.0
 
 
 @frozen
@@ -133,7 +138,11 @@ def _act(timed: Timed, buckets: bool) -> Act | None:
         return None
     if entry.overlap != "compute" or entry.group == "tensor":
         kind = "settled" if entry.phase in UPDATE else "exposed"
-        return Act(kind, seconds, label, backward) if seconds or kind == "settled" else None
+        if not timed.beside:
+            return Act(kind, seconds, label, backward) if seconds or kind == "settled" else None
+        ahead = entry.name == "all_gather"  # of the products beside it; a sum follows them
+        before, after = (0.0, timed.beside) if ahead else (timed.beside, 0.0)
+        return Act(kind, seconds, label, backward, before=before, after=after)
     if entry.name in ("send", "recv"):
         return Act("ring", seconds, label, backward) if entry.name == "send" else None
     if entry.name == "all_gather":

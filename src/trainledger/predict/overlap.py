@@ -9,7 +9,7 @@ from typing import Any
 from trainledger.ledger.entry import Entry
 from trainledger.predict.acts import Timed, program
 from trainledger.predict.rank_time import rank_seconds
-from trainledger.spec.layout import overlaps
+from trainledger.spec.layout import Layout, is_int, overlaps
 from trainledger.spec.run import Run
 
 # What is summed or gathered once a step over ranks with their own optimizer state goes in buckets of so many elements,
@@ -39,6 +39,8 @@ def as_overlapped(run: Run, timed: list[Timed]) -> list[Timed]:
         timed = _beside_forward(run, timed)
     if run.layout.overlap is None or (in_buckets(run) and not overlaps(run.layout, "gradients")):
         timed = [_beside_nothing(each) for each in timed]
+    if sums_input_gradients_beside(run.layout):
+        timed = _beside_weight_gradients(timed)
     return timed
 
 
@@ -87,6 +89,58 @@ def _beside_input_gradients(timed: Sequence[Timed]) -> list[Timed]:
                 beside += row.seconds / 2 if entry.kind == "matmul" else 0.0
             found[at] = each._replace(beside=min(each.seconds, beside))
     return found
+
+
+def sums_input_gradients_beside(layout: Layout) -> bool:
+    """Whether gradients of inputs are summed beside the products of weights' gradients.
+
+    Not where those products have their sums in parts, and not in a zero-bubble pipeline, which leaves them for later.
+    """
+    asked = overlaps(layout, "input-gradients") and not overlaps(layout, "tensor")
+    return asked and layout.schedule != "zero-bubble"
+
+
+def _beside_weight_gradients(timed: Sequence[Timed]) -> list[Timed]:
+    """What tensor ranks sum of the gradients of an input, beside the gradients of the weights that read it."""
+    found = list(timed)
+    entries = [each.entry for each in timed]
+    for at, each in enumerate(timed):
+        products = products_beside_sum(entries, at)
+        if products:
+            beside = sum(timed[index].seconds for index in products) / 2
+            entry = replace(each.entry, overlap="compute")
+            found[at] = each._replace(entry=entry, beside=min(each.seconds, beside))
+    return found
+
+
+def products_beside_sum(entries: Sequence[Entry], at: int) -> list[int]:
+    """Where the products of a backward stand whose gradients of an input are summed over tensor ranks at a place.
+
+    Two of each weight: the gradients of inputs come first, the sum starts, and goes beside those of the weights. That
+    is a program with one product for all that read an input, as Megatron-LM's (core/tensor_parallel/layers.py,
+    LinearWithGradAccumulationAndAsyncCommunication.backward: the input's gradient is computed, its sum started, the
+    weight's gradient computed, the sum waited for). Products from which other operations lead to the sum, as those of
+    experts, which give their tokens back first, do not go beside it.
+    """
+    entry = entries[at]
+    summed = entry.kind == "collective" and entry.name in ("all_reduce", "reduce_scatter") and entry.group == "tensor"
+    if not summed or entry.phase != "backward" or not entry.path:
+        return []
+    found: dict[str, list[int]] = {}  # by module
+    width = None  # of the input
+    for index in range(at - 1, -1, -1):
+        row = entries[index]
+        inside = row.path == entry.path or row.path.startswith(entry.path + ".")
+        if not inside or row.loop != entry.loop or row.phase != "backward" or row.kind in ("collective", "attention"):
+            break
+        if found and row.path == entry.path and row.path not in found and row.kind != "copy":
+            break  # the activation, or what turns and attends
+        if row.kind == "matmul":
+            width = row.shape[2] if width is None else width
+            if row.shape[2] is width or (is_int(width) and is_int(row.shape[2]) and row.shape[2] == width):
+                found.setdefault(row.path, []).append(index)
+    # A frozen weight has a gradient of its input alone.
+    return [index for each in found.values() if len(each) % 2 == 0 for index in each]
 
 
 def _products(rows: Iterable[Timed], collective: Entry) -> float:

@@ -9,6 +9,7 @@ What waits for what follows the programs that the ledger describes (`ledger.full
 - Buckets of gradients that are summed once a step go beside the backward of the last micro-batch, as they are filled
   (DDP; Megatron-LM's and DeepSpeed's overlapped reduction), where `Layout.overlap` says so.
 - Rounds of a ring go beside the attention that they feed; the last block's part of it waits for the last round.
+- What tensor ranks send beside products of the same input (`predict.overlap`) shows only for what is left of it.
 - Everything else is exposed: what comes next needs it.
 
 Loops stay folded: a body runs until all streams in it move on by one amount, the same as in the round before (max-plus
@@ -176,9 +177,11 @@ class Streams:
     def _exposed(self, act: Act) -> None:
         start = self.compute
         self.compute += act.seconds
+        self._talked(act.name, start - act.before, self.compute + act.after)
+        beside = act.before + act.after
+        self.compute += self.contention * beside
         self.waited += act.seconds
-        self.busy += act.seconds
-        self._talked(act.name, start, self.compute)
+        self.busy += act.seconds + beside
 
     def _settled(self, act: Act) -> None:
         self._wait(self.communication)

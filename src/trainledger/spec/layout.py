@@ -11,7 +11,7 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 GATHERS = ("block", "tensor")
 CONTEXT_KINDS = ("ring", "all-to-all")
 SEQUENCE_GATHERS = ("kept", "again")
-OVERLAPS = ("gradients", "parameters", "tensor")
+OVERLAPS = ("gradients", "parameters", "tensor", "input-gradients")
 _MOST = 10**7
 MOST_CHUNKS = 1024  # of layers, in all stages together: each is followed on its own
 
@@ -97,7 +97,9 @@ class Layout:
         "what, besides the gathers and sums of fully sharded blocks, runs beside compute: gradients = their sum over "
         "replicas, or zero = 1, beside the last backward; parameters = zero = 1 or 2, gathered beside the next "
         "forward; tensor = products of tensor ranks in parts, each beside the next one's way (Megatron-LM's "
-        "tp-comm-overlap, PyTorch's async tensor parallelism); none = nothing, those of sharded blocks neither",
+        "tp-comm-overlap, PyTorch's async tensor parallelism); input-gradients = sums of inputs' gradients over tensor "
+        "ranks, each beside the product of the weight's gradient (Megatron-LM since autumn 2021); none = nothing, "
+        "those of sharded blocks neither",
         quantity="texts", default=("gradients",),
     )  # fmt: skip
 

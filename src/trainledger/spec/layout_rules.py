@@ -64,6 +64,10 @@ def _overlap(layout: Layout) -> Iterator[Problem]:
     if overlaps(layout, "tensor") and not layout.sequence_parallel:
         rule = "tensor: only what sequence-parallel ranks gather and scatter is cut into parts"
         yield Problem("layout.overlap", list(layout.overlap or ()), rule + "; set layout.sequence_parallel")
+    if overlaps(layout, "input-gradients") and layout.tensor == 1:
+        others = [each for each in layout.overlap or () if each != "input-gradients"]
+        rule = "input-gradients: only tensor ranks have gradients of inputs to add up; set layout.tensor"
+        yield Problem("layout.overlap", list(layout.overlap or ()), rule, others or "none")
 
 
 def _multiple(wanted: int, of: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.spec.layout import MOST_CHUNKS, SCHEDULES, Layout
+from trainledger.spec.layout import MOST_CHUNKS, SCHEDULES, Layout, overlaps
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import Run
 
@@ -132,7 +132,13 @@ def whole(run: Run) -> Run:
     """The run without a layout: nothing but what is searched for is left out."""
     kept = run.layout
     said = {name: getattr(kept, name) for name in ("prefetch", "split_sends", "sequence_gather")}
-    return replace(run, layout=Layout(**said))
+    return replace(run, layout=replace(Layout(**said), overlap=_carried(kept)))
+
+
+def _carried(layout: Layout) -> tuple[str, ...]:
+    """What runs beside compute as usual, and what a person has said that every layout with tensor ranks can have."""
+    more = ("input-gradients",) if overlaps(layout, "input-gradients") else ()
+    return (*(Layout().overlap or ()), *more)
 
 
 def fixed_by(run: Run) -> dict[str, Any]:
@@ -160,6 +166,8 @@ def run_of(run: Run, shape: Shape, stages: Stages, spread: Spread) -> Run:
         layout = replace(layout, split_sends=True)
     if layout.sequence_parallel and run.layout.sequence_gather != layout.sequence_gather:
         layout = replace(layout, sequence_gather=run.layout.sequence_gather)
+    if layout.tensor > 1 and run.layout.overlap != layout.overlap:
+        layout = replace(layout, overlap=run.layout.overlap)
     recipe = replace(run.recipe, micro_batch=shape.micro_batch, activation_checkpointing=shape.checkpointing)
     return replace(run, layout=layout, recipe=recipe, cluster=replace(run.cluster, count=layout.devices))
 

@@ -138,7 +138,7 @@ def _with_arrays(run: Run, shapes: Sequence[Shape], gathers: bool) -> Run:
         tensor=sizes("tensor"), sequence_parallel=first.sequence_parallel,
         sequence_gather=run.layout.sequence_gather, context=sizes("context"),
         context_kind=first.context_kind, expert=expert, shard=8 * expert if gathers else expert,
-        zero=3 if gathers else 1,
+        zero=3 if gathers else 1, overlap=run.layout.overlap,
     )  # fmt: skip
     micro_batch = sizes("micro_batch")
     vars(recipe).update(

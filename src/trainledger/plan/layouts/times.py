@@ -9,6 +9,7 @@ from typing import Any
 from trainledger.ledger.entry import Entry
 from trainledger.predict.collective_time import Placement, collective_seconds, placement
 from trainledger.predict.kernel_time import larger
+from trainledger.predict.overlap import products_beside_sum, sums_input_gradients_beside
 from trainledger.predict.roofline import Roofline
 from trainledger.spec.layout import Layout
 from trainledger.spec.links import Fabric
@@ -53,7 +54,8 @@ class Times:
         Then those of a backward's products among them; beside them those of copies into and out of buffers that are
         gathered and reduced; and what the program needs to launch all of them.
 
-        Collectives of the groups in ``without`` are left out. Rounds of a ring go beside the attention that they feed
+        Collectives of the groups in ``without`` are left out. Of sums that go beside products (`predict.overlap`) what
+        is longer than those counts. Rounds of a ring go beside the attention that they feed
         (`predict.rank_time`): what is longer counts.
         """
         total: Any = 0.0
@@ -62,12 +64,17 @@ class Times:
         launches: Any = 0.0
         rings: dict[str, tuple[Any, Any]] = {}  # by phase: seconds, and how many rounds
         attention: dict[str, Any] = {}
-        for entry in entries:
+        hides = sums_input_gradients_beside(layout)
+        for at, entry in enumerate(entries):
             inner = _product(entry.loop[depth:])
             if entry.kind == "collective":
                 if entry.group in without or entry.group == "pipeline":
                     continue
                 seconds = self.message(entry, layout) * inner
+                beside = products_beside_sum(entries, at) if hides else []
+                if beside:
+                    hidden = sum(self.kernel(entries[index])[0] for index in beside) / 2
+                    seconds = larger(0.0, seconds - hidden * inner)
                 if entry.overlap != "compute":
                     total = total + seconds
                 elif entry.name == "send":
