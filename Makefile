@@ -1,6 +1,6 @@
 # `make run` and `make test` are all the set-up: each makes .venv, installs into it, and does its job.
 
-.PHONY: run test test-slow lint check bench
+.PHONY: run test test-torch test-slow lint check bench
 
 run:            ## forecast, train, sample and reconcile a small run (about six minutes, installation included)
 	@./install all
@@ -9,6 +9,11 @@ run:            ## forecast, train, sample and reconcile a small run (about six 
 test:           ## the tests, in two processes of one thread each
 	@./install dev
 	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2
+
+test-torch:     ## the same with another torch, in a .venv of its own: make test-torch VERSION=2.11.0
+	@test -n "$(VERSION)" || { echo "say which torch: make test-torch VERSION=2.11.0" >&2; exit 2; }
+	@TORCH=$(VERSION) ./install dev
+	@OMP_NUM_THREADS=1 .venv-torch-$(VERSION)/bin/python -m pytest -n 2
 
 test-slow:      ## those that take longer: 30 kills, a corpus of 1 GB, compiled resume
 	@./install dev

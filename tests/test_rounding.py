@@ -29,6 +29,9 @@ def test_as_torch_casts(name, number):
     torch = pytest.importorskip("torch")
     cast = torch.tensor(number, dtype=torch.float32).to(getattr(torch, TORCH[name]))
     ours, theirs = FORMATS[name].rounded(number), cast.double().item()
+    if name == "e4m3" and ours.fate == "overflow" and torch.__version__ < (2, 13):
+        assert math.isnan(theirs)  # the largest value since 2.13
+        return
     assert ours.value == theirs
     assert math.copysign(1, ours.value) == math.copysign(1, theirs)
     integer = cast.view(torch.uint8 if FORMATS[name].bits == 8 else torch.int16).item() % 2 ** FORMATS[name].bits

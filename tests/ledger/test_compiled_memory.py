@@ -108,6 +108,59 @@ def test_whatever_is_allocated_is_freed_as_in_eager_blocks(
     assert all(min(each.live.values()) >= 0 for each in timeline(compiled))
 
 
+SPREAD: dict[str, dict[str, Any]] = {
+    "replicas": {"replicate": 2},
+    "sharded states": {"shard": 2, "zero": 1},
+    "sharded gradients": {"shard": 2, "zero": 2},
+    "sharded parameters": {"shard": 2},
+    "two ahead": {"shard": 2, "prefetch": 2},
+    "gathered once": {"shard": 2, "reshard_after_forward": False},
+    "tensor": {"tensor": 2},
+    "tensor and sequence": {"tensor": 2, "sequence_parallel": True},
+    "one forward, one backward": {"pipeline": 3},
+    "all forwards first": {"pipeline": 3, "schedule": "gpipe", "stage_layers": (3, 2, 1)},
+    "interleaved": {"pipeline": 2, "schedule": "interleaved", "virtual_stages": 3},
+    "all of it": {"pipeline": 3, "tensor": 2, "sequence_parallel": True, "shard": 2},
+}
+
+
+@pytest.mark.parametrize("spread", SPREAD)
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_on_every_rank_too(spread: str, checkpointing: str, precision: str) -> None:
+    recipe = {"precision": precision, "activation_checkpointing": checkpointing, "micro_batch": 1, "global_batch": 8}
+    run = replace(run_of({"n_layers": 6, "n_kv_heads": 2}, **recipe), layout=Layout(**SPREAD[spread]))
+    for mine, plain in zip(accounts(run), accounts(eager(run)), strict=True):
+        compiled, same = mine.ledger, plain.ledger
+        assert left(compiled) == left(same)
+        assert compiled.flops == same.flops
+        assert compiled.notes == ()
+        assert compiled.peak().nbytes <= 1.01 * same.peak().nbytes
+        assert all(min(each.live.values()) >= 0 for each in timeline(compiled))
+
+
+@pytest.mark.parametrize("spread", ["replicas", "sharded states", "sharded gradients", "sharded parameters"])
+def test_a_block_keeps_the_same_whoever_has_its_parameters(spread: str) -> None:
+    alone = run_of(LLAMA, micro_batch=B)
+    layout = Layout(**SPREAD[spread])
+    spread_out = replace(alone, recipe=replace(alone.recipe, global_batch=2 * B), layout=layout)
+    assert kept_by_block(account(spread_out)) == kept_by_block(account(alone))
+
+
+def test_a_tensor_rank_keeps_what_it_gathers_and_its_part_of_the_products() -> None:
+    # Both norms' results, which the ranks hold whole; queries, keys, values and the mixture over the ranks; the
+    # attention's sum, added up over them, and the block's own result; gate, up and their product over the ranks.
+    block = 4 * (4 * STREAM + 4 * STREAM // 2 + 3 * WIDE // 2) + LOGSUMEXP // 2 + 2 * ROW
+    assert kept_by_block(account(replace(run_of(LLAMA), layout=Layout(tensor=2)))) == 3 * block
+
+
+def test_what_sequence_parallel_ranks_gather_is_kept_whole() -> None:
+    # As above, but each rank has its own tokens of the attention's sum and of the result, and of the roots.
+    block = 4 * (2 * STREAM + 2 * STREAM // 2 + 4 * STREAM // 2 + 3 * WIDE // 2) + LOGSUMEXP // 2 + 2 * ROW // 2
+    run = replace(run_of(LLAMA), layout=Layout(tensor=2, sequence_parallel=True))
+    assert kept_by_block(account(run)) == 3 * block
+
+
 def left(ledger: Ledger) -> dict[str, int]:
     """Bytes by category that a step leaves behind."""
     split: dict[str, int] = {}
@@ -122,10 +175,11 @@ UNCOVERED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("experts", {"n_experts": 4, "experts_per_token": 2}, {}, {}),
     ('activation_checkpointing = "attention"', {}, {"activation_checkpointing": "attention"}, {}),
     ('activation_checkpointing = "offload"', {}, {"activation_checkpointing": "offload"}, {}),
-    ("precision bf16-sharded", {}, {"precision": "bf16-sharded"}, {}),
-    ("tensor ranks", {}, {}, {"tensor": 2}),
-    ("a pipeline", {}, {}, {"pipeline": 3}),
-    ("gradients or parameters that are sharded", {}, {}, {"shard": 2}),
+    ('activation_checkpointing = "segments"', {}, {"activation_checkpointing": "segments"}, {"shard": 2}),
+    ("precision bf16-sharded of parameters that are not sharded", {}, {"precision": "bf16-sharded"}, {"replicate": 2}),
+    ("precision fp8-tensorwise", {}, {"precision": "fp8-tensorwise"}, {"shard": 2}),
+    ("context ranks", {}, {}, {"context": 2}),
+    ('sequence_gather = "again"', {}, {}, {"tensor": 2, "sequence_parallel": True, "sequence_gather": "again"}),
 ]
 
 

@@ -38,7 +38,7 @@ def spread_runs(draw: st.DrawFn) -> Run:
     schedule = draw(pick(*SCHEDULES)) if pipeline > 1 else "1f1b"
     virtual = draw(pick(1, 2)) if schedule == "interleaved" else 1
     experts = draw(pick(None, None, 4))
-    zero = draw(pick(1, 2, 3)) if experts is None else 3
+    zero = draw(pick(1, 2, 3))
     whole = shard * context
     expert = draw(pick(*(each for each in (1, 2, 4) if whole % each == 0))) if experts else 1
     kv_heads = draw(pick(4, 2, 1))
@@ -280,10 +280,13 @@ def states_of_all(run: Run) -> int:
         return 8 * parameters_of_all(run) + 4 * count * layout.devices // layout.pipeline
     total = 0
     for stage in range(layout.pipeline):
-        for vectors in (False, True):
-            own = sum(prod(split(run, n, s)[0]) for n, s in of_stage(run, stage) if (len(s) < 2) == vectors)
-            if own:
-                total += (8 * ceil(own / layout.shard_ranks) + 4) * layout.devices // layout.pipeline
+        found: dict[tuple[bool, bool], int] = {}
+        for name, shape in of_stage(run, stage):
+            key = len(shape) < 2 or name.endswith("bias"), is_expert(name) and layout.expert > 1
+            found[key] = found.get(key, 0) + prod(split(run, name, shape)[0])
+        for (_, apart), own in found.items():
+            ranks = layout.shard_ranks // (layout.expert if apart else 1)
+            total += (8 * ceil(own / ranks) + 4) * layout.devices // layout.pipeline
     return total
 
 

@@ -190,8 +190,9 @@ def test_offloading_moves_what_blocks_keep_and_nothing_that_is_there_anyway(monk
         ),
         (
             {"activation_checkpointing": "selective", "recompute_keep": ("matmul",)},
-            "recipe.recompute_keep = 'matmul': must be of matmuls, attention, mm, addmm, bmm, silu, gelu, _softmax, "
-            "native_layer_norm, native_dropout; nearest that works: matmuls",
+            "recipe.recompute_keep = 'matmul': must be of matmuls, attention, mm, addmm, bmm, _scaled_mm, "
+            "grouped_mm, _scaled_grouped_mm, all_to_all, silu, gelu, _softmax, native_layer_norm, native_dropout; "
+            "nearest that works: matmuls",
         ),
         (
             {"activation_checkpointing": "from-start", "precision": "bf16-mixed"},

@@ -203,3 +203,13 @@ def test_a_copy_of_lower_precision_is_the_rounded_one():
     full, half = made(LLAMA), Transformer(LLAMA).bfloat16()
     initialize(half, seed=0)
     assert torch.equal(half.lm_head.weight, full.lm_head.weight.bfloat16())
+
+
+def test_a_seed_begins_with_the_same_weights_in_every_torch():
+    weight = torch.empty(40, 50)
+    fill(weight, 0.5, torch.Generator().manual_seed(3))
+    assert weight[0, :4].tolist() == pytest.approx([-0.0388435, 0.1823887, -0.3963278, 0.0362504], rel=1e-5)
+    if torch.__version__ >= (2, 12):  # 2.11 goes by the inverse of the distribution, from other random numbers
+        wide = {"std": 1.0, "a": -TRUNCATION, "b": TRUNCATION}
+        theirs = nn.init.trunc_normal_(torch.empty(40, 50), **wide, generator=torch.Generator().manual_seed(3))
+        assert torch.allclose(weight / weight.std(), theirs / theirs.std(), rtol=1e-4)

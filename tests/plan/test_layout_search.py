@@ -213,7 +213,7 @@ def test_the_collectives_of_a_block_cost_the_same_alone_and_among_others() -> No
     assert len({each.expert for each in every}) > 1
     for block, among in zip(every, rates_of(bounds, every), strict=True):
         (alone,) = rates_of(bounds, [block])
-        for name in ("shared", "gather", "sum"):
+        for name in ("shared", "gather", "expert", "sum"):
             np.testing.assert_array_equal(getattr(alone, name), getattr(among, name))
         np.testing.assert_allclose(np.array(alone.layers), np.array(among.layers), rtol=1e-12)
 
@@ -330,11 +330,14 @@ def test_where_nothing_fits_the_reasons_say_so() -> None:
     assert "optimizer state alone" in reason
 
 
-def test_modules_that_predict_ahead_are_searched_without_pipelines() -> None:
-    found = tl.layouts(run_for(4, {**EXPERTS, "n_predict_ahead": 1}), limit_seconds=5)
-    assert found.best is not None
-    assert found.best.run.layout.pipeline == 1
-    assert any("n_predict_ahead" in each for each in map(str, found.rejected))
+def test_modules_that_predict_ahead_are_searched_in_pipelines_but_not_over_tensor_ranks() -> None:
+    run = whole(run_for(4, {**EXPERTS, "n_predict_ahead": 1}))
+    grid = grid_of(run, 4, {})
+    blocks = Blocks(grid, Judge(grid))
+    found = list(candidates(blocks))
+    assert {each.layout.tensor for each in found} == {1}
+    assert {each.layout.pipeline for each in found} == {1, 2, 4}
+    assert any("n_predict_ahead" in each for each in map(str, blocks.rejected))
 
 
 def test_what_cannot_be_searched_is_refused_with_a_sentence() -> None:
@@ -437,10 +440,10 @@ def test_a_plan_prints_the_layout_that_it_found(capsys: pytest.CaptureFixture[st
 def test_a_model_that_no_layout_takes_is_told_with_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
     from trainledger.cli import main
 
-    words = ["layouts", "deepseek-v3", "--device", "h100-sxm", "--count", "2048"]
+    words = ["layouts", "deepseek-v3", "--device", "h100-sxm", "--count", "65536"]
     assert main(words) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "No layout over 2,048 x NVIDIA H100 SXM 80GB is allowed" in out
+    assert "No layout over 65,536 x NVIDIA H100 SXM 80GB is allowed" in out
     assert "--set model.n_predict_ahead=0" in out
     assert "all-to-all splits the 1 to 128 key-value heads" in out
 

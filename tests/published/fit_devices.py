@@ -56,7 +56,7 @@ PRIORS = {
     ),
 }  # fmt: skip
 # Devices told by the constants of a type without rows of their own: the same die.
-ALSO = {"h100-sxm": ("h200",)}
+ALSO = {"h100-sxm": ("h200", "h800-sxm")}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.units import SECONDS_PER_HOUR
 
-A100_80, A100_40, H100 = "a100-sxm-80gb", "a100-sxm-40gb", "h100-sxm"
+A100_80, A100_40, H100, H800 = "a100-sxm-80gb", "a100-sxm-40gb", "h100-sxm", "h800-sxm"
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ LEFT_OUT = {
 }  # fmt: skip
 
 _META_A100 = (
-    "tensor ranks as many as the checkpoint has files, sequence parallelism as Korthikanti et al. have it, overlapped "
-    "all-reduces (LLaMA's section 2.4), optimizer sharded (ZeRO-1), outputs of products kept (selective "
-    "recomputation), 4M tokens in a step, those of a data rank in micro-batches as large as fit; {devices:,} devices; "
-    "{network}"
+    "tensor ranks as many as the checkpoint has files, sequence parallelism as Korthikanti et al. have it, sums of "
+    "inputs' gradients beside those of weights (LLaMA's section 2.4: all_reduce operations overlapped as much as "
+    "possible), optimizer sharded (ZeRO-1), outputs of products kept (selective recomputation), 4M tokens in a step, "
+    "those of a data rank in micro-batches as large as fit; {devices:,} devices; {network}"
 )
 
 
@@ -91,7 +91,7 @@ def _meta(row: Row) -> tuple[Run, str]:
     total = 4 * 2**20 // length
     layout = Layout(
         shard=devices // tensor, zero=1, tensor=tensor, **sequence_parallel(tensor),
-        overlap=("gradients", "parameters"),
+        overlap=("gradients", "parameters", *(("input-gradients",) if tensor > 1 else ())),
     )  # fmt: skip
     told = {**row, "seq_len": str(length)}
     recipe = _recipe(
@@ -178,11 +178,13 @@ def _mpt(row: Row) -> tuple[Run, str]:
 def _smol(row: Row) -> tuple[Run, str]:
     model = llama({**row, "seq_len": "4096"})
     recipe = _recipe(row, 4096, 3, 576, compile=True)
-    layout = Layout(shard=192, zero=1, tensor=2, **sequence_parallel(2))
+    beside = ("gradients", "input-gradients")
+    layout = Layout(shard=192, zero=1, tensor=2, **sequence_parallel(2), overlap=beside)
     recipe = replace(recipe, precision="bf16", master_weights=True, gradient_dtype="fp32")
     run = _run(row, model, recipe, layout, H100, "efa-v2")
     told = (
-        "nanotron: tensor 2 (gathered again, its tp_recompute_allgather), ZeRO-1, 576 sequences of 4,096 in a step, "
+        "nanotron: tensor 2 (gathered again, its tp_recompute_allgather; sums of inputs' gradients beside those of "
+        "weights, its tp_linear_async_communication), ZeRO-1, 576 sequences of 4,096 in a step, "
         "fused kernels (from memory of its report)"
     )
     return run, told
@@ -201,6 +203,30 @@ def _glm(row: Row) -> tuple[Run, str]:
     layout = Layout(shard=24, zero=1, tensor=4, pipeline=8, stage_layers=layers)
     run = _run(row, model, recipe, layout, A100_40, "hdr")
     return run, "its paper: tensor 4, 8 stages, 24 data ranks, 4,224 sequences of 2,048"
+
+
+def _deepseek(row: Row) -> tuple[Run, str]:
+    """DeepSeek-V3 on H800 (arXiv 2412.19437, sections 3.1 to 3.3 and 4.2)."""
+    model = ModelSpec(**{**catalog.model("deepseek-v3"), "n_predict_ahead": 0})
+    layout = Layout(
+        shard=128, zero=1, expert=64, expert_send="nodes", pipeline=16, stage_layers=(3, *(4,) * 14, 2),
+        schedule="zero-bubble", overlap=("gradients", "parameters", "experts"),
+    )  # fmt: skip
+    recipe = _recipe(
+        row, 4096, 1, 15360, precision="fp8-block", master_weights=True, gradient_dtype="fp32", moment_dtype="bf16",
+        activation_checkpointing="selective", recompute_keep=("attention", "mm", "_scaled_mm", "_scaled_grouped_mm",
+                                                              "all_to_all"),
+    )  # fmt: skip
+    told = (
+        "its paper: 16 stages, 64 expert ranks over 8 nodes, ZeRO-1, no tensor ranks, products in 8 bits by block, "
+        "moments in 16 bits, tokens once to each of at most 4 nodes and out in 8 bits, beside the compute of another "
+        "micro-batch, 15,360 sequences of 4,096 (the smaller batches of the first 3 % of the tokens left out). "
+        "Assumed: a sequence to a micro-batch, 4 layers to a stage (3 in the first, 2 in the last), FlashAttention-2, "
+        "ZB-H1 in place of DualPipe (its bubble is about as long), outputs of products kept and the rest run again "
+        "(the paper also drops the up-projections of latent attention and keeps in 8 bits what SwiGLU reads; without "
+        "that the run does not fit), no module of multi-token prediction (4 % of the FLOPs)"
+    )
+    return _run(row, model, recipe, layout, H800, "ndr"), told
 
 
 def _fms(row: Row) -> tuple[Run, str]:
@@ -223,13 +249,13 @@ REASONS = {
 }
 _TOLD = {
     "LLaMA-": _meta, "Llama2-34B": _meta, "Llama3-": _llama_3, "Phi-2": _phi, "BLOOM": _bloom, "Bloomberg": _bloomberg,
-    "MPT-7B": _mpt, "SmolLM3": _smol, "GLM": _glm,
+    "MPT-7B": _mpt, "SmolLM3": _smol, "GLM": _glm, "DeepSeek-V3": _deepseek,
 }  # fmt: skip
 _NO_SIZES = {"Falcon-180B": "no sizes in the row", "StarCoderBase-15.5B": "no sizes in the row"}
 
 
 # Layout and micro-batch are published, or those of a published step time.
-STATED = ("R0232", "R0765", "R0982")
+STATED = ("R0232", "R0765", "R0982", "R1135")
 
 
 def fitting(run: Run) -> Run:

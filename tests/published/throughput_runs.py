@@ -57,6 +57,7 @@ LEFT_OUT = (
     ("ROCm/TransformerEngine", "a user's script: neither its FLOPs nor its layers are known"),
     ("gpt-neox/pull/424", "no calibration of this device"),
     ("Primus", "no calibration of this device"),
+    ("arXiv 2412.19437", "a whole run: with the device-hours"),
     ("techmaggie", "time to a loss, the tokens not stated"),
 )  # fmt: skip
 

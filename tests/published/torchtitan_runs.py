@@ -89,7 +89,7 @@ def titan_case(row: Row) -> Case:
     )  # fmt: skip
     recipe = Recipe(
         seq_len=length, micro_batch=batch, global_batch=local * data, steps=1, precision="bf16-sharded",
-        attention="flash", activation_checkpointing=row["activation_ckpt"],
+        attention="flash", activation_checkpointing=row["activation_ckpt"], compile=row["compile"] == "1",
         loss="chunked" if "chunked cross entropy" in row["notes"] else "full",
     )  # fmt: skip
     named = [name for name in ("h200", "b200") if name.upper() in row["hardware"]]

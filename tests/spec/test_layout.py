@@ -58,7 +58,8 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
          "layout.shard)"
          "; nearest that works: 25"),
         ({"pipeline": 4}, {}, {}, 4,
-         "layout.pipeline = 4: the 6 layers do not go evenly over 4 chunks; layout.stage_layers says another way"
+         "layout.pipeline = 4: the 6 layers do not go evenly over 4 chunks; layout.stage_layers says another way, "
+         "such as [2, 2, 1, 1]"
          "; nearest that works: 3"),
         ({"pipeline": 4, "stage_layers": [2, 2, 1]}, {}, {}, 4,
          "layout.stage_layers = [2, 2, 1]: must have 4 numbers, one for each of pipeline x virtual_stages"
@@ -116,6 +117,26 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
         ({"tensor": 4, "pipeline": 2, "split_sends": True}, {**EIGHT, "d_model": 55}, {"seq_len": 63}, 8,
          "layout.split_sends = true: the 3465 numbers of a sequence do not go evenly over 4 tensor ranks"
          "; nearest that works: false"),
+        ({"pipeline": 5}, {}, {}, 5,
+         "layout.pipeline = 5: the 6 layers do not go evenly over 5 chunks; layout.stage_layers says another way, "
+         "such as [2, 1, 1, 1, 1]; nearest that works: 6"),
+        ({"shard": 2, "expert_send": "nodes"}, EXPERTS, {}, 2,
+         "layout.expert_send = 'nodes': needs layout.expert above 1; nearest that works: copies"),
+        ({"shard": 2, "expert": 2, "expert_send": "nodes"}, EXPERTS, {"expert_dispatch": "capacity"}, 2,
+         "layout.expert_send = 'nodes': sends every token to its experts, which recipe.expert_dispatch = 'capacity' "
+         "does not; nearest that works: copies"),
+        ({"shard": 2, "overlap": ["gradients", "experts"]}, EXPERTS, {}, 2,
+         "layout.overlap = ['gradients', 'experts']: experts: needs layout.expert above 1, else they send nothing"
+         "; nearest that works: ['gradients']"),
+        ({"shard": 2, "expert": 2, "pipeline": 2, "overlap": "experts"}, EXPERTS, {}, 4,
+         "layout.schedule = '1f1b': overlap of experts needs a schedule in which a forward has another micro-batch's "
+         "backward beside it: interleaved or zero-bubble; nearest that works: zero-bubble"),
+        ({"shard": 2, "expert": 2, "overlap": "experts"}, EXPERTS, {"global_batch": 2}, 2,
+         "recipe.global_batch = 2: overlap of experts needs two micro-batches of a rank, and it has one"
+         "; nearest that works: 4"),
+        ({"overlap": "expert", "auto": True}, EXPERTS, {}, 1,
+         "layout.overlap = 'expert': must be among gradients, parameters, tensor, input-gradients, "
+         "experts; nearest that works: experts"),
         ({"stage_layers": [1, -5]}, {}, {}, 1, "layout.stage_layers = [1, -5]: each of them must be at least 0"),
         ({"stage_layers": "six"}, {}, {}, 1,
          "layout.stage_layers = 'six': must be a list of whole numbers, such as [4, 4]"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -74,3 +75,26 @@ def test_experts_are_traced_as_they_are_accounted_for(run: Run) -> None:
     same_totals(predicted, traced)
     same_peak(predicted, traced)
     same_operations(predicted, traced, run)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "fp8-rowwise"])
+@pytest.mark.parametrize(
+    "keep", [("mm", "grouped_mm"), ("_scaled_mm",), ("_scaled_mm", "mm", "grouped_mm", "attention")]
+)
+def test_products_of_experts_and_in_8_bits_may_be_kept(precision: str, keep: tuple[str, ...]) -> None:
+    model = ModelSpec(
+        vocab_size=32, d_model=32, n_heads=2, head_dim=16, d_ff=32, n_layers=2, max_seq_len=16, gated=True,
+        norm="rmsnorm", positions="rope", activation="silu", n_experts=4, experts_per_token=2, expert_d_ff=16,
+        n_dense_layers=1,
+    )  # fmt: skip
+    recipe = Recipe(
+        seq_len=16, global_batch=2, micro_batch=2, steps=3, precision=precision, recompute_keep=keep,
+        activation_checkpointing="selective",
+    )  # fmt: skip
+    run = Run(model=model, recipe=recipe)
+    predicted, traced = account(run), rehearse(run)
+    same_totals(predicted, traced)
+    same_peak(predicted, traced)
+    same_operations(predicted, traced, run)
+    kept = {each.name for each in predicted if each.kind == "matmul" and each.phase == "recompute"}
+    assert not kept & set(keep)

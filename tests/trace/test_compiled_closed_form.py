@@ -22,6 +22,9 @@ torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler on a CPU"
 )
+# The closed form goes by the compiler of torch 2.13. That of 2.11 joins other loops into a kernel, and frees a tensor
+# of [B, T, d_model] earlier where a block in bf16 runs again.
+NEAR = 0.01 if torch.__version__ >= (2, 12) else 0.02
 CASES = [
     Case(model, "blocks", precision=precision, checkpointing=again, tokens=128, width=128)
     for model in ("llama", "gpt")
@@ -35,7 +38,7 @@ def test_kept_and_peak_are_those_of_the_compiled_step(case: Case) -> None:
     predicted, compiled = closed_form(case), traced(case)
     assert predicted is not None
     assert predicted.kept_nbytes == compiled.kept_nbytes
-    assert predicted.peak().nbytes == pytest.approx(compiled.peak().nbytes, rel=0.01)
+    assert predicted.peak().nbytes == pytest.approx(compiled.peak().nbytes, rel=NEAR)
 
 
 # Other kinds of blocks, formats and ways to checkpoint

@@ -179,7 +179,9 @@ def test_compiled_and_eager_parts_stand_beside_each_other() -> None:
 
 def test_a_compiled_function_of_an_eager_model_is_found() -> None:
     ledger = trace(Stack(2, torch.compile(lambda x: F.silu(x) * 2 + 1)), batch())
-    assert [each.phase for each in fused(ledger)] == ["forward", "forward", "backward", "backward"]
+    # Before torch 2.12 the kernel of backward has operations of the forward again, which are entries of their own.
+    phases = [each.phase for each in fused(ledger) if each.phase != "recompute"]
+    assert phases == ["forward", "forward", "backward", "backward"]
 
 
 def test_a_graph_break_is_said_with_its_line() -> None:

@@ -87,6 +87,8 @@ def same(predicted: Ledger, traced: Ledger, run: Run) -> None:
 def test_real_tensors_leave_the_same_ledger(precision: str, master: bool) -> None:
     if master not in BY_MASTER.get(precision, (False,)):
         pytest.skip("no such pair")
+    if precision == "fp8-rowwise" and torch.__version__ < (2, 12):
+        pytest.skip("torch scales by row on a CPU since 2.12")
     wide = "fp32" if master else None
     run = run_of(precision=precision, master_weights=master, gradient_dtype=wide, micro_batch=2, dropout=0.1)
     predicted, measured = account(run), rehearse_really(run)

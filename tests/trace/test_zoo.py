@@ -29,6 +29,7 @@ SAMPLE = [
     ("lstm and gru", "fp32"), ("graph network", "bf16"), ("own function, hooks, in place", "fp32"),
 ]  # fmt: skip
 ALL = [(each.name, precision) for each in ZOO for precision in PRECISIONS]
+OF_PAGE = f": torch {torch.__version__.partition('+')[0]}, "
 NUMBER = 8  # bytes of a Python number made a tensor
 
 
@@ -127,7 +128,8 @@ def test_the_page_tells_what_a_sample_gives_today() -> None:
     """What is traced, to the byte; real runs of another machine may differ in what their kernels take."""
     for name, precision in SAMPLE:
         c = compare(name, precision)
-        assert rows("FLOPs")[name] == flops_row(c)
+        if OF_PAGE in PAGE.read_text(encoding="utf-8"):  # FlopCounterMode has formulas that other versions have not
+            assert rows("FLOPs")[name] == flops_row(c)
         written, today = (row.split(" | ") for row in (rows(f"Memory, {precision}")[name], memory_row(c)))
         assert written[4] == today[4]  # kept, traced
         if torch.backends.cpu.get_cpu_capability() in PAGE.read_text(encoding="utf-8"):

@@ -47,7 +47,11 @@ def program_of(run: Run) -> Callable[[], Callable[[], None]]:
     def program() -> Callable[[], None]:
         dist.init_process_group("gloo")
         layout = run.layout
-        model, again = spread_gathering(build(run.model, run.recipe), layout, precision_of(run.recipe))
+        model = build(run.model, run.recipe)
+        if run.recipe.compile:  # before it is spread, as torchtitan does
+            for block in model.layers:
+                block.compile()
+        model, again = spread_gathering(model, layout, precision_of(run.recipe))
         optimizer = build_optimizer(model, run.recipe)
         shape = (run.device_batch, run.recipe.seq_len)
         batches = [

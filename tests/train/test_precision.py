@@ -12,9 +12,11 @@ import torch
 from test_resume import curve, in_sittings, sha
 from tiny_run import CountingFeed, tiny_run
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from trainledger.ledger.rules_of_thumb import STATES
 from trainledger.ledger.step import account
+from trainledger.measure.step import rehearse, rehearse_really
 from trainledger.nn.float8 import DTYPES, Float8Linear, cast, product
 from trainledger.nn.init import initialize
 from trainledger.nn.loss import next_token_loss
@@ -30,6 +32,7 @@ from trainledger.train.precision import build_model
 from trainledger.train.step import Batch, optimizer_step
 
 CPU = torch.device("cpu")
+ROWS = pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch scales by row on a CPU since 2.12")
 MASTER = {"master_weights": True}
 MEGATRON = {**MASTER, "gradient_dtype": "fp32"}
 WAYS: dict[str, dict[str, Any]] = {
@@ -70,7 +73,7 @@ def gradients_of(model: nn.Module, batches: Sequence[Batch]) -> list[list[Tensor
 # Training
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(each, marks=ROWS if "rowwise" in each else ()) for each in WAYS])
 def test_a_resumed_run_ends_in_the_same_bits(way: str, tmp_path: Path) -> None:
     run = tiny_run(**WAYS[way])
     assert not list(run.problems())
@@ -81,7 +84,7 @@ def test_a_resumed_run_ends_in_the_same_bits(way: str, tmp_path: Path) -> None:
     assert curve(tmp_path / "parts") == curve(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(each, marks=ROWS if "rowwise" in each else ()) for each in WAYS])
 def test_every_precision_learns_about_what_fp32_learns(way: str, tmp_path: Path) -> None:
     def last_loss(name: str, **fields: Any) -> float:
         run = tiny_run(steps=12, eval_every=None, checkpoint_every=None, dropout=0.0, **fields)
@@ -94,7 +97,9 @@ def test_every_precision_learns_about_what_fp32_learns(way: str, tmp_path: Path)
     assert last_loss("this", **fields) == pytest.approx(reference, rel=0.05)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    "precision", [pytest.param(each, marks=ROWS if "rowwise" in each else ()) for each in PRECISIONS]
+)
 def test_a_precision_is_trained_or_refused_in_a_sentence(precision: str) -> None:
     run = tiny_run(precision=precision, master_weights=precision == "fp16")
     assert not list(run.problems())
@@ -126,6 +131,16 @@ def test_what_the_engine_does_not_run_is_a_sentence(fields: dict[str, Any], sent
     assert account(run).flops
     with pytest.raises(InvalidInput, match=sentence):
         train(run, tmp_path, open_feed=CountingFeed)
+
+
+def test_scales_by_row_that_a_torch_has_not_are_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cpu"))
+    run = tiny_run(precision="fp8-rowwise")
+    sentence = r"fp8-rowwise': torch 2\.11\.0\+cpu multiplies.*torch 2\.12 does.*nearest that works: fp8-tensorwise"
+    for begin in (lambda: train(run, tmp_path, open_feed=CountingFeed), lambda: rehearse_really(run)):
+        with pytest.raises(InvalidInput, match=sentence):
+            begin()
+    assert rehearse(run).matmul_flops == account(run).matmul_flops  # as on a GPU
 
 
 @pytest.mark.parametrize(
@@ -324,7 +339,7 @@ def test_a_cast_keeps_the_largest_value_and_loses_half_a_step_of_the_others(scal
     assert inverse.numel() == (16 if scaling == "rowwise" else 1)
 
 
-@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("scaling", ["tensorwise", pytest.param("rowwise", marks=ROWS)])
 def test_a_product_in_8_bits_is_the_product_of_what_was_cast(scaling: str) -> None:
     generator = torch.Generator().manual_seed(1)
     a, b = (torch.randn(32, 48, generator=generator).bfloat16() for _ in range(2))
@@ -342,6 +357,7 @@ def test_zeros_are_cast_to_zeros() -> None:
         assert (x8.float() == 0).all()
 
 
+@ROWS
 def test_gradients_in_8_bits_are_near_those_in_full() -> None:
     float8 = RECIPES["fp8-rowwise"].float8
     assert float8 is not None

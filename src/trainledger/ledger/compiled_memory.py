@@ -25,23 +25,21 @@ if TYPE_CHECKING:
 def uncovered(rank: Rank) -> str:
     """A sentence for a run with compiled blocks whose memory is told as that of eager ones; empty where it is not."""
     spec, recipe, layout, precision = rank.run.model, rank.run.recipe, rank.layout, precision_of(rank.run.recipe)
-    axes = {
-        "tensor ranks": layout.tensor, "context ranks": layout.context, "expert ranks": layout.expert,
-        "a pipeline": layout.pipeline,
-    }  # fmt: skip
-    spread = [name for name, size in axes.items() if not is_one(size)]
-    if spec.n_experts:
+    checkpointing = recipe.activation_checkpointing
+    if spec.n_experts or not is_one(layout.expert):
         why = "experts, whose tokens are counted while they run"
     elif spec.latent:
         why = "latent attention"
-    elif spread:
-        why = spread[0]
-    elif rank.sharded and layout.zero > 1:
-        why = "gradients or parameters that are sharded"
-    elif recipe.activation_checkpointing not in ("none", "full", "segments"):
-        why = f'activation_checkpointing = "{recipe.activation_checkpointing}"'
-    elif precision.float8 is not None or precision.copies == "gathered":
+    elif not is_one(layout.context):
+        why = "context ranks"
+    elif layout.gathers_again:
+        why = 'sequence_gather = "again"'
+    elif checkpointing not in ("none", "full", "segments") or (checkpointing == "segments" and rank.gathers):
+        why = f'activation_checkpointing = "{checkpointing}"'
+    elif precision.float8 is not None:
         why = f"precision {precision.name}"
+    elif precision.copies == "gathered" and not rank.gathers:
+        why = f"precision {precision.name} of parameters that are not sharded"
     else:
         return ""
     return f"compiled memory is told as eager: what a compiler keeps and frees is not followed for {why}"

@@ -12,7 +12,7 @@ from trainledger.ledger.activations import activate, gated, sigmoid
 from trainledger.ledger.array import Array
 from trainledger.ledger.dispatch import dispatch, from_experts, to_experts
 from trainledger.ledger.entry import Int
-from trainledger.ledger.expert_parallel import from_ranks, to_ranks
+from trainledger.ledger.expert_parallel import from_nodes, from_ranks, to_nodes, to_ranks
 from trainledger.ledger.expert_products import Places, linear
 from trainledger.ledger.extra_loss import with_loss
 from trainledger.ledger.feed_forward import mlp
@@ -57,11 +57,17 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     routed = R if roomy else rules.smaller(R, S)
     ends = where.ends if places is None else None
     stack = Places(S, routed, spec.n_experts // sizes.layout.expert, where.expert, ends)
-    y = _stack(tape, sizes, leaves, to_ranks(tape, sizes, to_experts(tape, x, where, K)), stack)
-    y = from_ranks(tape, sizes, y)
+    if sizes.layout.sends_to_nodes:
+        y = _stack(tape, sizes, leaves, *to_nodes(tape, sizes, x), stack)
+    else:
+        y = _stack(tape, sizes, leaves, to_ranks(tape, sizes, to_experts(tape, x, where, K)), None, stack)
+        y = from_ranks(tape, sizes, y)
     turned = not op.is_one(K) and not op.is_one(N)
     weights = op.cast(tape, op.contiguous(tape, routes.weights, forward=turned, backward=False), y.dtype)
-    mixed = _sum_of_routes(tape, _multiply(tape, from_experts(tape, y, where), weights, narrow=1), N * spec.d_model)
+    if sizes.layout.sends_to_nodes:  # routes' weights come along, and what is sent back is their sum
+        mixed = from_nodes(tape, sizes, _multiply(tape, y, weights, narrow=1))
+    else:
+        mixed = _sum_of_routes(tape, _multiply(tape, from_experts(tape, y, where), weights, narrow=1), N * spec.d_model)
     if sizes.balance:
         difference = _numbers(tape, "sub", [where.ends, where.starts], spec.n_experts, "int64")
         share = _numbers(tape, "div", [difference], spec.n_experts, "fp32")
@@ -70,18 +76,18 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     return mixed
 
 
-def _stack(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, places: Places) -> Array:
-    """The MLPs of all experts."""
+def _stack(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, scales: Array | None, places: Places) -> Array:
+    """The MLPs of all experts, of rows that may have come in 8 bits with their ``scales``."""
     spec = sizes.spec
     D, F = spec.d_model, spec.expert_width
     inward = "gate_up_proj" if spec.gated else "up_proj"
 
-    def project(x: Array, name: str, d_in: Int, d_out: Int) -> Array:
+    def project(x: Array, name: str, d_in: Int, d_out: Int, scales: Array | None = None) -> Array:
         w, b = leaves[f"mlp.experts.{name}"], leaves.get(f"mlp.experts.{name}_bias")
-        return linear(tape, x, w, b, d_in, d_out, places)
+        return linear(tape, x, w, b, d_in, d_out, places, scales)
 
     with tape.at("experts"):
-        y = project(x, inward, D, 2 * F if spec.gated else F)
+        y = project(x, inward, D, 2 * F if spec.gated else F, scales)
         if spec.gated:
             gate, up = op.halves(tape, y, places.count * F)
             h = gated(tape, gate, up, spec.activation)

@@ -83,26 +83,31 @@ def _by_blocks(tape: Tape, float8: Float8, x: Array, w: Array, N: Int, I: Int, O
     """One kernel for each cast; backward gets the input's 8-bit copy, which is laid out and scaled anew for it."""
     dtype, w_dtype = x.dtype, w.dtype
 
-    def quantized(x: Array, scales: Int, format: str) -> Scaled:
-        made = tape.emit(
-            "cast_by_block", "elementwise", reads=[x], makes=[(x.elements, format), (scales, "fp32")],
-            flops=2 * x.elements, basis="assumed",
-        )  # fmt: skip
-        return made[0], made[1]
-
     def backward(g: Array, x8: Array, x_scales: Array, w: Array) -> Gradients:
-        by_output, weight = quantized(g, N * blocks(O), float8.backward), quantized(w, blocks(O) * blocks(I), "e4m3")
+        by_output = cast_by_block(tape, g, N * blocks(O), float8.backward)
+        weight = cast_by_block(tape, w, blocks(O) * blocks(I), float8.forward)
         dx = multiply(tape, by_output, weight, (N, I, O), dtype)
         del by_output, weight
-        by_token, anew = quantized(g, O * blocks(N), float8.backward), quantized(x8, I * blocks(N), float8.forward)
+        by_token = cast_by_block(tape, g, O * blocks(N), float8.backward)
+        anew = cast_by_block(tape, x8, I * blocks(N), float8.forward)
         dw = multiply(tape, by_token, anew, (O, I, N), dtype)
         del by_token, anew
         return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
 
-    a, b = quantized(x, N * blocks(I), float8.forward), quantized(w, blocks(O) * blocks(I), float8.forward)
+    a = cast_by_block(tape, x, N * blocks(I), float8.forward)
+    b = cast_by_block(tape, w, blocks(O) * blocks(I), float8.forward)
     y = multiply(tape, a, b, (N, O, I), dtype)
     y.node = tape.node([x.node, w.node], (*a, w), backward)
     return y
+
+
+def cast_by_block(tape: Tape, x: Array, scales: Int, format: str) -> Scaled:
+    """x in 8 bits with so many scales, one for each block of it."""
+    made = tape.emit(
+        "cast_by_block", "elementwise", reads=[x], makes=[(x.elements, format), (scales, "fp32")],
+        flops=2 * x.elements, basis="assumed",
+    )  # fmt: skip
+    return made[0], made[1]
 
 
 def blocks(size: Int) -> Int:

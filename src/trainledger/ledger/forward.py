@@ -72,7 +72,9 @@ def hidden(
     del received
     angles = all_angles(tape, sizes)
     seen = masks(tape, sizes, windows_of(sizes.spec))
-    e = x if sizes.spec.n_predict_ahead else None
+    e = x if sizes.spec.n_predict_ahead and leaves.head is not None else None
+    if e is not None and leaves.before == {}:  # the last stage of several has only seen what its layers read
+        e = embed(tape, sizes, leaves, ids)
     held = _held(sizes, angles, seen, recipe)
     if held:
         # All blocks read the same angles and masks: they live until the backward of the first block is over.
@@ -110,8 +112,10 @@ def _held(sizes: Sizes, angles: dict[str, Angles], seen: Masks, recipe: Recipe) 
 def embed(tape: Tape, sizes: Sizes, leaves: ModelLeaves, ids: Array) -> Array:
     """Token ids to what the first block reads."""
     spec = sizes.spec
+    table = leaves.before.get("embed_tokens.weight") or leaves.after.get("embed_tokens.weight") or leaves.head
+    assert table is not None
     with tape.at("embed_tokens"):
-        x = embedded(tape, sizes, op.embedding(tape, ids, leaves.before["embed_tokens.weight"], spec.d_model))
+        x = embedded(tape, sizes, op.embedding(tape, ids, table, spec.d_model))
     if spec.embedding_scale != 1:
         x = op.times_number(tape, x)
     if spec.positions == "learned":

@@ -188,7 +188,8 @@ class Part:
 def leaves_of(spec: ModelSpec, recipe: Recipe | None = None, part: Part | None = None) -> ModelLeaves:
     """The parameters that a spec has, in runs of blocks that a recipe treats alike.
 
-    Of a model in parts the last one has its own copy of a tied embedding, and only the last one has a head.
+    Of a model in parts the last one has its own copy of a tied embedding, and only the last one has a head. It has one
+    of any embedding where modules there predict ahead, which embed tokens too (as Megatron Core places them).
     """
     if part is not None and not (part.begins and part.ends):
         return _leaves_of_part(spec, recipe, part)
@@ -211,8 +212,11 @@ def leaves_of(spec: ModelSpec, recipe: Recipe | None = None, part: Part | None =
 def _leaves_of_part(spec: ModelSpec, recipe: Recipe | None, part: Part) -> ModelLeaves:
     before = _leaves(shapes.before_blocks(spec), recipe) if part.begins else {}
     after = _leaves(chain(shapes.after_blocks(spec), shapes.all_ahead(spec)), recipe) if part.ends else {}
+    table = spec.padded_vocab, spec.d_model
     if part.ends and spec.tie_embeddings:
-        after["lm_head.weight"] = Leaf("lm_head.weight", (spec.padded_vocab, spec.d_model))
+        after["lm_head.weight"] = Leaf("lm_head.weight", table)
+    elif part.ends and spec.n_predict_ahead and not part.begins:
+        after["embed_tokens.weight"] = Leaf("embed_tokens.weight", table)
     runs = part.runs
     return ModelLeaves(
         before=before,

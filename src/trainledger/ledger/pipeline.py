@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Int
 from trainledger.ledger.rules import smaller
-from trainledger.spec.layout import Layout
+from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.recompute import Group, LayerRun
 
 
@@ -48,7 +48,8 @@ def in_flight(layout: Layout, stage: int, micro_batches: Int) -> Int:
     gpipe: all M (Huang et al. 2019). 1f1b: P - S (Narayanan et al. 2019, PipeDream-Flush). zero-bubble, as ZB-H1: P on
     every stage, since the weights' part of a backward waits there (Qi et al. 2023, section 3; an upper bound, as a
     waiting part keeps less than a whole micro-batch). interleaved: 2 (P - S - 1) + (V - 1) P + 1 chunks, as
-    Megatron-LM's schedules.py has it (num_warmup_microbatches, and the one that runs).
+    Megatron-LM's schedules.py has it (num_warmup_microbatches, and the one that runs); one more where forwards run
+    beside backwards (overlap has ``experts``).
 
     >>> [in_flight(Layout(pipeline=4), stage, 8) for stage in range(4)]
     [4, 3, 2, 1]
@@ -62,7 +63,8 @@ def in_flight(layout: Layout, stage: int, micro_batches: Int) -> Int:
         return micro_batches
     if layout.schedule == "interleaved":
         chunks = layout.virtual_stages
-        return smaller(2 * (stages - stage - 1) + (chunks - 1) * stages + 1, micro_batches * chunks)
+        ahead = 2 * (stages - stage - 1) + (chunks - 1) * stages + overlaps(layout, "experts")
+        return smaller(ahead + 1, micro_batches * chunks)
     return smaller(stages if layout.schedule == "zero-bubble" else stages - stage, micro_batches)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from trainledger.frozen import frozen
@@ -110,15 +111,30 @@ class Rank:
         return _changed(leaves, shard)
 
     def _flat(self, leaves: ModelLeaves) -> ModelLeaves:
-        """All parameters that decay as one piece, and all that do not as another."""
+        """All parameters that decay as one piece, and all that do not as another; of expert ranks experts apart.
+
+        Those of a rank are shared by the ranks that hold the same experts (Megatron-LM: its optimizer has a group of
+        its own for expert data parallelism).
+        """
         named: dict[str, Leaf] = {}
-        for name, decayed in (("decayed", True), ("not decayed", False)):
-            trained = ((each, count) for pattern, count in leaves.in_order() for each in pattern if each.trained)
-            elements = sum(each.elements * count for each, count in trained if each.decayed == decayed)
-            if not (isinstance(elements, int) and elements == 0):
-                rows = share(elements, self.layout.shard_ranks)
-                named[name] = Leaf(name, (rows, 1) if decayed else (rows,))
+        for group, some in self.by_group(leaves):
+            for name, decayed in (("decayed", True), ("not decayed", False)):
+                elements = sum(each.elements * count for each, count in some if each.decayed == decayed)
+                if not (isinstance(elements, int) and elements == 0):
+                    rows = share(elements, group.ranks)
+                    path = name if group.axes == self.group.axes else f"mlp.experts.{name}"
+                    named[path] = Leaf(path, (rows, 1) if decayed else (rows,))
         return ModelLeaves(before=named, segments=(), after={}, head=None)
+
+    def by_group(self, leaves: ModelLeaves) -> Iterator[tuple[Group, list[tuple[Leaf, Int]]]]:
+        """The trained parameters with how often each comes, by the ranks that share their state."""
+        found: dict[str, tuple[Group, list[tuple[Leaf, Int]]]] = {}
+        for pattern, count in leaves.in_order():
+            for each in pattern:
+                if each.trained:
+                    group = self.group_of(each)
+                    found.setdefault(group.axes, (group, []))[1].append((each, count))
+        yield from found.values()
 
 
 def shard_shape(leaf: Leaf, ranks: Int, place: int = 0) -> tuple[Int, ...]:

@@ -68,10 +68,14 @@ def sum_partial_gradients(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
 
 
 def sum_tied_embedding(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
-    """The first and the last stage have each a copy of a tied embedding, and its gradient is that of both."""
-    if not rank.whole.model.tie_embeddings or rank.layout.pipeline == 1:
+    """The first and the last stage have each a copy of a tied embedding, and its gradient is that of both.
+
+    So they have of one that modules which predict ahead read too.
+    """
+    spec = rank.whole.model
+    if not (spec.tie_embeddings or spec.n_predict_ahead) or rank.layout.pipeline == 1:
         return
-    for name in ("embed_tokens.weight", "lm_head.weight"):
+    for name in ("embed_tokens.weight", *(("lm_head.weight",) if spec.tie_embeddings else ())):
         leaf = {**leaves.before, **leaves.after}.get(name)
         if leaf is not None:
             gradient = Array(leaf.elements, tape.precision.gradients, None)
@@ -142,24 +146,28 @@ def _trained(leaves: ModelLeaves) -> Int:
 
 def scatter_gradients(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
     """ZeRO-1: the whole gradients are summed over the ranks, each keeping the piece that its optimizer reads."""
-    dtype, ranks = tape.precision.gradients, rank.layout.shard_ranks
-    own = share(_trained(leaves), ranks)
-    flat = Array(own * ranks, dtype, None)
+    dtype = tape.precision.gradients
     with tape.during("backward"):
-        collective(tape, "reduce_scatter", rank.group, flat.nbytes, reads=[flat], changes=[Array(own, dtype, None)],
-                   overlap="compute")  # fmt: skip
-        if not is_one(rank.replicas.ranks):
-            gradient = Array(own, dtype, None)
-            collective(tape, "all_reduce", rank.replicas, gradient.nbytes, changes=[gradient], overlap="compute")
+        for group, some in rank.by_group(leaves):
+            own = share(sum(each.elements * count for each, count in some), group.ranks)
+            flat = Array(own * group.ranks, dtype, None)
+            if not is_one(group.ranks):
+                collective(tape, "reduce_scatter", group, flat.nbytes, reads=[flat], changes=[Array(own, dtype, None)],
+                           overlap="compute")  # fmt: skip
+            if not is_one(rank.replicas.ranks):
+                gradient = Array(own, dtype, None)
+                collective(tape, "all_reduce", rank.replicas, gradient.nbytes, changes=[gradient], overlap="compute")
 
 
 def gather_updated(tape: Tape, rank: Rank, owned: ModelLeaves) -> None:
     """ZeRO-1 and 2: every rank gets what the others have updated; ``owned`` are the pieces of this one."""
-    dtype, ranks = tape.precision.parameters, rank.layout.shard_ranks
-    own = _trained(owned)
-    whole = Array(own * ranks, dtype, None)
+    dtype = tape.precision.parameters
     with tape.during("optimizer"):
-        collective(tape, "all_gather", rank.group, whole.nbytes, reads=[Array(own, dtype, None)], changes=[whole])
+        for group, some in rank.by_group(owned):
+            own = sum(each.elements * count for each, count in some)
+            whole = Array(own * group.ranks, dtype, None)
+            if not is_one(group.ranks):
+                collective(tape, "all_gather", group, whole.nbytes, reads=[Array(own, dtype, None)], changes=[whole])
 
 
 def widened(tape: Tape, owned: ModelLeaves) -> list[Array]:

@@ -25,7 +25,7 @@ class Standing:
     ``resident`` is there before the step, batch and buffers left out. ``gradients`` are those of all parameters once
     each has had a backward, ``gathered`` the whole parameters that are held from the first forward to the last
     backward, and ``outside`` else those of them that stand outside the blocks. ``owned`` are the elements that its
-    optimizer updates, and ``computed`` those that it computes with.
+    optimizer updates, and ``computed`` those that it computes with, of which ``experts`` are of expert ranks.
     """
 
     resident: Int
@@ -34,6 +34,7 @@ class Standing:
     outside: Int
     owned: Int
     computed: Int
+    experts: Int = 0
 
 
 def standing(rank: Rank, *, backend: str) -> Standing:
@@ -54,7 +55,14 @@ def standing(rank: Rank, *, backend: str) -> Standing:
         outside=0 if whole else nbytes_in(outside, precision.arriving),
         owned=owned.elements(),
         computed=sum(each.leaves.elements() for each in works),
+        experts=sum(_experts(rank, each.leaves) for each in works),
     )
+
+
+def _experts(rank: Rank, leaves: ModelLeaves) -> Int:
+    """Elements of what other ranks share than all else."""
+    groups = rank.by_group(leaves)
+    return sum(sum(leaf.elements * n for leaf, n in some) for group, some in groups if group.axes != rank.group.axes)
 
 
 def _gradients(work: Work) -> Int:

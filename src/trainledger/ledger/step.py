@@ -58,7 +58,8 @@ def account_of(rank: Rank, *, backend: str) -> Ledger:
     total = run_micro_batches(works)
     for each in works:
         each.step_ends()
-    sum_tied_embedding(tape, rank, leaves)
+    for held_by in (leaves,) if rank.gathers else (each.leaves for each in works):
+        sum_tied_embedding(tape, rank, held_by)
     held: list[Array] = []
     gradients: list[Array] = []
     if precision.master and not precision.gradient_buffers:

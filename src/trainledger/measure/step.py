@@ -21,7 +21,7 @@ from trainledger.trace.recorder import Recorder
 from trainledger.train.loss_scaling import LossScaler
 from trainledger.train.master_weights import gradient_buffers
 from trainledger.train.optimizer import build_optimizer
-from trainledger.train.precision import build_model
+from trainledger.train.precision import build_model, refuse_products
 from trainledger.train.step import optimizer_step
 
 Batch = tuple[Tensor, Tensor]
@@ -45,6 +45,7 @@ def rehearse(run: Run, *, kernels: str = "cpu", blocks: str = "auto") -> Ledger:
 
 def rehearse_really(run: Run) -> Ledger:
     """The same step with real tensors and random tokens, recorded as it runs."""
+    refuse_products(precision_of(run.recipe), "cpu")
     return metered_step(run, *_build(run), _batches(run), writer="measure", clocked=True)
 
 

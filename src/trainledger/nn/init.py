@@ -78,8 +78,15 @@ def _share(spec: ModelSpec) -> float:
 
 
 def fill(weight: nn.Parameter, deviation: float, generator: torch.Generator) -> None:
-    """A normal, cut at three deviations, with ``deviation`` after the cut; drawn on the CPU, so the same anywhere."""
+    """A normal, cut at three deviations, with ``deviation`` after the cut; drawn on the CPU, so the same anywhere.
+
+    What lies beyond the cut is drawn again, as torch's `trunc_normal_` does since 2.12. Torch 2.11 goes by the inverse
+    of the distribution: by torch's own function, a seed would begin with other weights there.
+    """
     values = torch.empty(weight.shape, dtype=torch.float32)
     wide = deviation / _LEFT
-    nn.init.trunc_normal_(values, std=wide, a=-TRUNCATION * wide, b=TRUNCATION * wide, generator=generator)
+    limit = torch.tensor(TRUNCATION * wide, dtype=torch.float32)
+    values.normal_(0.0, wide, generator=generator)
+    while (beyond := values.abs() > limit).any():
+        values = torch.where(beyond, torch.empty_like(values).normal_(0.0, wide, generator=generator), values)
     weight.copy_(values)

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.spec.layout import SCHEDULES, Layout, overlaps
+from trainledger.spec.layout_rules import can_overlap
 from trainledger.spec.lora import BASE_FORMATS
 from trainledger.spec.optimizers import IMPLEMENTATIONS
 from trainledger.spec.precision import precision_of
@@ -30,6 +31,7 @@ _BESIDE = {  # what may run beside compute, the effect, and programs that do so
     "parameters": ("gather parameters beside the next forward", SAME, "Megatron-LM"),
     "tensor": ("products of tensor ranks in parts, beside what they send", ROUNDING, "Megatron-LM, torchtitan"),
     "input-gradients": ("sum inputs' gradients beside the gradients of weights", SAME, "Megatron-LM, nanotron"),
+    "experts": ("send to experts beside another micro-batch", SAME, "Megatron Core, DualPipe"),
 }
 
 
@@ -230,10 +232,14 @@ def _sharding(run: Run) -> Iterator[Change]:
     elif layout.sequence_parallel:
         what = "tensor ranks gather again in backward"
         yield _one(what, "layout.sequence_gather", "again", effect, "a program that does so (Megatron-LM)")
-    yield from _beside_compute(layout)
+    if layout.expert > 1 and layout.expert_send == "copies" and run.recipe.expert_capacity is None:
+        what = "tokens once to each node of their experts"
+        yield _one(what, "layout.expert_send", "nodes", ROUNDING, "a program that does so (DeepEP)")
+    yield from _beside_compute(run)
 
 
-def _beside_compute(layout: Layout) -> Iterator[Change]:
+def _beside_compute(run: Run) -> Iterator[Change]:
+    layout = run.layout
     now = layout.overlap or ()
     once = layout.shard_ranks == 1 or layout.zero == 1  # gradients are summed once a step
     may = {
@@ -241,6 +247,7 @@ def _beside_compute(layout: Layout) -> Iterator[Change]:
         "parameters": layout.shard_ranks > 1 and layout.zero < 3,
         "tensor": layout.sequence_parallel,
         "input-gradients": layout.tensor > 1 and not overlaps(layout, "tensor"),
+        "experts": can_overlap(run, "experts"),
     }
     for name, (what, effect, programs) in _BESIDE.items():
         if may[name] and name not in now:

@@ -16,9 +16,9 @@ from trainledger.predict import predict
 from trainledger.predict.bottleneck import bottleneck
 from trainledger.predict.device_memory import DeviceMemory
 from trainledger.predict.forecast import Forecast
+from trainledger.predict.ratios import matmul_dtype
 from trainledger.predict.roofline import Machine, NoRate, peak_rate
 from trainledger.spec.cluster import Device
-from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 from trainledger.units import SECONDS_PER_DAY
 
@@ -135,7 +135,7 @@ _OF_A_RUN = ("evaluation", "checkpoints", "assumed, as the run file", "interrupt
 def _napkin(run: Run, ledger: Ledger, machine: Machine | None, mfu: float) -> Napkin | None:
     if machine is None:
         return None
-    dtype = precision_of(run.recipe).peak
+    dtype = matmul_dtype(ledger)  # the peak that the forecast's MFU is taken against
     try:
         peak = peak_rate(machine, dtype)
     except NoRate:

@@ -18,9 +18,11 @@ from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.predict.kernel_time import larger, smaller_real
+from trainledger.predict.node_sends import other_nodes
 from trainledger.predict.roofline import NoRate
 from trainledger.spec.layout import Layout
 from trainledger.spec.links import Fabric, Protocol
+from trainledger.spec.model import ModelSpec
 
 Number = Any  # a number, or an array of them
 
@@ -31,26 +33,36 @@ AXES = ("tensor", "context", "shard", "replicate", "pipeline")  # from neighbour
 
 @frozen
 class Placement:
-    """Where the ranks of a group stand: how many, on how many nodes, and how many of them in each."""
+    """Where the ranks of a group stand: how many, on how many nodes, and how many of them in each.
+
+    ``far`` is the share of an all-to-all's bytes that pass the network, where a token goes once to each node (see
+    `predict.node_sends`); None where every rank sends each other its own part.
+    """
 
     ranks: Number
     nodes: Number
     in_node: Number
+    far: Number | None = None
 
 
-def placement(layout: Layout, group: str, ranks: Number, devices_per_node: int) -> Placement:
+def placement(
+    layout: Layout, group: str, ranks: Number, devices_per_node: int, spec: ModelSpec | None = None
+) -> Placement:
     """Where a group's ranks stand, the mesh laid over the devices with tensor ranks next to each other.
 
     Then come context, shard, replicate and pipeline, as torchtitan builds its mesh (pp, dp_replicate, dp_shard, cp, tp,
     from outermost to innermost; Megatron-LM's default order tp-cp-ep-dp-pp is the same). Expert ranks are neighbours
-    among shard x context.
+    among shard x context. ``spec`` is the model whose tokens may be sent once to each node.
 
     >>> placement(Layout(tensor=4, shard=64), "shard", 64, 8)
     Placement(ranks=64, nodes=32, in_node=2)
     """
     apart = _apart(layout, group)
     in_node = smaller_real(larger(1, devices_per_node // apart), ranks)
-    return Placement(ranks, -(-ranks // in_node), in_node)
+    nodes = -(-ranks // in_node)
+    if group == "expert" and spec is not None and layout.sends_to_nodes:
+        return Placement(ranks, nodes, in_node, other_nodes(spec, nodes) / spec.experts_per_token)
+    return Placement(ranks, nodes, in_node)
 
 
 def _apart(layout: Layout, group: str) -> Number:
@@ -162,8 +174,15 @@ def _switch(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number
 
 
 def _all_to_all(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number]:
-    """Every rank sends each other one its part, those of its node over the links and the rest over its own rail."""
+    """Every rank sends each other one its part, those of its node over the links and the rest over its own rail.
+
+    Where a token goes once to each node, it goes to the rank in the sender's place there and on to those of its
+    experts over the links, while the next ones are on the network (DeepSeek-V3, section 3.2.2).
+    """
     n, k = place.ranks, place.in_node
+    if place.far is not None:
+        yield from _by_nodes(nbytes, place, fabric)
+        return
     for inside, between in _protocols(fabric):
         near = (k - 1) * (inside.ring_step_seconds + nbytes / n / (fabric.node.reached * inside.ring_share))
         far: Number = 0.0
@@ -171,6 +190,19 @@ def _all_to_all(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Nu
             rate = smaller_real(fabric.network.reached, fabric.node.reached) * inside.ring_share
             far = (place.nodes > 1) * (between.ring_step_seconds * (n - k) + (n - k) / n * nbytes / rate)
         yield inside.start_seconds + near + far
+
+
+def _by_nodes(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number]:
+    """The slower of network and links, which work at the same time: (k - 1) / k of what arrives goes on in its node."""
+    k = place.in_node
+    for inside, between in _protocols(fabric):
+        near = (k - 1) / k * nbytes / (fabric.node.reached * inside.ring_share)
+        steps = (k - 1) * inside.ring_step_seconds
+        if fabric.network is not None:
+            rate = smaller_real(fabric.network.reached, fabric.node.reached) * inside.ring_share
+            near = larger(near, place.far * nbytes / rate)
+            steps = steps + (place.nodes - 1) * between.ring_step_seconds
+        yield inside.start_seconds + steps + near
 
 
 def _send(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number]:

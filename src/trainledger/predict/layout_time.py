@@ -10,6 +10,7 @@ from trainledger.predict.acts import Act, compute_seconds, flat
 from trainledger.predict.overlap import times_of
 from trainledger.predict.pipeline_time import Chunk, Stage, pipeline_ends
 from trainledger.predict.rank_time import Streams, rank_seconds
+from trainledger.predict.ratios import matmul_dtype_of
 from trainledger.predict.roofline import EntryTime, Machine, NoRate
 from trainledger.predict.stage_time import StageTime, once_for_alike, stages_of, with_free_links
 from trainledger.predict.step_time import (
@@ -22,6 +23,7 @@ from trainledger.predict.step_time import (
     step_time,
 )
 from trainledger.spec.cluster import Cluster, Device
+from trainledger.spec.layout import overlaps
 from trainledger.spec.links import Fabric, Link
 from trainledger.spec.run import Run
 from trainledger.units import format_nbytes
@@ -45,11 +47,12 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
     fabric = machine.fabric.bound if machine.efficiency is None else machine.fabric
     try:
         stages = stages_of(run, ranks, machine, fabric)
-        ledgers = {id(each.ledger): each.ledger for each in stages}
-        ideal = {key: ideal_seconds(each, machine) for key, each in ledgers.items()}
+        shares = shares_of(stages)
+        # One dtype for all stages: that of most products, though the head's may be most of the last one's.
+        dtype = matmul_dtype_of((stage.ledger, share) for stage, share in shares)
+        ideal = {id(each.ledger): ideal_seconds(each.ledger, machine, dtype) for each, _ in shares}
     except NoRate as reason:
         return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
-    shares = shares_of(stages)
     contention = 0.0 if machine.efficiency is None else machine.efficiency.contention_share
     seconds = step_seconds(run, stages, contention)
     computing = sum(share * sum(each.seconds for each in stage.times) for stage, share in shares)
@@ -164,7 +167,8 @@ def step_seconds(run: Run, stages: Sequence[StageTime], contention: float, *, la
     if run.layout.pipeline == 1:
         return max(rank_seconds(each.whole, contention=contention) for each in stages)
     ready = pipeline_of(stages, contention, launching=launching)
-    ends = pipeline_ends(ready, run.grad_accum, run.layout.schedule, slowest_send(stages))
+    paired = overlaps(run.layout, "experts")
+    ends = pipeline_ends(ready, run.grad_accum, run.layout.schedule, slowest_send(stages), paired=paired)
     after = once_for_alike(stages, lambda each: after_last(each, contention, launching=launching))
     close = once_for_alike(stages, lambda each: rank_seconds(each.close, contention=contention))
     return max(end + later for end, later in zip(ends, after, strict=True)) + max(close)
@@ -180,10 +184,10 @@ def _in_pipeline(stage: StageTime, contention: float, launching: bool) -> Stage:
     for each in stage.chunks:
         ahead = rank_seconds(each.forward, contention=contention)
         back = rank_seconds(each.inputs, contention=contention)
-        took: tuple[float, ...] = (ahead, back, each.weights)
+        took = [ahead, back, each.weights]
         if launching:
-            took = tuple(max(*both) for both in zip(took, each.launches, strict=True))
-        chunks.append(Chunk(*took))
+            took = [max(*both) for both in zip(took, each.launches, strict=True)]
+        chunks.append(Chunk(took[0], took[1], took[2], each.alone))
     return Stage(tuple(chunks), begins(stage, sum(each.forward for each in chunks), contention))
 
 

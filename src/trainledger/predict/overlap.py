@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.ledger.entry import Entry
-from trainledger.predict.acts import Timed, program
+from trainledger.predict.acts import BACKWARD, Timed, program
 from trainledger.predict.rank_time import rank_seconds
 from trainledger.spec.layout import Layout, is_int, overlaps
 from trainledger.spec.run import Run
@@ -15,6 +15,7 @@ from trainledger.spec.run import Run
 # What is summed or gathered once a step over ranks with their own optimizer state goes in buckets of so many elements,
 # or so many for each rank: Megatron-LM, megatron/core/distributed/distributed_data_parallel.py (bucket_size).
 BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK = 40_000_000, 1_000_000
+AHEAD = "predict_ahead"  # the path of modules that predict ahead
 
 
 def in_buckets(run: Run) -> bool:
@@ -143,6 +144,51 @@ def products_beside_sum(entries: Sequence[Entry], at: int) -> list[int]:
     return [index for each in found.values() if len(each) % 2 == 0 for index in each]
 
 
+def beside_another(run: Run, timed: list[Timed], contention: float) -> list[Timed]:
+    """Tokens on their way to experts and back, beside the same block of another micro-batch that goes the other way.
+
+    What a forward sends hides behind the block's backward and what a backward sends behind its forward (DeepSeek-V3,
+    section 3.2.1; Megatron Core, combined_1f1b.py); compute loses its share of what is hidden. So it is in the rounds
+    where both run: micro-batches that are alone wait for all of it.
+    """
+    if run.recipe.launch_blocking or not overlaps(run.layout, "experts"):
+        return timed
+    sent: dict[Any, list[float]] = {}  # by block: seconds of a forward and of a backward
+    computed: dict[Any, list[float]] = {}
+    for each in timed:
+        if (key := _block(each.entry)) is None:
+            continue
+        of = sent if each.entry.group == "expert" else None if each.entry.kind == "collective" else computed
+        if of is not None:
+            seconds = each.seconds * times_of(each.entry, 1)
+            of.setdefault(key, [0.0, 0.0])[each.entry.phase in BACKWARD] += seconds
+    shown: dict[Any, list[float]] = {}  # the share that is left
+    for key, both in sent.items():
+        beside = reversed(computed.get(key, (0.0, 0.0)))
+        hidden = [min(mine, other) for mine, other in zip(both, beside, strict=True)]
+        shown[key] = [
+            1 - (1 - contention) * each / mine if mine else 1.0 for each, mine in zip(hidden, both, strict=True)
+        ]
+    return [
+        each._replace(seconds=each.seconds * shown[_block(each.entry)][each.entry.phase in BACKWARD])
+        if each.entry.group == "expert" and _block(each.entry) is not None
+        else each
+        for each in timed
+    ]
+
+
+def _block(entry: Entry) -> Any:
+    """What block an entry is of, where another micro-batch goes the other way; else None.
+
+    Blocks are the rounds of a loop over layers, and those of modules that predict ahead.
+    """
+    if not entry.loop or not entry.loop[0][0].startswith("micro-batches"):
+        return None
+    if len(entry.loop) > 1 and entry.loop[1][0].startswith("layers"):
+        return entry.loop[:2]
+    return (entry.loop[:1], AHEAD) if entry.path.startswith(AHEAD) else None
+
+
 def _products(rows: Iterable[Timed], collective: Entry) -> float:
     seconds, inner = 0.0, None
     for each in rows:
@@ -166,7 +212,9 @@ def _beside_forward(run: Run, timed: Sequence[Timed]) -> list[Timed]:
         entry = each.entry
         if entry.name == "all_gather" and entry.phase == "optimizer":
             buckets = -(-entry.payload // (2 * bucket_elements(entry.ranks)))
-            found.append(each._replace(seconds=max(each.seconds / buckets, each.seconds - forward)))
+            shown = max(each.seconds / buckets, each.seconds - forward)
+            forward -= each.seconds - shown
+            found.append(each._replace(seconds=shown))
         else:
             found.append(each)
     return found

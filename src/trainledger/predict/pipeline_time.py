@@ -11,6 +11,11 @@ fixed order:
 - zero-bubble, as ZB-H1 (Qi et al. 2023, section 2.3): a backward's part for the weights waits until there is nothing
   else to do, but no longer than 1f1b's memory allows.
 
+Where a micro-batch's messages go beside another one's compute (`Layout.overlap` has ``experts``), a forward and the
+backward after it run at once, and are told one after the other; forwards ahead of all backwards and backwards behind
+all forwards have no other beside them and take longer. An interleaved pipeline then has one forward more ahead, so that
+no backward waits for the forward beside it (Megatron Core, schedules.py, num_warmup_microbatches).
+
 For equal stages without sends the bubble of gpipe and 1f1b is (P - 1) (F + B), of interleaved (P - 1) (F + B) / V, of
 ZB-H1 (P - 1) (F + B - 2 W), where F, B and W are a micro-batch's seconds on a stage: forward, backward in all, and the
 weights' part of that (Narayanan et al. 2021, section 2.2; Qi et al. 2023, table 2).
@@ -34,12 +39,14 @@ WHOLE = 4096  # forwards of all stages that are followed before the rest is take
 class Chunk:
     """Seconds of one micro-batch in a chunk of layers; ``backward`` without the weights' part, which is ``weights``.
 
-    ``weights`` is 0 where the schedule does not set it apart.
+    ``weights`` is 0 where the schedule does not set it apart. ``alone`` is what a forward and a backward take longer
+    that have no other micro-batch beside them.
     """
 
     forward: float
     backward: float
     weights: float = 0.0
+    alone: tuple[float, float] = (0.0, 0.0)
 
     @property
     def seconds(self) -> float:
@@ -63,8 +70,10 @@ class TaskSpan(NamedTuple):
     end: float
 
 
-def pipeline_ends(stages: Sequence[Stage], micro_batches: int, schedule: str, send_seconds: float) -> list[float]:
-    """When each stage has done its last backward.
+def pipeline_ends(
+    stages: Sequence[Stage], micro_batches: int, schedule: str, send_seconds: float, *, paired: bool = False
+) -> list[float]:
+    """When each stage has done its last backward; ``paired`` says that forwards and backwards run at once.
 
     Long pipelines are not followed to their end: once P micro-batches more make every stage later by the same amount,
     so do the others.
@@ -77,23 +86,24 @@ def pipeline_ends(stages: Sequence[Stage], micro_batches: int, schedule: str, se
     followed = max(4, WHOLE // (period * period * len(stages[0].chunks))) * period
     while followed + 3 * period < micro_batches:
         base = followed + micro_batches % period
-        ends = [_ends(stages, base + more * period, schedule, send_seconds) for more in range(3)]
+        ends = [_ends(stages, base + more * period, schedule, send_seconds, paired) for more in range(3)]
         first, second = ([b - a for a, b in zip(x, y, strict=True)] for x, y in (ends[:2], ends[1:]))
         if all(abs(a - b) <= 1e-9 * abs(b) for a, b in zip(first, second, strict=True)):
             rounds = (micro_batches - base - 2 * period) // period
             return [end + rounds * each for end, each in zip(ends[2], second, strict=True)]
         followed *= 4
-    return _ends(stages, micro_batches, schedule, send_seconds)
+    return _ends(stages, micro_batches, schedule, send_seconds, paired)
 
 
-def _ends(stages: Sequence[Stage], micro_batches: int, schedule: str, send_seconds: float) -> list[float]:
+def _ends(stages: Sequence[Stage], micro_batches: int, schedule: str, send_seconds: float, paired: bool) -> list[float]:
     if schedule == "zero-bubble":
         return _zero_bubble(stages, micro_batches, send_seconds, None)
-    return _follow(stages, plan_of(schedule, len(stages), len(stages[0].chunks), micro_batches), send_seconds)[0]
+    plan = plan_of(schedule, len(stages), len(stages[0].chunks), micro_batches, paired)
+    return _follow(stages, plan, send_seconds)[0]
 
 
 def pipeline_spans(
-    stages: Sequence[Stage], micro_batches: int, schedule: str, send_seconds: float
+    stages: Sequence[Stage], micro_batches: int, schedule: str, send_seconds: float, *, paired: bool = False
 ) -> list[list[TaskSpan]]:
     """All that each stage does, in order."""
     spans: list[list[TaskSpan]] = [[] for _ in stages]
@@ -101,9 +111,9 @@ def pipeline_spans(
         _zero_bubble(stages, micro_batches, send_seconds, spans)
         return spans
     chunks = len(stages[0].chunks)
-    plan = plan_of(schedule, len(stages), chunks, micro_batches)
+    plan = plan_of(schedule, len(stages), chunks, micro_batches, paired)
     _, ends = _follow(stages, plan, send_seconds)
-    orders = [iter(order(schedule, stage, len(stages), chunks, micro_batches)) for stage in range(len(stages))]
+    orders = [iter(order(schedule, stage, len(stages), chunks, micro_batches, paired)) for stage in range(len(stages))]
     costs = _costs(stages)
     for (number, cost, _), end in zip(plan, ends, strict=True):
         spans[number].append(TaskSpan(number, next(orders[number]), end - costs[cost], end))
@@ -116,9 +126,10 @@ Plan = list[tuple[int, int, int]]
 
 
 @lru_cache(maxsize=16)  # the longest have some hundred thousand tasks
-def plan_of(schedule: str, stages: int, chunks: int, micro_batches: int) -> Plan:
+def plan_of(schedule: str, stages: int, chunks: int, micro_batches: int, paired: bool = False) -> Plan:
     """All tasks of a schedule whose order does not depend on their seconds."""
-    orders = [order(schedule, stage, stages, chunks, micro_batches) for stage in range(stages)]
+    orders = [order(schedule, stage, stages, chunks, micro_batches, paired) for stage in range(stages)]
+    ahead = [_ahead(schedule, stage, stages, chunks, micro_batches, paired) for stage in range(stages)]
     total, batches = stages * chunks, micro_batches
     done = [[-1] * (total * batches) for _ in (FORWARD, BACKWARD)]  # places in the plan, by chunk of all stages
     at = [0] * stages
@@ -137,7 +148,8 @@ def plan_of(schedule: str, stages: int, chunks: int, micro_batches: int) -> Plan
                     if sent < 0:
                         break
                 done[what][place * batches + batch] = len(plan)
-                plan.append((number, 2 * place + what, sent))
+                alone = _is_alone(at[number], ahead[number], len(tasks))
+                plan.append((number, 2 * (place + total * alone) + what, sent))
                 at[number] += 1
                 left -= 1
         assert left < before, "a schedule that waits for itself"
@@ -145,13 +157,11 @@ def plan_of(schedule: str, stages: int, chunks: int, micro_batches: int) -> Plan
 
 
 def _costs(stages: Sequence[Stage]) -> list[float]:
-    """Seconds of a forward and of a backward of each chunk, counted over all stages."""
-    costs = []
-    for chunk in range(len(stages[0].chunks)):
-        for stage in stages:
-            each = stage.chunks[chunk]
-            costs += [each.forward, each.backward + each.weights]
-    return costs
+    """Seconds of a forward and of a backward of each chunk, counted over all stages; then of those that are alone."""
+    every = [stage.chunks[chunk] for chunk in range(len(stages[0].chunks)) for stage in stages]
+    beside = [seconds for each in every for seconds in (each.forward, each.backward + each.weights)]
+    alone = [seconds for each in every for seconds in each.alone]
+    return [*beside, *(seconds + more for seconds, more in zip(beside, alone, strict=True))]
 
 
 def _follow(stages: Sequence[Stage], plan: Plan, send_seconds: float) -> tuple[list[float], list[float]]:
@@ -181,24 +191,33 @@ def _ready(done: dict[Task, float], what: int, chunk: int, batch: int, total: in
     return None if behind is None else max(own, behind + send_seconds)
 
 
-def order(schedule: str, stage: int, stages: int, chunks: int, micro_batches: int) -> list[Task]:
-    """What a stage does, in order.
+def order(schedule: str, stage: int, stages: int, chunks: int, micro_batches: int, paired: bool = False) -> list[Task]:
+    """What a stage does, in order; ``paired`` as in `pipeline_ends`.
 
     >>> order("1f1b", 1, 2, 1, 2)
     [(0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1)]
     """
     forwards = _rounds(FORWARD, stages, chunks, micro_batches)
     backwards = _rounds(BACKWARD, stages, chunks, micro_batches)
-    if schedule == "gpipe":
-        ahead = len(forwards)
-    elif schedule == "interleaved":
-        ahead = min(len(forwards), 2 * (stages - stage - 1) + (chunks - 1) * stages)
-    else:
-        ahead = min(len(forwards), stages - stage - 1)
+    ahead = _ahead(schedule, stage, stages, chunks, micro_batches, paired)
     tasks = forwards[:ahead]
     for forward, backward in zip(forwards[ahead:], backwards, strict=False):
         tasks += [forward, backward]
     return tasks + backwards[len(forwards) - ahead :]
+
+
+def _ahead(schedule: str, stage: int, stages: int, chunks: int, micro_batches: int, paired: bool) -> int:
+    """Forwards before the first that a backward follows."""
+    if schedule == "gpipe":
+        return chunks * micro_batches
+    if schedule == "interleaved":
+        return min(chunks * micro_batches, 2 * (stages - stage - 1) + (chunks - 1) * stages + paired)
+    return min(chunks * micro_batches, stages - stage - 1)
+
+
+def _is_alone(place: int, ahead: int, tasks: int) -> bool:
+    """Whether what a stage does at this place of its order has no micro-batch beside it that goes the other way."""
+    return place < ahead or place >= tasks - ahead
 
 
 def _rounds(what: int, stages: int, chunks: int, micro_batches: int) -> list[Task]:
@@ -223,6 +242,7 @@ def _zero_bubble(
     """
     count = len(stages)
     orders = [order("1f1b", number, count, 1, micro_batches) for number in range(count)]
+    ahead = [_ahead("1f1b", number, count, 1, micro_batches, False) for number in range(count)]
     done: dict[Task, float] = {}
     at, free = [0] * count, [each.begins for each in stages]
     waiting, held = [0] * count, [0] * count  # weights' parts to do; micro-batches begun and not done
@@ -255,6 +275,8 @@ def _zero_bubble(
                     full = False
                 start = max(free[number], ready)
                 end = start + (each.forward if what == FORWARD else each.backward)
+                if _is_alone(at[number], ahead[number], len(orders[number])):
+                    end += each.alone[what]
                 done[what, number, batch] = free[number] = end
                 if spans is not None:
                     spans[number].append(TaskSpan(number, (what, chunk, batch), start, end))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from trainledger.ledger.entry import Ledger
 from trainledger.predict.roofline import Machine, peak_rate
 
@@ -24,7 +27,15 @@ def hfu(hardware_flops: float, seconds: float, peak_flops_per_second: float) -> 
 
 def matmul_dtype(ledger: Ledger) -> str:
     """The dtype in which most of a step's matmul and attention FLOPs run; empty where there are none."""
-    split = ledger.filter(lambda each: each.kind in ("matmul", "attention")).by("dtype")
+    return matmul_dtype_of([(ledger, 1)])
+
+
+def matmul_dtype_of(shares: Iterable[tuple[Ledger, Any]]) -> str:
+    """The same of several ledgers, each with how much it counts."""
+    split: dict[str, Any] = {}
+    for ledger, share in shares:
+        for dtype, flops in ledger.filter(lambda each: each.kind in ("matmul", "attention")).by("dtype").items():
+            split[dtype] = split.get(dtype, 0) + share * flops
     return max(split, key=lambda each: split[each]) if split else ""
 
 

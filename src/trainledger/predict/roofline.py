@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Machine: TypeAlias = "Device | Calibration"
 COMPUTE_KINDS = ("matmul", "attention")
+GROUPED, GROUP_ROWS = ("grouped_mm", "_scaled_grouped_mm"), 16
 ACTIVATIONS = ("gelu", "silu", "gelu_backward", "silu_backward")  # on a CPU these compute longer than they move
 
 # Data sheets state one rate for both 8-bit formats, and one for 4 bits in blocks.
@@ -166,13 +167,25 @@ def _on_device(entry: Entry, device: Device) -> EntryTime:
             entry.name, entry.shape, entry.flops, peak, efficiency, device.multiprocessors, device.compute_capability
         )
     elif computes:
-        compute = matmul_seconds(entry.shape, entry.dtype, peak, efficiency, device.multiprocessors)
+        compute = matmul_seconds(_padded(entry), entry.dtype, peak, efficiency, device.multiprocessors)
     memory = moved / (device.memory_bytes_per_second * efficiency.bandwidth_share)
     least = kernels * efficiency.kernel_seconds
     return EntryTime(
         entry, (larger(compute, memory) + least) * times, _bound(compute, memory, least), ideal * times, least * times,
         kernels * efficiency.launch_seconds * times,
     )  # fmt: skip
+
+
+def _padded(entry: Entry) -> tuple[Int, ...]:
+    """The shape of a product; of experts' products the rows of each are filled up, so that they are aligned.
+
+    A router gives each as many as it happens to be, which grouped products do not take (torchtitan's experts fill them
+    up to TOKEN_GROUP_ALIGN_SIZE_M: 8, of 8-bit products 16).
+    """
+    if entry.name not in GROUPED:
+        return entry.shape
+    batch, m, n, k = entry.shape
+    return batch, m, n, -(-k // GROUP_ROWS) * GROUP_ROWS
 
 
 def _bound(compute: Real, memory: Real, overhead: Real) -> str:

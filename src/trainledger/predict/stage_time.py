@@ -15,9 +15,10 @@ from trainledger.ledger.ranks import RankAccount
 from trainledger.ledger.shapes import after_blocks, before_blocks, block
 from trainledger.predict.acts import BACKWARD, UPDATE, Program, Timed, program, without_links
 from trainledger.predict.collective_time import collective_seconds, placement
-from trainledger.predict.overlap import as_overlapped, bucket_elements, in_buckets, times_of
+from trainledger.predict.overlap import as_overlapped, beside_another, bucket_elements, in_buckets, times_of
 from trainledger.predict.roofline import EntryTime, Machine, NoRate, Roofline
 from trainledger.predict.step_time import host_seconds
+from trainledger.spec.cluster import Device
 from trainledger.spec.layers import segments
 from trainledger.spec.links import Fabric
 from trainledger.spec.run import Run
@@ -30,7 +31,8 @@ class ChunkWork:
     """One micro-batch in a chunk of layers; ``weights`` are seconds of its backward that can wait (zero-bubble).
 
     ``inputs`` is the backward without them. ``launches`` are what the program needs to launch the forward, the backward
-    without what can wait, and that.
+    without what can wait, and that. ``alone`` is what a forward and a backward take longer that have no other
+    micro-batch beside them.
     """
 
     forward: Program
@@ -38,6 +40,7 @@ class ChunkWork:
     inputs: Program
     weights: float
     launches: tuple[float, float, float]
+    alone: tuple[float, float] = (0.0, 0.0)
 
 
 @frozen
@@ -97,6 +100,8 @@ class Clock:
         self.machine = machine
         self.fabric = fabric
         self.roofline = Roofline(machine, blocking=run.recipe.launch_blocking)
+        efficiency = machine.efficiency if isinstance(machine, Device) else None
+        self.contention = 0.0 if efficiency is None else efficiency.contention_share
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def time(self, entry: Entry) -> tuple[tuple[Any, ...], EntryTime]:
@@ -126,7 +131,8 @@ class Clock:
             return 0.0, 1
         if self.fabric is None:
             raise NoRate("no link between devices is known")
-        place = placement(self.run.layout, entry.group, entry.ranks, self.fabric.devices_per_node)
+        per_node = self.fabric.devices_per_node
+        place = placement(self.run.layout, entry.group, entry.ranks, per_node, self.run.model)
         pieces = self._pieces(entry)
         return pieces * float(collective_seconds(entry.name, entry.payload / pieces, place, self.fabric)), pieces
 
@@ -158,14 +164,17 @@ def _stage(run: Run, number: int, ranks: Any, ledger: Ledger, clock: Clock) -> S
         timed.append(Timed(entry, one.seconds, 1, one.launch_seconds))
         known = often.setdefault((key, entry.path), [entry, one, 0])
         known[2] += times_of(entry)
-    timed = as_overlapped(run, timed)
+    alone = as_overlapped(run, timed)
+    timed = beside_another(run, alone, clock.contention)
     parts = _parts(run, timed)
     buckets = in_buckets(run)
 
     def acts(rows: list[Timed], depth: int = 0) -> Program:
         return program(rows, buckets=buckets, depth=depth)
 
-    chunks = tuple(_chunk(each, acts, zero_bubble=run.layout.schedule == "zero-bubble") for each in parts.chunks)
+    zero_bubble = run.layout.schedule == "zero-bubble"
+    both = zip(parts.chunks, _parts(run, alone).chunks, strict=True)
+    chunks = tuple(_chunk(each, by_itself, acts, zero_bubble=zero_bubble) for each, by_itself in both)
     sends = [each.seconds for each in timed if each.entry.group == "pipeline" and each.entry.name == "send"]
     return StageTime(
         number=number, ranks=ranks, ledger=ledger, times=tuple(_together(*each) for each in often.values()),
@@ -175,7 +184,9 @@ def _stage(run: Run, number: int, ranks: Any, ledger: Ledger, clock: Clock) -> S
     )  # fmt: skip
 
 
-def _chunk(rows: MicroBatch, acts: Callable[[list[Timed], int], Program], *, zero_bubble: bool) -> ChunkWork:
+def _chunk(
+    rows: MicroBatch, alone: MicroBatch, acts: Callable[[list[Timed], int], Program], *, zero_bubble: bool
+) -> ChunkWork:
     depth = rows.depth
     inputs = _without_weights(rows) if zero_bubble else rows.backward
     launches = _launches(inputs, depth)
@@ -183,6 +194,10 @@ def _chunk(rows: MicroBatch, acts: Callable[[list[Timed], int], Program], *, zer
         acts(rows.forward, depth), acts(rows.backward, depth), acts(inputs, depth),
         _seconds(rows.backward, depth) - _seconds(inputs, depth),
         (_launches(rows.forward, depth), launches, _launches(rows.backward, depth) - launches),
+        (
+            _seconds(alone.forward, depth) - _seconds(rows.forward, depth),
+            _seconds(alone.backward, depth) - _seconds(rows.backward, depth),
+        ),
     )  # fmt: skip
 
 
@@ -210,7 +225,7 @@ def with_free_links(stage: StageTime) -> StageTime:
         chunks=tuple(
             replace(
                 each, forward=without_links(each.forward), backward=without_links(each.backward),
-                inputs=without_links(each.inputs),
+                inputs=without_links(each.inputs), alone=(0.0, 0.0),
             )
             for each in stage.chunks
         ),

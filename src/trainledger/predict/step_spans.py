@@ -11,6 +11,7 @@ from trainledger.predict.rank_time import Span, Streams, rank_seconds
 from trainledger.predict.roofline import Machine
 from trainledger.predict.stage_time import StageTime, stages_of
 from trainledger.spec.cluster import Device
+from trainledger.spec.layout import overlaps
 from trainledger.spec.run import Run
 
 DRAWN = 24  # micro-batches of a pipeline that are drawn one by one
@@ -38,10 +39,10 @@ def spans(run: Run, ranks: Sequence[RankAccount], machine: Machine) -> tuple[Spa
 
 def _of_pipeline(run: Run, stages: Sequence[StageTime], contention: float) -> Iterator[Span]:
     ready, send = pipeline_of(stages, contention), slowest_send(stages)
-    schedule, micro_batches = run.layout.schedule, run.grad_accum
-    ends = pipeline_ends(ready, micro_batches, schedule, send)
+    schedule, micro_batches, paired = run.layout.schedule, run.grad_accum, overlaps(run.layout, "experts")
+    ends = pipeline_ends(ready, micro_batches, schedule, send, paired=paired)
     there = [end + after_last(each, contention) for end, each in zip(ends, stages, strict=True)]
-    for stage, tasks in zip(stages, _drawn(ready, micro_batches, schedule, send, ends), strict=True):
+    for stage, tasks in zip(stages, _drawn(ready, micro_batches, schedule, send, ends, paired), strict=True):
         name = f"stage {stage.number + 1}"
         if ready[stage.number].begins:
             yield Span("gather parameters", name, 0.0, ready[stage.number].begins, "communication")
@@ -56,16 +57,16 @@ Drawn = list[tuple[str, float, float, str]]
 
 
 def _drawn(
-    ready: Sequence[Stage], micro_batches: int, schedule: str, send: float, ends: Sequence[float]
+    ready: Sequence[Stage], micro_batches: int, schedule: str, send: float, ends: Sequence[float], paired: bool
 ) -> list[Drawn]:
     """The tasks of each stage; of many micro-batches the first and the last, those between as one."""
     stages = len(ready)
     some = max(DRAWN // stages, 3) * stages + micro_batches % stages
     if some >= micro_batches:
-        whole = pipeline_spans(ready, micro_batches, schedule, send)
+        whole = pipeline_spans(ready, micro_batches, schedule, send, paired=paired)
         return [[_task(each) for each in row] for row in whole]
     found = []
-    for row, end in zip(pipeline_spans(ready, some, schedule, send), ends, strict=True):
+    for row, end in zip(pipeline_spans(ready, some, schedule, send, paired=paired), ends, strict=True):
         later, half = end - row[-1].end, len(row) // 2
         first = [_task(each) for each in row[:half]]
         last = [_task(each, micro_batches - some, later) for each in row[half:]]

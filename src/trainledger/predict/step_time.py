@@ -59,7 +59,7 @@ def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0, blocking: b
         notes.append("compiled blocks are taken to run what lies between two products in one kernel")
     try:
         times = entry_times(ledger, machine, blocking=blocking)
-        ideal = ideal_seconds(ledger, machine)
+        ideal = ideal_seconds(ledger, machine, matmul_dtype(ledger))
     except NoRate as reason:
         return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
     if blocking:
@@ -136,12 +136,12 @@ def _sends(entry: Entry) -> bool:
     return not (isinstance(entry.payload, int) and entry.payload == 0)
 
 
-def ideal_seconds(ledger: Ledger, machine: Machine) -> Real:
-    """The model's own FLOPs over the peak of the dtype that most products have; raises NoRate."""
+def ideal_seconds(ledger: Ledger, machine: Machine, dtype: str) -> Real:
+    """The model's own FLOPs over the peak of a dtype, that of most products of a step; raises NoRate."""
     flops = ledger.model_flops
     if isinstance(flops, int) and flops == 0:
         return 0.0
-    return flops / peak_rate(machine, matmul_dtype(ledger))
+    return flops / peak_rate(machine, dtype)
 
 
 def waiting(times: Sequence[EntryTime]) -> tuple[EntryTime, ...]:

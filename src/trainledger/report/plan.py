@@ -272,7 +272,7 @@ def _napkin(plan: Plan) -> str:
     napkin = plan.napkin
     assert napkin is not None
     work = f"6 x {napkin.parameters:.4g} x {napkin.tokens:.4g}"
-    speed = f"{napkin.devices:,} x {napkin.peak_flops_per_second:.4g} x {napkin.mfu:g}"
+    speed = f"{napkin.devices:,} x {napkin.peak_flops_per_second:.4g} {napkin.dtype} x {napkin.mfu:g}"
     days = f"{napkin.days:,.1f} days" if napkin.days >= 1 else format_seconds(napkin.days * 86400)
     lines = [f"On a napkin: 6 N D / (devices x peak x MFU) = {work}", f"  / ({speed}) = {days}"]
     return "\n".join(wrapped(each) for each in lines)

@@ -11,7 +11,8 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 GATHERS = ("block", "tensor")
 CONTEXT_KINDS = ("ring", "all-to-all")
 SEQUENCE_GATHERS = ("kept", "again")
-OVERLAPS = ("gradients", "parameters", "tensor", "input-gradients")
+OVERLAPS = ("gradients", "parameters", "tensor", "input-gradients", "experts")
+EXPERT_SENDS = ("copies", "nodes")
 _MOST = 10**7
 MOST_CHUNKS = 1024  # of layers, in all stages together: each is followed on its own
 
@@ -92,14 +93,20 @@ class Layout:
         "ranks that split the experts; taken from shard x context, no devices of their own", default=1, at_least=1,
         at_most=_MOST,
     )  # fmt: skip
+    expert_send: str = setting(
+        "how tokens go to the ranks of their experts: copies = one to each expert (all-to-all), nodes = one to each "
+        "node, copied there and added up there on the way back; with precision fp8-block out in 8 bits (DeepEP)",
+        quantity="text", default="copies", choices=EXPERT_SENDS,
+    )  # fmt: skip
 
     overlap: tuple[str, ...] | None = setting(
         "what, besides the gathers and sums of fully sharded blocks, runs beside compute: gradients = their sum over "
         "replicas, or zero = 1, beside the last backward; parameters = zero = 1 or 2, gathered beside the next "
         "forward; tensor = products of tensor ranks in parts, each beside the next one's way (Megatron-LM's "
         "tp-comm-overlap, PyTorch's async tensor parallelism); input-gradients = sums of inputs' gradients over tensor "
-        "ranks, each beside the product of the weight's gradient (Megatron-LM since autumn 2021); none = nothing, "
-        "those of sharded blocks neither",
+        "ranks, each beside the product of the weight's gradient (Megatron-LM since autumn 2021); experts = tokens on "
+        "their way to experts and back, beside another micro-batch that goes the other way (DualPipe, Megatron Core); "
+        "none = nothing, those of sharded blocks neither",
         quantity="texts", default=("gradients",),
     )  # fmt: skip
 
@@ -138,6 +145,11 @@ class Layout:
     def gathers_again(self) -> bool:
         """Whether of what is gathered for a product only the rank's own tokens are kept for backward."""
         return self.sequence_parallel and self.sequence_gather == "again"
+
+    @property
+    def sends_to_nodes(self) -> bool:
+        """Whether a token goes once to each node that has experts of it."""
+        return self.expert_send == "nodes" and not (is_int(self.expert) and self.expert == 1)
 
     @property
     def reshards(self) -> bool:

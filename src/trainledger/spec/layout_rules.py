@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from math import gcd, prod
+from math import gcd
 from typing import TYPE_CHECKING
 
 from trainledger.spec.layout import MOST_CHUNKS, OVERLAPS, Layout, overlaps
@@ -15,16 +15,22 @@ if TYPE_CHECKING:
     from trainledger.spec.run import Run
 
 
+BESIDE_ANOTHER = ("interleaved", "zero-bubble")  # Megatron Core's; and the one that is nearest to DualPipe
+
+
 def problems(run: Run) -> Iterator[Problem]:
     """Everything that the layout of a run says against its model, recipe and cluster."""
     if run.layout.auto:  # there is none yet
+        yield from _overlap_names(run.layout)
         return
     yield from _batch(run)
-    yield from _overlap(run.layout)
+    yield from _overlap(run)
     if run.layout.sequence_gather != "kept":
         yield from _sequence_gather(run)
     if run.layout.split_sends:
         yield from _split_sends(run)
+    if run.layout.expert_send != "copies":
+        yield from _expert_send(run)
     if run.layout.alone and run.layout.stage_layers is None:
         if run.layout.virtual_stages > 1:
             yield Problem("layout.virtual_stages", run.layout.virtual_stages, "needs layout.pipeline", 1)
@@ -57,17 +63,64 @@ def _batch(run: Run) -> Iterator[Problem]:
         yield Problem("recipe.global_batch", recipe.global_batch, rule, _multiple(recipe.global_batch, whole))
 
 
-def _overlap(layout: Layout) -> Iterator[Problem]:
+def _overlap_names(layout: Layout) -> Iterator[Problem]:
     for each in layout.overlap or ():
         if each not in OVERLAPS:
             yield Problem("layout.overlap", each, f"must be among {', '.join(OVERLAPS)}", nearest_text(each, OVERLAPS))
-    if overlaps(layout, "tensor") and not layout.sequence_parallel:
+
+
+def _overlap(run: Run) -> Iterator[Problem]:
+    layout = run.layout
+    yield from _overlap_names(layout)
+    if overlaps(layout, "tensor") and not can_overlap(run, "tensor"):
         rule = "tensor: only what sequence-parallel ranks gather and scatter is cut into parts"
         yield Problem("layout.overlap", list(layout.overlap or ()), rule + "; set layout.sequence_parallel")
-    if overlaps(layout, "input-gradients") and layout.tensor == 1:
+    if overlaps(layout, "input-gradients") and not can_overlap(run, "input-gradients"):
         others = [each for each in layout.overlap or () if each != "input-gradients"]
         rule = "input-gradients: only tensor ranks have gradients of inputs to add up; set layout.tensor"
         yield Problem("layout.overlap", list(layout.overlap or ()), rule, others or "none")
+    if overlaps(layout, "experts") and not can_overlap(run, "experts"):
+        yield from _beside_another(run)
+
+
+def can_overlap(run: Run, what: str) -> bool:
+    """Whether a layout has what one of OVERLAPS is about, and what that runs beside."""
+    layout = run.layout
+    if what == "tensor":
+        return layout.sequence_parallel
+    if what == "input-gradients":
+        return layout.tensor > 1
+    if what == "experts":
+        several = layout.schedule in BESIDE_ANOTHER if layout.pipeline > 1 else run.grad_accum > 1
+        return layout.expert > 1 and bool(several)
+    return True
+
+
+def _beside_another(run: Run) -> Iterator[Problem]:
+    """What experts send, beside a micro-batch that goes the other way."""
+    layout, said = run.layout, list(run.layout.overlap or ())
+    rest = [each for each in said if each != "experts"] or "none"
+    if layout.expert == 1:
+        yield Problem("layout.overlap", said, "experts: needs layout.expert above 1, else they send nothing", rest)
+    elif layout.pipeline > 1:
+        rule = (
+            f"overlap of experts needs a schedule in which a forward has another micro-batch's backward beside it: "
+            f"{' or '.join(BESIDE_ANOTHER)}"
+        )
+        yield Problem("layout.schedule", layout.schedule, rule, BESIDE_ANOTHER[-1])
+    else:
+        rule = "overlap of experts needs two micro-batches of a rank, and it has one"
+        yield Problem("recipe.global_batch", run.recipe.global_batch, rule, 2 * run.recipe.global_batch)
+
+
+def _expert_send(run: Run) -> Iterator[Problem]:
+    rule = ""
+    if run.layout.expert == 1:
+        rule = "needs layout.expert above 1"
+    elif run.recipe.expert_capacity is not None:
+        rule = "sends every token to its experts, which recipe.expert_dispatch = 'capacity' does not"
+    if rule:
+        yield Problem("layout.expert_send", run.layout.expert_send, rule, "copies")
 
 
 def _multiple(wanted: int, of: int) -> int:
@@ -152,16 +205,14 @@ def _pipeline(run: Run) -> Iterator[Problem]:
             yield Problem("layout.stage_layers", list(layout.stage_layers), rule, str(_even(spec.n_layers, chunks)))
     elif spec.n_layers % chunks:
         whole = nearest_divisor(spec.n_layers, chunks)
-        rule = f"the {spec.n_layers} layers do not go evenly over {chunks} chunks; layout.stage_layers says another way"
-        yield Problem("layout.pipeline", stages, rule, whole if layout.virtual_stages == 1 else None)
+        rule = f"the {spec.n_layers} layers do not go evenly over {chunks} chunks; "
+        some = _even(spec.n_layers, chunks)
+        rule += f"layout.stage_layers says another way{f', such as {some}' if some else ''}"
+        yield Problem("layout.pipeline", stages, rule, whole if layout.virtual_stages == 1 and whole > 1 else None)
     if interleaved and run.grad_accum % stages:
         rule = f"interleaving takes micro-batches in rounds of {stages} stages, and a rank has {run.grad_accum}"
         rounds = _multiple(run.grad_accum, stages) * run.device_batch * layout.data_ranks
         yield Problem("recipe.global_batch", run.recipe.global_batch, rule, rounds)
-    if stages > 1 and spec.n_predict_ahead:
-        yield Problem(
-            "layout.pipeline", stages, "multi-token prediction modules are not accounted for in a pipeline", 1
-        )
 
 
 def _sequence_gather(run: Run) -> Iterator[Problem]:
@@ -250,5 +301,3 @@ def _sharding(run: Run) -> Iterator[Problem]:
         yield Problem("layout.reshard_after_forward", layout.reshard_after_forward, rule, "none")
     if layout.reshard_after_forward and layout.schedule == "interleaved" and layout.pipeline > 1:
         yield Problem("layout.reshard_after_forward", True, "an interleaved pipeline gathers once for a step", False)
-    if layout.zero != 3 and layout.expert > 1 and prod((layout.shard, layout.context)) > 1:
-        yield Problem("layout.zero", layout.zero, "expert ranks are accounted for with zero = 3", 3)

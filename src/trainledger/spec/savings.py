@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 LOSSES = ("full", "chunked", "fused")
 CHECKPOINTING = ("none", "full", "segments", "from-start", "selective", "attention", "offload")
-# What selective recomputation may keep: operations by PyTorch's names, and two known choices. ``matmuls`` is
-# torchtitan's policy: fused attention, and every second matrix product. ``attention`` is the fused kernel alone.
+# What selective recomputation may keep: operations by PyTorch's names, all_to_all for what experts send, and two known
+# choices. ``matmuls`` is torchtitan's policy: fused attention, and every second matrix product. ``attention`` is the
+# fused kernel alone.
 KEEPABLE = (
-    "matmuls", "attention", "mm", "addmm", "bmm", "silu", "gelu", "_softmax", "native_layer_norm", "native_dropout",
+    "matmuls", "attention", "mm", "addmm", "bmm", "_scaled_mm", "grouped_mm", "_scaled_grouped_mm", "all_to_all",
+    "silu", "gelu", "_softmax", "native_layer_norm", "native_dropout",
 )  # fmt: skip
 ATTENTION_KERNELS = (
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",

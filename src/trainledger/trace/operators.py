@@ -334,7 +334,7 @@ for _name in ("native_dropout", "bernoulli_", "bernoulli", "rand", "randn", "ran
 for _name in ("_local_scalar_dense", "is_same_size", "equal", "sym_size", "item", "_assert_async", "_assert_scalar",
               "_linalg_check_errors", "record_stream", "is_pinned"):  # fmt: skip
     _RULES[f"aten::{_name}"] = ("transfer", _none)
-for _name in ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat"):
+for _name in ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat", "chunk_cat_mixed_dtype"):
     _RULES[f"fsdp::{_name}"] = ("copy", _none)
 _WAITS = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan")
 for _name in _WAITS:
@@ -404,4 +404,6 @@ _POINTWISE = {
     "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "upsample_nearest1d_backward",
     "upsample_nearest2d_backward", "upsample_nearest3d_backward", "upsample_linear1d_backward",
     "upsample_bilinear2d_backward", "upsample_trilinear3d_backward", "upsample_bicubic2d_backward",
+    # Those that torch has tagged as pointwise since 2.12.
+    "celu_", "elu_", "hardsigmoid_", "hardtanh_", "leaky_relu", "leaky_relu_", "selu_",
 }  # fmt: skip

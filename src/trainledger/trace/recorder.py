@@ -86,6 +86,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.partial = ""
         self.notes: list[str] = []
         self.sees_compiled = False  # whether compiled modules run as compiled, which no dispatch mode does by itself
+        self.compiling = False  # whether the compiler follows a part of the step, in which nothing runs
         self._recomputing = False
         self._of_graph: set[int] = set()  # records of what a backward made that makes a graph itself
         self._one_at_a_time = RLock()

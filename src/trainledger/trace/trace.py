@@ -16,8 +16,8 @@ from trainledger.trace import closures
 from trainledger.trace.blocks import BLOCKS, LEAST, LEAST_ASKED, traced_once
 from trainledger.trace.compiled import captured, is_compiled
 from trainledger.trace.cpu_results import results_of
+from trainledger.trace.fake_rules import fake_rules
 from trainledger.trace.fakes import fake_batch, make_states, mode_of, on_fake
-from trainledger.trace.grouped_products import grouped_products_of_any_format
 from trainledger.trace.guesses import Guesses
 from trainledger.trace.kernels import kernels_of
 from trainledger.trace.lines import Lines, ends_here
@@ -201,7 +201,7 @@ def _record(
                 recorder,
                 threads_follow(recorder.given_to_a_thread),
                 as_if_real(given.batch),
-                grouped_products_of_any_format(),
+                fake_rules(),
                 random_states(recorder),
                 as_far_as_it_goes(recorder),
                 captured(model, recorder, mode),
@@ -222,7 +222,7 @@ def _record(
         def forward() -> None:
             assert few is not None
             known = ZeroWhereUnknown(lambda: False, guesses.add, results_of(kernels))
-            with known, as_if_real(given.batch), grouped_products_of_any_format():
+            with known, as_if_real(given.batch), fake_rules():
                 few.forward(inputs)
 
         why_not = ""

@@ -27,7 +27,7 @@ from trainledger.train.loss_scaling import LossScaler
 from trainledger.train.master_weights import MasterWeights
 from trainledger.train.observer import Finished, Observer, TrainingState
 from trainledger.train.optimizer import build_optimizer
-from trainledger.train.precision import build_model, refuse, set_fp32_products
+from trainledger.train.precision import build_model, refuse, refuse_products, set_fp32_products
 from trainledger.train.run_directory import begin_or_match, locked, read_state
 from trainledger.train.seeds import adapter_seed, init_seed
 from trainledger.train.start import refuse_other_weights, start_from
@@ -61,6 +61,7 @@ def train(
     refuse(precision_of(run.recipe), run.recipe)
     device = find_device(run.cluster.backend)
     refuse_launches(run.recipe, str(device))
+    refuse_products(precision_of(run.recipe), device.type)
     with locked(run_dir):
         begun = begin_or_match(run_dir, run)
         earlier = read_state(run_dir)

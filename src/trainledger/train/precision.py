@@ -39,6 +39,14 @@ def build_model(spec: ModelSpec, recipe: Recipe, *, adapted: bool = True) -> Tra
     return model
 
 
+def refuse_products(precision: Precision, device: str) -> None:
+    """Raise `InvalidInput` where this torch has no such product in 8 bits on a device."""
+    rowwise = precision.float8 is not None and precision.float8.scaling == "rowwise"
+    if rowwise and device == "cpu" and torch.__version__ < "2.12":
+        rule = f"torch {torch.__version__} multiplies with a scale per row on GPUs only; torch 2.12 does so on CPUs too"
+        raise InvalidInput([Problem("recipe.precision", precision.name, rule, "fp8-tensorwise")])
+
+
 def refuse(precision: Precision, recipe: Recipe) -> None:
     """Raise `InvalidInput` for what the ledger accounts for and the engine does not run."""
     found: list[Problem] = []

@@ -223,14 +223,20 @@ def ddp_unused() -> None:
     train(DistributedDataParallel(model.to(DEVICE), find_unused_parameters=True))
 
 
-def _pipeline(schedule: Any) -> None:
+def _pipeline(schedule: Any, told: bool) -> None:
     ranks = begin()
     rank = dist.get_rank()
     whole = Model(blocks=2 * ranks)
     parts: list[nn.Module] = list(whole.blocks[2 * rank : 2 * rank + 2])
     parts = ([whole.embed] if rank == 0 else []) + parts + ([whole.head] if rank == ranks - 1 else [])
     model = nn.Sequential(*parts).to(DEVICE)
-    stage = PipelineStage(model, rank, ranks, torch.device(DEVICE))
+    shapes = {}
+    if told:  # of a micro-batch
+        ids_BT = torch.zeros(2, 16, dtype=torch.int64, device=DEVICE)
+        x_BTD, logits_BTV = (torch.zeros(2, 16, each, device=DEVICE, requires_grad=True) for each in (32, 48))
+        shapes["input_args"] = ids_BT if rank == 0 else x_BTD
+        shapes["output_args"] = logits_BTV if rank == ranks - 1 else x_BTD
+    stage = PipelineStage(model, rank, ranks, torch.device(DEVICE), **shapes)
     runs = schedule(stage, n_microbatches=4, loss_fn=lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten()))
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     for _ in range(STEPS):
@@ -246,11 +252,11 @@ def _pipeline(schedule: Any) -> None:
 
 
 def pipeline_gpipe() -> None:
-    _pipeline(ScheduleGPipe)
+    _pipeline(ScheduleGPipe, told=True)
 
 
 def pipeline_1f1b() -> None:
-    _pipeline(Schedule1F1B)
+    _pipeline(Schedule1F1B, told=False)
 
 
 class Experts(nn.Module):

@@ -217,7 +217,9 @@ class _Part:
         if self.gathers:
             # What the layer behind has reduced is still there only from the last layer but one on.
             beside = ways.longer[:, :, None] * (base - self._tail("kept") + self._tail("most"))
-            moment = np.maximum(moment, beside[..., None] * (self.sharing == RESHARDS) + left)
+            # Experts that no other rank holds are neither gathered nor reduced.
+            shared = (self.block.expert == 1) | (self.rates.shared[self.at] > self.block.expert)
+            moment = np.maximum(moment, beside[..., None] * ((self.sharing == RESHARDS) & shared) + left)
         return moment, later[..., None], several[..., None]
 
     def _tail(self, name: str) -> Any:
@@ -279,7 +281,7 @@ class _Part:
         exposed = np.maximum(costs.contention * beside, beside - hidden)
         end = end[:, 0] + np.max(exposed, axis=1)
         owned = np.max(self.standing["owned"], axis=1)[:, None, :]
-        close = owned * costs.update_seconds + messages.updated(owned)
+        close = owned * costs.update_seconds + messages.updated()
         total = path + begin[:, 0] + end + close
         if self.block.pipeline == 1:
             # The program launches ahead of the device, and waits for it once a step. What is reduced block by block

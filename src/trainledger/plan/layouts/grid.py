@@ -11,7 +11,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.spec.layout import MOST_CHUNKS, SCHEDULES, Layout, overlaps
+from trainledger.spec.layout import MOST_CHUNKS, SCHEDULES, Layout
+from trainledger.spec.layout_rules import can_overlap
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import Run
 
@@ -131,14 +132,8 @@ def grid_of(run: Run, devices: int, fixed: Mapping[str, Any]) -> Grid:
 def whole(run: Run) -> Run:
     """The run without a layout: nothing but what is searched for is left out."""
     kept = run.layout
-    said = {name: getattr(kept, name) for name in ("prefetch", "split_sends", "sequence_gather")}
-    return replace(run, layout=replace(Layout(**said), overlap=_carried(kept)))
-
-
-def _carried(layout: Layout) -> tuple[str, ...]:
-    """What runs beside compute as usual, and what a person has said that every layout with tensor ranks can have."""
-    more = ("input-gradients",) if overlaps(layout, "input-gradients") else ()
-    return (*(Layout().overlap or ()), *more)
+    names = ("prefetch", "split_sends", "sequence_gather", "expert_send", "overlap")
+    return replace(run, layout=Layout(**{name: getattr(kept, name) for name in names}))
 
 
 def fixed_by(run: Run) -> dict[str, Any]:
@@ -166,10 +161,16 @@ def run_of(run: Run, shape: Shape, stages: Stages, spread: Spread) -> Run:
         layout = replace(layout, split_sends=True)
     if layout.sequence_parallel and run.layout.sequence_gather != layout.sequence_gather:
         layout = replace(layout, sequence_gather=run.layout.sequence_gather)
-    if layout.tensor > 1 and run.layout.overlap != layout.overlap:
-        layout = replace(layout, overlap=run.layout.overlap)
+    if layout.expert > 1 and run.layout.expert_send != layout.expert_send:
+        layout = replace(layout, expert_send=run.layout.expert_send)
     recipe = replace(run.recipe, micro_batch=shape.micro_batch, activation_checkpointing=shape.checkpointing)
-    return replace(run, layout=layout, recipe=recipe, cluster=replace(run.cluster, count=layout.devices))
+    found = replace(run, layout=layout, recipe=recipe, cluster=replace(run.cluster, count=layout.devices))
+    overlap = run.layout.overlap
+    if overlap == layout.overlap:
+        return found
+    if overlap is not None:  # of what is told to run beside compute, what there is in this layout
+        overlap = tuple(each for each in overlap if can_overlap(found, each))
+    return replace(found, layout=replace(layout, overlap=overlap or None))
 
 
 def shared_layers(layers: int, chunks: int, *, at_most_ends: bool = False) -> tuple[int, ...] | None:

@@ -12,7 +12,7 @@ from trainledger.frozen import frozen
 from trainledger.plan.layouts.grid import ALONE, RESHARDS, SHARING
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.predict.collective_time import placement
-from trainledger.spec.layout import Layout
+from trainledger.spec.layout import Layout, overlaps
 
 if TYPE_CHECKING:
     from trainledger.plan.layouts.bounds import Block, Bounds
@@ -26,11 +26,13 @@ LARGE = float(2**28)  # bytes of a message whose time is all bandwidth
 class Rates:
     """Seconds of the collectives of a block, for all of its columns: of each byte of a large message, and of layers.
 
-    ``shared`` are the ranks that share states; of ``layers`` one of each run, to gather it and to reduce it.
+    ``shared`` are the ranks that share states, those of ``expert`` the ones that hold the same experts; of ``layers``
+    one of each run, to gather it and to reduce it.
     """
 
     shared: Any
     gather: Any
+    expert: Any
     sum: Any
     layers: tuple[tuple[Any, Any], ...]
 
@@ -48,7 +50,7 @@ def rates_of(bounds: Bounds, blocks: Sequence[Block]) -> list[Rates]:
         for index, each in zip(places, some, strict=True):
             own = slice(at, at := at + len(each.spreads))
             layers = tuple((gather[own], reduce[own]) for gather, reduce in rates.layers)
-            found[index] = Rates(rates.shared[own], rates.gather[own], rates.sum[own], layers)
+            found[index] = Rates(rates.shared[own], rates.gather[own], rates.expert[own], rates.sum[own], layers)
     return [found[index] for index in range(len(blocks))]
 
 
@@ -74,13 +76,15 @@ def _rates_of(bounds: Bounds, blocks: Sequence[Block], group: str, experts: bool
     far = placement(layout, "replicate", replicas, per_node)
     gather = times.collective("all_gather", LARGE, near) / LARGE
     total = times.collective("all_reduce", LARGE, far) / LARGE
-    table = bounds.tables.get(True)
-    if table is None:
-        return Rates(shared, gather, total, ())
     groups = [(near, shared), (near, shared)]
+    of_experts = gather
     if experts:
         ranks = shared // axes["expert"]
         groups[1] = (placement(layout, f"{group} / expert", ranks, per_node), ranks)
+        of_experts = times.collective("all_gather", LARGE, groups[1][0]) / LARGE
+    table = bounds.tables.get(True)
+    if table is None:
+        return Rates(shared, gather, of_experts, total, ())
     first = np.array([each.variants[0] for each in blocks])
     layers = []
     for both in zip(table.gather, table.reduce, strict=True):
@@ -93,7 +97,7 @@ def _rates_of(bounds: Bounds, blocks: Sequence[Block], group: str, experts: bool
                 reducing = reducing + there * times.collective("reduce_scatter", reduced, place)
                 reducing = reducing + there * times.collective("all_reduce", reduced / ranks, far)
         layers.append((gathering, reducing))
-    return Rates(shared, gather, total, tuple(layers))
+    return Rates(shared, gather, of_experts, total, tuple(layers))
 
 
 class Messages:
@@ -108,6 +112,7 @@ class Messages:
         self.times = bounds.costs.times
         self.sharing = np.array([block.spreads[index].sharing for index in at])
         self.shared, self.gather_rate, self.sum_rate = rates.shared[at], rates.gather[at], rates.sum[at]
+        self.expert_rate = rates.expert[at]
         self.gather = self.reduce = np.zeros((*ways.first.shape, len(at)))  # of all layers of a stage, once
         if rates.layers and (self.sharing >= GRADIENTS).any():
             for run, (gather, reduce) in enumerate(rates.layers):
@@ -136,17 +141,25 @@ class Messages:
         before = np.where(keeps, self.gather, 0.0)
         after = np.where(keeps | ((self.sharing == GRADIENTS) & several), self.reduce, 0.0)
         nbytes = self.standing["computed"] * self.bounds.gradient_nbytes
-        scattered = nbytes * (self.gather_rate + self.sum_rate / self.shared)
+        scattered = self._shared_seconds(self.bounds.gradient_nbytes) + nbytes * self.sum_rate / self.shared
         beside = np.where(self.sharing == OPTIMIZER, scattered, 0.0)
         beside = np.where(self.sharing == ALONE, nbytes * self.sum_rate, beside)
         return before[:, :, None], after[:, :, None], beside[:, :, None]
 
-    def updated(self, owned: Any) -> Any:
-        """Gathering what the optimizer has updated, where each rank needs all of it."""
+    def _shared_seconds(self, nbytes: float) -> Any:
+        """All parameters of each stage once over the ranks that share them, at so many bytes each: [S, J, U]."""
+        experts = self.standing["experts"]
+        return nbytes * ((self.standing["computed"] - experts) * self.gather_rate + experts * self.expert_rate)
+
+    def updated(self) -> Any:
+        """Gathering what the optimizer has updated, where each rank needs all of it and nothing runs beside that."""
         import numpy as np
 
         whole = (self.sharing == OPTIMIZER) | (self.sharing == GRADIENTS)
-        return np.where(whole, owned * self.shared * self.bounds.parameter_nbytes * self.gather_rate, 0.0)
+        if overlaps(self.bounds.run.layout, "parameters"):
+            whole = whole & False
+        most = np.max(self._shared_seconds(self.bounds.parameter_nbytes), axis=1)[:, None, :]
+        return np.where(whole, most, 0.0)
 
     def send(self) -> Any:
         """From one stage to the next: [V, 1]."""

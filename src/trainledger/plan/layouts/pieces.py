@@ -20,7 +20,7 @@ from trainledger.ledger.step import account_of
 from trainledger.plan.layouts.grid import Shape
 from trainledger.plan.layouts.times import Times
 from trainledger.predict.kernel_time import larger
-from trainledger.spec.layout import Layout
+from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recompute import layer_runs
 from trainledger.spec.run import Run
@@ -107,7 +107,8 @@ def pieces_of(run: Run, shapes: Sequence[Shape], times: Times | None, *, gathers
     which = _main_segments(
         [each.count * len(each.kinds) for each in layer_runs(run.model, local.recipe)], blocks, counts
     )
-    found = _Reader(ledger, times, local.layout, stream, which).read()
+    hidden = tuple(group for what, group in (("tensor", "tensor"), ("experts", "expert")) if overlaps(run.layout, what))
+    found = _Reader(ledger, times, local.layout, stream, which, hidden).read()
     size = len(shapes)
     layers, gather, reduce = [], [], []
     for index in which:
@@ -136,7 +137,7 @@ def _with_arrays(run: Run, shapes: Sequence[Shape], gathers: bool) -> Run:
     # Experts of a rank that shares among several; how many it shares among is told apart (`plan.layouts.standing`).
     vars(layout).update(
         tensor=sizes("tensor"), sequence_parallel=first.sequence_parallel,
-        sequence_gather=run.layout.sequence_gather, context=sizes("context"),
+        sequence_gather=run.layout.sequence_gather, expert_send=run.layout.expert_send, context=sizes("context"),
         context_kind=first.context_kind, expert=expert, shard=8 * expert if gathers else expert,
         zero=3 if gathers else 1, overlap=run.layout.overlap,
     )  # fmt: skip
@@ -182,16 +183,20 @@ class _Found:
 class _Reader:
     """Goes through the ledger of one forward and backward and adds up what each part of the model needs.
 
-    ``wanted`` are the segments of layers that are asked about.
+    ``wanted`` are the segments of layers that are asked about. Of the groups in ``hidden`` nothing need show.
     """
 
-    def __init__(self, ledger: Ledger, times: Times | None, layout: Layout, stream: Int, wanted: Sequence[int]) -> None:
+    def __init__(
+        self, ledger: Ledger, times: Times | None, layout: Layout, stream: Int, wanted: Sequence[int],
+        hidden: tuple[str, ...],
+    ) -> None:  # fmt: skip
         entries = [each for each in ledger if each.phase in ("forward", "recompute", "backward")]
         self.parts = list(_parts(entries))
         self.times = times
         self.layout = layout
         self.stream = stream
         self.wanted = set(wanted)
+        self.untimed = (*_SHARING, *hidden)
         self.counts = {key: part[0].loop[0][1] for key, part in self.parts if isinstance(key, tuple)}
         self.kept: dict[Any, Int] = {}
         for key, part in self.parts:
@@ -272,7 +277,7 @@ class _Reader:
                 if key not in wanted:
                     continue
                 depth = 1 if isinstance(key, tuple) else 0
-                seconds, products, copies, launches = self.times.of(part, self.layout, depth, without=_SHARING)
+                seconds, products, copies, launches = self.times.of(part, self.layout, depth, without=self.untimed)
                 backward = part[0].phase != "forward"
                 spent[key][backward] = spent[key][backward] + seconds
                 spent[key][2] = spent[key][2] + products / 2

@@ -128,7 +128,7 @@ def _costs(run: Run, machine: Device, backend: str) -> Costs:
         rule = "has no links on record, and layouts are ranked by the time of a step"
         raise InvalidInput([Problem("cluster.device", run.cluster.device, rule)])
     fabric = machine.fabric.bound if machine.efficiency is None else machine.fabric
-    times = Times(Roofline(machine, blocking=run.recipe.launch_blocking), fabric)
+    times = Times(Roofline(machine, blocking=run.recipe.launch_blocking), fabric, run.model)
     alone = replace(run, layout=Layout(), recipe=replace(run.recipe, micro_batch=1, global_batch=1))
     try:
         update_seconds = _update_seconds(account(alone, backend=backend), times)

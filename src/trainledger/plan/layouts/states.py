@@ -19,7 +19,7 @@ from trainledger.spec.run import Run
 
 # (tensor, expert, ranks that share, replicas are several)
 Ranks = tuple[int, int, int, bool]
-AMOUNTS = ("resident", "gradients", "gathered", "outside", "owned", "computed")
+AMOUNTS = ("resident", "gradients", "gathered", "outside", "owned", "computed", "experts")
 ROUNDING = 4096  # bytes by which a sum of parts may pass the whole: pieces of each part are filled up on their own
 
 

@@ -13,16 +13,21 @@ from trainledger.predict.overlap import products_beside_sum, sums_input_gradient
 from trainledger.predict.roofline import Roofline
 from trainledger.spec.layout import Layout
 from trainledger.spec.links import Fabric
+from trainledger.spec.model import ModelSpec
 
 BUFFERING = ("split_with_sizes_copy", "chunk_cat")
 
 
 class Times:
-    """What times a machine's operations; ``fabric`` joins its devices. Equal operations are timed once (`forget`)."""
+    """What times a machine's operations; ``fabric`` joins its devices. Equal operations are timed once (`forget`).
 
-    def __init__(self, roofline: Roofline, fabric: Fabric) -> None:
+    ``spec`` is the model, whose router says to how many nodes tokens go.
+    """
+
+    def __init__(self, roofline: Roofline, fabric: Fabric, spec: ModelSpec) -> None:
         self.roofline = roofline
         self.fabric = fabric
+        self.spec = spec
         self._known: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
     def forget(self) -> None:
@@ -42,7 +47,7 @@ class Times:
         """Seconds of one collective of a layout."""
         key = (entry.name, entry.group, _content(entry.payload), _content(entry.ranks))
         if key not in self._known:
-            place = placement(layout, entry.group, entry.ranks, self.fabric.devices_per_node)
+            place = placement(layout, entry.group, entry.ranks, self.fabric.devices_per_node, self.spec)
             self._known[key] = self.collective(entry.name, entry.payload, place), 0.0
         return self._known[key][0]
 

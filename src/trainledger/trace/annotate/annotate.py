@@ -31,7 +31,7 @@ from trainledger.trace.annotate.steps import Steps
 from trainledger.trace.annotate.values import ZeroIndices, without_values
 from trainledger.trace.annotate.watcher import Watcher
 from trainledger.trace.annotate.written import annotation_of
-from trainledger.trace.grouped_products import grouped_products_of_any_format
+from trainledger.trace.fake_rules import fake_rules
 from trainledger.trace.kernels import kernels_of
 from trainledger.trace.lines import Lines
 from trainledger.trace.numbers import ZeroWhereUnknown
@@ -157,7 +157,7 @@ def _run(asked: _Asked, program: Callable[[], object], tell: Tell | None) -> Ann
             enter(kernels_of("cuda" if asked.device == "cuda" else "cpu"))
             enter(ZeroWhereUnknown(lambda: steps.in_step, guessed))
             enter(ZeroIndices(guessed, decided))
-            enter(grouped_products_of_any_format())
+            enter(fake_rules())
             enter(as_if_real())
         if asked.device is not None:
             accelerator = Accelerator(recorder, account.settle)

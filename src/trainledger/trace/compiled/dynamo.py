@@ -54,7 +54,7 @@ def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode) -> Iter
 
     def compiling(before: Any) -> Any:
         def compile_frame(self: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
-            with private.modes_off(), private.hooks_unseen(), without_kernels(runs):
+            with private.modes_off(), private.hooks_unseen(), without_kernels(runs), _compiling(recorder):
                 try:
                     return before(self, frame, cache_entry, frame_state)
                 except Exception as error:
@@ -80,6 +80,16 @@ def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode) -> Iter
         finally:
             recorder.notes += dict.fromkeys(_breaks(breaks))
             torch._dynamo.reset()
+
+
+@contextmanager
+def _compiling(recorder: Recorder) -> Iterator[None]:
+    """Inside, what looks like a backward is the compiler's, which follows one to write its graph."""
+    before, recorder.compiling = recorder.compiling, True
+    try:
+        yield
+    finally:
+        recorder.compiling = before
 
 
 @contextmanager
@@ -110,7 +120,7 @@ def _followed(module: nn.Module, recorder: Recorder) -> Iterator[None]:
 
 def _without_hooks(run: Callable[..., Any]) -> Callable[..., Any]:
     def unseen(*arguments: Any, **options: Any) -> Any:
-        with private.hooks_unseen():
+        with private.hooks_unseen(), private.function_modes_off():
             return run(*arguments, **options)
 
     return unseen

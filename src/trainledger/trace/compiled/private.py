@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ _NAMES = {
     "frames": (_DYNAMO, "CatchErrorsWrapper", ("__call__",)),
     "skipped": (_DYNAMO, "ConvertFrameReturn", ()),
     "modes": ("torch.utils._python_dispatch", "", ("_disable_current_modes",)),
+    "functions": ("torch.overrides", "", ("_pop_mode_temporarily",)),
     "hooks": ("torch.nn.modules.module", "", ("_global_forward_pre_hooks", "_global_forward_hooks")),
     "breaks": ("torch._dynamo.utils", "graph_break_reasons", ()),
     "graphs": ("torch._inductor.graph", "GraphLowering", ("_compile_to_module_lines",)),
@@ -77,6 +78,15 @@ def modes_unseen() -> Iterator[None]:
     finally:
         setattr(modes, _FLAG, before)
         getattr(modes, _TELL_FLAG)(before)
+
+
+@contextmanager
+def function_modes_off() -> Iterator[None]:
+    """No mode that sees torch's functions is active inside: under one Dynamo does not follow every tensor method."""
+    with ExitStack() as stack:
+        for _ in range(torch._C._len_torch_function_stack()):
+            stack.enter_context(name("functions")._pop_mode_temporarily())
+        yield
 
 
 @contextmanager

@@ -98,10 +98,6 @@ class Reducer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if "mixed_precision" in name:
-            rule = "DDP casts its parameters on a stream of the device beside the forward, which is not traced"
-            nearest = "torch.autocast in the forward, or FSDP2 with a MixedPrecisionPolicy"
-            raise InvalidInput([Problem("mixed_precision", None, rule, nearest)])
         raise NotImplementedError(f"what DDP asks of its reducer by {name} is not traced")
 
     def _by_parameter(self) -> dict[int, Bucket]:
@@ -250,10 +246,14 @@ def _leaves_of(outputs: Sequence[Tensor]) -> set[int]:
 
 
 def _without_devices(init: Callable[..., None]) -> Callable[..., None]:
-    """DDP takes the numbers of GPUs only for modules that are on one."""
+    """DDP takes the numbers of GPUs only for modules that are on one, and makes streams only where one is."""
 
     def initialized(self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, *more: Any,
                     **options: Any) -> None:  # fmt: skip
+        if options.get("mixed_precision") is not None:
+            rule = "DDP casts its parameters on a stream of the device beside the forward, which is not traced"
+            nearest = "torch.autocast in the forward, or FSDP2 with a MixedPrecisionPolicy"
+            raise InvalidInput([Problem("mixed_precision", None, rule, nearest)])
         init(self, module, None, None, *more, **options)
 
     return initialized

@@ -18,10 +18,11 @@ from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optimizers
 
 from trainledger.ledger.entry import Ledger
+from trainledger.trace.compiled import captured
 from trainledger.trace.distributed import balanced
 from trainledger.trace.distributed.gate import Gate
 from trainledger.trace.distributed.recorder import COMMUNICATION, RankRecorder, local, unwrapped
-from trainledger.trace.grouped_products import grouped_products_of_any_format
+from trainledger.trace.fake_rules import fake_rules
 from trainledger.trace.guesses import Guesses
 from trainledger.trace.lines import Lines
 from trainledger.trace.replaced import replaced
@@ -67,7 +68,7 @@ class Steps:
             enter(replaced(ShardingPropagator, name, self._unseen, needed=False))
         enter(balanced.counts_have_values())
         enter(as_if_real())
-        enter(grouped_products_of_any_format())
+        enter(fake_rules())
         enter(Gate(self))
         return self
 
@@ -93,6 +94,8 @@ class Steps:
                 recorder.resident([bucket.flat], COMMUNICATION, ["bucket"])
         recorder.resident(_living(), "batch")
         recorder.begin()
+        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        self._stack.enter_context(captured(root, recorder, mode))
         recorder._begin("data")
         self._tokens = 0
 
@@ -135,7 +138,7 @@ class Steps:
         def made(function: Callable[..., Any]) -> Callable[..., Any]:
             def called(*args: Any, **kwargs: Any) -> Any:
                 recorder = self.recorder
-                if recorder is None or recorder.current_phase == phase:
+                if recorder is None or recorder.compiling or recorder.current_phase == phase:
                     return function(*args, **kwargs)
                 before = recorder.current_phase
                 recorder._begin(phase)

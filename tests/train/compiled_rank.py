@@ -1,0 +1,80 @@
+"""One rank of a real run with compiled blocks: what its forward keeps and its peak, by the allocator's own events.
+
+Started by test_compiled_ranks.py, once for each of two ranks: python compiled_rank.py CASES.json RANK OUT.json
+A dispatch mode, as rank_witness.py has it, would make compiled blocks run eagerly.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rank_witness import batches_of, local
+
+from trainledger.loaded import load
+from trainledger.measure.allocator import AllocatorPeak
+from trainledger.nn.loss import next_token_loss
+from trainledger.nn.transformer import build
+from trainledger.spec.precision import precision_of
+from trainledger.spec.run import Run
+from trainledger.train.optimizer import build_optimizer
+from trainledger.train.parallel import mesh_of, spread
+from trainledger.train.step import optimizer_step
+
+
+def run_case(run: Run) -> dict[str, int]:
+    """The third step's peak, and what a forward after it leaves allocated."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = build(run.model, run.recipe)
+    for block in model.layers:
+        block.compile()
+    model = spread(model, run.layout, mesh_of(run.layout), precision_of(run.recipe)).train()
+    optimizer = build_optimizer(model, run.recipe)
+    batches = batches_of(run, 0, dist.get_rank())
+
+    def step() -> None:
+        optimizer_step(model, optimizer, batches, run.recipe)
+
+    for _ in range(2):
+        step()
+        optimizer.zero_grad(set_to_none=True)
+    gc.collect()  # what is freed below must have been allocated below
+    states = [each for state in optimizer.state.values() for each in state.values()]
+    standing = [
+        *map(local, [*model.parameters(), *states]),
+        *model.buffers(),
+        *(one for each in batches for one in each),
+    ]
+    there = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in standing}
+    with AllocatorPeak(torch.device("cpu"), live_nbytes=sum(there.values())) as peak:
+        step()
+    assert peak.nbytes is not None
+    optimizer.zero_grad(set_to_none=True)
+    gc.collect()
+    left = AllocatorPeak(torch.device("cpu"))
+    ids_BT, targets_BT = batches[0]
+    with left:
+        loss = next_token_loss(model(ids_BT), targets_BT)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.zero_grad(set_to_none=True)
+    return {"kept": sum(left.changes), "peak": peak.nbytes}
+
+
+def main(cases: str, rank: str, out: str) -> None:
+    """Run every case; ranks meet in a file next to the cases."""
+    torch.set_num_threads(1)
+    where = f"file://{Path(cases).resolve()}.meet"
+    dist.init_process_group("gloo", init_method=where, rank=int(rank), world_size=2)
+    told = json.loads(Path(cases).read_text())
+    Path(out).write_text(json.dumps({name: run_case(load(run)) for name, run in told.items()}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

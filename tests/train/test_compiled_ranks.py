@@ -1,0 +1,241 @@
+"""Ranks whose blocks are compiled: the closed form against the compiler's own code in worlds of any size.
+
+What stands behind the traces is one real run of two processes, whose allocator tells the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_fake_worlds import program_of, told
+from test_parallel_ranks import GPT2, LLAMA, Case, ledgers_by_rank, tables
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from trainledger.ledger.entry import Ledger
+from trainledger.ledger.pipeline import in_flight
+from trainledger.ledger.rank import rank_of
+from trainledger.ledger.ranks import account_of_stage
+from trainledger.loaded import load
+from trainledger.nn.loss import next_token_loss
+from trainledger.nn.transformer import build, run_layers
+from trainledger.spec.run import Run
+from trainledger.trace.distributed import trace_rank
+from trainledger.trace.trace import trace_step
+
+pytestmark = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler on a CPU"
+)
+WITNESS = Path(__file__).with_name("compiled_rank.py")
+LAYERS = {name: value for name, value in GPT2.items() if name not in LLAMA}
+SIZES: dict[str, Any] = {
+    "d_model": 128, "d_ff": 384, "vocab_size": 256, "n_heads": 4, "n_kv_heads": 4, "n_layers": 3, "max_seq_len": 128,
+}  # fmt: skip
+RECIPE: dict[str, Any] = {"seq_len": 128, "global_batch": 8, "micro_batch": 4, "compile": True}
+AGAIN, MIXED, SHARDED = (
+    {"activation_checkpointing": "full"},
+    {"precision": "bf16-mixed"},
+    {"precision": "bf16-sharded"},
+)
+SEQUENCE = {"tensor": 2, "sequence_parallel": True}
+QUICK: dict[str, Case] = {
+    "fsdp": ({"shard": 2}, {}, {}),
+    "fsdp, shards in bf16, checkpointed": ({"shard": 2}, {}, {**AGAIN, **SHARDED}),
+    "fsdp x tensor": ({"shard": 2, **SEQUENCE}, {}, SHARDED),
+}
+MORE: dict[str, Case] = {
+    "fsdp, gpt2, kept": ({"shard": 2, "reshard_after_forward": False}, LAYERS, {}),
+    "fsdp, two ahead": ({"shard": 2, "prefetch": 2}, {"n_layers": 5}, {}),
+    "fsdp, every other block": ({"shard": 2}, {"n_layers": 4}, {**AGAIN, "recompute_every": 2}),
+    "fsdp, bf16": ({"shard": 2}, {}, MIXED),
+    "fsdp, bf16, checkpointed": ({"shard": 2}, {}, {**AGAIN, **MIXED}),
+    "fsdp, odd sizes": ({"shard": 2}, {"d_ff": 385, "vocab_size": 97, "d_model": 129, "head_dim": 32}, {}),
+    "fsdp over a thousand": ({"shard": 1024}, {}, {"global_batch": 1024, "micro_batch": 1}),
+    "fsdp, two micro-batches": ({"shard": 2}, {}, {"global_batch": 16}),
+    "hybrid": ({"shard": 2, "replicate": 2}, {}, {"global_batch": 16}),
+    "ddp": ({"replicate": 2}, {}, {}),
+    "ddp, bf16, checkpointed": ({"replicate": 2}, {}, {**AGAIN, **MIXED}),
+    "ddp, segments": ({"replicate": 2}, {"n_layers": 4}, {"activation_checkpointing": "segments"}),
+    "tensor": ({"tensor": 2}, {}, {}),
+    "tensor and sequence": (SEQUENCE, {}, {}),
+    "tensor and sequence, one sequence": (SEQUENCE, {}, {"micro_batch": 1, "global_batch": 2}),
+    "tensor, gpt2": ({"tensor": 2}, LAYERS, {}),
+    "tensor and sequence, bf16": (SEQUENCE, {}, MIXED),
+    "tensor, normed heads": ({"tensor": 2}, {"qk_norm": "head"}, {}),
+    "tensor and sequence, sandwich": (SEQUENCE, {"norm_place": "sandwich", "norm_plus_one": True}, {}),
+    "tensor and sequence, relu": (SEQUENCE, {**LAYERS, "activation": "relu"}, {}),
+    "tensor, parallel branches": ({"tensor": 2}, {**LAYERS, "block": "parallel"}, {}),
+    "tensor, attention written out": ({"tensor": 2}, {"n_kv_heads": 2}, {"attention": "math"}),
+    "tensor over four": ({"tensor": 4}, {}, {}),
+}  # fmt: skip
+# Checkpointed by the engine, a compiled block runs again to its end, with the sum over the ranks that nobody reads.
+TO_THE_END: dict[str, Case] = {
+    "tensor, checkpointed": ({"tensor": 2}, {}, AGAIN),
+    "tensor and sequence, checkpointed": (SEQUENCE, {}, AGAIN),
+    "tensor and sequence, bf16, checkpointed": (SEQUENCE, {}, {**AGAIN, **MIXED}),
+    "fsdp x tensor, checkpointed": ({"shard": 2, **SEQUENCE}, {}, {**AGAIN, **SHARDED}),
+}
+
+
+def run_of(case: Case) -> Run:
+    layout, model, recipe = case
+    told = tables((layout, {**SIZES, **model}, {**RECIPE, **recipe}))
+    told["cluster"]["count"] *= layout.get("pipeline", 1)
+    return load(told)
+
+
+def same(case: Case, *, near: float) -> None:
+    """Nothing left out or said; kept bytes equal, the peak near."""
+    run = run_of(case)
+    traced, closed = trace_rank(program_of(run), world_size=run.layout.devices), ledgers_by_rank(run)[0]
+    assert not traced.partial
+    assert (traced.notes, traced.uncounted, closed.notes) == ((), (), ())
+    batch = dict(closed.resident)["batch"]  # a loss that is split keeps another copy of the targets
+    assert 0 <= traced.kept_nbytes - closed.kept_nbytes <= batch
+    assert closed.peak().nbytes == pytest.approx(traced.peak().nbytes, rel=near)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_rank_with_compiled_blocks_is_what_the_closed_form_says(name: str) -> None:
+    same(QUICK[name], near=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_other_ranks_with_compiled_blocks(name: str) -> None:
+    same(MORE[name], near=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TO_THE_END)
+def test_tensor_ranks_that_run_blocks_again(name: str) -> None:
+    same(TO_THE_END[name], near=0.04)
+
+
+def test_what_is_sent_is_what_eager_blocks_send() -> None:
+    run = run_of(QUICK["fsdp x tensor"])
+    traced, closed = trace_rank(program_of(run), world_size=4), ledgers_by_rank(run)[0]
+    assert told(traced) == told(closed)
+
+
+# Two processes
+
+
+@pytest.mark.slow
+def test_the_allocator_of_two_processes_tells_the_same(tmp_path: Path) -> None:
+    cases = {"plain": QUICK["fsdp"], "checkpointed": QUICK["fsdp, shards in bf16, checkpointed"]}
+    given = {name: tables((layout, SIZES, {**RECIPE, **recipe})) for name, (layout, _, recipe) in cases.items()}
+    (tmp_path / "cases.json").write_text(json.dumps(given))
+    outs = [tmp_path / f"rank{rank}.json" for rank in range(2)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(WITNESS), str(tmp_path / "cases.json"), str(rank), str(out)], env=environment,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank, out in enumerate(outs)
+    ]  # fmt: skip
+    errors = [each.communicate(timeout=500)[1] for each in started]
+    assert all(out.exists() for out in outs), "\n".join(errors)[-4000:]
+    for out in outs:
+        for name, facts in json.loads(out.read_text()).items():
+            closed = ledgers_by_rank(load(given[name]))[0]
+            assert facts["kept"] == closed.kept_nbytes
+            assert facts["peak"] == pytest.approx(closed.peak().nbytes, rel=0.001)
+
+
+# Stages of a pipeline
+
+
+class Stage(nn.Module):
+    """Layers of a model that one stage has, with what stands before or after all layers."""
+
+    def __init__(self, run: Run, stage: int) -> None:
+        super().__init__()
+        (self.chunk,) = rank_of(run, stage).chunks
+        self.model = build(run.model, run.recipe)
+        self.own = range(self.chunk.first, self.chunk.first + self.chunk.count)
+        self.model.layers = nn.ModuleList([self.model.layers[each] for each in self.own])
+        for each in self.model.layers:
+            each.compile()
+        if not self.chunk.begins:
+            self.model.embed_tokens = None  # type: ignore[assignment]
+        if not self.chunk.ends:
+            self.model.norm = self.model.lm_head = None  # type: ignore[assignment]
+
+    def forward(self, x: Tensor, targets_BT: Tensor) -> Tensor:
+        model, n_tokens = self.model, x.shape[1]
+        first = [model.embed(x) if self.chunk.begins else x]
+        del x
+        shared = model.shared(self.own, first[0], n_tokens)
+        y_BTD = run_layers(list(model.layers), shared, first.pop(), model.spec, model.checkpointing)
+        if not self.chunk.ends:
+            return y_BTD
+        assert model.norm is not None
+        return next_token_loss(model.lm_head(model.norm(y_BTD)), targets_BT)
+
+
+def stage_traced(run: Run, stage: int) -> Ledger:
+    """A stage's step by hand: forwards up to the number in flight, then one backward and one forward in turn.
+
+    What is sent to the next stage is let go of, as Megatron-LM does; its place in the graph stays.
+    """
+    model = Stage(run, stage).train()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    count, ahead = run.grad_accum, in_flight(run.layout, stage, run.grad_accum)
+    shape, chunk = (run.device_batch, run.recipe.seq_len), model.chunk
+
+    def forward(ids_BT: Tensor, targets_BT: Tensor) -> Any:
+        x = ids_BT if chunk.begins else torch.empty(*shape, run.model.d_model).requires_grad_()
+        y = model(x, targets_BT)
+        return y / count if chunk.ends else get_gradient_edge(y)
+
+    def backward(y: Any) -> None:
+        torch.autograd.backward((y,), None if chunk.ends else (torch.empty(*shape, run.model.d_model),))
+
+    def step(*tokens: Tensor) -> None:
+        pairs = list(zip(tokens[:count], tokens[count:], strict=True))
+        held = [forward(*each) for each in pairs[: ahead - 1]]
+        for each in pairs[ahead - 1 :]:
+            held.append(forward(*each))
+            backward(held.pop(0))
+        while held:
+            backward(held.pop(0))
+        optimizer.step()
+
+    tokens = tuple(torch.randint(0, run.model.vocab_size, shape) for _ in range(2 * count))
+    return trace_step(step, model, tokens, optimizers=optimizer)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_stage_holds_what_its_micro_batches_in_flight_keep(stage: int) -> None:
+    stage_is("1f1b", stage, {}, near=0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("schedule", "stage"), [("1f1b", 1), ("gpipe", 0), ("gpipe", 1), ("gpipe", 2)])
+def test_other_stages(schedule: str, stage: int) -> None:
+    stage_is(schedule, stage, {}, near=0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_stages_that_run_blocks_again(schedule: str, stage: int) -> None:
+    stage_is(schedule, stage, AGAIN, near=0.02)
+
+
+def stage_is(schedule: str, stage: int, recipe: dict[str, Any], *, near: float) -> None:
+    sizes = {"global_batch": 12, "micro_batch": 2}
+    run = run_of(({"pipeline": 3, "schedule": schedule}, {"n_layers": 6}, {**sizes, **recipe}))
+    traced, closed = stage_traced(run, stage), account_of_stage(run, stage)
+    assert (traced.notes, closed.notes) == ((), ())
+    assert closed.peak().nbytes == pytest.approx(traced.peak().nbytes, rel=near)
