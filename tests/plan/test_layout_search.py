@@ -120,6 +120,8 @@ KINDS: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("mixtral-8x7b", 16, {"seq_len": 1024, "global_batch": 16}, {"micro_batch": 1, "sequence_parallel": False}),
     ("deepseek-v2-lite", 8, {"seq_len": 1024, "global_batch": 8}, {"context": 1, "micro_batch": 2}),
     ("gemma-2-2b", 8, {"seq_len": 1024, "global_batch": 8, "attention": "flash"}, {"context": 1}),
+    ("llama-3-8b", 16, {"seq_len": 1024, "global_batch": 32, "compile": True}, {"context": 1,
+                                                                               "activation_checkpointing": "none"}),
 ]  # fmt: skip
 
 
@@ -135,6 +137,15 @@ def test_bounds_are_below_the_account_and_near_it(
         assert 0.2 < seconds < 1.1, (seconds, one.layout, one.recipe)
     assert np.median([nbytes for nbytes, _, _ in found]) > 0.85
     assert np.median([seconds for _, seconds, _ in found]) > 0.75
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_bounds_are_below_the_account_where_a_rank_has_one_head(compiled: bool) -> None:
+    """There no head of keys is shared any more, and none is repeated for several of queries."""
+    run = run_for(64, {"preset": "llama-3-8b"}, seq_len=2048, global_batch=64, precision="bf16-mixed", compile=compiled)
+    found = list(bounded(run, 12, 5, {"context": 1, "tensor": 32, "activation_checkpointing": "full"}))
+    assert {one.model.n_heads // one.layout.tensor for _, _, one in found} == {1}
+    assert all(nbytes <= 1 for nbytes, _, _ in found)
 
 
 def test_split_sends_are_searched_as_they_are_accounted_for() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -263,3 +264,49 @@ def test_the_garbage_collector_is_left_as_it_was(frozen: bool) -> None:
         assert gc.get_freeze_count() <= before
     finally:
         gc.unfreeze()
+
+
+# Compiled modules
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+def compiled_loop(how: str) -> None:
+    dist.init_process_group("nccl")
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),), mesh_dim_names=("data",))
+    blocks = nn.Sequential(Branch(), Branch()).cuda()
+    for at, each in enumerate(blocks):
+        if how == "in place":
+            each.compile()
+        elif how == "wrapped":
+            blocks[at] = torch.compile(each)  # type: ignore[assignment]
+        fully_shard(blocks[at], mesh=mesh)
+    model = fully_shard(blocks, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(torch.randn(64, 8, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("how", ["in place", "wrapped"])
+def test_compiled_modules_of_a_rank_are_followed_as_the_compiler_writes_them(how: str) -> None:
+    compiled, eager = (trace_rank(lambda way=way: compiled_loop(way), world_size=4) for way in (how, "not"))  # type: ignore[misc]
+    assert (compiled.partial, compiled.notes, compiled.uncounted) == ("", (), ())
+    fused = [each for each in compiled if each.source == "torch._inductor"]
+    assert {each.phase for each in fused} >= {"forward", "backward"}
+    assert compiled.matmul_flops == eager.matmul_flops
+    assert compiled.kept_nbytes == eager.kept_nbytes
+    assert sent(compiled) == sent(eager)
+
+
+def sent(ledger: tl.Ledger) -> list[tuple[str, str, int, int]]:
+    return [(each.phase, each.name, each.payload, each.ranks) for each in ledger if each.kind == "collective"]
