@@ -139,15 +139,6 @@ def test_bounds_are_below_the_account_and_near_it(
     assert np.median([seconds for _, seconds, _ in found]) > 0.75
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_bounds_are_below_the_account_where_a_rank_has_one_head(compiled: bool) -> None:
-    """There no head of keys is shared any more, and none is repeated for several of queries."""
-    run = run_for(64, {"preset": "llama-3-8b"}, seq_len=2048, global_batch=64, precision="bf16-mixed", compile=compiled)
-    found = list(bounded(run, 12, 5, {"context": 1, "tensor": 32, "activation_checkpointing": "full"}))
-    assert {one.model.n_heads // one.layout.tensor for _, _, one in found} == {1}
-    assert all(nbytes <= 1 for nbytes, _, _ in found)
-
-
 def test_split_sends_are_searched_as_they_are_accounted_for() -> None:
     run = run_for(64, {"preset": "llama-3-8b"}, seq_len=1024, global_batch=64)
     fixed = {"sequence_parallel": False, "context": 1, "pipeline": 4, "tensor": 4}

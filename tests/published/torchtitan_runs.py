@@ -43,8 +43,8 @@ TITAN_FP8 = Source(
     assumed=(
         *_TITAN,
         "fp8 as bf16: torchao's Float8Linear keeps its bf16 input for backward, and 8-bit copies come and go",
-        "compiled blocks are followed where they are fully recomputed (R0013 to R0015); with selective recomputation and "
-        "over context ranks they are predicted like eager ones",
+        "compiled blocks are followed where they are fully recomputed (R0013 to R0015); with selective recomputation "
+        "and over context ranks they are predicted like eager ones",
         "405B: a local batch goes in as many micro-batches as stages (torchtitan's default), 126 layers as evenly as "
         "they go, interleaved with two chunks on a rank; sequence parallelism; parameters gathered once for a step",
         "context parallelism is a ring",

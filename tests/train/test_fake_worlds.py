@@ -33,7 +33,8 @@ THOUSAND: dict[str, Case] = {
     "fsdp": ({"shard": 1024}, WIDE, {"global_batch": 2048, "micro_batch": 1}),
     "fsdp x tensor": ({"shard": 128, "tensor": 8, "sequence_parallel": True}, WIDE, {"global_batch": 256}),
     "gathered again": (
-        {"shard": 128, "tensor": 8, "sequence_parallel": True, "sequence_gather": "again"}, WIDE,
+        {"shard": 128, "tensor": 8, "sequence_parallel": True, "sequence_gather": "again"},
+        WIDE,
         {"global_batch": 128, "micro_batch": 1},
     ),
     "hybrid": ({"replicate": 8, "shard": 128}, WIDE, {"global_batch": 1024, "micro_batch": 1}),

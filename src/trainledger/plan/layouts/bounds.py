@@ -105,7 +105,7 @@ class Bounds:
         """The pieces of all shapes, from one account for each class of them."""
         classes: dict[tuple[Any, ...], list[int]] = {}
         for index, shape in enumerate(self.shapes):
-            classes.setdefault(class_of(shape, self.run.model), []).append(index)
+            classes.setdefault(class_of(shape), []).append(index)
         # Classes that differ in what is recomputed alone run the same operations with the same sizes.
         for _, alike in groupby(sorted(classes), key=lambda each: each[:-1]):
             for each in alike:

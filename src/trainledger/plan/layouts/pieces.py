@@ -13,7 +13,6 @@ from typing import Any
 
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
-from trainledger.ledger.collectives import share
 from trainledger.ledger.entry import Entry, Int, Ledger, summed
 from trainledger.ledger.rank import rank_of
 from trainledger.ledger.sizes import sizes_of
@@ -22,7 +21,6 @@ from trainledger.plan.layouts.grid import Shape
 from trainledger.plan.layouts.times import Times
 from trainledger.predict.kernel_time import larger
 from trainledger.spec.layout import Layout, overlaps
-from trainledger.spec.model import ModelSpec
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recompute import layer_runs
 from trainledger.spec.run import Run
@@ -87,12 +85,11 @@ class _Once(Run):
         return 1
 
 
-def class_of(shape: Shape, model: ModelSpec) -> tuple[Any, ...]:
+def class_of(shape: Shape) -> tuple[Any, ...]:
     """What decides which operations run; shapes that agree in it go into one account."""
     several = shape.micro_batch > 1 and shape.sequence_parallel  # then tokens are brought together by copies
-    shared = model.n_heads // shape.tensor > share(model.kv_heads, shape.tensor)  # then those of keys are repeated
     return (
-        shape.tensor > 1, shared, shape.sequence_parallel, shape.context > 1, shape.context_kind, shape.expert > 1, several,
+        shape.tensor > 1, shape.sequence_parallel, shape.context > 1, shape.context_kind, shape.expert > 1, several,
         shape.checkpointing,
     )  # fmt: skip
 
