@@ -105,13 +105,13 @@ def test_a_killed_run_keeps_its_forecast_and_is_measured_in_the_end(run_file: Pa
     words = [sys.executable, "-m", "trainledger", "train", str(run_file), "--set", "recipe.steps=400"]
     process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
     metrics = None
-    for _ in range(600):
+    for _ in range(3000):
         time.sleep(0.1)
         found = list(Path("runs").glob("*/metrics.jsonl"))
         if found and found[0].read_text().count('"grad_norm"') > 8:
             metrics = found[0]
             break
-    assert metrics is not None, "the run did not begin within a minute"
+    assert metrics is not None, "the run did not begin within five minutes"
     process.send_signal(signal.SIGKILL)
     process.wait()
     run_dir = metrics.parent
