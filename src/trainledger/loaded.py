@@ -49,8 +49,9 @@ _FOUND: dict[Run, Run] = {}  # a search may take half a minute, and `plan` asks 
 
 
 def with_layout(run: Run, *, progress: Callable[[str, int, int], None] | None = None) -> Run:
-    """The run with the quickest layout that fits, where it asks for a search (``layout.auto``).
+    """The run with the simplest of the quickest layouts, where it asks for a search (``layout.auto``).
 
+    That is `Layouts.simplest`: nobody takes on pipelines for a percent that a prediction cannot tell from none.
     What the run says of its layout, its micro-batch or what it recomputes, other than the defaults, is kept.
     ``progress`` hears of the search as in `questions.layouts`. Raises `InvalidInput` where nothing fits.
     """
@@ -64,16 +65,15 @@ def _searched(run: Run, progress: Callable[[str, int, int], None] | None) -> Run
     from trainledger.questions import layouts
 
     fixed = fixed_by(run)
-    if run.cluster.count == 1 and not fixed:
+    if run.cluster.count == 1 and not fixed and run.cluster.device == THIS_MACHINE:
         return replace(run, layout=replace(run.layout, auto=False))
     found = layouts(whole(run), fixed=fixed, keep=1, progress=progress)
-    best = found.best
-    if best is None:
+    if found.simplest is None:
         why = f": {found.rejected[0].reason}" if found.rejected else ""
         devices = f"{run.cluster.count:,} x {run.cluster.device}"
         rule = f"found no layout that fits {devices}{why} (trainledger layouts says all)"
         raise InvalidInput([Problem("layout", "auto", rule)])
-    return best.run
+    return found.simplest.run
 
 
 def model(name: str, **fields: Any) -> ModelSpec:

@@ -95,6 +95,15 @@ def parse_count(text: str) -> int:
     return int(_parse(text, _COUNTS, 'is not a count; write it like 4096, "1e9" or "15T"', "things"))
 
 
+def parse_amount(text: str) -> float:
+    """Money or device-hours in text, where parts of a whole may be left.
+
+    >>> parse_amount("30.84M"), parse_amount("0.5"), parse_amount("10,000")
+    (30840000.0, 0.5, 10000.0)
+    """
+    return float(_parse(text, _COUNTS, 'is not an amount; write it like 0.5, "10,000" or "1.5M"'))
+
+
 def parse_nbytes(text: str) -> int:
     """Bytes in text as an integer; GB is 1e9, GiB is 2**30.
 

@@ -233,6 +233,28 @@ def test_a_model_with_a_layout_to_be_found_gets_the_batch_and_the_layout_of_the_
     assert said[2] == ""
 
 
+def test_one_device_gets_what_the_search_finds_too(capsys):
+    code, out, err = call(capsys, "plan", "gpt2", *L4, "--set", "layout=auto")
+    assert code == 0
+    assert "A step: 4,096 sequences of 1,024 tokens" in out
+    assert "Taken to have 4,096 sequences" in err
+    found = call(capsys, "layouts", "gpt2", *L4, "--keep", "1")[1]
+    pasted = found.partition("to paste into a run file\n\n")[2].partition("\n\nLess")[0].strip()
+    assert "micro_batch = " in pasted
+    assert pasted in out
+
+
+def test_programs_are_told_the_layout_that_was_found(capsys):
+    words = ["gpt2", *L4, "--set", "cluster.count=4", "--set", "recipe.global_batch=64"]
+    said = json.loads(call(capsys, "plan", *words, "--set", "layout=auto", "--json")[1])
+    best = json.loads(call(capsys, "layouts", *words, "--keep", "1", "--json")[1])["ranked"][0]
+    assert said["layout"]["shard"] * said["layout"]["replicate"] == 4
+    assert {name: value for name, value in said["layout"].items() if value is not None} == best["layout"]
+    assert said["recipe"]["micro_batch"] == best["micro_batch"]
+    assert said["recipe"]["activation_checkpointing"] == best["activation_checkpointing"]
+    assert (said["cluster"]["device"], said["cluster"]["count"]) == ("l4", 4)
+
+
 def test_a_bar_that_takes_away_is_explained(capsys):
     tuned = ["--set", "recipe.lora_rank=8", "--set", "recipe.seq_len=256"]
     out = " ".join(call(capsys, "plan", "llama-3-8b", *L4, *tuned)[1].split())

@@ -81,6 +81,53 @@ def test_checkpointed_blocks_keep_their_inputs_alone() -> None:
     assert account(run).peak().nbytes < 0.93 * account(eager(run)).peak().nbytes
 
 
+SELECTIVE: dict[str, Any] = {"activation_checkpointing": "selective"}
+
+
+def test_of_what_a_policy_keeps_is_kept_what_backward_reads() -> None:
+    # Queries, values and the MLP's gate are every second product, the mixture is attention's; the last product is one
+    # too, but only the block's own result is made of it.
+    block = 4 * (4 * STREAM + WIDE) + LOGSUMEXP
+    run = run_of(LLAMA, **SELECTIVE)
+    assert kept_by_block(account(run)) == 3 * block
+    assert kept_by_block(account(eager(run))) == 3 * (block + 4 * STREAM)
+
+
+def test_a_compiled_policy_makes_copies_in_low_precision_again() -> None:
+    block = 2 * (3 * STREAM + WIDE) + 4 * STREAM + LOGSUMEXP
+    assert kept_by_block(account(run_of(LLAMA, precision="bf16-mixed", **SELECTIVE))) == 3 * block
+
+
+def test_attention_that_runs_again_on_a_cpu_keeps_the_state_of_its_generator() -> None:
+    run = run_of(LLAMA, recompute_keep=(), **SELECTIVE)
+    assert kept_by_block(account(run)) == 3 * (4 * STREAM + 5056)
+    assert kept_by_block(account(run, backend="cuda")) == 3 * 4 * STREAM
+
+
+def test_of_dropout_that_runs_again_a_seed_is_kept() -> None:
+    with_dropout, without = (kept_by_block(account(run_of(GPT2, dropout=each, **SELECTIVE))) for each in (0.1, 0.0))
+    assert with_dropout - without == 3 * 2 * 8
+
+
+def test_what_is_made_again_runs_when_it_is_needed() -> None:
+    ledger = account(run_of(LLAMA, **SELECTIVE))
+    again = [each.path for each in ledger if each.phase == "recompute" and each.name == "mm"]
+    assert again == [f"layers.*.{each}_proj" for each in ("self_attn.o", "mlp.up", "self_attn.k")]
+    order = [each.path.removeprefix("layers.*.") for each in ledger if each.phase in ("recompute", "backward")]
+    assert order.index("self_attn.k_proj") > order.index("mlp.gate_proj")
+    plain = account(eager(run_of(LLAMA, **SELECTIVE)))
+    assert (ledger.flops, len(ledger.entries)) == (plain.flops, len(plain.entries))
+
+
+def test_a_kernel_over_the_gate_makes_all_three_of_its_results_at_once() -> None:
+    # Sums of a row aside, at the peak: the products of the MLP that backward reads, the gradient of their product and
+    # the three results of the kernel. Eagerly each result is gone when the next one comes.
+    live, plain = (account(each).peak() for each in (run_of(LLAMA, **SELECTIVE), eager(run_of(LLAMA, **SELECTIVE))))
+    assert live.entry.path == "layers.*.mlp"
+    assert live.by_category["scratch"] >= 4 * 5 * WIDE
+    assert live.nbytes < plain.nbytes
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "grouped": {"n_kv_heads": 2, "qk_norm": "head"},
     "sandwich": {"norm_place": "sandwich", "norm_plus_one": True},
@@ -93,7 +140,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
-@pytest.mark.parametrize("checkpointing", ["none", "full", "segments"])
+@pytest.mark.parametrize("checkpointing", ["none", "full", "segments", "selective"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
 def test_whatever_is_allocated_is_freed_as_in_eager_blocks(
     kind: str, backend: str, checkpointing: str, precision: str
@@ -125,7 +172,7 @@ SPREAD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("spread", SPREAD)
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 def test_on_every_rank_too(spread: str, checkpointing: str, precision: str) -> None:
     recipe = {"precision": precision, "activation_checkpointing": checkpointing, "micro_batch": 1, "global_batch": 8}
@@ -161,6 +208,12 @@ def test_what_sequence_parallel_ranks_gather_is_kept_whole() -> None:
     assert kept_by_block(account(run)) == 3 * block
 
 
+def test_what_ranks_add_up_at_the_end_of_a_block_stays_where_a_policy_keeps_it() -> None:
+    # Queries, values and the gate over the ranks, as the mixture; the block's result and the last product, whole.
+    block = 4 * (3 * STREAM // 2 + WIDE // 2 + 2 * STREAM) + LOGSUMEXP // 2
+    assert kept_by_block(account(replace(run_of(LLAMA, **SELECTIVE), layout=Layout(tensor=2)))) == 3 * block
+
+
 def left(ledger: Ledger) -> dict[str, int]:
     """Bytes by category that a step leaves behind."""
     split: dict[str, int] = {}
@@ -174,6 +227,7 @@ def left(ledger: Ledger) -> dict[str, int]:
 UNCOVERED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("experts", {"n_experts": 4, "experts_per_token": 2}, {}, {}),
     ('activation_checkpointing = "attention"', {}, {"activation_checkpointing": "attention"}, {}),
+    ('recompute_keep = "gelu"', {}, {**SELECTIVE, "recompute_keep": ("matmuls", "gelu")}, {}),
     ('activation_checkpointing = "offload"', {}, {"activation_checkpointing": "offload"}, {}),
     ('activation_checkpointing = "segments"', {}, {"activation_checkpointing": "segments"}, {"shard": 2}),
     ("precision bf16-sharded of parameters that are not sharded", {}, {"precision": "bf16-sharded"}, {"replicate": 2}),

@@ -120,6 +120,23 @@ def test_a_layout_that_shards_in_bf16_gathers_half_the_bytes() -> None:
     assert reduced[0] == reduced[1]  # in fp32 either way
 
 
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise", "block"])
+@pytest.mark.parametrize("layout", [Layout(shard=8), Layout(replicate=2, shard=4), Layout(shard=4, tensor=2)])
+def test_products_in_8_bits_read_what_is_gathered_in_bf16(layout: Layout, scaling: str) -> None:
+    """torchtitan's recipe: what is sent and held is that of bf16-sharded, whose products alone change their format."""
+    narrow, wide = f"fp8-{scaling}-sharded", f"fp8-{scaling}"
+    ours, bf16, mixed = (ledger_of(layout, precision=each) for each in (narrow, "bf16-sharded", wide))
+    sent = [[(each.name, each.phase, each.payload, each.times) for each in collectives(one)] for one in (ours, bf16)]
+    assert sent[0] == sent[1]
+    gathers = [payload(collectives(each, name="all_gather", group="shard")) for each in (ours, mixed)]
+    assert gathers[1] == 2 * gathers[0]
+    assert dict(ours.resident) == dict(bf16.resident)
+    assert ours.matmul_flops == bf16.matmul_flops
+    eights = {each.name for each in ours if each.kind == "matmul" and each.dtype in ("e4m3", "e5m2")}
+    assert eights == {"_scaled_mm"}
+    assert ours.peak().nbytes < mixed.peak().nbytes
+
+
 def test_a_pipeline_keeps_as_many_micro_batches_as_are_in_flight() -> None:
     stages = accounts(run_of(Layout(pipeline=4), global_batch=8), backend="cuda")
     kept = [each.ledger.peak().by_category["activations"] for each in stages]

@@ -192,6 +192,12 @@ def test_the_text_fits_a_terminal_and_its_lines_can_be_pasted(case: tuple[Table,
         assert tl.load(table, sets) == advice.together[-1].run
 
 
+def test_who_has_several_devices_is_told_of_the_search_for_layouts(case: tuple[Table, Advice]) -> None:
+    table, advice = case
+    several = table.get("cluster", {}).get("count", 1) > 1
+    assert ("`trainledger layouts` searches all of them" in " ".join(text(advice).split())) is several
+
+
 def test_a_list_is_quoted_for_the_shell() -> None:
     from trainledger.report.advise import _sets
 
@@ -302,3 +308,36 @@ def test_what_is_gathered_for_products_may_be_gathered_again() -> None:
     assert {each.what for each in back} >= {"keep for backward what tensor ranks gather", "no sequence parallelism"}
     for each in back:
         assert not tl.load(table, dict(each.fields)).layout.gathers_again
+
+
+def test_sharded_parameters_are_multiplied_in_8_bits_as_they_are_gathered() -> None:
+    table: Table = {
+        "model": {"preset": "llama-3-8b"},
+        "recipe": {"steps": 10, "global_batch": 8, "seq_len": 8192, "precision": "bf16-sharded", "compile": True},
+        "layout": {"shard": 8}, "cluster": {"device": "h100-sxm", "count": 8},
+    }  # fmt: skip
+    advice = tl.advise(tl.load(table)).alone
+    (ours,) = (each for each in advice if each.sets == ("recipe.precision=fp8-tensorwise-sharded",))
+    assert ours.faster > 0.01
+    assert not any(each.sets == ("recipe.precision=fp8-tensorwise",) for each in advice)
+    _gives(table, ours.sets, ours)
+
+
+def test_weights_are_cast_once_a_step_where_that_saves_time_or_not_where_it_saves_memory() -> None:
+    recipe = {"precision": "fp8-tensorwise", "master_weights": True, "micro_batch": 1, "seq_len": 2048}
+    table: Table = {
+        "model": {"preset": "llama-3-8b"}, "recipe": {"steps": 10, "global_batch": 128, **recipe},
+        "layout": {"shard": 8, "zero": 1}, "cluster": {"device": "h200", "count": 8},
+    }  # fmt: skip
+    once = next(each for each in tl.advise(tl.load(table)).alone if each.sets == ("recipe.fp8_weight_caching=true",))
+    assert once.faster > 0.05
+    assert once.smaller < 0
+    assert once.effect == SAME
+    assert "Transformer Engine" in once.cost
+    _gives(table, once.sets, once)
+    kept = tl.load(table, list(once.sets))
+    back = next(each for each in changes(kept) if each.fields == (("recipe.fp8_weight_caching", False),))
+    assert back.effect == SAME
+    in_fp32 = tl.load(table, [*once.sets, "recipe.master_weights=false"])
+    (wide,) = (each for each in changes(in_fp32) if dict(each.fields).get("recipe.precision") == "bf16-mixed")
+    assert dict(wide.fields)["recipe.fp8_weight_caching"] is False

@@ -130,6 +130,16 @@ def test_what_does_not_hold_as_planned_is_said_first_and_not_again() -> None:
     assert text(found).startswith("Gives way already, as planned: device memory.")
 
 
+def test_micro_batches_that_shrink_as_devices_are_added_are_told() -> None:
+    """A batch of 64 in micro-batches of 4 ends 16 devices; 64 have one sequence each."""
+    recipe = {"seq_len": 1024, "global_batch": 64, "micro_batch": 4, "steps": 10, "precision": "bf16-mixed"}
+    table: Table = {"model": {"preset": "gpt2"}, "recipe": recipe, "cluster": {"device": "h100-sxm"}}
+    carries = growth(tl.load(table), "devices", 64).carries
+    assert carries.endswith("the global batch shared out (in smaller micro-batches where a rank has fewer sequences)")
+    one = {**table, "recipe": {**recipe, "micro_batch": 1}}
+    assert growth(tl.load(one), "devices", 64).carries.endswith("the global batch shared out")
+
+
 def test_more_devices_end_where_a_rank_gets_no_sequence() -> None:
     found = tl.breaks(tl.load(SHARDED), along=["devices"], exposed=1.0, lost=1.0)
     (edge,) = found.along[0].breaks

@@ -64,6 +64,14 @@ def test_the_largest_causes_come_first() -> None:
     assert [each.field for each in found.fields] == ["recipe.activation_checkpointing"]
 
 
+def test_a_bound_is_no_match_for_a_calibrated_time() -> None:
+    found = tl.compare(tl.load(ALONE), tl.load(ALONE, {"cluster.device": "b200"}))
+    told = " ".join(text(found).split())
+    assert "B's time is only a bound, what its device allows at best, where a's is what programs reach" in told
+    both = tl.compare(tl.load(ALONE, {"cluster.device": "b300"}), tl.load(ALONE, {"cluster.device": "b200"}))
+    assert "is only a bound" not in text(both)
+
+
 def test_a_run_beside_itself() -> None:
     found = tl.compare(tl.load(ALONE), tl.load(ALONE))
     assert found.fields == ()
@@ -107,6 +115,15 @@ def test_a_difference_of_shares_is_in_points() -> None:
     shown = text(tl.compare(tl.load(ALONE), tl.load(SHARDED)))
     for name in ("MFU", "HFU"):
         assert re.search(rf"^{name} .* % +[+-]\d+\.\d points$", shown, re.MULTILINE), shown
+
+
+def test_a_difference_too_small_to_show_has_no_sign() -> None:
+    from trainledger.report.compare import _signed
+    from trainledger.units import format_percent, format_seconds
+
+    assert _signed(-0.0001, format_percent) == "0.0 %"
+    assert _signed(-0.001, format_percent) == "-0.1 %"
+    assert _signed(0.0, format_seconds) == "0"
 
 
 def test_the_figures_hold_both_sides() -> None:

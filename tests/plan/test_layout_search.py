@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import tomllib
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 
 import trainledger as tl
+from trainledger.cli import main
 from trainledger.loaded import kernels_of, load, machine_of, with_layout
 from trainledger.plan.layouts.blocks import Blocks
 from trainledger.plan.layouts.bounds import Bounds
 from trainledger.plan.layouts.chosen import pareto
 from trainledger.plan.layouts.exact import exact
+from trainledger.plan.layouts.found import AS_QUICK
 from trainledger.plan.layouts.grid import Grid, Shape, grid_of, run_of, shared_layers, whole
 from trainledger.plan.layouts.judge import Judge
 from trainledger.plan.layouts.messages import rates_of
@@ -66,6 +69,8 @@ def candidates(blocks: Blocks) -> Iterator[Run]:
         (4, SMALL, {}), (4, EXPERTS, {}), (6, {**SMALL, "n_layers": 5}, {"global_batch": 6}),
         (4, SMALL, {"loss": "chunked", "loss_chunks": 64}), (4, SMALL, {"optimizer": "adafactor"}),
         (4, SMALL, {"attention": "math"}), (2, {**SMALL, "n_predict_ahead": 1}, {}),
+        (4, SMALL, {"precision": "fp8-rowwise", "fp8_weight_caching": True}),
+        (4, SMALL, {"precision": "fp8-rowwise-sharded"}),
         (4, SMALL, {"activation_checkpointing": "segments"}), (8, {**SMALL, "n_layers": 3}, {"global_batch": 2}),
     ],
 )  # fmt: skip
@@ -122,6 +127,8 @@ KINDS: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("gemma-2-2b", 8, {"seq_len": 1024, "global_batch": 8, "attention": "flash"}, {"context": 1}),
     ("llama-3-8b", 16, {"seq_len": 1024, "global_batch": 32, "compile": True}, {"context": 1,
                                                                                "activation_checkpointing": "none"}),
+    ("llama-3-8b", 16, {"seq_len": 1024, "global_batch": 64, "precision": "fp8-tensorwise",
+                        "fp8_weight_caching": True}, {"context": 1, "micro_batch": 1}),
 ]  # fmt: skip
 
 
@@ -369,9 +376,41 @@ def test_a_run_file_may_ask_for_the_best_layout() -> None:
     asked = load(AUTO, ["layout=auto"], search=False)
     assert asked.layout.auto
     assert not asked.layout.alone
-    best = tl.layouts(asked, keep=1).best
+    best = tl.layouts(asked, keep=1).simplest
     assert best is not None
     assert best.run == run
+
+
+@pytest.mark.parametrize(("device", "global_batch"), [("h100-sxm", 16), ("a100-sxm-80gb", 64)])
+def test_the_simplest_has_the_fewest_kinds_of_ranks_of_those_about_as_quick(device: str, global_batch: int) -> None:
+    changes = {"recipe.global_batch": global_batch, "cluster.device": device, "cluster.count": 8}
+    found = tl.layouts(load(AUTO, changes), keep=500)
+    best, simplest = found.best, found.simplest
+    assert best is not None
+    assert simplest is not None
+    as_quick = [each for each in found.ranked if each.seconds <= best.seconds * AS_QUICK]
+    assert len(as_quick) < len(found.ranked)
+    fewest = min(as_quick, key=lambda each: (each.run.layout.kinds_of_ranks, each.seconds))
+    assert simplest == fewest
+
+
+def test_uneven_stages_are_not_taken_for_a_tenth_of_a_percent(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["layouts", "llama-3-8b", "--device", "h800-sxm", "--count", "8", "--fix", "context=4", "--keep", "3"]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    best, simplest = told["ranked"][0], told["simplest"]
+    assert best["layout"]["stage_layers"]
+    assert "stage_layers" not in simplest["layout"]
+    assert best["seconds"] < simplest["seconds"] < 1.01 * best["seconds"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "As quick within 3.0 %, and simpler" in said
+    assert '[layout]\npipeline = 2\nschedule = "interleaved"\nvirtual_stages = 8\ncontext = 4\n' in said
+    run = load({"model": {"preset": "llama-3-8b"}, "recipe": {"seq_len": 8192, "global_batch": 512, "steps": 1,
+                "precision": "bf16-sharded"}, "cluster": {"device": "h800-sxm", "count": 8}, "layout": {"auto": True,
+                "context": 4}})  # fmt: skip
+    assert run.layout.pipeline == 2
+    assert run.layout.stage_layers is None
 
 
 def test_what_is_said_beside_auto_is_kept() -> None:
@@ -383,7 +422,20 @@ def test_what_is_said_beside_auto_is_kept() -> None:
         load(AUTO, {"layout.auto": True, "layout.tensor": 2})
 
 
-def test_on_one_device_auto_is_one_device() -> None:
+def test_on_one_device_the_micro_batch_and_the_recomputation_are_searched_for() -> None:
+    """As `layouts` does: a step of 65,536 tokens is not one micro-batch that does not fit."""
+    one = {**AUTO, "recipe": {**AUTO["recipe"], "global_batch": 64}, "cluster": {"device": "l4", "count": 1}}
+    run = load(one, ["layout=auto"])
+    assert run.layout.alone
+    best = tl.layouts(load(one), keep=1).simplest
+    assert best is not None
+    assert run == best.run
+    assert run.recipe.micro_batch is not None
+    assert tl.predict(run).fits is True
+    assert tl.predict(load(one)).fits is False
+
+
+def test_on_this_machine_auto_is_one_device() -> None:
     run = load({**AUTO, "cluster": {"device": "this-machine"}}, ["layout=auto"])
     assert run.layout.alone
     assert run.recipe.micro_batch is None
@@ -399,16 +451,12 @@ def test_a_found_layout_reads_back_as_it_was_found() -> None:
     table = tomllib.loads(as_toml(run))
     again = load({**AUTO, "layout": table["layout"], "recipe": {**AUTO["recipe"], **table["recipe"]}})
     assert again == run
-    best = tl.layouts(run, keep=1).best
+    best = tl.layouts(run, keep=1).simplest
     assert best is not None
     assert load(AUTO, best.settings) == run
 
 
 def test_the_command_fits_a_terminal_and_tells_programs_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    import json
-
-    from trainledger.cli import main
-
     words = ["layouts", "gpt2", "--device", "h100-sxm", "--count", "8", "--keep", "3"]
     words += ["--set", "recipe.global_batch=32"]
     assert main(words) == 0
@@ -426,8 +474,6 @@ def test_the_command_fits_a_terminal_and_tells_programs_the_same(capsys: pytest.
 
 
 def test_a_plan_prints_the_layout_that_it_found(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
-    from trainledger.cli import main
-
     file = tmp_path / "run.toml"
     file.write_text(
         'layout = "auto"\n[model]\npreset = "gpt2"\n[recipe]\nseq_len = 1024\nglobal_batch = 16\nsteps = 10\n'
@@ -440,8 +486,6 @@ def test_a_plan_prints_the_layout_that_it_found(capsys: pytest.CaptureFixture[st
 
 
 def test_a_model_that_no_layout_takes_is_told_with_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
-    from trainledger.cli import main
-
     words = ["layouts", "deepseek-v3", "--device", "h100-sxm", "--count", "65536"]
     assert main(words) == 0
     out = " ".join(capsys.readouterr().out.split())

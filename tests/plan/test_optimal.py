@@ -29,6 +29,14 @@ def test_32_devices_for_two_weeks():
         assert best.paid is None
 
 
+def test_money_and_hours_are_written_as_on_a_bill():
+    budget = read_budget(device="h100-sxm", money=1_000_000, price=2)
+    assert budget.formula.startswith("C = 1,000,000 / 2 = 500,000 device-hours x 989.5 TFLOP/s")
+    assert "C = 30,840,000 device-hours" in read_budget(device="h100-sxm", device_hours=30.84e6).formula
+    assert "C = 30,840,000 device-hours" in read_budget(device="h100-sxm", device_hours="30.84M").formula
+    assert "C = 0.5 device-hours" in read_budget(device="h100-sxm", device_hours=0.5).formula
+
+
 @given(st.floats(1e18, 1e28))
 def test_flops_are_flops_however_they_are_said(flops):
     budget = read_budget(flops=flops, device="a100-sxm-80gb", mfu=0.4)

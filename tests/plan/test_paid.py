@@ -9,6 +9,7 @@ import pytest
 import trainledger as tl
 from trainledger.ledger.parameters import parameters
 from trainledger.plan.budget import read_budget
+from trainledger.plan.limits import critical_batch
 from trainledger.plan.paid import default_tokens_per_step, pay
 from trainledger.plan.placed import _fewer_than_devices
 from trainledger.plan.scaling_law import laws
@@ -97,6 +98,19 @@ def test_what_cannot_be_paid_for_is_a_sentence():
 def test_the_tokens_of_a_step():
     assert default_tokens_per_step(1e23) == 4 * 10**6
     assert default_tokens_per_step(4e25) == 16 * 10**6
+    assert default_tokens_per_step(1e18) == pytest.approx(225_000, rel=0.01)
+    assert default_tokens_per_step(1e18, 96 * 4096) == 96 * 4096
+    assert default_tokens_per_step(1e18, 2000 * 4096) == 4 * 10**6
+    assert default_tokens_per_step(7e21) == 4 * 10**6
+
+
+def test_a_small_budget_is_not_spent_beyond_the_critical_batch():
+    """What `breaks` warns of is not what is proposed here."""
+    found = tl.optimal(device="l4", count=1, days=1).paid
+    assert found is not None
+    assert found.run.recipe.tokens_per_step < critical_batch(found.run)
+    assert found.run.recipe.total_steps > 2000
+    assert all(each.limit != "critical batch" for each in tl.breaks(found.run).already)
 
 
 def test_the_time_that_is_given_is_never_passed():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import trainledger as tl
 from trainledger.ledger.parameters import parameters
+from trainledger.ledger.ranks import heaviest_stages
 from trainledger.loaded import load, machine_of
 from trainledger.plan.fit import axis as axes
 from trainledger.plan.fit.answer import to_json, what_fits
@@ -145,6 +146,32 @@ def test_what_the_heaviest_rank_is_called():
     weights = [scale.nbytes(run, stage) for stage in range(4)]
     assert max(weights) == weights[held.stage] == held.nbytes
     assert scale.held(run_of()).rank == "every rank"
+
+
+@pytest.mark.parametrize("again", ["none", "full"])
+@pytest.mark.parametrize("shard", [1, 2])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"schedule": "1f1b"}, {"schedule": "gpipe"}, {"schedule": "zero-bubble"},
+        {"schedule": "interleaved", "virtual_stages": 2}, {"stage_layers": [1, 3, 3, 1]},
+        {"stage_layers": [1, 2, 4, 1]},
+    ],
+)  # fmt: skip
+def test_the_heaviest_stage_is_among_the_first_of_each_kind(layout, shard, again):
+    """Weighed stage by stage, none is heavier; of equal stages one is weighed instead of all."""
+    table = {"pipeline": 4, "shard": shard, **layout}
+    for sequences in (4, 2 * 8, 64):
+        run = run_of(layout=table, micro_batch=1, global_batch=sequences * shard, activation_checkpointing=again)
+        scale = scale_of(machine_of(run), backend="cuda")
+        weights = [scale.nbytes(run, stage) for stage in range(4)]
+        weighed = heaviest_stages(run)
+        held = scale.held(run)
+        assert max(weights) == weights[held.stage] == held.nbytes
+        assert held.stage in weighed
+        assert scale.fits(run) is (max(weights) <= scale.usable_nbytes)
+        if sequences == 64:  # with fewer some stages have nothing but micro-batches in flight
+            assert len(weighed) == (4 if layout == {"stage_layers": [1, 2, 4, 1]} else 3)
 
 
 @pytest.mark.parametrize("start", [0, 3, 50, 99])

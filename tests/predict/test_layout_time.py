@@ -446,3 +446,20 @@ def test_stages_that_are_alike_take_the_time_that_each_takes_on_its_own(layout: 
     assert together.seconds == pytest.approx(apart.seconds, rel=1e-12)
     for split in ("causes", "by_phase", "by_kind", "by_bound"):
         assert getattr(together, split) == pytest.approx(getattr(apart, split), rel=rel, abs=1e-9), split
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"zero": 1}, {"zero": 2}, {}, {"schedule": "zero-bubble"}, {"schedule": "gpipe", "zero": 2},
+        {"reshard_after_forward": True},
+    ],
+)  # fmt: skip
+def test_one_micro_batch_takes_no_longer_than_two(layout: dict[str, Any]) -> None:
+    """What is gathered and summed once a step is so beside the other stages' work, with one micro-batch too."""
+    spread = {"pipeline": 2, "shard": 16, **layout}
+    slow = {"network_bytes_per_second": 5 * 10**9}
+    one, two = (timed(run_of(spread, {"global_batch": 16 * number}, **slow)) for number in (1, 2))
+    assert one.seconds is not None
+    assert two.seconds is not None
+    assert one.seconds < two.seconds

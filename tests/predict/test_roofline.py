@@ -223,6 +223,7 @@ def test_a_rate_that_no_sheet_has_is_never_another_dtype_s(dtype):
     [
         ("fp32", {"fp32"}), ("tf32", {"tf32"}), ("fp16-mixed", {"fp16"}), ("bf16-sharded", {"bf16"}),
         ("fp8-tensorwise", {"bf16", "e4m3", "e5m2"}), ("fp8-rowwise", {"bf16", "e4m3"}),
+        ("fp8-tensorwise-sharded", {"bf16", "e4m3", "e5m2"}),
     ],
 )  # fmt: skip
 def test_every_precision_of_a_large_model_has_a_rate_on_a_device_that_has_them_all(precision, dtypes):

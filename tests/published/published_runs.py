@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fine_tuning_runs import LITGPT, QWEN, litgpt_case, qwen_case
 from megatron_deepspeed import CHRONICLES, TR3M, megatron_case
 from published_case import Case, Extra, Row, Source, ran_out
-from torchtitan_runs import TITAN, TITAN_FP8, fsdp_extras, titan_case
+from torchtitan_runs import TITAN, TITAN_FP8, TITAN_PRECISIONS, fsdp_extras, titan_case
 
 from trainledger import catalog
 from trainledger.ledger.ranks import RankAccount
@@ -35,7 +35,7 @@ _ONE_STAGE = (
 )
 _COMPILED = (
     "torch.compile with fp8, mid 2025: the loss is one compiled operation there, whose fp32 logits never exist, and "
-    "what a block keeps is the compiler's choice; neither is followed"
+    "of 8-bit products the compiler keeps what it chooses; neither is followed"
 )
 ROW_REASONS = {
     "R0338": "the page has the same configuration with 44 GB in the row before",
@@ -66,7 +66,7 @@ def case_of(row: Row) -> Case | str:
         if beginning in source:
             return why
     if "torchtitan" in source:
-        if row["precision"] in ("bf16", "fp8", "fp8 tensorwise"):
+        if row["precision"] in TITAN_PRECISIONS:
             return titan_case(row)
         return f"no recipe has {row['precision'].split()[0]} linear layers"
     if "litgpt" in source:

@@ -18,7 +18,7 @@ from throughput_case import (
     llama,
     number,
 )
-from torchtitan_runs import titan_case
+from torchtitan_runs import TITAN_PRECISIONS, titan_case
 
 from trainledger import catalog
 from trainledger.spec.layout import Layout
@@ -52,8 +52,8 @@ FOUNDRY_H100 = TimeSource(
     assumed=(
         *_FOUNDRY,
         "3,200 Gb/s between nodes (not stated)",
-        "fp8 rows: linear layers in fp8, a scale per tensor; Transformer Engine casts in kernels of norms and GELU, "
-        "told as compile = true",
+        "fp8 rows: linear layers in fp8, a scale per tensor, of what FSDP gathers in bf16; Transformer Engine casts in "
+        "kernels of norms and GELU, told as compile = true",
     ),
 )
 _TITAN = (
@@ -199,7 +199,7 @@ def foundry_case(row: Row) -> TimeCase:
     layout = Layout(
         shard=int(row["n_devices"]), zero=3, reshard_after_forward=False if row["sharding"] == "zero2" else None
     )  # fmt: skip
-    fp8 = {"precision": "fp8-tensorwise", "master_weights": True, "compile": True} if row["precision"] == "fp8" else {}
+    fp8 = {"precision": "fp8-tensorwise-sharded", "compile": True} if row["precision"] == "fp8" else {}
     recipe = _recipe(
         row, int(row["micro_batch_per_device"]), int(row["global_batch_seqs"]), attention="efficient",
         loss_upcast=False, **fp8,
@@ -223,13 +223,11 @@ def titan_time_case(row: Row) -> TimeCase | str:
     """A row of torchtitan on H100 or A100."""
     if not ("H100" in row["hardware"] or "A100" in row["hardware"]):
         return "a device without a calibration"
-    precision = {"bf16": "bf16-sharded", "fp8": "fp8-tensorwise", "fp8 tensorwise": "fp8-tensorwise",
-                 "fp8 rowwise": "fp8-rowwise"}[row["precision"]]  # fmt: skip
-    fp8 = precision.startswith("fp8")
+    precision = TITAN_PRECISIONS[row["precision"]]
     if row["id"] == "R1109":
         return "throughput unchanged from the row before, no number of its own"
     if (row["model_family"] == "Llama3-405B" and row["pp"] != "1") or row["cp"] not in ("", "1"):
-        told = titan_case({**row, "precision": "fp8"})
+        told = titan_case(row)
         layout, batch, total = told.run.layout, told.run.device_batch, told.run.recipe.global_batch
     else:
         tensor = number(row, "tp")
@@ -239,10 +237,9 @@ def titan_time_case(row: Row) -> TimeCase | str:
         batch, total = int(row["micro_batch_per_device"]), int(row["global_batch_seqs"])
     every = 2 if "selective layer" in row["notes"] else 1
     kept = {"activation_checkpointing": "full", "recompute_every": 2} if every > 1 else {}
-    formats = {"precision": precision, "master_weights": True} if fp8 else {"precision": precision}
     if "async TP" in row["notes"] or "AsyncTP" in row["notes"]:
         layout = replace(layout, overlap=("gradients", "tensor"))
-    recipe = _recipe(row, batch, total, **formats, **kept)
+    recipe = _recipe(row, batch, total, precision=precision, **kept)
     if "H100" in row["hardware"]:
         return case(row, TITAN_H100, "h100-sxm-96gb-500w", llama(row), recipe, layout, from_tokens, **_meta_device())
     return case(row, TITAN_A100, "a100-sxm-80gb", llama(row), recipe, layout, from_tokens)

@@ -29,7 +29,7 @@ TITAN = Source(
     unit_why="printed as GiB",
     assumed=(
         *_TITAN,
-        "torch.compile is not followed: both compiled rows are recomputed selectively, and predicted like eager ones",
+        "both compiled rows are recomputed selectively: the checkpoint stands inside of the compiled block",
         "R1108 and R1109: 8 devices, one sequence, selective (the configuration's defaults, not in the excerpt)",
     ),
 )
@@ -42,9 +42,10 @@ TITAN_FP8 = Source(
     unit_why="printed as GiB (mxfp8.md says GB of the same log line)",
     assumed=(
         *_TITAN,
-        "fp8 as bf16: torchao's Float8Linear keeps its bf16 input for backward, and 8-bit copies come and go",
-        "compiled blocks are followed where they are fully recomputed (R0013 to R0015); with selective recomputation "
-        "and over context ranks they are predicted like eager ones",
+        "fp8: torchao's Float8Linear over the parameters gathered in bf16, a scale per tensor (the default of the "
+        "`float8` converter); it keeps its bf16 input for backward, and 8-bit copies come and go",
+        "compiled blocks are predicted like eager ones: what a compiler keeps of 8-bit products is not followed",
+        "R0032 gathers the weights of blocks in 8 bits (enable_fsdp_float8_all_gather), which is not told",
         "405B: a local batch goes in as many micro-batches as stages (torchtitan's default), 126 layers as evenly as "
         "they go, interleaved with two chunks on a rank; sequence parallelism; parameters gathered once for a step",
         "context parallelism is a ring",
@@ -69,8 +70,15 @@ def fsdp_extras(run: Run, rank: RankAccount) -> tuple[Extra, ...]:
     return tuple(found)
 
 
+# FSDP2 gathers in bf16 and reduces in fp32; the `float8` converter scales by tensor where no recipe is named.
+TITAN_PRECISIONS = {
+    "bf16": "bf16-sharded", "fp8": "fp8-tensorwise-sharded", "fp8 tensorwise": "fp8-tensorwise-sharded",
+    "fp8 rowwise": "fp8-rowwise-sharded",
+}  # fmt: skip
+
+
 def titan_case(row: Row) -> Case:
-    bits = "fp8" if row["precision"].startswith("fp8") else "bf16"
+    precision = TITAN_PRECISIONS[row["precision"]]
     tensor, stages, context = int(row["tp"]), int(row["pp"]), int(row["cp"])
     data = int(row["n_devices"]) // (tensor * stages * context)
     local = int(row["micro_batch_per_device"])
@@ -90,7 +98,7 @@ def titan_case(row: Row) -> Case:
         stage_layers=layers if uneven else None,
     )  # fmt: skip
     recipe = Recipe(
-        seq_len=length, micro_batch=batch, global_batch=local * data, steps=1, precision="bf16-sharded",
+        seq_len=length, micro_batch=batch, global_batch=local * data, steps=1, precision=precision,
         attention="flash", activation_checkpointing=row["activation_ckpt"], compile=row["compile"] == "1",
         loss="chunked" if "chunked cross entropy" in row["notes"] else "full",
     )  # fmt: skip
@@ -100,4 +108,5 @@ def titan_case(row: Row) -> Case:
         device = replace(device, memory_nbytes=96 * 10**9, usable_nbytes=round(94.98 * GIB),
                          usable_source="torchtitan's percentages (pull 996)")  # fmt: skip
     run = Run(model=model, recipe=recipe, layout=layout, cluster=Cluster(device=device.name, count=layout.devices))
-    return Case(row, TITAN if bits == "bf16" else TITAN_FP8, run, device, lambda rank, peak: fsdp_extras(run, rank))
+    source = TITAN if precision == "bf16-sharded" else TITAN_FP8
+    return Case(row, source, run, device, lambda rank, peak: fsdp_extras(run, rank))

@@ -27,7 +27,8 @@ from trainledger.trace.trace import trace
 class Case:
     """A compiled step: which model, what of it is compiled, and in which format it runs.
 
-    ``compiled`` is ``model`` (all of it with its loss), ``blocks`` (each block, the rest eager) or ``nothing``.
+    ``compiled`` is ``model`` (all of it with its loss), ``blocks`` (each block, the rest eager) or ``nothing``. Of ours
+    what is checkpointed may keep what a policy says (``selective``, a recipe's own).
     """
 
     model: str = "llama"
@@ -35,6 +36,7 @@ class Case:
     vocab_size: int = 256
     precision: str = "fp32"
     checkpointing: bool = False
+    selective: bool = False
     width: int = 64
     layers: int = 2
     sequences: int = 4
@@ -45,7 +47,7 @@ class Case:
         return torch.bfloat16 if self.precision == "bf16" else None
 
     def __str__(self) -> str:
-        again = " checkpointed" if self.checkpointing else ""
+        again = " selective" if self.selective else " checkpointed" if self.checkpointing else ""
         return f"{self.model} {self.compiled} V={self.vocab_size} {self.precision}{again}"
 
 
@@ -103,8 +105,9 @@ def run_of_ours(case: Case) -> Run:
         max_seq_len=case.tokens, **parts,
     )  # fmt: skip
     recipe = Recipe(
-        seq_len=case.tokens, global_batch=case.sequences, steps=1, grad_clip=None, compile=case.compiled == "blocks",
-        activation_checkpointing="full" if case.checkpointing else "none",
+        seq_len=case.tokens, global_batch=case.sequences, steps=1, grad_clip=None,
+        compile=case.compiled == "blocks" or case.selective,  # whose blocks then have checkpoints of their own
+        activation_checkpointing="selective" if case.selective else "full" if case.checkpointing else "none",
         precision="bf16-mixed" if case.precision == "bf16" else "fp32", optimizer_loop="loop",
     )  # fmt: skip
     return Run(model=spec, recipe=recipe)

@@ -79,7 +79,8 @@ def test_experts_are_traced_as_they_are_accounted_for(run: Run) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "fp8-rowwise"])
 @pytest.mark.parametrize(
-    "keep", [("mm", "grouped_mm"), ("_scaled_mm",), ("_scaled_mm", "mm", "grouped_mm", "attention")]
+    "keep",
+    [("mm", "grouped_mm"), ("_scaled_mm",), ("_scaled_mm", "mm", "grouped_mm", "attention"), ("matmuls", "_scaled_mm")],
 )
 def test_products_of_experts_and_in_8_bits_may_be_kept(precision: str, keep: tuple[str, ...]) -> None:
     model = ModelSpec(

@@ -13,14 +13,14 @@ from trainledger.ledger.entry import Ledger
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse, rehearse_really
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.precision import PRECISIONS, precision_of
+from trainledger.spec.precision import CACHING, PRECISIONS, precision_of
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
 torch.set_num_threads(1)
 
 BY_MASTER = {"bf16": (False, True), "fp16": (True,), "fp8-tensorwise": (False, True), "fp8-rowwise": (False, True)}
-TRAINED = tuple(name for name in PRECISIONS if name != "fp8-block")
+TRAINED = tuple(name for name in PRECISIONS if not name.startswith("fp8-block"))
 
 
 @st.composite
@@ -38,7 +38,8 @@ def runs(draw: st.DrawFn) -> Run:
     )  # fmt: skip
     recipe = Recipe(
         seq_len=draw(pick(16, 32)), global_batch=micro_batch * grad_accum, micro_batch=micro_batch, steps=3,
-        precision=precision, master_weights=master, gradient_dtype=draw(pick(None, "fp32")) if master else None,
+        precision=precision, fp8_weight_caching=precision in CACHING and draw(st.booleans()),
+        master_weights=master, gradient_dtype=draw(pick(None, "fp32")) if master else None,
         activation_checkpointing=draw(pick("none", "full")), attention=draw(pick("sdpa", "math")),
         dropout=draw(pick(0.0, 0.1)), optimizer=draw(pick("adamw", "sgd")),
         optimizer_loop=draw(pick("fused", "foreach", "loop")), weight_decay=draw(pick(0.0, 0.1)),
@@ -87,7 +88,7 @@ def same(predicted: Ledger, traced: Ledger, run: Run) -> None:
 def test_real_tensors_leave_the_same_ledger(precision: str, master: bool) -> None:
     if master not in BY_MASTER.get(precision, (False,)):
         pytest.skip("no such pair")
-    if precision == "fp8-rowwise" and torch.__version__ < (2, 12):
+    if "rowwise" in precision and torch.__version__ < (2, 12):
         pytest.skip("torch scales by row on a CPU since 2.12")
     wide = "fp32" if master else None
     run = run_of(precision=precision, master_weights=master, gradient_dtype=wide, micro_batch=2, dropout=0.1)
@@ -104,5 +105,7 @@ def test_low_precision_saves_what_it_promises() -> None:
     assert kept["bf16"] < 0.75 * kept["fp32"] == 0.75 * kept["tf32"]
     assert kept["fp16-mixed"] == kept["bf16-mixed"] + 4  # the scaled loss
     assert kept["fp8-rowwise"] < kept["bf16-mixed"]  # no 16-bit copies of the weights of linear layers
-    block = account(run_of(gpt2=True, precision="fp8-block")).kept_nbytes
-    assert block < kept["fp8-rowwise"]  # inputs of linear layers in 8 bits
+    assert kept["fp8-rowwise-sharded"] == kept["bf16-sharded"]  # inputs and gathered copies, both in bf16
+    for name in ("fp8-block", "fp8-block-sharded"):
+        block = account(run_of(gpt2=True, precision=name)).kept_nbytes
+        assert block < kept[name.replace("block", "rowwise")]  # inputs of linear layers in 8 bits

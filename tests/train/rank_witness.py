@@ -24,7 +24,8 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainledger.loaded import load
-from trainledger.nn.transformer import build
+from trainledger.nn.float8 import use_float8
+from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 from trainledger.train.optimizer import build_optimizer
@@ -128,11 +129,19 @@ class Witness(TorchDispatchMode):
         self.collectives[self.phase, kind, payload, size] += 1
 
 
+def model_of(run: Run) -> Transformer:
+    """The whole model of a run, before it is spread; copies in low precision are FSDP2's to make."""
+    model, float8 = build(run.model, run.recipe), precision_of(run.recipe).float8
+    if float8 is not None:
+        use_float8(model, float8)
+    return model
+
+
 def run_case(run: Run, rank: int) -> dict[str, Any]:
     """Some steps of a run on this rank; facts of the last one, and the lower peak of the last two."""
     layout = run.layout
     torch.manual_seed(0)
-    model: nn.Module = build(run.model, run.recipe)
+    model: nn.Module = model_of(run)
     model, again = spread_gathering(model, layout, precision_of(run.recipe))
     optimizer = build_optimizer(model, run.recipe)
     losses, peaks = [], []

@@ -40,8 +40,9 @@ SIZES: dict[str, Any] = {
     "d_model": 128, "d_ff": 384, "vocab_size": 256, "n_heads": 4, "n_kv_heads": 4, "n_layers": 3, "max_seq_len": 128,
 }  # fmt: skip
 RECIPE: dict[str, Any] = {"seq_len": 128, "global_batch": 8, "micro_batch": 4, "compile": True}
-AGAIN, MIXED, SHARDED = (
+AGAIN, SELECTIVE, MIXED, SHARDED = (
     {"activation_checkpointing": "full"},
+    {"activation_checkpointing": "selective"},
     {"precision": "bf16-mixed"},
     {"precision": "bf16-sharded"},
 )
@@ -50,6 +51,7 @@ QUICK: dict[str, Case] = {
     "fsdp": ({"shard": 2}, {}, {}),
     "fsdp, shards in bf16, checkpointed": ({"shard": 2}, {}, {**AGAIN, **SHARDED}),
     "fsdp x tensor": ({"shard": 2, **SEQUENCE}, {}, SHARDED),
+    "fsdp, selective": ({"shard": 2}, {"n_kv_heads": 2}, {**SELECTIVE, **SHARDED}),
 }
 MORE: dict[str, Case] = {
     "fsdp, gpt2, kept": ({"shard": 2, "reshard_after_forward": False}, LAYERS, {}),
@@ -75,6 +77,18 @@ MORE: dict[str, Case] = {
     "tensor, parallel branches": ({"tensor": 2}, {**LAYERS, "block": "parallel"}, {}),
     "tensor, attention written out": ({"tensor": 2}, {"n_kv_heads": 2}, {"attention": "math"}),
     "tensor over four": ({"tensor": 4}, {}, {}),
+    "fsdp, selective, fp32": ({"shard": 2}, {}, SELECTIVE),
+    "fsdp, selective, bf16": ({"shard": 2}, {}, {**SELECTIVE, **MIXED}),
+    "fsdp, selective, gpt2": ({"shard": 2}, LAYERS, {**SELECTIVE, **SHARDED}),
+    "fsdp, selective, attention alone": ({"shard": 2}, {}, {**SELECTIVE, **SHARDED, "recompute_keep": ["attention"]}),
+    "fsdp, selective, every other": ({"shard": 2}, {"n_layers": 4}, {**SELECTIVE, **SHARDED, "recompute_every": 2}),
+    "fsdp, selective, gathered once": ({"shard": 2, "reshard_after_forward": False}, {}, SELECTIVE),
+    "fsdp, selective, two micro-batches": ({"shard": 2}, {}, {**SELECTIVE, "global_batch": 16}),
+    "hybrid, selective": ({"shard": 2, "replicate": 2}, {}, {**SELECTIVE, "global_batch": 16}),
+    "ddp, selective": ({"replicate": 2}, {}, {**SELECTIVE, **MIXED}),
+    "tensor, selective": ({"tensor": 2}, {}, SELECTIVE),
+    "tensor and sequence, selective": (SEQUENCE, {}, SELECTIVE),
+    "fsdp x tensor, selective": ({"shard": 2, **SEQUENCE}, {}, {**SELECTIVE, **SHARDED}),
 }  # fmt: skip
 # Checkpointed by the engine, a compiled block runs again to its end, with the sum over the ranks that nobody reads.
 TO_THE_END: dict[str, Case] = {
@@ -135,7 +149,11 @@ def test_what_is_sent_is_what_eager_blocks_send() -> None:
 
 @pytest.mark.slow
 def test_the_allocator_of_two_processes_tells_the_same(tmp_path: Path) -> None:
-    cases = {"plain": QUICK["fsdp"], "checkpointed": QUICK["fsdp, shards in bf16, checkpointed"]}
+    cases = {
+        "plain": QUICK["fsdp"],
+        "checkpointed": QUICK["fsdp, shards in bf16, checkpointed"],
+        "selective": MORE["fsdp, selective, fp32"],
+    }
     given = {name: tables((layout, SIZES, {**RECIPE, **recipe})) for name, (layout, _, recipe) in cases.items()}
     (tmp_path / "cases.json").write_text(json.dumps(given))
     outs = [tmp_path / f"rank{rank}.json" for rank in range(2)]
@@ -228,6 +246,13 @@ def test_a_stage_holds_what_its_micro_batches_in_flight_keep(stage: int) -> None
 @pytest.mark.parametrize(("schedule", "stage"), [("1f1b", 1), ("gpipe", 0), ("gpipe", 1), ("gpipe", 2)])
 def test_other_stages(schedule: str, stage: int) -> None:
     stage_is(schedule, stage, {}, near=0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_stages_that_keep_what_a_policy_says(schedule: str, stage: int) -> None:
+    stage_is(schedule, stage, SELECTIVE, near=0.02)
 
 
 @pytest.mark.slow

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from gathering_again import spread_gathering
-from rank_witness import storage_nbytes
+from rank_witness import model_of, storage_nbytes
 from test_parallel_ranks import FOUR, TWO, TWO_MORE, Case, ledgers_by_rank, sent, tables
 from torch.distributed.tensor.parallel import loss_parallel
 
 from trainledger.ledger.entry import Ledger
 from trainledger.loaded import load
-from trainledger.nn.transformer import build
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 from trainledger.trace.distributed import trace_rank
@@ -39,6 +39,16 @@ THOUSAND: dict[str, Case] = {
     ),
     "hybrid": ({"replicate": 8, "shard": 128}, WIDE, {"global_batch": 1024, "micro_batch": 1}),
     "ddp": ({"replicate": 1024}, WIDE, {"global_batch": 1024, "micro_batch": 1}),
+    "fsdp x tensor, fp8": (
+        {"shard": 128, "tensor": 8, "sequence_parallel": True},
+        WIDE,
+        {"global_batch": 256, "precision": "fp8-rowwise-sharded"},
+    ),
+    "hybrid, fp8": (
+        {"replicate": 8, "shard": 128},
+        WIDE,
+        {"global_batch": 1024, "micro_batch": 1, "precision": "fp8-tensorwise-sharded"},
+    ),
 }
 
 
@@ -48,7 +58,7 @@ def program_of(run: Run) -> Callable[[], Callable[[], None]]:
     def program() -> Callable[[], None]:
         dist.init_process_group("gloo")
         layout = run.layout
-        model = build(run.model, run.recipe)
+        model = model_of(run)
         if run.recipe.compile:  # before it is spread, as torchtitan does
             for block in model.layers:
                 block.compile()
@@ -96,7 +106,14 @@ def same(traced: Ledger, closed: Ledger) -> None:
     assert held.get("communication", 0) == meant.get("communication", 0)
     batch = meant["batch"]  # a loss that is split keeps another copy of the targets
     assert 0 <= traced.kept_nbytes - closed.kept_nbytes <= batch
-    assert traced.peak().nbytes == pytest.approx(closed.peak().nbytes, rel=0.01)
+    assert dispatched(traced).peak().nbytes == pytest.approx(closed.peak().nbytes, rel=0.01)
+
+
+def dispatched(traced: Ledger) -> Ledger:
+    """Without what kernels of a CPU allocate inside, such as fp32 copies of factors in bf16: no closed form has it."""
+    return replace(
+        traced, entries=tuple(each if each.kind == "collective" else replace(each, scratch=0) for each in traced)
+    )
 
 
 def told(ledger: Ledger) -> Counter[tuple[str, str, int, int]]:
@@ -107,13 +124,13 @@ def told(ledger: Ledger) -> Counter[tuple[str, str, int, int]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["fsdp", "fsdp x tensor", "gathered again"])
+@pytest.mark.parametrize("name", ["fsdp", "fsdp x tensor", "gathered again", "fsdp x tensor, fp8"])
 def test_a_rank_of_a_thousand_is_what_the_closed_form_says(name: str) -> None:
     same(*both(THOUSAND[name]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["hybrid", "ddp"])
+@pytest.mark.parametrize("name", ["hybrid", "ddp", "hybrid, fp8"])
 def test_other_ranks_of_a_thousand(name: str) -> None:
     same(*both(THOUSAND[name]))
 

@@ -35,6 +35,7 @@ TWO = {
     "tensor and sequence": ({"tensor": 2, "sequence_parallel": True}, {}, {"micro_batch": 4}),
     "gathered again": ({"tensor": 2, "sequence_parallel": True, "sequence_gather": "again"}, {}, {"micro_batch": 4}),
     "ddp": ({"replicate": 2}, {}, {"global_batch": 4}),
+    "fsdp, fp8 of shards in bf16": ({"shard": 2}, {}, {"precision": "fp8-tensorwise-sharded"}),
 }
 TWO_MORE = {
     "fsdp, two ahead": ({"shard": 2, "prefetch": 2}, {"n_layers": 5}, {}),
@@ -48,6 +49,18 @@ TWO_MORE = {
     "fsdp, chunked loss": ({"shard": 2}, {}, {"loss": "chunked", "loss_chunks": 4}),
     "fsdp, shards in bf16": ({"shard": 2}, {}, {"precision": "bf16-sharded"}),
     "fsdp, experts": ({"shard": 2}, {"n_experts": 4, "experts_per_token": 2, "expert_d_ff": 16}, {}),
+    "fsdp, kept, fp8 of shards in bf16": (
+        {"shard": 2, "reshard_after_forward": False},
+        GPT2,
+        {"precision": "fp8-tensorwise-sharded"},
+    ),
+    "fsdp, fp8": ({"shard": 2}, {}, {"precision": "fp8-tensorwise", "activation_checkpointing": "full"}),
+    "tensor, fp8": ({"tensor": 2}, {"d_ff": 96}, {"precision": "fp8-tensorwise"}),
+    "tensor and sequence, gpt2, fp8": (
+        {"tensor": 2, "sequence_parallel": True},
+        {**GPT2, "d_ff": 96},
+        {"precision": "fp8-tensorwise"},
+    ),
     "tensor, bf16": ({"tensor": 2}, {}, {"precision": "bf16-mixed"}),
     "ddp, large": ({"replicate": 2}, {"d_model": 512, "d_ff": 2048, "n_layers": 4}, {"global_batch": 4}),
 }
@@ -57,6 +70,10 @@ FOUR = {
     "fsdp over four, odd sizes": (
         {"shard": 4}, {"d_ff": 81, "vocab_size": 97, "d_model": 33, "n_heads": 3, "head_dim": 6, "n_kv_heads": 3}, {},
     ),
+    "fsdp x tensor, fp8 of shards in bf16": (
+        {"shard": 2, "tensor": 2, "sequence_parallel": True}, {"d_ff": 96}, {"precision": "fp8-tensorwise-sharded"},
+    ),
+    "hybrid, fp8 of shards in bf16": ({"shard": 2, "replicate": 2}, {}, {"precision": "fp8-tensorwise-sharded"}),
     "tensor over four": ({"tensor": 4}, {**GPT2}, {}),
 }  # fmt: skip
 

@@ -46,6 +46,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "bf16-sharded": {"precision": "bf16-sharded", "activation_checkpointing": "full", "micro_batch": 2},
     "fp8-tensorwise": {"precision": "fp8-tensorwise"},
     "fp8-rowwise, master weights": {"precision": "fp8-rowwise", **MASTER, "optimizer": "momentum"},
+    "fp8-tensorwise-sharded": {"precision": "fp8-tensorwise-sharded", "activation_checkpointing": "full"},
+    "fp8-rowwise-sharded": {"precision": "fp8-rowwise-sharded", "micro_batch": 2},
+    "fp8-tensorwise, cached": {"precision": "fp8-tensorwise", "fp8_weight_caching": True, "micro_batch": 2},
 }
 
 
@@ -103,8 +106,9 @@ def test_every_precision_learns_about_what_fp32_learns(way: str, tmp_path: Path)
 def test_a_precision_is_trained_or_refused_in_a_sentence(precision: str) -> None:
     run = tiny_run(precision=precision, master_weights=precision == "fp16")
     assert not list(run.problems())
-    if precision == "fp8-block":
-        with pytest.raises(InvalidInput, match=r"fp8-block.*does not train it.*nearest that works: fp8-rowwise"):
+    if "block" in precision:
+        nearest = precision.replace("block", "rowwise")
+        with pytest.raises(InvalidInput, match=rf"{precision}'.*does not train it.*nearest that works: {nearest}$"):
             made(run)
         return
     model, optimizer = made(run)
@@ -133,10 +137,13 @@ def test_what_the_engine_does_not_run_is_a_sentence(fields: dict[str, Any], sent
         train(run, tmp_path, open_feed=CountingFeed)
 
 
-def test_scales_by_row_that_a_torch_has_not_are_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gathered", ["", "-sharded"])
+def test_scales_by_row_that_a_torch_has_not_are_a_sentence(
+    gathered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cpu"))
-    run = tiny_run(precision="fp8-rowwise")
-    sentence = r"fp8-rowwise': torch 2\.11\.0\+cpu multiplies.*torch 2\.12 does.*nearest that works: fp8-tensorwise"
+    run = tiny_run(precision=f"fp8-rowwise{gathered}")
+    sentence = rf"rowwise{gathered}': torch 2\.11\.0\+cpu multiplies.*torch 2\.12 does.*: fp8-tensorwise{gathered}$"
     for begin in (lambda: train(run, tmp_path, open_feed=CountingFeed), lambda: rehearse_really(run)):
         with pytest.raises(InvalidInput, match=sentence):
             begin()
@@ -315,7 +322,7 @@ def test_a_failed_forward_leaves_the_parameters_in_place() -> None:
 # 8 bits
 
 
-@pytest.mark.parametrize("name", ["fp8-tensorwise", "fp8-rowwise"])
+@pytest.mark.parametrize("name", ["fp8-tensorwise", "fp8-rowwise", "fp8-rowwise-sharded"])
 def test_linear_layers_of_blocks_multiply_in_8_bits_and_no_others(name: str) -> None:
     model, _ = made(tiny_run(precision=name))
     eights = {path for path, each in model.named_modules() if isinstance(each, Float8Linear)}

@@ -34,8 +34,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--seq-len", metavar="T", help="tokens of a sequence (4096)")
     parser.add_argument(
-        "--tokens-per-step", metavar="N", help="about so many tokens in a step (4M; 16M from 1e24 FLOP)"
-    )
+        "--tokens-per-step", metavar="N",
+        help="about so many tokens in a step (4M; 16M from 1e24 FLOP, fewer below 7e21)",
+    )  # fmt: skip
     add_json(parser)
     add_plot(parser)
 

@@ -78,13 +78,13 @@ def run_or_model(args: argparse.Namespace) -> Run:
     _refuse_code(args.run)
     if is_file(args.run):
         return load_run(args)
-    from trainledger.loaded import config_fields, kernels_of, load, with_layout
+    from trainledger.loaded import THIS_MACHINE, config_fields, kernels_of, load, with_layout
 
     if _asks_for_layout(args):
         from trainledger.cli.layouts import model_to_spread, tell_batch
 
         run = model_to_spread(args.run, args.set)
-        if run.cluster.count > 1:
+        if run.cluster.count > 1 or run.cluster.device != THIS_MACHINE:
             tell_batch(run, args.set)
             return with_layout(run, progress=while_searching())
     if args.run.endswith(".json"):
@@ -121,9 +121,7 @@ def _refuse_code(named: str) -> None:
 
 def _print_found_layout(args: argparse.Namespace, run: Run) -> None:
     """The layout as it was found, to paste into the run file, where that asks for a search."""
-    from trainledger.spec.runfile import AUTO
-
-    if run.layout.alone and not any(AUTO in each for each in args.set):
+    if run.layout.alone and run.recipe.micro_batch is None:  # one device whose rates nobody knows: nothing to find
         return
     if _asks_for_layout(args):
         from trainledger.plan.layouts.found import as_toml

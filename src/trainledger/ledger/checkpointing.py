@@ -60,6 +60,8 @@ class Frame:
         """In the first run, keep an operation's output where that is asked for."""
         if not self.collecting and self._keeps(name):
             self._kept.setdefault(name, []).append([each.view() for each in made])
+            for unit in self.units:
+                unit.saved.update(id(each.memory.record) for each in made if each.memory is not None)
 
     def recomputed(self, index: int) -> Saved:
         if not self.collecting:

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from trainledger.ledger.array import Array
+from trainledger.ledger.lives import Lives
 from trainledger.ledger.operations import is_one
 from trainledger.ledger.partition import Operation, Values, once, same
 from trainledger.ledger.record import Event, Storage
+from trainledger.ledger.schedule import Kernel, Schedule, on_demand
 from trainledger.spec.precision import precision_of
 
 if TYPE_CHECKING:
     from trainledger.ledger.checkpointing import Frame
     from trainledger.ledger.rank import Rank
+
+
+STATES = {"_scaled_dot_product_flash_attention_for_cpu": 5056, "native_dropout": 8}  # a CPU's generator, a seed
+COVERED = ("none", "full", "segments", "selective")
+WHOLE = ("matmuls", "attention", "mm", "addmm", "bmm", "_scaled_mm", "grouped_mm", "_scaled_grouped_mm", "all_to_all")
 
 
 def uncovered(rank: Rank) -> str:
@@ -34,7 +41,9 @@ def uncovered(rank: Rank) -> str:
         why = "context ranks"
     elif layout.gathers_again:
         why = 'sequence_gather = "again"'
-    elif checkpointing not in ("none", "full", "segments") or (checkpointing == "segments" and rank.gathers):
+    elif checkpointing == "selective" and (apart := [each for each in recipe.recompute_keep if each not in WHOLE]):
+        why = f'recompute_keep = "{apart[0]}", which it takes apart'
+    elif checkpointing not in COVERED or (checkpointing == "segments" and rank.gathers):
         why = f'activation_checkpointing = "{checkpointing}"'
     elif precision.float8 is not None:
         why = f"precision {precision.name}"
@@ -46,9 +55,14 @@ def uncovered(rank: Rank) -> str:
 
 
 class Unit:
-    """A compiled block: its operations forward, in the second run of a checkpointed one, and backward."""
+    """A compiled block: its operations forward, in the second run of a checkpointed one, and backward.
 
-    def __init__(self) -> None:
+    ``inside`` says that the checkpoint stands inside of what is compiled, ``saved`` what its policy keeps.
+    """
+
+    def __init__(self, *, inside: bool = False) -> None:
+        self.inside = inside
+        self.saved: set[int] = set()
         self.forward: list[Operation] = []
         self.again: list[Operation] = []
         self.backward: list[Operation] = []
@@ -57,7 +71,8 @@ class Unit:
 class Units:
     """The compiled blocks of a step, as the tape comes by them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, inside: bool) -> None:
+        self._inside = inside
         self.now: Unit | None = None
         self._units: list[Unit] = []
         self._maker: dict[int, Unit] = {}
@@ -70,7 +85,7 @@ class Units:
         if frame is not None and frame.collecting:
             self.now = next(each for each in frame.units if not each.again)
         else:
-            self.now = Unit()
+            self.now = Unit(inside=self._inside and frame is not None)
             self._units.append(self.now)
             if frame is not None:
                 frame.units.append(self.now)
@@ -95,60 +110,13 @@ class Units:
 
     def finish(self, events: list[Event]) -> None:
         """Tell the lives of what the blocks made anew."""
-        lives = Lives(events)
         units = [each for each in self._units if each.forward and each.backward]
         results = {each.forward[-1].event.facts["loop"]: each.forward[-1].made[0] for each in units}
-        for each in units:
-            _Block(each, results[each.forward[-1].event.facts["loop"]], lives, self._outside).tell()
+        blocks = [_Block(each, results[each.forward[-1].event.facts["loop"]], self._outside, events) for each in units]
+        lives = Lives(events)
+        for each in blocks:
+            each.tell(lives)
         lives.write()
-
-
-class Lives:
-    """When each piece of memory of a step is allocated and freed, by the index of the event."""
-
-    def __init__(self, events: list[Event]) -> None:
-        self._events = events
-        self._changed: dict[int, tuple[Storage, int | None, int | None]] = {}
-        self.counted: set[int] = set()  # results of loops that are kept in the place of what goes into them
-        self.died = {id(storage): at for at, event in enumerate(events) for storage, _ in event.freed}
-
-    def change(self, storage: Storage, born: int, died: int) -> None:
-        """A piece of memory is live from one event to another."""
-        self._changed[id(storage)] = storage, born, died
-
-    def ends(self, storage: Storage, died: int) -> bool:
-        """Whether a piece of memory that was told anew dies with this event."""
-        _, born, until = self._changed.get(id(storage), (storage, None, None))
-        return born is not None and until == died
-
-    def end_sooner(self, storage: Storage, died: int) -> bool:
-        """Let a piece of memory that was told anew die before, if it lives by then."""
-        _, born, _ = self._changed[id(storage)]
-        if born is None or born > died:
-            return False
-        self._changed[id(storage)] = storage, born, died
-        return True
-
-    def end(self, storage: Storage, died: int) -> None:
-        """A piece of memory is live until this event."""
-        self._changed[id(storage)] = storage, None, died
-
-    def remove(self, storage: Storage) -> None:
-        """There never is such a piece of memory."""
-        self._changed[id(storage)] = storage, -1, None
-
-    def write(self) -> None:
-        """Tell the events."""
-        kept_birth = {key for key, (_, born, _) in self._changed.items() if born is None}
-        for event in self._events:
-            changed = self._changed
-            event.allocated = [each for each in event.allocated if id(each) not in changed or id(each) in kept_birth]
-            event.freed = [(each, copies) for each, copies in event.freed if id(each) not in changed]
-        for storage, born, died in self._changed.values():
-            if born is not None and born >= 0:
-                self._events[born].allocated.append(storage)
-            if died is not None:
-                self._events[died].freed.append((storage, 1))
 
 
 class _Run:
@@ -194,26 +162,36 @@ class _Kept:
 class _Block:
     """The memory of one block."""
 
-    def __init__(self, unit: Unit, result: Storage, lives: Lives, outside: set[int]) -> None:
-        self.lives = lives
+    def __init__(self, unit: Unit, result: Storage, outside: set[int], events: list[Event]) -> None:
+        self.lives: Lives
         self.result = result  # of the last block in the loop
         runs = (unit.forward, unit.again, unit.backward)
+        if unit.inside:
+            runs = (unit.forward, [], on_demand(unit.again, unit.backward))
         duplicates: dict[int, Storage] = {}
         self.forward, self.again, self.backward = (once(each, duplicates) for each in runs)
-        made = [each for run in runs for operation in run for each in operation.made]
-        self.never = [each for each in made if id(each) in duplicates]
+        runs = (unit.forward, unit.again, unit.backward)
+        made = [each for one in chain(*runs) for each in one.made]
+        run = {id(each) for operations in (self.forward, self.again, self.backward) for each in operations}
+        self.never = [each for one in chain(*runs) if id(one) not in run for each in one.made]
         self.leaving = {id(each) for each in made if id(each) in outside or each.category == "gradients"}
+        self.saved = unit.saved
+        self.schedule = self._scheduled(unit, events) if unit.inside else None
 
-    def tell(self) -> None:
+    def tell(self, lives: Lives) -> None:
         """Say when each piece of memory is live."""
+        self.lives = lives
+        for each in self.never:
+            lives.remove(each)
+        if self.schedule is not None:
+            self._tell_inside(self.schedule)
+            return
         model = self.again or self.forward
         values = Values(model)
         kept = values.kept(self.backward)
         back = _Run(self.backward, self.leaving, _Kept(values, kept))
         until = {each: back.last[each].at for each in kept if each in back.last}
         forward = _Run(self.forward, self._in_first_run(kept) | self.leaving)
-        for each in self.never:
-            self.lives.remove(each)
         self._tell_masks(model, kept)
         if self.again:
             # Checkpointing lets go of what the graph of the forward hands out when that is over.
@@ -222,7 +200,63 @@ class _Block:
         else:
             self._tell_run(forward, until, keeps=True)
         self._tell_run(back, {}, keeps=False)
-        self._tell_inputs(forward, back)
+        self._tell_inputs(forward.last, back.last)
+
+    def _scheduled(self, unit: Unit, events: list[Event]) -> Schedule:
+        """The kernels of a backward with what it makes again, in whose order the events are put."""
+        held = self.leaving | {id(each) for one in self.backward for each in one.small}
+        schedule = Schedule(self.backward, _Run(self.backward, held).held, self.leaving)
+        run = {id(each) for each in self.backward}
+        schedule.write([each for each in (*unit.again, *unit.backward) if id(each) not in run], events)
+        return schedule
+
+    def _tell_inside(self, schedule: Schedule) -> None:
+        """Checkpointed inside: kept is what the policy says of all that backward, or what it makes again, reads."""
+        last = {key: each.operations[-1] for key, each in schedule.last.items()}
+        until = {id(each): last[id(each)].at for one in self.forward for each in one.made if id(each) in last}
+        # What ranks send each other counts as needed until backward is put in order, and what it reads stays an input.
+        values = Values(self.forward)
+        sent = [each for one in self.forward if one.event.facts["kind"] == "collective" for each in one.reads]
+        for key in (id(source) for one in sent for source in values.sources(one, self.saved)):
+            if key in self.saved:
+                until.setdefault(key, schedule.ends)
+        forward = _Run(self.forward, until.keys() | self.leaving)
+        self._tell_run(forward, until, keeps=True)
+        before: int | None = None
+        for kernel in schedule.kernels:
+            begins, ends = kernel.operations[0].at, kernel.operations[-1].at
+            for each in (made for one in kernel.operations for made in one.made if id(made) not in self.leaving):
+                each.kept = False
+                if each.category == "activations":
+                    each.category = "scratch"
+                if id(each) not in kernel.writes:
+                    self.lives.remove(each)
+                else:
+                    self.lives.change(each, begins, last[id(each)].at if id(each) in last else ends)
+            if before is not None:
+                self._take_places(kernel, schedule, before)
+            before = ends
+        self._tell_inputs(forward.last, last)
+        self._tell_states(schedule)
+
+    def _tell_states(self, schedule: Schedule) -> None:
+        """What draws numbers draws the same again: it keeps what it drew them with, on CPUs attention as well."""
+        again = [one for each in schedule.kernels for one in each.operations if one.event.facts["phase"] == "recompute"]
+        for name, nbytes in STATES.items():
+            first, second = ([each for each in run if each.name == name] for run in (self.forward, again))
+            for one, two in zip(first, second, strict=False):
+                state = Storage(nbytes, "forward", "activations", one.event.facts["loop"])
+                state.kept = True
+                self.lives.change(state, one.at, two.at)
+
+    def _take_places(self, kernel: Kernel, schedule: Schedule, before: int) -> None:
+        """A result takes the place of something as large that its own operation alone reads, and nothing after it."""
+        for made, operation in kernel.writes.values() if kernel.fused else ():
+            for key, (read, readers) in kernel.reads.items():
+                alone = readers == [operation] and schedule.last[key] is kernel and same(read.nbytes, made.nbytes)
+                ends = alone and self.lives.ends(read, kernel.operations[-1].at)
+                if ends and self.lives.end_sooner(read, before):
+                    break
 
     def _in_first_run(self, kept: set[int]) -> set[int]:
         """The same values in the forward, where they are those of a second run of it."""
@@ -277,22 +311,22 @@ class _Block:
             mask.category = "scratch" if self.again else "activations"
             self.lives.change(mask, relu.at, back.at)
 
-    def _tell_inputs(self, forward: _Run, back: _Run) -> None:
+    def _tell_inputs(self, forward: dict[int, Operation], back: dict[int, Operation]) -> None:
         """What comes from outside and has died in the block dies when it is read last, in backward if it is kept."""
         runs = (self.forward, self.again, self.backward)
         own = {id(made) for run in runs for each in run for made in each.made}
         given = {id(each): each for run in runs for operation in run for each in operation.reads}
         for key, storage in given.items():
             died = self.lives.died.get(key)
-            if key in own or died is None or (self.again and key in forward.last):
+            if key in own or died is None or (self.again and key in forward):
                 continue  # of a checkpointed block, checkpointing itself holds the input
             if not any(run and run[0].at <= died <= run[-1].at for run in runs):
                 continue
-            reader = back.last.get(key) or forward.last.get(key)
+            reader = back.get(key) or forward.get(key)
             if reader is not None:
                 self.lives.end(storage, reader.at)
                 if storage.phase == "forward":
-                    self._tell_kept(storage, key in back.last)
+                    self._tell_kept(storage, key in back)
 
     def _tell_kept(self, given: Storage, kept: bool) -> None:
         """Whether the block's input is kept.

@@ -82,7 +82,7 @@ def _in_8_bits(
     tape: Tape, x: Array, w: Leaf, b: Leaf | None, d_in: Int, d_out: Int, places: Places, scales: Array | None
 ) -> Array:
     """The same in 8 bits by block, as linear layers have it (`ledger.float8`): DeepSeek-V3's grouped products."""
-    from trainledger.ledger.float8 import blocks, cast_by_block
+    from trainledger.ledger.float8 import blocks, cast_by_block, weight_by_block
 
     float8 = tape.precision.float8
     assert float8 is not None
@@ -90,7 +90,6 @@ def _in_8_bits(
     each = -(-rows // n_experts)  # rows of an expert, where they are spread evenly
     flops = rules.matmul_flops(rows, d_out, d_in)
     model_flops = rules.matmul_flops(places.routed, d_out, d_in)
-    of_weights = n_experts * blocks(d_out) * blocks(d_in)
 
     def product(a: Scaled, b: Scaled, elements: Int, *sizes: Int) -> Array:
         return tape.emit(
@@ -100,7 +99,7 @@ def _in_8_bits(
 
     def backward(g: Array, x8: Array, x_scales: Array, matrix: Array) -> Gradients:
         by_output = cast_by_block(tape, g, rows * blocks(d_out), float8.backward)
-        weight = cast_by_block(tape, matrix, of_weights, float8.forward)
+        weight = weight_by_block(tape, float8, w, matrix, turned=True)
         dx = product(by_output, weight, rows * d_in, each, d_in, d_out)
         del by_output, weight
         by_token = cast_by_block(tape, g, d_out * blocks(rows), float8.backward)
@@ -111,7 +110,7 @@ def _in_8_bits(
 
     matrix = w.array()
     a = cast_by_block(tape, x, rows * blocks(d_in), float8.forward) if scales is None else (x, scales)
-    y = product(a, cast_by_block(tape, matrix, of_weights, float8.forward), rows * d_out, each, d_out, d_in)
+    y = product(a, weight_by_block(tape, float8, w, matrix, turned=False), rows * d_out, each, d_out, d_in)
     y.node = tape.node([x.node, matrix.node], (*a, matrix), backward)
     if b is None:
         return y

@@ -5,11 +5,17 @@ Sizes: N rows of tokens, I inputs, O outputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+from operator import mul
+
 from trainledger.ledger import rules
-from trainledger.ledger.array import Array
+from trainledger.ledger.array import Array, Leaf
 from trainledger.ledger.entry import Int
 from trainledger.ledger.node import Gradients
+from trainledger.ledger.parameters import ModelLeaves
 from trainledger.ledger.tape import Tape
+from trainledger.ledger.update_group import each_parameter, whole_of
 from trainledger.spec.precision import Float8
 
 BLOCK = 128  # DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2
@@ -17,19 +23,25 @@ BLOCK = 128  # DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2
 Scaled = tuple[Array, Array]  # elements in 8 bits, and what they must be multiplied with
 
 
-def products(tape: Tape, float8: Float8, x: Array, w: Array, N: Int, I: Int, O: Int) -> Array:
+def products(tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O: Int) -> Array:
     """[N, I] times a weight [O, I], and in backward both its gradients, each product in 8 bits."""
     if float8.scaling == "block":
-        return _by_blocks(tape, float8, x, w, N, I, O)
+        return _by_blocks(tape, float8, x, leaf, N, I, O)
+    w = leaf.array()
     rowwise, dtype, w_dtype = float8.scaling == "rowwise", x.dtype, w.dtype
 
     def scaled(x: Array, rows: Int, format: str, *, turned: bool) -> Scaled:
         return cast(tape, x, rows if rowwise else 1, format, turned=turned)
 
-    def backward(g: Array, x: Array, w: Array) -> Gradients:
+    def weight(w: Sequence[Array], *, turned: bool) -> Scaled:
+        """A copy that is there all step, or one that is made now."""
+        if not w:
+            return copies(float8, leaf)[turned]
+        return scaled(w[0], I if turned else O, float8.forward, turned=turned)
+
+    def backward(g: Array, x: Array, *w: Array) -> Gradients:
         dx = multiply(
-            tape, scaled(g, N, float8.backward, turned=False), scaled(w, I, float8.forward, turned=True),
-            (N, I, O), dtype,
+            tape, scaled(g, N, float8.backward, turned=False), weight(w, turned=True), (N, I, O), dtype,
         )  # fmt: skip
         dw = multiply(
             tape, scaled(g, O, float8.backward, turned=True), scaled(x, I, float8.forward, turned=True),
@@ -37,11 +49,9 @@ def products(tape: Tape, float8: Float8, x: Array, w: Array, N: Int, I: Int, O: 
         )  # fmt: skip
         return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
 
-    y = multiply(
-        tape, scaled(x, N, float8.forward, turned=False), scaled(w, O, float8.forward, turned=False),
-        (N, O, I), dtype,
-    )  # fmt: skip
-    y.node = tape.node([x.node, w.node], (x, w), backward)
+    read = () if float8.caching else (w,)
+    y = multiply(tape, scaled(x, N, float8.forward, turned=False), weight(read, turned=False), (N, O, I), dtype)
+    y.node = tape.node([x.node, w.node], (x, *read), backward)
     return y
 
 
@@ -79,13 +89,14 @@ def cast(tape: Tape, x: Array, scales: Int, format: str, *, turned: bool) -> Sca
     return laid, small("div", largest)
 
 
-def _by_blocks(tape: Tape, float8: Float8, x: Array, w: Array, N: Int, I: Int, O: Int) -> Array:
+def _by_blocks(tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O: Int) -> Array:
     """One kernel for each cast; backward gets the input's 8-bit copy, which is laid out and scaled anew for it."""
+    w = leaf.array()
     dtype, w_dtype = x.dtype, w.dtype
 
     def backward(g: Array, x8: Array, x_scales: Array, w: Array) -> Gradients:
         by_output = cast_by_block(tape, g, N * blocks(O), float8.backward)
-        weight = cast_by_block(tape, w, blocks(O) * blocks(I), float8.forward)
+        weight = weight_by_block(tape, float8, leaf, w, turned=True)
         dx = multiply(tape, by_output, weight, (N, I, O), dtype)
         del by_output, weight
         by_token = cast_by_block(tape, g, O * blocks(N), float8.backward)
@@ -95,7 +106,7 @@ def _by_blocks(tape: Tape, float8: Float8, x: Array, w: Array, N: Int, I: Int, O
         return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
 
     a = cast_by_block(tape, x, N * blocks(I), float8.forward)
-    b = cast_by_block(tape, w, blocks(O) * blocks(I), float8.forward)
+    b = weight_by_block(tape, float8, leaf, w, turned=False)
     y = multiply(tape, a, b, (N, O, I), dtype)
     y.node = tape.node([x.node, w.node], (*a, w), backward)
     return y
@@ -108,6 +119,70 @@ def cast_by_block(tape: Tape, x: Array, scales: Int, format: str) -> Scaled:
         flops=2 * x.elements, basis="assumed",
     )  # fmt: skip
     return made[0], made[1]
+
+
+def weight_by_block(tape: Tape, float8: Float8, leaf: Leaf, w: Array, *, turned: bool) -> Scaled:
+    """A weight in 8 bits, of experts all of theirs: the copy that is there all step, or one that is made now."""
+    if float8.caching:
+        return copies(float8, leaf)[turned]
+    return cast_by_block(tape, w, _scales(float8, leaf, turned=turned), float8.forward)
+
+
+# Weights that are cast once a step
+
+
+def copies(float8: Float8, leaf: Leaf) -> tuple[Scaled, Scaled]:
+    """What stays of a weight in 8 bits: as it is for forward, and turned for backward. One scale serves both."""
+    one, other = (Array(_scales(float8, leaf, turned=each), "fp32", None) for each in (False, True))
+    whole, turned = (Array(leaf.elements, float8.forward, None) for _ in range(2))
+    return (whole, one), (turned, one if float8.scaling == "tensorwise" else other)
+
+
+def _scales(float8: Float8, leaf: Leaf, *, turned: bool) -> Int:
+    *experts, rows, columns = leaf.shape
+    if float8.scaling == "block":
+        return reduce(mul, experts, blocks(rows) * blocks(columns))
+    if float8.scaling == "tensorwise":
+        return 1
+    return columns if turned else rows
+
+
+def copies_nbytes(leaves: ModelLeaves, float8: Float8) -> Int:
+    """Bytes of all weights that stay in 8 bits, their scales included."""
+
+    def nbytes(leaf: Leaf) -> Int:
+        found = {id(each): each.nbytes for scaled in copies(float8, leaf) for each in scaled}
+        return sum(found.values())
+
+    return whole_of(leaves).among(lambda leaf: leaf.float8).total(nbytes)
+
+
+def cast_weights(tape: Tape, leaves: ModelLeaves, float8: Float8) -> None:
+    """Every weight into its copies, before the first micro-batch of a step."""
+    with tape.during("optimizer"):
+        for leaf in each_parameter(tape, whole_of(leaves).among(lambda leaf: leaf.float8)):
+            _cast_weight(tape, float8, leaf)
+
+
+def _cast_weight(tape: Tape, float8: Float8, leaf: Leaf) -> None:
+    w, (whole, turned) = leaf.array(), copies(float8, leaf)
+    if float8.scaling == "block":
+        tape.emit(
+            "cast_by_block", "elementwise", reads=[w], changes=[*whole, *turned], flops=2 * w.elements, basis="assumed"
+        )
+        return
+    made = cast(tape, w, whole[1].elements, float8.forward, turned=False)
+    _put(tape, made, whole)
+    if float8.scaling == "tensorwise":
+        _put(tape, made[:1], turned[:1])
+        return
+    del made
+    _put(tape, cast(tape, w, turned[1].elements, float8.forward, turned=True), turned)
+
+
+def _put(tape: Tape, made: Sequence[Array], into: Sequence[Array]) -> None:
+    for source, target in zip(made, into, strict=True):
+        tape.emit("copy_", "copy", reads=[source], changes=[target])
 
 
 def blocks(size: Int) -> Int:

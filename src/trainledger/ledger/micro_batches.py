@@ -71,12 +71,27 @@ class Work:
             return nbytes_in(self.sharded.own_elements(), dtype)
         return nbytes_in(self.leaves.elements(), dtype)
 
+    @property
+    def copies_nbytes(self) -> Int:
+        """Bytes of the weights that stay in 8 bits."""
+        float8 = self.tape.precision.float8
+        if float8 is None or not float8.caching:
+            return 0
+        from trainledger.ledger.float8 import copies_nbytes
+
+        return copies_nbytes(self.leaves, float8)
+
     def step_begins(self) -> None:
-        """Buffers are emptied, and what is gathered once is gathered."""
+        """Buffers are emptied, what is gathered once is gathered, weights that are cast once are cast."""
+        tape = self.tape
         if self.buffered:
-            empty_buffers(self.tape, self.leaves)
+            empty_buffers(tape, self.leaves)
         if self.sharded is not None:
             self.sharded.step_begins()
+        if tape.precision.float8 is not None and tape.precision.float8.caching:
+            from trainledger.ledger.float8 import cast_weights
+
+            cast_weights(tape, self.leaves, tape.precision.float8)
 
     def step_ends(self) -> None:
         """What is reduced once is reduced."""

@@ -12,7 +12,7 @@ from trainledger.ledger.entry import Int
 from trainledger.ledger.parameters import ModelLeaves
 from trainledger.ledger.tape import Tape
 from trainledger.ledger.update_group import each_parameter, remains, whole_of
-from trainledger.spec.precision import Precision
+from trainledger.spec.precision import Float8, Precision
 
 _IN_16_BITS = ("router", "shared_expert_gate")
 
@@ -22,15 +22,20 @@ def hold(leaves: ModelLeaves, precision: Precision) -> None:
     for segment in leaves.segments:
         for block in (*segment.first, *segment.blocks, *segment.last):
             for name, leaf in block.named.items():
-                leaf.float8 = precision.float8 is not None and _in_8_bits(name, leaf)
+                leaf.float8 = precision.float8 is not None and _in_8_bits(name, leaf, precision.float8)
     for each in all_of(leaves):
         each.dtype = precision.parameters
         if precision.gradient_buffers:
             each.buffer = Array(each.elements, precision.gradients, None)
 
 
-def _in_8_bits(name: str, leaf: Leaf) -> bool:
-    """Whether a block's parameter is the matrix of a linear layer that may multiply in 8 bits (`nn.float8`)."""
+def _in_8_bits(name: str, leaf: Leaf, float8: Float8) -> bool:
+    """Whether a block's parameter is the matrix of a linear layer that may multiply in 8 bits (`nn.float8`).
+
+    By block those of experts do too, which are held together.
+    """
+    if len(leaf.shape) == 3:
+        return float8.scaling == "block"
     module, _, part = name.rpartition(".")
     return part == "weight" and len(leaf.shape) == 2 and module.rpartition(".")[2] not in _IN_16_BITS
 

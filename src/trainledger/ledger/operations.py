@@ -138,7 +138,7 @@ def _linear_in_8_bits(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, 
     assert float8 is not None
     x = cast(tape, x, tape.compute_dtype)
     x = x.view(node=tape.node([x.node], (), lambda g: [g]))  # as rows, whose gradient comes after the weight's
-    y = products(tape, float8, x, w.array(), rows, d_in, d_out)
+    y = products(tape, float8, x, w, rows, d_in, d_out)
     if b is None:
         return y
     bias = cast(tape, b.array(), y.dtype)

@@ -28,7 +28,7 @@ NEARER = 1.1  # by which a value costs more to keep for each operation that lies
 class Operation:
     """One operation of a block: what it reads and makes. ``at`` is its place among all events of the step."""
 
-    __slots__ = ("at", "event", "fused", "made", "reads")
+    __slots__ = ("at", "elements", "event", "fused", "made", "reads")
 
     def __init__(self, event: Event, at: int, touched: Sequence[Array]) -> None:
         self.event = event
@@ -36,12 +36,20 @@ class Operation:
         self.fused = event.facts["kind"] in FUSED
         self.reads = [each.memory.record for each in touched if each.memory is not None]
         self.made = list(event.allocated)
+        self.elements = [each.elements for each in touched]
 
     @property
     def has_statistics(self) -> bool:
         """Whether the first result is computed of the others: of a row's mean and deviation, or of a random mask."""
         facts = self.event.facts
         return facts["kind"] in ("norm", "random") and facts["phase"] != "backward"
+
+    @property
+    def small(self) -> list[Storage]:
+        """The sums over rows among its results: a kernel that sums writes them, whoever reads them."""
+        if self.event.facts["kind"] == "reduction":
+            return self.made
+        return self.made[1:] if self.event.facts["kind"] == "norm" and self.has_statistics else []
 
     @property
     def name(self) -> str:

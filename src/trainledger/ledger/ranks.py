@@ -86,6 +86,14 @@ def _accounts_of_stage(run: Run, stage: int, backend: str) -> Iterator[RankAccou
         )  # fmt: skip
 
 
+def heaviest_stages(run: Run) -> tuple[int, ...]:
+    """The first stage of each kind, one of which holds the most: later ones of a kind have no more in flight."""
+    found: dict[Any, int] = {}
+    for stage in range(run.layout.pipeline):
+        found.setdefault(_kind(rank_of(run, stage)), stage)
+    return tuple(found.values())
+
+
 def _kind(rank: Rank) -> Any:
     """Equal for stages whose entries are the same but for how often their loops over micro-batches run."""
     if not isinstance(rank.whole.model.n_layers, int):

@@ -22,10 +22,11 @@ from trainledger.spec.precision import precision_of
 class Standing:
     """Bytes of a rank by what they are.
 
-    ``resident`` is there before the step, batch and buffers left out. ``gradients`` are those of all parameters once
-    each has had a backward, ``gathered`` the whole parameters that are held from the first forward to the last
-    backward, and ``outside`` else those of them that stand outside the blocks. ``owned`` are the elements that its
-    optimizer updates, and ``computed`` those that it computes with, of which ``experts`` are of expert ranks.
+    ``resident`` is there before the step, batch and buffers left out (but for weights in 8 bits). ``gradients`` are
+    those of all parameters once each has had a backward, ``gathered`` the whole parameters that are held from the first
+    forward to the last backward, and ``outside`` else those of them that stand outside the blocks. ``owned`` are the
+    elements that its optimizer updates, and ``computed`` those that it computes with, of which ``experts`` are of
+    expert ranks.
     """
 
     resident: Int
@@ -45,7 +46,8 @@ def standing(rank: Rank, *, backend: str) -> Standing:
     works = tuple(Work(tape, rank, sizes, chunk, rank.leaves(chunk)) for chunk in rank.chunks)
     owned = works[0].leaves if len(works) == 1 and not rank.sharded else rank.owned()
     resident = sum(nbytes for name, nbytes in resident_of(rank, works, owned, 0) if name not in (HOST, "buffers"))
-    outside = sum(_outside(each.leaves) for each in works) if rank.gathers else 0
+    resident += sum(each.copies_nbytes for each in works)
+    outside = sum(_outside(rank, each.leaves) for each in works) if rank.gathers else 0
     whole = rank.gathers and not rank.layout.reshards
     gathered = sum(_gathered(rank, each.leaves) for each in works) if whole else 0
     return Standing(
@@ -84,5 +86,7 @@ def _gathered(rank: Rank, leaves: ModelLeaves) -> Int:
     )
 
 
-def _outside(leaves: ModelLeaves) -> Int:
-    return sum(each.elements for each in (*leaves.before.values(), *leaves.after.values()))
+def _outside(rank: Rank, leaves: ModelLeaves) -> Int:
+    """The same of what stands outside the blocks: modules that predict ahead have experts too."""
+    every = (*leaves.before.values(), *leaves.after.values())
+    return sum(each.elements * several(rank.group_of(each).ranks) for each in every)

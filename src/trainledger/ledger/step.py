@@ -48,7 +48,8 @@ def account_of(rank: Rank, *, backend: str) -> Ledger:
         from trainledger.ledger.compiled_memory import Units, uncovered
 
         as_eager = uncovered(rank)
-        tape.units = None if as_eager else Units()
+        inside = recipe.activation_checkpointing == "selective"
+        tape.units = None if as_eager else Units(inside=inside)
     sizes = sizes_of(run, backend)
     works = tuple(Work(tape, rank, sizes, chunk, rank.leaves(chunk)) for chunk in rank.chunks)
     leaves = works[0].leaves if len(works) == 1 and not rank.sharded else rank.owned()
@@ -104,7 +105,7 @@ def resident_of(rank: Rank, works: tuple[Work, ...], owned: ModelLeaves, tokens:
         ("optimizer state", state_nbytes(owned, recipe) + own_nbytes(owned, precision)),
         ("batch", 16 * tokens),
         ("communication", bucket_nbytes(rank, owned, precision.gradients)),
-        ("buffers", buffers_nbytes(rank.run.model)),
+        ("buffers", buffers_nbytes(rank.run.model) + sum(each.copies_nbytes for each in works)),
     ]
     return tuple((name, nbytes) for name, nbytes in resident if not _is_zero(nbytes))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,16 +29,14 @@ def run_layers(
     but for the operations whose outputs are kept. from-start: every block's input is made from the first one again.
     Without a recipe, or without gradients, nothing does.
     """
-    if recipe is None or not torch.is_grad_enabled():
+    if recipe is None or not torch.is_grad_enabled() or inside_of_blocks(recipe):
         return _in_turn(x_BTD, layers, shared)
-    # Only dropout reads the generator's state; without it there is nothing to keep for the second run.
-    random = recipe.dropout > 0 or recipe.attention_dropout > 0 or recipe.lora_dropout > 0
+    random = _draws(recipe)
     if recipe.activation_checkpointing == "from-start":
         return _from_start(x_BTD, layers, shared, random)
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": random}
     if recipe.activation_checkpointing == "selective":
-        contexts: Callable[..., Any] = create_selective_checkpoint_contexts
-        options["context_fn"] = lambda: contexts(policy(recipe.recompute_keep))
+        options["context_fn"] = partial(_contexts, recipe.recompute_keep)
     with offloading(shared) if recipe.activation_checkpointing == "offload" else nullcontext():
         for first, group in groups_of(spec, recipe):
             some, theirs = layers[first : first + group.size], shared[first : first + group.size]
@@ -46,6 +45,33 @@ def run_layers(
             else:
                 x_BTD = _in_turn(x_BTD, some, theirs)
     return x_BTD
+
+
+def inside_of_blocks(recipe: Recipe) -> bool:
+    """Whether blocks run again by a checkpoint of their own: a compiler that is to keep what a policy says must see it.
+
+    So torchtitan has it. From outside a compiled block is one operation, and there is nothing to choose from.
+    """
+    return recipe.compile and recipe.activation_checkpointing == "selective"
+
+
+def own_checkpoints(spec: ModelSpec, recipe: Recipe | None) -> list[dict[str, Any] | None]:
+    """For each block of a model the options of its own checkpoint, None where it has none."""
+    if recipe is None or not inside_of_blocks(recipe):
+        return [None] * spec.n_layers
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": _draws(recipe)}
+    options["context_fn"] = partial(_contexts, recipe.recompute_keep)
+    return [options if group.again else None for _, group in groups_of(spec, recipe)]
+
+
+def _draws(recipe: Recipe) -> bool:
+    """Whether blocks read the generator's state: without dropout there is nothing to keep for the second run."""
+    return recipe.dropout > 0 or recipe.attention_dropout > 0 or recipe.lora_dropout > 0
+
+
+def _contexts(keep: tuple[str, ...]) -> Any:
+    contexts: Callable[..., Any] = create_selective_checkpoint_contexts
+    return contexts(policy(keep))
 
 
 def _in_turn(x_BTD: Tensor, layers: Sequence[Layer], shared: Sequence[Any]) -> Tensor:

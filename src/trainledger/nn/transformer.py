@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trainledger.nn.attend import usual
 from trainledger.nn.attention import Attention, Shared
 from trainledger.nn.cache import Cache
-from trainledger.nn.checkpointing import again, run_layers
+from trainledger.nn.checkpointing import again, own_checkpoints, run_layers
 from trainledger.nn.compute_dtype import compute_dtype
 from trainledger.nn.experts import DROPLESS, Dispatching, Experts
 from trainledger.nn.extra_loss import with_loss
@@ -73,9 +75,16 @@ class Block(nn.Module):
         self.post_feedforward_layernorm = norm_of(spec) if spec.norm_place != "pre" else None
         self.norm_place = spec.norm_place
         self.dropout = Dropout(dropout)
+        self.checkpoint: dict[str, Any] | None = None  # its options, where the block itself is to run again
 
     def forward(self, x_BTD: Tensor, shared: Shared) -> Tensor:
         """[B, T, D] in and out."""
+        if self.checkpoint is None or not torch.is_grad_enabled():
+            return self._run(x_BTD, shared)
+        y_BTD: Tensor = checkpoint(self._run, x_BTD, shared, **self.checkpoint)
+        return y_BTD
+
+    def _run(self, x_BTD: Tensor, shared: Shared) -> Tensor:
         if self.parallel:
             return self._both(x_BTD, shared)
         if self.norm_place == "pre":
@@ -166,6 +175,8 @@ class Transformer(nn.Module):
             return made
 
         self.layers = nn.ModuleList(block(kind) for kind in kinds)
+        for layer, options in zip(self.layers, own_checkpoints(spec, checkpointing), strict=True):
+            cast(Block, layer).checkpoint = options
         self.norm = norm_of(spec) if spec.norm_place != "after-add" else None
         self.lm_head = Head(spec)
         if spec.tie_embeddings:

@@ -11,7 +11,14 @@ from trainledger.plan.mfu import read_mfu
 from trainledger.plan.quantity import parse_days, parse_flops, read
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_flops_per_second, parse_count, parse_number
+from trainledger.units import (
+    SECONDS_PER_DAY,
+    SECONDS_PER_HOUR,
+    format_flops_per_second,
+    parse_amount,
+    parse_count,
+    parse_number,
+)
 
 WAYS = "flops, device_hours, days (with count), or money (with price)"
 _MOST_FLOPS = 1e40
@@ -50,10 +57,19 @@ class Budget:
         rate = f"{format_flops_per_second(self.peak_flops_per_second)} x {100 * self.mfu:.3g} %"
         if self.days is not None and self.count is not None:
             return f"C = {self.count:,} devices x {rate} x {self.days:.4g} days = {self.flops:.4g} FLOP"
-        hours = f"{self.device_hours:,.6g} device-hours"
+        hours = f"{amount(self.device_hours)} device-hours"
         if self.money is not None and self.price is not None:
-            hours = f"{self.money:,.6g} / {self.price:g} = {hours}"
+            hours = f"{amount(self.money)} / {self.price:,g} = {hours}"
         return f"C = {hours} x {rate} = {self.flops:.4g} FLOP"
+
+
+def amount(value: float) -> str:
+    """Money or device-hours, as a bill writes them.
+
+    >>> amount(1_000_000), amount(10752), amount(0.25)
+    ('1,000,000', '10,752', '0.25')
+    """
+    return f"{value:,.0f}" if 1e5 <= value < 1e15 else f"{value:,.6g}"
 
 
 def read_budget(
@@ -79,9 +95,9 @@ def read_budget(
     problems: list[Problem] = []
     given = {
         "flops": read("flops", flops, parse_flops, problems, least=1, most=_MOST_FLOPS),
-        "device_hours": read("device_hours", device_hours, parse_number, problems),
+        "device_hours": read("device_hours", device_hours, parse_amount, problems),
         "days": read("days", days, parse_days, problems),
-        "money": read("money", money, parse_number, problems),
+        "money": read("money", money, parse_amount, problems),
     }
     devices = read("count", count, parse_count, problems, least=1, most=10**7)
     rate = read("price", price, parse_number, problems)

@@ -14,7 +14,7 @@ from trainledger.spec.layout import SCHEDULES, Layout, overlaps
 from trainledger.spec.layout_rules import can_overlap
 from trainledger.spec.lora import BASE_FORMATS
 from trainledger.spec.optimizers import IMPLEMENTATIONS
-from trainledger.spec.precision import precision_of
+from trainledger.spec.precision import CACHING, precision_of
 from trainledger.spec.run import Run
 from trainledger.spec.savings import CHECKPOINTING, LOSSES
 
@@ -126,15 +126,22 @@ def _precision(run: Run, backend: str) -> Iterator[Change]:
     now, field = run.recipe.precision, "recipe.precision"
     wanted = ["bf16-mixed"]
     if backend != "cpu":
-        wanted += ["fp8-rowwise", "fp8-tensorwise"]
+        gathered = "" if run.layout.alone else "-sharded"
+        wanted += [f"fp8-rowwise{gathered}", f"fp8-tensorwise{gathered}"]
     if now == "fp32" and backend != "cpu":
         wanted.insert(0, "tf32")
     if not run.layout.alone:
         wanted.insert(0, "bf16-sharded")
+    caching = "recipe.fp8_weight_caching"
+    if now in CACHING:
+        once = not run.recipe.fp8_weight_caching
+        what = "cast weights to 8 bits once a step" if once else "cast weights to 8 bits before each product"
+        yield _one(what, caching, once, SAME, "a program that does so (Transformer Engine)" if once else "")
     for name in wanted:
         if name != now and not run.recipe.master_weights:
             cost = "coarser numbers: hold a short run's loss against the old one"
-            yield _one(f"precision {name}", field, name, RESULT, cost)
+            clear = ((caching, False),) if run.recipe.fp8_weight_caching and name not in CACHING else ()
+            yield Change(f"precision {name}", ((field, name), *clear), RESULT, cost)
     if run.recipe.lora_rank is not None:
         yield from _frozen(run)
     megatron = (

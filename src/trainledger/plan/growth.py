@@ -160,7 +160,10 @@ def _devices(run: Run, reach: int) -> Growth:
         return replace(run, layout=grown, recipe=recipe, cluster=cluster)
 
     values = tuple(layout.devices * k for k in copies)
-    return Growth("devices", "cluster.count", values, at, "copies of the planned layout, the global batch shared out")
+    carries = "copies of the planned layout, the global batch shared out"
+    if run.device_batch > 1 and len(values) > 1 and at(len(values) - 1).device_batch < run.device_batch:
+        carries += " (in smaller micro-batches where a rank has fewer sequences)"
+    return Growth("devices", "cluster.count", values, at, carries)
 
 
 def _dataset(run: Run, reach: int) -> Growth:

@@ -31,6 +31,7 @@ _MUCH = 0.1  # of N: so much less than the rule asks for is worth a sentence
 _IN_TIME = 0.002
 _SAME_LOSS = 0.001  # nats: less than any law tells apart
 _LARGE_BUDGET = 1e24  # FLOP
+_USUAL_TOKENS, _MANY_TOKENS = 4 * 10**6, 16 * 10**6  # of a step
 
 
 @frozen
@@ -100,11 +101,11 @@ def pay(
     last). Raises InvalidInput where the budget does not say on which
     devices and how long, or where nothing fits on them.
     """
-    if tokens_per_step is None:
-        tokens_per_step = default_tokens_per_step(budget.flops)
     if budget.device is None or budget.count is None or budget.seconds is None:
         rule = "needs a device, how many of them, and for how long"
         raise InvalidInput([Problem("budget", None, rule)])
+    if tokens_per_step is None:
+        tokens_per_step = default_tokens_per_step(budget.flops, budget.count * seq_len)
     if base.n_experts is not None:
         rule = "has experts, and these laws were fitted on dense models: 6 N D and N mean other things there"
         raise InvalidInput([Problem("family", base.name, rule, "llama-3-8b")])
@@ -148,12 +149,17 @@ def _best(rounds: list[Round], loss: Callable[[float, float], float] | None) -> 
     return best if losses[best] < losses[last] - _SAME_LOSS else last
 
 
-def default_tokens_per_step(flops: float) -> int:
+def default_tokens_per_step(flops: float, at_least: int = 0) -> int:
     """4M tokens, as LLaMA from 7B to 65B (arXiv 2302.13971, table 2); 16M from 1e24 FLOP on, as Llama 3 405B.
 
-    (Llama 3, arXiv 2407.21783, section 3.4.1, comes to 16M in two steps.)
+    (Llama 3, arXiv 2407.21783, section 3.4.1, comes to 16M in two steps.) Smaller budgets take fewer, 0.2920 C^0.3271
+    (DeepSeek LLM, arXiv 2401.02954, section 3.1), which is 4M at 7e21 FLOP: with 4M a model of a day on one device
+    would be trained beyond its critical batch, in a few hundred steps. But not fewer than ``at_least``, a sequence for
+    each device, up to 4M.
     """
-    return 16 * 10**6 if flops >= _LARGE_BUDGET else 4 * 10**6
+    if flops >= _LARGE_BUDGET:
+        return _MANY_TOKENS
+    return min(_USUAL_TOKENS, max(int(0.2920 * flops**0.3271), at_least))
 
 
 def _in_time(run: Run, told: Forecast, tokens: float, seconds: float, predict: Predict) -> tuple[Run, Forecast, float]:

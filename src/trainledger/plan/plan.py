@@ -146,9 +146,10 @@ def _napkin(run: Run, ledger: Ledger, machine: Machine | None, mfu: float) -> Na
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON takes it, the ledger left out."""
+    """The plan as JSON takes it, the ledger left out; sections of the run as in a run file, a found layout too."""
     return {
         "model": plan.run.model.name,
+        **{name: vars(getattr(plan.run, name)) for name in ("recipe", "layout", "cluster")},
         "parameters": vars(parameters(plan.run.model)),
         "convention": plan.convention,
         "forecast": _forecast(plan.forecast),

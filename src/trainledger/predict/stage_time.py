@@ -13,7 +13,7 @@ from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry, Ledger
 from trainledger.ledger.ranks import RankAccount
 from trainledger.ledger.shapes import after_blocks, before_blocks, block
-from trainledger.predict.acts import BACKWARD, UPDATE, Program, Timed, program, without_links
+from trainledger.predict.acts import BACKWARD, UNPACK, UPDATE, Program, Timed, program, without_links
 from trainledger.predict.collective_time import collective_seconds, placement
 from trainledger.predict.overlap import as_overlapped, beside_another, bucket_elements, in_buckets, times_of
 from trainledger.predict.roofline import EntryTime, Machine, NoRate, Roofline
@@ -271,16 +271,33 @@ def _parts(run: Run, timed: list[Timed]) -> Parts:
     begin = len(timed) if first is None else first
     after = len(timed) if last is None else last + 1
     close = next((at for at in range(after, len(timed)) if timed[at].entry.phase in UPDATE), len(timed))
-    if last is None:  # a single micro-batch, which begins and ends with everything else
-        close = next((at for at in range(1, len(timed)) if timed[at].entry.phase in UPDATE), len(timed))
-        one = _micro_batch(timed[:close], 0)
-        nothing = MicroBatch([], [], 0)
-        return Parts([], [one, *[nothing] * (run.layout.virtual_stages - 1)], [], timed[close:])
+    if last is None:
+        return _parts_of_one(run, timed)
     chunks = []
     for chunk in range(run.layout.virtual_stages):
         of = "" if chunk == run.layout.virtual_stages - 1 else f" {chunk}"
         chunks.append(_micro_batch(rounds.get(f"micro-batches{of}") or rounds[f"in flight{of}"], 1))
     return Parts(timed[:begin], chunks, timed[after:close], timed[close:])
+
+
+def _parts_of_one(run: Run, timed: list[Timed]) -> Parts:
+    """The parts where a step is a single micro-batch, around which stand no loops.
+
+    It begins where gathers end, with what is received, and ends with what is sent back: the stage before does not wait
+    for reductions. Nobody waits for the first stage, so that its reductions may count as backward.
+    """
+    names = [each.entry.name for each in timed]
+    close = next((at for at in range(1, len(timed)) if timed[at].entry.phase in UPDATE), len(timed))
+    sent = (at for at in range(close) if names[at] == "send" and timed[at].entry.phase in BACKWARD)
+    after = max(sent, default=close - 1) + 1
+    if "recv" in names and after < close:
+        begin = names.index("recv")
+    else:
+        rows = enumerate(zip(timed[:after], names, strict=False))
+        ahead = ("all_gather", UNPACK)
+        begin = next((at for at, (each, name) in rows if each.entry.phase == "forward" and name not in ahead), after)
+    one, nothing = _micro_batch(timed[begin:after], 0), MicroBatch([], [], 0)
+    return Parts(timed[:begin], [one, *[nothing] * (run.layout.virtual_stages - 1)], timed[after:close], timed[close:])
 
 
 def _micro_batch(rows: list[Timed], depth: int) -> MicroBatch:

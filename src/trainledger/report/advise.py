@@ -45,6 +45,10 @@ def _parts(advice: Advice, most: int) -> Iterator[str]:
         )
     if advice.told.fits is False and not any(each.fits for each in (*advice.alone, *advice.together)):
         yield wrapped(_unfit(advice))
+    if advice.run.cluster.count > 1:
+        yield wrapped(
+            "A layout is changed here by a factor of two at a time; `trainledger layouts` searches all of them."
+        )
     tail = f"{advice.tried} changes were predicted one by one; {advice.refused} more break a rule of the run file."
     basis = advice.told.basis.get("step_seconds")
     yield wrapped(tail + (f" Basis of the times: {basis}." if basis else ""))

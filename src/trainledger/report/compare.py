@@ -63,7 +63,10 @@ def _row(each: Row) -> list[str]:
 
 
 def _signed(value: float, show: Callable[[float], str]) -> str:
-    return "0" if not value else ("+" if value > 0 else "-") + show(abs(value))
+    shown = show(abs(value))
+    if not any(each in "123456789" for each in shown):  # nothing, or less than is shown
+        return shown if value else "0"
+    return ("+" if value > 0 else "-") + shown
 
 
 def _split(title: str, parts: tuple[Part, ...], show: Callable[[float], str]) -> str:
@@ -90,6 +93,10 @@ def _sentences(found: Comparison) -> Iterator[str]:
     bases = {told.basis.get("step_seconds", "") for told in (found.told_a, found.told_b)} - {""}
     if bases:
         yield wrapped(sentence(f"basis of the times: {' and '.join(sorted(bases))}"))
+    if len(bases) > 1 and "bound" in bases:
+        letter, other = ("a", "b") if found.told_a.basis["step_seconds"] == "bound" else ("b", "a")
+        why = f"what its device allows at best, where {other}'s is what programs reach"
+        yield wrapped(sentence(f"{letter}'s time is only a bound, {why}: their difference is no comparison of the two"))
 
 
 def _why(verb: str, less: str, more: str, parts: tuple[Part, ...], show: Callable[[float], str], of: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainledger.plan.layouts.found import Found, Gap, Layouts, Rejected
+from trainledger.plan.layouts.found import AS_QUICK, Found, Gap, Layouts, Rejected
 from trainledger.report.style import COLOURS, DARK, Figure, arranged, line
 from trainledger.report.table import WIDTH, sentence, table, wrapped
 from trainledger.units import GIGA, counted, format_count, format_nbytes, format_percent, format_seconds
@@ -31,7 +31,12 @@ def _parts(found: Layouts) -> Iterator[str]:
             "backward; B the micro-batch; again what is recomputed (part: selective)."
         )
         yield f"The quickest that fit\n{_table(found.ranked)}\n{wrapped(legend)}"
-        yield f"The best, to paste into a run file\n\n{pasted(found.best.toml)}"
+        simplest = found.simplest or found.best
+        if simplest == found.best:
+            yield f"The best, to paste into a run file\n\n{pasted(found.best.toml)}"
+        else:
+            yield f"As quick within {format_percent(AS_QUICK - 1)}, and simpler\n{_table([simplest])}"
+            yield f"That one, which layout=auto takes, to paste into a run file\n\n{pasted(simplest.toml)}"
         if len(found.pareto) > 1:
             yield f"Less memory for a longer step (Pareto front)\n{_table(found.pareto)}"
     if found.rejected:
@@ -174,7 +179,7 @@ def to_json(found: Layouts) -> dict[str, Any]:
             "peak_nbytes": each.peak_nbytes, "bound_seconds": each.bound_seconds, "bound_nbytes": each.bound_nbytes,
         }  # fmt: skip
 
-    own = ("run", "ranked", "pareto", "rejected", "seconds_gap", "nbytes_gap")
+    own = ("run", "ranked", "simplest", "pareto", "rejected", "seconds_gap", "nbytes_gap")
     return {
         "model": found.run.model.name,
         **{name: value for name, value in vars(found).items() if name not in own},
@@ -182,6 +187,7 @@ def to_json(found: Layouts) -> dict[str, Any]:
         "seconds_gap": None if found.seconds_gap is None else vars(found.seconds_gap),
         "nbytes_gap": None if found.nbytes_gap is None else vars(found.nbytes_gap),
         "ranked": [layout(each) for each in found.ranked],
+        "simplest": None if found.simplest is None else layout(found.simplest),
         "pareto": [layout(each) for each in found.pareto],
         "rejected": [vars(each) for each in found.rejected],
     }

@@ -7,6 +7,7 @@ from dataclasses import fields
 from itertools import groupby
 from math import exp, log
 
+from trainledger.plan.budget import amount
 from trainledger.plan.optimal import OffOptimum, Optimal
 from trainledger.plan.paid import Paid
 from trainledger.plan.scaling_law import Between, LossLaw
@@ -59,8 +60,8 @@ def _headline(answer: Optimal) -> str:
         f"By {chosen.law.title}: {format_count(_short(answer.parameters))} parameters on "
         f"{format_count(_short(answer.tokens))} tokens",
     ]
-    if answer.budget.money is not None:
-        lines.append(f"{answer.budget.device_hours:,.6g} device-hours cost {answer.budget.money:,.6g}")
+    if answer.budget.money is not None and answer.budget.device_hours is not None:
+        lines.append(f"{amount(answer.budget.device_hours)} device-hours cost {amount(answer.budget.money)}")
     return "\n".join(wrapped(each) for each in lines)
 
 

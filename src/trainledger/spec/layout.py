@@ -28,9 +28,9 @@ class Layout:
     """
 
     auto: bool = setting(
-        "true = search for the quickest layout that fits the cluster (layout = \"auto\" above all sections, in place "
-        "of this one, says so too); what is given beside it, recipe.micro_batch and recipe.activation_checkpointing "
-        "too, is kept",
+        "true = search for a layout that fits the cluster: of those within 3 % of the quickest the simplest (layout = "
+        "\"auto\" above all sections, in place of this one, says so too); what is given beside it, recipe.micro_batch "
+        "and recipe.activation_checkpointing too, is kept",
         quantity="flag", default=False,
     )  # fmt: skip
     replicate: int = setting(
@@ -130,6 +130,16 @@ class Layout:
         """The ranks of each group that a rank talks in: one group for each axis, and one of all for what is global."""
         axes = (self.replicate, self.shard_ranks, self.tensor, self.pipeline, self.context, self.expert, self.devices)
         return tuple(size for size in axes if size > 1)
+
+    @property
+    def kinds_of_ranks(self) -> int:
+        """How many things ranks differ in beside their data: tensor, context, expert ranks, stages, uneven stages.
+
+        >>> Layout(shard=64).kinds_of_ranks, Layout(shard=8, tensor=8, pipeline=4).kinds_of_ranks
+        (0, 2)
+        """
+        sizes = (self.tensor, self.context, self.expert, self.pipeline)
+        return sum(each > 1 for each in sizes) + (self.stage_layers is not None)
 
     @property
     def alone(self) -> bool:

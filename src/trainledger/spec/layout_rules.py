@@ -293,6 +293,10 @@ def _sharding(run: Run) -> Iterator[Problem]:
     if layout.zero == 3 and layout.shard * layout.context > 1 and again in ("segments", "from-start"):
         rule = "several blocks that run again together are not accounted for with sharded parameters (zero = 3)"
         yield Problem("recipe.activation_checkpointing", again, rule, "full")
+    if run.recipe.fp8_weight_caching and layout.zero == 3 and layout.shard * layout.context > 1:
+        rule = "keeps whole weights in 8 bits, and parameters sharded at zero = 3 are gathered for each use and let go "
+        rule += "(Transformer Engine keeps none with FSDP2 either); zero = 1 and 2 have them whole"
+        yield Problem("recipe.fp8_weight_caching", True, rule, False)
     if run.recipe.optimizer in ("adafactor", "muon") and layout.shard * layout.context > 1:
         rule = "works on whole matrices, and sharded ranks have pieces of them (replicate, tensor and pipeline do not)"
         yield Problem("recipe.optimizer", run.recipe.optimizer, rule, "adamw")

@@ -26,13 +26,16 @@ class Float8:
     ``scaling``: one scale per tensor, per row, or per block (1 x 128 of activations and gradients, 128 x 128 of
     weights: DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2). ``forward`` is the format of inputs and weights,
     ``backward`` that of gradients. ``keeps`` says what backward gets of the input: the input itself, scaled again
-    then (torchao's Float8Linear), or its 8-bit copy with the scales (DeepSeek-V3, section 3.3.3).
+    then (torchao's Float8Linear), or its 8-bit copy with the scales (DeepSeek-V3, section 3.3.3). ``caching``: weights
+    are cast once a step, each into two copies that stay (rows of outputs for forward, of inputs for backward:
+    Transformer Engine's ``is_first_microbatch``), instead of before each product.
     """
 
     scaling: str
     forward: str
     backward: str
     keeps: str
+    caching: bool = False
 
 
 @frozen(kw_only=True)
@@ -112,6 +115,20 @@ def _throughout(name: str, title: str, format: str, **more: str) -> Precision:
     )  # fmt: skip
 
 
+def _sharded(name: str, title: str, float8: Float8 | None = None) -> Precision:
+    """FSDP2's MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32), as torchtitan has it by default.
+
+    With ``float8`` the 8-bit products read the gathered copies (torchtitan's Float8Linear recipes).
+    """
+    return Precision(
+        name=name, title=title, parameters="fp32", compute="bf16", gradients="fp32", moments="fp32", reduction="fp32",
+        copies="gathered", float8=float8,
+    )  # fmt: skip
+
+
+_TENSORWISE = Float8("tensorwise", "e4m3", "e5m2", "input")
+_ROWWISE = Float8("rowwise", "e4m3", "e4m3", "input")
+_BLOCK = Float8("block", "e4m3", "e4m3", "copy")
 RECIPES = {
     each.name: each
     for each in (
@@ -121,25 +138,17 @@ RECIPES = {
         _throughout("fp16", "parameters and gradients in fp16, loss scaled", "fp16"),
         _mixed("bf16-mixed", "bf16 autocast over fp32 parameters", "bf16"),
         _mixed("fp16-mixed", "fp16 autocast over fp32 parameters, loss scaled", "fp16"),
-        Precision(
-            name="bf16-sharded", title="fp32 shards gathered in bf16, gradients reduced in fp32", parameters="fp32",
-            compute="bf16", gradients="fp32", moments="fp32", reduction="fp32", copies="gathered",
-        ),
-        _mixed(
-            "fp8-tensorwise", "fp8 linear layers with a scale per tensor, else bf16 autocast", "bf16",
-            Float8("tensorwise", "e4m3", "e5m2", "input"),
-        ),
-        _mixed(
-            "fp8-rowwise", "fp8 linear layers with a scale per row, else bf16 autocast", "bf16",
-            Float8("rowwise", "e4m3", "e4m3", "input"),
-        ),
-        _mixed(
-            "fp8-block", "fp8 linear layers with a scale per block, else bf16 autocast", "bf16",
-            Float8("block", "e4m3", "e4m3", "copy"),
-        ),
+        _sharded("bf16-sharded", "fp32 shards gathered in bf16, gradients reduced in fp32"),
+        _mixed("fp8-tensorwise", "fp8 linear layers with a scale per tensor, else bf16 autocast", "bf16", _TENSORWISE),
+        _mixed("fp8-rowwise", "fp8 linear layers with a scale per row, else bf16 autocast", "bf16", _ROWWISE),
+        _mixed("fp8-block", "fp8 linear layers with a scale per block, else bf16 autocast", "bf16", _BLOCK),
+        _sharded("fp8-tensorwise-sharded", "bf16-sharded with fp8 linear layers, a scale per tensor", _TENSORWISE),
+        _sharded("fp8-rowwise-sharded", "bf16-sharded with fp8 linear layers, a scale per row", _ROWWISE),
+        _sharded("fp8-block-sharded", "bf16-sharded with fp8 linear layers, a scale per block", _BLOCK),
     )
 }  # fmt: skip
 PRECISIONS = tuple(RECIPES)
+CACHING = tuple(each.name for each in RECIPES.values() if each.float8 is not None and each.copies != "gathered")
 _MASTER_OF = ("bf16", "fp16", "fp8-tensorwise", "fp8-rowwise", "fp8-block")
 
 
@@ -164,6 +173,8 @@ def precision_of(recipe: Recipe) -> Precision:
     wide = recipe.gradient_dtype
     if wide is not None and wide != precision.gradients:
         precision = replace(precision, gradients=wide, reduction=wide, gradient_buffers=True)
+    if precision.float8 is not None and recipe.fp8_weight_caching:
+        precision = replace(precision, float8=replace(precision.float8, caching=True))
     return precision if recipe.moment_dtype is None else replace(precision, moments=recipe.moment_dtype)
 
 
@@ -204,6 +215,12 @@ def problems(recipe: Recipe) -> Iterator[Problem]:
     if name == "fp16" and not recipe.master_weights:
         rule = "fp16 parameters lose most updates to rounding; they need recipe.master_weights = true"
         yield Problem("recipe.precision", name, rule, "fp16-mixed")
+    if recipe.fp8_weight_caching and RECIPES[name].float8 is None:
+        rule = f"is for weights that are cast to 8 bits, and precision {name} casts none (fp8-tensorwise does)"
+        yield Problem("recipe.fp8_weight_caching", True, rule, False)
+    elif recipe.fp8_weight_caching and name not in CACHING:
+        rule = f"keeps casts of whole weights, and precision {name} casts the copies that it gathers for each block"
+        yield Problem("recipe.fp8_weight_caching", True, rule, False)
     wide, held = recipe.gradient_dtype, RECIPES[name].parameters
     if wide is not None and held != wide and not recipe.master_weights:
         rule = f"{wide} gradients of {held} parameters need {wide} weights to update: recipe.master_weights = true"

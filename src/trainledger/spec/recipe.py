@@ -32,7 +32,8 @@ class Recipe:
 
     precision: str = setting(
         "number formats: one throughout (fp32, tf32, bf16, fp16), autocast over fp32 parameters (-mixed), fp32 shards "
-        "gathered in bf16 (-sharded), or fp8 linear layers with a scale per tensor, row or block",
+        "gathered in bf16 (-sharded); fp8 linear layers with a scale per tensor, row or block, the rest as bf16-mixed "
+        "or as bf16-sharded",
         quantity="text", default="fp32", choices=PRECISIONS,
     )  # fmt: skip
     master_weights: bool = setting(
@@ -45,6 +46,11 @@ class Recipe:
     moment_dtype: str | None = setting(
         "format of the optimizer's moments; absent = that of the weights it updates",
         quantity="text", default=None, choices=("fp32", "bf16"),
+    )  # fmt: skip
+    fp8_weight_caching: bool = setting(
+        "fp8: weights are cast once a step and kept in 8 bits, as they are and transposed, for all its micro-batches "
+        "(Transformer Engine's is_first_microbatch), instead of before each product",
+        quantity="flag", default=False,
     )  # fmt: skip
     attention: str = setting(
         "sdpa = the fused kernel that PyTorch takes, math = scores written out; accelerators: flash, efficient, cudnn",

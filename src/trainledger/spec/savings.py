@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 LOSSES = ("full", "chunked", "fused")
 CHECKPOINTING = ("none", "full", "segments", "from-start", "selective", "attention", "offload")
 # What selective recomputation may keep: operations by PyTorch's names, all_to_all for what experts send, and two known
-# choices. ``matmuls`` is torchtitan's policy: fused attention, and every second matrix product. ``attention`` is the
-# fused kernel alone.
+# choices. ``matmuls`` is torchtitan's policy: fused attention, and every second matrix product, also of those in 8 bits
+# (torchao's are mm to a policy). ``attention`` is the fused kernel alone.
 KEEPABLE = (
     "matmuls", "attention", "mm", "addmm", "bmm", "_scaled_mm", "grouped_mm", "_scaled_grouped_mm", "all_to_all",
     "silu", "gelu", "_softmax", "native_layer_norm", "native_dropout",
@@ -36,6 +36,9 @@ def keeper(keep: tuple[str, ...]) -> Callable[[str], bool]:
     >>> kept = keeper(("matmuls",))
     >>> [kept(each) for each in ("mm", "silu", "mm", "mm")]
     [True, False, False, True]
+    >>> eight_bits = keeper(("matmuls",))
+    >>> [eight_bits("_scaled_mm") for _ in range(3)]
+    [True, False, True]
     """
     names = set(keep)
     if names & {"attention", "matmuls"}:
@@ -44,9 +47,9 @@ def keeper(keep: tuple[str, ...]) -> Callable[[str], bool]:
 
     def kept(name: str) -> bool:
         nonlocal products
-        if "matmuls" in keep and name in ("mm", "addmm"):
+        if "matmuls" in keep and name in ("mm", "addmm", "_scaled_mm"):
             products += 1
-            return products % 2 == 1
+            return products % 2 == 1 or name in names
         return name in names
 
     return kept

@@ -57,7 +57,7 @@ def spread(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precis
     if problems:
         raise InvalidInput(problems)
     if layout.tensor > 1:
-        refuse_to_split(model)
+        refuse_to_split(model, precision)
         split(model, mesh["tensor"], sequence_parallel=layout.sequence_parallel)
     if layout.shard > 1:
         shard(model, layout, mesh, precision)
@@ -99,7 +99,7 @@ def _prefetch(blocks: list[Any], ahead: int) -> None:
         block.set_modules_to_backward_prefetch(blocks[max(0, index - ahead) : index][::-1])
 
 
-def refuse_to_split(model: nn.Module) -> None:
+def refuse_to_split(model: nn.Module, precision: Precision) -> None:
     """Raise `InvalidInput` for parts of a model that are accounted for over tensor ranks, but not split here yet."""
     spec: ModelSpec = model.spec  # type: ignore[assignment]
     parts = (
@@ -113,6 +113,8 @@ def refuse_to_split(model: nn.Module) -> None:
     ]
     if spec.positions == "alibi":
         problems.append(Problem("model.positions", "alibi", "is not split over tensor ranks yet", "rope"))
+    if precision.float8 is not None and precision.float8.caching:
+        problems.append(Problem("recipe.fp8_weight_caching", True, "is not split over tensor ranks yet", False))
     if problems:
         raise InvalidInput(problems)
 

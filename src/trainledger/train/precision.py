@@ -32,10 +32,10 @@ def build_model(spec: ModelSpec, recipe: Recipe, *, adapted: bool = True) -> Tra
     hold_in(model, TORCH[precision.parameters])
     if adapted:
         adapt(model, recipe)
-    if precision.copies == "gathered":
-        gather_copies(model, TORCH[precision.compute])
     if precision.float8 is not None:
         use_float8(model, precision.float8)
+    if precision.copies == "gathered":  # last: copies go into the modules that multiply
+        gather_copies(model, TORCH[precision.compute])
     return model
 
 
@@ -44,7 +44,8 @@ def refuse_products(precision: Precision, device: str) -> None:
     rowwise = precision.float8 is not None and precision.float8.scaling == "rowwise"
     if rowwise and device == "cpu" and torch.__version__ < "2.12":
         rule = f"torch {torch.__version__} multiplies with a scale per row on GPUs only; torch 2.12 does so on CPUs too"
-        raise InvalidInput([Problem("recipe.precision", precision.name, rule, "fp8-tensorwise")])
+        nearest = precision.name.replace("rowwise", "tensorwise")
+        raise InvalidInput([Problem("recipe.precision", precision.name, rule, nearest)])
 
 
 def refuse(precision: Precision, recipe: Recipe) -> None:
@@ -52,15 +53,12 @@ def refuse(precision: Precision, recipe: Recipe) -> None:
     found: list[Problem] = []
     if precision.float8 is not None and precision.float8.scaling == "block":
         rule = "is accounted for, but no product with scales by block is built here; the engine does not train it"
-        found.append(Problem("recipe.precision", precision.name, rule, "fp8-rowwise"))
+        found.append(Problem("recipe.precision", precision.name, rule, precision.name.replace("block", "rowwise")))
     if precision.moments != precision.updated:
         rule = f"is accounted for, but torch.optim keeps its states in the format of the weights: {precision.updated}"
         found.append(Problem("recipe.moment_dtype", precision.moments, rule, precision.updated))
     if recipe.compile and (precision.copies == "gathered" or precision.float8 is not None):
         rule = f"is not built for precision {precision.name}, which puts other tensors or products into the blocks"
-        found.append(Problem("recipe.compile", True, rule, False))
-    if recipe.compile and recipe.activation_checkpointing == "selective":
-        rule = "is not built for selective recomputation: a compiled block has no operations to choose from"
         found.append(Problem("recipe.compile", True, rule, False))
     if precision.copies == "gathered" and recipe.loss != "full":
         rule = f"is not built for precision {precision.name}: the head's copy is gone when its logits are made again"

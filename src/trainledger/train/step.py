@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from trainledger.nn.extra_loss import weighing
+from trainledger.nn.float8 import weights_cast_once
 from trainledger.nn.loss import run_loss
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
@@ -50,14 +51,17 @@ def optimizer_step(
     for the device, but for a scaler's look for overflow, and nothing keeps logits or a graph beyond its own backward.
     """
     clock = clock or _no_clock
-    with clock("optimizer"):
-        optimizer.zero_grad(set_to_none=True)
     loss: Tensor | None = None
-    for index, batch in enumerate(batches):
-        if seeds is not None:
-            torch.manual_seed(seeds[index])
-        part = _forward_backward(model, batch, len(batches), recipe, clock, scaler)
-        loss = part if loss is None else loss + part
+    with ExitStack() as stack:
+        with clock("optimizer"):
+            optimizer.zero_grad(set_to_none=True)
+            if recipe.fp8_weight_caching:
+                stack.enter_context(weights_cast_once(model))
+        for index, batch in enumerate(batches):
+            if seeds is not None:
+                torch.manual_seed(seeds[index])
+            part = _forward_backward(model, batch, len(batches), recipe, clock, scaler)
+            loss = part if loss is None else loss + part
     assert loss is not None, "a step needs at least one micro-batch"
     if isinstance(optimizer, MasterWeights) or scaler is not None:
         with clock("optimizer"):

@@ -7,7 +7,7 @@ from dataclasses import field
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Ledger
-from trainledger.ledger.ranks import account_of_stage
+from trainledger.ledger.ranks import account_of_stage, heaviest_stages
 from trainledger.ledger.timeline import peak_nbytes
 from trainledger.predict.predict import memory_of_device
 from trainledger.predict.roofline import Machine
@@ -66,7 +66,7 @@ class Scale:
 
     def fits(self, run: Run) -> bool:
         """Whether every stage fits; the stage that was heaviest before is weighed first."""
-        return self._fit(run, range(run.layout.pipeline))
+        return self._fit(run, heaviest_stages(run))
 
     def likely(self, run: Run) -> bool:
         """Whether the first and the last stage fit, and the one that was heaviest before: false is certain."""
@@ -83,9 +83,9 @@ class Scale:
     def held(self, run: Run) -> Held:
         """The heaviest rank of a run, in full."""
         stages = run.layout.pipeline
-        ledgers = [account_of_stage(run, stage, backend=self.backend) for stage in range(stages)]
-        peaks = [peak_nbytes(each) for each in ledgers]
-        stage = max(range(stages), key=lambda each: peaks[each])
+        ledgers = {stage: account_of_stage(run, stage, backend=self.backend) for stage in heaviest_stages(run)}
+        peaks = {stage: peak_nbytes(each) for stage, each in ledgers.items()}
+        stage = max(peaks, key=lambda each: peaks[each])
         self.heaviest[stages] = stage
         peak = ledgers[stage].peak()
         return Held(

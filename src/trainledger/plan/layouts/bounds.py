@@ -17,14 +17,13 @@ from typing import Any
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
 from trainledger.plan.layouts.adding import Adding
-from trainledger.plan.layouts.grid import RESHARDS, Shape, Spread
+from trainledger.plan.layouts.grid import RESHARDS, Shape, Spread, runs_of
 from trainledger.plan.layouts.messages import GRADIENTS, Messages, Rates, rates_of
 from trainledger.plan.layouts.pieces import WORK, Pieces, Work, class_of, pieces_of
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import AMOUNTS, ROUNDING, States
 from trainledger.plan.layouts.times import Times
 from trainledger.spec.precision import precision_of
-from trainledger.spec.recompute import layer_runs
 from trainledger.spec.run import Run
 
 BELOW = 0.999  # of the bytes: pieces of parameters are filled up to the ranks of the account that the pieces are from
@@ -78,14 +77,17 @@ class Bounds:
     def __init__(
         self, run: Run, shapes: Sequence[Shape], states: States, costs: Costs, *, gathers: Sequence[bool], backend: str
     ) -> None:
+        import numpy as np
+
         self.run = run
         self.shapes = shapes
         self.states = states
         self.costs = costs
-        self.runs = [each.count * len(each.kinds) for each in layer_runs(run.model, run.recipe)]
+        self.runs = runs_of(run)
         self.tables = {each: self._empty() for each in gathers}
         self._fill(backend)
         self.rows = {each: _rows(table) for each, table in self.tables.items()}
+        self.segments = np.array([each.checkpointing == "segments" for each in shapes])
         precision = precision_of(run.recipe)
         formats = precision.gradients, precision.parameters
         self.gradient_nbytes, self.parameter_nbytes = (nbytes_in(8, each) / 8 for each in formats)
@@ -97,7 +99,7 @@ class Bounds:
         size, runs = len(self.shapes), len(self.runs)
         return Pieces(
             Work(*np.zeros((len(WORK), size))), tuple(Work(*np.zeros((len(WORK), size))) for _ in range(runs)),
-            Work(*np.zeros((len(WORK), size))), np.zeros(size),
+            Work(*np.zeros((len(WORK), size))), np.zeros(size), np.zeros(size),
             *(tuple((np.zeros(size), np.zeros(size)) for _ in range(runs)) for _ in range(2)),
         )  # fmt: skip
 
@@ -151,8 +153,11 @@ class _Part:
         self.sharing = np.array([block.spreads[index].sharing for index in at])
         rows, stream = bounds.rows[gathers], bounds.tables[gathers].stream
         self.before, self.after = (dict(zip(WORK, each[:, block.variants], strict=True)) for each in rows[:2])
-        self.layers = dict(zip((*WORK, "block"), rows[2][:, :, block.variants], strict=True))  # [K, V] each
+        self.layers = dict(zip((*WORK, "block", "experts"), rows[2][:, :, block.variants], strict=True))  # [K, V] each
         self.stream = stream[block.variants]
+        several = block.pipeline > 1
+        self.parted = bounds.segments[block.variants] & several  # a stage may have a part of a segment
+        self.received = bounds.tables[gathers].received[block.variants] * several
         self.standing = self._standing()
 
     def _standing(self) -> dict[str, Any]:
@@ -203,28 +208,33 @@ class _Part:
         ends = ways.ends[:, :, None]
         later = np.maximum(0.0, np.where(in_flight > 1, kept - own, 0.0))
         several = self.block.micro_batches * ways.chunks[:, None, None] > in_flight
-        once = (self.sharing > RESHARDS) & (self.block.pipeline > 1)
-        base = kept - ends * self.after["kept"]
-        # Where gradients are reduced once, those of the head are where all others are.
-        left = (ends * self.after["left"])[..., None] * ~once
-        moment = np.maximum(kept, base + self._tail("again"))[..., None]
-        quiet = (base + self._tail("quiet"))[..., None]
-        # Where parameters stay gathered, those of a layer have gone when its gradients are reduced.
-        quiet = quiet - (self.sharing > RESHARDS) * self._tail("block")[..., None]
-        moment = np.maximum(moment, quiet * ~once + left)
-        after = np.where(ends > 0, base + self.after["quiet"], 0.0)[..., None]
-        moment = np.maximum(moment, after - self.after["left"][:, None] * once)
+        piped = self.block.pipeline > 1
+        once = self.sharing > RESHARDS if self.gathers and piped else np.zeros(1, bool)
+        head = kept - ends * self.after["kept"]
+        base = head - ends * self.stream  # the head's backward leaves the gradient of its input, not its input
+        # Where gradients are reduced once, those of the head are where all others are; in a pipeline without gathers
+        # so are those of a table that is the embedding's too.
+        elsewhere = once | (piped and not self.gathers)
+        left = (ends * self.after["left"])[..., None] * ~elsewhere
+        quiet = (base + self._tail("quiet"))[..., None] * ~once + left
+        after = np.where(ends > 0, head + self.after["quiet"], 0.0)[..., None]
+        after = after - self.after["left"][:, None] * elsewhere
+        again = np.maximum(kept, base + self._tail("again"))[..., None]
         if self.gathers:
+            # Experts that no other rank holds are neither gathered nor reduced.
+            shared = self.rates.shared[self.at] > self.block.expert if self.block.expert > 1 else np.ones(1, bool)
+            gathered = self._tail("block")[..., None] + self._tail("experts")[..., None] * shared
             # What the layer behind has reduced is still there only from the last layer but one on.
             beside = ways.longer[:, :, None] * (base - self._tail("kept") + self._tail("most"))
-            # Experts that no other rank holds are neither gathered nor reduced.
-            shared = (self.block.expert == 1) | (self.rates.shared[self.at] > self.block.expert)
-            moment = np.maximum(moment, beside[..., None] * ((self.sharing == RESHARDS) & shared) + left)
+            reshards = self.sharing == RESHARDS
+            beside = beside[..., None] * (reshards & shared) + left
+            quiet = np.maximum(quiet, beside) + gathered * reshards
+        moment = np.maximum(np.maximum(again, quiet), after)
         return moment, later[..., None], several[..., None]
 
     def _tail(self, name: str) -> Any:
         """What the last layer of each stage's last chunk has of something, [S, J, V]; 0 where the chunk has none."""
-        return self.pipelines.tails @ self.layers[name]
+        return self.pipelines.tails @ (self.layers[name] * ~self.parted)
 
     def _kept(self) -> tuple[Any, Any]:
         """Bytes kept in flight, and how many micro-batches of chunks that are: [S, J, V]."""
@@ -238,8 +248,7 @@ class _Part:
         """Bytes of so many layers, embeddings, heads and messages, as `Pipelines.held` has them."""
         import numpy as np
 
-        sent = self.stream * (self.block.pipeline > 1)
-        nbytes = np.stack([*self.layers["kept"], self.before["kept"], self.after["kept"], sent])
+        nbytes = np.stack([*self.layers["kept"], self.before["kept"], self.after["kept"], self.received])
         return np.einsum("sjvk,kv->sjv", held[..., :-1], nbytes)
 
     # Time
@@ -314,7 +323,7 @@ def _put(whole: Pieces, found: Pieces, places: Sequence[int]) -> None:
     for into, of in (*pairs, *zip(whole.layers, found.layers, strict=True)):
         for name, values in vars(into).items():
             values[places] = getattr(of, name)
-    whole.stream[places] = found.stream
+    whole.stream[places], whole.received[places] = found.stream, found.received
     for name in ("gather", "reduce"):
         for both, of_run in zip(getattr(whole, name), getattr(found, name), strict=True):
             for values, of_group in zip(both, of_run, strict=True):
@@ -328,11 +337,12 @@ def _before(ways: Pipelines, seconds: Any) -> Any:
 
 
 def _rows(pieces: Pieces) -> tuple[Any, Any, Any]:
-    """What stands before and after all layers, [WORK, shapes], and layers, [WORK and the parameters, K, shapes]."""
+    """What stands before and after all layers, [WORK, shapes], and layers, [WORK and parameters, K, shapes]."""
     import numpy as np
 
     def row(work: Work) -> Any:
         return np.stack([getattr(work, name) for name in WORK])
 
-    layers = [np.stack([*row(each), sum(both) / 2]) for each, both in zip(pieces.layers, pieces.gather, strict=True)]
+    gathered = [[each / 2 for each in both] for both in pieces.gather]  # forward and backward do
+    layers = [np.stack([*row(each), *both]) for each, both in zip(pieces.layers, gathered, strict=True)]
     return row(pieces.before), row(pieces.after), np.stack(layers, axis=1)

@@ -9,6 +9,8 @@ from trainledger.frozen import frozen
 from trainledger.spec.run import Run
 from trainledger.units import format_count, format_nbytes, format_seconds
 
+AS_QUICK = 1.03  # times are told to about 5 %: what takes this much longer is as quick
+
 
 @frozen
 class Found:
@@ -71,8 +73,10 @@ class Layouts:
 
     Of ``searched`` in the grid, ``allowed`` obey every rule, ``fitting`` may fit by their bounds; ``accounted`` were
     accounted for exactly, best bounds first. ``certain`` says that no other can be among
-    the ``ranked``, if bounds hold. CPU seconds: ``preparing_seconds`` went into the grid and the pieces that bounds are
-    made of, ``bounding_seconds`` into the bounds, ``accounting_seconds`` into the accounts.
+    the ``ranked``, if bounds hold. ``simplest`` takes at most 3 % longer than the quickest and has the fewest kinds of
+    ranks of those (`Layout.kinds_of_ranks`); ``layout = "auto"`` takes it. CPU seconds: ``preparing_seconds`` went into
+    the grid and the pieces that bounds are made of, ``bounding_seconds`` into the bounds, ``accounting_seconds`` into
+    the accounts.
     """
 
     run: Run
@@ -84,6 +88,7 @@ class Layouts:
     accounted: int
     certain: bool
     ranked: tuple[Found, ...]
+    simplest: Found | None
     pareto: tuple[Found, ...]
     rejected: tuple[Rejected, ...]
     seconds_gap: Gap | None

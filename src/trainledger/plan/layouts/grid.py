@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.spec.layout import MOST_CHUNKS, SCHEDULES, Layout
 from trainledger.spec.layout_rules import can_overlap
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.recompute import layer_runs
 from trainledger.spec.run import Run
 
 CHECKPOINTING = ("none", "selective", "full")
@@ -123,10 +125,21 @@ def grid_of(run: Run, devices: int, fixed: Mapping[str, Any]) -> Grid:
     if unknown:
         rule = f"is not searched; what can be fixed is {', '.join(FIELDS)}"
         raise InvalidInput([Problem(each, fixed[each], rule, nearest_text(each, FIELDS)) for each in unknown])
-    own = run.recipe.activation_checkpointing
-    wanted = fixed.get("activation_checkpointing", own)
-    again = tuple(dict.fromkeys((*CHECKPOINTING, own, wanted)))
-    return Grid(run, devices, dict(fixed), again)
+    own = fixed.get("activation_checkpointing", run.recipe.activation_checkpointing)
+    if own == "from-start":
+        rule = "is not searched: what a layer takes depends on how many of its stage stand before it"
+        raise InvalidInput([Problem("recipe.activation_checkpointing", own, rule, "full")])
+    run = replace(run, recipe=replace(run.recipe, activation_checkpointing=own))
+    return Grid(run, devices, dict(fixed), tuple(dict.fromkeys((*CHECKPOINTING, own))))
+
+
+def runs_of(run: Run) -> list[int]:
+    """How many layers each run of alike ones has, alike in all the ways of recomputing that a grid of the run has."""
+    edges = {0}
+    for again in (*CHECKPOINTING, run.recipe.activation_checkpointing):
+        recipe = replace(run.recipe, activation_checkpointing=again)
+        edges |= set(accumulate(each.count * len(each.kinds) for each in layer_runs(run.model, recipe)))
+    return [until - at for at, until in pairwise(sorted(edges))]
 
 
 def whole(run: Run) -> Run:

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from itertools import accumulate
 from typing import Any
 
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Entry, Int, Ledger, summed
+from trainledger.ledger.entry import HOST, Entry, Int, Ledger, summed
 from trainledger.ledger.rank import rank_of
 from trainledger.ledger.sizes import sizes_of
 from trainledger.ledger.step import account_of
-from trainledger.plan.layouts.grid import Shape
+from trainledger.plan.layouts.grid import Shape, runs_of
 from trainledger.plan.layouts.times import Times
 from trainledger.predict.kernel_time import larger
 from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.precision import precision_of
-from trainledger.spec.recompute import layer_runs
 from trainledger.spec.run import Run
 
 _SHARING = ("shard", "shard x context", "replicate", "shard / expert", "shard x context / expert")
@@ -35,11 +35,12 @@ class Work:
     """What one layer, or what stands before or after all, needs for a micro-batch.
 
     ``kept`` bytes wait for the backward. ``most`` is what is live beside all that is kept while the backward runs,
-    ``quiet`` the same without what is gathered and reduced, ``again`` that while it runs again; a layer's begin with
-    the gradient of its output. ``left`` stays to the end of the backward. Seconds: ``weights`` is the part of
-    ``backward`` that only gradients of weights need; ``unpack`` and ``pack`` copy out of what was gathered and into
-    what is reduced, beside ``forward`` and ``backward``; ``launch`` and
-    ``launch_back`` are what the program needs to launch them.
+    ``quiet`` the same without what is gathered and reduced, ``again`` that while it runs again and has no gradient of a
+    weight yet; a layer's begin with the gradient of its output. What the head keeps includes what the last layer keeps
+    otherwise than those before it; what it has ``left`` stays to the end of the backward, beside the gradient that came
+    for the last layer's output. Seconds: ``weights`` is the part of ``backward`` that only gradients of weights need;
+    ``unpack`` and ``pack`` copy out of what was gathered and into what is reduced, beside ``forward`` and
+    ``backward``; ``launch`` and ``launch_back`` are what the program needs to launch them.
     """
 
     kept: Any = 0.0
@@ -64,15 +65,17 @@ SECONDS = ("forward", "backward", "weights", "unpack", "pack", "launch", "launch
 class Pieces:
     """The pieces of some shapes, each an array with an element for each of them.
 
-    ``layers`` are those of a layer of each run of `layer_runs`. ``stream`` are the bytes that go from one stage to the
-    next. ``gather`` and ``reduce`` are bytes of a layer's parameters and gradients that go over the ranks that share
-    them for a micro-batch, where that is done block by block: of experts the second, of all others the first.
+    ``layers`` are those of a layer of each run of `runs_of`. ``stream`` are the bytes that go from one stage to the
+    next, ``received`` what a layer keeps of them. ``gather`` and ``reduce`` are bytes of a layer's parameters and
+    gradients that go over the ranks that share them for a micro-batch, where that is done block by block: of experts
+    the second, of all others the first.
     """
 
     before: Work
     layers: tuple[Work, ...]
     after: Work
     stream: Any
+    received: Any
     gather: tuple[tuple[Any, Any], ...]
     reduce: tuple[tuple[Any, Any], ...]
 
@@ -104,11 +107,9 @@ def pieces_of(run: Run, shapes: Sequence[Shape], times: Times | None, *, gathers
     counts = [each.count for each in leaves.segments]
     sizes = sizes_of(rank.run, backend)
     stream = nbytes_in(sizes.stream_rows * sizes.spec.d_model, precision_of(local.recipe).stream)
-    which = _main_segments(
-        [each.count * len(each.kinds) for each in layer_runs(run.model, local.recipe)], blocks, counts
-    )
+    which = _main_segments(runs_of(run), blocks, counts)
     hidden = tuple(group for what, group in (("tensor", "tensor"), ("experts", "expert")) if overlaps(run.layout, what))
-    found = _Reader(ledger, times, local.layout, stream, which, hidden).read()
+    found = _Reader(ledger, times, local.layout, stream, which, hidden, blocks).read()
     size = len(shapes)
     layers, gather, reduce = [], [], []
     for index in which:
@@ -119,7 +120,7 @@ def pieces_of(run: Run, shapes: Sequence[Shape], times: Times | None, *, gathers
         reduce.append(tuple(_wide(each / of, size) for each in found.reduced[index]))
     return Pieces(
         before=_spread(found.before, size), layers=tuple(layers), after=_spread(found.after, size),
-        stream=_wide(stream, size), gather=tuple(gather), reduce=tuple(reduce),
+        stream=_wide(stream, size), received=_wide(found.received, size), gather=tuple(gather), reduce=tuple(reduce),
     )  # fmt: skip
 
 
@@ -150,15 +151,13 @@ def _with_arrays(run: Run, shapes: Sequence[Shape], gathers: bool) -> Run:
 
 def _main_segments(runs: Sequence[int], blocks: Sequence[int], counts: Sequence[int]) -> list[int]:
     """For each run of layers, of so many layers each, the segment of a ledger that stands for most of it."""
-    which, at, index = [], 0, 0
+    edges = list(accumulate((of * count for of, count in zip(blocks, counts, strict=True)), initial=0))
+    which, at = [], 0
     for size in runs:
-        until, best, most = at + size, index, 0
-        while index < len(blocks) and at < until:
-            if counts[index] > most:
-                best, most = index, counts[index]
-            at += blocks[index] * counts[index]
-            index += 1
-        which.append(best)
+        until = at + size
+        inside = [index for index in range(len(blocks)) if edges[index] < until and edges[index + 1] > at]
+        which.append(max(inside, key=lambda index: counts[index]))
+        at = until
     return which
 
 
@@ -175,6 +174,7 @@ def _spread(work: Work, size: int) -> Work:
 class _Found:
     def __init__(self) -> None:
         self.before, self.after = Work(), Work()
+        self.received: Int = 0
         self.loops: dict[int, Work] = {}
         self.gathered: dict[int, tuple[Int, Int]] = {}
         self.reduced: dict[int, tuple[Int, Int]] = {}
@@ -188,10 +188,10 @@ class _Reader:
 
     def __init__(
         self, ledger: Ledger, times: Times | None, layout: Layout, stream: Int, wanted: Sequence[int],
-        hidden: tuple[str, ...],
+        hidden: tuple[str, ...], blocks: Sequence[int],
     ) -> None:  # fmt: skip
         entries = [each for each in ledger if each.phase in ("forward", "recompute", "backward")]
-        self.parts = list(_parts(entries))
+        self.parts = _of_the_micro_batch(list(_parts(entries)))
         self.times = times
         self.layout = layout
         self.stream = stream
@@ -200,13 +200,32 @@ class _Reader:
         self.counts = {key: part[0].loop[0][1] for key, part in self.parts if isinstance(key, tuple)}
         self.kept: dict[Any, Int] = {}
         for key, part in self.parts:
-            own = sum((_kept(each) for each in part if each.phase == "forward"), 0)
+            ahead = [each for each in part if each.phase == "forward"]
+            several = isinstance(key, tuple) and self.counts[key] > 1
+            # Of a loop what a round leaves live counts: what is kept may be for the next round.
+            own = summed(_left(each) if several else _kept(each) for each in ahead)
             self.kept[key] = self.kept.get(key, 0) + own
+        self.offloads = any(category == HOST for each in entries for category, _ in each.allocated)
+        self._level(blocks)
+
+    def _level(self, blocks: Sequence[int]) -> None:
+        """Let the last layers keep as much as those that stand for them; what the head makes of that is its own."""
+        ahead = [key for key, part in self.parts if isinstance(key, tuple) and part[0].phase == "forward"]
+        last, alike = ahead[-1], self._alike()
+        if last != alike:
+            usual = self.kept[alike] * blocks[last[0]] // blocks[alike[0]]
+            if not self.offloads:  # else the last output is there while the head reads it, and then in host memory
+                self.kept["after"] = self.kept["after"] + self.kept[last] - usual
+            self.kept[last] = usual
+
+    def _alike(self) -> Any:
+        """The rounds that stand for the most layers."""
+        return max(self._rounds().values(), key=lambda each: self.counts[each])
 
     def read(self) -> _Found:
         found, parts = _Found(), self.parts
-        most, left = self._most(_MOVING)
-        quiet, _ = self._most(_MOVING[:-1])
+        most, _ = self._most(_MOVING)
+        quiet, left = self._most(_MOVING[:-1])
         again, _ = self._most(_MOVING[:-1], ("recompute",))
         spent = self._seconds()
 
@@ -220,12 +239,20 @@ class _Reader:
         weights = sum((_kept(each) for key, part in parts if key == "before" for each in part if each.path == ""), 0)
         found.before, found.after = work("before"), work("after")
         found.before = replace(found.before, kept=found.before.kept - weights)
+        found.received = self._received()
         for index, key in self._rounds().items():
             found.loops[index] = work(key)
             of = [each for other, part in parts if other == key for each in part if each.group in _SHARING]
             found.gathered[index] = _payloads(of, "all_gather")
             found.reduced[index] = _payloads(of, "reduce_scatter")
         return found
+
+    def _received(self) -> Int:
+        """What a layer keeps of its input: all of it, or another form of it that it makes itself."""
+        alike = self._alike()
+        ahead = [each for key, part in self.parts if key == alike for each in part if each.phase == "forward"]
+        kept = _kept([each for each in ahead if each.allocated][-1])
+        return 0 if isinstance(kept, int) and kept == 0 else self.stream
 
     def _rounds(self) -> dict[int, Any]:
         """Of each segment the rounds that stand for all: those between, where there are some."""
@@ -249,9 +276,12 @@ class _Reader:
             before = live
             # Of a layer what comes beside its input's gradient counts, not what parts behind it have left.
             beside = before - self.stream if isinstance(key, tuple) else waiting
+            asked = phases
             for entry in part:
                 live = _plus(live, _moved(entry.allocated, moving))
-                if entry.phase in phases:
+                if entry.phase == "backward" and entry.kind == "matmul" and "backward" not in phases:
+                    asked = ()  # from the first product on gradients of weights are there
+                if entry.phase in asked:
                     # The rank's own piece is made narrow to be gathered: how large it is depends on the ranks.
                     scratch = 0 if entry.group in _SHARING else entry.scratch
                     above = _plus(live, scratch) - beside
@@ -260,7 +290,7 @@ class _Reader:
             if isinstance(key, tuple):
                 live = before + self.counts[key] * (live - before)
             elif key == "after" and part[0].phase != "forward":
-                left = larger(0, live - waiting - self.stream)
+                left = larger(0, live - waiting)  # the last layer's output has gone, and its gradient is there
         return most, left
 
     def _outside(self) -> Int:
@@ -309,6 +339,13 @@ def _parts(entries: Sequence[Entry]) -> Iterator[tuple[Any, list[Entry]]]:
         yield at, part
 
 
+def _of_the_micro_batch(parts: list[tuple[Any, list[Entry]]]) -> list[tuple[Any, list[Entry]]]:
+    """Without the loops behind its backward: they sum over tensor ranks once a step, and have numbers of their own."""
+    passes = [(key, part[0].phase == "forward") for key, part in parts]
+    over = passes.index(("before", False)) if ("before", False) in passes else len(parts)
+    return [each for at, each in enumerate(parts) if at <= over or not isinstance(each[0], tuple)]
+
+
 def _payloads(entries: Sequence[Entry], name: str) -> tuple[Int, Int]:
     """Bytes of collectives of this name: over all ranks that share, and over those of an expert."""
     some = [each for each in entries if each.name == name]
@@ -317,10 +354,14 @@ def _payloads(entries: Sequence[Entry], name: str) -> tuple[Int, Int]:
 
 
 def _kept(entry: Entry) -> Int:
-    """What it keeps, parameters that were gathered left out."""
-    if any(category == COMMUNICATION for category, _ in entry.allocated):
+    """What it keeps on the device, parameters that were gathered left out."""
+    if any(category in (COMMUNICATION, HOST) for category, _ in entry.allocated):
         return 0
     return entry.kept
+
+
+def _left(entry: Entry) -> Int:
+    return _moved(entry.allocated, ("activations",)) - _moved(entry.freed, ("activations",))
 
 
 def _moved(amounts: Sequence[tuple[str, Int]], moving: Sequence[str]) -> Int:

@@ -15,7 +15,7 @@ from trainledger.plan.layouts.blocks import Blocks
 from trainledger.plan.layouts.bounds import Block, Bounds, Costs
 from trainledger.plan.layouts.chosen import Chosen, pareto
 from trainledger.plan.layouts.exact import Exact, exact
-from trainledger.plan.layouts.found import Found, Gap, Layouts, Rejected
+from trainledger.plan.layouts.found import AS_QUICK, Found, Gap, Layouts, Rejected
 from trainledger.plan.layouts.grid import RESHARDS, Spread, grid_of, run_of
 from trainledger.plan.layouts.judge import Judge
 from trainledger.plan.layouts.messages import rates_of
@@ -34,6 +34,7 @@ from trainledger.spec.run import Run
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 MOST_LISTED = 4000  # layouts by bound that are remembered for the accounts
 MOST_ON_FRONT = 12  # of the layouts that save memory, those that are accounted for
+MOST_OF_A_KIND = 4  # of the layouts with as few kinds of ranks, those that are accounted for
 STATES_ALONE = "does not fit: parameters, gradients and optimizer state alone"
 BESIDE_STATES = "does not fit: activations and what is gathered, beside the states"
 NO_NETWORK = "cannot be timed: its groups go over nodes, and the network between them is not known"
@@ -59,6 +60,7 @@ def search(
     tell = progress or (lambda what, done, of: None)
     began = time.process_time()
     grid = grid_of(run, run.cluster.count, fixed or {})
+    run = grid.run
     judge = Judge(grid)
     blocks = Blocks(grid, judge)
     states = States(run, list(blocks.ranks) or [(1, 1, 1, False)], backend=backend)
@@ -98,17 +100,21 @@ def search(
 
     began = time.process_time()
     accounts = _Accounts(run, machine, backend, layout_at, keep)
-    interrupted = accounts.go(chosen.quickest(), _thinned(chosen.front(), MOST_ON_FRONT), limit_seconds, tell)
+    quickest = chosen.quickest()
+    interrupted = accounts.go(quickest, _thinned(chosen.front(), MOST_ON_FRONT), limit_seconds, tell)
+    simplest = None if interrupted else accounts.simplest(quickest)
     blocks.rejected[BY_ACCOUNT] += accounts.too_large
     slower = fitting - len(accounts.found) - accounts.too_large
     if slower > 0:
         blocks.rejected["slower by its bound than those that were accounted for"] += slower
     ranked = accounts.ranked()
+    if simplest is None and ranked:
+        simplest = ranked[0]
     notes = list(accounts.notes(interrupted, limit_seconds))
     return Layouts(
         run=run, device=machine.title, devices=grid.devices, searched=blocks.searched, allowed=allowed_count,
         fitting=fitting, accounted=accounts.count, certain=accounts.certain,
-        ranked=tuple(ranked[:keep]), pareto=accounts.pareto(),
+        ranked=tuple(ranked[:keep]), simplest=simplest, pareto=accounts.pareto(),
         rejected=tuple(Rejected(reason, count) for reason, count in blocks.rejected.most_common() if count),
         seconds_gap=_gap([(each.bound_seconds, each.seconds) for each in accounts.found]),
         nbytes_gap=_gap([(each.bound_nbytes, each.peak_nbytes) for each in accounts.found]),
@@ -129,7 +135,9 @@ def _costs(run: Run, machine: Device, backend: str) -> Costs:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, rule)])
     fabric = machine.fabric.bound if machine.efficiency is None else machine.fabric
     times = Times(Roofline(machine, blocking=run.recipe.launch_blocking), fabric, run.model)
-    alone = replace(run, layout=Layout(), recipe=replace(run.recipe, micro_batch=1, global_batch=1))
+    # Of casts to 8 bits once a step a bound has none: they are of what a rank computes with, not of what it updates.
+    one = replace(run.recipe, micro_batch=1, global_batch=1, fp8_weight_caching=False)
+    alone = replace(run, layout=Layout(), recipe=one)
     try:
         update_seconds = _update_seconds(account(alone, backend=backend), times)
     except NoRate as reason:
@@ -251,6 +259,28 @@ class _Accounts:
         except KeyboardInterrupt:
             return True
         return False
+
+    def simplest(self, rows: Any) -> Found | None:
+        """Of those about as quick as the quickest the one with the fewest kinds of ranks; of as few, the quickest.
+
+        Of each number of kinds a few are accounted for, the best bounds first.
+        """
+        if not self.found:
+            return None
+        best = self.ranked()[0]
+        most, fewest = best.seconds * AS_QUICK, best.run.layout.kinds_of_ranks
+        waiting: dict[int, list[Any]] = {}
+        for row in rows[rows[:, 0] <= most]:
+            kinds = self.layout_at(row).layout.kinds_of_ranks
+            if kinds < fewest and len(waiting.setdefault(kinds, [])) < MOST_OF_A_KIND:
+                waiting[kinds].append(row)
+        for kinds in sorted(waiting):
+            for row in waiting[kinds]:
+                self._account(row)
+            some = [each for each in self.ranked() if each.run.layout.kinds_of_ranks == kinds]
+            if some and some[0].seconds <= most:
+                return some[0]
+        return best
 
     def _account(self, row: Any) -> None:
         run = self.layout_at(row)

@@ -12,9 +12,8 @@ from typing import Any
 
 from trainledger.ledger.rank import rank_of
 from trainledger.ledger.standing import standing
-from trainledger.plan.layouts.grid import ALONE, SHARING
+from trainledger.plan.layouts.grid import ALONE, SHARING, runs_of
 from trainledger.spec.layout import Layout
-from trainledger.spec.recompute import layer_runs
 from trainledger.spec.run import Run
 
 # (tensor, expert, ranks that share, replicas are several)
@@ -31,7 +30,7 @@ class States:
         self.ranks = tuple(ranks)
         self.backend = backend
         self.place = {each: index for index, each in enumerate(ranks)}
-        self.runs = [each.count * len(each.kinds) for each in layer_runs(run.model, run.recipe)]
+        self.runs = runs_of(run)
         self._parts: dict[tuple[int, bool], list[Any]] = {}
         self._whole: dict[int, Any] = {}
 
