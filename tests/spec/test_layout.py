@@ -109,6 +109,10 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
          {"precision": "fp8-block"}, 2,
          "layout.sequence_gather = 'again': products of precision fp8-block keep copies of their own in 8 bits of what "
          "was gathered; nearest that works: kept"),
+        ({"tensor": 4}, {**EIGHT, "d_model": 64, "n_heads": 4, "n_kv_heads": 4, "d_ff": 96},
+         {"precision": "fp8-tensorwise"}, 4,
+         "layout.tensor = 4: products in 8 bits take multiples of 16, and of d_ff = 96 each tensor rank has 24"
+         "; nearest that works: 2"),
         ({"split_sends": True}, {}, {}, 1,
          "layout.split_sends = true: needs layout.tensor and layout.pipeline above 1; nearest that works: false"),
         ({"tensor": 2, "pipeline": 2, "sequence_parallel": True, "split_sends": True}, EIGHT, {}, 4,

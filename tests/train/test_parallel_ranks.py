@@ -55,10 +55,10 @@ TWO_MORE = {
         {"precision": "fp8-tensorwise-sharded"},
     ),
     "fsdp, fp8": ({"shard": 2}, {}, {"precision": "fp8-tensorwise", "activation_checkpointing": "full"}),
-    "tensor, fp8": ({"tensor": 2}, {"d_ff": 96}, {"precision": "fp8-tensorwise"}),
+    "tensor, fp8": ({"tensor": 2}, {"d_ff": 96, "head_dim": 16}, {"precision": "fp8-tensorwise"}),
     "tensor and sequence, gpt2, fp8": (
         {"tensor": 2, "sequence_parallel": True},
-        {**GPT2, "d_ff": 96},
+        {**GPT2, "d_ff": 96, "head_dim": 16},
         {"precision": "fp8-tensorwise"},
     ),
     "tensor, bf16": ({"tensor": 2}, {}, {"precision": "bf16-mixed"}),
@@ -71,7 +71,8 @@ FOUR = {
         {"shard": 4}, {"d_ff": 81, "vocab_size": 97, "d_model": 33, "n_heads": 3, "head_dim": 6, "n_kv_heads": 3}, {},
     ),
     "fsdp x tensor, fp8 of shards in bf16": (
-        {"shard": 2, "tensor": 2, "sequence_parallel": True}, {"d_ff": 96}, {"precision": "fp8-tensorwise-sharded"},
+        {"shard": 2, "tensor": 2, "sequence_parallel": True}, {"d_ff": 96, "head_dim": 16},
+        {"precision": "fp8-tensorwise-sharded"},
     ),
     "hybrid, fp8 of shards in bf16": ({"shard": 2, "replicate": 2}, {}, {"precision": "fp8-tensorwise-sharded"}),
     "tensor over four": ({"tensor": 4}, {**GPT2}, {}),
