@@ -139,6 +139,7 @@ def _linear_in_8_bits(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, 
     x = cast(tape, x, tape.compute_dtype)
     x = x.view(node=tape.node([x.node], (), lambda g: [g]))  # as rows, whose gradient comes after the weight's
     y = products(tape, float8, x, w, rows, d_in, d_out)
+    del x
     if b is None:
         return y
     bias = cast(tape, b.array(), y.dtype)
