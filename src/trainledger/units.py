@@ -166,6 +166,15 @@ def format_count(value: float) -> str:
     return _scaled(value, steps).replace(" ", "")
 
 
+def format_amount(value: float) -> str:
+    """Money or device-hours, as a bill writes them.
+
+    >>> format_amount(1_000_000), format_amount(10752), format_amount(0.25)
+    ('1,000,000', '10,752', '0.25')
+    """
+    return f"{value:,.0f}" if 1e5 <= value < 1e15 else f"{value:,.6g}"
+
+
 def format_nbytes(value: float) -> str:
     """Bytes in decimal units.
 

@@ -74,8 +74,8 @@ class Work:
     @property
     def copies_nbytes(self) -> Int:
         """Bytes of the weights that stay in 8 bits."""
-        float8 = self.tape.precision.float8
-        if float8 is None or not float8.caching:
+        float8 = self.tape.precision.cached
+        if float8 is None:
             return 0
         from trainledger.ledger.float8 import copies_nbytes
 
@@ -88,10 +88,10 @@ class Work:
             empty_buffers(tape, self.leaves)
         if self.sharded is not None:
             self.sharded.step_begins()
-        if tape.precision.float8 is not None and tape.precision.float8.caching:
+        if tape.precision.cached is not None:
             from trainledger.ledger.float8 import cast_weights
 
-            cast_weights(tape, self.leaves, tape.precision.float8)
+            cast_weights(tape, self.leaves, tape.precision.cached)
 
     def step_ends(self) -> None:
         """What is reduced once is reduced."""

@@ -14,6 +14,7 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import (
     SECONDS_PER_DAY,
     SECONDS_PER_HOUR,
+    format_amount,
     format_flops_per_second,
     parse_amount,
     parse_count,
@@ -57,19 +58,10 @@ class Budget:
         rate = f"{format_flops_per_second(self.peak_flops_per_second)} x {100 * self.mfu:.3g} %"
         if self.days is not None and self.count is not None:
             return f"C = {self.count:,} devices x {rate} x {self.days:.4g} days = {self.flops:.4g} FLOP"
-        hours = f"{amount(self.device_hours)} device-hours"
+        hours = f"{format_amount(self.device_hours)} device-hours"
         if self.money is not None and self.price is not None:
-            hours = f"{amount(self.money)} / {self.price:,g} = {hours}"
+            hours = f"{format_amount(self.money)} / {self.price:,g} = {hours}"
         return f"C = {hours} x {rate} = {self.flops:.4g} FLOP"
-
-
-def amount(value: float) -> str:
-    """Money or device-hours, as a bill writes them.
-
-    >>> amount(1_000_000), amount(10752), amount(0.25)
-    ('1,000,000', '10,752', '0.25')
-    """
-    return f"{value:,.0f}" if 1e5 <= value < 1e15 else f"{value:,.6g}"
 
 
 def read_budget(

@@ -7,7 +7,6 @@ from dataclasses import fields
 from itertools import groupby
 from math import exp, log
 
-from trainledger.plan.budget import amount
 from trainledger.plan.optimal import OffOptimum, Optimal
 from trainledger.plan.paid import Paid
 from trainledger.plan.scaling_law import Between, LossLaw
@@ -15,6 +14,7 @@ from trainledger.report.style import COLOURS, Figure, arranged
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.units import (
     SECONDS_PER_DAY,
+    format_amount,
     format_count,
     format_flops,
     format_nbytes,
@@ -61,7 +61,9 @@ def _headline(answer: Optimal) -> str:
         f"{format_count(_short(answer.tokens))} tokens",
     ]
     if answer.budget.money is not None and answer.budget.device_hours is not None:
-        lines.append(f"{amount(answer.budget.device_hours)} device-hours cost {amount(answer.budget.money)}")
+        lines.append(
+            f"{format_amount(answer.budget.device_hours)} device-hours cost {format_amount(answer.budget.money)}"
+        )
     return "\n".join(wrapped(each) for each in lines)
 
 

@@ -96,6 +96,11 @@ class Precision:
         return self.master or self.gradients
 
     @property
+    def cached(self) -> Float8 | None:
+        """How the weights are in 8 bits that are cast once a step; None where none are."""
+        return self.float8 if self.float8 is not None and self.float8.caching else None
+
+    @property
     def peak(self) -> str:
         """The dtype of most matrix products, in the catalog's words."""
         return self.float8.forward if self.float8 is not None else self.rate or self.compute

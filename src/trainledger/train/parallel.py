@@ -113,7 +113,7 @@ def refuse_to_split(model: nn.Module, precision: Precision) -> None:
     ]
     if spec.positions == "alibi":
         problems.append(Problem("model.positions", "alibi", "is not split over tensor ranks yet", "rope"))
-    if precision.float8 is not None and precision.float8.caching:
+    if precision.cached is not None:
         problems.append(Problem("recipe.fp8_weight_caching", True, "is not split over tensor ranks yet", False))
     if problems:
         raise InvalidInput(problems)

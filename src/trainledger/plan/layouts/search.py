@@ -100,21 +100,17 @@ def search(
 
     began = time.process_time()
     accounts = _Accounts(run, machine, backend, layout_at, keep)
-    quickest = chosen.quickest()
-    interrupted = accounts.go(quickest, _thinned(chosen.front(), MOST_ON_FRONT), limit_seconds, tell)
-    simplest = None if interrupted else accounts.simplest(quickest)
+    interrupted = accounts.go(chosen.quickest(), _thinned(chosen.front(), MOST_ON_FRONT), limit_seconds, tell)
     blocks.rejected[BY_ACCOUNT] += accounts.too_large
     slower = fitting - len(accounts.found) - accounts.too_large
     if slower > 0:
         blocks.rejected["slower by its bound than those that were accounted for"] += slower
     ranked = accounts.ranked()
-    if simplest is None and ranked:
-        simplest = ranked[0]
     notes = list(accounts.notes(interrupted, limit_seconds))
     return Layouts(
         run=run, device=machine.title, devices=grid.devices, searched=blocks.searched, allowed=allowed_count,
         fitting=fitting, accounted=accounts.count, certain=accounts.certain,
-        ranked=tuple(ranked[:keep]), simplest=simplest, pareto=accounts.pareto(),
+        ranked=tuple(ranked[:keep]), simplest=accounts.simplest(), pareto=accounts.pareto(),
         rejected=tuple(Rejected(reason, count) for reason, count in blocks.rejected.most_common() if count),
         seconds_gap=_gap([(each.bound_seconds, each.seconds) for each in accounts.found]),
         nbytes_gap=_gap([(each.bound_nbytes, each.peak_nbytes) for each in accounts.found]),
@@ -237,7 +233,10 @@ class _Accounts:
         self._seen: set[Run] = set()
 
     def go(self, rows: Any, front: Any, limit_seconds: float, tell: Progress) -> bool:
-        """Account for rows until the order of the first is certain, and for the front; whether it was interrupted."""
+        """Account for rows until the order of the first is certain, for simpler ones, and for the front.
+
+        Whether it was interrupted.
+        """
         until = time.monotonic() + limit_seconds
         try:
             for number, row in enumerate(rows):
@@ -251,6 +250,7 @@ class _Accounts:
                 self._account(row)
             else:
                 self.certain = len(rows) < MOST_LISTED
+            self._simpler(rows, until + limit_seconds / 2, tell)
             for number, row in enumerate(front):
                 if time.monotonic() > until + limit_seconds / 2:
                     break
@@ -260,27 +260,34 @@ class _Accounts:
             return True
         return False
 
-    def simplest(self, rows: Any) -> Found | None:
-        """Of those about as quick as the quickest the one with the fewest kinds of ranks; of as few, the quickest.
+    def _simpler(self, rows: Any, until: float, tell: Progress) -> None:
+        """Account for some rows about as quick as the quickest, those with the fewest kinds of ranks first.
 
-        Of each number of kinds a few are accounted for, the best bounds first.
+        Of each number of kinds a few, the best bounds first, until one of them is as quick.
         """
-        if not self.found:
-            return None
-        best = self.ranked()[0]
-        most, fewest = best.seconds * AS_QUICK, best.run.layout.kinds_of_ranks
+        best = self.simplest()
+        if best is None:
+            return
+        most = self.ranked()[0].seconds * AS_QUICK
         waiting: dict[int, list[Any]] = {}
         for row in rows[rows[:, 0] <= most]:
             kinds = self.layout_at(row).layout.kinds_of_ranks
-            if kinds < fewest and len(waiting.setdefault(kinds, [])) < MOST_OF_A_KIND:
+            if kinds < best.run.layout.kinds_of_ranks and len(waiting.setdefault(kinds, [])) < MOST_OF_A_KIND:
                 waiting[kinds].append(row)
         for kinds in sorted(waiting):
-            for row in waiting[kinds]:
+            for number, row in enumerate(waiting[kinds]):
+                if time.monotonic() > until:
+                    return
+                tell("accounts of what is simpler", number, len(waiting[kinds]))
                 self._account(row)
-            some = [each for each in self.ranked() if each.run.layout.kinds_of_ranks == kinds]
-            if some and some[0].seconds <= most:
-                return some[0]
-        return best
+            if self.simplest() != best:
+                return
+
+    def simplest(self) -> Found | None:
+        """Of those about as quick as the quickest the one with the fewest kinds of ranks; of as few, the quickest."""
+        ranked = self.ranked()
+        as_quick = [each for each in ranked if each.seconds <= ranked[0].seconds * AS_QUICK]
+        return min(as_quick, key=lambda each: each.run.layout.kinds_of_ranks, default=None)
 
     def _account(self, row: Any) -> None:
         run = self.layout_at(row)
