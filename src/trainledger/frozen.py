@@ -34,32 +34,11 @@ def frozen(cls: type[T] | None = None, /, *, kw_only: bool = False) -> Any:
         for function in (__repr__, __eq__, __hash__, __setattr__, __delattr__):
             if function.__name__ not in cls.__dict__:
                 setattr(cls, function.__name__, function)
-        made: type[T] = _with_fields(cls, kw_only=kw_only)
+        made: type[T] = dataclass(eq=False, repr=False, init=False, kw_only=kw_only)(cls)
         setattr(made, "__init__", _init(made, kw_only=kw_only))  # noqa: B010
         return made
 
     return define if cls is None else define(cls)
-
-
-def _with_fields(cls: Any, *, kw_only: bool) -> Any:
-    """What `dataclass` makes of the annotations, without its search of their text.
-
-    It looks through each annotation three times, for ClassVar, InitVar and KW_ONLY, which is half of what defining a
-    class costs here. So where none of them is there it is shown none, and the fields are told their types afterwards.
-    """
-    define = dataclass(eq=False, repr=False, init=False, kw_only=kw_only)
-    told = vars(cls).get("__annotations__", {})
-    text = " ".join(map(str, told.values()))
-    if not told or "ClassVar" in text or "InitVar" in text or "KW_ONLY" in text:
-        return define(cls)
-    cls.__annotations__ = dict.fromkeys(told, object)
-    try:
-        made = define(cls)
-    finally:
-        cls.__annotations__ = told
-    for name, annotation in told.items():
-        made.__dataclass_fields__[name].type = annotation
-    return made
 
 
 def _init(cls: Any, *, kw_only: bool) -> Callable[..., None]:
