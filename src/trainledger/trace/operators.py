@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 
 from trainledger.ledger import rules
 from trainledger.trace import fused_layers, linear_algebra, pairs, sparse_results
+from trainledger.trace import operator_names as names
 from trainledger.trace.scratch import SCRATCH, Scratch
 from trainledger.trace.tensor_facts import tensors_in
 
@@ -274,66 +275,15 @@ for _kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attenti
     _backward = "flash_attention_for_cpu_backward" if _kernel.endswith("cpu") else f"{_kernel}_backward"
     _RULES[f"aten::_scaled_dot_product_{_backward}"] = ("attention", _attention_backward)
 
-_BY_ELEMENT = {
-    "norm": (
-        ("native_layer_norm", "layernorm"), ("_fused_rms_norm", "rmsnorm"),
-        ("native_layer_norm_backward", "norm backward"), ("_fused_rms_norm_backward", "norm backward"),
-        ("native_batch_norm", "layernorm"), ("_native_batch_norm_legit", "layernorm"),
-        ("cudnn_batch_norm", "layernorm"), ("native_batch_norm_backward", "norm backward"),
-        ("cudnn_batch_norm_backward", "norm backward"),
-        ("native_group_norm", "layernorm"), ("native_group_norm_backward", "norm backward"),
-        ("_weight_norm_interface", "rmsnorm"), ("_weight_norm_interface_backward", "norm backward"),
-    ),
-    "softmax": (
-        ("_softmax", "softmax"), ("_log_softmax", "softmax"), ("_safe_softmax", "softmax"),
-        ("_softmax_backward_data", "softmax backward"), ("_log_softmax_backward_data", "softmax backward"),
-    ),
-}  # fmt: skip
-for _kind, _pairs in _BY_ELEMENT.items():
+for _kind, _pairs in names.BY_ELEMENT.items():
     for _name, _what in _pairs:
         _RULES[f"aten::{_name}"] = (_kind, _per_input_element(_what))
-for _name in ("sum", "mean", "linalg_vector_norm", "amax", "amin", "aminmax", "argmax", "max", "min", "cumsum",
-              "var_mean", "var",
-              "histc", "any", "all", "prod", "logsumexp", "norm", "std", "max_pool2d_with_indices", "avg_pool2d",
-              "_adaptive_avg_pool2d", "avg_pool3d", "_adaptive_avg_pool3d", "adaptive_max_pool2d",
-              "adaptive_max_pool3d",
-              "max_pool3d_with_indices", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
-              "soft_margin_loss", "std_mean", "cumprod", "cummax", "cummin", "logcumsumexp", "nansum", "argmin",
-              "median", "kthvalue", "mode", "dist", "trace", "count_nonzero", "scatter_reduce", "multi_margin_loss",
-              "multilabel_margin_loss_forward", "fractional_max_pool2d", "fractional_max_pool3d"):  # fmt: skip
-    _RULES[f"aten::{_name}"] = ("reduction", _per_input_element("reduction"))
-for _name in ("embedding", "embedding_dense_backward", "index_select", "gather", "scatter", "scatter_add", "index",
-              "index_put_", "index_put", "_unsafe_index", "index_add", "nll_loss_forward", "nll_loss_backward",
-              "slice_backward", "select_backward", "scatter_", "_index_put_impl_", "index_add_", "one_hot",
-              "masked_select", "nonzero", "topk", "sort", "searchsorted", "bucketize",
-              "embedding_renorm_", "nll_loss2d_forward", "nll_loss2d_backward",
-              "_embedding_bag_dense_backward", "_embedding_bag_sparse_backward", "embedding_sparse_backward",
-              "index_fill", "index_fill_", "index_copy", "index_copy_", "masked_scatter", "masked_scatter_",
-              "scatter_add_", "bincount", "unique_dim", "_unique2", "unfold_backward",
-              "max_unpool2d", "_coalesce", "sparse_mask", "_embedding_bag_backward",
-              "diagonal_backward"):  # fmt: skip
-    _RULES[f"aten::{_name}"] = ("embedding", _none)
-for _name in ("clone", "_to_copy", "copy_", "cat", "stack", "repeat", "fill_", "zero_", "full", "full_like", "zeros",
-              "zeros_like", "ones", "ones_like", "arange", "_foreach_copy_", "constant_pad_nd", "scalar_tensor", "roll",
-              "new_zeros", "new_full", "new_ones", "triu", "tril", "flip", "_foreach_zero_", "lift_fresh_copy",
-              "split_with_sizes_copy", "repeat_interleave", "lift_fresh", "eye", "linspace", "concatenate",
-              "_foreach_clone", "tril_indices", "triu_indices", "logspace", "diag_embed", "pixel_shuffle",
-              "pixel_unshuffle", "channel_shuffle", "im2col", "reflection_pad1d", "reflection_pad2d",
-              "reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d", "block_diag",
-              "view_as_complex_copy", "_sparse_coo_tensor_with_dims_and_tensors", "select_scatter",
-              "slice_scatter", "expand_copy", "permute_copy", "tril_", "triu_", "fill", "copy"):  # fmt: skip
-    _RULES[f"aten::{_name}"] = ("copy", _none)
-for _name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_",
-              "unsqueeze_", "squeeze_", "transpose_", "t_", "as_strided_", "detach_", "set_",
-              "_efficientzerotensor"):  # fmt: skip
-    _RULES[f"aten::{_name}"] = ("allocate", _none)
-for _name in ("native_dropout", "bernoulli_", "bernoulli", "rand", "randn", "randint", "randperm", "uniform_",
-              "normal_", "rand_like", "randn_like", "exponential_", "random_", "geometric_", "log_normal_", "cauchy_",
-              "multinomial", "poisson"):  # fmt: skip
-    _RULES[f"aten::{_name}"] = ("random", _none)
-for _name in ("_local_scalar_dense", "is_same_size", "equal", "sym_size", "item", "_assert_async", "_assert_scalar",
-              "_linalg_check_errors", "record_stream", "is_pinned"):  # fmt: skip
-    _RULES[f"aten::{_name}"] = ("transfer", _none)
+_RULES |= {f"aten::{each}": ("reduction", _per_input_element("reduction")) for each in names.REDUCTIONS}
+for _kind, _named in (
+    ("embedding", names.LOOKUPS), ("copy", names.COPIES), ("allocate", names.ALLOCATIONS), ("random", names.RANDOM),
+    ("transfer", names.TRANSFERS),
+):  # fmt: skip
+    _RULES |= {f"aten::{each}": (_kind, _none) for each in _named}
 for _name in ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat", "chunk_cat_mixed_dtype"):
     _RULES[f"fsdp::{_name}"] = ("copy", _none)
 _WAITS = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan")
@@ -362,7 +312,7 @@ def operator_of(func: OpOverload) -> Operator:
         return Operator(name, "update", _update(name[len("_fused_") : -1]), assumed=True, takes_options=True)
     if name.startswith("_foreach_"):
         return Operator(name, "elementwise", _first_list)
-    if torch.Tag.pointwise in func.tags or name in _POINTWISE or schema in _PRIMITIVE:
+    if torch.Tag.pointwise in func.tags or name in names.POINTWISE or schema in _PRIMITIVE:
         return Operator(name, "elementwise", _per_element("elementwise"), scratch=SCRATCH.get(schema))
     from trainledger.trace.custom import registered_with_torch
 
@@ -376,34 +326,3 @@ def assumed_of(names: Iterable[str]) -> tuple[str, ...]:
     """What is assumed of the operators that ran."""
     said = {**linear_algebra.NOTES, **sparse_results.NOTES}
     return tuple(said[each] for each in sorted(said.keys() & set(names)))
-
-
-_POINTWISE = {
-    "floor_divide", "polar", "__or__", "__and__", "__xor__",
-    "silu_backward", "gelu_backward", "native_dropout_backward", "sigmoid_backward", "tanh_backward", "masked_fill",
-    "masked_fill_", "threshold_backward", "relu_", "softplus_backward", "hardtanh_backward", "where", "lerp",
-    "lerp_", "addcdiv_", "addcmul_", "glu", "glu_backward", "leaky_relu_backward", "elu_backward",
-    "max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward",
-    "max_pool3d_with_indices_backward", "avg_pool3d_backward", "_adaptive_avg_pool3d_backward",
-    "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward", "mse_loss_backward", "smooth_l1_loss_backward",
-    "huber_loss_backward", "binary_cross_entropy_backward", "binary_cross_entropy_with_logits",
-    "hardswish", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward",
-    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "fake_quantize_per_tensor_affine_cachemask",
-    "fake_quantize_per_channel_affine_cachemask", "_fake_quantize_learnable_per_tensor_affine",
-    "_fake_quantize_learnable_per_channel_affine", "_fake_quantize_learnable_per_tensor_affine_backward",
-    "_fake_quantize_learnable_per_channel_affine_backward", "_fused_moving_avg_obs_fq_helper",
-    "multi_margin_loss_backward", "multilabel_margin_loss_backward",
-    "soft_margin_loss_backward", "mish_backward", "hardswish_backward", "hardsigmoid_backward", "log_sigmoid_backward",
-    "log_sigmoid_forward", "_prelu_kernel", "_prelu_kernel_backward", "complex", "rrelu_with_noise",
-    "rrelu_with_noise_backward", "softshrink_backward", "col2im", "reflection_pad1d_backward",
-    "reflection_pad2d_backward", "reflection_pad3d_backward", "replication_pad1d_backward",
-    "replication_pad2d_backward", "replication_pad3d_backward", "affine_grid_generator",
-    "affine_grid_generator_backward", "grid_sampler_2d", "grid_sampler_3d",
-    "grid_sampler_2d_backward", "grid_sampler_3d_backward", "upsample_nearest1d",
-    "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d",
-    "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "upsample_nearest1d_backward",
-    "upsample_nearest2d_backward", "upsample_nearest3d_backward", "upsample_linear1d_backward",
-    "upsample_bilinear2d_backward", "upsample_trilinear3d_backward", "upsample_bicubic2d_backward",
-    # Those that torch has tagged as pointwise since 2.12.
-    "celu_", "elu_", "hardsigmoid_", "hardtanh_", "leaky_relu", "leaky_relu_", "selu_",
-}  # fmt: skip

@@ -1,8 +1,8 @@
-"""Optimizers of torch by name, for steps that are traced without the user's own."""
+"""Optimizers of torch by name, for steps that are traced without the user's own, and those of a step as a list."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -56,3 +56,12 @@ def optimizer_named(name: str, parameters: Iterable[nn.Parameter]) -> torch.opti
     except (TypeError, RuntimeError, ValueError) as error:
         raise InvalidInput([Problem("--step", name, f"torch refuses it: {str(error).splitlines()[0]}")]) from error
     return made
+
+
+def optimizers_in(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+) -> Sequence[torch.optim.Optimizer]:
+    """The optimizers of a step as a list: none, one, or several."""
+    if optimizer is None:
+        return ()
+    return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer

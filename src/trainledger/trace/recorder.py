@@ -27,6 +27,7 @@ from trainledger.trace.accumulation import added_into, alone, engine_calls
 from trainledger.trace.higher_order import run_higher_order
 from trainledger.trace.lines import Lines
 from trainledger.trace.operators import assumed_of, operator_of
+from trainledger.trace.optimizers import optimizers_in
 from trainledger.trace.places import OUTSIDE, Places, plain_name
 from trainledger.trace.storages import Storages
 from trainledger.trace.tensor_facts import DTYPE_NAMES, is_followed, tensors_in, touched_nbytes, written_arguments
@@ -383,15 +384,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 *assumed_of(event.facts["name"] for event in self.events),
             ),
         )
-
-
-def optimizers_in(
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
-) -> Sequence[torch.optim.Optimizer]:
-    """The optimizers of a step as a list: none, one, or several."""
-    if optimizer is None:
-        return ()
-    return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
 
 
 def _lower_bound(uncounted: Mapping[str, int]) -> tuple[str, ...]:

@@ -22,10 +22,11 @@ from trainledger.trace.guesses import Guesses
 from trainledger.trace.kernels import kernels_of
 from trainledger.trace.lines import Lines, ends_here
 from trainledger.trace.numbers import ZeroWhereUnknown
+from trainledger.trace.optimizers import optimizers_in
 from trainledger.trace.partial import as_far_as_it_goes, scalar_loss, why_it_stopped
 from trainledger.trace.quiet import quiet_fake_errors
 from trainledger.trace.random_states import random_states
-from trainledger.trace.recorder import Recorder, optimizers_in
+from trainledger.trace.recorder import Recorder
 from trainledger.trace.tensor_facts import tensors_in
 from trainledger.trace.threads import threads_follow
 from trainledger.trace.transformers import as_if_real
