@@ -103,7 +103,7 @@ VTRAIN_MULTI = TimeSource(
         *_MEGATRON,
         "1F1B; data parallel ranks sum gradients after the last micro-batch",
         SPLIT_SENDS,
-        "nodes of eight GPUs with four 200 Gb/s HDR adapters (from memory of the paper, not read again)",
+        "nodes of eight GPUs with 800 Gb/s (the repository's config/validation/multi), told as four adapters of HDR",
     ),
 )
 CHRONICLES = TimeSource(
