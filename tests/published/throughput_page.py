@@ -198,8 +198,8 @@ RANK_REASONS = {
         "times are those of one step, the second, which the page says can fluctuate, and four stand out there: 1,568 "
         "sequences that take as long as 2,048 (R0326 and R0327), a micro-batch of one sequence that takes 43 % longer "
         "than one of two (R0347 and R0348), 104 and 112 heads that take 14 to 18 % longer than 64 and than 128 (R0373 "
-        "and R0372, R0374; R0321 and R0322). Besides, PCI Express and NUMA settings of its nodes were improved on 02-25, by "
-        "1 to 5 % says the page, after R0321 to R0325; what was run before and after took 4 to 5 % less afterwards, "
+        "and R0372, R0374; R0321 and R0322). Besides, PCI Express and NUMA settings of nodes were improved on 02-25, "
+        "by 1 to 5 % says the page, after R0321 to R0325; what was run before and after took 4 to 5 % less afterwards, "
         "which is told alike",
     ),
     "BigScience 1.3B, V100": (
@@ -216,7 +216,7 @@ LAYOUT_REASONS = (
     "layout: 4 tensor ranks over 8 stages with 2, 3 and 4 sequences in a micro-batch are told 8 to 12 % too short, "
     "with 6 and 12 8 to 10 % too long, over 16 stages the other way round. The source has 109 rows, 64 more than are "
     "stored here: all of them correlate 0.958, the 47 of the 39B 0.644. All six with 16 tensor ranks, over two nodes, "
-    "are told 18 to 24 % too short; with a ring in place of the tree that NCCL takes by its own costs it is 6 % at most."
+    "are told 18 to 24 % too short; with a ring in place of the tree that NCCL takes by its own costs, 6 % at most."
 )
 
 
