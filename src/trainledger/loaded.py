@@ -11,10 +11,11 @@ from trainledger import catalog
 from trainledger.spec import runfile
 from trainledger.spec.cluster import Device
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.run import Run
 
 if TYPE_CHECKING:
+    from trainledger.plan.layouts.found import Layouts
     from trainledger.spec.calibration import Calibration
 
 THIS_MACHINE = "this-machine"
@@ -69,11 +70,23 @@ def _searched(run: Run, progress: Callable[[str, int, int], None] | None) -> Run
         return replace(run, layout=replace(run.layout, auto=False))
     found = layouts(whole(run), fixed=fixed, keep=1, progress=progress)
     if found.simplest is None:
-        why = f": {found.rejected[0].reason}" if found.rejected else ""
         devices = f"{run.cluster.count:,} x {run.cluster.device}"
-        rule = f"found no layout that fits {devices}{why} (trainledger layouts says all)"
+        rule = f"found no layout that fits {devices}{_why_none(found, fixed)} (trainledger layouts says all)"
         raise InvalidInput([Problem("layout", "auto", rule)])
     return found.simplest.run
+
+
+def _why_none(found: Layouts, fixed: Mapping[str, Any]) -> str:
+    """What keeps a run from every layout: memory, where the rules allow any; else the rule that most break."""
+    from trainledger.plan.layouts.search import BESIDE_STATES, STATES_ALONE
+
+    reasons = [each.reason for each in found.rejected]
+    large = next((each for each in reasons if each in (STATES_ALONE, BESIDE_STATES)), None)
+    if large is not None:
+        return f": too large are {large.partition(': ')[2]}"
+    if reasons:
+        return f": {reasons[0]}"
+    return " with " + ", ".join(f"{name} = {shown(value)}" for name, value in fixed.items()) if fixed else ""
 
 
 def model(name: str, **fields: Any) -> ModelSpec:

@@ -177,6 +177,7 @@ def test_wrong_equations_are_sentences(equation, shapes, sentence):
 @pytest.mark.parametrize(("text", "sentence"), [
     ("float32", "must be a format and a shape in brackets; nearest that works: float32[4,8]"),
     ("float32 4 8", "must be a format and a shape in brackets; nearest that works: float32[4,8]"),
+    ("blah", "must be a format and a shape in brackets; nearest that works: float32[4,8]"),
     ("float33[4]", "is no number format that is known"),
     ("flaot32[4]", "nearest that works: float32"),
     ("fp32[4,a]", "has dims that are no whole numbers of elements; write it like 4,8 ('a' is none)"),

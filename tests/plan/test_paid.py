@@ -149,3 +149,11 @@ def test_devices_that_no_step_can_be_shared_out_over_are_a_sentence():
     sentence = r"count = 1000000: is 15,625 times a power of two.*3,906 sequences.*nearest that works: 999936"
     with pytest.raises(tl.InvalidInput, match=sentence):
         tl.optimal(device="h100-sxm", count=1_000_000, days=30)
+
+
+def test_a_step_has_a_sequence_however_few_tokens_it_is_asked_to_have():
+    assert tl.optimal(device="h100-sxm", count=1, days=1, tokens_per_step=1).paid.run.recipe.global_batch == 1
+    with pytest.raises(tl.InvalidInput, match=r"is 7 times a power of two, too many for a step of 1 sequence \("):
+        tl.optimal(device="h100-sxm", count=7, days=1, tokens_per_step=1)
+    with pytest.raises(tl.InvalidInput, match="with sequences of 10,000,000 tokens"):
+        tl.optimal(device="h100-sxm", count=2, days=1, seq_len=10_000_000)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -291,6 +292,15 @@ def test_files_that_are_no_config(content, sentence, tmp_path):
         read_json(tmp_path / "config.json")
     assert sentence in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+def test_a_file_of_this_directory_is_told_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match=rf"^config\.json: is not a file of {tmp_path}$"):
+        read_json(Path("config.json"))
+    Path("config.json").write_text("{")
+    with pytest.raises(InvalidInput, match=r"^config\.json: is not JSON: "):
+        read_json(Path("config.json"))
 
 
 def test_a_file_too_large_is_not_read(tmp_path):

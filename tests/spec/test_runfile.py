@@ -92,7 +92,8 @@ def test_a_hugging_face_config_is_asked_of_its_resolver():
 # What is refused
 
 
-EITHER = "give either tokens or steps, not both and not neither (--set recipe.steps= takes one out)"
+EITHER = "give either tokens or steps"
+NOT_BOTH = f"{EITHER}, not both (--set recipe.steps= takes one out)"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ EITHER = "give either tokens or steps, not both and not neither (--set recipe.st
         ({"preset": "x", "config": "y"}, {}, "model.config = 'y': give either preset or config, not both"),
         ({}, {"global_batch": 7, "micro_batch": 2}, "recipe.global_batch = 7: must be a multiple of micro_batch = 2"
          "; nearest that works: 8"),
-        ({}, {"tokens": 5}, f"recipe.tokens = 5: {EITHER}"),
+        ({}, {"tokens": 5}, f"recipe.tokens = 5: {NOT_BOTH}"),
         ({}, {"steps": "none"}, f"recipe.tokens: {EITHER}"),
         ({}, {"seq_len": 256}, "recipe.seq_len = 256: is longer than model.max_seq_len = 128; nearest that works: 128"),
         ({}, {"warmup_steps": 11}, "recipe.warmup_steps = 11: is longer than the run of 10 steps"
@@ -304,17 +305,23 @@ def test_taking_the_nearest_values_mends_a_file(d_model, n_heads, n_kv_heads, po
 # Files
 
 
-def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch):
     def wrong(path):
         with pytest.raises(InvalidInput) as caught:
             read(path)
         assert len(caught.value.problems) == 1
         return str(caught.value)
 
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
     (tmp_path / "run.toml").write_text(to_toml(parse(table())))
     assert "cannot be read: No such file or directory; nearest that works:" in wrong(tmp_path / "rnu.toml")
     assert "cannot be read: Is a directory" in wrong(tmp_path)
     assert "is no path" in wrong("a\0b")
+    none_here = wrong("run.toml")
+    assert none_here.endswith("name a run file, or write one: trainledger init"), none_here
+    assert "trainledger init writes one, --preset takes a model's name" in wrong("teach-1m")
+    assert "or the path of its config.json" in wrong("teach/config.json")
     latin = tmp_path / "latin.toml"
     latin.write_bytes(b'[model]\nname = "caf\xe9"\n')
     assert wrong(latin) == f"{latin}:\n  line 2: is not UTF-8 text"

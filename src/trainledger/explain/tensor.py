@@ -113,4 +113,9 @@ def _nearest(text: str) -> str:
     """The text in the form that is read, where a format and sizes can be made out."""
     name = re.match(r"\s*([A-Za-z][\w.]*)", text)
     sizes = re.findall(r"\d+", text[name.end() :] if name else text)
-    return f"{name[1] if name else 'float32'}[{','.join(sizes[:MOST_DIMS]) or '4,8'}]"
+    known = name[1] if name else "float32"
+    try:
+        known_format(known, "tensor")
+    except InvalidInput:
+        known = "float32"
+    return f"{known}[{','.join(sizes[:MOST_DIMS]) or '4,8'}]"

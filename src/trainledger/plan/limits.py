@@ -153,8 +153,8 @@ _STEP = "the predicted step, and the bearable share that was asked for"
 LIMITS = (
     Limit(
         "device memory", "nbytes", "what the heaviest device holds, beside what it has", "`trainledger advise` ranks "
-        "what saves memory: activation checkpointing, a smaller micro-batch, more sharding", "ledger at its peak, "
-        "overheads of the catalog", True, _memory,
+        "what saves memory: activation checkpointing, a smaller micro-batch, more sharding; --set layout=auto finds a "
+        "layout that fits, if there is one", "ledger at its peak, overheads of the catalog", True, _memory,
     ),
     Limit(
         "positions", "tokens", "tokens of a sequence beside those the model knows", "a larger model.max_seq_len, which "

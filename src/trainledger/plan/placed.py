@@ -58,9 +58,9 @@ def fastest(
         if placed:
             told = [(each, predict(each)) for each in placed]
             return place, *max(told, key=lambda each: each[1].tokens_per_second or 0.0)
-    rule = "holds no model of the family, however it is spread"
+    rule = f"holds no model of the family, however it is spread, with sequences of {seq_len:,} tokens"
     if count > _FEW_DEVICES:
-        rule += f", with {run.recipe.global_batch:,} sequences a step (tokens_per_step)"
+        rule += f", {run.recipe.global_batch:,} of them a step (tokens_per_step)"
     raise InvalidInput([Problem("device", device.name, rule)])
 
 
@@ -114,7 +114,7 @@ def _run(spec: ModelSpec, device: Device, count: int, dtype: str, seq_len: int, 
         precision = "bf16-sharded" if dtype == "bf16" and count > 1 else f"{dtype}-mixed"
     batch = _batch(tokens_per_step, seq_len, count)
     if _batch(tokens_per_step, seq_len, 1) < count:
-        batch = _fewer_than_devices(tokens_per_step / seq_len, count)
+        batch = _fewer_than_devices(max(1.0, tokens_per_step / seq_len), count)  # of one sequence, however long it is
     recipe = Recipe(
         seq_len=seq_len, global_batch=batch, micro_batch=1, steps=1, precision=precision, compile=True
     )  # fmt: skip
@@ -131,7 +131,8 @@ def _fewer_than_devices(sequences: float, count: int) -> int:
     odd = _odd(count)
     if odd > 2 * sequences:
         near = next(each for each in range(count, 0, -1) if _odd(each) <= sequences)
-        rule = f"is {odd:,} times a power of two, too many for {sequences:,.0f} sequences a step (tokens_per_step)"
+        step = f"a step of {sequences:,.0f} sequence{'' if sequences < 1.5 else 's'} (tokens_per_step)"
+        rule = f"is {odd:,} times a power of two, too many for {step}"
         raise InvalidInput([Problem("count", count, rule, near)])
     return odd << max(0, round(log2(sequences / odd)))
 

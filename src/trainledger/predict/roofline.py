@@ -102,7 +102,9 @@ class Roofline:
             kernels = self._kernels.get((entry.kind, entry.dtype, ""))
         if not kernels:
             dtype = entry.dtype or "an unnamed dtype"
-            raise NoRate(f"no {entry.kind} in {dtype} was measured on {self.machine.title}")
+            measured = ", ".join(sorted({known for kind, known, _ in self._kernels if kind == entry.kind}))
+            only = f", only in {measured}" if measured else ""
+            raise NoRate(f"no {entry.kind} in {dtype} was measured on {self.machine.title}{only}")
         if entry.kind == "attention" and entry.shape:
             return float(entry.flops / _attention_rate(kernels, *entry.shape[2:4]))
         return float(entry.flops / _compute_rate(kernels, entry.flops, entry.read + entry.written))

@@ -41,6 +41,7 @@ class InvalidInput(ValueError):  # noqa: N818
 
     def __init__(self, problems: list[Problem], where: str = "") -> None:
         self.problems = tuple(problems)
+        where = "" if where == "." else where  # the directory that the person is in goes without saying
         self.where = where
         lines = [str(each) for each in problems]
         super().__init__("\n".join([f"{where}:", *("  " + line for line in lines)] if where else lines))

@@ -217,11 +217,10 @@ class Recipe:
 
     def problems(self) -> Iterator[Problem]:
         if (self.tokens is None) == (self.steps is None):
-            yield Problem(
-                "recipe.tokens",
-                self.tokens,
-                "give either tokens or steps, not both and not neither (--set recipe.steps= takes one out)",
-            )
+            rule = "give either tokens or steps"
+            if self.steps is not None:
+                rule += ", not both (--set recipe.steps= takes one out)"
+            yield Problem("recipe.tokens", self.tokens, rule)
         yield from precision.problems(self)
         yield from optimizers.problems(self)
         yield from savings.problems(self)

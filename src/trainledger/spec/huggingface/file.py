@@ -16,7 +16,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of at most 10 MB; `InvalidInput` says what is wrong with any other."""
     name = path.name
     if not path.is_file():
-        raise InvalidInput([Problem(name, None, f"is not a file of {path.parent}")])
+        raise InvalidInput([Problem(name, None, f"is not a file of {path.parent.absolute()}")])
     nbytes = path.stat().st_size
     if nbytes > LARGEST_NBYTES:
         rule = f"has {format_nbytes(nbytes)}; more than {format_nbytes(LARGEST_NBYTES)} is no {name}"

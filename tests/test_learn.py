@@ -1,0 +1,28 @@
+"""The course runs: every line that docs/learn.md shows of a command is printed by it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from trainledger.cli import main
+
+COURSE = (Path(__file__).parent.parent / "docs" / "learn.md").read_text(encoding="utf-8")
+SHOWN = re.findall(r"    \$ trainledger (.*)\n((?:    .*\n)+)", COURSE.replace("\\\n", " "))
+
+
+@pytest.mark.parametrize(("command", "said"), SHOWN, ids=[" ".join(command.split()[:2]) for command, _ in SHOWN])
+def test_every_line_of_the_course_is_printed(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split(command)) == 0
+    printed = iter(capsys.readouterr().out.splitlines())
+    lines = [line.removeprefix("    ") for line in said.splitlines() if line.strip() != "..."]
+    assert lines
+    for line in lines:  # in their order
+        assert line in printed, line
+
+
+def test_the_course_has_its_topics() -> None:
+    assert len(SHOWN) == COURSE.count("    $ ") > 15
