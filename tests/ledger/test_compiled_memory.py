@@ -81,7 +81,22 @@ def test_checkpointed_blocks_keep_their_inputs_alone() -> None:
     assert account(run).peak().nbytes < 0.93 * account(eager(run)).peak().nbytes
 
 
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+def test_in_8_bits_what_products_read_is_cast_again(scaling: str) -> None:
+    # Nothing in 8 bits, no norm's result, not the product of gate and up: queries, keys, values, mixture and its
+    # projection, gate and up, all as products make them, and the block's own result. Eagerly products hold all inputs.
+    block = 2 * (5 * STREAM + 2 * WIDE) + 4 * STREAM + LOGSUMEXP + 2 * ROW
+    run = run_of(LLAMA, precision=f"fp8-{scaling}")
+    assert kept_by_block(account(run)) == 3 * block
+    assert kept_by_block(account(eager(run))) > 1.5 * 3 * block
+
+
 SELECTIVE: dict[str, Any] = {"activation_checkpointing": "selective"}
+
+
+def test_a_policy_keeps_as_much_of_products_in_8_bits() -> None:
+    block = 2 * (3 * STREAM + WIDE) + 4 * STREAM + LOGSUMEXP
+    assert kept_by_block(account(run_of(LLAMA, precision="fp8-tensorwise", **SELECTIVE))) == 3 * block
 
 
 def test_of_what_a_policy_keeps_is_kept_what_backward_reads() -> None:
@@ -141,7 +156,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 @pytest.mark.parametrize("checkpointing", ["none", "full", "segments", "selective"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed", "fp8-rowwise"])
 def test_whatever_is_allocated_is_freed_as_in_eager_blocks(
     kind: str, backend: str, checkpointing: str, precision: str
 ) -> None:
@@ -224,6 +239,7 @@ def left(ledger: Ledger) -> dict[str, int]:
     return {category: nbytes for category, nbytes in split.items() if nbytes}
 
 
+FSDP_TENSOR = {"shard": 2, "tensor": 2, "sequence_parallel": True}
 UNCOVERED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("experts", {"n_experts": 4, "experts_per_token": 2}, {}, {}),
     ('activation_checkpointing = "attention"', {}, {"activation_checkpointing": "attention"}, {}),
@@ -231,7 +247,9 @@ UNCOVERED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ('activation_checkpointing = "offload"', {}, {"activation_checkpointing": "offload"}, {}),
     ('activation_checkpointing = "segments"', {}, {"activation_checkpointing": "segments"}, {"shard": 2}),
     ("precision bf16-sharded of parameters that are not sharded", {}, {"precision": "bf16-sharded"}, {"replicate": 2}),
-    ("precision fp8-tensorwise", {}, {"precision": "fp8-tensorwise"}, {"shard": 2}),
+    ("precision fp8-block", {}, {"precision": "fp8-block"}, {"shard": 2}),
+    ("fp8_weight_caching", {}, {"precision": "fp8-tensorwise", "fp8_weight_caching": True}, {}),
+    ("precision fp8-rowwise-sharded over tensor ranks", {}, {"precision": "fp8-rowwise-sharded"}, FSDP_TENSOR),
     ("context ranks", {}, {}, {"context": 2}),
     ('sequence_gather = "again"', {}, {}, {"tensor": 2, "sequence_parallel": True, "sequence_gather": "again"}),
 ]

@@ -44,7 +44,7 @@ TITAN_FP8 = Source(
         *_TITAN,
         "fp8: torchao's Float8Linear over the parameters gathered in bf16, a scale per tensor (the default of the "
         "`float8` converter); it keeps its bf16 input for backward, and 8-bit copies come and go",
-        "compiled blocks are predicted like eager ones: what a compiler keeps of 8-bit products is not followed",
+        "compiled blocks on tensor and context ranks are predicted like eager ones, the others as compiled",
         "R0032 gathers the weights of blocks in 8 bits (enable_fsdp_float8_all_gather), which is not told",
         "405B: a local batch goes in as many micro-batches as stages (torchtitan's default), 126 layers as evenly as "
         "they go, interleaved with two chunks on a rank; sequence parallelism; parameters gathered once for a step",

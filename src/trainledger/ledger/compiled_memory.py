@@ -45,8 +45,12 @@ def uncovered(rank: Rank) -> str:
         why = f'recompute_keep = "{apart[0]}", which it takes apart'
     elif checkpointing not in COVERED or (checkpointing == "segments" and rank.gathers):
         why = f'activation_checkpointing = "{checkpointing}"'
-    elif precision.float8 is not None:
+    elif precision.float8 is not None and precision.float8.scaling == "block":
         why = f"precision {precision.name}"
+    elif precision.cached is not None:
+        why = "fp8_weight_caching"
+    elif precision.float8 is not None and not is_one(layout.tensor):
+        why = f"precision {precision.name} over tensor ranks"
     elif precision.copies == "gathered" and not rank.gathers:
         why = f"precision {precision.name} of parameters that are not sharded"
     else:
@@ -57,7 +61,8 @@ def uncovered(rank: Rank) -> str:
 class Unit:
     """A compiled block: its operations forward, in the second run of a checkpointed one, and backward.
 
-    ``inside`` says that the checkpoint stands inside of what is compiled, ``saved`` what its policy keeps.
+    ``inside`` says that the checkpoint stands inside of what is compiled, ``saved`` what its policy keeps; ``sums`` add
+    its gradients to those of earlier micro-batches, when all of it is through.
     """
 
     def __init__(self, *, inside: bool = False) -> None:
@@ -66,6 +71,7 @@ class Unit:
         self.forward: list[Operation] = []
         self.again: list[Operation] = []
         self.backward: list[Operation] = []
+        self.sums: list[Operation] = []
 
 
 class Units:
@@ -99,7 +105,9 @@ class Units:
         unit, phase = self.now, event.facts["phase"]
         operation = Operation(event, at, [*changes, *reads])
         adds_up = phase == "backward" and event.facts["name"] == "add_"  # to a gradient, when the block is through
-        if unit is None or adds_up or event.facts["kind"] == "allocate":
+        if unit is not None and adds_up:
+            unit.sums.append(operation)
+        if adds_up or event.facts["kind"] == "allocate":
             unit = None
         for each in operation.reads:
             if unit is None or self._maker.get(id(each)) is not unit:
@@ -207,7 +215,7 @@ class _Block:
         held = self.leaving | {id(each) for one in self.backward for each in one.small}
         schedule = Schedule(self.backward, _Run(self.backward, held).held, self.leaving)
         run = {id(each) for each in self.backward}
-        schedule.write([each for each in (*unit.again, *unit.backward) if id(each) not in run], events)
+        schedule.write([each for each in (*unit.again, *unit.backward) if id(each) not in run], unit.sums, events)
         return schedule
 
     def _tell_inside(self, schedule: Schedule) -> None:

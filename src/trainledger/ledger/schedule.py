@@ -148,9 +148,12 @@ class Schedule:
     def ends(self) -> int:
         return self.kernels[-1].operations[-1].at
 
-    def write(self, unneeded: Sequence[Operation], events: list[Event]) -> None:
-        """Put the events of a step in the order of the kernels; those of operations that nobody needs come first."""
-        order = [*unneeded, *(one for each in self.kernels for one in each.operations)]
+    def write(self, unneeded: Sequence[Operation], after: Sequence[Operation], events: list[Event]) -> None:
+        """Put the events of a step in the order of the kernels.
+
+        Those of operations that nobody needs come first, those of what reads the graph's results ``after`` it last.
+        """
+        order = [*unneeded, *(one for each in self.kernels for one in each.operations), *after]
         for at, each in zip(sorted(each.at for each in order), order, strict=True):
             events[at], each.at = each.event, at
 

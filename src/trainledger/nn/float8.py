@@ -177,8 +177,14 @@ def cast(x_MK: Tensor, scaling: str, dtype: torch.dtype) -> Scaled:
 
     One scale for the whole tensor ([]), or one per row ([M, 1]), in fp32.
     """
-    low, high = x_MK.aminmax(dim=-1, keepdim=True) if scaling == "rowwise" else x_MK.aminmax()
-    largest = torch.maximum(high, -low).to(torch.float32).clamp_(min=SMALLEST_LARGEST)
+    rows: dict[str, Any] = {"dim": -1, "keepdim": True} if scaling == "rowwise" else {}
+    if torch.compiler.is_compiling():
+        # No tensor of the magnitudes is made, and their largest can be made again for backward, as in torchao. Of
+        # aminmax a compiler makes an amax, of which it thinks so, and an amin, of which it does not: it keeps more.
+        largest = x_MK.abs().amax(**rows).to(torch.float32).clamp_(min=SMALLEST_LARGEST)
+    else:
+        low, high = x_MK.aminmax(**rows)
+        largest = torch.maximum(high, -low).to(torch.float32).clamp_(min=SMALLEST_LARGEST)
     limit = torch.finfo(dtype).max
     scale = limit / largest
     # An [1, 1] scale makes the product fp32, as a row's does; a number without dims would leave it in x's format.
