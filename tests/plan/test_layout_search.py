@@ -93,8 +93,8 @@ def bounded(run: Run, draws: int, seed: int, fixed: dict[str, Any]) -> Iterator[
     """Some layouts of a run: the shares of their accounts in bytes and in seconds that their bounds are."""
     machine = machine_of(run)
     assert isinstance(machine, tl.Device)
-    run = whole(run)
-    grid = grid_of(run, run.cluster.count, fixed)
+    grid = grid_of(whole(run), run.cluster.count, fixed)
+    run = grid.run
     blocks = Blocks(grid, Judge(grid))
     states = States(run, list(blocks.ranks), backend="cuda")
     bounds = Bounds(
@@ -420,6 +420,16 @@ def test_what_is_said_beside_auto_is_kept() -> None:
     rule = "found no layout that fits 4 x h100-sxm: layout.tensor must divide the embedding's rows = 50257"
     with pytest.raises(InvalidInput, match=rule):
         load(AUTO, {"layout.auto": True, "layout.tensor": 2})
+
+
+def test_where_rules_allow_a_layout_and_memory_none_it_is_memory_that_is_told() -> None:
+    large = {**AUTO, "model": {"preset": "llama-3-70b"}, "cluster": {"device": "h100-sxm", "count": 2}}
+    rule = "fits 2 x h100-sxm: too large are parameters, gradients and optimizer state alone"
+    with pytest.raises(InvalidInput, match=rule):
+        load(large, ["layout=auto"])
+    one = {**AUTO, "cluster": {"device": "h100-sxm", "count": 1}}
+    with pytest.raises(InvalidInput, match="fits 1 x h100-sxm with shard = 2"):
+        load(one, ["layout=auto", "layout.shard=2"])
 
 
 def test_on_one_device_the_micro_batch_and_the_recomputation_are_searched_for() -> None:

@@ -137,6 +137,8 @@ def _fixed(words: list[str]) -> dict[str, Any]:
             problems.append(Problem("--fix", word, rule, nearest_text(name, FIELDS)))
             continue
         value: Any = {"true": True, "false": False}.get(text.strip(), text.strip())
+        if name == "overlap":
+            value = value.strip("[]").replace('"', "").split(",") if value.startswith("[") else value
         try:
             found[name] = read_value(known[name], value)
         except Broken as broken:

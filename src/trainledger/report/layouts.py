@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from trainledger.plan.difference import as_override
 from trainledger.plan.layouts.found import AS_QUICK, Found, Gap, Layouts, Rejected
 from trainledger.report.style import COLOURS, DARK, Figure, arranged, line
 from trainledger.report.table import WIDTH, sentence, table, wrapped
+from trainledger.spec.layout import Layout, overlaps
 from trainledger.units import GIGA, counted, format_count, format_nbytes, format_percent, format_seconds
 
 _SHOWN = 12  # reasons that are listed
@@ -30,7 +32,7 @@ def _parts(found: Layouts) -> Iterator[str]:
             "and the schedule; DP replicate x shard; Z what of ZeRO, 3k keeps parameters gathered from forward to "
             "backward; B the micro-batch; again what is recomputed (part: selective)."
         )
-        yield f"The quickest that fit\n{_table(found.ranked)}\n{wrapped(legend)}"
+        yield "\n".join([f"The quickest that fit\n{_table(found.ranked)}", wrapped(legend), *_of_experts(found)])
         simplest = found.simplest or found.best
         if simplest == found.best:
             yield f"The best, to paste into a run file\n\n{pasted(found.best.toml)}"
@@ -104,9 +106,33 @@ def _row(each: Found) -> list[str]:
     return [
         format_seconds(each.seconds), "" if each.mfu is None else format_percent(each.mfu),
         format_nbytes(each.device_nbytes), f"{layout.tensor}{' sp' if layout.sequence_parallel else ''}", context,
-        pipeline, str(layout.expert), f"{layout.replicate}x{layout.shard}", zero, str(recipe.micro_batch),
+        pipeline, _experts(layout), f"{layout.replicate}x{layout.shard}", zero, str(recipe.micro_batch),
         {"selective": "part"}.get(recipe.activation_checkpointing, recipe.activation_checkpointing),
     ]  # fmt: skip
+
+
+def _experts(layout: Layout) -> str:
+    """Expert ranks, with n where tokens go once to each node and b where beside another micro-batch."""
+    how = "n" * layout.sends_to_nodes + "b" * overlaps(layout, "experts")
+    return f"{layout.expert} {how}".rstrip()
+
+
+def _of_experts(found: Layouts) -> Iterator[str]:
+    """What n and b say, as ``--set`` takes it, where a layout has them."""
+    every = [each.run.layout for each in (*found.ranked, *found.pareto)]
+    beside = next((each for each in every if overlaps(each, "experts")), None)
+    said = []
+    if any(each.sends_to_nodes for each in every):
+        said.append("n: --set layout.expert_send=nodes, tokens once to each node (a program that does so: DeepEP)")
+    if beside is not None:
+        override = as_override("layout.overlap", beside.overlap)
+        said.append(f"b: --set '{override}', beside another micro-batch (DualPipe, Megatron Core)")
+    yield from (wrapped(each) for each in said)
+    if said:
+        yield wrapped(
+            "Unless you say how, tokens go to their experts so, which is the quickest way in nearly every layout; "
+            "--fix expert_send=copies and --fix overlap=gradients look at the others."
+        )
 
 
 def _rejected(found: Layouts) -> str:

@@ -23,6 +23,7 @@ from trainledger.plan.layouts.pieces import WORK, Pieces, Work, class_of, pieces
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import AMOUNTS, ROUNDING, States
 from trainledger.plan.layouts.times import Times
+from trainledger.spec.layout import overlaps
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 
@@ -87,6 +88,8 @@ class Bounds:
         self.tables = {each: self._empty() for each in gathers}
         self._fill(backend)
         self.rows = {each: _rows(table) for each, table in self.tables.items()}
+        self.paired = overlaps(run.layout, "experts")
+        self.hidden = {each: _hidden(table, costs.contention) for each, table in self.tables.items() if self.paired}
         self.segments = np.array([each.checkpointing == "segments" for each in shapes])
         precision = precision_of(run.recipe)
         formats = precision.gradients, precision.parameters
@@ -155,6 +158,7 @@ class _Part:
         self.before, self.after = (dict(zip(WORK, each[:, block.variants], strict=True)) for each in rows[:2])
         self.layers = dict(zip((*WORK, "block", "experts"), rows[2][:, :, block.variants], strict=True))  # [K, V] each
         self.stream = stream[block.variants]
+        self.paired = bounds.paired and block.expert > 1
         several = block.pipeline > 1
         self.parted = bounds.segments[block.variants] & several  # a stage may have a part of a segment
         self.received = bounds.tables[gathers].received[block.variants] * several
@@ -221,8 +225,7 @@ class _Part:
         after = after - self.after["left"][:, None] * elsewhere
         again = np.maximum(kept, base + self._tail("again"))[..., None]
         if self.gathers:
-            # Experts that no other rank holds are neither gathered nor reduced.
-            shared = self.rates.shared[self.at] > self.block.expert if self.block.expert > 1 else np.ones(1, bool)
+            shared = self._experts_shared()
             gathered = self._tail("block")[..., None] + self._tail("experts")[..., None] * shared
             # What the layer behind has reduced is still there only from the last layer but one on.
             beside = ways.longer[:, :, None] * (base - self._tail("kept") + self._tail("most"))
@@ -241,7 +244,8 @@ class _Part:
         import numpy as np
 
         counts, inverse = np.unique(self.block.micro_batches, return_inverse=True)
-        held = np.stack([self.pipelines.held(int(each)) for each in counts], axis=2)[:, :, inverse]
+        every = [self.pipelines.held(int(each), paired=self.paired) for each in counts]
+        held = np.stack(every, axis=2)[:, :, inverse]
         return self._sum(held), held[..., -1]
 
     def _sum(self, held: Any) -> Any:
@@ -262,36 +266,49 @@ class _Part:
         count = self.block.micro_batches[:, None].astype(float)
         ahead, back, weights = (self._work(name) for name in ("forward", "backward", "weights"))
         launch, launch_back = self._work("launch"), self._work("launch_back")
+        saved, saved_back = self._beside_another() if self.paired else (0.0, 0.0)
+        ahead, back = ahead - saved, back - saved_back
         gather, again, reduce = messages.per_micro_batch()
+        begin, end, beside = messages.once()
         if self.gathers:
             several = (self.sharing == RESHARDS) | (self.block.pipeline == 1)
-            ahead = ahead + self._work("unpack") * several
-            back = back + self._work("pack") * (self.sharing == RESHARDS)
-        back = back + self._adding() * np.maximum(0.0, 1 - 1 / count)
+            ahead = ahead + self._copies("unpack") * several
+            back = back + self._copies("pack") * (self.sharing == RESHARDS)
+        adding = self._adding() * (count > 1)  # but for the first
+        back = back + adding * (1 - 1 / count)
         if self.block.pipeline == 1:
             # The streams of a rank on its own go on from one micro-batch to the next.
             messages_beside = gather[:, 0] + again[:, 0] + reduce[:, 0]
             computing = ahead[:, 0] + back[:, 0] + costs.contention * messages_beside
             path = count * np.maximum(computing, messages_beside)
+            begin, end = begin[:, 0], end[:, 0]
         else:
             # A stage launches nothing of a micro-batch before that has come (`predict.layout_time`).
             reducing = again + reduce
             forwards = np.maximum(np.maximum(ahead + costs.contention * gather, gather), launch)
             backwards = np.maximum(np.maximum(back + costs.contention * reducing, reducing), launch_back)
+            # What is gathered once comes block by block beside the first forward.
+            begin = np.maximum(0.0, begin[:, 0] - forwards[:, 0])
+            # Of a single micro-batch the first stage's reductions are launched as a part of its backward.
+            end = np.maximum(0.0, end[:, 0] - (count == 1) * (backwards - back)[:, 0])
             both, chunks = forwards + backwards, ways.chunks[:, None, None]
             late = np.minimum(count, ways.pipeline) * weights  # of zero-bubble: what waits for the end
             zero_bubble = ways.zero_bubble[:, None, None, None]
-            first = _before(ways, forwards)
-            last = np.maximum(0.0, _before(ways, backwards - zero_bubble * weights) - zero_bubble * late)
+            # Those that come first and last have no other micro-batch beside them.
+            first = _before(ways, forwards + saved)
+            last = _before(ways, backwards + saved_back - zero_bubble * weights)
+            last = np.maximum(0.0, last - zero_bubble * late)
+            alone = 0.0
+            if self.paired:
+                alone = np.minimum(ways.alone[:, :, None, None], chunks[..., None] * count) * (saved + saved_back)
             sent = 2 * ways.place[:, :, None, None] * messages.send()
-            path = np.max(count * both + sent + (first + last) / chunks[..., None], axis=1)
-        begin, end, beside = messages.once()
-        hidden = back / ways.chunks[:, None, None, None]
+            path = np.max(count * both + sent + (first + last + alone) / chunks[..., None], axis=1)
+        hidden = (back + adding / count) / ways.chunks[:, None, None, None]  # by the last
         exposed = np.maximum(costs.contention * beside, beside - hidden)
-        end = end[:, 0] + np.max(exposed, axis=1)
+        end = end + np.max(exposed, axis=1)
         owned = np.max(self.standing["owned"], axis=1)[:, None, :]
         close = owned * costs.update_seconds + messages.updated()
-        total = path + begin[:, 0] + end + close
+        total = path + begin + end + close
         if self.block.pipeline == 1:
             # The program launches ahead of the device, and waits for it once a step. What is reduced block by block
             # launches less than what these pieces are from.
@@ -299,16 +316,35 @@ class _Part:
             total = np.maximum(total, launching)
         return total * (1 + costs.slower)
 
+    def _experts_shared(self) -> Any:
+        """Where other ranks hold the same experts, [U] or [1]; else those are neither gathered nor reduced."""
+        import numpy as np
+
+        return self.rates.shared[self.at] > self.block.expert if self.block.expert > 1 else np.ones(1, bool)
+
+    def _copies(self, name: str) -> Any:
+        """Seconds of copies out of what is gathered or into what is reduced: [S, J, V, 1 or U]."""
+        shared, total = self._experts_shared(), self._work(name)
+        if shared.all():
+            return total
+        experts = self.layers["experts"] / (self.layers["block"] + self.layers["experts"])
+        return total - (self.pipelines.layers @ (self.layers[name] * experts))[..., None] * ~shared
+
+    def _beside_another(self) -> Any:
+        """Seconds of a forward's and of a backward's sends to experts that another one hides: [2, S, J, V, 1]."""
+        ways, (after, layers) = self.pipelines, self.bounds.hidden[self.gathers]
+        at, several = self.block.variants, self.block.micro_batches > 1
+        total = ways.last[:, :, None] * after[:, None, None, at] + ways.layers @ layers[:, None, :, at]
+        there = ways.paired[:, None] if self.block.pipeline > 1 else several[None]
+        return (total * there[:, None])[..., None]
+
     def _adding(self) -> Any:
         """Seconds in which a micro-batch's gradients are added to others: [S, J, 1, U]."""
         import numpy as np
 
-        ways, adding = self.pipelines, self.bounds.costs.adding
-        each = np.array([
-            [adding.seconds(sharing, interleaved=how, pipeline=ways.pipeline) for sharing in self.sharing.tolist()]
-            for how in ways.interleaved
-        ])  # fmt: skip
-        return (self.standing["computed"] * each[:, None])[:, :, None]
+        adding, pipeline = self.bounds.costs.adding, self.block.pipeline
+        each = np.array([adding.seconds(sharing, pipeline=pipeline) for sharing in self.sharing.tolist()])
+        return (self.standing["computed"] * each)[:, :, None]
 
     def _work(self, name: str) -> Any:
         """A micro-batch's seconds of one kind in all chunks of each stage: [S, J, V, 1]."""
@@ -346,3 +382,17 @@ def _rows(pieces: Pieces) -> tuple[Any, Any, Any]:
     gathered = [[each / 2 for each in both] for both in pieces.gather]  # forward and backward do
     layers = [np.stack([*row(each), *both]) for each, both in zip(pieces.layers, gathered, strict=True)]
     return row(pieces.before), row(pieces.after), np.stack(layers, axis=1)
+
+
+def _hidden(pieces: Pieces, contention: float) -> tuple[Any, Any]:
+    """Seconds of a forward's and of a backward's sends to experts that go beside the other, at most.
+
+    See `predict.overlap`. Of what stands after all layers, [2, shapes], and of layers, [2, K, shapes].
+    """
+    import numpy as np
+
+    def hidden(work: Work) -> Any:
+        ahead, back = work.forward + work.unpack - work.sends, work.backward + work.pack - work.sends_back
+        return (1 - contention) * np.stack([np.minimum(work.sends, back), np.minimum(work.sends_back, ahead)])
+
+    return hidden(pieces.after), np.stack([hidden(each) for each in pieces.layers], axis=1)

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from trainledger.frozen import frozen
+from trainledger.plan.difference import as_override
+from trainledger.spec.layout import overlaps
 from trainledger.spec.run import Run
+from trainledger.spec.setting import NONE
 from trainledger.units import format_count, format_nbytes, format_seconds
 
 AS_QUICK = 1.03  # times are told to about 5 %: what takes this much longer is as quick
@@ -32,6 +35,12 @@ class Found:
         return f"Found({self.title}: {format_seconds(self.seconds)}, {format_nbytes(self.device_nbytes)})"
 
     @property
+    def simplicity(self) -> tuple[int, int]:
+        """Kinds of ranks, and what is asked of a program that sends tokens to experts: the fewer the simpler."""
+        layout = self.run.layout
+        return layout.kinds_of_ranks, layout.sends_to_nodes + overlaps(layout, "experts")
+
+    @property
     def title(self) -> str:
         """The layout in words, defaults left out."""
         return ", ".join([*_said(self.run), *_recipe_said(self.run)])
@@ -40,7 +49,7 @@ class Found:
     def settings(self) -> tuple[str, ...]:
         """The layout as overrides for ``--set``."""
         run = self.run
-        found = [f"layout.{name}={_toml(value)}" for name, value in _changed(run)]
+        found = [as_override(f"layout.{name}", value) for name, value in _changed(run)]
         again = run.recipe.activation_checkpointing
         return (*found, f"recipe.micro_batch={run.recipe.micro_batch}", f"recipe.activation_checkpointing={again}")
 
@@ -74,7 +83,8 @@ class Layouts:
     Of ``searched`` in the grid, ``allowed`` obey every rule, ``fitting`` may fit by their bounds; ``accounted`` were
     accounted for exactly, best bounds first. ``certain`` says that no other can be among
     the ``ranked``, if bounds hold. ``simplest`` takes at most 3 % longer than the quickest and has the fewest kinds of
-    ranks of those (`Layout.kinds_of_ranks`); ``layout = "auto"`` takes it. CPU seconds: ``preparing_seconds`` went into
+    ranks of those (`Layout.kinds_of_ranks`), of as many those whose experts' tokens go the plainest way; ``layout =
+    "auto"`` takes it. CPU seconds: ``preparing_seconds`` went into
     the grid and the pieces that bounds are made of, ``bounding_seconds`` into the bounds, ``accounting_seconds`` into
     the accounts.
     """
@@ -142,6 +152,8 @@ def _said(run: Run) -> Iterator[str]:
             yield f"{min(sizes)} to {max(sizes)} layers a stage"
         elif value is True:
             yield name
+        elif name == "overlap":
+            yield f"{name} {' + '.join(layout.overlap or (NONE,))}"
         else:
             yield f"{name} {value}"
 
@@ -151,11 +163,9 @@ def _recipe_said(run: Run) -> Iterator[str]:
     yield f"recompute {run.recipe.activation_checkpointing}"
 
 
-def _toml(value: object) -> str:
+def _quoted(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_quoted, value))}]"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"[{','.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
-
-
-def _quoted(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else _toml(value).replace(",", ", ")
+    return str(value) if isinstance(value, int) else f'"{value or NONE}"'

@@ -25,7 +25,8 @@ class Judge:
         one = replace(grid.run.recipe, micro_batch=1, activation_checkpointing=grid.run.recipe.activation_checkpointing)
         said = grid.run.layout
         plain = Layout(prefetch=said.prefetch)
-        asked = replace(plain, sequence_gather=said.sequence_gather, overlap=said.overlap)
+        more = ("sequence_gather", "expert_send", "overlap")
+        asked = replace(plain, **{name: getattr(said, name) for name in more})
         self.run = replace(grid.run, recipe=one, layout=asked)
         # What is wrong whatever the layout, but for tokens of a micro-batch, which the grid goes through.
         alone = replace(self.run, recipe=replace(one, micro_batch=one.global_batch), layout=plain)

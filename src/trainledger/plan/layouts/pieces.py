@@ -40,7 +40,8 @@ class Work:
     otherwise than those before it; what it has ``left`` stays to the end of the backward, beside the gradient that came
     for the last layer's output. Seconds: ``weights`` is the part of ``backward`` that only gradients of weights need;
     ``unpack`` and ``pack`` copy out of what was gathered and into what is reduced, beside ``forward`` and
-    ``backward``; ``launch`` and ``launch_back`` are what the program needs to launch them.
+    ``backward``; ``launch`` and ``launch_back`` are what the program needs to launch those two; ``sends`` and
+    ``sends_back`` are the seconds of them in which tokens go to experts and back.
     """
 
     kept: Any = 0.0
@@ -55,10 +56,12 @@ class Work:
     pack: Any = 0.0
     launch: Any = 0.0
     launch_back: Any = 0.0
+    sends: Any = 0.0
+    sends_back: Any = 0.0
 
 
 WORK = tuple(each.name for each in fields(Work))
-SECONDS = ("forward", "backward", "weights", "unpack", "pack", "launch", "launch_back")
+SECONDS = ("forward", "backward", "weights", "unpack", "pack", "launch", "launch_back", "sends", "sends_back")
 
 
 @frozen
@@ -108,7 +111,7 @@ def pieces_of(run: Run, shapes: Sequence[Shape], times: Times | None, *, gathers
     sizes = sizes_of(rank.run, backend)
     stream = nbytes_in(sizes.stream_rows * sizes.spec.d_model, precision_of(local.recipe).stream)
     which = _main_segments(runs_of(run), blocks, counts)
-    hidden = tuple(group for what, group in (("tensor", "tensor"), ("experts", "expert")) if overlaps(run.layout, what))
+    hidden = ("tensor",) if overlaps(run.layout, "tensor") else ()
     found = _Reader(ledger, times, local.layout, stream, which, hidden, blocks).read()
     size = len(shapes)
     layers, gather, reduce = [], [], []
@@ -307,12 +310,14 @@ class _Reader:
                 if key not in wanted:
                     continue
                 depth = 1 if isinstance(key, tuple) else 0
-                seconds, products, copies, launches = self.times.of(part, self.layout, depth, without=self.untimed)
+                seconds, products, copies, *others = self.times.of(part, self.layout, depth, without=self.untimed)
                 backward = part[0].phase != "forward"
                 spent[key][backward] = spent[key][backward] + seconds
                 spent[key][2] = spent[key][2] + products / 2
                 spent[key][3 + backward] = spent[key][3 + backward] + copies
-                spent[key][5 + backward] = spent[key][5 + backward] + launches
+                for at, each in enumerate(others):  # launches, sends
+                    place = 5 + 2 * at + backward
+                    spent[key][place] = spent[key][place] + each
         return {key: tuple(each) for key, each in spent.items()}
 
 

@@ -16,7 +16,7 @@ from trainledger.plan.layouts.bounds import Block, Bounds, Costs
 from trainledger.plan.layouts.chosen import Chosen, pareto
 from trainledger.plan.layouts.exact import Exact, exact
 from trainledger.plan.layouts.found import AS_QUICK, Found, Gap, Layouts, Rejected
-from trainledger.plan.layouts.grid import RESHARDS, Spread, grid_of, run_of
+from trainledger.plan.layouts.grid import RESHARDS, Spread, grid_of, plainer, run_of
 from trainledger.plan.layouts.judge import Judge
 from trainledger.plan.layouts.messages import rates_of
 from trainledger.plan.layouts.stages import Pipelines
@@ -76,7 +76,7 @@ def search(
         for sharing in sorted({spread.sharing for block in some for spread in block.spreads}):
             for how in set(ways[pipeline].interleaved):
                 states.prepare(sharing, interleaved=how, pipeline=pipeline)
-                bounds.costs.adding.seconds(sharing, interleaved=how, pipeline=pipeline)
+            bounds.costs.adding.seconds(sharing, pipeline=pipeline)
     preparing, began = time.process_time() - began, time.process_time()
     allowed_count = fitting = 0
     rates = rates_of(bounds, [blocks.blocks[pipeline][at] for pipeline, at in pairs])
@@ -99,7 +99,7 @@ def search(
         return run_of(run, blocks.shapes[block.variants[int(row[4])]], stages, block.spreads[int(row[5])])
 
     began = time.process_time()
-    accounts = _Accounts(run, machine, backend, layout_at, keep)
+    accounts = _Accounts(run, machine, backend, layout_at, keep, grid.taken)
     interrupted = accounts.go(chosen.quickest(), _thinned(chosen.front(), MOST_ON_FRONT), limit_seconds, tell)
     blocks.rejected[BY_ACCOUNT] += accounts.too_large
     slower = fitting - len(accounts.found) - accounts.too_large
@@ -223,9 +223,13 @@ def _gap(pairs: Sequence[tuple[float, float]]) -> Gap | None:
 class _Accounts:
     """Accounts of layouts, the best bounds first."""
 
-    def __init__(self, run: Run, machine: Device, backend: str, layout_at: Callable[[Any], Run], keep: int) -> None:
+    def __init__(
+        self, run: Run, machine: Device, backend: str, layout_at: Callable[[Any], Run], keep: int, taken: Sequence[str]
+    ) -> None:
         self.run, self.machine, self.backend, self.layout_at, self.keep = run, machine, backend, layout_at, keep
+        self.taken = taken
         self.found: list[Found] = []
+        self.plainer: list[Found] = []  # those that are no layouts of the grid
         self.count = self.too_large = 0
         self.certain = False
         self.unknown = ""
@@ -251,6 +255,7 @@ class _Accounts:
             else:
                 self.certain = len(rows) < MOST_LISTED
             self._simpler(rows, until + limit_seconds / 2, tell)
+            self._plainer()
             for number, row in enumerate(front):
                 if time.monotonic() > until + limit_seconds / 2:
                     break
@@ -283,11 +288,19 @@ class _Accounts:
             if self.simplest() != best:
                 return
 
+    def _plainer(self) -> None:
+        """Account for the plainer ways to send to experts in the quickest layout and in the simplest."""
+        for each in {id(each): each for each in (*self.ranked()[:1], self.simplest()) if each is not None}.values():
+            for run in plainer(each.run, self.taken):
+                told = exact(run, self.machine, backend=self.backend)
+                if told.seconds is not None and told.fits is not False:
+                    self.plainer.append(self._found(run, told, told.seconds, told.peak_nbytes))
+
     def simplest(self) -> Found | None:
-        """Of those about as quick as the quickest the one with the fewest kinds of ranks; of as few, the quickest."""
+        """Of those about as quick as the quickest the simplest; of those as simple, the quickest."""
         ranked = self.ranked()
         as_quick = [each for each in ranked if each.seconds <= ranked[0].seconds * AS_QUICK]
-        return min(as_quick, key=lambda each: each.run.layout.kinds_of_ranks, default=None)
+        return min(as_quick, key=lambda each: each.simplicity, default=None)
 
     def _account(self, row: Any) -> None:
         run = self.layout_at(row)
@@ -302,10 +315,14 @@ class _Accounts:
         if told.fits is False:
             self.too_large += 1
             return
-        self.found.append(Found(
+        self.found.append(self._found(run, told, float(row[0]), float(row[1])))
+
+    def _found(self, run: Run, told: Exact, bound_seconds: float, bound_nbytes: float) -> Found:
+        assert told.seconds is not None
+        return Found(
             run=run, seconds=told.seconds, device_nbytes=told.device_nbytes, peak_nbytes=told.peak_nbytes,
-            mfu=self._mfu(told), bound_seconds=float(row[0]), bound_nbytes=float(row[1]),
-        ))  # fmt: skip
+            mfu=self._mfu(told), bound_seconds=bound_seconds, bound_nbytes=bound_nbytes,
+        )  # fmt: skip
 
     def _mfu(self, told: Exact) -> float | None:
         """Of the whole step on all devices."""
@@ -321,7 +338,7 @@ class _Accounts:
         return mfu(flops, told.seconds, peak) if told.seconds and peak else None
 
     def ranked(self) -> list[Found]:
-        return sorted(self.found, key=lambda each: (each.seconds, each.device_nbytes))
+        return sorted((*self.found, *self.plainer), key=lambda each: (each.seconds, each.device_nbytes))
 
     def pareto(self) -> tuple[Found, ...]:
         """Those that no other beats in both seconds and memory, the quickest first."""

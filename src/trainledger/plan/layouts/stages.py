@@ -9,6 +9,7 @@ from trainledger.frozen import frozen
 from trainledger.ledger.pipeline import chunks_of, in_flight_by_chunk
 from trainledger.plan.layouts.grid import Stages
 from trainledger.spec.layout import Layout
+from trainledger.spec.layout_rules import BESIDE_ANOTHER
 
 
 @frozen
@@ -41,11 +42,11 @@ class StageKind:
         return any(each.ends for each in self.chunks)
 
 
-def layout_of(stages: Stages) -> Layout:
-    """A layout with nothing but these stages."""
+def layout_of(stages: Stages, *, paired: bool = False) -> Layout:
+    """A layout with nothing but these stages; ``paired`` says that experts' tokens go beside another micro-batch."""
     return Layout(
         pipeline=stages.pipeline, schedule=stages.schedule, virtual_stages=stages.virtual_stages,
-        stage_layers=stages.layers,
+        stage_layers=stages.layers, overlap=("gradients", "experts") if paired else ("gradients",),
     )  # fmt: skip
 
 
@@ -83,7 +84,8 @@ class Pipelines:
     A way with fewer such stages than the others has its last one again. Figures of a stage: ``layers`` [S, J, K],
     ``first`` and ``last`` [S, J], the last of the stages alike ``place`` [S, J] and how many of each stand before it
     ``before`` [S, J, J], ``tail`` [S, J] the run of its last layer (-1: none in its last chunk; ``tails`` [S, J, K] has
-    a one there) and whether that chunk has more, ``chunks`` [S].
+    a one there) and whether that chunk has more, ``chunks`` [S]. Of ways that can have experts' tokens go beside
+    another micro-batch (``paired`` [S]) ``alone`` [S, J] are the forwards of a chunk that have none beside them.
     """
 
     def __init__(self, ways: Sequence[Stages], runs: Sequence[int]) -> None:
@@ -102,6 +104,7 @@ class Pipelines:
         self.chunks = np.array([each.virtual_stages for each in ways])
         self.zero_bubble = np.array([each.schedule == "zero-bubble" for each in ways])
         self.interleaved = [each.schedule == "interleaved" for each in ways]
+        self.paired = np.array([each.schedule in BESIDE_ANOTHER and each.pipeline > 1 for each in ways])
         for way, (kinds, stages) in enumerate(zip(self.kinds, every, strict=True)):
             places = {each.chunks: index for index, each in enumerate(kinds)}
             order = [places[each.chunks] for each in stages]
@@ -113,7 +116,10 @@ class Pipelines:
                 for other in range(len(kinds)):
                     self.before[way, number, other] = order[:last].count(other)
         self.tails = (self.tail[..., None] == np.arange(several)) * 1.0
-        self._held: dict[int, Any] = {}
+        behind = self.pipeline - 1 - self.place
+        ahead = 2 * behind + (self.chunks[:, None] - 1) * self.pipeline + 1
+        self.alone = np.where(np.array(self.interleaved)[:, None], ahead, behind)
+        self._held: dict[tuple[int, bool], Any] = {}
         self._last: Any = None
 
     def _fill(self, way: int, number: int, kind: StageKind) -> None:
@@ -125,17 +131,17 @@ class Pipelines:
         self.tail[way, number] = runs[-1] if runs else -1
         self.longer[way, number] = sum(tail.layers) > 1
 
-    def held(self, micro_batches: int) -> Any:
+    def held(self, micro_batches: int, *, paired: bool = False) -> Any:
         """In flight with so many micro-batches, [S, J, K + 4]: layers of each run, embeddings, heads, messages
-        that were received less those that were sent, chunks.
+        that were received less those that were sent, chunks. ``paired`` as in `layout_of`.
         """
         import numpy as np
 
-        if micro_batches not in self._held:
+        if (micro_batches, paired) not in self._held:
             size, most, several = self.layers.shape
             found = np.zeros((size, most, several + 4))
             for way, (stages, kinds) in enumerate(zip(self.ways, self.kinds, strict=True)):
-                layout = layout_of(stages)
+                layout = layout_of(stages, paired=paired)
                 for number in range(most):
                     kind = kinds[min(number, len(kinds) - 1)]
                     counts = in_flight_by_chunk(layout, kind.stage, micro_batches)
@@ -143,8 +149,8 @@ class Pipelines:
                     for count, chunk in zip(counts, kind.chunks, strict=True):
                         row[:several] += count * np.array(chunk.layers)
                         row[several:] += count * np.array([chunk.begins, chunk.ends, chunk.ends - chunk.begins, 1])
-            self._held[micro_batches] = found
-        return self._held[micro_batches]
+            self._held[micro_batches, paired] = found
+        return self._held[micro_batches, paired]
 
     def last_chunks(self) -> Any:
         """What one micro-batch of the last chunk holds, as `held` has it: [S, J, K + 4]."""

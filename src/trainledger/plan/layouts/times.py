@@ -53,11 +53,12 @@ class Times:
 
     def of(
         self, entries: Sequence[Entry], layout: Layout, depth: int, *, without: Sequence[str]
-    ) -> tuple[Any, Any, Any, Any]:
+    ) -> tuple[Any, Any, Any, Any, Any]:
         """Seconds of entries one after the other, ``depth`` loops around them taken once.
 
         Then those of a backward's products among them; beside them those of copies into and out of buffers that are
-        gathered and reduced; and what the program needs to launch all of them.
+        gathered and reduced; what the program needs to launch all others; and of the first those in which tokens go
+        to experts and back.
 
         Collectives of the groups in ``without`` are left out. Of sums that go beside products (`predict.overlap`) what
         is longer than those counts. Rounds of a ring go beside the attention that they feed
@@ -67,6 +68,7 @@ class Times:
         products: Any = 0.0
         copies: Any = 0.0
         launches: Any = 0.0
+        sends: Any = 0.0
         rings: dict[str, tuple[Any, Any]] = {}  # by phase: seconds, and how many rounds
         attention: dict[str, Any] = {}
         hides = sums_input_gradients_beside(layout)
@@ -82,16 +84,17 @@ class Times:
                     seconds = larger(0.0, seconds - hidden * inner)
                 if entry.overlap != "compute":
                     total = total + seconds
+                    sends = sends + seconds if entry.group == "expert" else sends
                 elif entry.name == "send":
                     sent, rounds = rings.get(entry.phase, (0.0, 0))
                     rings[entry.phase] = (sent + seconds, larger(rounds, inner))
             elif entry.kind != "transfer":
                 once, launch = self.kernel(entry)
                 seconds = once * inner
-                launches = launches + launch * inner
                 if entry.name in BUFFERING:
                     copies = copies + seconds
                     continue
+                launches = launches + launch * inner
                 total = total + seconds
                 if entry.kind == "attention":
                     attention[entry.phase] = attention.get(entry.phase, 0.0) + seconds
@@ -99,11 +102,12 @@ class Times:
                     products = products + seconds
         # Where attention is not run again, keys and values that are sent again go beside all of the backward.
         if "recompute" in rings and "recompute" not in attention:
-            return total + larger(0.0, sum(sent for sent, _ in rings.values()) - total), products, copies, launches
+            total = total + larger(0.0, sum(sent for sent, _ in rings.values()) - total)
+            return total, products, copies, launches, sends
         for phase, (sent, rounds) in rings.items():
             own = attention.get(phase, 0.0)
             total = total + larger(0.0, sent - own * rounds / (rounds + 1))
-        return total, products, copies, launches
+        return total, products, copies, launches, sends
 
     def collective(self, name: str, nbytes: Any, place: Placement) -> Any:
         """Seconds of a collective; endless where its ranks are on several nodes and no network joins them."""
