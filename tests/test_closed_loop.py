@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,6 +100,18 @@ def test_forecast_and_measurement_agree_to_the_byte(
     assert found["mfu"].measured is not None
     html = (only_run() / "report.html").read_text()
     assert "kept for backward" in html
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_loss_is_metered_as_an_eager_one_and_said_to_be(run_file: Path) -> None:
+    changes = ("cluster.backend=cpu", "recipe.steps=4", "recipe.loss=compiled")
+    assert main(["train", str(run_file), *(part for change in changes for part in ("--set", change))]) == 0
+    found = rows(only_run())
+    assert found["parameters"].measured == found["parameters"].predicted
+    assert found["peak_nbytes"].measured > found["peak_nbytes"].predicted
+    note, *_ = json.loads((only_run() / "measured.json").read_text())["notes"]
+    assert note.endswith("its bytes are those of an eager loss, the forecast's those of a compiled one")
 
 
 def test_a_killed_run_keeps_its_forecast_and_is_measured_in_the_end(run_file: Path) -> None:

@@ -141,10 +141,12 @@ class Measuring(Observer):
 
     def _notes(self) -> tuple[str, ...]:
         notes = []
-        if self._state.run.recipe.compile:
+        recipe = self._state.run.recipe
+        if recipe.compiles:
+            whose = ("eager blocks", "compiled ones") if recipe.compile else ("an eager loss", "a compiled one")
             notes.append(
                 "the step was metered without torch.compile, which an operation-by-operation record undoes: its bytes "
-                "are those of eager blocks, the forecast's those of compiled ones"
+                f"are those of {whose[0]}, the forecast's those of {whose[1]}"
             )
         if self.quiet.unknown:
             notes.append("this system does not tell how busy other processes were; no step was discarded")

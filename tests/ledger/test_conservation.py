@@ -108,7 +108,7 @@ def saving_runs(draw: st.DrawFn) -> Run:
         run.recipe, precision=precision, master_weights=precision in ("bf16", "fp16") and draw(st.booleans()),
         attention=draw(pick("sdpa", "flash")), dropout=draw(pick(0.0, 0.1)),
         activation_checkpointing=draw(pick("none", "full", "attention", "selective", "offload", "segments")),
-        loss=draw(pick("full", "chunked")) if run.layout.tensor == 1 else "full", loss_chunks=2,
+        loss=draw(pick("full", "chunked", "compiled")) if run.layout.tensor == 1 else "full", loss_chunks=2,
         compile=draw(st.booleans()),
     )  # fmt: skip
     return replace(run, recipe=recipe)

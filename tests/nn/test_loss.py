@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import Any
 
 import pytest
@@ -23,6 +25,11 @@ SIZES = {"vocab_size": 61, "d_model": 24, "n_layers": 2, "n_heads": 4, "d_ff": 4
 HEADS = (
     {}, {"tie_embeddings": True}, {"head_bias": True, "vocab_multiple": 64}, {"logit_softcap": 5.0, "logit_scale": 0.5},
 )  # fmt: skip
+
+
+needs_a_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler on a CPU"
+)
 
 
 def run_of(model: dict[str, Any], **recipe: Any) -> Run:
@@ -69,6 +76,29 @@ def test_chunks_are_as_good_as_the_full_loss_under_autocast(kind: str) -> None:
     exact, true = loss_and_gradients(run_of({}))
     full, plain = loss_and_gradients(run_of({}, precision="bf16-mixed"))
     loss, found = loss_and_gradients(run_of({}, precision="bf16-mixed", loss=kind, loss_chunks=4))
+    assert (loss - exact).abs() <= 1.5 * (full - exact).abs() + 1e-4
+    for name, gradient in true.items():
+        wrong, usual = (found[name] - gradient).norm(), (plain[name] - gradient).norm()
+        assert wrong <= 1.5 * usual + 1e-3 * gradient.norm(), name
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("head", HEADS)
+def test_compiled_it_gives_the_full_loss_and_its_gradients(head: dict[str, Any]) -> None:
+    full, wanted = loss_and_gradients(run_of(head), scale=3.0)
+    loss, found = loss_and_gradients(run_of(head, loss="compiled"), scale=3.0)
+    torch.testing.assert_close(loss, full, atol=1e-6, rtol=1e-6)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, atol=2e-6, rtol=2e-5, msg=name)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("upcast", [True, False])
+def test_compiled_it_is_as_good_as_the_full_loss_under_autocast(*, upcast: bool) -> None:
+    exact, true = loss_and_gradients(run_of({}))
+    full, plain = loss_and_gradients(run_of({}, precision="bf16-mixed", loss_upcast=upcast))
+    loss, found = loss_and_gradients(run_of({}, precision="bf16-mixed", loss_upcast=upcast, loss="compiled"))
+    assert loss.dtype == torch.float32
     assert (loss - exact).abs() <= 1.5 * (full - exact).abs() + 1e-4
     for name, gradient in true.items():
         wrong, usual = (found[name] - gradient).norm(), (plain[name] - gradient).norm()

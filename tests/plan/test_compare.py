@@ -24,7 +24,7 @@ CHANGES = st.fixed_dictionaries(
         "recipe.activation_checkpointing": st.sampled_from(["none", "full", "selective"]),
         "recipe.micro_batch": st.sampled_from([1, 2, 4, 16]),
         "recipe.seq_len": st.sampled_from([256, 512, 1000]),
-        "recipe.loss": st.sampled_from(["full", "chunked"]),
+        "recipe.loss": st.sampled_from(["full", "chunked", "compiled"]),
         "recipe.precision": st.sampled_from(["bf16-mixed", "bf16"]),
         "recipe.tokens": st.sampled_from(["1B", "3B"]),
         "model.n_layers": st.integers(1, 20),

@@ -68,6 +68,7 @@ def candidates(blocks: Blocks) -> Iterator[Run]:
     [
         (4, SMALL, {}), (4, EXPERTS, {}), (6, {**SMALL, "n_layers": 5}, {"global_batch": 6}),
         (4, SMALL, {"loss": "chunked", "loss_chunks": 64}), (4, SMALL, {"optimizer": "adafactor"}),
+        (4, SMALL, {"loss": "compiled"}),
         (4, SMALL, {"attention": "math"}), (2, {**SMALL, "n_predict_ahead": 1}, {}),
         (4, SMALL, {"precision": "fp8-rowwise", "fp8_weight_caching": True}),
         (4, SMALL, {"precision": "fp8-rowwise-sharded"}),

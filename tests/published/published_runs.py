@@ -33,18 +33,12 @@ _ONE_STAGE = (
     "not found: with one stage 4 to 5 GiB more than told, whatever the batch and the tensor ranks; over two and "
     "more stages the same states are within 15 %"
 )
-_COMPILED = (
-    "torch.compile, mid 2025: the loss is compiled there as well, which is not told; of each logit a trace of such a "
-    "loss holds 4 bytes at most, as kept and as its gradient in 16 bits, where 12 are told"
-)
 ROW_REASONS = {
     "R0338": "the page has the same configuration with 44 GB in the row before",
     "R0390": _ONE_STAGE,
     "R0391": _ONE_STAGE,
     "R0405": _ONE_STAGE,
     "R0406": _ONE_STAGE,
-    "R0032": _COMPILED,
-    "R0036": _COMPILED,
 }
 # Runs that did not fit and were said to.
 MISSED_REASONS = {

@@ -49,6 +49,7 @@ TITAN_FP8 = Source(
         "405B: a local batch goes in as many micro-batches as stages (torchtitan's default), 126 layers as evenly as "
         "they go, interleaved with two chunks on a rank; sequence parallelism; parameters gathered once for a step",
         "context parallelism is a ring",
+        "R0032 and R0036, of mid 2025: the loss is compiled too (recipe.loss = compiled)",
     ),
 )  # fmt: skip
 
@@ -63,7 +64,7 @@ def fsdp_extras(run: Run, rank: RankAccount) -> tuple[Extra, ...]:
         found.append(Extra("flat gather buffer of embedding and head", 2 * outside, why))
         why = "foreach_reduce allocates them in the reduce-scatter stream"
         found.append(Extra("gradient shards", 4 * rank.ledger.parameters, why))
-    if run.recipe.loss == "full" and rank.last:
+    if run.recipe.loss == "full" and rank.last:  # compiled, it holds them until their gradient is there
         tokens = run.device_batch * run.recipe.seq_len // layout.context
         why = "let go before backward, and too small a block for the fp32 gradient of the logits"
         found.append(Extra("16-bit logits", 2 * tokens * model.padded_vocab // layout.tensor, why))
@@ -75,6 +76,10 @@ TITAN_PRECISIONS = {
     "bf16": "bf16-sharded", "fp8": "fp8-tensorwise-sharded", "fp8 tensorwise": "fp8-tensorwise-sharded",
     "fp8 rowwise": "fp8-rowwise-sharded",
 }  # fmt: skip
+
+
+# `--compile` has the loss compiled as well since mid 2025; the rows of 2024 ran before.
+LOSS_COMPILED = ("R0032", "R0036")
 
 
 def titan_case(row: Row) -> Case:
@@ -97,10 +102,11 @@ def titan_case(row: Row) -> Case:
         schedule="interleaved" if interleaved else "1f1b", virtual_stages=2 if interleaved else 1,
         stage_layers=layers if uneven else None,
     )  # fmt: skip
+    loss = "compiled" if row["id"] in LOSS_COMPILED else "full"
     recipe = Recipe(
         seq_len=length, micro_batch=batch, global_batch=local * data, steps=1, precision=precision,
         attention="flash", activation_checkpointing=row["activation_ckpt"], compile=row["compile"] == "1",
-        loss="chunked" if "chunked cross entropy" in row["notes"] else "full",
+        loss="chunked" if "chunked cross entropy" in row["notes"] else loss,
     )  # fmt: skip
     named = [name for name in ("h200", "b200") if name.upper() in row["hardware"]]
     device = catalog.device(named[0] if named else "h100-sxm")

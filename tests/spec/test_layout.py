@@ -86,6 +86,9 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
         ({"shard": 2}, {}, {"optimizer": "muon"}, 2,
          "recipe.optimizer = 'muon': works on whole matrices, and sharded ranks have pieces of them (replicate, tensor "
          "and pipeline do not); nearest that works: adamw"),
+        ({"tensor": 2}, EIGHT, {"loss": "compiled"}, 2,
+         "recipe.loss = 'compiled': tensor ranks take the loss of their own columns each, which is not followed "
+         "through a compiler; nearest that works: full"),
         ({"tensor": 2}, EIGHT, {"loss": "chunked"}, 2,
          "recipe.loss = 'chunked': tensor ranks take the loss of all logits at once, each of its own columns"
          "; nearest that works: full"),

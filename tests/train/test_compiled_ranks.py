@@ -25,7 +25,7 @@ from trainledger.ledger.pipeline import in_flight
 from trainledger.ledger.rank import rank_of
 from trainledger.ledger.ranks import account_of_stage
 from trainledger.loaded import load
-from trainledger.nn.loss import next_token_loss
+from trainledger.nn.loss import compiled_loss, next_token_loss
 from trainledger.nn.transformer import build, run_layers
 from trainledger.spec.run import Run
 from trainledger.trace.distributed import trace_rank
@@ -52,6 +52,7 @@ QUICK: dict[str, Case] = {
     "fsdp, shards in bf16, checkpointed": ({"shard": 2}, {}, {**AGAIN, **SHARDED}),
     "fsdp x tensor": ({"shard": 2, **SEQUENCE}, {}, SHARDED),
     "fsdp, selective": ({"shard": 2}, {"n_kv_heads": 2}, {**SELECTIVE, **SHARDED}),
+    "fsdp, the loss too": ({"shard": 2}, {"vocab_size": 8192}, {**SELECTIVE, **SHARDED, "loss": "compiled"}),
 }
 MORE: dict[str, Case] = {
     "fsdp, gpt2, kept": ({"shard": 2, "reshard_after_forward": False}, LAYERS, {}),
@@ -85,6 +86,10 @@ MORE: dict[str, Case] = {
     "fsdp, selective, gathered once": ({"shard": 2, "reshard_after_forward": False}, {}, SELECTIVE),
     "fsdp, selective, two micro-batches": ({"shard": 2}, {}, {**SELECTIVE, "global_batch": 16}),
     "hybrid, selective": ({"shard": 2, "replicate": 2}, {}, {**SELECTIVE, "global_batch": 16}),
+    "ddp, the loss too": ({"replicate": 2}, {"vocab_size": 8192}, {**MIXED, "loss": "compiled"}),
+    "hybrid, the loss too, two micro-batches": (
+        {"shard": 2, "replicate": 2}, {"vocab_size": 8192}, {"loss": "compiled", "global_batch": 32},
+    ),
     "ddp, selective": ({"replicate": 2}, {}, {**SELECTIVE, **MIXED}),
     "tensor, selective": ({"tensor": 2}, {}, SELECTIVE),
     "tensor and sequence, selective": (SEQUENCE, {}, SELECTIVE),
@@ -184,6 +189,7 @@ class Stage(nn.Module):
         super().__init__()
         (self.chunk,) = rank_of(run, stage).chunks
         self.model = build(run.model, run.recipe)
+        self.loss = run.recipe.loss
         self.own = range(self.chunk.first, self.chunk.first + self.chunk.count)
         self.model.layers = nn.ModuleList([self.model.layers[each] for each in self.own])
         for each in self.model.layers:
@@ -202,7 +208,8 @@ class Stage(nn.Module):
         if not self.chunk.ends:
             return y_BTD
         assert model.norm is not None
-        return next_token_loss(model.lm_head(model.norm(y_BTD)), targets_BT)
+        of_logits = compiled_loss() if self.loss == "compiled" else next_token_loss
+        return of_logits(model.lm_head(model.norm(y_BTD)), targets_BT)
 
 
 def stage_traced(run: Run, stage: int) -> Ledger:
@@ -243,6 +250,12 @@ def test_a_stage_holds_what_its_micro_batches_in_flight_keep(stage: int) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_last_stage_with_a_compiled_loss(schedule: str) -> None:
+    stage_is(schedule, 2, {"loss": "compiled"}, {"vocab_size": 8192}, near=0.005)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "stage"), [("1f1b", 1), ("gpipe", 0), ("gpipe", 1), ("gpipe", 2)])
 def test_other_stages(schedule: str, stage: int) -> None:
     stage_is(schedule, stage, {}, near=0.005)
@@ -262,9 +275,12 @@ def test_stages_that_run_blocks_again(schedule: str, stage: int) -> None:
     stage_is(schedule, stage, AGAIN, near=0.02)
 
 
-def stage_is(schedule: str, stage: int, recipe: dict[str, Any], *, near: float) -> None:
+def stage_is(
+    schedule: str, stage: int, recipe: dict[str, Any], model: dict[str, Any] | None = None, *, near: float
+) -> None:
     sizes = {"global_batch": 12, "micro_batch": 2}
-    run = run_of(({"pipeline": 3, "schedule": schedule}, {"n_layers": 6}, {**sizes, **recipe}))
+    model = {"n_layers": 6, **(model or {})}
+    run = run_of(({"pipeline": 3, "schedule": schedule}, model, {**sizes, **recipe}))
     traced, closed = stage_traced(run, stage), account_of_stage(run, stage)
     assert (traced.notes, closed.notes) == ((), ())
     assert closed.peak().nbytes == pytest.approx(traced.peak().nbytes, rel=near)

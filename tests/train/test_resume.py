@@ -117,9 +117,10 @@ def test_the_run_learns(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("precision", "again"), [("fp32", "none"), ("bf16-mixed", "none"), ("bf16-mixed", "selective")]
+    ("precision", "again", "loss"),
+    [("fp32", "none", "full"), ("bf16-mixed", "none", "compiled"), ("bf16-mixed", "selective", "full")],
 )
-def test_a_compiled_run_ends_in_the_same_bits(precision: str, again: str, tmp_path: Path) -> None:
-    run = tiny_run(compile=True, precision=precision, dropout=0.1, activation_checkpointing=again)
+def test_a_compiled_run_ends_in_the_same_bits(precision: str, again: str, loss: str, tmp_path: Path) -> None:
+    run = tiny_run(compile=True, precision=precision, dropout=0.1, activation_checkpointing=again, loss=loss)
     whole = train(run, tmp_path / "whole", open_feed=CountingFeed)
     assert sha(in_sittings(run, tmp_path / "parts", 3)) == sha(whole)

@@ -168,8 +168,8 @@ def _trace_run(args: argparse.Namespace) -> int:
         raise InvalidInput([Problem("layout", None, f"{rule}; leave [layout] out here")])
     if args.by == "line":
         raise InvalidInput([Problem("--by", "line", "is told of your own code; the closed form has no lines", "path")])
-    # Traced operation by operation, blocks run eagerly: so does the closed form that is held against it.
-    eager = replace(run, recipe=replace(run.recipe, compile=False))
+    # Traced operation by operation, blocks and loss run eagerly: so does the closed form that is held against it.
+    eager = replace(run, recipe=run.recipe.uncompiled)
     predicted, traced = account(eager), rehearse(eager, blocks=args.blocks)
     rows = compare(predicted, traced)
     operations = sum(each.times for each in traced)

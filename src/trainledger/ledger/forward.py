@@ -43,7 +43,7 @@ def forward(
         logits = head(tape, sizes, leaves, x, rows)
         op.let_copies_go(outside)
         # A model that takes its loss itself, chunk by chunk, ends with that.
-        return logits if tape.sharded is None or recipe.loss != "full" else tape.sharded.ending(logits)
+        return logits if tape.sharded is None or recipe.loss_in_chunks else tape.sharded.ending(logits)
 
     if leaves.head is None:
         x = hidden(tape, sizes, leaves, ids, recipe, received)
@@ -53,7 +53,7 @@ def forward(
     # No name here keeps the hidden states alive while the loss is taken.
     if op.is_one(sizes.layout.tensor):
         value = loss(tape, recipe, hidden(tape, sizes, leaves, ids, recipe, received), logits_of, trained, ids)
-        return value if tape.sharded is None or recipe.loss == "full" else tape.sharded.ending(value)
+        return value if tape.sharded is None or not recipe.loss_in_chunks else tape.sharded.ending(value)
     logits = logits_of(_entered(tape, sizes, hidden(tape, sizes, leaves, ids, recipe, received)), sizes.rows)
     with tape.at("loss"):
         return vocab_parallel_loss(tape, sizes, logits, ids, upcast=recipe.loss_upcast)

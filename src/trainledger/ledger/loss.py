@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from trainledger.ledger import operations as op
+from trainledger.ledger import rules
 from trainledger.ledger.array import Array, Leaf
 from trainledger.ledger.attention import softmax
 from trainledger.ledger.checkpointing import checkpointed
@@ -23,11 +24,12 @@ Head = Callable[[Array, Int], Array]  # hidden states and how many tokens they a
 def loss(tape: Tape, recipe: Recipe, x: Array, head: Head, trained: list[Leaf], ids: Array) -> Array:
     """Mean cross entropy in fp32 of normed hidden states; ``trained`` are the head's own parameters that learn."""
     rows = ids.elements
-    if recipe.loss == "full":
+    if not recipe.loss_in_chunks:
+        of_logits = compiled_cross_entropy if recipe.loss == "compiled" else cross_entropy
         logits = head(x, rows)
         del x
         with tape.at("loss"):
-            return cross_entropy(tape, logits, ids, upcast=recipe.loss_upcast)
+            return of_logits(tape, logits, ids, upcast=recipe.loss_upcast)
     chunks = recipe.loss_chunks
 
     def part(x: Array) -> Array:
@@ -63,6 +65,33 @@ def negative_log_likelihood(tape: Tape, log_probabilities: Array, targets: Array
 
     saved = (log_probabilities.view(), targets, weight_sum)
     value.node = tape.node([log_probabilities.node], saved, backward)
+    return value
+
+
+def compiled_cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast: bool) -> Array:
+    """The same under torch.compile: a kernel forward and one backward, both from the logits in their own format.
+
+    Kept of a row beside its logits are two fp32 numbers, its largest logit and the logarithm of the sum (Inductor,
+    torch 2.13); log-probabilities and what is wider than the logits exist inside of the kernels only.
+    """
+    elements, rows, count = logits.elements, targets.elements, rules.FLOPS_PER_ELEMENT
+    wide, logits_dtype = "fp32" if upcast else logits.dtype, logits.dtype
+    makes = [(rows, "fp32"), (rows, "fp32"), (1, wide), (1, "fp32")]
+    largest, log_sum, weight_sum, value = tape.emit(
+        "cross_entropy", "softmax", reads=[logits, targets], makes=makes, flops=count["softmax"] * elements,
+        basis="assumed",
+    )  # fmt: skip
+
+    def backward(g: Array, *saved: Array) -> Gradients:
+        # The softmax is made again, and the targets' places are summed over each row.
+        flops = (count["softmax"] + count["softmax backward"]) * elements
+        gradient, _ = tape.emit(
+            "cross_entropy_backward", "softmax", reads=[g, *saved], makes=[(elements, logits_dtype), (rows, "fp32")],
+            flops=flops, basis="assumed",
+        )  # fmt: skip
+        return [gradient]
+
+    value.node = tape.node([logits.node], (logits, targets, largest, log_sum, weight_sum), backward)
     return value
 
 

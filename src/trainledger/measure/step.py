@@ -77,7 +77,7 @@ def metered_step(
     writer: str,
     clocked: bool = False,
 ) -> Ledger:
-    """One optimizer step under the recorder, as a ledger.
+    """One optimizer step under the recorder, as a ledger; nothing is compiled, as no operation could be told apart.
 
     The optimizer's state is made before, so that the step is like every one but the first.
     """
@@ -91,5 +91,5 @@ def metered_step(
         scaler = LossScaler(batches[0][0].device, read=_as_if_finite)
         recorder.resident([scaler.scale, scaler.good_steps], "optimizer state")
     with recorder:
-        optimizer_step(model, optimizer, batches, run.recipe, clock=recorder.phase, scaler=scaler)
+        optimizer_step(model, optimizer, batches, run.recipe.uncompiled, clock=recorder.phase, scaler=scaler)
     return recorder.ledger(tokens=run.recipe.tokens_per_step, writer=writer)

@@ -1,10 +1,12 @@
-"""The loss of next-token prediction, with all logits at once or chunk by chunk.
+"""The loss of next-token prediction, with all logits at once, compiled or not, or chunk by chunk.
 
 Shapes: B sequences, T tokens, N = B T tokens in a row, D d_model, V vocab_size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,11 +35,19 @@ def cross_entropy(logits_NV: Tensor, targets_N: Tensor, reduction: str, *, upcas
 
 def run_loss(model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor, recipe: Recipe) -> Tensor:
     """The mean loss of a batch in the way that the recipe asks for."""
-    if recipe.loss == "full":
+    if not recipe.loss_in_chunks:
+        of_logits = compiled_loss() if recipe.loss == "compiled" else next_token_loss
         # One expression, so that no name keeps the logits alive through backward.
-        return next_token_loss(model(inputs_BT), targets_BT, upcast=recipe.loss_upcast)
+        return of_logits(model(inputs_BT), targets_BT, upcast=recipe.loss_upcast)
     loss: Tensor = model(inputs_BT, targets_BT)
     return loss
+
+
+@cache
+def compiled_loss() -> Callable[..., Tensor]:
+    """`next_token_loss` by torch.compile: what stands between logits and loss is never written to memory."""
+    compiled: Callable[..., Tensor] = torch.compile(next_token_loss)
+    return compiled
 
 
 class HeadLoss(nn.Module):

@@ -280,5 +280,5 @@ def build(spec: ModelSpec, recipe: Recipe) -> Transformer:
         checkpointing=recipe,
         dispatching=Dispatching(recipe.expert_capacity, recipe.load_balance_loss),
         ahead=recipe.predict_ahead_loss,
-        loss=HeadLoss(recipe) if recipe.loss != "full" else None,
+        loss=HeadLoss(recipe) if recipe.loss_in_chunks else None,
     )

@@ -114,10 +114,12 @@ def _loss(run: Run) -> Iterator[Change]:
     tokens = run.device_batch * run.recipe.seq_len
     chunks = next((each for each in (8, 4, 16, 2) if tokens % each == 0), None)
     for kind in LOSSES:
-        if kind != run.recipe.loss and (kind == "full" or chunks is not None):
-            more = () if kind == "full" or chunks == run.recipe.loss_chunks else (("recipe.loss_chunks", chunks),)
+        whole = kind in ("full", "compiled")
+        if kind != run.recipe.loss and (whole or chunks is not None):
+            more = () if whole or chunks == run.recipe.loss_chunks else (("recipe.loss_chunks", chunks),)
             what = "the loss of all logits at once" if kind == "full" else f"loss {kind}"
-            yield Change(what, (("recipe.loss", kind), *more), ROUNDING)
+            cost = "compiles at every start" if kind == "compiled" else ""
+            yield Change(what, (("recipe.loss", kind), *more), ROUNDING, cost)
     if run.recipe.loss_upcast and precision_of(run.recipe).low:
         yield _one("the loss in 16 bits", "recipe.loss_upcast", False, RESULT, "a coarser loss and gradient of it")
 

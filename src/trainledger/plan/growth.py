@@ -62,7 +62,7 @@ def _sequence(run: Run, reach: int) -> Growth:
         step = lcm(step, context * run.layout.tensor)
     if precision_of(run.recipe).float8 is not None:
         step = lcm(step, TILE)
-    if run.recipe.loss != "full":
+    if run.recipe.loss_in_chunks:
         step = lcm(step, run.recipe.loss_chunks)
     values = _upwards(run, "recipe.seq_len", run.recipe.seq_len, step, reach)
 

@@ -162,8 +162,8 @@ LIMITS = (
         False, _positions,
     ),
     Limit(
-        "vocabulary logits", "share", "logits and loss as a share of the peak", "recipe.loss=chunked or fused, a "
-        "smaller micro-batch, or tensor ranks", "ledger at its peak", True, _logits,
+        "vocabulary logits", "share", "logits and loss as a share of the peak", "recipe.loss=chunked, fused or "
+        "compiled, a smaller micro-batch, or tensor ranks", "ledger at its peak", True, _logits,
     ),
     Limit(
         "critical batch", "tokens", "tokens in a step beside the critical batch", "fewer sequences in a step, or a "

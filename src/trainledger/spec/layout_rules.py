@@ -167,6 +167,8 @@ def _tensor(run: Run) -> Iterator[Problem]:
         yield Problem("layout.tensor", ranks, rule, _nearest(ranks, fits))
     if run.recipe.loss != "full":
         rule = "tensor ranks take the loss of all logits at once, each of its own columns"
+        if run.recipe.loss == "compiled":
+            rule = "tensor ranks take the loss of their own columns each, which is not followed through a compiler"
         yield Problem("recipe.loss", run.recipe.loss, rule, "full")
     if spec.qk_norm == "width":
         yield Problem("layout.tensor", ranks, "norms over the width of all heads (qk_norm) cannot be split by heads", 1)

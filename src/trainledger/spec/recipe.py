@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from trainledger.frozen import frozen
 from trainledger.spec import optimizers, precision, savings
@@ -75,7 +76,7 @@ class Recipe:
     )  # fmt: skip
     loss: str = setting(
         "full = all logits at once, chunked = a part of the tokens at a time (logits made again in backward), "
-        "fused = so too, but with the gradients taken in forward",
+        "fused = so too, but with the gradients taken in forward, compiled = torch.compile the loss of all logits",
         quantity="text", default="full", choices=LOSSES,
     )  # fmt: skip
     loss_chunks: int = setting("chunks of tokens in a chunked or fused loss", default=8, at_least=1, at_most=10**6)
@@ -207,6 +208,21 @@ class Recipe:
         if self.optimizer_loop is not None:
             return self.optimizer_loop
         return optimizers.IMPLEMENTATIONS[self.optimizer][0]
+
+    @property
+    def loss_in_chunks(self) -> bool:
+        """Whether head and loss go through a part of the tokens at a time; else all logits come before the loss."""
+        return self.loss in ("chunked", "fused")
+
+    @property
+    def compiles(self) -> bool:
+        """Whether anything goes through torch.compile: the blocks or the loss."""
+        return self.compile or self.loss == "compiled"
+
+    @property
+    def uncompiled(self) -> Recipe:
+        """The same without torch.compile, as it runs operation by operation."""
+        return replace(self, compile=False, loss="full" if self.loss == "compiled" else self.loss)
 
     @property
     def expert_capacity(self) -> float | None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trainledger.spec.recipe import Recipe
     from trainledger.spec.run import Run
 
-LOSSES = ("full", "chunked", "fused")
+LOSSES = ("full", "chunked", "fused", "compiled")
 CHECKPOINTING = ("none", "full", "segments", "from-start", "selective", "attention", "offload")
 # What selective recomputation may keep: operations by PyTorch's names, all_to_all for what experts send, and two known
 # choices. ``matmuls`` is torchtitan's policy: fused attention, and every second matrix product, also of those in 8 bits
@@ -66,7 +66,7 @@ def run_problems(run: Run) -> Iterator[Problem]:
     yield from lora.model_problems(run)
     recipe = run.recipe
     tokens = run.device_batch * recipe.seq_len
-    if recipe.loss != "full" and tokens % recipe.loss_chunks:
+    if recipe.loss_in_chunks and tokens % recipe.loss_chunks:
         rule = f"must divide the {tokens} tokens of a micro-batch"
         yield Problem("recipe.loss_chunks", recipe.loss_chunks, rule, _divisor_near(tokens, recipe.loss_chunks))
 

@@ -147,7 +147,7 @@ def _arithmetic(run: Run, device: torch.device) -> Iterator[None]:
     set_fp32_products(precision_of(run.recipe))
     if device.type == "cpu":
         keep_freed_memory()
-    if not (run.recipe.compile and device.type == "cpu"):
+    if not (run.recipe.compiles and device.type == "cpu"):
         yield
         return
     # Compiled CPU kernels add up in an order that depends on timing unless told otherwise; eager ones do not.

@@ -60,7 +60,7 @@ def refuse(precision: Precision, recipe: Recipe) -> None:
     if recipe.compile and (precision.copies == "gathered" or precision.float8 is not None):
         rule = f"is not built for precision {precision.name}, which puts other tensors or products into the blocks"
         found.append(Problem("recipe.compile", True, rule, False))
-    if precision.copies == "gathered" and recipe.loss != "full":
+    if precision.copies == "gathered" and recipe.loss_in_chunks:
         rule = f"is not built for precision {precision.name}: the head's copy is gone when its logits are made again"
         found.append(Problem("recipe.loss", recipe.loss, rule, "full"))
     if found:

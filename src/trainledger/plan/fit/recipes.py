@@ -53,5 +53,5 @@ def _changes(run: Run) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
         yield "micro-batch 1", {"recipe": {"micro_batch": 1}}
     if recipe.activation_checkpointing not in ("full", "from-start", "segments") or recipe.recompute_every > 1:
         yield "full recomputation", {"recipe": {"activation_checkpointing": "full", "recompute_every": 1}}
-    if recipe.loss == "full" and layout.tensor == 1:
+    if not recipe.loss_in_chunks and layout.tensor == 1:
         yield "loss in chunks", {"recipe": {"loss": "chunked", "loss_chunks": LOSS_CHUNKS}}

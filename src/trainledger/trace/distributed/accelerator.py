@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ def as_cpu() -> Iterator[None]:
         return lambda *args, **kwargs: 0
 
     def on_cpu(init: Callable[..., None]) -> Callable[..., None]:
+        @wraps(init)  # a compiler that meets autocast asks for the names of its arguments
         def initialized(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
             init(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
