@@ -136,7 +136,7 @@ def test_other_ranks_with_compiled_blocks(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TO_THE_END)
 def test_tensor_ranks_that_run_blocks_again(name: str) -> None:
-    same(TO_THE_END[name], near=0.04)
+    same(TO_THE_END[name], near=0.04 if torch.__version__ >= (2, 12) else 0.06)
 
 
 def test_what_is_sent_is_what_eager_blocks_send() -> None:
