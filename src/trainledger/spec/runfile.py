@@ -27,7 +27,7 @@ SECTIONS: dict[str, type[Any]] = {
 }  # fmt: skip
 LARGEST_FILE_NBYTES = 2**20
 AUTO = "auto"  # layout = "auto" at the top of a file, or --set layout=auto, is layout.auto = true
-_NAME = re.compile(r"(?!.*\.(?:json|toml)$)[\w.-]+")  # such as of a model, not of a file
+_NAME = r"(?!.*\.(?:json|toml)$)[\w.-]+"  # such as of a model, not of a file
 _TWO_LAYOUTS = r"(?ms)^layout\s*=.*^\[layout\]"  # the text and the section
 
 Table = Mapping[str, Any]
@@ -111,7 +111,7 @@ def read_table(path: str | os.PathLike[str]) -> dict[str, Any]:
         rule = f"cannot be read: {error.strerror or error}"
         if isinstance(error, FileNotFoundError) and where == "run.toml":  # what every verb reads where none is named
             rule += "; name a run file, or write one: trainledger init"
-        elif isinstance(error, FileNotFoundError) and _NAME.fullmatch(where):  # of verbs that take no model by its name
+        elif isinstance(error, FileNotFoundError) and re.fullmatch(_NAME, where):  # to verbs that take no model's name
             rule += "; a run file says what is trained: trainledger init writes one, --preset takes a model's name"
         elif isinstance(error, FileNotFoundError) and not where.endswith(".toml"):
             rule += "; a model is a name of `trainledger catalog models`, or the path of its config.json"
