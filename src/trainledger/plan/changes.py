@@ -114,7 +114,7 @@ def _loss(run: Run) -> Iterator[Change]:
     tokens = run.device_batch * run.recipe.seq_len
     chunks = next((each for each in (8, 4, 16, 2) if tokens % each == 0), None)
     for kind in LOSSES:
-        whole = kind in ("full", "compiled")
+        whole = not replace(run.recipe, loss=kind).loss_in_chunks
         if kind != run.recipe.loss and (whole or chunks is not None):
             more = () if whole or chunks == run.recipe.loss_chunks else (("recipe.loss_chunks", chunks),)
             what = "the loss of all logits at once" if kind == "full" else f"loss {kind}"

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from trainledger.ledger import rules
-from trainledger.trace import fused_layers, linear_algebra, pairs, sparse_results
-from trainledger.trace import operator_names as names
+from trainledger.trace import fused_layers, linear_algebra, operator_names, pairs, sparse_results
 from trainledger.trace.scratch import SCRATCH, Scratch
 from trainledger.trace.tensor_facts import tensors_in
 
@@ -275,13 +274,13 @@ for _kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attenti
     _backward = "flash_attention_for_cpu_backward" if _kernel.endswith("cpu") else f"{_kernel}_backward"
     _RULES[f"aten::_scaled_dot_product_{_backward}"] = ("attention", _attention_backward)
 
-for _kind, _pairs in names.BY_ELEMENT.items():
+for _kind, _pairs in operator_names.BY_ELEMENT.items():
     for _name, _what in _pairs:
         _RULES[f"aten::{_name}"] = (_kind, _per_input_element(_what))
-_RULES |= {f"aten::{each}": ("reduction", _per_input_element("reduction")) for each in names.REDUCTIONS}
+_RULES |= {f"aten::{each}": ("reduction", _per_input_element("reduction")) for each in operator_names.REDUCTIONS}
 for _kind, _named in (
-    ("embedding", names.LOOKUPS), ("copy", names.COPIES), ("allocate", names.ALLOCATIONS), ("random", names.RANDOM),
-    ("transfer", names.TRANSFERS),
+    ("embedding", operator_names.LOOKUPS), ("copy", operator_names.COPIES), ("allocate", operator_names.ALLOCATIONS),
+    ("random", operator_names.RANDOM), ("transfer", operator_names.TRANSFERS),
 ):  # fmt: skip
     _RULES |= {f"aten::{each}": (_kind, _none) for each in _named}
 for _name in ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat", "chunk_cat_mixed_dtype"):
@@ -312,7 +311,7 @@ def operator_of(func: OpOverload) -> Operator:
         return Operator(name, "update", _update(name[len("_fused_") : -1]), assumed=True, takes_options=True)
     if name.startswith("_foreach_"):
         return Operator(name, "elementwise", _first_list)
-    if torch.Tag.pointwise in func.tags or name in names.POINTWISE or schema in _PRIMITIVE:
+    if torch.Tag.pointwise in func.tags or name in operator_names.POINTWISE or schema in _PRIMITIVE:
         return Operator(name, "elementwise", _per_element("elementwise"), scratch=SCRATCH.get(schema))
     from trainledger.trace.custom import registered_with_torch
 

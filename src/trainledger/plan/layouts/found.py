@@ -84,9 +84,8 @@ class Layouts:
     accounted for exactly, best bounds first. ``certain`` says that no other can be among
     the ``ranked``, if bounds hold. ``simplest`` takes at most 3 % longer than the quickest and has the fewest kinds of
     ranks of those (`Layout.kinds_of_ranks`), of as many those whose experts' tokens go the plainest way; ``layout =
-    "auto"`` takes it. CPU seconds: ``preparing_seconds`` went into
-    the grid and the pieces that bounds are made of, ``bounding_seconds`` into the bounds, ``accounting_seconds`` into
-    the accounts.
+    "auto"`` takes it. CPU seconds: ``preparing_seconds`` went into the grid and the pieces that bounds are made of,
+    ``bounding_seconds`` into the bounds, ``accounting_seconds`` into the accounts.
     """
 
     run: Run

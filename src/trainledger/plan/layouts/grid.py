@@ -134,8 +134,8 @@ def grid_of(run: Run, devices: int, fixed: Mapping[str, Any]) -> Grid:
         raise InvalidInput([Problem("recipe.activation_checkpointing", own, rule, "full")])
     layout = _sending(run, fixed)
     asked = replace(run, layout=replace(layout, auto=True))
-    if names := [each for each in asked.problems() if each.field == "layout.overlap"]:
-        raise InvalidInput(names)
+    if problems := [each for each in asked.problems() if each.field == "layout.overlap"]:
+        raise InvalidInput(problems)
     taken = tuple(name for name in SENDING if name not in fixed and getattr(layout, name) != getattr(run.layout, name))
     run = replace(run, recipe=replace(run.recipe, activation_checkpointing=own), layout=layout)
     return Grid(run, devices, dict(fixed), tuple(dict.fromkeys((*CHECKPOINTING, own))), taken)

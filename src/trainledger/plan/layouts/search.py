@@ -290,7 +290,8 @@ class _Accounts:
 
     def _plainer(self) -> None:
         """Account for the plainer ways to send to experts in the quickest layout and in the simplest."""
-        for each in {id(each): each for each in (*self.ranked()[:1], self.simplest()) if each is not None}.values():
+        quickest, simplest = self.ranked()[:1], self.simplest()
+        for each in quickest if simplest in quickest or simplest is None else (*quickest, simplest):
             for run in plainer(each.run, self.taken):
                 told = exact(run, self.machine, backend=self.backend)
                 if told.seconds is not None and told.fits is not False:
