@@ -69,24 +69,42 @@ def _searched(run: Run, progress: Callable[[str, int, int], None] | None) -> Run
     if run.cluster.count == 1 and not fixed and run.cluster.device == THIS_MACHINE:
         return replace(run, layout=replace(run.layout, auto=False))
     found = layouts(whole(run), fixed=fixed, keep=1, progress=progress)
+    if found.interrupted:  # who asked for a run did not ask for the best layout until then
+        raise KeyboardInterrupt
     if found.simplest is None:
-        devices = f"{run.cluster.count:,} x {run.cluster.device}"
-        rule = f"found no layout that fits {devices}{_why_none(found, fixed)} (trainledger layouts says all)"
-        raise InvalidInput([Problem("layout", "auto", rule)])
+        why = why_no_layout(found, fixed, progress=progress)
+        raise InvalidInput([Problem("layout", "auto", f"{why.rule} (trainledger layouts says all)", why.nearest)])
     return found.simplest.run
 
 
-def _why_none(found: Layouts, fixed: Mapping[str, Any]) -> str:
-    """What keeps a run from every layout: memory, where the rules allow any; else the rule that most break."""
-    from trainledger.plan.layouts.search import BESIDE_STATES, STATES_ALONE
+def why_no_layout(
+    found: Layouts, fixed: Mapping[str, Any], *, progress: Callable[[str, int, int], None] | None = None
+) -> Problem:
+    """Why a search with ``fixed`` values found no layout, and the nearest values with which there is one."""
+    from trainledger.ledger.step import account
+    from trainledger.plan.layouts.grid import whole
+    from trainledger.plan.layouts.refused import refused
+    from trainledger.questions import layouts
 
-    reasons = [each.reason for each in found.rejected]
-    large = next((each for each in reasons if each in (STATES_ALONE, BESIDE_STATES)), None)
-    if large is not None:
-        return f": too large are {large.partition(': ')[2]}"
-    if reasons:
-        return f": {reasons[0]}"
-    return " with " + ", ".join(f"{name} = {shown(value)}" for name, value in fixed.items()) if fixed else ""
+    run = whole(found.run)
+
+    def fits(count: int) -> bool:
+        try:
+            more = layouts(run, devices=count, fixed=fixed, keep=1, limit_seconds=3, progress=progress)
+        except InvalidInput:  # such as of a network that is not known
+            return False
+        if more.interrupted:
+            raise KeyboardInterrupt
+        return more.best is not None
+
+    alone = replace(run, recipe=replace(run.recipe, micro_batch=1, global_batch=1))
+    states = sum(nbytes for _, nbytes in account(alone, backend=kernels_of(run)).resident)
+    why = refused(found, fixed, fits, states // found.usable_nbytes if found.usable_nbytes else 1)
+    values = ", ".join(f"{name} = {shown(value)}" for name, value in fixed.items())
+    rule = f"found no layout that fits {found.devices:,} x {run.cluster.device}"
+    rule += f": {why.rule}" if why.rule else f" with {values}" if values else ""
+    *some, last = why.nearest or ("",)
+    return Problem("layout", None, rule, f"{', '.join(some)} or {last}" if some else last or None)
 
 
 def model(name: str, **fields: Any) -> ModelSpec:

@@ -229,13 +229,15 @@ def optimal(
     family: str | None = "llama-3-8b",
     seq_len: Any = None,
     tokens_per_step: Any = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Optimal:
     """The compute-optimal N and D for a budget, and the run that it really pays for (`trainledger.plan.optimal`).
 
     The budget is exactly one of ``flops``, ``device_hours``, ``days`` with ``count``, ``money`` with ``price``; numbers
     may be text. ``params`` or ``ratio`` (tokens per parameter) asks for one model off the optimum, ``inference`` is the
     tokens that will be served, ``unique`` those that exist. ``family`` is the model of the catalog whose shape the run
-    that is paid for has; None leaves it out, as does a budget without devices and days. Raises `InvalidInput`.
+    that is paid for has; None leaves it out, as does a budget without devices and days. ``say`` hears what is being
+    looked at. Raises `InvalidInput`.
 
     >>> best = optimal(device="h100-sxm", count=32, days="2w", family=None)
     >>> best.parameters // 10**8, best.tokens // 10**9
@@ -277,6 +279,6 @@ def optimal(
         return answer
     paid = pay(
         budget, answer.chosen.law, base, budget.device, predict, seq_len=tokens, tokens_per_step=step,
-        loss=answer.loss_law.loss,
+        loss=answer.loss_law.loss, say=say,
     )  # fmt: skip
     return replace(answer, paid=paid)

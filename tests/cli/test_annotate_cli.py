@@ -173,9 +173,9 @@ def test_a_page_opens_offline(script: Path, capsys: pytest.CaptureFixture[str]) 
             ["--device", "tpu", "train.py"],
             "device = 'tpu': must be one that can be pretended; nearest that works: cuda",
         ),
-        (["--steps", "0", "train.py"], "steps = 0: must be at least 1"),
-        (["--steps", "x", "train.py"], "invalid int value"),
-        (["--width", "20", "train.py"], "--width = 20: must be at least 60"),
+        (["--steps", "0", "train.py"], "--steps = '0': must be at least 1"),
+        (["--steps", "x", "train.py"], "--steps = 'x': is not a count"),
+        (["--width", "20", "train.py"], "--width = '20': must be at least 60"),
         (["--html", "no/such/out.html", "train.py"], "--html"),
     ],
 )

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from trainledger.cli import main
+from trainledger.units import format_seconds
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -32,6 +33,22 @@ def test_time_on_a_device_and_where_nothing_is_known(capsys: pytest.CaptureFixtu
     assert "bound by memory" in out
     assert re.search(r"FLOPs / rate = [\d.]+ [GTP]FLOP / [\d.]+ TFLOP/s, bound by compute", out)
     assert re.search(r"bytes / rate = [\d.]+ [kMGT]?B / [\d.]+ [MGT]B/s, bound by memory", out)
+
+
+def test_the_longest_operations_are_told_and_how_many_more_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["explain", "time", "llama-3-8b", "--device", "h100-sxm"]
+    parts = json.loads(told(capsys, *words, "--json"))["parts"][1:]
+    seconds = sorted((line["value"] for part in parts for line in part["lines"]), reverse=True)
+    for asked, top in ((["--top", "3"], 3), ([], 15)):
+        out = told(capsys, *words, *asked)
+        operations = out.split("\nforward ")[1]
+        assert len(re.findall(r"\d+ (?:m|u)?s  assumed$", operations, re.MULTILINE)) == top
+        others = f"{len(seconds) - top} others, {format_seconds(sum(seconds[top:]))} in all"
+        assert out.splitlines()[-1] == f"{others}: --top {len(seconds)} tells every one."
+        assert all(part["title"] in out for part in parts)
+    assert "others" not in told(capsys, *words, "--top", str(len(seconds)))
+    assert main([*words[:1], "memory", *words[2:], "--top", "3"]) == 2
+    assert capsys.readouterr().err == "--top = 3: is of time; of memory every line is told\n"
 
 
 def test_what_is_explained_is_named_first_and_a_shared_source_stands_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,11 +112,11 @@ def test_time_of_a_layout_names_its_collectives(capsys: pytest.CaptureFixture[st
     layout = [f"--set=layout.{each}" for each in ("tensor=4", "pipeline=4", "shard=2")]
     recipe = [f"--set=recipe.{each}" for each in ("global_batch=8", "micro_batch=1", "precision=bf16-sharded")]
     words = ["explain", "time", "llama-3-8b", "--device", "h100-sxm", "--count", "32", *layout, *recipe]
-    out = told(capsys, *words)
+    out = told(capsys, *words, "--top", "1e3")
     assert max(len(line) for line in out.splitlines()) <= 80
     joined = " ".join(out.split())
     assert re.search(r"forward recv, between stages [\d.]+ [mu]s assumed times x time of one = 4 x 67.11 MB in", joined)
-    split = " ".join(told(capsys, *words, "--set", "layout.split_sends=true").split())
+    split = " ".join(told(capsys, *words, "--top", "1e3", "--set", "layout.split_sends=true").split())
     assert re.search(r"forward recv, between stages [\d.]+ [mu]s assumed times x time of one = 4 x 16.78 MB in", split)
     gathers = r"forward all_gather, tensor, 4 ranks [\d.]+ [mu]s assumed times x time of one = 4 x 67.11 MB in"
     assert re.search(gathers, split)

@@ -164,7 +164,7 @@ def test_code_that_cannot_be_followed(code: str, capsys: pytest.CaptureFixture[s
             ["traced_net:Net", "--set", "recipe.micro_batch=2"],
             "changes a field of a run file, which code does not have",
         ),
-        (["traced_net:Net", "--grad-accum", "0"], "--grad-accum = 0: must be at least 1"),
+        (["traced_net:Net", "--grad-accum", "0"], "--grad-accum = '0': must be at least 1"),
         (["traced_net:Net", "--kernels", "tpu"], "--kernels = 'tpu': must be cpu or cuda"),
         (["traced_net:Net", "--autocast", "bf17"], "--autocast = 'bf17': must be a 16-bit floating format"),
         (["gpt2", "--input", "fp32[4,8]"], "--input = ['fp32[4,8]']: is for your own code"),

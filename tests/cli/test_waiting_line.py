@@ -6,7 +6,9 @@ import sys
 import pytest
 
 import trainledger as tl
+from trainledger.cli import main
 from trainledger.cli.arguments import while_waiting
+from trainledger.units import format_count
 
 RUN = {
     "model": {"preset": "gpt2"},
@@ -44,3 +46,29 @@ def test_what_is_looked_at_is_heard() -> None:
     heard.clear()
     tl.advise(run, together=0, say=heard.append)
     assert "compile each block" in heard
+
+
+def test_the_budget_of_many_devices_says_how_far_it_is() -> None:
+    heard: list[str] = []
+    paid = tl.optimal(device="h100-sxm", count=128, days=1, family="gpt2", say=heard.append).paid
+    assert [each for each in heard if ":" not in each] == [
+        *(f"round {at}, {format_count(each.wanted)} parameters" for at, each in enumerate(paid.rounds, start=1)),
+        "the run with all that belongs to it",
+    ]
+    assert any(": bounds: 0 of " in each for each in heard)
+
+
+def test_ctrl_c_ends_the_whole_question_of_a_budget() -> None:
+    def stop(what: str) -> None:
+        if "accounts" in what:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tl.optimal(device="h100-sxm", count=128, days=1, family="gpt2", say=stop)
+
+
+def test_what_is_wrong_takes_the_place_of_the_waiting_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main(["layouts", "gpt2", "--device", "h100-sxm", "--count", "4", "--fix", "tensor=2"]) == 2
+    assert "\r\x1b[Klayout: found no layout that fits 4 x h100-sxm: layout.tensor" in terminal.getvalue()

@@ -225,7 +225,7 @@ def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nonsense_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", "gpt2", "--set", "cluster.device=l4", "--most", "0"]) == 2
-    assert capsys.readouterr().err == "--most = '0': must be between 1 and 1000; nearest that works: 1\n"
+    assert capsys.readouterr().err == "--most = '0': must be between 1 and 1,000; nearest that works: 1\n"
 
 
 def test_nothing_to_gain_is_said() -> None:

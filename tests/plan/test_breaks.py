@@ -259,7 +259,7 @@ def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "sentence"),
     [
         (["--exposed", "2"], "--exposed = '2': must be between 0 and 1; nearest that works: 1"),
-        (["--reach", "1"], "--reach = '1': must be between 2 and 1e+06; nearest that works: 2"),
+        (["--reach", "1"], "--reach = '1': must be between 2 and 1,000,000; nearest that works: 2"),
         (["--most", "many"], "--most = 'many': is not a count"),
         (["--plot", "out.gif"], "--plot = 'out.gif': the suffix says what is written"),
     ],
@@ -269,3 +269,9 @@ def test_nonsense_is_a_sentence(capsys: pytest.CaptureFixture[str], words: list[
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(sentence)
+
+
+def test_all_numbers_that_are_wrong_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["breaks", "gpt2", "--reach", "1", "--exposed", "2", "--unique-tokens", "1.5"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [each.split(" = ")[0] for each in told] == ["--reach", "--exposed", "--unique-tokens"]

@@ -329,7 +329,16 @@ def test_an_interrupted_search_gives_what_it_has() -> None:
     assert found.accounted == 2
     assert not found.certain
     assert any("interrupted" in each for each in found.notes)
+    assert found.interrupted
     assert "bounds" in seen
+    with pytest.raises(KeyboardInterrupt):  # a run with the best layout is not to be had then
+        with_layout(replace(run, layout=replace(run.layout, auto=True)), progress=stop)
+
+
+def test_a_search_says_when_it_is_done() -> None:
+    heard: list[tuple[int, int]] = []
+    tl.layouts(run_for(4, SMALL), limit_seconds=0, progress=lambda what, done, of: heard.append((done, of)))
+    assert heard[-1][0] == heard[-1][1]
 
 
 def test_where_nothing_fits_the_reasons_say_so() -> None:
@@ -498,7 +507,7 @@ def test_a_plan_prints_the_layout_that_it_found(capsys: pytest.CaptureFixture[st
 
 def test_a_model_that_no_layout_takes_is_told_with_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["layouts", "deepseek-v3", "--device", "h100-sxm", "--count", "65536"]
-    assert main(words) == 0
+    assert main(words) == 2
     out = " ".join(capsys.readouterr().out.split())
     assert "No layout over 65,536 x NVIDIA H100 SXM 80GB is allowed" in out
     assert "--set model.n_predict_ahead=0" in out

@@ -192,6 +192,10 @@ def test_what_is_told_of_experts_can_be_pasted(capsys: pytest.CaptureFixture[str
     layout = json.loads(capsys.readouterr().out)["ranked"][0]["layout"]
     assert layout["overlap"] == ["gradients", "parameters"]
     assert layout["expert_send"] == "copies"
+    for written in ("[gradients, parameters]", "['gradients','parameters']", '[gradients, "parameters",]'):
+        for how in (["--fix", f"overlap={written}"], ["--set", f"layout.overlap={written}"]):
+            assert main([*words, *how, "--fix", "expert_send=copies", "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)["ranked"][0]["layout"] == layout
     assert main([*words, "--fix", "overlap=[gradients,expert]"]) == 2
     assert "nearest that works: experts" in " ".join(capsys.readouterr().err.split())
 

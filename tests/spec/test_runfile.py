@@ -76,6 +76,19 @@ def test_overrides_win_and_an_empty_one_takes_the_field_out():
     assert parse(table(), {"recipe.micro_batch": 2, "recipe.steps": None, "recipe.tokens": 5}).recipe.tokens == 5
 
 
+@pytest.mark.parametrize("written", ['["a", "b c"]', "[a, b c]", "['a','b c']", "[ a,b c, ]", '[a, "b c"]'])
+def test_words_in_a_list_need_no_quotes(written):
+    assert parse(table(), [f"data.path={written}"]).data.path == ("a", "b c")
+
+
+def test_counts_in_a_list_take_their_letters():
+    written = parse(table(), ["layout.pipeline=2", "layout.stage_layers=[1, 1e0]", "cluster.count=2"])
+    assert written.layout.stage_layers == (1, 1)
+    assert refusal(table(), ["layout.stage_layers=[1k, x]"])[0].startswith(
+        "layout.stage_layers = ['1k', 'x']: each of them is not a count"
+    )
+
+
 def test_a_preset_stands_for_fields_and_fields_beside_it_win():
     presets = {"small": {**MODEL, "name": "small"}}.__getitem__
     run = parse({"model": {"preset": "small", "n_layers": 7}, "recipe": RECIPE}, presets=presets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,35 @@ def test_train_writes_a_run_and_says_what_it_learned(run_file: Path, capsys: pyt
     told = json.loads(capsys.readouterr().out)
     assert (told["state"], told["step"], told["tokens"]) == ("finished", 30, 30 * 4 * 32)
     assert told["validation_loss"] < told["unigram_entropy"]
+
+
+def test_a_run_that_broke_off_is_listed_with_what_goes_on_with_it(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    """As kill -9 leaves it: it says that it runs, and no process holds it."""
+    where = ["--dir", "all runs"]
+    assert main(["train", str(run_file), *where]) == 0
+    (run_dir,) = Path("all runs").iterdir()
+    assert main(["runs", *where]) == 0
+    assert "--resume" not in capsys.readouterr().out
+    (run_dir / "state.json").write_text('{"state": "running", "step": 30}')
+    assert main(["runs", *where]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[-2:] == [
+        f"{run_dir.name} was killed; this goes on with it:",
+        f"trainledger train '{run_dir}/run.toml' --resume --dir 'all runs'",
+    ]
+    assert main(["runs", *where, "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)["runs"]
+    assert listed["resume"] == told[-1]
+    run_file.unlink()
+    assert main([*shlex.split(told[-1])[1:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "finished"
+    (run_dir / "state.json").write_text('{"state": "failed", "step": 30}')
+    run_dir.rename(run_dir.with_name("renamed"))  # training would look for it under its own name
+    assert main(["runs", *where, "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (listed["state"], listed["resume"]) == ("failed", None)
 
 
 def test_a_changed_corpus_is_not_resumed_on(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,6 +171,8 @@ def test_samples_from_the_command_line_are_a_function_of_the_seed(run_dir, capsy
     told = json.loads(sampled("--seed", "1", "--json"))
     assert told["text"].startswith("def ")
     assert (told["tokens"], told["seed"], told["temperature"]) == (40, 1, 0.8)
+    counted = json.loads(sampled("--tokens", "4e1", "--seed", "1e0", "--json"))
+    assert (counted["text"], counted["tokens"]) == (told["text"], 40)
 
 
 def test_a_sample_needs_no_prompt(run_dir, capsys):
@@ -181,10 +183,10 @@ def test_a_sample_needs_no_prompt(run_dir, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--tokens", "-3"], "tokens = -3: must be at least 0"),
+        (["--tokens", "-3"], "--tokens = '-3': must be at least 0"),
         (["--temperature", "nan"], "temperature = nan: must be a finite number"),
-        (["--top-k", "0"], "top_k = 0: must be at least 1"),
-        (["--tokens", "many"], "invalid int value: 'many'"),
+        (["--top-k", "0"], "--top-k = '0': must be at least 1"),
+        (["--tokens", "many"], "--tokens = 'many': is not a count"),
         (["--prompt", "\udc80"], "is not UTF-8 text"),
     ],
 )

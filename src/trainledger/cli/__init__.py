@@ -161,6 +161,7 @@ def _complain(error: Exception, as_json: bool) -> int:
     if sys.stderr.isatty():
         from trainledger.report.table import wrapped
 
+        print("\r\x1b[K", end="", file=sys.stderr)  # a line of `arguments.while_waiting` that broke off
         print("\n".join(wrapped(each) for each in str(error).split("\n")), file=sys.stderr)
     else:
         print(error, file=sys.stderr)

@@ -11,6 +11,7 @@ import argparse
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
     add_cluster,
+    add_count,
     add_json,
     add_plot,
     add_run,
@@ -25,9 +26,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_run(parser, help=RUN_OR_MODEL)
     add_cluster(parser)
     parser.add_argument("--goal", metavar="GOAL", help="time or memory; absent = memory where the run does not fit")
-    parser.add_argument("--together", default="3", metavar="N", help="how many changes to combine at most (3)")
+    add_count(
+        parser, "--together", least=0, most=10, default=3, metavar="N", help="how many changes to combine at most (3)"
+    )  # fmt: skip
     parser.add_argument("--any-result", action="store_true", help="combine also what changes what is trained")
-    parser.add_argument("--most", default="10", metavar="N", help="how many of each kind to print (10)")
+    add_count(parser, "--most", most=1000, default=10, metavar="N", help="how many of each kind to print (10)")
     add_json(parser)
     add_plot(parser)
 
@@ -40,26 +43,12 @@ def execute(args: argparse.Namespace) -> int:
 
     check_plot_of(args)
     say = while_waiting()
-    most, together = _count(args.most, "--most", 1, 1000), _count(args.together, "--together", 0, 10)
-    advice = advise(run_of_some_length(args), goal=args.goal, together=together, any_result=args.any_result, say=say)
+    run = run_of_some_length(args)
+    advice = advise(run, goal=args.goal, together=args.together, any_result=args.any_result, say=say)
     say("")
     if args.json:
         print_json(to_json(advice))
     else:
-        print(text(advice, most))
+        print(text(advice, args.most))
     write_plot_of(args, figures(advice), f"What to change about {advice.run.model.name}")
     return 0
-
-
-def _count(given: str, flag: str, least: int, most: int) -> int:
-    from trainledger.spec.problem import InvalidInput, Problem
-    from trainledger.units import NotAQuantity, parse_count
-
-    try:
-        value = parse_count(given)
-    except NotAQuantity as error:
-        raise InvalidInput([Problem(flag, given, error.rule, error.nearest)]) from None
-    if not least <= value <= most:
-        nearest = least if value < least else most
-        raise InvalidInput([Problem(flag, given, f"must be between {least} and {most}", nearest)])
-    return value

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 
-from trainledger.cli.arguments import add_json, add_output, print_json
+from trainledger.cli.arguments import add_count, add_json, add_output, print_json
 
 NARROWEST = 60
 
@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", metavar="cuda", help="let a script for one GPU run without any: its tensors pass for the GPU's"
     )
-    parser.add_argument("--steps", type=int, metavar="N", help="stop after N optimizer steps")
+    add_count(parser, "--steps", metavar="N", help="stop after N optimizer steps")
     parser.add_argument(
         "--files", action="append", default=[], metavar="GLOB",
         help="whose lines are told, beside the script's; may be repeated (else all modules beside the script)",
@@ -39,7 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", action="store_true", help="also the shapes and strides that each line makes")
     parser.add_argument("--per-run", action="store_true", help="divide by how often each line ran")
     parser.add_argument("--busy", action="store_true", help="only lines that do something to tensors")
-    parser.add_argument("--width", type=int, metavar="N", help="characters to a line (the terminal's, or 80)")
+    add_count(
+        parser, "--width", least=NARROWEST, metavar="N", help="characters to a line (the terminal's, or 80)"
+    )  # fmt: skip
     add_output(parser, "--html", suffix=".html", metavar="FILE", help="also write the annotation as a page")
     add_json(parser)
 
@@ -49,10 +51,6 @@ def execute(args: argparse.Namespace) -> int:
     from trainledger.report.annotate import html, text, to_json
     from trainledger.spec.plain import check_target, replace_file
 
-    if args.width is not None and args.width < NARROWEST:
-        from trainledger.spec.problem import InvalidInput, Problem
-
-        raise InvalidInput([Problem("--width", args.width, f"must be at least {NARROWEST}", NARROWEST)])
     if args.html is not None:
         check_target(args.html, "--html")
     from trainledger.trace.annotate import annotate

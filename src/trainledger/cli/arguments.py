@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.units import parse_count
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +39,8 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The arguments; raises InvalidInput for what is wrong in them, and for files that must not be written."""
         found = super().parse_args(args, namespace)
+        if problems := vars(found).pop("problems", None):
+            raise InvalidInput(problems)
         outputs = vars(found).pop("outputs", None)
         if outputs:
             from trainledger.cli.outputs import check_outputs
@@ -78,6 +81,36 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             flag, action=_Override, const=field, metavar=flag[2:].upper(), help=f"{help}; short for --set {field}="
         )
+
+
+class Quantity(argparse.Action):
+    """An argument that ``parse`` reads from text, not below ``least`` and not above ``most`` (None: any).
+
+    All that are wrong are told together, when the arguments have been parsed.
+    """
+
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, *, parse: Callable[[str], float], least: float,
+        most: float | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(option_strings, dest, **options)
+        self.parse, self.least, self.most = parse, least, most
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
+        from trainledger.plan.quantity import LARGEST, read
+
+        problems: list[Problem] = getattr(namespace, "problems", [])
+        most = LARGEST if self.most is None else self.most
+        value = read(flag or self.dest, values, self.parse, problems, least=self.least, most=most)
+        setattr(namespace, self.dest, value)
+        namespace.problems = problems
+
+
+def add_count(
+    parser: argparse._ActionsContainer, flag: str, *, least: int = 1, most: int | None = None, **options: Any
+) -> None:
+    """A whole number, which is read as a run file's are: ``1000``, ``1,000``, ``1e3`` or ``1k``."""
+    parser.add_argument(flag, action=Quantity, parse=parse_count, least=least, most=most, **options)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

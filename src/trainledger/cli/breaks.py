@@ -7,11 +7,12 @@ Hugging Face config.json.
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
+    Quantity,
     add_cluster,
+    add_count,
     add_json,
     add_plot,
     add_run,
@@ -20,6 +21,7 @@ from trainledger.cli.arguments import (
     while_waiting,
     write_plot_of,
 )
+from trainledger.units import parse_number
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -29,16 +31,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--along", action="append", metavar="AXIS",
         help="sequence, batch, width, depth, devices, dataset or vocabulary; may be repeated; absent = all",
     )  # fmt: skip
-    parser.add_argument("--reach", default="64", metavar="TIMES", help="how often the planned value at most (64)")
-    parser.add_argument("--most", default="3", metavar="N", help="how many breaks of each (3)")
+    add_count(
+        parser, "--reach", least=2, most=10**6, default=64, metavar="TIMES",
+        help="how often the planned value at most (64)",
+    )  # fmt: skip
+    add_count(parser, "--most", most=20, default=3, metavar="N", help="how many breaks of each (3)")
     parser.add_argument(
-        "--exposed", default="20%", metavar="SHARE",
+        "--exposed", action=Quantity, parse=parse_number, least=0, most=1, default=0.2, metavar="SHARE",
         help="share of a step that communication, or the bubble, may take (20%%)",
     )  # fmt: skip
     parser.add_argument(
-        "--lost", default="10%", metavar="SHARE", help="share of a run that checkpoints and failures may take (10%%)"
-    )
-    parser.add_argument("--unique-tokens", metavar="N", help='tokens that the dataset has, such as "15T"')
+        "--lost", action=Quantity, parse=parse_number, least=0, most=1, default=0.1, metavar="SHARE",
+        help="share of a run that checkpoints and failures may take (10%%)",
+    )  # fmt: skip
+    add_count(parser, "--unique-tokens", metavar="N", help='tokens that the dataset has, such as "15T"')
     add_json(parser)
     add_plot(parser)
 
@@ -51,8 +57,10 @@ def execute(args: argparse.Namespace) -> int:
 
     check_plot_of(args)
     say = while_waiting()
-    asked = read_options(args)
-    found = breaks(run_of_some_length(args), along=args.along, **asked, say=say)
+    found = breaks(
+        run_of_some_length(args), along=args.along, reach=args.reach, most=args.most, exposed=args.exposed,
+        lost=args.lost, unique_tokens=args.unique_tokens, say=say,
+    )  # fmt: skip
     say("")
     if args.json:
         print_json(to_json(found))
@@ -60,32 +68,3 @@ def execute(args: argparse.Namespace) -> int:
         print(text(found))
     write_plot_of(args, figures(found), f"What gives way when {found.run.model.name} grows")
     return 0
-
-
-def read_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The numbers among the arguments; raises InvalidInput with every problem."""
-    from trainledger.spec.problem import InvalidInput, Problem
-    from trainledger.units import NotAQuantity, parse_count, parse_number
-
-    problems: list[Problem] = []
-    found: dict[str, Any] = {}
-    for name, parse, least, most in (
-        ("reach", parse_count, 2, 10**6), ("most", parse_count, 1, 20), ("exposed", parse_number, 0, 1),
-        ("lost", parse_number, 0, 1), ("unique_tokens", parse_count, 1, 10**18),
-    ):  # fmt: skip
-        given = getattr(args, name)
-        if given is None:
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        try:
-            value = parse(given)
-        except NotAQuantity as error:
-            problems.append(Problem(flag, given, error.rule, error.nearest))
-            continue
-        if not least <= value <= most:
-            nearest = least if value < least else most
-            problems.append(Problem(flag, given, f"must be between {least} and {most:g}", nearest))
-        found[name] = value
-    if problems:
-        raise InvalidInput(problems)
-    return found

@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from trainledger.cli.arguments import RUN_OR_MODEL, add_cluster, add_json, add_run, print_json
+from trainledger.cli.arguments import RUN_OR_MODEL, add_cluster, add_count, add_json, add_run, print_json
 from trainledger.cli.plan import run_or_model
 
 if TYPE_CHECKING:
     from trainledger.spec.run import Run
 
 WHAT = ("memory", "flops", "parameters", "time")
+LONGEST = 15  # operations and collectives of a step
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="what must hold the tensors at the peak, such as 80GB; absent: the device, with what stands around them",
     )
-    parser.add_argument("--stage", type=int, default=0, help="whose rank of a pipeline, counted from 0 (0)")
+    add_count(
+        parser, "--stage", least=0, default=0, metavar="N", help="whose rank of a pipeline, counted from 0 (0)"
+    )  # fmt: skip
+    add_count(
+        parser, "--top", metavar="N", help=f"of time: so many of the longest operations and collectives ({LONGEST})"
+    )  # fmt: skip
     add_json(parser)
 
 
@@ -37,9 +43,11 @@ def execute(args: argparse.Namespace) -> int:
     from trainledger.spec.problem import InvalidInput, Problem
 
     run = run_or_model(args)
-    if not 0 <= args.stage < run.layout.pipeline:
+    if args.stage >= run.layout.pipeline:
         rule = f"must be below layout.pipeline = {run.layout.pipeline}, counted from 0"
         raise InvalidInput([Problem("--stage", args.stage, rule, run.layout.pipeline - 1)])
+    if args.top is not None and args.what != "time":
+        raise InvalidInput([Problem("--top", args.top, f"is of time; of {args.what} every line is told")])
     if args.symbolic is None:
         if args.memory is not None:
             raise InvalidInput([Problem("--memory", args.memory, "goes with --symbolic")])
@@ -90,7 +98,7 @@ def _times(args: argparse.Namespace, run: Run) -> int:
     from trainledger.loaded import kernels_of, machine_of
     from trainledger.predict.layout_time import layout_time
     from trainledger.predict.roofline_table import roofline_table
-    from trainledger.report.explain import account, roofline, to_json
+    from trainledger.report.explain import account, longest, roofline, to_json
     from trainledger.report.heading import heading
     from trainledger.spec.problem import InvalidInput, Problem
 
@@ -113,7 +121,8 @@ def _times(args: argparse.Namespace, run: Run) -> int:
     print(heading(run, kernels_of(run)) + "\n")
     if not run.layout.alone:
         print(f"Of {run.layout.devices:,} devices: operations are those of a rank of the slowest stage.\n")
-    print(account("time", parts[:1], {}), roofline(rows), account("time", parts[1:], {}), sep="\n\n")
+    shown, others = longest(parts[1:], args.top or LONGEST)
+    print(account("time", parts[:1], {}), roofline(rows), account("time", shown, {}), *others, sep="\n\n")
     return 0
 
 

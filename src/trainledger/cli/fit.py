@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
+    add_count,
     add_json,
     add_plot,
     add_run,
@@ -31,7 +32,10 @@ _LONGEST = 8192  # tokens of a sequence where a model is named without a run
 def configure(parser: argparse.ArgumentParser) -> None:
     add_run(parser, help=RUN_OR_MODEL)
     parser.add_argument("--device", help="a device of the catalog, or this-machine; short for --set cluster.device=")
-    parser.add_argument("--count", help="how many devices; of a named model, also how many share its states")
+    add_count(
+        parser, "--count", most=10**7, metavar="COUNT",
+        help="how many devices; of a named model, also how many share its states",
+    )  # fmt: skip
     parser.add_argument(
         "--of", action="append", metavar="QUESTION",
         help=f"only this question: {', '.join(QUESTIONS)}; may be repeated",
@@ -68,24 +72,12 @@ def run_to_fit(args: argparse.Namespace) -> Run:
     if args.count is not None:
         said.append(f"cluster.count={args.count}")
     if not is_file(args.run):
-        count = _whole(args.count)
+        count = args.count or 1
         said += [f"recipe.seq_len={_seq_len(args.run)}", "recipe.micro_batch=1", f"recipe.global_batch={2 * count}"]
         if count > 1:
             said += [f"layout.shard={count}", "recipe.precision=bf16-sharded"]
     args.set = [*said, *args.set]
     return run_or_model(args)
-
-
-def _whole(count: str | None) -> int:
-    from trainledger.plan.quantity import read
-    from trainledger.spec.problem import InvalidInput, Problem
-    from trainledger.units import parse_count
-
-    problems: list[Problem] = []
-    found = read("--count", count, parse_count, problems, least=1, most=10**6)
-    if problems:
-        raise InvalidInput(problems)
-    return 1 if found is None else int(found)
 
 
 def _seq_len(named: str) -> int:

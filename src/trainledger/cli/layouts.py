@@ -8,21 +8,23 @@ gets one of about 4 million tokens.
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
+    add_count,
     add_json,
     add_plot,
     add_run,
     check_plot_of,
     print_json,
     while_searching,
-    while_waiting,
     write_plot_of,
 )
 
 if TYPE_CHECKING:
+    from trainledger.plan.layouts.found import Layouts
     from trainledger.spec.run import Run
 
 _BATCH_TOKENS = 2**22  # of a model without a run file, about as many as published runs of large models begin with
@@ -36,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--fix", action="append", default=[], metavar="NAME=VALUE",
         help="only layouts with this, such as tensor=8 or micro_batch=1; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--keep", default="10", metavar="N", help="how many are ranked (10)")
+    add_count(parser, "--keep", most=1000, default=10, metavar="N", help="how many are ranked (10)")
     parser.add_argument(
         "--limit", default="30s", metavar="TIME", help="how long the best are accounted for at most (30s)"
     )
@@ -49,10 +51,11 @@ def execute(args: argparse.Namespace) -> int:
     from trainledger.report.layouts import figures, text, to_json
 
     check_plot_of(args)
-    fixed, keep, limit = _fixed(args.fix), _count("--keep", args.keep, 1000), _seconds(args.limit)
+    fixed, limit = _fixed(args.fix), _seconds(args.limit)
     run = run_to_spread(args)
-    found = layouts(run, fixed=fixed, keep=keep, limit_seconds=limit, progress=while_searching())
-    while_waiting()("")  # the limit may have ended the search before all was done
+    found = layouts(run, fixed=fixed, keep=args.keep, limit_seconds=limit, progress=while_searching())
+    if found.best is None:
+        return _none(args, found, fixed)
     if args.json:
         print_json(to_json(found))
     else:
@@ -60,6 +63,26 @@ def execute(args: argparse.Namespace) -> int:
     if args.plot is not None:
         write_plot_of(args, figures(found), f"Layouts of {found.run.model.name}")
     return 0
+
+
+def _none(args: argparse.Namespace, found: Layouts, fixed: dict[str, Any]) -> int:
+    """Tell why there is no layout, and what else would do: wrong input, as it is to a plan with layout=auto."""
+    from trainledger.cli import WRONG_INPUT
+    from trainledger.loaded import why_no_layout
+    from trainledger.report.layouts import text, to_json
+    from trainledger.spec.problem import InvalidInput
+
+    if found.interrupted:
+        raise KeyboardInterrupt
+    if not args.json:
+        print(text(found), flush=True)
+    why = why_no_layout(found, fixed, progress=while_searching())
+    if not args.json:
+        raise InvalidInput([why])
+    told = {"field": why.field, "rule": why.rule, "sentence": str(why), "where": ""}
+    print_json({**to_json(found), "error": [told], "where": ""})
+    print(why, file=sys.stderr)
+    return WRONG_INPUT
 
 
 def run_to_spread(args: argparse.Namespace) -> Run:
@@ -105,8 +128,6 @@ def model_to_spread(named: str, given: list[str]) -> Run:
 
 def tell_batch(run: Run, given: list[str]) -> None:
     """Say on standard error which batch `model_to_spread` took, where nobody gave one."""
-    import sys
-
     from trainledger.units import counted, format_count
 
     if not _says_batch(given):
@@ -124,6 +145,7 @@ def _fixed(words: list[str]) -> dict[str, Any]:
     from trainledger.spec.layout import Layout
     from trainledger.spec.problem import InvalidInput, Problem, nearest_text
     from trainledger.spec.recipe import Recipe
+    from trainledger.spec.runfile import value_of
     from trainledger.spec.setting import Broken, read_value
 
     known = {**Recipe.__dataclass_fields__, **Layout.__dataclass_fields__}
@@ -136,29 +158,13 @@ def _fixed(words: list[str]) -> dict[str, Any]:
             rule = f"is written NAME=VALUE, with a name of {', '.join(FIELDS)}"
             problems.append(Problem("--fix", word, rule, nearest_text(name, FIELDS)))
             continue
-        value: Any = {"true": True, "false": False}.get(text.strip(), text.strip())
-        if name == "overlap":
-            value = value.strip("[]").replace('"', "").split(",") if value.startswith("[") else value
         try:
-            found[name] = read_value(known[name], value)
+            found[name] = read_value(known[name], value_of(known[name], text.strip()))
         except Broken as broken:
             problems.append(Problem(f"--fix {name}", text, broken.rule, broken.nearest))
     if problems:
         raise InvalidInput(problems)
     return found
-
-
-def _count(flag: str, text: str, most: int) -> int:
-    from trainledger.spec.problem import InvalidInput, Problem
-    from trainledger.units import NotAQuantity, parse_count
-
-    try:
-        value = parse_count(text)
-    except NotAQuantity as error:
-        raise InvalidInput([Problem(flag, text, error.rule, error.nearest)]) from None
-    if not 1 <= value <= most:
-        raise InvalidInput([Problem(flag, text, f"must be between 1 and {most:,}", 1 if value < 1 else most)])
-    return value
 
 
 def _seconds(text: str) -> float:

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from trainledger.cli.arguments import Output, add_json, print_json, while_waiting
+from trainledger.cli.arguments import Output, add_count, add_json, print_json, while_waiting
 
 _FIELDS = {
     "set": ("SECTION.FIELD=VALUE", "of a run file: change one field; may be repeated"),
@@ -25,9 +25,9 @@ _FIELDS = {
     "checkpointing": ("MODULES", "of a module: what is run again in backward; may be repeated"),
 }
 _NUMBERS = {
-    "grad_accum": "of a module: micro-batches in a step (1)",
-    "world_size": "of a module that is a program of many ranks: how many",
-    "rank": "of a module that is a program of many ranks: which one (0)",
+    "grad_accum": (1, "of a module: micro-batches in a step (1)"),
+    "world_size": (1, "of a module that is a program of many ranks: how many"),
+    "rank": (0, "of a module that is a program of many ranks: which one (0)"),
 }
 _REPEATED = ("set", "input", "checkpointing")
 
@@ -37,8 +37,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name, (metavar, help) in _FIELDS.items():
         action = "append" if name in _REPEATED else "store"
         parser.add_argument(f"--{name}", action=action, metavar=metavar, help=help)
-    for name, help in _NUMBERS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=help)
+    for name, (least, help) in _NUMBERS.items():
+        add_count(parser, f"--{name.replace('_', '-')}", least=least, metavar="N", help=help)
     parser.add_argument(
         "--first-step", action="store_true", default=None, help="of a module: the step that makes the optimizer's state"
     )

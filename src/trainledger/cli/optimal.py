@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from trainledger.cli.arguments import add_json, add_plot, check_plot_of, print_json, write_plot_of
+from trainledger.cli.arguments import add_json, add_plot, check_plot_of, print_json, while_waiting, write_plot_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,9 @@ def execute(args: argparse.Namespace) -> int:
     named = {name: value for name, value in vars(args).items() if name not in ("json", "plot")}
     if named["family"] == "none":
         named["family"] = None
-    answer = optimal(**named)
+    say = while_waiting()
+    answer = optimal(**named, say=say)
+    say("")
     if args.json:
         print_json(to_json(answer))
     else:

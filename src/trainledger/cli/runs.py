@@ -1,4 +1,4 @@
-"""The runs so far: how each ended, and measured over predicted for its step time and its peak."""
+"""The runs so far: how each ended, measured over predicted for its step time and its peak, and what goes on with it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trainledger.report.record import RunRecord
 
 DEFAULT = "runs"
+_BROKEN_OFF = {"killed": "was killed", "interrupted": "was interrupted", "failed": "failed"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +43,9 @@ def execute(args: argparse.Namespace) -> int:
         for each in facts:
             if each["missing"]:
                 print(fill(f"{each['run']}: {', '.join(each['missing'])}", 80, subsequent_indent="  "))
+        for each in facts:
+            if each["resume"] is not None:
+                print(f"\n{each['run']} {_BROKEN_OFF[each['state']]}; this goes on with it:\n{each['resume']}")
     return 0
 
 
@@ -63,7 +67,28 @@ def _facts(record: RunRecord) -> dict[str, Any]:
         "mfu_ratio": rows["mfu"].ratio,
         "validation_loss": record.evaluations[-1]["validation_loss"] if record.evaluations else None,
         "missing": list(record.missing),
+        "resume": _resume(record),
     }
+
+
+def _resume(record: RunRecord) -> str | None:
+    """The command that goes on with a run that broke off; None where its directory is not what training would take."""
+    from pathlib import Path
+    from shlex import join
+
+    from trainledger.spec.problem import InvalidInput
+    from trainledger.spec.runfile import read, run_name
+
+    file, folder = record.path / "run.toml", record.path.parent
+    if record.state.get("state") not in _BROKEN_OFF or not file.is_file():
+        return None
+    try:
+        if run_name(read(file)) != record.path.name:
+            return None
+    except InvalidInput:
+        return None
+    elsewhere = [] if folder == Path(DEFAULT) else ["--dir", str(folder)]
+    return join(["trainledger", "train", str(file), "--resume", *elsewhere])
 
 
 def _cells(facts: dict[str, Any]) -> list[str]:

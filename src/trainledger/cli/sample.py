@@ -6,17 +6,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from trainledger.cli.arguments import add_json, print_json
+from trainledger.cli.arguments import add_count, add_json, print_json
 from trainledger.spec.problem import InvalidInput, Problem
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="RUN", help="a run directory, a checkpoint or a Hugging Face one")
     parser.add_argument("--prompt", default="", help="the text to go on from (none: the start of a document)")
-    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="tokens to write (200)")
+    add_count(parser, "--tokens", least=0, default=200, metavar="N", help="tokens to write (200)")
     parser.add_argument("--temperature", type=float, default=0.8, metavar="X", help="0 takes the likeliest token (0.8)")
-    parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens only")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draws (0)")
+    add_count(parser, "--top-k", metavar="K", help="draw from the K likeliest tokens only")
+    add_count(parser, "--seed", least=0, most=2**63 - 1, default=0, metavar="N", help="seed of the draws (0)")
     add_json(parser)
 
 

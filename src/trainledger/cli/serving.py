@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from trainledger.cli.arguments import print_json
+from trainledger.cli.arguments import add_count, print_json
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.units import NotAQuantity, parse_count
 
 if TYPE_CHECKING:
     from trainledger.spec.run import Run
@@ -27,7 +26,10 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a trained model, served")
     group.add_argument("--phase", help="prefill or decode: one forward of the model instead of training")
     for name, help in FLAGS.items():
-        group.add_argument(f"--{name}", help=help)
+        if name in ("batch", "context"):
+            add_count(group, f"--{name}", metavar="N", help=help)
+        else:
+            group.add_argument(f"--{name}", help=help)
 
 
 def execute_serving(args: argparse.Namespace, run: Run) -> int:
@@ -37,9 +39,6 @@ def execute_serving(args: argparse.Namespace, run: Run) -> int:
     from trainledger.report.inference import text, to_json
 
     given: dict[str, Any] = {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
-    for name in ("batch", "context"):
-        if name in given:
-            given[name] = _count(given[name], f"--{name}")
     told = inference(run, phase=args.phase, **given)
     if args.json:
         print_json(to_json(told))
@@ -67,10 +66,3 @@ def refuse_without_phase(args: argparse.Namespace) -> None:
              for name in FLAGS if getattr(args, name) is not None]  # fmt: skip
     if alone:
         raise InvalidInput(alone)
-
-
-def _count(text: str, field: str) -> int:
-    try:
-        return parse_count(text)
-    except NotAQuantity as error:
-        raise InvalidInput([Problem(field, text, error.rule, error.nearest)]) from None

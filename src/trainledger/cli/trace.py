@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
+    add_count,
     add_json,
     add_output,
     add_plot,
@@ -57,16 +58,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     code.add_argument(
         "--device", metavar="NAME", help="also the time of a step on a device of the catalog, and whether it fits there"
     )
-    code.add_argument("--grad-accum", type=int, default=1, metavar="N", help="micro-batches in a step (1)")
+    add_count(code, "--grad-accum", default=1, metavar="N", help="micro-batches in a step (1)")
     code.add_argument(
         "--checkpointing", action="append", default=[], metavar="PATHS",
         help="run modules again in backward, such as layers.*; may be repeated",
     )  # fmt: skip
-    code.add_argument(
-        "--world-size", type=int, metavar="N",
+    add_count(
+        code, "--world-size", metavar="N",
         help="RUN is a program for torchrun: the step of one rank of N, with its collectives",
     )  # fmt: skip
-    code.add_argument("--rank", type=int, default=0, metavar="R", help="which rank of the world (0)")
+    add_count(code, "--rank", least=0, default=0, metavar="R", help="which rank of the world (0)")
     code.add_argument("--first-step", action="store_true", help="the step that creates the optimizer's state")
     told = parser.add_argument_group("what is told")
     told.add_argument(
@@ -74,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="trace all equal blocks, or few and multiply (auto: few where there are 8 and no tensors are asked for)",
     )  # fmt: skip
     told.add_argument("--by", choices=SPLITS, help="split the FLOPs and bytes; by category: the most bytes of each")
-    told.add_argument("--top", type=int, default=LONGEST, metavar="N", help=f"rows of a split ({LONGEST})")
+    add_count(told, "--top", default=LONGEST, metavar="N", help=f"rows of a split ({LONGEST})")
     told.add_argument("--tensors", action="store_true", help="the tensors that make up the peak")
     add_output(
         told,
@@ -112,11 +113,7 @@ def _trace_code(args: argparse.Namespace) -> int:
     from trainledger.report import traced as report
     from trainledger.report import traced_time
 
-    problems = [
-        Problem(flag, value, "must be at least 1", 1)
-        for flag, value in (("--grad-accum", args.grad_accum), ("--top", args.top))
-        if value < 1
-    ]
+    problems = []
     if args.set:
         rule = "changes a field of a run file, which code does not have"
         problems.append(Problem("--set", args.set[0], rule, "--input, --dtype, --step or --loss"))

@@ -23,6 +23,7 @@ from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
+from trainledger.units import format_count
 
 SEQ_LEN = 4096
 _ROUNDS = 6
@@ -94,12 +95,13 @@ def pay(
     seq_len: int = SEQ_LEN,
     tokens_per_step: int | None = None,
     loss: Callable[[float, float], float] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Paid:
     """The run that a budget of devices and days pays for by a law; ``predict`` says what a run costs.
 
     ``tokens_per_step`` None is `default_tokens_per_step`. ``loss`` of N and D says which round is the best (None: the
-    last). Raises InvalidInput where the budget does not say on which
-    devices and how long, or where nothing fits on them.
+    last). ``say`` hears what is being looked at. Raises InvalidInput where the budget does not say on which devices
+    and how long, or where nothing fits on them.
     """
     if budget.device is None or budget.count is None or budget.seconds is None:
         rule = "needs a device, how many of them, and for how long"
@@ -114,8 +116,11 @@ def pay(
     while True:
         wanted = law.parameters(at_mfu(budget, share).flops).value
         at = family.nearest(wanted)
+        round_of = f"round {len(rounds) + 1}, {format_count(wanted)} parameters"
+        say(round_of)
         place, run, told = fastest(
-            family, at, budget, scale, predict, seq_len=seq_len, tokens_per_step=tokens_per_step
+            family, at, budget, scale, predict, seq_len=seq_len, tokens_per_step=tokens_per_step,
+            say=_behind(round_of, say),
         )  # fmt: skip
         rounds.append(_round(wanted, run, told, budget))
         found.append((place, at, told))
@@ -130,6 +135,7 @@ def pay(
     best = _best(rounds, loss)
     (place, at, told), chosen = found[best], rounds[best]
     assert chosen.tokens is not None
+    say("the run with all that belongs to it")
     run, told, tokens = _in_time(chosen.run, told, chosen.tokens, budget.seconds, predict)
     note = ""
     if place < at:
@@ -137,6 +143,10 @@ def pay(
     elif abs(chosen.parameters / chosen.wanted - 1) > _MUCH:
         note = f"the family of {base.name} has no member nearer to {chosen.wanted:.3g} parameters; another may (family)"
     return Paid(run, scale.held(run), told, family.rule, tuple(rounds), tokens, note, best)
+
+
+def _behind(first: str, say: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda what: say(f"{first}: {what}")
 
 
 def _best(rounds: list[Round], loss: Callable[[float, float], float] | None) -> int:

@@ -36,12 +36,13 @@ def fastest(
     *,
     seq_len: int,
     tokens_per_step: int,
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[int, Run, Forecast]:
     """The quickest way to train the member of a family at a place, or a smaller one where that fits in no way.
 
     The place that was taken, the run, and what is predicted of it. On few devices the least tensor ranks and stages
     that fit are tried with each recomputation; on many `plan.layouts` searches, without context ranks and interleaved
-    stages. Raises InvalidInput where no member fits.
+    stages. ``say`` hears how far that is. Raises InvalidInput where no member fits.
     """
     device, count = budget.device, budget.count
     assert device is not None
@@ -50,7 +51,7 @@ def fastest(
         spec = replace(family[place], max_seq_len=max(family[place].max_seq_len, seq_len))
         run = _run(spec, device, count, budget.dtype, seq_len, tokens_per_step)
         if count > _FEW_DEVICES and scale.machine is device:
-            found = _searched(run, device, scale.backend)
+            found = _searched(run, device, scale.backend, say)
             if found is not None:
                 return place, found, predict(found)
             continue
@@ -64,13 +65,21 @@ def fastest(
     raise InvalidInput([Problem("device", device.name, rule)])
 
 
-def _searched(run: Run, device: Device, backend: str) -> Run | None:
+def _searched(run: Run, device: Device, backend: str, say: Callable[[str], None]) -> Run | None:
     """The quickest layout of the search, None where none fits."""
     from trainledger.plan.layouts.search import search
 
+    def progress(what: str, done: int, of: int) -> None:
+        if done < of:
+            say(f"{what}: {done:,} of {of:,}")
+
     fixed = {"context": 1, "virtual_stages": 1}
-    best = search(run, device, backend=backend, fixed=fixed, keep=1, limit_seconds=_SEARCH_SECONDS).best
-    return None if best is None else best.run
+    found = search(
+        run, device, backend=backend, fixed=fixed, keep=1, limit_seconds=_SEARCH_SECONDS, progress=progress
+    )  # fmt: skip
+    if found.interrupted:  # it ends the question, not only this search
+        raise KeyboardInterrupt
+    return None if found.best is None else found.best.run
 
 
 def _placed(run: Run, tokens_per_step: int, scale: Scale) -> list[Run]:

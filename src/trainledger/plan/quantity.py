@@ -40,7 +40,8 @@ def read(
         problems.append(Problem(name, value, "must be a whole number", round(number)))
     elif not least <= number <= most:
         bound = least if number < least else most
-        rule = f"must be between {_short(least)} and {_short(most)}"
+        between = f"must be between {_short(least)} and {_short(most)}"
+        rule = f"must be at least {_short(least)}" if bound == least and most == LARGEST else between
         problems.append(Problem(name, value, rule, int(bound) if bound >= 1 else bound))
     else:
         return int(number) if parse is parse_count else float(number)
@@ -48,7 +49,8 @@ def read(
 
 
 def _short(value: float) -> str:
-    return f"{value:.4g}".replace("e+", "e")
+    whole = value == int(value) and value < 1e9
+    return f"{value:,.0f}" if whole else f"{value:.4g}".replace("e+", "e")
 
 
 def parse_days(text: str) -> float:

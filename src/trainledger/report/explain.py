@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainledger.report.table import table, wrapped
-from trainledger.units import format_count, format_flops, format_flops_per_second, format_nbytes, format_seconds
+from trainledger.units import (
+    counted,
+    format_count,
+    format_flops,
+    format_flops_per_second,
+    format_nbytes,
+    format_seconds,
+)
 
 if TYPE_CHECKING:
     from trainledger.explain.account import Line, Part
@@ -22,6 +30,17 @@ WIDTH = 80
 def account(what: str, parts: tuple[Part, ...], legend: Mapping[str, tuple[int, str]]) -> str:
     """All lines of the parts under a legend of the symbols."""
     return "\n\n".join([*_legend(legend), *("\n".join(_part(part, SHOW[what])) for part in parts)])
+
+
+def longest(parts: Sequence[Part], top: int) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+    """The parts of a time with the ``top`` longest of all their lines, their sums whole; a sentence on other lines."""
+    lines = sorted((each for part in parts for each in part.lines), key=lambda each: -each.value)
+    kept, left = {id(each) for each in lines[:top]}, lines[top:]
+    if not left:
+        return tuple(parts), ()
+    shown = tuple(replace(part, lines=tuple(each for each in part.lines if id(each) in kept)) for part in parts)
+    took = format_seconds(sum(each.value for each in left))
+    return shown, (f"{counted(len(left), 'other')}, {took} in all: --top {len(lines)} tells every one.",)
 
 
 def roofline(rows: Sequence[RooflineRow]) -> str:

@@ -86,7 +86,8 @@ def _none(found: Layouts) -> str:
     helps = ""
     if found.run.model.n_predict_ahead:
         helps = " Without its multi-token prediction the model can be spread: --set model.n_predict_ahead=0."
-    return f"No layout over {found.devices:,} x {found.device} is allowed; the reasons stand below.{helps}"
+    below = "; the reasons stand below" if found.rejected else ""
+    return f"No layout over {found.devices:,} x {found.device} is allowed{below}.{helps}"
 
 
 def _table(some: Sequence[Found]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trainledger.frozen import frozen
 from trainledger.spec.efficiency import Efficiency
 from trainledger.spec.links import Fabric
@@ -44,6 +46,13 @@ class Device:
     overheads: tuple[Overhead, ...] = ()
     published: tuple[Published, ...] = ()
     fabric: Fabric | None = None
+
+    @property
+    def step_fabric(self) -> Fabric | None:
+        """The fabric as the collectives of a step find it; its bound where the device's efficiency is not known."""
+        if self.fabric is None or self.efficiency is None:
+            return None if self.fabric is None else self.fabric.bound
+        return replace(self.fabric, network_share=self.efficiency.network_share)
 
 
 @frozen

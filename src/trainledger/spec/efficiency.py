@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from trainledger.frozen import frozen
 from trainledger.spec.problem import Problem
 
-SHARES = ("matmul_share", "float8_share", "attention_share", "attention_backward_share", "bandwidth_share")
+SHARES = (
+    "matmul_share", "float8_share", "attention_share", "attention_backward_share", "bandwidth_share", "network_share",
+)  # fmt: skip
 
 NOT_NEGATIVE = (
     "depth", "attention_length", "kernel_seconds", "launch_seconds", "contention_share", "straggler_share",
@@ -25,7 +27,9 @@ class Efficiency:
     ``bandwidth_share`` of the memory's rate is reached by elementwise kernels. ``kernel_seconds`` is the least time of
     a kernel on the device, ``launch_seconds`` what the program needs to launch an operation. ``contention_share`` of a
     collective's time is lost to compute that runs beside it; ``straggler_share`` of a step is added for each doubling
-    of the nodes, whose slowest sets the pace.
+    of the nodes, whose slowest sets the pace. ``network_share`` of what the network between nodes reaches in a
+    benchmark of one collective is reached by collectives of a step, where ranks come at different times and all groups
+    talk at once.
     """
 
     matmul_share: float
@@ -39,6 +43,7 @@ class Efficiency:
     launch_seconds: float
     contention_share: float = 0.0
     straggler_share: float = 0.0
+    network_share: float = 1.0
     source: str = ""
     date: str = ""
 

@@ -61,18 +61,25 @@ class Fabric:
     """How the devices of a cluster are joined: so many to a node, ``node`` between those, ``network`` between nodes.
 
     ``network`` is None where it is not known: then groups must stay within a node. ``host`` joins a device to its
-    host's memory.
+    host's memory. ``network_share`` of what the network reaches is left to collectives (`Efficiency.network_share`);
+    sends from one device to another have all of it.
     """
 
     devices_per_node: int
     node: Link
     network: Link | None = None
     host: Link | None = None
+    network_share: float = 1.0
+
+    @property
+    def network_reached(self) -> float:
+        """Bytes per second of a device between nodes in a collective; 0 where no network is known."""
+        return 0.0 if self.network is None else self.network.reached * self.network_share
 
     @property
     def bound(self) -> Fabric:
         """The same at data sheets: no run is faster."""
         return replace(
             self, node=self.node.bound, network=None if self.network is None else self.network.bound,
-            host=None if self.host is None else self.host.bound,
+            host=None if self.host is None else self.host.bound, network_share=1.0,
         )  # fmt: skip

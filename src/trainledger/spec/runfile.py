@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from trainledger.spec.cluster import Cluster
@@ -205,20 +205,31 @@ def _split_overrides(overrides: Iterable[str], problems: list[Problem]) -> Itera
         if not equals:
             problems.append(Problem(each, None, "an override is written section.field=value"))
         else:
-            yield key, _value_of_text(key, text.strip()) if text.strip() else None
+            yield key, value_of(_field(key), text.strip()) if text.strip() else None
 
 
-def _value_of_text(key: str, text: str) -> Any:
-    """The value of an override: TOML where it is TOML (and the field is no text), else the text itself."""
+def _field(key: str) -> Field[Any] | None:
     section, _, name = key.partition(".")
-    known = {each.name: each for each in fields(SECTIONS[section])} if section in SECTIONS else {}
+    return (
+        next((each for each in fields(SECTIONS[section]) if each.name == name), None) if section in SECTIONS else None
+    )
+
+
+def value_of(field: Field[Any] | None, text: str) -> Any:
+    """What the text of an override says: TOML where it is TOML (and the field is no text), else the text itself.
+
+    In a list of words these need no quotes: ``[gradients, experts]``.
+    """
+    quantity = None if field is None else rule_of(field)["quantity"]
     try:
         table = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
-        return text
+        if quantity not in ("texts", "counts") or not (text.startswith("[") and text.endswith("]")):
+            return text
+        words = text[1:-1].strip().removesuffix(",").split(",")
+        return [each.strip().strip("\"'") for each in words]
     value = table["value"] if len(table) == 1 else text
-    is_text = name in known and rule_of(known[name])["quantity"] == "text"
-    return text if is_text and not isinstance(value, str) else value
+    return text if quantity == "text" and not isinstance(value, str) else value
 
 
 def _nearest_field(name: str, more: Iterable[str]) -> str | None:

@@ -85,7 +85,8 @@ class Layouts:
     the ``ranked``, if bounds hold. ``simplest`` takes at most 3 % longer than the quickest and has the fewest kinds of
     ranks of those (`Layout.kinds_of_ranks`), of as many those whose experts' tokens go the plainest way; ``layout =
     "auto"`` takes it. CPU seconds: ``preparing_seconds`` went into the grid and the pieces that bounds are made of,
-    ``bounding_seconds`` into the bounds, ``accounting_seconds`` into the accounts.
+    ``bounding_seconds`` into the bounds, ``accounting_seconds`` into the accounts. ``interrupted`` says that Ctrl-C
+    ended those.
     """
 
     run: Run
@@ -107,6 +108,7 @@ class Layouts:
     accounting_seconds: float
     usable_nbytes: int | None
     notes: tuple[str, ...] = ()
+    interrupted: bool = False
 
     def __repr__(self) -> str:
         best = self.ranked[0] if self.ranked else "none fits"

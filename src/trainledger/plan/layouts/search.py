@@ -101,6 +101,7 @@ def search(
     began = time.process_time()
     accounts = _Accounts(run, machine, backend, layout_at, keep, grid.taken)
     interrupted = accounts.go(chosen.quickest(), _thinned(chosen.front(), MOST_ON_FRONT), limit_seconds, tell)
+    tell("accounts", 1, 1)  # the limit may have ended them before all were done
     blocks.rejected[BY_ACCOUNT] += accounts.too_large
     slower = fitting - len(accounts.found) - accounts.too_large
     if slower > 0:
@@ -116,7 +117,7 @@ def search(
         nbytes_gap=_gap([(each.bound_nbytes, each.peak_nbytes) for each in accounts.found]),
         preparing_seconds=preparing, bounding_seconds=bounding, accounting_seconds=time.process_time() - began,
         usable_nbytes=room.usable,
-        notes=tuple(notes),
+        notes=tuple(notes), interrupted=interrupted,
     )  # fmt: skip
 
 
@@ -126,10 +127,10 @@ def _table(sharing: int) -> bool:
 
 def _costs(run: Run, machine: Device, backend: str) -> Costs:
     """How parts are timed on a machine; raises InvalidInput where its rates are not known."""
-    if machine.fabric is None:
+    fabric = machine.step_fabric
+    if fabric is None:
         rule = "has no links on record, and layouts are ranked by the time of a step"
         raise InvalidInput([Problem("cluster.device", run.cluster.device, rule)])
-    fabric = machine.fabric.bound if machine.efficiency is None else machine.fabric
     times = Times(Roofline(machine, blocking=run.recipe.launch_blocking), fabric, run.model)
     # Of casts to 8 bits once a step a bound has none: they are of what a rank computes with, not of what it updates.
     one = replace(run.recipe, micro_batch=1, global_batch=1, fp8_weight_caching=False)

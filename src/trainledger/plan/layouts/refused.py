@@ -1,0 +1,212 @@
+"""Why a search found no layout: the rule that stands in the way, and the nearest values with which there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainledger.frozen import frozen
+from trainledger.plan.difference import as_override
+from trainledger.plan.layouts.blocks import Blocks
+from trainledger.plan.layouts.found import Layouts
+from trainledger.plan.layouts.grid import CHECKPOINTING, SENDING, Shape, Spread, Stages, divisors, grid_of, run_of
+from trainledger.plan.layouts.judge import Judge
+from trainledger.plan.layouts.search import BESIDE_STATES, BY_ACCOUNT, NO_NETWORK, STATES_ALONE
+from trainledger.spec.layout import SCHEDULES
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.run import Run
+
+_RECIPE = ("micro_batch", "activation_checkpointing")
+_MOST_DEVICES = 10**7
+_TRIED = 20  # candidates that are asked about, the nearest first
+_DOUBLED = 4  # times that a count is, until memory suffices
+_NAMED = 3
+_KINDS = ("ring", "all-to-all")
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "sequence_parallel": (False, True), "reshard_after_forward": (False, True), "zero": (3, 2, 1),
+    "virtual_stages": (1, 2), "schedule": SCHEDULES, "context_kind": _KINDS,
+    "activation_checkpointing": CHECKPOINTING,
+}  # fmt: skip
+
+
+@frozen
+class Refused:
+    """The ``rule``, empty where no layout has the fixed values, and what works in its place as ``--set`` takes it."""
+
+    rule: str
+    nearest: tuple[str, ...]
+
+
+def refused(found: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], bool], least_devices: int) -> Refused:
+    """Why a search found nothing, with ``fixed`` values; ``fits`` says whether there is a layout on so many devices.
+
+    Where the rules allow layouts it is memory: then powers of two times the devices are tried, from ``least_devices``.
+    Else it is a fixed value, where others in its place would do, or that no data ranks divide the batch.
+    """
+    run, devices = found.run, found.devices
+    if found.allowed:
+        return Refused(_memory(found), tuple(_more(devices, fits, least_devices)))
+    named = [name for name in fixed if name not in SENDING]
+    others = [each for each in (_instead(run, devices, fixed, name) for name in named) if each is not None]
+    reasons = [each.reason for each in found.rejected]
+    if others:
+        says = (each for each in reasons if any(f".{name} " in each for name in named))
+        return Refused(next(says, ""), tuple(others))
+    ways = _Ways(run, devices, fixed)
+    ranks = sorted(devices // each for each in ways.inner if devices % each == 0)
+    batches = list(ways.batches())
+    nearest = [*batches, *ways.counts()]
+    if run.model.n_predict_ahead:
+        plain = replace(run, model=replace(run.model, n_predict_ahead=0))
+        nearest += ["model.n_predict_ahead=0"] * _Ways(plain, devices, fixed).there_is
+    if not batches:
+        return Refused(_plainly(run, devices) or next(iter(reasons), ""), tuple(nearest))
+    of = "" if ways.micro_batch == 1 else f"recipe.micro_batch = {ways.micro_batch} x "
+    told = ", ".join(f"{each:,}" for each in ranks[:_NAMED]) + " ..." * (len(ranks) > _NAMED)
+    rule = (
+        f"recipe.global_batch = {run.recipe.global_batch} must be a multiple of {of}the data ranks, which are "
+        f"{told} beside the tensor, context and pipeline ranks that the model allows"
+    )
+    return Refused(rule, tuple(nearest))
+
+
+def _plainly(run: Run, devices: int) -> str:
+    """What is wrong where nothing but states is spread, whatever the batch."""
+    shape = Shape(1, False, 1, "ring", 1, 1, run.recipe.activation_checkpointing)
+    recipe = replace(run.recipe, global_batch=devices)
+    plain = run_of(replace(run, recipe=recipe), shape, Stages(1, "1f1b", 1, None), Spread(1, devices, 1))
+    return next((f"{each.field} {each.rule}" for each in plain.problems()), "")
+
+
+def _memory(found: Layouts) -> str:
+    """What is too large in the layouts that come nearest to fitting."""
+    reasons = {each.reason for each in found.rejected}
+    told = {BY_ACCOUNT: "all are too large by their account, though not by their bound", NO_NETWORK: NO_NETWORK}
+    for each in (BY_ACCOUNT, NO_NETWORK, BESIDE_STATES, STATES_ALONE):
+        if each in reasons:
+            return told.get(each, f"too large are {each.partition(': ')[2]}")
+    return "; ".join(found.notes) or "none can be timed"
+
+
+def _more(devices: int, fits: Callable[[int], bool], least: int) -> Iterator[str]:
+    count = 2 * devices
+    while count < least:
+        count *= 2
+    for times in range(_DOUBLED):
+        if count << times <= _MOST_DEVICES and fits(count << times):
+            yield as_override("cluster.count", count << times)
+            return
+
+
+def _instead(run: Run, devices: int, fixed: Mapping[str, Any], name: str) -> str | None:
+    """The value nearest to a fixed one with which the rules allow a layout; None where none does."""
+    if not _Ways(run, devices, {each: value for each, value in fixed.items() if each != name}).there_is:
+        return None
+    values = _CHOICES.get(name)
+    if values is None:
+        sizes = divisors(run.recipe.global_batch if name == "micro_batch" else devices)
+        values = tuple(sorted(sizes, key=lambda each: abs(each - fixed[name])))
+    for value in values:
+        if value != fixed[name] and _Ways(run, devices, {**fixed, name: value}).there_is:
+            return as_override(f"{'recipe' if name in _RECIPE else 'layout'}.{name}", value)
+    return None
+
+
+class _Ways:
+    """The sizes that tensor, context and pipeline ranks can have together (``inner``), whatever the devices.
+
+    Every rule speaks of a few fields, so each axis is asked about alone and tensor ranks beside context ranks; a layout
+    of what is left is then looked for in the grid itself.
+    """
+
+    def __init__(self, run: Run, devices: int, fixed: Mapping[str, Any]) -> None:
+        self.run, self.devices, self.fixed = run, devices, fixed
+        self.micro_batch = fixed.get("micro_batch", 1)
+        self.inner: dict[int, dict[str, int]] = {}
+        try:
+            grid = grid_of(run, devices, fixed)
+            judge = Judge(grid)
+        except InvalidInput:
+            return
+        widths = [each for each in range(1, run.model.n_heads + 1) if _allowed(judge, each, 1, (False,), ("ring",))]
+        parts = [each for each in divisors(run.recipe.seq_len) if _allowed(judge, 1, each, (False,), _KINDS)]
+        depths = [
+            each for each in grid.values("pipeline", range(1, run.model.n_layers + 3))
+            if any(judge.stages(stages) is None for stages in grid.stages(each))
+        ]  # fmt: skip
+        for tensor in grid.values("tensor", widths):
+            for context in grid.values("context", parts):
+                if _allowed(judge, tensor, context, grid.parallels(tensor), grid.kinds(context)):
+                    for pipeline in depths:
+                        sizes = {"tensor": tensor, "context": context, "pipeline": pipeline}
+                        self.inner.setdefault(tensor * context * pipeline, sizes)
+
+    @property
+    def there_is(self) -> bool:
+        """Whether the rules allow a layout of the run as it is."""
+        batch = self.run.recipe.global_batch
+        some = [(each, self.devices, batch) for each in sorted(self.inner) if self._whole(each, self.devices, batch)]
+        return next(self._first(some), None) is not None
+
+    def batches(self) -> Iterator[str]:
+        """The batch nearest to the run's."""
+        batch = self.run.recipe.global_batch
+        some = []
+        for each in self.inner:
+            if self.devices % each == 0:
+                step = self.devices // each * self.micro_batch
+                below = batch // step * step
+                some += [(each, self.devices, near) for near in (below, below + step) if near > 0]
+        for _, _, found in self._first(sorted(some, key=lambda each: abs(each[2] - batch))):
+            yield as_override("recipe.global_batch", found)
+
+    def counts(self) -> Iterator[str]:
+        """The devices nearest to the run's, fewer and more."""
+        batch = self.run.recipe.global_batch
+        whole = divisors(batch // self.micro_batch) if batch % self.micro_batch == 0 else ()
+        sizes = [ranks for ranks in whole if self._spreads(ranks)]
+        some = {each * ranks: each for each in self.inner for ranks in sizes}
+        fewer = sorted((count for count in some if count < self.devices), reverse=True)
+        more = sorted(count for count in some if self.devices < count <= _MOST_DEVICES)
+        for counts in (fewer, more):
+            for _, found, _ in self._first([(some[count], count, batch) for count in counts]):
+                yield as_override("cluster.count", found)
+
+    def _whole(self, inner: int, devices: int, batch: int) -> bool:
+        return devices % inner == 0 and batch % (devices // inner * self.micro_batch) == 0
+
+    def _spreads(self, ranks: int) -> bool:
+        """Whether so many data ranks can share states as is fixed."""
+        shard, replicate = self.fixed.get("shard"), self.fixed.get("replicate")
+        if shard is not None and replicate is not None:
+            return bool(ranks == shard * replicate)
+        return ranks % (shard or replicate or 1) == 0
+
+    def _first(self, some: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+        """The first of (inner ranks, devices, batch) with which the grid has a layout, if any of the first few."""
+        spread = [each for each in some if self._spreads(each[1] // each[0])]
+        for inner, devices, batch in spread[:_TRIED]:
+            run = replace(self.run, recipe=replace(self.run.recipe, global_batch=batch))
+            sizes = {"micro_batch": 1, **self.inner[inner], **self.fixed}
+            if _has_layout(run, devices, sizes):
+                yield inner, devices, batch
+                return
+
+
+def _allowed(judge: Judge, tensor: int, context: int, parallels: Sequence[bool], kinds: Sequence[str]) -> bool:
+    recipe = judge.grid.run.recipe
+    batch, again = recipe.global_batch, recipe.activation_checkpointing
+    return any(
+        judge.shape(Shape(tensor, parallel, context, kind, 1, batch, again)) is None
+        for parallel in parallels for kind in kinds
+    )  # fmt: skip
+
+
+def _has_layout(run: Run, devices: int, fixed: Mapping[str, Any]) -> bool:
+    try:
+        grid = grid_of(run, devices, fixed)
+        blocks = Blocks(grid, Judge(grid))
+    except InvalidInput:
+        return False
+    return any(bool(blocks.allowed(each).any()) for some in blocks.blocks.values() for each in some)
