@@ -96,3 +96,20 @@ def test_sizes_may_be_arrays():
         for mine, alone in zip(many, one, strict=True):
             mine_now = [each if np.ndim(each) == 0 else each[place] for each in mine.fused]
             assert mine_now == pytest.approx(alone.fused)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+def test_autograd_adds_gradients_of_micro_batches_outside_of_what_is_compiled(precision):
+    one, two = ledger(precision=precision), ledger(precision=precision, micro_batch=2)
+    nbytes = 2 if precision == "bf16" else 4
+    weights = 3 * (4 * D * D + 3 * D * F + 2 * D)  # of all blocks
+    added = [each for each in two if each.phase == "backward" and each.name == "add_" and "layers" in each.path]
+    assert not any(each.fused for each in added)
+    # Each but the first reads both and writes one; what the compiled backward makes of them is written as before.
+    assert [sum(each.read * each.times for each in added), sum(each.written * each.times for each in added)] == [
+        2 * nbytes * weights, nbytes * weights,
+    ]  # fmt: skip
+    casts = [each for each in two if each.phase == "backward" and each.fused and each.name == "_to_copy"]
+    written = sum(each.fused[1] * each.times for each in casts if each.path.endswith("_proj"))
+    alone = [each for each in one if each.phase == "backward" and each.fused and each.name == "_to_copy"]
+    assert written == 2 * sum(each.fused[1] * each.times for each in alone if each.path.endswith("_proj"))

@@ -142,3 +142,23 @@ def test_arrays_give_what_each_element_does(name: str, fabric: Fabric) -> None:
     every = collective_seconds(name, nbytes, Placement(ranks, -(-ranks // 8), np.minimum(ranks, 8)), fabric)
     each = [collective_seconds(name, int(b), place(n), fabric) for n, b in zip(counts, nbytes, strict=True)]
     assert every == pytest.approx(each)
+
+
+@given(st.sampled_from(NAMES), sizes, ranks, st.sampled_from([PLAIN, H100, P4D]), st.floats(0.1, 0.9))
+def test_less_of_the_network_slows_collectives_between_nodes_only(
+    name: str, nbytes: int, ranks: int, fabric: Fabric, share: float
+) -> None:
+    busy = replace(fabric, network_share=share)
+    whole, part = (collective_seconds(name, nbytes, place(ranks), each) for each in (fabric, busy))
+    if ranks <= fabric.devices_per_node or name == "send":
+        assert part == whole
+    else:
+        assert whole <= part <= whole / share * (1 + 1e-9)
+    assert busy.bound == fabric.bound
+
+
+@pytest.mark.parametrize("name", [each for each in NAMES if each != "send"])
+def test_long_messages_between_nodes_take_what_the_network_carries_of_them(name: str) -> None:
+    nbytes, far = 10**12, Placement(64, 64, 1)
+    halved = collective_seconds(name, nbytes, far, replace(PLAIN, network_share=0.5))
+    assert halved == pytest.approx(2 * collective_seconds(name, nbytes, far, PLAIN))

@@ -371,6 +371,23 @@ def test_stragglers_and_contention_cost_their_shares() -> None:
     assert after.seconds > before
 
 
+@pytest.mark.parametrize(("count", "slower"), [(8, False), (32, True)])
+def test_what_the_network_carries_in_a_step_shows_between_nodes(count: int, slower: bool) -> None:
+    assert H100.efficiency is not None
+    run = run_of({"shard": count})
+    whole, half = (
+        timed(run, replace(H100, efficiency=replace(H100.efficiency, network_share=share))) for share in (1.0, 0.5)
+    )
+    assert whole.seconds is not None
+    assert half.seconds is not None
+    assert (half.seconds > whole.seconds) == slower
+    shown = half.causes["exposed communication"] - whole.causes["exposed communication"]
+    assert (shown > 0) == slower
+    # Without a calibration times are bounds, of the network too.
+    assert H100.fabric is not None
+    assert replace(H100, efficiency=None).step_fabric == H100.fabric.bound
+
+
 def test_what_is_not_known_is_said() -> None:
     run = run_of({"shard": 16})
     ranks = accounts(run, backend="cuda")

@@ -36,17 +36,17 @@ DATE = "2026-11-20"  # of the rows; a calibration is as old as what it was fitte
 PRIORS = {
     "a100-sxm": Efficiency(
         matmul_share=0.85, float8_share=0.85, depth=64, attention_share=0.72, attention_backward_share=0.62,
-        attention_length=300, bandwidth_share=0.85, kernel_seconds=2.5e-6, launch_seconds=8e-6,
+        attention_length=300, bandwidth_share=0.85, kernel_seconds=2.5e-6, launch_seconds=8e-6, network_share=0.8,
         source="MAMF of stas00/ml-engineering; Dao 2023, FlashAttention-2, figures 4 to 7 (A100)", date=DATE,
     ),
     "h100-sxm": Efficiency(
         matmul_share=0.78, float8_share=0.65, depth=128, attention_share=0.5, attention_backward_share=0.42,
-        attention_length=500, bandwidth_share=0.85, kernel_seconds=2.5e-6, launch_seconds=8e-6,
+        attention_length=500, bandwidth_share=0.85, kernel_seconds=2.5e-6, launch_seconds=8e-6, network_share=0.8,
         source="MAMF of stas00/ml-engineering; Dao 2023, FlashAttention-2, figures 4 to 7 (H100)", date=DATE,
     ),
     "v100-sxm": Efficiency(
         matmul_share=0.78, float8_share=0.78, depth=64, attention_share=0.45, attention_backward_share=0.38,
-        attention_length=300, bandwidth_share=0.85, kernel_seconds=2.5e-6, launch_seconds=1e-5,
+        attention_length=300, bandwidth_share=0.85, kernel_seconds=2.5e-6, launch_seconds=1e-5, network_share=0.8,
         source="products in fp16 of zzc0721/torch-performance-test-data", date=DATE,
     ),
     "tpu": Efficiency(
@@ -84,10 +84,10 @@ def fitted(name: str) -> DeviceFit:
     found = fit(columns, prior, start=start)
     left_out = np.zeros(len(some))
     for source in dict.fromkeys(each.source.name for each in some):
-        without = np.array([float(each.source.name != source) for each in some])
+        without = np.array([float(each.fitted and each.source.name != source) for each in some])
         efficiency = refitted(found, prior, without)
         for place, each in enumerate(some):
-            if not without[place]:
+            if each.source.name == source:
                 left_out[place] = predicted(each, efficiency).seconds
     seconds = tuple(float(each) for each in found.around.exact)
     return DeviceFit(name, some, rounded(found.efficiency), seconds, tuple(float(each) for each in left_out))
@@ -110,14 +110,15 @@ def rounded(efficiency: Efficiency) -> Efficiency:
 
 def write_calibration(found: DeviceFit) -> None:
     """The catalog's file of each device of the type."""
-    sources = sorted({each.source.title for each in found.cases})
+    some = [each for each in found.cases if each.fitted]
+    sources = sorted({each.source.title for each in some})
     inside, outside = found.errors(left_out=False), found.errors(left_out=True)
     for device in (*CALIBRATED[found.name], *ALSO.get(found.name, ())):
         clock = META_CLOCK if device.endswith("500w") else 1.0
         lines = [
             "# Written by python tests/published/fit_devices.py: fitted on published runs, "
             "see docs/published_throughput.md.\n",
-            f'source = "fitted on {len(found.cases)} published runs of {len(sources)} sources: {"; ".join(sources)}"\n',
+            f'source = "fitted on {len(some)} published runs of {len(sources)} sources: {"; ".join(sources)}"\n',
             f"date = {DATE}\n",
         ]
         if device in ALSO.get(found.name, ()):
@@ -130,7 +131,7 @@ def write_calibration(found: DeviceFit) -> None:
             scaled = value * clock if name in CLOCKED else value
             lines.append(f"{name} = {float(f'{scaled:.4g}')!r}\n")
         lines.append("\n[fit]\n")
-        lines.append(f"rows = {len(found.cases)}\nsources = {len(sources)}\n")
+        lines.append(f"rows = {len(some)}\nsources = {len(sources)}\n")
         lines.append(f"median_error = {inside.median:.4f}  # absolute, in the sample\n")
         lines.append(f"within_25_percent = {inside.within(0.25):.4f}\n")
         lines.append(f"median_error_left_out = {outside.median:.4f}  # each source predicted from the others\n")

@@ -47,13 +47,18 @@ class TimeSource:
 
 @dataclass(frozen=True)
 class TimeCase:
-    """A row as a run on its device, and the seconds of a step that its source measured."""
+    """A row as a run on its device, and the seconds of a step that its source measured.
+
+    ``fitted`` says whether constants are fitted on it: not where the program is known to have lost time in a way that
+    nothing here tells. It is predicted all the same.
+    """
 
     row: Row
     source: TimeSource
     run: Run
     device: Device
     seconds: float
+    fitted: bool = True
 
     @property
     def name(self) -> str:

@@ -105,18 +105,21 @@ class Around:
     exposed: Array
     waiting: Array
     contended: Array
+    networked: Array
     doublings: Array
 
     def seconds(self, efficiency: Efficiency) -> Array:
         """The seconds of all steps with other constants."""
         computed, launched = self.columns.times(efficiency)
         more = efficiency.contention_share - self.efficiency.contention_share
-        step = computed * self.bubble + self.exposed + more * self.contended
+        longer = 1 / efficiency.network_share - 1 / self.efficiency.network_share
+        step = computed * self.bubble + self.exposed + more * self.contended + longer * self.networked
         step = np.maximum(step, launched * self.waiting)
         return step * (1 + efficiency.straggler_share * self.doublings)
 
 
 CONTENTION_STEP = 0.05
+NETWORK_STEP = 0.1  # more seconds of collectives between nodes
 
 
 def around(columns: Columns, efficiency: Efficiency, contended: Array | None = None) -> Around:
@@ -133,13 +136,16 @@ def around(columns: Columns, efficiency: Efficiency, contended: Array | None = N
     waiting = np.maximum(waited - own, 0.0)
     alone = exact - stragglers
     bubble = (alone - exposed - waiting) / computed
+    slow = replace(efficiency, network_share=efficiency.network_share / (1 + NETWORK_STEP))
+    slower = np.array([float(predicted(each, slow).seconds or 0) for each in columns.cases])
+    networked = (slower - exact) / NETWORK_STEP * efficiency.network_share / (exact / alone)
     if contended is None:
         more = np.array([float(predicted(each, other).seconds or 0) for each in columns.cases])
         contended = (more - exact) / CONTENTION_STEP / (exact / alone)
-    slower = np.where(waiting > 1e-9 * alone, alone / np.maximum(launched, 1e-12), bubble)
+    queued = np.where(waiting > 1e-9 * alone, alone / np.maximum(launched, 1e-12), bubble)
     return Around(
         columns=columns, efficiency=efficiency, exact=exact, computed=computed, launched=launched, bubble=bubble,
-        exposed=exposed, waiting=slower, contended=contended, doublings=doublings,
+        exposed=exposed, waiting=queued, contended=contended, networked=networked, doublings=doublings,
     )  # fmt: skip
 
 

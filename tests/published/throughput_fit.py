@@ -25,12 +25,13 @@ BOUNDS = {
     "matmul_share": (0.3, 0.95), "float8_share": (0.3, 0.95), "depth": (1.0, 2000.0), "attention_share": (0.1, 0.9),
     "attention_length": (1.0, 4000.0), "bandwidth_share": (0.3, 0.95), "kernel_seconds": (5e-7, 5e-6),
     "launch_seconds": (1e-6, 1e-4), "contention_share": (1e-4, 0.3), "straggler_share": (1e-5, 0.1),
+    "network_share": (0.1, 1.0),
 }  # fmt: skip
 # How well a constant was known before: the standard deviation of its logarithm.
 PRIORS = {
     "matmul_share": 0.15, "float8_share": 0.2, "depth": 1.0, "attention_share": 0.3, "attention_length": 0.7,
     "bandwidth_share": 0.15, "kernel_seconds": 0.5, "launch_seconds": 0.5, "contention_share": 0.7,
-    "straggler_share": 0.7,
+    "straggler_share": 0.7, "network_share": 0.5,
 }  # fmt: skip
 # Where a device's file says nothing yet.
 UNKNOWN = {"contention_share": 0.15, "straggler_share": 0.005}
@@ -68,7 +69,7 @@ def fit(columns: Columns, prior: Efficiency, *, start: Efficiency | None = None,
     ``start`` is where to begin, such as the constants of a fit before.
     """
     found = around(columns, start or prior)
-    everything = np.ones(len(columns.cases))
+    everything = np.array([float(each.fitted) for each in columns.cases])
     for _ in range(most):
         before = found
         found = around(columns, move(found, prior, everything), found.contended)

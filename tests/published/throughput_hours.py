@@ -163,7 +163,8 @@ def _bloomberg(row: Row) -> tuple[Run, str]:
         "SageMaker's ZeRO-3 within groups of 128 (MiCS), four copies, 2,048 sequences of 2,048 in a step, every block "
         "recomputed, attention written out (ALiBi); AWS p4d. Two sequences in a micro-batch: its first 7,200 steps are "
         "of 1,024 sequences, two to a device, and the two-hop sums of gradients that it names are for steps of more "
-        "than one micro-batch (told with four: 36 % too short, with one: 31 % too long). Not told: its head in fp32"
+        "than one micro-batch (told with four: 31 % too short, with one: more than twice as long). Not told: its head "
+        "in fp32"
     )
     return run, told
 

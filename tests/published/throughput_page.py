@@ -38,9 +38,10 @@ numbers with what is predicted today. The rows are those of `tests/published/run
 
 Of every row that says enough, a run is made, and its step is timed as `trainledger plan` times it: every operation of
 the ledger on the device (`predict.kernel_time`), collectives over the links (`predict.collective_time`), streams and
-pipelines (`predict.layout_time`). A device type has one calibration, {constants} constants fitted on all of its rows
-together; no constant belongs to a source or a row, and links are not fitted. What a row does not say is assumed for
-its whole source, in words, below. Error is predicted over measured seconds of a step, less one.
+pipelines (`predict.layout_time`). A device type has one calibration, {constants} constants fitted on its rows together;
+no constant belongs to a source or a row, and links are the catalog's. {unfitted} rows are predicted but not fitted on:
+ZeRO-3 of early 2021 over many nodes, whose lost time would be taken for the network's. What a row does not say is
+assumed for its whole source, in words, below. Error is predicted over measured seconds of a step, less one.
 
 "Left out" is the prediction of a source by the constants fitted on all other sources of its device type: what to
 expect of a run that nobody has measured yet. Mechanisms that were missing were looked for in these rows, which the
@@ -58,7 +59,9 @@ memory's rate in elementwise kernels. `depth` is the inner length k of a product
 the end of a tile, `attention_length` the number of keys at which attention reaches half of its share.
 `kernel_seconds` is the least time of a kernel, `launch_seconds` what the program needs to launch one (all of it is
 added where the program waits for each: `recipe.launch_blocking`). `contention_share` of a collective's time is lost to
-compute beside it; `straggler_share` of a step is added for each doubling of the nodes.
+compute beside it; `straggler_share` of a step is added for each doubling of the nodes. `network_share` of what a
+benchmark of one collective alone reaches between nodes is reached by those of a step, whose ranks come at different
+times and whose groups all talk at once; 1 where the rows show nothing of it.
 
 What the sources below say of their networks and programs are fields of a run file: `cluster.network_bytes_per_second`
 (the data sheet's rate for each device), `cluster.network_reached_bytes_per_second` (as it was measured),
@@ -144,7 +147,8 @@ def ceiling(some: Sequence[Told], rows: Sequence[str]) -> float:
 def page() -> str:
     """The whole page."""
     constants = sum(isinstance(getattr(catalog.efficiency("a100-sxm-80gb"), each.name), float) for each in _fields())
-    parts = [HEAD.format(constants=constants), *_totals(), "\n## By source\n\n", *_by_source()]
+    unfitted = sum(not each.case.fitted for each in told()[0])
+    parts = [HEAD.format(constants=constants, unfitted=unfitted), *_totals(), "\n## By source\n\n", *_by_source()]
     parts += ["\n## Ranks\n\n", *_ranks(), "\n## What the calibrations say\n\n", *_constants()]
     parts += ["\n## Sources above 15 %\n\n", *_above(), "\n## Whole runs\n\n", *_hours()]
     parts += ["\n## What is assumed, source by source\n", *(_assumed(each) for each in sources())]
@@ -214,10 +218,9 @@ RANK_REASONS = {
 LAYOUT_REASONS = (
     "Such layouts often lie within a few percent of each other, so that single rows decide: among BigScience's R0326, "
     "whose time is that of a batch a third larger. vTrain's 39B took now more, now less than told in one and the same "
-    "layout: 4 tensor ranks over 8 stages with 2, 3 and 4 sequences in a micro-batch are told 8 to 12 % too short, "
-    "with 6 and 12 8 to 10 % too long, over 16 stages the other way round. The source has 109 rows, 64 more than are "
-    "stored here: all of them correlate 0.958, the 47 of the 39B 0.644. All six with 16 tensor ranks, over two nodes, "
-    "are told 18 to 24 % too short; with a ring in place of the tree that NCCL takes by its own costs, 6 % at most."
+    "layout: 4 tensor ranks over 8 stages with 2, 3 and 4 sequences in a micro-batch were told 8 to 12 % too short, "
+    "with 6 and 12 8 to 10 % too long, over 16 stages the other way round (before there was a `network_share`, as what "
+    "follows). The source has 109 rows, 64 more than are stored here: all correlated 0.958, the 47 of the 39B 0.644."
 )
 
 

@@ -19,6 +19,8 @@ from trainledger.ledger.rules import smaller
 JOINED = ("elementwise", "norm", "softmax", "copy", "random")
 ROW_WISE = ("mean",)  # the only reduction in a block whose result the same rows need again: that of RMSNorm
 PHASES = ("forward", "recompute", "backward")
+# Gradients are added to those of micro-batches before by autograd itself, once the compiled backward has written them.
+ACCUMULATES = ("backward", "add_")
 
 
 class _Operation:
@@ -75,12 +77,13 @@ class Compiled:
                 kernel.open = False
             self._open, self._where = [], where
         touched = [*changes, *reads]
-        if inside and (facts["kind"] in JOINED or facts["name"] in ROW_WISE):
+        accumulates = (facts["phase"], facts["name"]) == ACCUMULATES
+        if inside and not accumulates and (facts["kind"] in JOINED or facts["name"] in ROW_WISE):
             self._join(_Operation(event), touched, changes)
             return
         for each in touched:
             if each.memory is not None:
-                self._leaves(each.memory.record, closing=True)
+                self._leaves(each.memory.record, closing=not accumulates)
 
     def _join(self, operation: _Operation, touched: Sequence[Array], changes: Sequence[Array]) -> None:
         """Join the open kernels that made what the operation reads, or that have read it as well."""

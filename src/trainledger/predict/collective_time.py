@@ -151,7 +151,7 @@ def _between(nbytes: Number, place: Placement, fabric: Fabric) -> Number:
     """Seconds of the trees between nodes, over the rails of all of a group's devices in a node."""
     if fabric.network is None:
         return 0.0
-    rails = smaller_real(place.in_node * fabric.network.reached, place.in_node * fabric.node.reached)
+    rails = smaller_real(place.in_node * fabric.network_reached, place.in_node * fabric.node.reached)
     return ((place.nodes > 1) * 1 + (place.nodes > 2)) * nbytes / rails
 
 
@@ -187,7 +187,7 @@ def _all_to_all(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Nu
         near = (k - 1) * (inside.ring_step_seconds + nbytes / n / (fabric.node.reached * inside.ring_share))
         far: Number = 0.0
         if fabric.network is not None:
-            rate = smaller_real(fabric.network.reached, fabric.node.reached) * inside.ring_share
+            rate = smaller_real(fabric.network_reached, fabric.node.reached) * inside.ring_share
             far = (place.nodes > 1) * (between.ring_step_seconds * (n - k) + (n - k) / n * nbytes / rate)
         yield inside.start_seconds + near + far
 
@@ -199,7 +199,7 @@ def _by_nodes(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Numb
         near = (k - 1) / k * nbytes / (fabric.node.reached * inside.ring_share)
         steps = (k - 1) * inside.ring_step_seconds
         if fabric.network is not None:
-            rate = smaller_real(fabric.network.reached, fabric.node.reached) * inside.ring_share
+            rate = smaller_real(fabric.network_reached, fabric.node.reached) * inside.ring_share
             near = larger(near, place.far * nbytes / rate)
             steps = steps + (place.nodes - 1) * between.ring_step_seconds
         yield inside.start_seconds + steps + near
@@ -251,7 +251,7 @@ def _rate(place: Placement, fabric: Fabric) -> Number:
     inside: Number = fabric.node.reached
     if fabric.network is None:
         return inside
-    rails = smaller_real(float(inside), place.in_node * fabric.network.reached)
+    rails = smaller_real(float(inside), place.in_node * fabric.network_reached)
     if isinstance(place.nodes, int):
         return rails if place.nodes > 1 else inside
     return inside + (place.nodes > 1) * (rails - inside)

@@ -204,7 +204,7 @@ def _times(run: Run, ledger: Ledger, machine: Machine) -> ServingTime:
 
 
 def _link_seconds(run: Run, entry: Entry, machine: Machine, *, bound: bool) -> float:
-    fabric = machine.fabric if isinstance(machine, Device) else None
+    fabric = machine.step_fabric if isinstance(machine, Device) else None
     if fabric is None:
         raise NoRate(f"no link between several of {machine.title} is known")
     fabric = fabric.bound if bound else fabric

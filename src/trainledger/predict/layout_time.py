@@ -42,9 +42,9 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
     if run.layout.alone:
         return step_time(ranks[0].ledger, machine, tensors=tensors, blocking=run.recipe.launch_blocking)
     basis, notes = basis_of(machine)
-    if not isinstance(machine, Device) or machine.fabric is None:
+    fabric = machine.step_fabric if isinstance(machine, Device) else None
+    if not isinstance(machine, Device) or fabric is None:
         return StepTime(None, {}, {}, {}, basis, (NO_LINK,))
-    fabric = machine.fabric.bound if machine.efficiency is None else machine.fabric
     try:
         stages = stages_of(run, ranks, machine, fabric)
         shares = shares_of(stages)

@@ -24,8 +24,8 @@ def spans(run: Run, ranks: Sequence[RankAccount], machine: Machine) -> tuple[Spa
     Raises NoRate where a rate or a link is not known.
     """
     fabric, contention = None, 0.0
-    if isinstance(machine, Device) and machine.fabric is not None:
-        fabric = machine.fabric.bound if machine.efficiency is None else machine.fabric
+    if isinstance(machine, Device):
+        fabric = machine.step_fabric
         contention = 0.0 if machine.efficiency is None else machine.efficiency.contention_share
     stages = stages_of(run, ranks, machine, fabric)
     if run.layout.pipeline > 1:

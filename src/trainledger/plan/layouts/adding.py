@@ -1,6 +1,6 @@
 """What a micro-batch's backward takes longer than the first's, for each parameter that a rank computes.
 
-It adds its gradients to those before it; where blocks are compiled, the kernels that make them may do so.
+It adds its gradients to those before it.
 """
 
 from __future__ import annotations
