@@ -383,6 +383,9 @@ def test_what_the_network_carries_in_a_step_shows_between_nodes(count: int, slow
     assert (half.seconds > whole.seconds) == slower
     shown = half.causes["exposed communication"] - whole.causes["exposed communication"]
     assert (shown > 0) == slower
+    told = "of which collectives reach 50.0 % in a step (network_share of the calibration)"
+    assert any(told in each for each in half.notes) == slower
+    assert not any("network_share" in each for each in whole.notes)
     # Without a calibration times are bounds, of the network too.
     assert H100.fabric is not None
     assert replace(H100, efficiency=None).step_fabric == H100.fabric.bound

@@ -26,7 +26,7 @@ from trainledger.spec.cluster import Cluster, Device
 from trainledger.spec.layout import overlaps
 from trainledger.spec.links import Fabric, Link
 from trainledger.spec.run import Run
-from trainledger.units import format_nbytes
+from trainledger.units import format_nbytes, format_percent
 
 NO_LINK = "no step time: no link between devices of this machine was measured"
 
@@ -125,7 +125,11 @@ def _notes(run: Run, stages: Sequence[StageTime], machine: Device, fabric: Fabri
     notes = launched_one_by_one(machine) if run.recipe.launch_blocking else []
     if fabric.network is not None and run.layout.devices > fabric.devices_per_node:
         network = network_text(run.cluster, fabric.network)
-        notes.append(f"{fabric.devices_per_node} devices of a node over {fabric.node.title}, nodes over {network}")
+        note = f"{fabric.devices_per_node} devices of a node over {fabric.node.title}, nodes over {network}"
+        if fabric.network_share < 1:
+            share = format_percent(fabric.network_share)
+            note += f", of which collectives reach {share} in a step (network_share of the calibration)"
+        notes.append(note)
     else:
         notes.append(f"all devices in one node, over {fabric.node.title}")
     found = {name for stage in stages for name, _ in stage.ledger.uncounted}
