@@ -69,10 +69,10 @@ def fit(columns: Columns, prior: Efficiency, *, start: Efficiency | None = None,
     ``start`` is where to begin, such as the constants of a fit before.
     """
     found = around(columns, start or prior)
-    everything = np.array([float(each.fitted) for each in columns.cases])
+    rows = np.array([float(each.fitted) for each in columns.cases])
     for _ in range(most):
         before = found
-        found = around(columns, move(found, prior, everything), found.contended)
+        found = around(columns, move(found, prior, rows), found.contended)
         if np.max(np.abs(np.log(found.exact / before.exact))) < 5e-3:
             break
     return Fitted(found.efficiency, found)

@@ -155,24 +155,19 @@ _EXTRAS = {
 
 
 def _complain(error: Exception, as_json: bool) -> int:
+    from trainledger.cli.arguments import error_json, print_json, while_waiting
     from trainledger.spec.problem import InvalidInput
 
     assert isinstance(error, InvalidInput)
+    while_waiting()("")  # a line of long work that broke off
     if sys.stderr.isatty():
         from trainledger.report.table import wrapped
 
-        print("\r\x1b[K", end="", file=sys.stderr)  # a line of `arguments.while_waiting` that broke off
         print("\n".join(wrapped(each) for each in str(error).split("\n")), file=sys.stderr)
     else:
         print(error, file=sys.stderr)
     if as_json:
-        from trainledger.cli.arguments import print_json
-
-        problems = [
-            {"field": each.field, "rule": each.rule, "sentence": str(each), "where": each.where or error.where}
-            for each in error.problems
-        ]
-        print_json({"error": problems, "where": error.where})
+        print_json(error_json(error))
     return WRONG_INPUT
 
 

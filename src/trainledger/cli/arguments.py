@@ -201,6 +201,15 @@ def load_run(args: argparse.Namespace) -> Run:
     return load(args.run, args.set, progress=while_searching())
 
 
+def error_json(error: InvalidInput) -> dict[str, Any]:
+    """What is wrong, for programs: every problem with its field, its rule and its sentence."""
+    problems = [
+        {"field": each.field, "rule": each.rule, "sentence": str(each), "where": each.where or error.where}
+        for each in error.problems
+    ]
+    return {"error": problems, "where": error.where}
+
+
 def print_json(result: object) -> None:
     """A result on standard output as JSON that any parser reads: what is not finite is null."""
     import json

@@ -18,6 +18,7 @@ from trainledger.cli.arguments import (
     add_plot,
     add_run,
     check_plot_of,
+    error_json,
     print_json,
     while_searching,
     write_plot_of,
@@ -76,12 +77,11 @@ def _none(args: argparse.Namespace, found: Layouts, fixed: dict[str, Any]) -> in
         raise KeyboardInterrupt
     if not args.json:
         print(text(found), flush=True)
-    why = why_no_layout(found, fixed, progress=while_searching())
+    error = InvalidInput([why_no_layout(found, fixed, progress=while_searching())])
     if not args.json:
-        raise InvalidInput([why])
-    told = {"field": why.field, "rule": why.rule, "sentence": str(why), "where": ""}
-    print_json({**to_json(found), "error": [told], "where": ""})
-    print(why, file=sys.stderr)
+        raise error
+    print_json({**to_json(found), **error_json(error)})
+    print(error, file=sys.stderr)
     return WRONG_INPUT
 
 

@@ -50,8 +50,10 @@ class Device:
     @property
     def step_fabric(self) -> Fabric | None:
         """The fabric as the collectives of a step find it; its bound where the device's efficiency is not known."""
-        if self.fabric is None or self.efficiency is None:
-            return None if self.fabric is None else self.fabric.bound
+        if self.fabric is None:
+            return None
+        if self.efficiency is None:
+            return self.fabric.bound
         return replace(self.fabric, network_share=self.efficiency.network_share)
 
 

@@ -210,9 +210,7 @@ def _split_overrides(overrides: Iterable[str], problems: list[Problem]) -> Itera
 
 def _field(key: str) -> Field[Any] | None:
     section, _, name = key.partition(".")
-    return (
-        next((each for each in fields(SECTIONS[section]) if each.name == name), None) if section in SECTIONS else None
-    )
+    return SECTIONS[section].__dataclass_fields__.get(name) if section in SECTIONS else None
 
 
 def value_of(field: Field[Any] | None, text: str) -> Any:
