@@ -16,25 +16,11 @@ from throughput_columns import Columns, around
 from throughput_fit import BOUNDS, changed, prior_of
 from throughput_hours import LEFT_OUT as HOURS_LEFT_OUT
 from throughput_hours import predicted_hours, read_hours, whole_runs
-from throughput_page import (
-    HOURS,
-    MEDIAN,
-    PAGE,
-    RANK_REASONS,
-    RANKS,
-    SHARE,
-    WITHIN,
-    agreement,
-    counting,
-    errors,
-    families,
-    page,
-    ranked,
-    sources,
-    told,
-)
+from throughput_page import PAGE, families, page
+from throughput_ranks import RANK_REASONS, agreement, ranked, unseen_of
 from throughput_runs import LEFT_OUT, SOURCES, time_case_of
 from throughput_times import predicted, ranks_agree
+from throughput_told import COUNTS, HOURS, MEDIAN, RANKS, SHARE, WITHIN, counting, errors, sources, told
 
 from trainledger import catalog
 
@@ -53,6 +39,14 @@ def test_layouts_are_ranked_as_measured_or_there_is_a_reason() -> None:
     for source, some in ranked():
         assert agreement(some) >= RANKS or source.title in RANK_REASONS, source.title
     assert sum(agreement(some) >= RANKS for _, some in ranked()) >= 9
+
+
+def test_all_that_a_source_has_is_ranked_as_measured() -> None:
+    """With the rows that nothing was fitted on, where there are any: on the devices that the goals are about."""
+    found = [(source, some) for source, some in ranked() if some[0].case.calibration in COUNTS]
+    assert len(found) >= 10
+    for source, some in found:
+        assert agreement([*some, *unseen_of(source)]) >= RANKS, source.title
 
 
 def test_every_row_is_told_or_has_a_reason() -> None:

@@ -8,26 +8,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from functools import cache
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fit_devices import Predicted, read_predicted
-from published_case import Errors, Row
-from throughput_case import CALIBRATED, TimeCase, TimeSource
+from throughput_case import CALIBRATED, TimeSource
 from throughput_hours import LEFT_OUT as HOURS_LEFT_OUT
 from throughput_hours import PredictedHours, read_hours, whole_runs
-from throughput_runs import NO_FIGURE, time_cases
-from throughput_times import ranks_agree
+from throughput_ranks import ranks
+from throughput_runs import NO_FIGURE
+from throughput_told import HOURS, MEDIAN, NAMES, WITHIN, Told, counting, errors, percent, sources, told, ways
 
 from trainledger import catalog
 from trainledger.predict.step_time import CAUSES
 
 PAGE = Path(__file__).parents[2] / "docs" / "published_throughput.md"
-COUNTS = ("a100-sxm", "h100-sxm", "tpu")  # the device types that the goals are about
-NAMES = {"a100-sxm": "A100 SXM", "h100-sxm": "H100 SXM", "v100-sxm": "V100 SXM", "tpu": "TPU v4, v5e, v5p"}
-MEDIAN, SHARE, WITHIN, RANKS, HOURS = 0.15, 0.8, 0.25, 0.9, 0.25
 
 HEAD = """\
 # Published throughput beside the predictions
@@ -69,95 +64,16 @@ What the sources below say of their networks and programs are fields of a run fi
 """
 
 
-@dataclass(frozen=True)
-class Told:
-    """A case with its stored prediction."""
-
-    case: TimeCase
-    stored: Predicted
-
-    @property
-    def error(self) -> float:
-        return self.stored.seconds / self.stored.measured - 1
-
-    @property
-    def error_left_out(self) -> float:
-        return self.stored.left_out / self.stored.measured - 1
-
-
-@cache
-def told() -> tuple[tuple[Told, ...], tuple[tuple[Row, str], ...]]:
-    """Every row that is told with its stored prediction, and the others with their reason."""
-    found, left_out = time_cases()
-    stored = read_predicted()
-    return tuple(Told(each, stored[each.name]) for each in found), left_out
-
-
-def errors(some: Sequence[Told], *, left_out: bool = False) -> Errors:
-    return Errors(tuple(each.error_left_out if left_out else each.error for each in some))
-
-
-def counting() -> list[Told]:
-    """The rows that the goals are about."""
-    return [each for each in told()[0] if each.case.calibration in COUNTS]
-
-
-def sources() -> dict[TimeSource, list[Told]]:
-    split: dict[TimeSource, list[Told]] = {}
-    for each in told()[0]:
-        split.setdefault(each.case.source, []).append(each)
-    return split
-
-
-def ranked() -> list[tuple[TimeSource, list[Told]]]:
-    """The sources with ten rows or more on one type of device."""
-    split = [
-        (source, [each for each in some if each.case.calibration == name])
-        for source, some in sources().items()
-        for name in CALIBRATED
-    ]
-    return [(source, some) for source, some in split if len(some) >= 10]
-
-
-def layouts_of_one_model() -> Iterator[tuple[TimeSource, str, list[Told]]]:
-    """The rows of a source that have one model in common and different layouts, ten or more."""
-    for source, some in ranked():
-        split: dict[str, list[Told]] = {}
-        for each in some:
-            spec = each.case.run.model
-            model = f"{spec.n_layers} layers, width {spec.d_model}, {spec.n_heads} heads"
-            split.setdefault(model, []).append(each)
-        for model, rows in split.items():
-            ways = {(each.case.run.layout, each.case.run.device_batch) for each in rows}
-            if len(rows) >= 10 and len(ways) >= 10:
-                yield source, model, rows
-
-
-def agreement(some: Sequence[Told]) -> float:
-    """Spearman's correlation of predicted and measured seconds of a step."""
-    return ranks_agree([each.stored.seconds for each in some], [each.stored.measured for each in some])
-
-
-def ceiling(some: Sequence[Told], rows: Sequence[str]) -> float:
-    """The correlation if all but the named rows were told as they were measured."""
-    exact = [each.stored.seconds if each.case.name in rows else each.stored.measured for each in some]
-    return ranks_agree(exact, [each.stored.measured for each in some])
-
-
 def page() -> str:
     """The whole page."""
     constants = sum(isinstance(getattr(catalog.efficiency("a100-sxm-80gb"), each.name), float) for each in _fields())
     unfitted = sum(not each.case.fitted for each in told()[0])
     parts = [HEAD.format(constants=constants, unfitted=unfitted), *_totals(), "\n## By source\n\n", *_by_source()]
-    parts += ["\n## Ranks\n\n", *_ranks(), "\n## What the calibrations say\n\n", *_constants()]
+    parts += ["\n## Ranks\n\n", *ranks(), "\n## What the calibrations say\n\n", *_constants()]
     parts += ["\n## Sources above 15 %\n\n", *_above(), "\n## Whole runs\n\n", *_hours()]
     parts += ["\n## What is assumed, source by source\n", *(_assumed(each) for each in sources())]
     parts += ["\n## All rows\n", *_all_rows(), "\n## Left out\n\n", *_left_out()]
     return "".join(parts)
-
-
-def percent(share: float, *, sign: bool = False) -> str:
-    return f"{100 * share:+.1f} %" if sign else f"{100 * share:.1f} %"
 
 
 def _fields() -> tuple[Any, ...]:
@@ -193,60 +109,6 @@ def _by_source() -> Iterator[str]:
                     percent(errors(of, left_out=True).median),
                 )  # fmt: skip
                 yield f"| {' | '.join(cells)} |\n"
-
-
-# Rows that stand out among their neighbours in the source itself, and how.
-RANK_REASONS = {
-    "BigScience 176B trials, A100": (
-        ("R0321", "R0326", "R0347", "R0373"),
-        "times are those of one step, the second, which the page says can fluctuate, and four stand out there: 1,568 "
-        "sequences that take as long as 2,048 (R0326 and R0327), a micro-batch of one sequence that takes 43 % longer "
-        "than one of two (R0347 and R0348), 104 and 112 heads that take 14 to 18 % longer than 64 and than 128 (R0373 "
-        "and R0372, R0374; R0321 and R0322). Besides, PCI Express and NUMA settings of nodes were improved on 02-25, "
-        "by 1 to 5 % says the page, after R0321 to R0325; what was run before and after took 4 to 5 % less afterwards, "
-        "which is told alike. With the spread of what was run twice (2.5 %) and those four, a prediction without any "
-        "error would reach 0.92",
-    ),
-    "BigScience 1.3B, V100": (
-        ("R0400", "R0405"),
-        "times are printed in whole seconds; over two tensor ranks the step is far slower than the links of a node "
-        "explain",
-    ),
-}
-
-
-LAYOUT_REASONS = (
-    "Such layouts often lie within a few percent of each other, so that single rows decide: among BigScience's R0326, "
-    "whose time is that of a batch a third larger. vTrain's 39B took now more, now less than told in one and the same "
-    "layout: 4 tensor ranks over 8 stages with 2, 3 and 4 sequences in a micro-batch were told 8 to 12 % too short, "
-    "with 6 and 12 8 to 10 % too long, over 16 stages the other way round (before there was a `network_share`, as what "
-    "follows). The source has 109 rows, 64 more than are stored here: all correlated 0.958, the 47 of the 39B 0.644."
-)
-
-
-def _ranks() -> Iterator[str]:
-    yield "Spearman's correlation of predicted and measured seconds of a step, of sources with ten rows or more "
-    yield "on one type of device:\n\n"
-    yield "| source | rows | correlation |\n|---|--:|--:|\n"
-    low = []
-    for source, some in ranked():
-        found = agreement(some)
-        yield f"| {source.title} | {len(some)} | {found:.3f} |\n"
-        if found < RANKS:
-            rows, why = RANK_REASONS[source.title]
-            others = agreement([each for each in some if each.case.name not in rows])
-            low.append(
-                f"- {source.title}: {why}. Without {', '.join(rows)} it is {others:.3f}; with them as they are and all "
-                f"others told exactly it would be {ceiling(some, rows):.3f}.\n"
-            )
-    if low:
-        yield f"\nBelow {RANKS}:\n\n"
-        yield from low
-    yield "\nOf one model alone, where nothing but the layout and the micro-batch differ in ten rows or more:\n\n"
-    yield "| source | model | rows | correlation |\n|---|---|--:|--:|\n"
-    for source, model, some in layouts_of_one_model():
-        yield f"| {source.title} | {model} | {len(some)} | {agreement(some):.3f} |\n"
-    yield f"\n{LAYOUT_REASONS}\n"
 
 
 def _constants() -> Iterator[str]:
@@ -353,11 +215,8 @@ def _all_rows() -> Iterator[str]:
 
 def _row(each: Told) -> str:
     case, run, stored = each.case, each.case.run, each.stored
-    layout = run.layout
-    axes = ("replicate", "shard", "context", "tensor", "pipeline")
-    sizes = ", ".join(f"{name} {getattr(layout, name)}" for name in axes if getattr(layout, name) > 1)
     cells = (
-        case.name, case.row["model_family"], str(layout.devices), sizes or "-",
+        case.name, case.row["model_family"], str(run.layout.devices), ways(run.layout),
         f"{run.grad_accum} x {run.device_batch} x {run.recipe.seq_len}", f"{stored.measured:.4g}",
         f"{stored.seconds:.4g}", percent(each.error, sign=True), percent(each.error_left_out, sign=True),
         *(f"{100 * cause / stored.seconds:.0f}" for cause in stored.causes),

@@ -53,7 +53,7 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
         ideal = {id(each.ledger): ideal_seconds(each.ledger, machine, dtype) for each, _ in shares}
     except NoRate as reason:
         return StepTime(None, {}, {}, {}, basis, (f"no step time: {reason}",))
-    contention = 0.0 if machine.efficiency is None else machine.efficiency.contention_share
+    contention = machine.contention_share
     seconds = step_seconds(run, stages, contention)
     computing = sum(share * sum(each.seconds for each in stage.times) for stage, share in shares)
     free = computing

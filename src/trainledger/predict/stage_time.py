@@ -100,8 +100,7 @@ class Clock:
         self.machine = machine
         self.fabric = fabric
         self.roofline = Roofline(machine, blocking=run.recipe.launch_blocking)
-        efficiency = machine.efficiency if isinstance(machine, Device) else None
-        self.contention = 0.0 if efficiency is None else efficiency.contention_share
+        self.contention = machine.contention_share if isinstance(machine, Device) else 0.0
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def time(self, entry: Entry) -> tuple[tuple[Any, ...], EntryTime]:

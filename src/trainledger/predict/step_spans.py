@@ -25,8 +25,7 @@ def spans(run: Run, ranks: Sequence[RankAccount], machine: Machine) -> tuple[Spa
     """
     fabric, contention = None, 0.0
     if isinstance(machine, Device):
-        fabric = machine.step_fabric
-        contention = 0.0 if machine.efficiency is None else machine.efficiency.contention_share
+        fabric, contention = machine.step_fabric, machine.contention_share
     stages = stages_of(run, ranks, machine, fabric)
     if run.layout.pipeline > 1:
         return tuple(_of_pipeline(run, stages, contention))

@@ -56,6 +56,11 @@ class Device:
             return self.fabric.bound
         return replace(self.fabric, network_share=self.efficiency.network_share)
 
+    @property
+    def contention_share(self) -> float:
+        """The part of a collective's time that compute beside it loses; none where the efficiency is not known."""
+        return 0.0 if self.efficiency is None else self.efficiency.contention_share
+
 
 @frozen
 class Overhead:

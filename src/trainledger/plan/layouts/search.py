@@ -141,8 +141,7 @@ def _costs(run: Run, machine: Device, backend: str) -> Costs:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, f"cannot be timed: {reason}")]) from None
     whole = replace(run, layout=Layout(replicate=run.cluster.count))
     adding = Adding(run, times, backend=backend)
-    contention = 0.0 if machine.efficiency is None else machine.efficiency.contention_share
-    return Costs(times, update_seconds, adding, straggling(whole, machine, fabric), contention)
+    return Costs(times, update_seconds, adding, straggling(whole, machine, fabric), machine.contention_share)
 
 
 def _update_seconds(ledger: Ledger, times: Times) -> float:

@@ -1,0 +1,87 @@
+"""Write docs/unseen_throughput.md: what was predicted of published steps that nothing was fitted on.
+
+``python tests/published/unseen_page.py`` writes it from what ``unseen_runs.py`` has stored; tests compare both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from published_case import Errors
+from throughput_case import TimeSource
+from throughput_ranks import agreement, ranked
+from throughput_told import NAMES, WITHIN, percent, ways
+from unseen_runs import ASSUMED, Unseen, unseen
+
+PAGE = Path(__file__).parents[2] / "docs" / "unseen_throughput.md"
+
+HEAD = """\
+# Published steps that nothing was fitted on
+
+Written by `python tests/published/unseen_page.py` from what `python tests/published/unseen_runs.py` has stored; tests
+compare both with what is predicted today.
+
+The calibrations of the catalog are fitted on the rows of `tests/published/runs.csv`. What follows are other steps:
+more of the tables that some of those rows come from. No constant was ever fitted on them and none shall be; their
+predictions were first made on 2026-11-21 with the constants as they were, and these are the figures of that day's
+constants. (Of vTrain's table of many nodes one figure had been looked at before: its correlation.) So the table says
+what to expect of a prediction for the next run, on a device type that others have been measured on.
+
+"""
+
+
+def unseen_sources() -> dict[TimeSource, list[Unseen]]:
+    split: dict[TimeSource, list[Unseen]] = {}
+    for each in unseen():
+        split.setdefault(each.case.source, []).append(each)
+    return split
+
+
+def errors_of(some: Sequence[Unseen]) -> Errors:
+    return Errors(tuple(each.error for each in some))
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD, *_table(), "\n## What is assumed\n\n", *(f"- {line}\n" for line in ASSUMED)]
+    parts += ["\n## All rows\n", *_rows()]
+    return "".join(parts)
+
+
+def _table() -> Iterator[str]:
+    yield "| source | device | rows | median absolute error | median error | worst | within 25 % | "
+    yield "rank correlation | with the rows of `runs.csv` |\n|---|---|--:|--:|--:|--:|--:|--:|--:|\n"
+    known = dict(ranked())
+    for source, some in unseen_sources().items():
+        ranks = (f"{agreement(some):.3f}", f"{agreement([*some, *known[source]]):.3f}" if source in known else "")
+        yield _line(source.title, NAMES[some[0].case.calibration], some, ranks)
+    yield _line("**all**", "", unseen(), ("", ""))
+
+
+def _line(title: str, device: str, some: Sequence[Unseen], ranks: tuple[str, str]) -> str:
+    found = errors_of(some)
+    cells = (
+        title, device, str(len(some)), percent(found.median), percent(found.bias, sign=True),
+        percent(found.worst, sign=True), percent(found.within(WITHIN)), *ranks,
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _rows() -> Iterator[str]:
+    for source, some in unseen_sources().items():
+        yield f"\n### {source.title}\n\n`{source.name}`\n\n"
+        yield "| row | model | devices | layout | batch x length | measured s | predicted s | error |\n"
+        yield "|---|---|--:|---|--:|--:|--:|--:|\n"
+        for each in some:
+            run = each.case.run
+            cells = (
+                each.case.name, each.case.row["model_family"], str(run.layout.devices), ways(run.layout),
+                f"{run.grad_accum} x {run.device_batch} x {run.recipe.seq_len}", f"{each.measured:.4g}",
+                f"{each.seconds:.4g}", percent(each.error, sign=True),
+            )  # fmt: skip
+            yield f"| {' | '.join(cells)} |\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
