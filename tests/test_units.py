@@ -57,7 +57,7 @@ def test_times(text, seconds):
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "T", "15Q", "15 T T", "nan", "inf", "-inf", "1e400", "9" * 5000, "0x10", "--3", "ten", "1e", "²"]
+    "text", ["", " ", "T", "15Q", "15 T T", "nan", "inf", "-inf", "9" * 5000, "0x10", "--3", "ten", "1e", "²"]
 )
 @pytest.mark.parametrize(
     "parse",
@@ -66,6 +66,13 @@ def test_times(text, seconds):
 def test_what_is_no_quantity_is_refused_with_an_example_of_one(parse, text):
     with pytest.raises(units.NotAQuantity, match="write it like"):
         parse(text)
+
+
+@pytest.mark.parametrize("text", ["1e400", "-1e400", ".1e400", "1e308T"])
+def test_what_is_written_well_but_too_large_is_said_to_be_that(text):
+    for parse in (units.parse_count, units.parse_amount):
+        with pytest.raises(units.NotAQuantity, match="is too large for any quantity"):
+            parse(text)
 
 
 @pytest.mark.parametrize(

@@ -234,10 +234,10 @@ def optimal(
     """The compute-optimal N and D for a budget, and the run that it really pays for (`trainledger.plan.optimal`).
 
     The budget is exactly one of ``flops``, ``device_hours``, ``days`` with ``count``, ``money`` with ``price``; numbers
-    may be text. ``params`` or ``ratio`` (tokens per parameter) asks for one model off the optimum, ``inference`` is the
-    tokens that will be served, ``unique`` those that exist. ``family`` is the model of the catalog whose shape the run
-    that is paid for has; None leaves it out, as does a budget without devices and days. ``say`` hears what is being
-    looked at. Raises `InvalidInput`.
+    may be text. ``params`` or ``ratio`` (tokens per parameter) asks for one model off the optimum, and that is what is
+    paid for; ``inference`` is the tokens that will be served, ``unique`` those that exist. ``family`` is the model of
+    the catalog whose shape that run has; None leaves it out, as does a budget without devices and days. ``say`` hears
+    what is being looked at. Raises `InvalidInput`.
 
     >>> best = optimal(device="h100-sxm", count=32, days="2w", family=None)
     >>> best.parameters // 10**8, best.tokens // 10**9
@@ -249,6 +249,7 @@ def optimal(
     from trainledger.plan.budget import read_budget
     from trainledger.plan.paid import SEQ_LEN, pay
     from trainledger.plan.quantity import read
+    from trainledger.plan.scaling_law import FixedSize, Law, RatioLaw
     from trainledger.units import parse_count, parse_number
 
     problems: list[Problem] = []
@@ -277,8 +278,13 @@ def optimal(
     )  # fmt: skip
     if base is None or budget.seconds is None or budget.device is None:
         return answer
+    follow: Law = answer.chosen.law
+    if numbers["params"] is not None:
+        follow = FixedSize("asked", "the size that is asked for", numbers["params"])
+    elif per is not None:
+        follow = RatioLaw("asked", "the tokens per parameter that are asked for", per, "", "")
     paid = pay(
-        budget, answer.chosen.law, base, budget.device, predict, seq_len=tokens, tokens_per_step=step,
-        loss=answer.loss_law.loss, say=say,
+        budget, follow, base, budget.device, predict, seq_len=tokens, tokens_per_step=step,
+        loss=answer.loss_law.loss if answer.asked is None else None, say=say,
     )  # fmt: skip
     return replace(answer, paid=paid)

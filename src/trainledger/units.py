@@ -73,8 +73,8 @@ def _parse(text: str, units: dict[str, int] | dict[str, float], rule: str, thing
     if not number or scale is None:
         raise NotAQuantity(text, rule)
     value = int(number) * scale if number.lstrip("+-").isdigit() else float(number) * scale
-    if not -1e300 < value < 1e300:  # false for nan and inf as well
-        raise NotAQuantity(text, rule)
+    if not -float("inf") < value < float("inf"):  # false for nan as well
+        raise NotAQuantity(text, "is too large for any quantity" if number.lstrip("+-.")[:1].isdigit() else rule)
     return _whole(value, text, things) if things else value
 
 

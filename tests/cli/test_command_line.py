@@ -156,13 +156,14 @@ def test_a_negative_number_is_read_as_the_value_of_its_flag(capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [["--params", "1e18", "--tokens", "1e18", "--count", "1e18", "--mfu", "1e-6"],
-              ["--params", "1e18", "--tokens", "1e18", "--days", "1e-6", "--mfu", "1e-6", "--price", "1e18"],
-              ["--params", "1e18", "--tokens", "1e18", "--days", "1e-6", "--count", "1"]],
+    ("words", "expected"),
+    [(["--params", "1e18", "--tokens", "1e18", "--count", "1e18", "--mfu", "1e-6"], 0),
+     (["--params", "1e18", "--tokens", "1e18", "--days", "1e-6", "--mfu", "1e-6", "--price", "1e18"], 0),
+     (["--params", "1e18", "--tokens", "1e18", "--days", "1e-6", "--count", "1"], 2)],
 )  # fmt: skip
-def test_napkin_at_its_extremes_fits_80_columns(capsys, words):
+def test_napkin_at_its_extremes_fits_80_columns(capsys, words, expected):
     code, out, err = call(capsys, "napkin", "--device", "h100-sxm", *words)
-    assert (code, err) == (0, "")
+    assert (code, bool(err)) == (expected, expected == 2)
     assert max(len(line) for line in out.splitlines()) <= 80
 
 
@@ -279,16 +280,6 @@ def test_a_reader_that_goes_away_is_no_traceback():
     process.stderr.close()
     assert process.wait(timeout=60) == 141
     assert errors == ""
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-def test_a_full_disk_is_one_line_and_code_1():
-    with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "trainledger", "catalog", "--json"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "No space left on device" in done.stderr
 
 
 def test_a_closed_output_is_no_traceback():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -89,13 +90,61 @@ def test_nonsense_is_a_sentence(capsys, words, sentence):
 
 def test_fit_of_a_model_in_80_columns(capsys):
     code, out, err = call(capsys, "fit", "gpt2", "--device", "rtx-3090", "--count", "2", "--of", "model", *TINY)
-    assert (code, err) == (0, "")
-    assert "gpt2 on 2 x rtx-3090: sequences of 512 tokens, micro-batch 1" in out
+    assert code == 0
+    assert "\nA step: 4 sequences of 512 tokens, in 2 micro-batches of 1\nbf16-sharded, adamw (fused), " in out
+    assert "\n2 x rtx-3090\nLayout: shard 2\nAs it is, every rank holds" in out
+    # What was said is not taken again, and what was taken makes plan's run of this one.
+    assert "seq_len" not in err
+    assert err.splitlines()[-1] == "(with these `plan` is about the same run)"
+    assert narrow(err)
     assert "As it is, every rank holds" in out
     assert "too much: " in out
     assert "+ loss in chunks: --set recipe.activation_checkpointing=full --set" in out
     assert "Models are the family of gpt2: heads of 64" in out
     assert narrow(out)
+
+
+@pytest.mark.parametrize("more", [["--set", "layout=auto"], ["--set", "layout.tensor=2"], []])
+def test_fit_and_plan_hold_the_same_of_the_same_run(capsys, more):
+    """What `fit` takes where nothing is said is pasted into `plan`; a layout that is searched for needs nothing."""
+    words = ["llama-3.2-1b", "--device", "a100-sxm-80gb", *more]
+    words += ["--count", "2" if more[1:] == ["layout.tensor=2"] else "16"]
+    _, out, err = call(capsys, "fit", *words, "--of", "memory", "--as-is", "--json")
+    told = json.loads(out)
+    _, shown, _ = call(capsys, "fit", *words, "--of", "memory", "--as-is")
+    taken = [each for each in err.split() if each.startswith(("recipe.", "layout."))] if "--set " in err else []
+    taken = [] if "layout=auto" in more else taken
+    assert bool(taken) is ("layout=auto" not in more)
+    words += [word for each in taken for word in ("--set", each)]
+    code, out, _ = call(capsys, "plan", *words, "--json")
+    planned = json.loads(out)
+    assert code == 0
+    assert told["held"]["nbytes"] == planned["forecast"]["device_nbytes"]
+    assert [told[name] for name in ("recipe", "layout", "cluster")] == [
+        planned[name] for name in ("recipe", "layout", "cluster")
+    ]
+    assert told["rows"][0]["answers"]["memory"]["size"] == told["held"]["nbytes"]
+    _, text, _ = call(capsys, "plan", *words)
+    assert shown.splitlines()[:4] == text.splitlines()[:4]
+    assert "\nLayout: " in shown
+    assert narrow(shown)
+
+
+def test_one_number_is_written_one_way(capsys):
+    words = ["llama-3-70b", "--device", "a100-sxm-80gb", "--count", "512", "--of", "memory", "--as-is"]
+    _, out, _ = call(capsys, "fit", *words)
+    (held,) = re.findall(r"every rank holds (\d{3}\.\d GB)", out)
+    assert re.search(rf"^as it is +{held}$", out, re.MULTILINE)
+
+
+def test_the_batch_of_a_rank_is_said(capsys):
+    words = ["llama-3-8b", "--device", "a100-sxm-80gb", "--count", "8", "--of", "micro-batch", "--as-is"]
+    _, out, _ = call(capsys, "fit", *words, "--set", "recipe.activation_checkpointing=full")
+    told = " ".join(out.split())
+    size = int(re.findall(r"Largest micro-batch: (\d+) seq", told)[0])
+    assert size > 2
+    assert f"(2 in a step, as before, make it {16 * size} sequences; the step as it is has 16 sequences, " in told
+    assert "2 on each of 8 data ranks; the largest micro-batch that divides these is 2)" in told
 
 
 def test_fit_of_a_run_file_as_it_is(capsys, tmp_path):

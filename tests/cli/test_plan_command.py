@@ -52,7 +52,8 @@ def bars(out):
         ("0,5", "mfu = '0,5': is not a number; write it like 0.5, \"3e-4\" or \"50%\"; a comma only parts thousands, "
          "as in 4,096; nearest that works: 0.5"),
         *((each, f"mfu = '{each}': is not a number; write it like 0.5, \"3e-4\" or \"50%\"")
-          for each in ("abc", "nan", "inf", "1e300", "")),
+          for each in ("abc", "nan", "inf", "")),
+        ("1e300", "mfu = '1e300': is a share of the peak, above 0 and at most 1; nearest that works: 1"),
     ],
 )  # fmt: skip
 def test_an_mfu_that_is_no_share_is_a_sentence(capsys, mfu, sentence):
@@ -165,6 +166,7 @@ def test_every_line_fits_80_columns(capsys):
 
 def test_nothing_is_infinite_at_the_bounds(capsys):
     words = ["--set", "recipe.tokens=1e18", "--set", "cluster.count=1e7", "--set", "cluster.price_per_device_hour=1e9"]
+    words += ["--set", "recipe.global_batch=1e7", "--set", "recipe.micro_batch=1"]
     code, out, _ = call(capsys, "plan", "gpt2", *L4, "--mfu=1e-6", *words, "--json")
     assert code == 0
     assert json.loads(out)["forecast"]["money"] > 0
@@ -231,6 +233,20 @@ def test_a_model_with_a_layout_to_be_found_gets_the_batch_and_the_layout_of_the_
                 "--set", "recipe.global_batch=8")  # fmt: skip
     assert "A step: 8 sequences of 1,024 tokens" in said[1]
     assert said[2] == ""
+
+
+def test_a_search_says_where_it_takes_shorter_sequences_than_a_plan(capsys):
+    words = ["plan", "llama-3.2-1b", "--device", "a100-sxm-80gb", "--count", "8"]
+    assert "A step: 1 sequence of 131,072 tokens" in call(capsys, *words)[1]
+    code, out, err = call(capsys, *words, "--set", "layout=auto", "--set", "recipe.global_batch=64")
+    assert code == 0
+    assert "A step: 64 sequences of 8,192 tokens" in out
+    assert err == (
+        "Taken to have sequences of 8,192 tokens, of the 131,072 that the model takes\n"
+        "(--set recipe.seq_len=131072 takes all)\n"
+    )
+    given = ["--set", "layout=auto", "--set", "recipe.global_batch=64", "--set", "recipe.seq_len=4096"]
+    assert call(capsys, *words, *given)[2] == ""
 
 
 def test_one_device_gets_what_the_search_finds_too(capsys):

@@ -208,3 +208,45 @@ def test_one_rank_of_many(code: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "rank = 64" in capsys.readouterr().err
     assert main([*words, "--dtype", "bf16"]) == 2
     assert "--dtype = 'bf16': is not taken with a world" in capsys.readouterr().err
+
+
+WARNS = """
+import warnings
+import torch
+from torch import nn
+
+class Model(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 64)
+        warnings.warn("made with care,\\nand told over two lines that are together too long for a terminal")
+
+    def forward(self, x):
+        for _ in range(3):
+            warnings.warn("ran with care", FutureWarning)
+        return super().forward(x)
+
+def never():
+    warnings.warn("about to give up")
+    raise ValueError("no")
+"""
+
+
+def test_what_the_code_warns_of_stands_behind_the_result_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "warning_model.py").write_text(WARNS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["trace", "warning_model:Model", "--input", "fp32[8,64]", "--loss", "mean"]) == 0
+    out, err = capsys.readouterr()
+    assert "Warning" not in out
+    assert err.splitlines() == [
+        "",
+        "UserWarning in warning_model.py:9: made with care, and told over two lines that",
+        "are together too long for a terminal",
+        "FutureWarning in warning_model.py:13: ran with care",
+    ]
+    assert main(["trace", "warning_model:never", "--input", "fp32[8,64]"]) == 2
+    first, *others = capsys.readouterr().err.strip().splitlines()
+    assert first == "UserWarning in warning_model.py:17: about to give up"
+    assert "ValueError: no" in " ".join(others)

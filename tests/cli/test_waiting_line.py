@@ -7,7 +7,7 @@ import pytest
 
 import trainledger as tl
 from trainledger.cli import main
-from trainledger.cli.arguments import while_waiting
+from trainledger.cli.arguments import while_searching, while_waiting
 from trainledger.units import format_count
 
 RUN = {
@@ -38,6 +38,16 @@ def test_elsewhere_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert file.getvalue() == ""
 
 
+def test_a_search_of_one_thing_shows_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    told = while_searching()
+    told("groups of layouts estimated", 0, 1)
+    told("groups of layouts estimated", 1, 2)
+    said = "[##########..........] groups of layouts estimated: 1 of 2"
+    assert terminal.getvalue() == f"\r\x1b[K\r\x1b[K{said}"
+
+
 def test_what_is_looked_at_is_heard() -> None:
     heard: list[str] = []
     run = tl.load(RUN)
@@ -55,7 +65,7 @@ def test_the_budget_of_many_devices_says_how_far_it_is() -> None:
         *(f"round {at}, {format_count(each.wanted)} parameters" for at, each in enumerate(paid.rounds, start=1)),
         "the run with all that belongs to it",
     ]
-    assert any(": bounds: 0 of " in each for each in heard)
+    assert any(": groups of layouts estimated: 0 of " in each for each in heard)
 
 
 def test_ctrl_c_ends_the_whole_question_of_a_budget() -> None:

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from math import lcm
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planned_runs import ALONE, MESH, SHARDED, TOO_LARGE, Table
+from planned_runs import ACROSS_NODES, ALONE, MESH, SHARDED, TOO_LARGE, Table
 
 import trainledger as tl
 from trainledger.cli import main
@@ -176,6 +177,49 @@ def test_the_search_finds_the_first_value_beyond_any_curve(power: float, most: i
     beyond = 1024 + (most - 1024) // step * step + step  # the first of 1024, 1024 + step, ... that is larger
     assert [each.breaks for each in found.along[0].breaks] == [beyond]
     assert len(asked) < 200
+
+
+def test_no_vocabulary_before_the_edge_gives_way() -> None:
+    run = tl.load(ACROSS_NODES)
+    found = tl.breaks(run, along=["vocabulary"])
+    edge = next(each for each in found.along[0].breaks if each.limit == "exposed communication")
+    values = growth(run, "vocabulary", breaks_module.REACH).values
+    assert edge.holds % 128 == edge.breaks % 128 == 0
+    at = values.index(edge.holds)
+    for rows in {*values[: at + 1 : 97], *values[at - 15 : at + 1]}:
+        assert _holds(edge.limit, tl.load(ACROSS_NODES, {"model.vocab_size": rows})), rows
+    assert not _holds(edge.limit, tl.load(ACROSS_NODES, {"model.vocab_size": edge.breaks}))
+
+
+@pytest.mark.parametrize(("start", "tensor", "multiple", "first"), [
+    (50304, 1, 1, 50432), (50257, 1, 1, 50304), (50264, 8, 1, 51200), (50257, 1, 96, 50304), (65, 1, 1, 128),
+])  # fmt: skip
+def test_vocabularies_are_those_that_models_have(start: int, tensor: int, multiple: int, first: int) -> None:
+    model = {**ACROSS_NODES["model"], "vocab_size": start, "vocab_multiple": multiple}
+    layout = {"shard": 32 // tensor, "tensor": tensor}
+    values = growth(tl.load({**ACROSS_NODES, "model": model, "layout": layout}), "vocabulary", 64).values
+    assert values[:2] == (start, first)
+    assert all(each % lcm(128 * tensor, multiple) == 0 for each in values[1:])
+    assert values[-1] <= 64 * start
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0, 20), st.integers(2, 30), st.integers(51_000, 900_000))
+def test_of_a_share_that_goes_up_and_down_the_first_edge_is_found(depth: float, period: int, most: int) -> None:
+    """A saw of ``period`` values whose teeth are up to 20 values deep, on a line of one a value."""
+
+    def amount(rows: int) -> float:
+        at = (rows - 50304) // 128
+        return at - depth * (at % period == 0)
+
+    def read(other: Run, told: Any, limits: Limits) -> Reading:
+        return Reading(amount(other.model.vocab_size), (most - 50304) / 128, "exact")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(breaks_module, "LIMITS", (Limit("curve", "share", "", "", "", False, read),))
+        found = tl.breaks(tl.load(ACROSS_NODES), along=["vocabulary"])
+    beyond = next(rows for rows in range(50304, 10**7, 128) if amount(rows) > (most - 50304) / 128)
+    assert [each.breaks for each in found.along[0].breaks] == [beyond]
 
 
 @pytest.mark.parametrize("axis", AXES)

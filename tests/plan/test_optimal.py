@@ -113,6 +113,8 @@ def test_repeated_data_make_models_smaller():
         ({"device_hours": 5, "device": "h100"}, "device = 'h100': is not in the catalog"),
         ({"flops": -1}, "flops = -1: must be between 1 and 1e40; nearest that works: 1"),
         ({"flops": "many"}, "flops = 'many': is not a count"),
+        ({"flops": "1e300"}, "flops = '1e300': must be between 1 and 1e40; nearest that works: 1e40"),
+        ({"flops": "1e400"}, "flops = '1e400': is too large for any quantity"),
         ({"flops": float("nan")}, "flops = nan: must be a finite number"),
         ({"flops": 1e22, "mfu": 40}, "mfu = 40: is a share of the peak, above 0 and at most 1; nearest"),
         ({"flops": 1e22, "inference": -2}, "inference = -2: must be at least 1; nearest that works: 1"),

@@ -9,12 +9,16 @@ import pytest
 import trainledger as tl
 from trainledger.ledger.parameters import parameters
 from trainledger.plan.budget import read_budget
+from trainledger.plan.family import family_of
+from trainledger.plan.fit.held import scale_of
 from trainledger.plan.limits import critical_batch
+from trainledger.plan.optimal import optimal
 from trainledger.plan.paid import default_tokens_per_step, pay
 from trainledger.plan.placed import _fewer_than_devices
-from trainledger.plan.scaling_law import laws
+from trainledger.plan.scaling_law import FixedSize, RatioLaw, laws
 from trainledger.predict.forecast import Forecast
 from trainledger.questions import plan
+from trainledger.report.optimal import text
 
 LAWS = laws()
 DEVICE = tl.device("h100-sxm")
@@ -34,9 +38,9 @@ def steady(share, beside=0.0):
     return predict
 
 
-def paid(predict, **given):
+def paid(predict, law=LAWS["rule-20"], **given):
     budget = read_budget(**{"device": DEVICE, "count": 8, "days": 1} | given)
-    return budget, pay(budget, LAWS["rule-20"], BASE, DEVICE, predict)
+    return budget, pay(budget, law, BASE, DEVICE, predict)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.35, 0.6])
@@ -76,6 +80,51 @@ def test_more_than_memory_allows():
     assert found.note.startswith("memory allows no more on these devices; the rule asks for")
     assert found.held.fits
     assert found.parameters < found.rounds[-1].wanted
+
+
+def test_what_fits_is_about_the_largest_that_does():
+    """Of the members of the family those beyond it, by more than 3 %, hold more than there is."""
+    device = tl.device("t4")
+    found = pay(read_budget(device=device, count=1, days=3000), LAWS["rule-20"], BASE, device, steady(0.4))
+    family, scale = family_of(BASE), scale_of(device, backend="cuda")
+    larger = family[family.nearest(1.06 * found.parameters)]
+    assert 1.03 < parameters(larger).total / found.parameters < 1.1
+    for saving in ("none", "selective", "full"):
+        recipe = replace(found.run.recipe, micro_batch=1, activation_checkpointing=saving)
+        assert not scale.fits(replace(found.run, model=replace(larger, max_seq_len=4096), recipe=recipe))
+
+
+def test_the_size_that_is_asked_for_is_the_one_that_is_paid_for():
+    for share in (0.2, 0.4):
+        _, asked = paid(steady(share), law=FixedSize("asked", "as asked", 3e9))
+        assert len(asked.rounds) == 1
+        assert asked.parameters == pytest.approx(3e9, rel=0.03)
+        assert asked.note == ""
+        assert 6 * asked.parameters * asked.tokens == pytest.approx(8 * PEAK * share * 86400, rel=0.002)
+    _, large = paid(steady(0.4), law=FixedSize("asked", "as asked", 70e9), count=1)
+    assert large.note == "memory allows no more on these devices; you ask for 70B parameters"
+    _, untimed = paid(lambda run: Forecast(), law=FixedSize("asked", "as asked", 70e9), count=1)
+    assert untimed.note == f"no time is predicted for it, so 50 % of the peak stays supposed; {large.note}"
+    _, dense = paid(steady(0.4), law=RatioLaw("asked", "as asked", 100, "", ""))
+    assert dense.ratio == pytest.approx(100, rel=0.05)
+
+
+def test_the_whole_question_is_about_the_size_that_is_asked_for():
+    found = tl.optimal(device="a100-sxm-80gb", count=8, days=3, params="2B", family="gpt2")
+    assert found.paid.parameters == pytest.approx(2e9, rel=0.03)
+    assert tl.optimal(device="a100-sxm-80gb", count=8, days=3, ratio=80, family="gpt2").paid.ratio == pytest.approx(
+        80, rel=0.06
+    )
+    shown = " ".join(text(found).split())
+    assert "What fits of what is asked for, and what its predicted speed pays for" in shown
+
+
+def test_devices_whose_network_nobody_knows_are_not_searched(recwarn):
+    """No time can be predicted then, and memory alone says what fits."""
+    found = tl.optimal(device="l4", count=128, days=3, params="400M", family="gpt2").paid
+    assert found.note == "no time is predicted for it, so 50 % of the peak stays supposed"
+    assert found.held.fits
+    assert not [each for each in recwarn if each.category is RuntimeWarning]
 
 
 def test_without_a_predicted_time_the_supposed_share_stays():
@@ -137,6 +186,10 @@ def test_rounds_that_do_not_settle_end_with_the_best_of_them():
     assert losses[found.best] <= min(losses) + 0.001 < losses[-1]
     assert found.parameters == found.rounds[found.best].parameters
     assert found.told.total_seconds == pytest.approx(86400, rel=0.003)
+    answer = replace(optimal(budget, law="besiroglu"), paid=found)
+    said = " ".join(text(answer).split())
+    assert f"The answer is round {found.best + 1}, whose loss is the lowest of these" in said
+    assert "The answer is round" not in text(replace(answer, paid=steadily))
 
 
 @pytest.mark.parametrize(("count", "batch"), [(4096, 4096), (16384, 4096), (24576, 3072), (100_000, 3125)])

@@ -35,8 +35,8 @@ def ledger(**fields):
 
 
 def test_many_devices_are_billed_for_the_work_and_not_for_their_number():
-    one, many = (forecast(run(price=2.0, count=count), ledger(), SHEET) for count in (1, 1024))
-    assert one.total_seconds == pytest.approx(1024 * many.total_seconds)
+    one, many = (forecast(run(price=2.0, count=count), ledger(), SHEET) for count in (1, 4))
+    assert one.total_seconds == pytest.approx(4 * many.total_seconds)
     assert one.total_seconds == pytest.approx(10 * 4.0 + 2.0)  # and two batches' forward for 8 sequences
     assert one.device_hours == pytest.approx(42 / 3600)
     assert (one.device_hours, one.money) == pytest.approx((many.device_hours, many.money))

@@ -19,6 +19,7 @@ from trainledger.ledger.kv_cache import kv_cache
 from trainledger.ledger.parameters import parameters
 from trainledger.ledger.serve import account_serving, experts_met
 from trainledger.predict import inference as module
+from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.serving import WEIGHT_FORMATS, Serving
 from trainledger.units import GIB, KIB
@@ -154,6 +155,57 @@ def test_what_must_grow_grows(batch, context, kv, window, phase, weights, cache)
         assert other.weights == here.weights
     wider = replace(machine, memory_bytes_per_second=2 * machine.memory_bytes_per_second)
     assert module.inference(run, one, wider, backend="cuda", table=False).time.bound <= here.time.bound
+
+
+@pytest.mark.parametrize("batch", [1, 32])
+def test_what_tensor_ranks_send_is_in_the_bound_by_its_bytes(batch: int) -> None:
+    # Two sums a layer and one of the embedding, each of a row of d_model for every sequence; the logits are gathered.
+    run = run_of("llama-3-70b", "a100-sxm-80gb", tensor=8)
+    told = tl.inference(run, batch=batch, context=1024)
+    spec, link = run.model, catalog.device("a100-sxm-80gb").link_bytes_per_second
+    assert told.collectives == {"all_reduce": 2 * spec.n_layers + 1, "all_gather": 1}
+    sent = 7 / 8 * 2 * batch * (2 * (2 * spec.n_layers + 1) * spec.d_model + spec.vocab_size)
+    assert told.time is not None
+    assert told.time.spent["links"] == pytest.approx(sent / link)
+    assert sum(told.time.spent.values()) == pytest.approx(told.time.bound)
+    # As they run, they also have to begin.
+    assert told.time.expected_links > told.time.spent["links"]
+    moved = told.time.expected - told.time.expected_links
+    assert moved > told.time.spent["memory"]
+
+
+def test_slower_links_and_larger_batches_never_make_collectives_quicker() -> None:
+    def links(batch: int, device: Device) -> tuple[float, float]:
+        run = run_of("llama-3-8b", "a100-sxm-80gb", tensor=8)
+        told = module.inference(run, Serving(batch=batch), device, backend="cuda", table=False)
+        assert told.time is not None
+        assert told.time.expected_links is not None
+        return told.time.spent["links"], told.time.expected_links
+
+    device = catalog.placed(catalog.device("a100-sxm-80gb"), run_of("llama-3-8b").cluster)
+    node = device.fabric.node
+    slow = replace(
+        device, fabric=replace(device.fabric, node=replace(node, bytes_per_second=node.bytes_per_second / 2))
+    )
+    some = [links(batch, device) for batch in (1, 4, 64, 1024)]
+    assert some == sorted(some)
+    assert sorted(each for _, each in some) == [each for _, each in some]
+    for batch, quick in zip((1, 4, 64, 1024), some, strict=True):
+        assert all(after > before for before, after in zip(quick, links(batch, slow), strict=True))
+
+
+def test_collectives_are_named_with_their_part_of_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "llama-3-8b", "--phase", "decode", "--batch", "4", "--device", "a100-sxm-80gb"]
+    assert main([*words, "--count", "8", "--set", "layout.tensor=8"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "everything else fused into them, and 65 all-reduces and 1 all-gather between tensor ranks: " in said
+    assert said.count("65 all-reduces and 1 all-gather between tensor ranks") == 2
+    assert main([*words, "--count", "8", "--set", "layout.tensor=8", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["collectives"] == {"all_reduce": 65, "all_gather": 1}
+    assert 0 < told["time"]["spent"]["links"] < told["time"]["expected_links"] < told["time"]["expected"]
+    assert main(words) == 0
+    assert "between tensor ranks" not in capsys.readouterr().out
 
 
 def test_tensor_ranks_divide_weights_and_cache():

@@ -31,7 +31,7 @@ from trainledger.spec.power import CLOCKED
 
 CATALOG = Path(trainledger.__file__).parent / "catalog" / "calibrations"
 PREDICTED = Path(__file__).parent / "throughput_predicted.csv"
-DATE = "2026-11-20"  # of the rows; a calibration is as old as what it was fitted on
+DATE = "2026-11-21"  # of the rows; a calibration is as old as what it was fitted on
 # What was known of each type before any fit (data sheets, measured products, papers on attention kernels): the priors.
 PRIORS = {
     "a100-sxm": Efficiency(

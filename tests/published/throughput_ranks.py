@@ -9,15 +9,17 @@ from throughput_times import ranks_agree
 from throughput_told import RANKS, Told, sources
 from unseen_runs import Unseen, unseen
 
+ENOUGH = 10  # rows, from which on a correlation says something
+
 
 def ranked() -> list[tuple[TimeSource, list[Told]]]:
-    """The sources with ten rows or more on one type of device."""
+    """The sources with `ENOUGH` rows or more on one type of device."""
     split = [
         (source, [each for each in some if each.case.calibration == name])
         for source, some in sources().items()
         for name in CALIBRATED
     ]
-    return [(source, some) for source, some in split if len(some) >= 10]
+    return [(source, some) for source, some in split if len(some) >= ENOUGH]
 
 
 def layouts_of_one_model() -> Iterator[tuple[TimeSource, str, list[Told]]]:
@@ -30,7 +32,7 @@ def layouts_of_one_model() -> Iterator[tuple[TimeSource, str, list[Told]]]:
             split.setdefault(model, []).append(each)
         for model, rows in split.items():
             ways = {(each.case.run.layout, each.case.run.device_batch) for each in rows}
-            if len(rows) >= 10 and len(ways) >= 10:
+            if len(rows) >= ENOUGH and len(ways) >= ENOUGH:
                 yield source, model, rows
 
 
@@ -89,7 +91,7 @@ def ranks() -> Iterator[str]:
     for source, some in ranked():
         found, others = agreement(some), unseen_of(source)
         cells = ["", "", ""]
-        if others:
+        if len(others) >= ENOUGH:
             cells = [str(len(others)), f"{agreement(others):.3f}", f"{agreement([*some, *others]):.3f}"]
         yield f"| {source.title} | {len(some)} | {found:.3f} | {' | '.join(cells)} |\n"
         if found < RANKS:

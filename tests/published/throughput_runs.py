@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import throughput_megatron
+import throughput_nemo
 import throughput_sharded
 import throughput_tpu
 from published_case import Row, read_rows
 from throughput_case import TimeCase, TimeSource
 from throughput_megatron import megatron_time_case
+from throughput_nemo import fitted_nemo
 from throughput_sharded import sharded_time_case
 from throughput_tpu import tpu_case
 
 SOURCES: tuple[TimeSource, ...] = (
-    *throughput_megatron.SOURCES, *throughput_sharded.SOURCES, *throughput_tpu.SOURCES,
+    *throughput_megatron.SOURCES, *throughput_nemo.SOURCES, *throughput_sharded.SOURCES, *throughput_tpu.SOURCES,
 )  # fmt: skip
 _MEGATRON = (
     "cases_april2021", "2nd-table-2", "tables.tex", "Megatron-Turing", "vTrain", "bigscience-workshop", "model_table",
@@ -74,8 +76,8 @@ def time_case_of(row: Row) -> TimeCase | str:
 
 
 def time_cases() -> tuple[tuple[TimeCase, ...], tuple[tuple[Row, str], ...]]:
-    """Every row that can be told, in the order of the file, and the others with their reason."""
-    told: list[TimeCase] = []
+    """Every row that can be told, in the order of the files, and the others of ``runs.csv`` with their reason."""
+    told: list[TimeCase] = list(fitted_nemo())
     left_out: list[tuple[Row, str]] = []
     for row in read_rows():
         found = time_case_of(row)

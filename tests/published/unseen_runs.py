@@ -2,7 +2,8 @@
 
 ``unseen_bigscience.csv`` has the steps that the page of BigScience's trials prints and ``runs.csv`` has not, all of
 them that have a layout and a time; ``unseen_vtrain.csv`` the rest of vTrain's table of many nodes and the first 120
-lines of its table of single nodes, less what ``runs.csv`` has. They are told as the rows of their sources are.
+lines of its table of single nodes, less what ``runs.csv`` has. They are told as the rows of their sources are. Of
+NVIDIA's figures (`throughput_nemo`) they are the containers of 2025 and later, and layouts on more devices.
 ``python tests/published/unseen_runs.py`` predicts them and writes ``unseen_predicted.csv``.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from published_case import Row, read_rows
 from throughput_case import TimeCase
 from throughput_megatron import megatron_time_case
+from throughput_nemo import unseen_nemo
 from throughput_times import predicted
 
 HERE = Path(__file__).parent
@@ -24,9 +26,9 @@ PREDICTED = HERE / "unseen_predicted.csv"
 BIGSCIENCE = "bigscience-workshop/bigscience:train/tr11-176B-ml/chronicles-prequel.md"
 VTRAIN = "VIA-Research/vTrain:data (arXiv 2312.12391) gt_{}.csv"
 ASSUMED = (
-    "told as the rows of their source in `runs.csv`, with nothing assumed anew but the heads of BigScience's models of "
-    "02-20 and 02-21, which those tables do not say: 96 where the width is 14,400, as the page says of that model "
-    "before, else 64, as it says after them",
+    "A100: told as the rows of their source in `runs.csv`, with nothing assumed anew but the heads of "
+    "BigScience's models of 02-20 and 02-21, which those tables do not say: 96 where the width is 14,400, as the "
+    "page says of that model before, else 64, as it says after them",
     "of BigScience's page are left out: steps that ran out of memory, the table of asynchronous launches (rates only), "
     "and ZeRO-0 beside ZeRO-1, whose columns are exchanged in one line; `DP` of the last 320 devices of 02-21 is 4, as "
     "40 nodes have no room for the 8 that are printed",
@@ -83,7 +85,7 @@ def _megatron(row: Row) -> Row:
 def unseen_cases() -> tuple[TimeCase, ...]:
     """Every one of them as a run."""
     found = tuple(megatron_time_case(row) for row in unseen_rows())
-    return tuple(each for each in found if isinstance(each, TimeCase))
+    return (*unseen_nemo(), *(each for each in found if isinstance(each, TimeCase)))
 
 
 @cache

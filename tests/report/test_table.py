@@ -25,6 +25,7 @@ def test_long_cells_wrap_at_words_and_keep_every_word():
 def test_a_sentence_is_broken_between_words():
     text = " ".join(f"word{at}" for at in range(40))
     assert wrapped("short") == "short"
+    assert all(line.startswith("  word") and len(line) <= 80 for line in wrapped(f"  {text}").splitlines())
     assert max(map(len, wrapped(text).splitlines())) <= 80
     assert wrapped(text).split() == text.split()
 

@@ -212,6 +212,8 @@ def test_a_wrong_section_is_one_sentence(source, sentence):
         ("recipe.seed", "recipe.seed: an override is written section.field=value"),
         ("micro_batch=2", "micro_batch = 2: an override names section.field, such as recipe.micro_batch=2"
          "; nearest that works: recipe.micro_batch"),
+        ("layout=fast", "layout = 'fast': must be \"auto\", or is set field by field, such as layout.tensor=8"
+         "; nearest that works: auto"),
         ("recipe.lr=1", "recipe.lr = 1: unknown field of [recipe], which has "),
         ("recipe.learningrate=1", "recipe.learningrate = 1: unknown field of [recipe]"
          "; nearest that works: recipe.learning_rate"),
@@ -329,7 +331,10 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "empty")
     (tmp_path / "run.toml").write_text(to_toml(parse(table())))
     assert "cannot be read: No such file or directory; nearest that works:" in wrong(tmp_path / "rnu.toml")
-    assert "cannot be read: Is a directory" in wrong(tmp_path)
+    assert wrong(tmp_path).endswith("cannot be read: Is a directory; nearest that works: " + str(tmp_path / "run.toml"))
+    assert wrong(tmp_path / "empty").endswith("cannot be read: Is a directory")
+    for name, content in (("bin.toml", b"\xff\xfe\0"), ("ruff.toml", b"line-length = 120\n"), ("rut.toml", b"a = [")):
+        (tmp_path / "empty" / name).write_bytes(content)
     assert "is no path" in wrong("a\0b")
     none_here = wrong("run.toml")
     assert none_here.endswith("name a run file, or write one: trainledger init"), none_here
@@ -462,7 +467,7 @@ def test_the_commented_file_shows_every_field_and_reads_as_the_same_run():
     text = commented(given_fields, {**MODEL, "name": "p"})
     presets = {"p": {**MODEL, "name": "p"}}.__getitem__
     assert parse(tomllib.loads(text), presets=presets) == parse(given_fields, presets=presets)
-    assert max(len(line) for line in text.splitlines()) <= 120
+    assert max(len(line) for line in text.splitlines()) <= 80
     for cls in SECTIONS.values():
         for field in dataclasses.fields(cls):
             assert f"{field.name} = " in text

@@ -21,6 +21,7 @@ from trainledger.units import counted, format_nbytes, parse_nbytes
 _HERE = os.path.dirname(__file__)
 
 _MOST_LISTED = 40  # names in a message
+_USUAL = ("h100-sxm", "a100-sxm-80gb", "v100-sxm-32gb")  # of what begins alike: on which large models were trained most
 
 
 def model_names() -> list[str]:
@@ -62,7 +63,7 @@ def known_as(name: str, known: Iterable[str], field: str) -> str:
     if lower in known:
         return lower
     longer = [each for each in known if each.startswith(lower)] if name else []
-    near = longer[0] if longer else nearest_text(name, known)
+    near = next((each for each in (*_USUAL, *longer) if each in longer), None) or nearest_text(name, known)
     listed = longer if len(longer) > 1 else [] if near else known
     rule = f"is not in the catalog ({', '.join(listed)})" if listed else "is not in the catalog"
     if len(listed) > _MOST_LISTED:

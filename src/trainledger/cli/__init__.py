@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-DONE, FAILED, WRONG_INPUT, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
+DONE, FAILED, WRONG_INPUT, DISK_FULL, INTERRUPTED, NO_READER = 0, 1, 2, 4, 130, 141
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # verb: (group, what it does, module)
@@ -49,6 +49,8 @@ LIGHT = ("init", "napkin", "plan", "fit", "optimal", "catalog", "runs", "dtype",
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code; without ``argv`` the process is the command's own."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        sys.unraisablehook = _interrupt_again
     if sys.stderr is None:  # started with it closed: the next file to be opened must not be taken for it
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
@@ -67,9 +69,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER
     except OSError as error:  # the output itself cannot be written
-        print(f"trainledger: {error}", file=sys.stderr)
+        sentence, code = _of_system(error)
+        print(f"trainledger: {sentence}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        return code
+
+
+def _interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
+    """Have Ctrl-C come again where it came inside of a ``__del__``, from which Python lets no exception out."""
+    if not issubclass(dropped.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(dropped)
+        return
+    import signal
+
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+
+
+def _of_system(error: OSError) -> tuple[str, int]:
+    """What the system refused, as a sentence, and the exit code."""
+    from trainledger.durable import is_full
+
+    if is_full(error):
+        where = "the output" if error.filename is None else error.filename
+        return f"the disk is full: {where} cannot be written ({error.strerror})", DISK_FULL
+    where = "" if error.filename is None else f"{error.filename}: "
+    return f"{where}{error.strerror or error}", FAILED
 
 
 def _run(words: list[str], own_process: bool) -> int:
@@ -145,7 +170,8 @@ def _call(verb: str, rest: list[str], own_process: bool) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        return _failed(f"trainledger {verb}: {error}", FAILED, as_json)
+        sentence, code = _of_system(error)
+        return _failed(f"trainledger {verb}: {sentence}", code, as_json)
 
 
 _EXTRAS = {

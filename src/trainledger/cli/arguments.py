@@ -189,7 +189,7 @@ def while_searching() -> Callable[[str, int, int], None]:
 
     def progress(what: str, done: int, of: int) -> None:
         full = 20 * done // max(1, of)
-        say("" if done >= of else f"[{'#' * full:.<20}] {what}: {done:,} of {of:,}")
+        say("" if done >= of or of == 1 else f"[{'#' * full:.<20}] {what}: {done:,} of {of:,}")
 
     return progress
 

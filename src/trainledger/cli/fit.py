@@ -1,12 +1,14 @@
 """The largest model, the longest sequence, the largest micro-batch, the fewest devices and the least memory that fit.
 
 RUN is a run file, or a model of the catalog or a Hugging Face config.json: then states are sharded over --count
-devices, one sequence of at most 8,192 tokens at a time, unless --set says otherwise.
+devices, one sequence of at most 8,192 tokens at a time, unless --set says otherwise; with --set layout=auto it is the
+run that `plan` takes.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from trainledger.cli.arguments import (
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from trainledger.spec.run import Run
 
 _LONGEST = 8192  # tokens of a sequence where a model is named without a run
+_OTHER_AXES = tuple(f"layout.{axis}" for axis in ("replicate", "context", "tensor", "pipeline"))
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -66,18 +69,37 @@ def execute(args: argparse.Namespace) -> int:
 
 def run_to_fit(args: argparse.Namespace) -> Run:
     """The run file, or a model spread over the devices that are named; raises InvalidInput."""
-    from trainledger.cli.plan import is_file, run_or_model
+    from trainledger.cli.plan import asks_for_layout, is_file, run_or_model
 
     said = [] if args.device is None else [f"cluster.device={args.device}"]
     if args.count is not None:
         said.append(f"cluster.count={args.count}")
-    if not is_file(args.run):
-        count = args.count or 1
-        said += [f"recipe.seq_len={_seq_len(args.run)}", "recipe.micro_batch=1", f"recipe.global_batch={2 * count}"]
-        if count > 1:
-            said += [f"layout.shard={count}", "recipe.precision=bf16-sharded"]
-    args.set = [*said, *args.set]
-    return run_or_model(args)
+    taken = [] if is_file(args.run) or asks_for_layout(args) else _taken(args)
+    args.set = [*said, *taken, *args.set]
+    run = run_or_model(args)
+    if taken:
+        _tell_taken(taken)
+    return run
+
+
+def _taken(args: argparse.Namespace) -> list[str]:
+    """What a model is asked about where `--set` does not say it."""
+    count = args.count or 1
+    taken = [f"recipe.seq_len={_seq_len(args.run)}", "recipe.micro_batch=1", f"recipe.global_batch={2 * count}"]
+    if count > 1:
+        taken.append("recipe.precision=bf16-sharded")
+        if not any(each.lstrip().startswith(_OTHER_AXES) for each in args.set):
+            taken.append(f"layout.shard={count}")
+    said = {each.partition("=")[0].strip() for each in args.set}
+    return [each for each in taken if each.partition("=")[0] not in said]
+
+
+def _tell_taken(taken: list[str]) -> None:
+    """Say on standard error what makes it another run than that of `plan`, which takes one device."""
+    from trainledger.report.table import wrapped
+
+    lines = " ".join(f"--set {each}" for each in taken)
+    print(wrapped(f"Taken to have {lines}"), "(with these `plan` is about the same run)", sep="\n", file=sys.stderr)
 
 
 def _seq_len(named: str) -> int:

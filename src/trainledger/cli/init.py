@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainledger import catalog
 from trainledger.cli.arguments import add_json, add_output, print_json
-from trainledger.spec.plain import check_target
+from trainledger.spec.plain import check_target, not_written
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.template import commented
 
@@ -74,6 +74,8 @@ def write(path: str, text: str, *, force: bool) -> None:
             os.replace(draft, path)
         else:
             os.link(draft, path)  # unlike a rename, fails where the path came to exist meanwhile
+    except OSError as error:
+        raise not_written(error, path, "path") from None
     finally:
         if os.path.exists(draft):
             os.remove(draft)

@@ -2,7 +2,8 @@
 
 RUN is a run file, or a model of the catalog or a Hugging Face config.json. Its own layout, micro-batch and activation
 checkpointing are not looked at: they are what is searched for, unless --fix gives them a value. A model without a batch
-gets one of about 4 million tokens.
+gets one of about 4 million tokens, in sequences of at most 8,192. Exit code 130 where it was interrupted: what was
+accounted for until then is ranked.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from trainledger.spec.run import Run
 
 _BATCH_TOKENS = 2**22  # of a model without a run file, about as many as published runs of large models begin with
+# Models that take longer sequences are trained on them at the end alone, and fewer layouts hold those (Llama 3,
+# arXiv 2407.21783, sections 3.4.1 and 3.4.2: 8,192, and more for the last 800B of 15.6T tokens).
+_TRAINED_LENGTH = 8192
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
+    from trainledger.cli import DONE, INTERRUPTED
     from trainledger.questions import layouts
     from trainledger.report.layouts import figures, text, to_json
 
@@ -63,7 +68,7 @@ def execute(args: argparse.Namespace) -> int:
         print(text(found))
     if args.plot is not None:
         write_plot_of(args, figures(found), f"Layouts of {found.run.model.name}")
-    return 0
+    return INTERRUPTED if found.interrupted else DONE
 
 
 def _none(args: argparse.Namespace, found: Layouts, fixed: dict[str, Any]) -> int:
@@ -113,30 +118,34 @@ def model_to_spread(named: str, given: list[str]) -> Run:
     model = {"config" if config else "preset": named}
     adapters = any(each.lstrip().startswith("recipe.lora_rank") for each in given)  # frozen weights are not sharded
     recipe: dict[str, Any] = {
-        "seq_len": min(fields["max_seq_len"], 8192), "global_batch": 1,
+        "seq_len": min(fields["max_seq_len"], _TRAINED_LENGTH), "global_batch": 1,
         "precision": "bf16-mixed" if adapters else "bf16-sharded",
     }  # fmt: skip
     if not any(each.lstrip().startswith("recipe.tokens") for each in given):
         recipe["steps"] = 1
     if fields.get("attention_softcap") is not None or fields.get("attention_sinks"):
         recipe["attention"] = "flash"
-    if not _says_batch(given):
+    if not _says(given, "recipe.global_batch"):
         seq_len = load({"model": model, "recipe": recipe}, given, search=False).recipe.seq_len
         recipe["global_batch"] = 2 ** max(0, (_BATCH_TOKENS // seq_len).bit_length() - 1)
     return load({"model": model, "recipe": recipe}, given, search=False)
 
 
 def tell_batch(run: Run, given: list[str]) -> None:
-    """Say on standard error which batch `model_to_spread` took, where nobody gave one."""
+    """Say on standard error which batch and which shorter sequences `model_to_spread` took, where nobody gave them."""
     from trainledger.units import counted, format_count
 
-    if not _says_batch(given):
-        tokens = f"{counted(run.recipe.global_batch, 'sequence')}, {format_count(run.recipe.tokens_per_step)} tokens"
+    recipe, longest = run.recipe, run.model.max_seq_len
+    if not _says(given, "recipe.global_batch"):
+        tokens = f"{counted(recipe.global_batch, 'sequence')}, {format_count(recipe.tokens_per_step)} tokens"
         print(f"Taken to have {tokens}, in a step\n(--set recipe.global_batch=... says another)", file=sys.stderr)
+    if not _says(given, "recipe.seq_len") and recipe.seq_len < longest:
+        length = f"sequences of {recipe.seq_len:,} tokens, of the {longest:,} that the model takes"
+        print(f"Taken to have {length}\n(--set recipe.seq_len={longest} takes all)", file=sys.stderr)
 
 
-def _says_batch(given: list[str]) -> bool:
-    return any(each.lstrip().startswith("recipe.global_batch") for each in given)
+def _says(given: list[str], field: str) -> bool:
+    return any(each.lstrip().startswith(field) for each in given)
 
 
 def _fixed(words: list[str]) -> dict[str, Any]:

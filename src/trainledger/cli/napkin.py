@@ -1,6 +1,7 @@
 """Days, FLOPs, device-hours and static bytes of a training run from rules of thumb.
 
-Give four of --params, --tokens, --count, --days and --mfu; the fifth is solved for.
+Give four of --params, --tokens, --count, --days and --mfu; the fifth is solved for. Exit code 2 where that needs more
+than the peak of the devices.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from textwrap import fill
 
 from trainledger.cli.arguments import add_json, print_json
 from trainledger.ledger.rules_of_thumb import STATES
-from trainledger.plan.napkin import Napkin, headline, napkin, to_json
+from trainledger.plan.napkin import Napkin, headline, napkin, refuse_impossible, to_json
 from trainledger.report.table import table
 from trainledger.units import format_flops_per_second, format_gigabytes, format_nbytes
 
@@ -32,25 +33,27 @@ def execute(args: argparse.Namespace) -> int:
         device=args.device, params=args.params, tokens=args.tokens, count=args.count, days=args.days, mfu=args.mfu,
         price=args.price, dtype=args.dtype,
     )  # fmt: skip
+    if not args.json:
+        print(text(answer), flush=True)
+    refuse_impossible(answer)
     if args.json:
         print_json(to_json(answer))
-    else:
-        print(text(answer))
     return 0
 
 
 def text(answer: Napkin) -> str:
-    """The answer for a terminal of 80 columns."""
+    """The answer for a terminal of 80 columns; that it is impossible comes first."""
     shown = {"flops": "FLOPs", "device_hours": "device-hours", "tokens_per_parameter": "tokens/parameter"}
     rows = [[shown.get(each.name, each.name), each.formula, each.numbers] for each in answer.formulas]
     device = answer.device
     peak = f"{answer.dtype} peak of {device.title}: {format_flops_per_second(answer.peak_flops_per_second)}, dense"
     sources = [fill(f"{what}: {source}", 80, subsequent_indent="  ") for what, source in _sources(answer)]
+    impossible = answer.mfu > 1
     parts = [
-        fill(headline(answer), 80),
+        "\n".join(fill(each, 80) for each in (*answer.remarks[:impossible], headline(answer))),
         table(["", "formula", "with its numbers"], rows, align="lll"),
         _static(answer),
-        "\n".join([fill(peak, 80), *(fill(each, 80) for each in answer.remarks)]),
+        "\n".join([fill(peak, 80), *(fill(each, 80) for each in answer.remarks[impossible:])]),
         "\n".join(["Sources", *sources]),
     ]
     return "\n\n".join(parts)

@@ -7,8 +7,32 @@ rule's model gets a shape, a layout that fits and a predicted speed, and the rul
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from trainledger.cli.arguments import add_json, add_plot, check_plot_of, print_json, while_waiting, write_plot_of
+from trainledger.spec.problem import Problem, nearest_text
+
+_FIELDS = {
+    "cluster.device": "device", "cluster.count": "count", "cluster.price_per_device_hour": "price",
+    "recipe.seq_len": "seq_len",
+}  # fmt: skip
+
+
+class _Set(argparse.Action):
+    """``--set SECTION.FIELD=VALUE``, as other verbs have it, for the fields that an option stands for here too."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
+        from trainledger.spec.runfile import value_of
+
+        field, _, text = values.partition("=")
+        if option := _FIELDS.get(field.strip()):
+            setattr(namespace, option, value_of(None, text.strip()) if text.strip() else None)
+            return
+        rule = f"is no field of a budget, which has {', '.join(_FIELDS)}; layout and recipe are found here"
+        names = {each.partition(".")[2]: each for each in _FIELDS}
+        near = nearest_text(field.strip().rpartition(".")[2], names)
+        problem = Problem("--set", values, rule, names[near] if near else None)
+        namespace.problems = [*getattr(namespace, "problems", []), problem]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +43,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device-hours", metavar="H", help="hours of one device, summed over all")
     parser.add_argument("--money", help="money, in the currency of --price")
     parser.add_argument("--price", help="money for an hour of one device")
+    parser.add_argument(
+        "--set", action=_Set, dest=argparse.SUPPRESS, metavar="SECTION.FIELD=VALUE",
+        help=f"an option by its name in a run file: {', '.join(_FIELDS)}",
+    )  # fmt: skip
     parser.add_argument("--mfu", default="0.5", help="share of the peak that the rule supposes (0.5)")
     parser.add_argument("--dtype", help="whose peak counts; bf16 where the device has it, else fp16")
     parser.add_argument("--law", metavar="NAME", help="the law to follow (rule-20); --json lists them all")

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import redirect_stdout
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,7 +105,27 @@ def execute(args: argparse.Namespace) -> int:
         rule = "is a file of code, of which a function or class is traced by its name"
         raise InvalidInput([Problem("RUN", args.run, rule, f"{module}:build, or trainledger annotate {args.run}")])
     code = args.hf is not None or (":" in args.run and not Path(args.run).exists())
-    return _trace_code(args) if code else _trace_run(args)
+    if not code:
+        return _trace_run(args)
+    with _warnings_last():
+        return _trace_code(args)
+
+
+@contextmanager
+def _warnings_last() -> Iterator[None]:
+    """Have what code warns of told behind the result, in short and once each, or before what it failed of."""
+    with warnings.catch_warnings(record=True) as heard:
+        try:
+            yield
+        finally:
+            if heard:
+                from trainledger.report.table import wrapped
+                from trainledger.trace.lines import shown_file
+
+                sys.stdout.flush()
+                told = (f"{each.category.__name__} in {shown_file(each.filename)}:{each.lineno}: {each.message}"
+                        for each in heard)  # fmt: skip
+                print("\n".join(("", *map(wrapped, dict.fromkeys(told)))), file=sys.stderr)
 
 
 def _trace_code(args: argparse.Namespace) -> int:

@@ -7,10 +7,12 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
+from trainledger.explain.settled import settled
 from trainledger.explain.symbols import Symbolic, expanded, formula, named_heads, with_numbers
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.parameters import component_of, named_shapes
+from trainledger.ledger.pipeline import in_flight
 from trainledger.ledger.timeline import timeline
 from trainledger.predict.roofline import EntryTime
 from trainledger.predict.roofline_table import moved_nbytes
@@ -80,13 +82,16 @@ def flops(found: Symbolic) -> tuple[Part, ...]:
 
 
 def memory(found: Symbolic) -> tuple[Part, ...]:
-    """What is there before a step, what a forward keeps, and what the peak is made of."""
+    """What is there before a step, what the forwards alive at once keep, and what the peak is made of.
+
+    A step of several micro-batches has one of them alive at once, a rank of a pipeline those in flight.
+    """
     resident = tuple(
         _line(found, category, nbytes, "exact", "there in every step: ledger.step")
         for category, nbytes in found.ledger.resident
     )
     kept = _grouped(
-        found, "kept", lambda each: each.phase == "forward",
+        found, "kept", lambda each: each.phase == "forward" and not _later(each),
         lambda each: f"{each.path or 'model'} {each.name}", lambda each: KEPT,
     )  # fmt: skip
     numbers = peak_moment(found)
@@ -97,12 +102,28 @@ def memory(found: Symbolic) -> tuple[Part, ...]:
     )
     return (
         Part("resident before the step", resident, sum(each.value for each in resident)),
-        Part("kept by the forward of a step", kept, sum(each.value for each in kept)),
+        Part(_title_of_kept(found), kept, sum(each.value for each in kept)),
         Part(
             f"the peak, at {numbers.entry.name} of {numbers.entry.path or 'the update'}, {numbers.entry.phase}",
             at_peak, sum(each.value for each in at_peak),
         ),
     )  # fmt: skip
+
+
+def _later(entry: Entry) -> bool:
+    """Whether it runs in micro-batches that begin when earlier ones are over (`ledger.micro_batches`)."""
+    return any(name.startswith("micro-batches") for name, _ in entry.loop)
+
+
+def _title_of_kept(found: Symbolic) -> str:
+    layout, micro_batches = found.run.layout, found.number(found.ledger.micro_batches)
+    of, chunks = "micro-batches", layout.virtual_stages
+    if micro_batches * chunks == 1:
+        return "kept by the forward of a step"
+    if chunks > 1:
+        of = "forwards of a chunk of layers"
+    alive = in_flight(layout, found.stage, micro_batches)
+    return f"kept by the forward, alive at once: {alive:,} of {micro_batches * chunks:,} {of}"
 
 
 def peak_moment(found: Symbolic) -> Any:
@@ -218,4 +239,5 @@ def _lines(
 
 def _line(found: Symbolic, what: str, amount: Any, basis: str, source: str) -> Line:
     amount = expanded(amount)
-    return Line(what, formula(amount), with_numbers(amount, found.values), found.number(amount), basis, source)
+    told = settled(amount, found.values)
+    return Line(what, formula(told), with_numbers(told, found.values), found.number(amount), basis, source)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
+from trainledger.explain.settled import rounded_up
 from trainledger.explain.symbols import expanded, formula, smallest, symbolic
 from trainledger.frozen import frozen
 from trainledger.ledger.timeline import Moment, timeline
@@ -64,7 +65,7 @@ def envelope(
 
     exact_from = smallest(run, name) + 1
     least = 1 if exact_from == 2 else exact_from
-    pieces = _pieces(highest, formula, least)
+    pieces = _pieces(highest, _told, least)
     fits = holds or (lambda nbytes: memory_nbytes is None or nbytes <= memory_nbytes)
     largest = None if memory_nbytes is None else _largest(lambda size: fits(highest(size)[0]), least)
     return Envelope(
@@ -82,7 +83,7 @@ def envelope(
 def _categories(found: Any) -> dict[str, str]:
     """What of each category a step holds at most."""
     ledger = found.ledger
-    told = {category: formula(expanded(nbytes)) for category, nbytes in ledger.resident}
+    told = {category: _told(expanded(nbytes)) for category, nbytes in ledger.resident}
     kept: dict[str, Any] = {}
     for each in ledger:
         if each.phase == "forward":
@@ -92,11 +93,21 @@ def _categories(found: Any) -> dict[str, str]:
     gradients = sum(
         nbytes * each.times for each in ledger for category, nbytes in each.allocated if category == "gradients"
     )
-    told["gradients"] = formula(expanded(gradients))
+    told["gradients"] = _told(expanded(gradients))
     several = f" of each of {ledger.micro_batches} micro-batches" if ledger.micro_batches != 1 else ""
     return told | {
-        f"{category}{several}": formula(expanded(nbytes) / ledger.micro_batches) for category, nbytes in kept.items()
+        f"{category}{several}": _told(_each(expanded(nbytes), ledger.micro_batches))
+        for category, nbytes in kept.items()
     }
+
+
+def _told(amount: Any) -> str:
+    return formula(rounded_up(amount))
+
+
+def _each(amount: Any, micro_batches: Any) -> Any:
+    whole = isinstance(amount, int) and isinstance(micro_batches, int)
+    return amount // micro_batches if whole else amount / micro_batches
 
 
 def _distinct(moments: tuple[Moment, ...]) -> tuple[list[Moment], list[Any]]:

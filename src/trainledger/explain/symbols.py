@@ -40,11 +40,15 @@ FREE = ("B", "A", "T", "L", "D", "F", "V")
 
 @frozen
 class Symbolic:
-    """A ledger of formulas, the run that it is of with symbols in it, and the number that stands for each of them."""
+    """A ledger of formulas, the run that it is of with symbols in it, and the number that stands for each of them.
+
+    It is of a rank of ``stage``, counted from 0.
+    """
 
     ledger: Ledger
     values: dict[Symbol, int]
     run: Run
+    stage: int = 0
 
     def number(self, amount: Any) -> int:
         """What a formula comes to with the run's numbers."""
@@ -153,7 +157,7 @@ def _account(run: Run, numbers: Mapping[str, int], names: Iterable[str], backend
     recipe = _with(run.recipe, global_batch=batch, micro_batch=size["B"], seq_len=size["T"])
     with_symbols = replace(run, model=model, recipe=recipe)
     ledger = account_of_stage(with_symbols, stage, backend=backend)
-    return Symbolic(_named_heads(ledger) if "G" in symbols else ledger, values, with_symbols)
+    return Symbolic(_named_heads(ledger) if "G" in symbols else ledger, values, with_symbols, stage)
 
 
 def _with(record: Any, **fields: Any) -> Any:
@@ -221,7 +225,7 @@ def formula(amount: Any) -> str:
         return f"{amount:,}" if isinstance(amount, int) else str(amount)
     import sympy
 
-    return str(sympy.sstr(amount, order="grlex")).replace("**", "^").replace("*", " ")
+    return str(sympy.sstr(amount, order="grlex")).replace("**", "^").replace("*", " ").replace("ceiling(", "ceil(")
 
 
 def with_numbers(expression: Expr | int, values: Mapping[Symbol, int]) -> str:

@@ -35,7 +35,11 @@ class Memory:
         self.again: GatheredAgain | None = None
 
     def __del__(self) -> None:
-        self.released(self.record)
+        try:
+            released = self.released
+        except AttributeError:  # Ctrl-C came while it was made
+            return
+        released(self.record)
 
 
 class Array:

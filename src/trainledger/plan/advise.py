@@ -25,8 +25,8 @@ class Advised:
 
     ``sets`` make it, as ``--set`` takes them. ``effect`` is one of EFFECTS: whether the result stays the same.
     ``seconds`` is the time of the whole run (of a step where that is not known; None where the change costs time that
-    is not predicted), ``nbytes`` what the heaviest device holds; the first of each pair is before the change.
-    ``basis`` is that of the time.
+    is not predicted, and before a change without which the run cannot be), ``nbytes`` what the heaviest device holds;
+    the first of each pair is before the change. ``basis`` is that of the time.
     """
 
     what: str
@@ -45,6 +45,11 @@ class Advised:
         """How much of the time it saves, as a share; 0 where no time is known."""
         before, after = self.seconds
         return 1 - after / before if before and after is not None else 0.0
+
+    @property
+    def works(self) -> bool:
+        """Whether the changed run can be, and is not known to need more memory than there is."""
+        return self.fits is not False and not self.told.impossible
 
     @property
     def smaller(self) -> float:
@@ -92,8 +97,9 @@ def advise(
     """Every change of `plan.changes` that gains something, and the best of them together.
 
     ``goal`` is ``time`` or ``memory``; None: memory where the run does not fit, else time, for which only changed runs
-    that fit count. At most ``together`` changes are combined, with ``any_result`` also those that change what is
-    trained. ``say`` hears what is being predicted. Raises InvalidInput for another goal.
+    that fit count. Of a run that cannot be as it is (`Forecast.impossible`), changes with which it can come first. At
+    most ``together`` changes are combined, with ``any_result`` also those that change what is trained. ``say`` hears
+    what is being predicted. Raises InvalidInput for another goal.
     """
     if goal is not None and goal not in GOALS:
         raise InvalidInput([Problem("--goal", goal, f"must be one of {', '.join(GOALS)}", nearest_text(goal, GOALS))])
@@ -166,6 +172,8 @@ def beside(
 def _seconds(before: Forecast, after: Forecast) -> tuple[float | None, float | None]:
     if before.total_seconds is not None and after.total_seconds is not None:
         return before.total_seconds, after.total_seconds
+    if before.impossible and not after.impossible:  # a step of one device is no measure of one of all
+        return None, after.total_seconds
     return before.step_seconds, after.step_seconds
 
 
@@ -174,22 +182,22 @@ def _nbytes(told: Forecast) -> int | None:
 
 
 def _ranked(found: list[Advised], goal: str, before: Forecast) -> list[Advised]:
+    enables = bool(before.impossible)  # what works gains then, whatever it takes
     if goal == "time":
-        gains = [each for each in found if each.fits is not False and each.faster > LEAST]
+        gains = [each for each in found if each.fits is not False and (each.faster > LEAST or (enables and each.works))]
+        if enables:
+            return sorted(gains, key=_to_fit)
         return sorted(gains, key=lambda each: (-each.faster, -each.smaller))
-    gains = [each for each in found if each.smaller > LEAST]
+    gains = [each for each in found if each.smaller > LEAST or (enables and each.works)]
     if before.fits is False:  # what makes it fit comes first, the fastest of that before the others
         return sorted(gains, key=_to_fit)
     return sorted(gains, key=lambda each: (-each.smaller, -each.faster))
 
 
 def _to_fit(each: Advised) -> tuple[bool, bool, float, float]:
-    return (
-        each.fits is False,
-        each.seconds[1] is None,
-        -each.faster if each.fits is not False else -each.smaller,
-        -each.smaller,
-    )
+    seconds = each.seconds[1]
+    first = -each.smaller if each.fits is False else seconds or 0.0
+    return (not each.works, seconds is None, first, -each.smaller)
 
 
 def _together(judge: _Judge, run: Run, found: list[Advised], goal: str, most: int) -> Iterator[Advised]:
@@ -253,6 +261,7 @@ def to_json(advice: Advice) -> dict[str, Any]:
         "model": advice.run.model.name,
         "goal": advice.goal,
         "fits": advice.told.fits,
+        "impossible": advice.told.impossible,
         "seconds": advice.told.total_seconds,
         "step_seconds": advice.told.step_seconds,
         "device_nbytes": advice.told.device_nbytes,

@@ -14,6 +14,7 @@ from trainledger.plan.limits import LIMITS, Limit, Limits, Reading, critical_bat
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.predict import predict
 from trainledger.predict.roofline import Machine
+from trainledger.predict.run_time import too_few
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import Run
 from trainledger.units import format_count
@@ -21,11 +22,14 @@ from trainledger.units import format_count
 REACH = 64
 MOST = 3
 RULE = "divisibility"
+_NEAR, _SAMPLES = 32, 8  # values just before an edge, and all the way to it, at which a share is asked for again
 
 
 @frozen
 class Break:
     """Where something gives way: it holds at ``holds`` and no longer at ``breaks``, the next value that is possible.
+
+    ``holds`` is 0 where it does not hold as planned.
 
     ``planned``, ``before`` and ``after`` are what is compared with ``most``: as planned, at ``holds`` and at
     ``breaks``; None where a rule of the run file is broken, told in ``why``. ``changes`` lead from the run to the one
@@ -120,8 +124,10 @@ def breaks(
         # A longer run has the same steps: no forecast is asked.
         of_axis = [each for each in judged if axis != "dataset" or not each.forecasts]
         along.append(_Walk(run, way, of_axis, limits, told, readings).along(most))
+    few = too_few(run) if run.cluster.count > 1 else None
+    broken = () if few is None else (_not_spread(few),)
     return Breaks(
-        run, tuple(along), tuple(_as_planned(run, each, readings[each.name]) for each in already),
+        run, tuple(along), (*broken, *(_as_planned(run, each, readings[each.name]) for each in already)),
         tuple(each.name for each in LIMITS if readings[each.name] is None),
     )  # fmt: skip
 
@@ -147,6 +153,8 @@ class _Walk:
         edges: dict[str, tuple[int, int]] = {}  # limit -> the last index known to hold, one known not to
         before = reached = 0
         ruled_out: int | None = None
+        if self._problem(0) is not None:
+            return Along(way.axis, way.field, way.start, way.start, way.carries, (self._rule_broken(0),))
         for index in self._ladder():
             if self._problem(index) is not None:
                 ruled_out = self._first_not(before, index, self._problem_free)
@@ -184,8 +192,23 @@ class _Walk:
         for name, (holds, not_any_more) in sorted(edges.items(), key=lambda each: each[1]):
             if len([at for _, at in found if at <= holds]) >= most:
                 break
-            found.append((by_name[name], self._edge(by_name[name], holds, not_any_more)))
+            found.append((by_name[name], self._first(by_name[name], holds, not_any_more)))
         return found
+
+    def _first(self, limit: Limit, low: int, high: int) -> int:
+        """The edge between an index that holds and one that does not; of a share the first of several edges.
+
+        A share falls a little wherever a product fills its last wave of tiles, so it may cross its limit several times.
+        """
+        edge = self._edge(limit, low, high)
+        while limit.unit == "share":
+            some = range(0, edge, max(1, edge // _SAMPLES))
+            looked = sorted({*some, *range(max(0, edge - _NEAR), edge)})
+            earlier = next((at for at, each in enumerate(looked) if at and not self._holds(limit, each)), None)
+            if earlier is None:
+                break
+            edge = self._edge(limit, looked[earlier - 1], looked[earlier])
+        return edge
 
     def _edge(self, limit: Limit, low: int, high: int) -> int:
         """The first index at which a limit no longer holds, between one that does and one that does not.
@@ -261,8 +284,9 @@ class _Walk:
 
     def _told(self, index: int, **more: Any) -> Break:
         way = self.way
+        holds = way.values[index - 1] if index else 0
         return Break(
-            axis=way.axis, field=way.field, start=way.start, holds=way.values[index - 1], breaks=way.values[index],
+            axis=way.axis, field=way.field, start=way.start, holds=holds, breaks=way.values[index],
             changes=overrides(self.run, way.at(index)), **more,
         )  # fmt: skip
 
@@ -281,6 +305,15 @@ def _as_planned(run: Run, limit: Limit, reading: Reading | None) -> Break:
         limit=limit.name, axis="", field="", start=1, holds=0, breaks=1, unit=limit.unit, planned=reading.amount,
         before=None, after=reading.amount, most=reading.most, why=_compared(limit, run), remedy=limit.remedy,
         basis=reading.basis, source=limit.source, changes=(),
+    )  # fmt: skip
+
+
+def _not_spread(why: str) -> Break:
+    """What gives way already where devices without a layout cannot share a step."""
+    return Break(
+        limit=RULE, axis="", field="", start=1, holds=0, breaks=1, unit="", planned=None, before=None, after=None,
+        most=None, why=why, remedy="--set layout=auto finds a layout", basis="exact",
+        source="the rules of the run file", changes=(),
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ AXES = {
     "dataset": "recipe.tokens",
     "vocabulary": "model.vocab_size",
 }
+_ROWS = 128  # of the table on a tensor rank: what vocabularies are rounded to
 
 
 @frozen
@@ -184,15 +185,18 @@ def _dataset(run: Run, reach: int) -> Growth:
 
 
 def _vocabulary(run: Run, reach: int) -> Growth:
+    """Multiples of what models round their vocabulary to: the head's product is far slower at sizes in between."""
     spec = run.model
-    step = lcm(spec.vocab_multiple, run.layout.tensor)
+    step = lcm(spec.vocab_multiple, _ROWS * run.layout.tensor)
     start = spec.vocab_size
-    values = _upwards(run, "model.vocab_size", start, step, reach)
+    beyond = _upwards(run, "model.vocab_size", start, 1, reach).stop
+    values = (start, *range((start // step + 1) * step, beyond, step))
 
     def at(index: int) -> Run:
         return replace(run, model=replace(spec, vocab_size=values[index]))
 
-    return Growth("vocabulary", "model.vocab_size", values, at, "the table and the head")
+    carries = f"the table and the head, in multiples of {step:,} rows"
+    return Growth("vocabulary", "model.vocab_size", values, at, carries)
 
 
 _GROWTHS: dict[str, Callable[[Run, int], Growth]] = {

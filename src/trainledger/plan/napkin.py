@@ -210,6 +210,16 @@ def _remarks(numbers: dict[str, Any], chip: Device, dtype: str, fit: dict[str, i
     return remarks
 
 
+def refuse_impossible(answer: Napkin) -> None:
+    """Raises InvalidInput where the answer needs more than the peak of its devices, with how many would do."""
+    if answer.mfu <= 1:
+        return
+    count = ceil(answer.count_exact * answer.mfu / HIGHEST_PUBLISHED_MFU)
+    rule = f"these parameters, tokens and days need {format_percent(answer.mfu)} of the peak of the devices"
+    near = f"--count {count}, at {format_percent(HIGHEST_PUBLISHED_MFU)} MFU"
+    raise InvalidInput([Problem("count", answer.count, rule, near)])
+
+
 def short(value: float) -> str:
     """A number for a formula: plain where it is short, else with an exponent.
 

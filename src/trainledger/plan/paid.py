@@ -16,7 +16,7 @@ from trainledger.plan.budget import Budget, at_mfu
 from trainledger.plan.family import family_of
 from trainledger.plan.fit.held import Held, scale_of
 from trainledger.plan.placed import Predict, fastest
-from trainledger.plan.scaling_law import Law
+from trainledger.plan.scaling_law import FixedSize, Law
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.roofline import Machine
 from trainledger.spec.layout import Layout
@@ -126,9 +126,13 @@ def pay(
         found.append((place, at, told))
         last, before = rounds[-1], [each.parameters for each in rounds[:-1]]
         if last.mfu is None:
-            note = f"no time is predicted for it, so {100 * share:.3g} % of the peak stays supposed"
+            untimed = f"no time is predicted for it, so {100 * share:.3g} % of the peak stays supposed"
+            other = _other_size(last, place < at, law, base)
+            note = f"{untimed}; {other}" if other else untimed
             return Paid(run, scale.held(run), told, family.rule, tuple(rounds), note=note)
         share = last.mfu
+        if law.parameters(at_mfu(budget, share).flops).value == wanted:
+            break
         settled = bool(before) and abs(last.parameters - before[-1]) <= _NEAR * last.parameters
         if settled or last.parameters in before or len(rounds) == _ROUNDS:
             break
@@ -137,12 +141,19 @@ def pay(
     assert chosen.tokens is not None
     say("the run with all that belongs to it")
     run, told, tokens = _in_time(chosen.run, told, chosen.tokens, budget.seconds, predict)
-    note = ""
-    if place < at:
-        note = f"memory allows no more on these devices; the rule asks for {chosen.wanted:.3g} parameters"
-    elif abs(chosen.parameters / chosen.wanted - 1) > _MUCH:
-        note = f"the family of {base.name} has no member nearer to {chosen.wanted:.3g} parameters; another may (family)"
+    note = _other_size(chosen, place < at, law, base)
     return Paid(run, scale.held(run), told, family.rule, tuple(rounds), tokens, note, best)
+
+
+def _other_size(chosen: Round, too_large: bool, law: Law, base: ModelSpec) -> str:
+    """Why a round has another size than is wanted; empty where it has that size."""
+    wanted = f"{format_count(float(f'{chosen.wanted:.3g}'))} parameters"
+    if too_large:
+        asks = "you ask for" if isinstance(law, FixedSize) else "the rule asks for"
+        return f"memory allows no more on these devices; {asks} {wanted}"
+    if abs(chosen.parameters / chosen.wanted - 1) > _MUCH:
+        return f"the family of {base.name} has no member nearer to {wanted}; another may (--family)"
+    return ""
 
 
 def _behind(first: str, say: Callable[[str], None]) -> Callable[[str], None]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import log2
 
+from trainledger.ledger.parameters import parameters
 from trainledger.plan.budget import Budget
 from trainledger.plan.family import Family
 from trainledger.plan.fit.axis import broken
@@ -25,6 +26,7 @@ _TENSOR_RANKS = (1, 2, 4, 8)  # within a node
 _MOST_STAGES = 64
 _FEW_DEVICES = 64  # up to so many the small search here is enough
 _SEARCH_SECONDS = 3.0
+_NEAR = 1.03  # of two sizes: what is between them is not tried
 
 
 def fastest(
@@ -40,29 +42,52 @@ def fastest(
 ) -> tuple[int, Run, Forecast]:
     """The quickest way to train the member of a family at a place, or a smaller one where that fits in no way.
 
-    The place that was taken, the run, and what is predicted of it. On few devices the least tensor ranks and stages
-    that fit are tried with each recomputation; on many `plan.layouts` searches, without context ranks and interleaved
-    stages. ``say`` hears how far that is. Raises InvalidInput where no member fits.
+    The place that was taken, within 3 % of the largest that fits, the run, and what is predicted of it. On few devices
+    the least tensor ranks and stages that fit are tried with each recomputation; on many, joined by a known network,
+    `plan.layouts` searches, without context ranks and interleaved stages. ``say`` hears how far that is. Raises
+    InvalidInput where no member fits.
     """
     device, count = budget.device, budget.count
     assert device is not None
     assert count is not None
-    for place in _downwards(at):
+
+    def run_at(place: int) -> Run:
         spec = replace(family[place], max_seq_len=max(family[place].max_seq_len, seq_len))
-        run = _run(spec, device, count, budget.dtype, seq_len, tokens_per_step)
-        if count > _FEW_DEVICES and scale.machine is device:
-            found = _searched(run, device, scale.backend, say)
-            if found is not None:
-                return place, found, predict(found)
-            continue
-        placed = _placed(run, tokens_per_step, scale)
-        if placed:
-            told = [(each, predict(each)) for each in placed]
-            return place, *max(told, key=lambda each: each[1].tokens_per_second or 0.0)
-    rule = f"holds no model of the family, however it is spread, with sequences of {seq_len:,} tokens"
+        return _run(spec, device, count, budget.dtype, seq_len, tokens_per_step)
+
+    joined = device.fabric is None or device.fabric.network is not None or count <= device.fabric.devices_per_node
+    searched = count > _FEW_DEVICES and scale.machine is device and joined
+
+    def placed_at(place: int) -> tuple[Run, Forecast] | None:
+        if searched:
+            found = _searched(run_at(place), device, scale.backend, say)
+            return None if found is None else (found, predict(found))
+        told = [(each, predict(each)) for each in _placed(run_at(place), tokens_per_step, scale)]
+        return max(told, key=lambda each: each[1].tokens_per_second or 0.0, default=None)
+
+    too_large = at + 1
+    for place in _downwards(at):
+        found = placed_at(place)
+        if found is not None:
+            break
+        too_large = place
+    else:
+        raise _none(run_at(0), device, count)
+    while too_large - place > 1 and parameters(family[too_large]).total > _NEAR * parameters(family[place]).total:
+        between = (place + too_large) // 2
+        more = placed_at(between)
+        if more is None:
+            too_large = between
+        else:
+            place, found = between, more
+    return place, *found
+
+
+def _none(run: Run, device: Device, count: int) -> InvalidInput:
+    rule = f"holds no model of the family, however it is spread, with sequences of {run.recipe.seq_len:,} tokens"
     if count > _FEW_DEVICES:
         rule += f", {run.recipe.global_batch:,} of them a step (tokens_per_step)"
-    raise InvalidInput([Problem("device", device.name, rule)])
+    return InvalidInput([Problem("device", device.name, rule)])
 
 
 def _searched(run: Run, device: Device, backend: str, say: Callable[[str], None]) -> Run | None:

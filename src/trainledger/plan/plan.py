@@ -13,7 +13,6 @@ from trainledger.ledger.timeline import Peak
 from trainledger.plan.beside import Beside, beside
 from trainledger.plan.mfu import read_mfu
 from trainledger.predict import predict
-from trainledger.predict.bottleneck import bottleneck
 from trainledger.predict.device_memory import DeviceMemory
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.ratios import matmul_dtype
@@ -109,6 +108,28 @@ def counted_by(plan: Plan, convention: str) -> Plan:
     return replace(plan, convention=convention, forecast=replace(told, model_flops=flops, mfu=mfu))
 
 
+@frozen
+class Causal:
+    """MFU and HFU of a plan where attention is counted without what the mask leaves out.
+
+    ``mfu`` is by the convention ``causal``, ``hfu`` by ``kernels``: what kernels run that skip masked pairs.
+    """
+
+    mfu: float
+    hfu: float
+
+
+def by_causal(plan: Plan) -> Causal | None:
+    """The plan's MFU and HFU without masked pairs; None where it has none."""
+    from trainledger.ledger.conventions import CONVENTIONS
+
+    told, ledger = plan.forecast, plan.ledger
+    if told.mfu is None or told.hfu is None or not told.model_flops or not ledger.matmul_flops:
+        return None
+    model, kernels = (CONVENTIONS[name].flops(plan.run, ledger) for name in ("causal", "kernels"))
+    return Causal(told.mfu * model / told.model_flops, told.hfu * kernels / ledger.matmul_flops)
+
+
 def with_notes(plan: Plan, notes: list[str]) -> Plan:
     """The same plan with further sentences behind its own."""
     told = plan.forecast
@@ -117,19 +138,8 @@ def with_notes(plan: Plan, notes: list[str]) -> Plan:
 
 def of_one_step(plan: Plan) -> Plan:
     """The same plan where the length of the run was not said: without what belongs to a run and not to a step."""
-    told = plan.forecast
-    notes = [each for each in told.notes if not each.startswith(_OF_A_RUN)]
-    notes.append("one step, without evaluation and checkpoints; --set recipe.tokens=... plans the whole run")
-    bars = predict.step_waterfall(plan.run, told)
-    limit = bottleneck(bars, mfu=told.mfu) if told.fits is not False else told.bottleneck
-    short = replace(
-        told, total_seconds=None, seconds_by_phase={}, days=None, device_hours=None, money=None, kwh=None, co2_kg=None,
-        goodput=None, interruptions=None, checkpoint_every=None, waterfall=bars, bottleneck=limit, notes=tuple(notes),
-    )  # fmt: skip
-    return replace(plan, forecast=short)
-
-
-_OF_A_RUN = ("evaluation", "checkpoints", "assumed, as the run file", "interruptions")
+    note = "one step, without evaluation and checkpoints; --set recipe.tokens=... plans the whole run"
+    return with_notes(replace(plan, forecast=predict.of_one_step(plan.run, plan.forecast)), [note])
 
 
 def _napkin(run: Run, ledger: Ledger, machine: Machine | None, mfu: float) -> Napkin | None:
@@ -153,6 +163,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "parameters": vars(parameters(plan.run.model)),
         "convention": plan.convention,
         "forecast": _forecast(plan.forecast),
+        "causal": None if (causal := by_causal(plan)) is None else vars(causal),
         "rules_of_thumb": [{**vars(each), "error": each.error} for each in plan.rules],
         "napkin": None if plan.napkin is None else vars(plan.napkin),
         "memory_nbytes": plan.memory_nbytes,

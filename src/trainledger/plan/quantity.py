@@ -10,6 +10,7 @@ from trainledger.spec.problem import Problem
 from trainledger.units import SECONDS_PER_DAY, NotAQuantity, parse_count, parse_number, parse_seconds
 
 LARGEST, SMALLEST = 1e18, 1e-6
+_WRITTEN_OUT = 1e9  # from here on a bound is told as 1e18
 
 
 def read(
@@ -42,7 +43,8 @@ def read(
         bound = least if number < least else most
         between = f"must be between {_short(least)} and {_short(most)}"
         rule = f"must be at least {_short(least)}" if bound == least and most == LARGEST else between
-        problems.append(Problem(name, value, rule, int(bound) if bound >= 1 else bound))
+        near = _short(bound) if bound >= _WRITTEN_OUT else int(bound) if bound >= 1 else bound
+        problems.append(Problem(name, value, rule, near))
     else:
         return int(number) if parse is parse_count else float(number)
     return None

@@ -50,6 +50,24 @@ class RatioLaw:
 
 
 @frozen
+class FixedSize:
+    """N as it is asked for, whatever the budget."""
+
+    name: str
+    title: str
+    size: float
+    source: str = ""
+    date: str = ""
+    note: str = ""
+
+    def parameters(self, flops: float) -> Between:
+        return Between(self.size)
+
+    def tokens(self, flops: float) -> float:
+        return flops / (_FLOPS * self.size)
+
+
+@frozen
 class LineLaw:
     """N = n (C / c)^a: a straight line in logarithms.
 
@@ -179,7 +197,7 @@ class LossLaw:
         return sqrt(max(0.0, total))
 
 
-Law = RatioLaw | LineLaw | LossLaw
+Law = RatioLaw | FixedSize | LineLaw | LossLaw
 _MEANS = "1.96 standard errors of the fit"
 
 

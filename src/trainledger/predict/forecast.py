@@ -20,7 +20,9 @@ class Forecast:
     ``basis`` names that of each quantity: exact, bound, assumed or measured. ``peak_nbytes`` is of the tensors of the
     heaviest device, ``device_nbytes`` all that it holds, of ``usable_nbytes`` that it has. ``waterfall`` leads from
     6 N D at the peak to ``total_seconds``; ``step_causes`` split a step (`predict.step_time.CAUSES`). ``goodput`` is
-    the share of the time that goes to steps that are kept. ``kwh`` is at the devices' rated power.
+    the share of the time that goes to steps that are kept. ``kwh`` is at the devices' rated power. ``impossible`` says
+    why several devices without a layout cannot share the run: then nothing is said of the whole of it, and the step and
+    its tokens per second are those of one device alone.
     """
 
     parameters: int | None = None
@@ -59,13 +61,15 @@ class Forecast:
     device: str = ""
     basis: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    impossible: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         names = ("step_seconds", "tokens_per_second", "mfu", "days", "device_hours", "money", "device_nbytes", "fits")
         said = [f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
                 for name in names if (value := getattr(self, name)) is not None]  # fmt: skip
         limit = [] if self.bottleneck is None else [f"bottleneck={self.bottleneck.name!r}"]
-        return f"Forecast({', '.join([*said, *limit])})"
+        cannot = [f"impossible={'; '.join(self.impossible)!r}"] if self.impossible else []
+        return f"Forecast({', '.join([*said, *limit, *cannot])})"
 
     def problems(self) -> Iterator[Problem]:
         for quantity, basis in self.basis.items():

@@ -7,10 +7,10 @@ batch is large (Pope et al. 2022, Efficiently Scaling Transformer Inference, arX
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import field, replace
 
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.entry import Entry, Int, Ledger
 from trainledger.ledger.kv_cache import kv_cache
 from trainledger.ledger.serve import WeightBytes, account_serving, serving_rank, weight_bytes, weights_read
 from trainledger.predict.collective_time import collective_seconds, placement
@@ -30,16 +30,18 @@ MOST_BATCH = 2**20
 class ServingTime:
     """Seconds of one forward. ``bound`` is least: products, attention and links at the data sheet, all else fused away.
 
-    ``limit`` is what most of it is spent on: memory, compute or links. ``expected`` is what all operations take one
-    after the other, at the rates that the machine's calibration says, without the time to launch them; None where
-    there is none. ``basis`` is ``bound`` of a data sheet, and ``assumed`` of a measured machine, whose measured rates
-    are taken for both.
+    ``spent`` splits it into memory, compute and links; ``limit`` is the most of it. ``expected`` is what all operations
+    take one after the other, at the rates that the machine's calibration says, without the time to launch them, and
+    ``expected_links`` the part of it that collectives take; None where there is none. ``basis`` is ``bound`` of a data
+    sheet, and ``assumed`` of a measured machine, whose measured rates are taken for both.
     """
 
     bound: float
     limit: str
     expected: float | None
     basis: str = "bound"
+    spent: dict[str, float] = field(default_factory=dict)
+    expected_links: float | None = None
 
 
 @frozen
@@ -93,6 +95,14 @@ class Inference:
     def intensity(self) -> float:
         """FLOPs per byte moved."""
         return float(self.ledger.matmul_flops / sum(self.moved.values()))
+
+    @property
+    def collectives(self) -> dict[str, Int]:
+        """How often tensor ranks talk in one forward, by the name of the collective."""
+        found: dict[str, Int] = {}
+        for each in _collectives(self.ledger):
+            found[each.name] = found.get(each.name, 0) + each.times
+        return found
 
 
 def inference(run: Run, serving: Serving, machine: Machine | None, *, backend: str, table: bool = True) -> Inference:
@@ -189,18 +199,22 @@ def _times(run: Run, ledger: Ledger, machine: Machine) -> ServingTime:
         elif each.kind in KINDS_THAT_COUNT:
             told = roofline.time(each)
             split["compute" if told.bound == "compute" else "memory"] += float(told.seconds)
-    expected = None
+    expected = expected_links = None
     if calibrated:
         roofline = Roofline(machine)
-        expected = sum(
-            _link_seconds(run, each, machine, bound=False) * each.times
-            if each.kind == "collective"
-            else float(roofline.time(each).seconds)
-            for each in ledger
-            if each.kind != "transfer"
+        expected_links = sum(
+            _link_seconds(run, each, machine, bound=False) * each.times for each in _collectives(ledger)
+        )
+        expected = expected_links + sum(
+            float(roofline.time(each).seconds) for each in ledger if each.kind not in ("transfer", "collective")
         )
     basis = "bound" if isinstance(machine, Device) else "assumed"
-    return ServingTime(sum(split.values()), max(split, key=lambda each: split[each]), expected, basis)
+    limit = max(split, key=lambda each: split[each])
+    return ServingTime(sum(split.values()), limit, expected, basis, split, expected_links)
+
+
+def _collectives(ledger: Ledger) -> list[Entry]:
+    return [each for each in ledger if each.kind == "collective"]
 
 
 def _link_seconds(run: Run, entry: Entry, machine: Machine, *, bound: bool) -> float:

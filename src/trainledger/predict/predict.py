@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,13 @@ from trainledger.predict.device_memory import DeviceMemory, device_memory
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.ratios import hfu, matmul_dtype, mfu
 from trainledger.predict.roofline import Machine, NoRate, peak_rate
-from trainledger.predict.run_time import RunTime, run_time
+from trainledger.predict.run_time import SHARED, RunTime, run_time, too_few
 from trainledger.predict.step_time import StepTime, step_time
 from trainledger.predict.waterfall import BEYOND, RUN_CAUSES, Bar, nanoseconds, waterfall
 from trainledger.spec.cluster import Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.run import Run
-from trainledger.units import KILO, SECONDS_PER_DAY, SECONDS_PER_HOUR
+from trainledger.units import KILO, SECONDS_PER_DAY, SECONDS_PER_HOUR, format_nbytes
 
 if TYPE_CHECKING:
     from trainledger.ledger.ranks import RankAccount
@@ -36,6 +36,8 @@ NO_MACHINE = (
     "no step time and no MFU: this machine was not measured yet (trainledger measure machine does it, once); "
     "--device names one of the catalog"
 )
+_WHOLE = frozenset(("parameters", "gradients", "optimizer state", "frozen weights", "buffers"))  # whatever the batch
+_OF_A_RUN = ("evaluation", "checkpoints", "assumed, as the run file", "interruptions")
 NEVER = "it would be interrupted before it could save, again and again"
 
 
@@ -86,7 +88,7 @@ def forecast(
         names = ", ".join(name for name, _ in ledger.uncounted)
         notes.append(f"operations without a rule, whose FLOPs are not counted: {names}")
     if machine is None:
-        return Forecast(**facts, basis=basis, notes=(*notes, NO_MACHINE))
+        return Forecast(**facts, basis=basis, notes=(*notes, NO_MACHINE), impossible=tuple(_impossible(run, {}, None)))
     facts["device"] = machine.title
     memory = memory_of_device(run, held.peak.nbytes, machine)
     facts |= {"device_nbytes": memory.nbytes, "usable_nbytes": memory.usable_nbytes, "fits": memory.fits}
@@ -108,7 +110,49 @@ def forecast(
         if run.layout.alone and run.cluster.count > 1:
             limit = replace(limit, sentence=f"{limit.sentence}; a [layout] spreads it (--set layout=auto finds one)")
         facts["bottleneck"] = limit
-    return Forecast(**facts, basis=basis, notes=tuple(notes))
+    made = Forecast(**facts, basis=basis, notes=tuple(notes))
+    impossible = tuple(_impossible(run, held.peak.by_category, machine))
+    return replace(_alone(run, made), impossible=impossible) if impossible else made
+
+
+def _impossible(run: Run, peak: dict[str, int], machine: Machine | None) -> Iterator[str]:
+    """Why several devices without a layout cannot share the run; ``peak`` is what one that does all of it holds."""
+    if not run.layout.alone or run.cluster.count == 1:
+        return
+    few = too_few(run)
+    if few is not None:
+        yield few
+    if machine is None:
+        return
+    # Each device holds the whole model, and of what grows with the sequences the part of its own.
+    batch = run.recipe.global_batch
+    part = -(-batch // run.cluster.count)
+    spread = peak.keys() - _WHOLE if run.recipe.micro_batch is None else peak.keys() & {"batch"}
+    memory = memory_of_device(
+        run, sum(each * part // batch if name in spread else each for name, each in peak.items()), machine
+    )
+    if memory.fits is False and memory.usable_nbytes is not None:
+        needs, has = format_nbytes(memory.nbytes), format_nbytes(memory.usable_nbytes)
+        yield f"a device needs {needs} for the whole model and its part of the sequences, and has {has}"
+
+
+def _alone(run: Run, told: Forecast) -> Forecast:
+    """The forecast of a step on the one device that does all of it."""
+    short = of_one_step(run, told)
+    rate = None if told.step_seconds is None else run.recipe.tokens_per_step / told.step_seconds
+    notes = tuple(each for each in short.notes if not each.endswith((SHARED, NEVER)))
+    return replace(short, tokens_per_second=rate, notes=notes)
+
+
+def of_one_step(run: Run, told: Forecast) -> Forecast:
+    """The same forecast without what belongs to a run and not to a step."""
+    bars = step_waterfall(run, told)
+    limit = bottleneck(bars, mfu=told.mfu) if told.fits is not False else told.bottleneck
+    notes = tuple(each for each in told.notes if not each.startswith(_OF_A_RUN))
+    return replace(
+        told, total_seconds=None, seconds_by_phase={}, days=None, device_hours=None, money=None, kwh=None, co2_kg=None,
+        goodput=None, interruptions=None, checkpoint_every=None, waterfall=bars, bottleneck=limit, notes=notes,
+    )  # fmt: skip
 
 
 def step_waterfall(run: Run, told: Forecast) -> tuple[Bar, ...]:

@@ -11,6 +11,8 @@ from trainledger.predict.failures import daly, expected_seconds
 from trainledger.spec.run import Run
 from trainledger.units import counted, format_seconds
 
+SHARED = "the run has no [layout]; --set layout=auto finds one"
+
 
 @frozen
 class RunTime:
@@ -110,6 +112,19 @@ def run_time(
     )
 
 
+def too_few(run: Run) -> str | None:
+    """Why the sequences of a step cannot be spread over devices that have no layout; None where they can."""
+    recipe, count = run.recipe, run.cluster.count
+    micro = recipe.micro_batch or 1
+    if not run.layout.alone or recipe.global_batch % (count * micro) == 0:
+        return None
+    sequences, devices = counted(recipe.global_batch, "sequence"), counted(count, "device")
+    if recipe.global_batch < count:
+        return f"{sequences} a step cannot be spread over {devices}"
+    batches = "" if micro == 1 else f", in micro-batches of {micro}"
+    return f"{sequences} a step do not go evenly over {devices}{batches}"
+
+
 def token_nbytes(run: Run) -> int:
     """Bytes of a token in a token store: two where the vocabulary allows it."""
     return 2 if run.model.vocab_size <= 2**16 else 4
@@ -165,19 +180,12 @@ def _taken(run: Run, every: int, seconds: float) -> str:
 def _assumed(run: Run) -> Iterator[str]:
     recipe, count = run.recipe, run.cluster.count
     if count > 1 and run.layout.alone:
-        yield (
-            f"{count:,} devices are taken to share the work without loss: the run has no [layout]; --set layout=auto "
-            "finds one"
-        )
+        yield f"{count:,} devices are taken to share the work without loss: {SHARED}"
         if recipe.micro_batch is None and recipe.global_batch > 1:
             yield (
                 f"micro_batch is not given, so each device is taken to hold all {recipe.global_batch:,} sequences at "
                 "once; --set recipe.micro_batch=1 splits them"
             )
-        if recipe.global_batch < count:
-            are = "is" if recipe.global_batch == 1 else "are"
-            sequences = counted(recipe.global_batch, "sequence")
-            yield f"{sequences} a step {are} too few to give each of {count:,} devices one"
     if recipe.tokens is not None and recipe.tokens < recipe.tokens_per_step:
         whole = f"the {recipe.tokens_per_step:,} tokens of one step, which is the least that is trained"
         yield f"recipe.tokens = {recipe.tokens:,} is less than {whole}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from trainledger.plan.advise import Advice, Advised
 from trainledger.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
 from trainledger.plan.difference import overrides
+from trainledger.report.plan import impossible, on_one
 from trainledger.report.style import COLOURS, Figure, arranged, line
 from trainledger.report.table import WIDTH, sentence, wrapped
 from trainledger.units import GIGA, format_nbytes, format_percent, format_seconds
@@ -71,7 +72,7 @@ def _now(advice: Advice) -> str:
     if told.total_seconds is not None:
         parts.append(f"{format_seconds(told.total_seconds)} in all")
     if told.step_seconds is not None:
-        parts.append(f"{format_seconds(told.step_seconds)} a step")
+        parts.append(f"{format_seconds(told.step_seconds)} a step{on_one(advice.run, told)}")
     if told.device_nbytes is not None:
         holds = f"{format_nbytes(told.device_nbytes)} on the heaviest device"
         if told.usable_nbytes is not None:
@@ -80,7 +81,8 @@ def _now(advice: Advice) -> str:
         parts.append(holds)
     if not parts:
         parts.append("no time and no memory are known of this machine")
-    lines = [f"{advice.run.model.name} as planned: {'; '.join(parts)}."]
+    lines = [f"Impossible {impossible(told)}."] if told.impossible else []
+    lines.append(f"{advice.run.model.name} as planned: {'; '.join(parts)}.")
     if told.bottleneck is not None:
         lines.append(sentence(told.bottleneck.sentence))
     lines.append(f"Ranked by what they gain in {advice.goal}.")
@@ -115,6 +117,8 @@ def _figures(
     if seconds[0] and seconds[1] is not None:
         share = format_percent(seconds[1] / seconds[0] - 1, signed=True)
         parts.append(f"time {share} ({format_seconds(seconds[0])} to {format_seconds(seconds[1])})")
+    elif seconds[1] is not None:
+        parts.append(f"{format_seconds(seconds[1])} in all")
     if nbytes[0] and nbytes[1] is not None:
         share = format_percent(nbytes[1] / nbytes[0] - 1, signed=True)
         parts.append(f"memory {share} ({format_nbytes(nbytes[0])} to {format_nbytes(nbytes[1])})")

@@ -52,16 +52,20 @@ def _along(each: Along, nothing: str) -> str:
         return wrapped(title) + f"\n  {nothing} gives way up to {each.reached:,}"
     rows = [
         [
-            _ORDER[at] if at < len(_ORDER) else f"{at + 1}th", one.limit, f"{one.holds:,}", f"{one.breaks:,}",
+            _ORDER[at] if at < len(_ORDER) else f"{at + 1}th", one.limit, _holds(one), f"{one.breaks:,}",
             f"{one.factor:.3g}x", _figures(one),
         ]
         for at, one in enumerate(each.breaks)
     ]  # fmt: skip
     lines = [wrapped(title), table(["", "gives way", "holds at", "not at", "grown", "why"], rows, align="llrrrl")]
     lines += [_sentence(one.remedy) for one in each.breaks if one.limit == RULE and one.remedy]
-    if len(each.breaks) < len(_ORDER):
+    if len(each.breaks) < len(_ORDER) and each.reached > each.start:
         lines.append(_sentence(f"nothing else up to {each.reached:,}"))
     return "\n".join(lines)
+
+
+def _holds(each: Break) -> str:
+    return f"{each.holds:,}" if each.holds else "-"
 
 
 def _figures(each: Break) -> str:
@@ -98,7 +102,7 @@ def figures(found: Breaks) -> dict[str, Figure]:
                 "text": [f"{one.breaks:,}" for _, one in points], "textposition": sides,
                 "marker": {"size": 13, "color": COLOURS[at % len(COLOURS)], "symbol": at % 8},
                 "textfont": {"size": 11, "color": GREY},
-                "customdata": [[one.limit, one.field, f"{one.holds:,}", f"{one.breaks:,}", _figures(one)]
+                "customdata": [[one.limit, one.field, _holds(one), f"{one.breaks:,}", _figures(one)]
                                for _, one in points],
                 "hovertemplate": "<b>%{customdata[0]}</b><br>%{customdata[1]}: holds at %{customdata[2]}, "
                                  "not at %{customdata[3]}<br>%{customdata[4]}<extra></extra>",

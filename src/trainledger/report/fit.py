@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from trainledger.ledger.parameters import parameters
 from trainledger.plan.fit.answer import Fit, Row
 from trainledger.plan.fit.held import Held
 from trainledger.plan.fit.questions import QUESTIONS, Found, divides_batch
+from trainledger.report.heading import of_run
 from trainledger.report.style import COLOURS, DARK, Figure, arranged, line
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.spec.run import Run
-from trainledger.units import GIGA, counted, format_count, format_gigabytes, format_nbytes
+from trainledger.units import GIGA, counted, format_count, format_nbytes
 
 _DETAILED = ("model", "sequence", "micro-batch", "devices")
 _MOST_DEVICES = 6
@@ -39,12 +41,12 @@ def _detailed(fit: Fit) -> list[Row]:
 
 def _head(fit: Fit) -> str:
     run, held = fit.run, fit.held
-    recipe = run.recipe
-    where = f"{run.cluster.count:,} x {run.cluster.device}"
+    spec = run.model
     verdict = "fits" if held.fits else "does NOT fit"
     lines = [
-        f"{run.model.name} on {where}: sequences of {recipe.seq_len:,} tokens, micro-batch {run.device_batch}, "
-        f"{recipe.precision}, {recipe.optimizer}",
+        f"{spec.name}: {parameters(spec).total:,} parameters in {counted(spec.n_layers, 'block')}"
+        f" of width {spec.d_model}",
+        *of_run(run),
         f"As it is, {_rank(run, held)} holds {format_nbytes(held.nbytes)} and gets "
         f"{format_nbytes(held.usable_nbytes)}: it {verdict}. {_largest(held)}",
     ]
@@ -78,12 +80,12 @@ _HEADS = {
 }  # fmt: skip
 _SIZES: dict[str, Callable[[int], str]] = {
     "model": format_count, "sequence": lambda size: f"{size:,}", "micro-batch": lambda size: f"{size:,}",
-    "devices": lambda size: f"{size:,}", "memory": format_gigabytes,
+    "devices": lambda size: f"{size:,}", "memory": format_nbytes,
 }  # fmt: skip
 _THINGS: dict[str, Callable[[int], str]] = {
     "model": lambda size: f"{format_count(size)} parameters", "sequence": lambda size: counted(size, "token"),
     "micro-batch": lambda size: counted(size, "sequence"), "devices": lambda size: counted(size, "device"),
-    "memory": format_gigabytes,
+    "memory": format_nbytes,
 }  # fmt: skip
 
 
@@ -113,10 +115,23 @@ def _limit(run: Run, found: Found) -> str:
     elif found.size is not None:
         told += "; nothing further is tried" if found.question != "devices" else "; there is nothing fewer"
     if found.question == "micro-batch" and found.size is not None:
-        told += f" (the largest that divides the batch of a rank: {divides_batch(run, found.size)})"
+        told += f" ({_batches(run, found, found.size)})"
     elif found.note and found.question != "model":
         told += f" ({found.note})"
     return sentence(told)
+
+
+def _batches(run: Run, found: Found, micro_batch: int) -> str:
+    """The step that such micro-batches make, and the largest that keep the step of the run."""
+    batch, ranks = run.recipe.global_batch, run.layout.data_ranks
+    on_each = f", {batch // ranks:,} on each of {ranks:,} data ranks" if ranks > 1 else ""
+    told = f"the step as it is has {counted(batch, 'sequence')}{on_each}; "
+    divided = "these" if ranks > 1 else "it"
+    told += f"the largest micro-batch that divides {divided} is {divides_batch(run, micro_batch)}"
+    if found.run is None or found.run.recipe.global_batch == batch:
+        return told
+    grown = counted(found.run.recipe.global_batch, "sequence")
+    return f"{found.run.grad_accum} in a step, as before, make it {grown}; {told}"
 
 
 def _shape(found: Found) -> str:

@@ -1,10 +1,15 @@
-"""The line above an account that says whose it is."""
+"""The lines above an account that say whose it is."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
 
 from trainledger.report.table import wrapped
 from trainledger.spec.run import Run
 from trainledger.units import counted
+
+_FEW = 8  # numbers that are shown one by one
 
 
 def heading(run: Run, backend: str) -> str:
@@ -21,3 +26,49 @@ def heading(run: Run, backend: str) -> str:
     kernels = ", with the kernels of a CPU" if backend == "cpu" else ""
     step = f"{counted(recipe.global_batch, 'sequence')} of {counted(recipe.seq_len, 'token')} a step"
     return wrapped(f"{run.model.name} on {where}{kernels}: {step}, {recipe.precision}, {recipe.optimizer}")
+
+
+def of_run(run: Run) -> tuple[str, ...]:
+    """What a step of a run is, in lines of any width: its sequences, its recipe, its devices and its layout.
+
+    >>> from trainledger.loaded import load
+    >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 8, "global_batch": 4, "steps": 1}})
+    >>> of_run(run)[0]
+    'A step: 4 sequences of 8 tokens'
+    """
+    recipe = run.recipe
+    batches = f", in {run.grad_accum} micro-batches of {run.device_batch}" if run.grad_accum > 1 else ""
+    sequences = counted(recipe.global_batch, "sequence")
+    return (
+        f"A step: {sequences} of {counted(recipe.seq_len, 'token')}{batches}",
+        f"{recipe.precision}, {recipe.optimizer} ({recipe.optimizer_implementation}), {recipe.attention} attention,"
+        f" activation checkpointing {recipe.activation_checkpointing}",
+        *_devices(run),
+    )
+
+
+def _devices(run: Run) -> Iterator[str]:
+    """On what it runs, and how it is spread: what was said, defaults left out."""
+    cluster, layout = run.cluster, run.layout
+    if cluster.device != "this-machine" or cluster.count > 1:
+        yield f"{cluster.count:,} x {cluster.device}"
+    if not layout.alone:
+        said = [f"{each.name} {_folded(getattr(layout, each.name))}" for each in fields(layout)
+                if getattr(layout, each.name) != each.default]  # fmt: skip
+        yield f"Layout: {', '.join(said)}"
+
+
+def _folded(value: object) -> str:
+    """A field's value, of a long row of numbers each with how often it comes.
+
+    >>> _folded((0, *[1] * 126, 0)), _folded((4, 4, 3)), _folded("1f1b")
+    ('0, 126 x 1, 0', '4, 4, 3', '1f1b')
+    """
+    if not isinstance(value, tuple):
+        return str(value)
+    from itertools import groupby
+
+    if len(value) <= _FEW:
+        return ", ".join(map(str, value))
+    runs = [(each, len(list(same))) for each, same in groupby(value)]
+    return ", ".join(str(each) if times == 1 else f"{times} x {each}" for each, times in runs)

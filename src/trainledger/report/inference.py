@@ -105,18 +105,35 @@ def _time(told: Inference) -> Iterator[str]:
     sheet = time.basis == "bound"
     least, most = ("at least", "at most") if sheet else ("about", "about")
     yield (
-        f"On {told.device} {least} {format_seconds(time.bound)}, {time.limit}-bound: {most} {rate:,.4g} tokens/s"
-        + (f", {rate / serving.batch:,.4g} of each sequence" if serving.batch > 1 and serving.phase == "decode" else "")
+        f"On {told.device} {least} {format_seconds(time.bound)}, {time.limit}-bound: {most} {_rate(rate)} tokens/s"
+        + (
+            f", {_rate(rate / serving.batch)} of each sequence"
+            if serving.batch > 1 and serving.phase == "decode"
+            else ""
+        )
         + "."
     )
     rates = "the data sheet" if sheet else "the measured rates"
-    yield f"That is products and attention at {rates}, everything else fused into them."
+    links = f", and {_between(told)}: {format_seconds(time.spent['links'])} of it" if told.collectives else ""
+    yield f"That is products and attention at {rates}, everything else fused into them{links}."
     if time.expected is not None:
         tokens = serving.batch * serving.new_tokens / time.expected
         yield (
             f"Expected, every operation a kernel of its own at the rates of the calibration: "
-            f"{format_seconds(time.expected)}, {tokens:,.4g} tokens/s."
+            f"{format_seconds(time.expected)}, {_rate(tokens)} tokens/s"
+            + (f"; {_between(told)} take {format_seconds(time.expected_links)} of it" if time.expected_links else "")
+            + "."
         )
+
+
+def _between(told: Inference) -> str:
+    """What tensor ranks send each other in one forward, such as ``161 all-reduces between tensor ranks``."""
+    named = [counted(times, name.replace("_", "-")) for name, times in told.collectives.items()]
+    return f"{' and '.join(named)} between tensor ranks"
+
+
+def _rate(tokens_per_second: float) -> str:
+    return f"{tokens_per_second:,.4g}" if tokens_per_second < 9999.5 else f"{tokens_per_second:,.0f}"
 
 
 def _batches(told: Inference) -> str:
@@ -140,7 +157,7 @@ def _row(each: BatchRow) -> list[str]:
         return [f"{each.batch:,}", format_nbytes(each.cache_nbytes), held, "", "", "", fits]
     return [
         f"{each.batch:,}", format_nbytes(each.cache_nbytes), held, format_seconds(each.time.bound),
-        f"{each.tokens_per_second:,.4g}", each.time.limit, fits,
+        _rate(each.tokens_per_second), each.time.limit, fits,
     ]  # fmt: skip
 
 
@@ -159,7 +176,7 @@ def to_json(told: Inference) -> dict[str, Any]:
         },
         "moved_nbytes": told.moved, "matmul_flops": told.ledger.matmul_flops, "intensity": told.intensity,
         "ridge": told.ridge, "time": None if told.time is None else vars(told.time),
-        "tokens_per_second": told.tokens_per_second,
+        "collectives": told.collectives, "tokens_per_second": told.tokens_per_second,
         "batches": [{**vars(each), "time": None if each.time is None else vars(each.time)} for each in told.batches],
         "largest_batch": told.largest_batch, "notes": told.notes,
     }  # fmt: skip

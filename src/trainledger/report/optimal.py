@@ -182,7 +182,13 @@ def _paid(answer: Optimal, paid: Paid) -> str:
         ]
         for at, each in enumerate(paid.rounds)
     ]  # fmt: skip
-    lines = [
+    lines = []
+    if paid.best not in (-1, len(paid.rounds) - 1):
+        lines.append(
+            f"The answer is round {paid.best + 1}, whose loss is the lowest of these: sizes near each other differ in "
+            "how well they can be laid out."
+        )
+    lines += [
         f"d_model {spec.d_model}, {spec.n_layers} layers, {spec.n_heads} heads ({spec.kv_heads} key-value), "
         f"d_ff {spec.d_ff}, vocabulary {spec.vocab_size:,}: {paid.family}.",
         f"{spread}; {recipe.precision}, micro-batch {recipe.micro_batch} of {recipe.seq_len:,} tokens, "
@@ -204,7 +210,8 @@ def _paid(answer: Optimal, paid: Paid) -> str:
         )
     if paid.note:
         lines.append(sentence(paid.note))
-    title = "What fits, and what its predicted speed pays for"
+    what = "What fits" if answer.asked is None else "What fits of what is asked for"
+    title = f"{what}, and what its predicted speed pays for"
     shown = table(["round", "N wanted", "N", "6ND / peak", "tokens of steps alone"], rows, align="rrrrr")
     return "\n".join([title, shown, *(wrapped(each) for each in lines)])
 

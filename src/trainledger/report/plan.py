@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from trainledger.ledger.parameters import parameters
+from trainledger.plan.plan import by_causal
+from trainledger.report.heading import of_run
 from trainledger.report.table import WIDTH, sentence, table, wrapped
 from trainledger.report.waterfall import text as waterfall
 from trainledger.units import (
@@ -23,8 +24,10 @@ from trainledger.units import (
 
 if TYPE_CHECKING:
     from trainledger.plan.plan import Plan
+    from trainledger.predict.forecast import Forecast
+    from trainledger.spec.run import Run
 
-_FEW = 8  # numbers that are shown one by one
+_MUCH_ATTENTION = 0.3  # of the FLOPs of products
 _SHOW = {"count": format_count, "flops": format_flops, "nbytes": format_nbytes, "seconds": format_seconds}
 
 
@@ -52,16 +55,9 @@ def _of(plan: Plan) -> str:
 
 
 def _head(plan: Plan) -> str:
-    spec, recipe = plan.run.model, plan.run.recipe
-    batches = f", in {plan.run.grad_accum} micro-batches of {plan.run.device_batch}" if plan.run.grad_accum > 1 else ""
-    blocks, sequences = counted(spec.n_layers, "block"), counted(recipe.global_batch, "sequence")
-    lines = [
-        f"{spec.name}: {_parameters(plan)} in {blocks} of width {spec.d_model}",
-        f"A step: {sequences} of {counted(recipe.seq_len, 'token')}{batches}",
-        f"{recipe.precision}, {recipe.optimizer} ({recipe.optimizer_implementation}), {recipe.attention} attention,"
-        f" activation checkpointing {recipe.activation_checkpointing}",
-        *_devices(plan),
-    ]
+    spec = plan.run.model
+    blocks = counted(spec.n_layers, "block")
+    lines = [f"{spec.name}: {_parameters(plan)} in {blocks} of width {spec.d_model}", *of_run(plan.run)]
     return "\n".join(wrapped(each) for each in lines)
 
 
@@ -74,33 +70,6 @@ def _parameters(plan: Plan) -> str:
     if plan.run.recipe.lora_rank is not None:
         told += f", {plan.ledger.parameters:,} trained beside them"
     return told
-
-
-def _devices(plan: Plan) -> Iterator[str]:
-    """On what it runs, and how it is spread: what was said, defaults left out."""
-    cluster, layout = plan.run.cluster, plan.run.layout
-    if cluster.device != "this-machine" or cluster.count > 1:
-        yield f"{cluster.count:,} x {cluster.device}"
-    if not layout.alone:
-        said = [f"{each.name} {_folded(getattr(layout, each.name))}" for each in fields(layout)
-                if getattr(layout, each.name) != each.default]  # fmt: skip
-        yield f"Layout: {', '.join(said)}"
-
-
-def _folded(value: object) -> str:
-    """A field's value, of a long row of numbers each with how often it comes.
-
-    >>> _folded((0, *[1] * 126, 0)), _folded((4, 4, 3)), _folded("1f1b")
-    ('0, 126 x 1, 0', '4, 4, 3', '1f1b')
-    """
-    if not isinstance(value, tuple):
-        return str(value)
-    from itertools import groupby
-
-    if len(value) <= _FEW:
-        return ", ".join(map(str, value))
-    runs = [(each, len(list(same))) for each, same in groupby(value)]
-    return ", ".join(str(each) if times == 1 else f"{times} x {each}" for each, times in runs)
 
 
 def _memory(plan: Plan) -> str:
@@ -193,6 +162,8 @@ BASES = {
 
 def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
     told, cluster = plan.forecast, plan.run.cluster
+    if told.impossible:
+        yield "impossible", impossible(told)
     if told.step_seconds is not None:
         yield from _times(plan, told.step_seconds)
     if told.device_hours is not None:
@@ -211,10 +182,24 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "bottleneck", f"{told.bottleneck.name}: {told.bottleneck.sentence}"
 
 
+def impossible(told: Forecast) -> str:
+    """Why a run without a layout cannot be as it is planned, and what to do."""
+    return (
+        f"without a [layout]: {'; '.join(told.impossible)}. --set layout=auto finds one that can be; until then there "
+        "is no time and no bill of the whole run, and what follows is of one device alone"
+    )
+
+
+def on_one(run: Run, told: Forecast) -> str:
+    """What is said behind the time of a step that is told of one device, of a run on several without a layout."""
+    if not run.layout.alone or run.cluster.count == 1:
+        return ""
+    return " on one device alone" + ("" if told.impossible else f", shared by {run.cluster.count:,} without loss")
+
+
 def _times(plan: Plan, step_seconds: float) -> Iterator[tuple[str, str]]:
     told, run = plan.forecast, plan.run
-    shared = run.layout.alone and run.cluster.count > 1
-    step = format_seconds(step_seconds) + (" on one device alone" if shared else "")
+    step = format_seconds(step_seconds) + on_one(run, told)
     if told.total_seconds is None:
         yield "step", step
     else:
@@ -222,11 +207,33 @@ def _times(plan: Plan, step_seconds: float) -> Iterator[tuple[str, str]]:
         steps = counted(run.recipe.total_steps, "step")
         yield "time", f"{format_seconds(told.total_seconds)} for {steps} of {step}{good}"
     if told.tokens_per_second is not None:
-        speed = f"{told.tokens_per_second:,.0f} tokens/s"
+        speed = f"{told.tokens_per_second:,.0f} tokens/s" + (" on one device alone" if told.impossible else "")
         if told.mfu is not None and told.hfu is not None and told.peak_flops_per_second is not None:
             peak = f"{format_flops_per_second(told.peak_flops_per_second)} {told.matmul_dtype}"
             speed += f"; MFU {format_percent(told.mfu)}, HFU {format_percent(told.hfu)} of {peak}"
         yield "speed", speed
+        yield from _causal(plan)
+
+
+def _causal(plan: Plan) -> Iterator[tuple[str, str]]:
+    """MFU and HFU without masked pairs, where counting them makes up a large part of both."""
+    told = plan.forecast
+    products = sum(told.flops.get(kind, 0) for kind in ("matmul", "attention"))
+    if told.mfu is None or told.hfu is None or not products:
+        return
+    if max(told.mfu, told.hfu) <= 1 and told.flops.get("attention", 0) < _MUCH_ATTENTION * products:
+        return
+    causal = by_causal(plan)
+    if causal is None:
+        return
+    said = "HFU counts causal attention dense; by the convention kernels it"
+    if plan.convention == "dense":
+        model = format_percent(causal.mfu)
+        said = f"both count causal attention dense; by the convention causal MFU is {model}, by kernels HFU"
+    more = ""
+    if any(each.cause == "kernel efficiency" and each.nanoseconds < 0 for each in told.waterfall):
+        more = ". What kernels leave out of it makes kernel efficiency negative below"
+    yield "", f"{said} is {format_percent(causal.hfu)} (trainledger rules){more}"
 
 
 def _amount(value: float) -> str:

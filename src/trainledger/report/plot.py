@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
 from typing import Any
 
 from trainledger.report.html import NO_PLOTLY, document, plotly_js
 from trainledger.report.style import Figure
+from trainledger.report.table import WIDTH as COLUMNS
+from trainledger.report.table import wrapped
 from trainledger.spec.plain import check_target, finite, replace_file
 from trainledger.spec.problem import InvalidInput, Problem
 
@@ -41,8 +43,8 @@ def write_plot(
 ) -> str:
     """Write figures, by title, to out.html (all of them, nothing fetched) or out.png or out.svg (the first).
 
-    The sentence that says what was written. Raises InvalidInput as `check_plot` does, and where there is no browser
-    to draw an image.
+    The sentence that says what was written (`told`). Raises InvalidInput as `check_plot` does, and where there is no
+    browser to draw an image.
 
     >>> write_plot({}, "out.gif", title="a run")
     Traceback (most recent call last):
@@ -56,11 +58,19 @@ def write_plot(
     suffix = os.path.splitext(where)[1].lower()
     if suffix == ".html":
         replace_file(where, document(title, [f"<h1>{escape(title)}</h1>"], figures).encode())
-        return f"Written to {where}"
-    first, *others = figures
+        return told(where, [])
+    first = next(iter(figures))
     replace_file(where, _image(first, figures[first], suffix[1:], where, field))
-    left = f" ({first} alone; an .html has {', '.join(others)} too)" if others else ""
-    return f"Written to {where}{left}"
+    return told(where, list(figures))
+
+
+def told(where: str, names: Sequence[str]) -> str:
+    """That a file was written, with the first of those figures alone, for a terminal of 80 columns."""
+    if len(names) < 2:
+        return f"Written to {where}"
+    left = f"({names[0]} alone; an .html has {', '.join(names[1:])} too)"
+    line = f"Written to {where} {left}"
+    return line if len(line) <= COLUMNS else f"Written to {where}\n{wrapped(left)}"
 
 
 def _image(name: str, figure: Figure, suffix: str, where: str, field: str) -> bytes:

@@ -102,8 +102,14 @@ def _lines(row: list[str], widths: list[int], sides: Sequence[str]) -> list[str]
 
 
 def wrapped(text: str, width: int = WIDTH) -> str:
-    """A sentence over as many lines as the width asks for, broken between words."""
-    return "\n".join(_wrap(text, width, text.split()))
+    """A sentence over as many lines as the width asks for, broken between words; all are indented as it is.
+
+    >>> wrapped("  a list of words", 12)
+    '  a list of\\n  words'
+    """
+    words = text.lstrip(" ")
+    indent = text[: len(text) - len(words)]
+    return "\n".join(indent + each for each in _wrap(words, width - len(indent), words.split()))
 
 
 def _wrap(cell: str, width: int, pieces: list[str]) -> list[str]:

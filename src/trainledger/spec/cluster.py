@@ -8,6 +8,12 @@ from trainledger.frozen import frozen
 from trainledger.spec.efficiency import Efficiency
 from trainledger.spec.links import Fabric
 from trainledger.spec.setting import setting
+from trainledger.units import MEGA
+
+# Eight devices that share 100 Mbit/s have 1.6 MB/s each: a smaller number was meant in another unit.
+LEAST_RATE = MEGA
+_FOR_EACH = 'bytes per second for each device; of 400 Gbit/s write "400Gbit/s"'
+_OF_ALL = 'bytes per second of all devices together; of 5 GB/s write "5GB/s"'
 
 
 @frozen
@@ -105,13 +111,13 @@ class Cluster:
     network_bytes_per_second: int | None = setting(
         'what the network carries for each device, one way, as its data sheet says ("50GB/s", "400Gbit/s"); absent = '
         "that of cluster.network",
-        quantity="bytes/s", default=None, at_least=1, at_most=10**15,
+        quantity="bytes/s", default=None, at_least=LEAST_RATE, at_most=10**15, unit=_FOR_EACH,
     )  # fmt: skip
     network_reached_bytes_per_second: int | None = setting(
         "what long messages reach over the network for each device, one way, as measured: the bus bandwidth that "
         "nccl-tests tells of all devices of several nodes, over the devices of one node; absent = its rate times the "
         "catalog's share",
-        quantity="bytes/s", default=None, at_least=1, at_most=10**15,
+        quantity="bytes/s", default=None, at_least=LEAST_RATE, at_most=10**15, unit=_FOR_EACH,
     )  # fmt: skip
     price_per_device_hour: float | None = setting(
         "what one device costs for an hour; absent = no bill", quantity="number", default=None, at_least=0,
@@ -127,7 +133,7 @@ class Cluster:
     )  # fmt: skip
     storage_bytes_per_second: int | None = setting(
         "bytes that all devices together write to the storage of checkpoints in a second; absent = as published",
-        quantity="bytes/s", default=None, at_least=1, at_most=10**15,
+        quantity="bytes/s", default=None, at_least=LEAST_RATE, at_most=10**15, unit=_OF_ALL,
     )  # fmt: skip
     loader_tokens_per_second: int | None = setting(
         "tokens that the data loaders of all devices together deliver in a second; absent = never too few",

@@ -112,8 +112,23 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, target)
+    except OSError as error:
+        raise not_written(error, path) from None
     finally:
         draft.unlink(missing_ok=True)
+
+
+def not_written(error: OSError, path: str | os.PathLike[str], field: str = "file") -> OSError | InvalidInput:
+    """What to raise where the system refused a file whose place `check_target` found good.
+
+    Where the disk is full that is no wrong input: the same error, with the file's own name.
+    """
+    from trainledger.durable import is_full
+
+    where = os.fspath(path)
+    if is_full(error):
+        return OSError(error.errno, error.strerror, where)
+    return InvalidInput([Problem(field, where, f"cannot be written: {error.strerror}")])
 
 
 def _dataclass(cls: type[Any], data: object, at: str, problems: list[Problem]) -> Any:

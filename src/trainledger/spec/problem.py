@@ -14,7 +14,8 @@ class Problem:
     """One thing wrong with one field: what it was, the rule it breaks, and the nearest value that works.
 
     ``value`` None says that the field was not given; ``nearest`` None says that no value is known to work.
-    ``where`` is the file it stands in where that is not the one that the person named.
+    ``where`` is the file it stands in where that is not the one that the person named; without a ``field``, what is
+    wrong as a whole.
 
     >>> print(Problem("model.n_heads", 7, "must divide d_model = 64", 8))
     model.n_heads = 7: must divide d_model = 64; nearest that works: 8
@@ -29,7 +30,8 @@ class Problem:
     def __str__(self) -> str:
         where = f"{_printable(self.where)}: " if self.where else ""
         given = f" = {shown(self.value)}" if self.value is not None else ""
-        sentence = f"{where}{_short(_printable(self.field))}{given}: {self.rule}"
+        field = f"{_short(_printable(self.field))}{given}: " if self.field else ""
+        sentence = f"{where}{field}{self.rule}"
         if self.nearest is None:
             return sentence
         nearest = self.nearest if isinstance(self.nearest, str) else shown(self.nearest)

@@ -148,13 +148,25 @@ def vocabulary_problem(vocab_size: int, needed: int, tokenizer: str) -> Problem 
 
 
 def _nearest_file(path: str) -> str | None:
+    """The run file that is probably meant: in a directory the one of a run, else one whose name is like it."""
+    if os.path.isdir(path):
+        of_run = os.path.join(path, "run.toml")
+        return of_run if os.path.isfile(of_run) else None
     folder = os.path.dirname(path)
     try:
         names = os.listdir(folder or ".") if not os.path.exists(path) else []
     except (OSError, ValueError):
         return None
-    nearest = nearest_text(os.path.basename(path), [each for each in names if each.endswith(".toml")])
+    nearest = nearest_text(os.path.basename(path), [each for each in names if _is_run_file(os.path.join(folder, each))])
     return os.path.join(folder, nearest) if nearest else None
+
+
+def _is_run_file(path: str) -> bool:
+    """Whether a file says something of a run, right or wrong."""
+    try:
+        return path.endswith(".toml") and os.path.isfile(path) and not SECTIONS.keys().isdisjoint(read_table(path))
+    except InvalidInput:
+        return False
 
 
 def _sections(table: object, problems: list[Problem]) -> dict[str, dict[str, Any]]:
@@ -189,6 +201,9 @@ def _override(sections: dict[str, dict[str, Any]], overrides: Overrides, problem
         section, dot, name = str(key).partition(".")
         if section == "layout" and not dot and value == AUTO:
             sections[section][AUTO] = True
+        elif section == "layout" and not dot:
+            rule = f'must be "{AUTO}", or is set field by field, such as layout.tensor=8'
+            problems.append(Problem(section, value, rule, AUTO))
         elif not dot or section not in SECTIONS:
             rule = "an override names section.field, such as recipe.micro_batch=2"
             problems.append(Problem(str(key), value, rule, _nearest_field(str(key), ())))

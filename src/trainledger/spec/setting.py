@@ -36,16 +36,18 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
     choices: tuple[str, ...] | None = None,
+    unit: str = "",
 ) -> Any:
     """A dataclass field with its meaning and its rule.
 
     ``quantity`` says how text becomes a value: a count ("15T"), nbytes ("80GB"), bytes/s ("50GB/s"), seconds
     ("2w"), a plain number, a flag, a text, a list of texts, or a list of counts. A default of ``None`` makes the field
-    optional.
+    optional. ``unit`` says what a number without one is taken for, to who gives less than ``at_least``.
     """
     assert quantity in QUANTITIES
     metadata = {
         "doc": doc, "quantity": quantity, "at_least": at_least, "above": above, "at_most": at_most, "choices": choices,
+        "unit": unit,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
@@ -95,7 +97,8 @@ def _within(rule: dict[str, Any], number: Any) -> Any:
     if at_most is None and rule["quantity"] == "count":
         at_most = LARGEST_COUNT
     if at_least is not None and number < at_least:
-        raise Broken(f"must be at least {at_least}", at_least)
+        least = f"must be at least {at_least}"
+        raise Broken(f"{least} ({rule['unit']})" if rule["unit"] else least, at_least)
     if above is not None and number <= above:
         raise Broken(f"must be above {above}")
     if at_most is not None and number > at_most:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields
-from textwrap import wrap
+from textwrap import TextWrapper
 from typing import Any
 
 from trainledger.spec.runfile import SECTIONS
 from trainledger.spec.setting import NONE, rule_of
 
-_WIDTH = 118
-_COLUMN = 34
+_WIDTH = 80
+_COLUMN = 34  # where comments begin
+_NARROWEST = 16  # of the room behind a value, for the first words of its comment
 _ABOUT = {
     "model": "The model: a name of the catalog (trainledger catalog models), or its fields.",
     "recipe": "The recipe: how it is trained.",
@@ -27,7 +28,8 @@ def commented(table: Mapping[str, Mapping[str, Any]], base: Mapping[str, Any] | 
     ``base`` holds the model fields that a preset stands for, which are shown as the model's defaults.
     """
     lines = [
-        "# A run file of trainledger. Lines that begin with # are not read: they show the defaults.",
+        "# A run file of trainledger. Lines that begin with # are not read: they show",
+        "# the defaults.",
         '# Quantities may be written as text: "15T" tokens, "80GB"; none means no value.',
     ]
     for section, cls in SECTIONS.items():
@@ -51,11 +53,20 @@ def _field(each: Field[Any], given: Mapping[str, Any], base: Mapping[str, Any]) 
     else:
         default = base.get(each.name, each.default)
         line = f"# {each.name} = " if default is MISSING else "# " + _line(each.name, default)
-    first, *more = wrap(doc, _WIDTH - max(_COLUMN, len(line) + 1))
-    yield f"{line:<{_COLUMN - 1}} # {first}"
-    more = wrap(" ".join(more), _WIDTH - _COLUMN)
-    for part in more:
-        yield f"{'#':<{_COLUMN - 1}} # {part}"
+    room = _WIDTH - max(_COLUMN, len(line) + 1) - len("# ")
+    if room < _NARROWEST:
+        yield line
+        line, room = "#", _WIDTH - _COLUMN - len("# ")
+    for part in _lines_of(doc, room):
+        yield f"{line:<{_COLUMN - 1}} # {part}"
+        line = "#"
+
+
+def _lines_of(doc: str, first: int) -> list[str]:
+    """A sentence as lines, the first of them at most so many characters wide."""
+    rest = _WIDTH - _COLUMN - len("# ")
+    wrapper = TextWrapper(rest, initial_indent=" " * (rest - first), break_long_words=False, break_on_hyphens=False)
+    return [each.lstrip() for each in wrapper.wrap(doc)]
 
 
 def _line(name: str, value: Any) -> str:

@@ -56,7 +56,7 @@ def load_trained(path: Path, say: Callable[[str], None]) -> Trained:
     if (path / CONFIG).is_file():
         return Trained(import_model(path), _beside(path, None), path / FILE)
     what = f"is no run directory ({RUN_FILE}), checkpoint, import ({MODEL_FILE}) or Hugging Face directory ({CONFIG})"
-    raise _refusal(path, what if path.is_dir() else "is not a directory")
+    raise _refusal(path, what if path.is_dir() else "is not a directory; trainledger runs lists those of runs")
 
 
 def find_weights(path: Path, say: Callable[[str], None]) -> tuple[ModelSpec, Path]:
@@ -197,4 +197,4 @@ def _spec(model_file: Path) -> ModelSpec:
 
 
 def _refusal(path: Path, rule: str) -> InvalidInput:
-    return InvalidInput([Problem(path.name or str(path), None, rule)], str(path.parent))
+    return InvalidInput([Problem("", None, rule, where=str(path))])

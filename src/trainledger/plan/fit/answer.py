@@ -98,11 +98,12 @@ def _devices_for(run: Run, held: Held) -> list[str]:
 
 
 def to_json(fit: Fit) -> dict[str, Any]:
-    """The answers as plain data."""
+    """The answers as plain data, with the sections of the run as in a run file, a found layout too."""
     return {
         "model": fit.run.model.name,
         "device": fit.run.cluster.device,
         "count": fit.run.cluster.count,
+        **{name: _section(getattr(fit.run, name)) for name in ("recipe", "layout", "cluster")},
         "held": _held(fit.held),
         "family": fit.family,
         "devices_that_hold_it": None if fit.devices is None else list(fit.devices),
@@ -115,6 +116,10 @@ def to_json(fit: Fit) -> dict[str, Any]:
             for row in fit.rows
         ],
     }
+
+
+def _section(section: object) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(section).items()}
 
 
 def _plain(run: Run, found: Found) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def search(
     allowed_count = fitting = 0
     rates = rates_of(bounds, [blocks.blocks[pipeline][at] for pipeline, at in pairs])
     for number, (pipeline, at) in enumerate(pairs):
-        tell("bounds", number, len(pairs))
+        tell("groups of layouts estimated", number, len(pairs))
         block = blocks.blocks[pipeline][at]
         allowed = blocks.allowed(block)
         allowed_count += int(allowed.sum())
@@ -90,7 +90,7 @@ def search(
         fitting += int(fits.sum())
         chosen.add(bound.seconds, bound.nbytes, pipeline << 32 | at, fits)
     bounding = time.process_time() - began
-    tell("bounds", len(pairs), len(pairs))
+    tell("groups of layouts estimated", len(pairs), len(pairs))
 
     def layout_at(row: Any) -> Run:
         key = int(row[2])

@@ -1,0 +1,163 @@
+"""Several devices without a layout: what cannot be shared among them gets no bill, and says so first."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import trainledger as tl
+from trainledger.cli import main
+from trainledger.plan.breaks import RULE
+from trainledger.questions import plan
+from trainledger.report import advise as advise_report
+from trainledger.report import breaks as breaks_report
+from trainledger.report import plan as plan_report
+from trainledger.spec.layout import Layout
+
+A100 = {"device": "a100-sxm-80gb", "price_per_device_hour": 2.0}
+OF_THE_RUN = ("total_seconds", "days", "device_hours", "money", "kwh", "co2_kg", "goodput", "interruptions")
+
+
+def run_of(name: str, count: int, **recipe: Any) -> tl.Run:
+    fields = {"seq_len": 1024, "global_batch": 1, "tokens": "1B", "precision": "bf16-mixed", "micro_batch": 1, **recipe}
+    return tl.load({"model": {"preset": name}, "recipe": fields, "cluster": {**A100, "count": count}})
+
+
+@pytest.mark.parametrize(
+    ("count", "recipe", "why"),
+    [
+        (8, {}, "1 sequence a step cannot be spread over 8 devices"),
+        (8, {"global_batch": 6}, "6 sequences a step cannot be spread over 8 devices"),
+        (4, {"global_batch": 6}, "6 sequences a step do not go evenly over 4 devices"),
+        (4, {"global_batch": 8, "micro_batch": 4},
+         "8 sequences a step do not go evenly over 4 devices, in micro-batches of 4"),
+    ],
+)  # fmt: skip
+def test_a_batch_that_cannot_be_spread_has_no_bill(count: int, recipe: dict[str, Any], why: str) -> None:
+    run = run_of("gpt2", count, **recipe)
+    told = tl.predict(run)
+    assert told.impossible == (why,)
+    assert all(getattr(told, name) is None for name in OF_THE_RUN)
+    alone = tl.predict(tl.load({"model": {"preset": "gpt2"}, "recipe": vars(run.recipe), "cluster": A100}))
+    assert told.step_seconds == alone.step_seconds
+    assert told.tokens_per_second == alone.tokens_per_second
+    assert told.mfu == alone.mfu
+    assert not any("without loss" in each for each in told.notes)
+
+
+@pytest.mark.parametrize(("count", "batch", "micro_batch"), [(8, 8, 1), (8, 64, 4), (4, 8, None), (1, 3, 1)])
+def test_what_can_be_shared_is_billed(count: int, batch: int, micro_batch: int | None) -> None:
+    told = tl.predict(run_of("gpt2", count, global_batch=batch, micro_batch=micro_batch))
+    assert told.impossible == ()
+    assert told.money == pytest.approx(2.0 * told.device_hours)
+    assert told.tokens_per_second == pytest.approx(count * batch * 1024 / told.step_seconds)
+
+
+def test_a_batch_can_be_shared_where_replicas_have_whole_micro_batches() -> None:
+    """The rule of a layout of replicas says the same."""
+    for count in (2, 4, 6):
+        for batch in (1, 2, 3, 4, 6, 8, 12):
+            for micro_batch in (1, 2):
+                run = run_of("gpt2", count, global_batch=max(batch, micro_batch) // micro_batch * micro_batch,
+                             micro_batch=micro_batch)  # fmt: skip
+                spread = tl.Run(model=run.model, recipe=run.recipe, cluster=run.cluster, layout=Layout(replicate=count))
+                assert bool(list(spread.problems())) == bool(tl.predict(run).impossible)
+
+
+def test_a_model_that_no_device_holds_has_no_bill() -> None:
+    told = tl.predict(run_of("llama-3-70b", 64, global_batch=64))
+    (why,) = told.impossible
+    assert why.startswith("a device needs ")
+    assert why.endswith(" for the whole model and its part of the sequences, and has 84.98 GB")
+    assert told.money is None
+
+
+def test_a_batch_that_is_too_large_for_one_device_alone_is_shared() -> None:
+    """Without a micro-batch one device is told with all sequences; each of several has its part."""
+    told = tl.predict(run_of("gpt2", 64, global_batch=1024, micro_batch=None))
+    assert told.fits is False
+    assert told.impossible == ()
+    assert told.money is not None
+    assert tl.predict(run_of("gpt2", 2, global_batch=1024, micro_batch=None)).impossible
+
+
+def test_a_plan_says_it_before_any_number() -> None:
+    out = plan_report.text(plan(run_of("llama-3-70b", 512)))
+    costs = " ".join(out.partition("What it costs")[2].partition("Where the time")[0].split())
+    first, step = (
+        costs.index("impossible without a [layout]: 1 sequence a step cannot be spread"),
+        costs.index(" step "),
+    )
+    assert first < step
+    assert "--set layout=auto finds one" in costs
+    assert "money" not in costs
+    assert " days" not in costs
+    assert "Where the time of a step goes" in out
+    assert "on one device alone" in costs
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_bill_that_rests_on_sharing_says_so_beside_the_step() -> None:
+    out = " ".join(plan_report.text(plan(run_of("gpt2", 8, global_batch=8))).split())
+    assert " on one device alone, shared by 8 without loss; goodput " in out
+
+
+def test_programs_are_told_why(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["gpt2", "--device", "a100-sxm-80gb", "--count", "8", "--set", "recipe.tokens=1B"]
+    assert main(["plan", *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["forecast"]
+    assert told["impossible"] == ["1 sequence a step cannot be spread over 8 devices"]
+    assert told["money"] is None
+    assert main(["advise", *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["impossible"] == ["1 sequence a step cannot be spread over 8 devices"]
+    assert told["seconds"] is None
+
+
+def test_advice_says_it_first_and_what_makes_it_possible_leads() -> None:
+    run = run_of("llama-3-8b", 64, global_batch=64, precision="bf16-sharded")
+    advice = tl.advise(run, together=1)
+    assert advice.told.impossible
+    assert advice.alone[0].works
+    assert advice.alone[0].run.layout == Layout(shard=64)
+    assert advice.alone[0].seconds == (None, advice.alone[0].told.total_seconds)
+    assert advice_is_sorted([each.works for each in advice.alone])
+    out = " ".join(advise_report.text(advice).split())
+    assert out.startswith("Impossible without a [layout]: a device needs ")
+    assert " in all, memory -" in out
+
+
+def advice_is_sorted(works: list[bool]) -> bool:
+    return works == sorted(works, reverse=True)
+
+
+def test_a_batch_that_fits_nowhere_is_advised_a_layout_first() -> None:
+    """One sequence on four devices: tensor ranks share it."""
+    advice = tl.advise(run_of("llama-3.2-1b", 4, precision="bf16-sharded"), together=0)
+    assert advice.goal == "time"
+    assert advice.alone[0].run.layout == Layout(tensor=4)
+    assert advice.alone[0].told.money is not None
+    assert not any(each.told.money for each in advice.alone[1:] if each.run.layout.alone)
+
+
+def test_breaks_does_not_say_that_it_holds_as_planned() -> None:
+    found = tl.breaks(run_of("gpt2", 8), along=["devices", "depth"], reach=4)
+    first = found.already[0]
+    assert (first.limit, first.why) == (RULE, "1 sequence a step cannot be spread over 8 devices")
+    assert first.remedy == "--set layout=auto finds a layout"
+    devices = found.along[0]
+    (broken,) = devices.breaks
+    assert (broken.limit, broken.holds, broken.breaks, broken.factor) == (RULE, 0, 8, 1)
+    assert "8 data ranks" in broken.why
+    out = breaks_report.text(found)
+    assert out.startswith("Gives way already, as planned: divisibility. 1 sequence a step cannot be spread")
+    assert "divisibility         -       8     1x" in out
+
+
+def test_breaks_of_a_batch_that_can_be_spread_holds_as_planned() -> None:
+    found = tl.breaks(run_of("gpt2", 8, global_batch=16), along=["devices"], reach=8)
+    assert all(each.limit != RULE for each in found.already)
+    broken = next(each for each in found.along[0].breaks if each.limit == RULE)
+    assert (broken.holds, broken.breaks) == (16, 32)

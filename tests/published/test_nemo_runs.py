@@ -1,0 +1,60 @@
+"""NVIDIA's rows of NeMo: what was copied of them says the same twice, and what they are told as can run."""
+
+from __future__ import annotations
+
+import pytest
+from throughput_case import TimeCase
+from throughput_nemo import BRIDGE, DGX_CLOUD, SOURCES, fitted_nemo, nemo_cases, unseen_nemo
+
+from trainledger.units import TERA
+
+PEAK = {"bf16": 989 * TERA, "fp8": 1979 * TERA}  # what NVIDIA divides by for the printed utilization
+
+
+def flops_per_token(case: TimeCase) -> float:
+    """NVIDIA's FLOPs of a token (the notes of its recipes): 6 for each weight and 12 L h s, from 25.09 on half of it.
+
+    The recipes of Nemotron and of GPT-3 count keys and values as if all heads had their own.
+    """
+    model, length = case.run.model, case.run.recipe.seq_len
+    L, h = model.n_layers, model.d_model
+    shared = case.source is DGX_CLOUD and case.row["model"].startswith("Nemotron")
+    pairs = 1 if shared else model.kv_heads / model.n_heads
+    seen = length / 2 if case.source is BRIDGE else length
+    vocab = 128256 if case.row["model"].startswith("LLAMA3") else model.vocab_size
+    attention = 12 * L * h * h * (1 + pairs + seen / h)
+    return float(attention + (18 if model.gated else 12) * L * model.d_ff * h + 6 * vocab * h)
+
+
+def test_printed_rates_say_the_same_as_printed_times() -> None:
+    for case in nemo_cases():
+        row = case.row
+        tokens = case.run.recipe.tokens_per_step / case.seconds / case.run.layout.devices
+        printed = float(row["tflops"]) * TERA if row["tflops"] else float(row["mfu"]) / 100 * PEAK[row["precision"]]
+        assert tokens * flops_per_token(case) == pytest.approx(printed, rel=0.012), row
+
+
+def test_what_is_told_is_what_the_row_says() -> None:
+    cases = nemo_cases()
+    assert len({each.name for each in cases}) == len(cases) == 169
+    assert {each.source for each in cases} == set(SOURCES)
+    for case in cases:
+        row, run = case.row, case.run
+        assert run.layout.devices == int(row["gpus"]), row
+        micro_batches = run.recipe.global_batch // (int(row["mbs"]) * run.layout.data_ranks)
+        assert micro_batches == int(row["ga"]), row
+        assert not list(run.problems()), row
+
+
+def test_what_constants_are_fitted_on_is_apart_from_what_they_are_tried_on() -> None:
+    fitted, unseen = fitted_nemo(), unseen_nemo()
+    assert len(fitted) == 41
+    assert {each.name for each in fitted} | {each.name for each in unseen} == {each.name for each in nemo_cases()}
+    assert len(fitted) + len(unseen) == len(nemo_cases())
+    assert all(each.row["container"] < "25" for each in fitted)
+    for each in unseen:  # a later container, or a layout that is fitted on fewer devices
+        alike = [other for other in fitted if (other.run.recipe.precision, other.run.model) == (
+            each.run.recipe.precision, each.run.model)]  # fmt: skip
+        assert each.row["container"] > "25" or any(
+            other.run.layout.devices < each.run.layout.devices for other in alike
+        ), each.name

@@ -1,0 +1,209 @@
+"""NVIDIA's own figures of NeMo and Megatron Bridge on H100.
+
+Rows are in ``nemo_runs.csv``. What a table leaves open is told as NVIDIA's recipe of that container has it. Constants
+are fitted on the containers of 2024, each layout on the fewest devices that it was run on; the same layouts on more
+devices, and all later containers, are among the steps that nothing was fitted on (`unseen_runs`).
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from published_case import Row
+from throughput_case import TimeCase, TimeSource, case
+from throughput_megatron import NDR_8, sequence_parallel
+
+from trainledger import catalog
+from trainledger.spec.layout import Layout
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.run import Run
+
+_ALIKE = (
+    "fused kernels told as compile = true, bf16 parameters with a master copy in fp32; distributed optimizer, "
+    "gradients and parameters overlapped; tensor ranks with sequence parallelism that gather again, overlapped; "
+    "context ranks are a ring; cuDNN's attention; gradients in bf16 (grad_sync_dtype=bf16, grad_reduce_in_fp32=False "
+    "of the recipes)",
+    "fp8 with a scale per tensor, weights cast once a step; that parameters are gathered in 8 bits (fp8_params) is not "
+    "told: in bf16",
+    "vocabularies padded to 128 for each tensor rank",
+)
+_LAUNCHER = (
+    "NVIDIA/NeMo-Framework-Launcher (conf/training, examples): GPT-3 5B and 175B with dropout 0.1, 20B without; "
+    "Llama 2 and GPT-3 20B without overlapped tensor ranks; Nemotron 8B and 22B with gradients in fp32; nothing is "
+    "recomputed; Nemotron 340B with FlashAttention (heads of 192, which cuDNN's training kernels did not take then)"
+)
+NEMO = TimeSource(
+    name="NVIDIA/NeMo:docs/source/performance/performance_summary.md",
+    title="NeMo performance page, H100",
+    convention="tokens/s and device",
+    network=NDR_8,
+    assumed=(
+        *_ALIKE,
+        _LAUNCHER,
+        "24.07: the last figures that the page had for it; 25.02: GPT-3 175B without dropout (NeMo 2.0)",
+    ),
+)
+NEMO_LONG = TimeSource(
+    name="NVIDIA/NeMo:docs/source/performance/performance_summary.md (long input sequences)",
+    title="NeMo Llama 2 7B, 4K to 1M tokens, H100",
+    convention="tokens/s and device",
+    network=NDR_8,
+    assumed=(
+        *_ALIKE,
+        "Llama 2 without overlapped tensor ranks (conf/training/llama/llama2_70b.yaml); FlashAttention: the launcher's "
+        "conf/config.yaml of 24.03.01 turns cuDNN's off (NVTE_FUSED_ATTN: 0, mended after the first prediction)",
+    ),
+)
+BRIDGE = TimeSource(
+    name="NVIDIA-NeMo/Megatron-Bridge:docs/performance-summary.md",
+    title="Megatron Bridge performance page, H100",
+    convention="tokens/s and device",
+    network=NDR_8,
+    assumed=(
+        *_ALIKE,
+        "scripts/performance/configs: Llama 3 8B with Megatron FSDP, its weights gathered for each micro-batch, told "
+        "in bf16 and cast there; 405B with one layer less in the first and in the last chunk",
+    ),
+)
+DGX_CLOUD = TimeSource(
+    name="NVIDIA/dgxc-benchmarking (llama3.1, nemotron, nemo_megatron: README, configure.sh, *.yaml)",
+    title="NVIDIA's DGX Cloud recipes of NeMo, H100",
+    convention="printed seconds of a step",
+    network=NDR_8,
+    assumed=(
+        *_ALIKE,
+        "GPT-3 175B with dropout 0.1 and FlashAttention (NVTE_FUSED_ATTN=0); Nemotron 340B of 24.09 with "
+        "FlashAttention, attention recomputed (selective); Nemotron 15B of 24.12 with gradients in fp32",
+        "Llama 3.1 405B of 24.09 with GPT-2's tokens (README); of 25.02.01 with one layer less in the first and in the "
+        "last chunk; fewer layers are its proxies for fewer devices",
+        "Nemotron 340B of 25.02.01 with 12 virtual stages (model_configs_h100.csv)",
+    ),
+)
+SOURCES = (NEMO, NEMO_LONG, BRIDGE, DGX_CLOUD)
+_BY_COLUMN = {"nemo": NEMO, "nemo-long": NEMO_LONG, "bridge": BRIDGE, "dgxc": DGX_CLOUD}
+
+_OF_A_LAYOUT = ("source", "container", "model", "layers", "precision", "tp", "pp", "cp", "vp", "mbs")
+
+LEFT_OUT = (
+    ("NeMo 24.07, fine-tuning (SFT, LoRA)", "sequences packed to 4,096 tokens: their lengths, which attention depends "
+     "on, are not stated"),
+    ("NeMo 24.07, earlier figures of the same 12 runs", "runs told once for a container"),
+    ("NeMo 25.02, 25.04, 25.07", "of their H100 tables only the row of GPT-3 175B was found stored"),
+    ("Megatron Bridge, rows with experts", "the fraction of a step that runs beside dispatch is not stated"),
+    ("NeMo AutoModel, Llama 3 70B", "what is recomputed is not stated"),
+    ("NeMo Megatron 22.08, GPT-3 5B and 175B on A100", "neither batches nor stages are stated"),
+)  # fmt: skip
+
+_LLAMAS = {
+    "LLAMA2-7B": "llama-2-7b", "LLAMA2-13B": "llama-2-13b", "LLAMA2-70B": "llama-2-70b", "LLAMA3-8B": "llama-3-8b",
+    "LLAMA3-70B": "llama-3-70b", "LLAMA3.1-8B": "llama-3.1-8b", "LLAMA3.1-70B": "llama-3.1-70b",
+    "LLAMA3.1-405B": "llama-3.1-405b",
+}  # fmt: skip
+# Width, heads, key-value heads.
+_OTHERS = {
+    "GPT3-5B": (4096, 32, 32), "GPT3-20B": (6144, 48, 48), "GPT3-175B": (12288, 96, 96), "Nemotron-8B": (4096, 32, 32),
+    "Nemotron-15B": (6144, 48, 8), "Nemotron-22B": (6144, 48, 48), "Nemotron-340B": (18432, 96, 8),
+}  # fmt: skip
+_GPT: dict[str, Any] = {
+    "vocab_size": 50257, "norm_bias": True, "activation": "gelu_tanh", "mlp_bias": True, "attention_bias": True,
+    "positions": "learned", "tie_embeddings": True,
+}  # fmt: skip
+_GPT2_TOKENS = 50257
+
+
+def _model(row: Row) -> ModelSpec:
+    family, length = row["model"], int(row["seq_len"])
+    changed: dict[str, Any] = {
+        "n_layers": int(row["layers"]), "max_seq_len": length, "vocab_multiple": 128 * int(row["tp"]),
+    }  # fmt: skip
+    if family in _LLAMAS:
+        if family == "LLAMA3.1-405B" and row["container"] == "24.09":
+            changed["vocab_size"] = _GPT2_TOKENS
+        return ModelSpec(**{**catalog.model(_LLAMAS[family]), **changed})
+    width, heads, pairs = _OTHERS[family]
+    sizes: dict[str, Any] = {
+        "d_model": width,
+        "n_heads": heads,
+        "n_kv_heads": pairs,
+        "d_ff": 4 * width,
+        "norm": "layernorm",
+    }
+    if family.startswith("GPT3"):
+        return ModelSpec(**sizes, **_GPT, gated=False, **changed)
+    return ModelSpec(
+        **sizes, vocab_size=256000, norm_bias=True, activation="relu2", gated=False, rotary_dim=width // heads // 2,
+        **changed,
+    )  # fmt: skip
+
+
+def _recipe(row: Row) -> Recipe:
+    family, container, eight_bits = row["model"], row["container"], row["precision"] == "fp8"
+    dropout = 0.1 if family in ("GPT3-5B", "GPT3-175B") and container.startswith("24") else 0.0
+    wide = family in ("Nemotron-8B", "Nemotron-22B") or (family == "Nemotron-15B" and container == "24.12")
+    early_340b = family == "Nemotron-340B" and container.startswith("24")
+    flash = early_340b or row["source"] == "nemo-long" or (family == "GPT3-175B" and row["source"] == "dgxc")
+    return Recipe(
+        seq_len=int(row["seq_len"]), micro_batch=int(row["mbs"]), global_batch=int(row["gbs"]), steps=1,
+        precision="fp8-tensorwise" if eight_bits else "bf16", master_weights=True,
+        fp8_weight_caching=eight_bits and row["fsdp"] == "0",
+        gradient_dtype="fp32" if wide else None, dropout=dropout, attention_dropout=dropout,
+        attention="flash" if flash else "cudnn", compile=True,
+        activation_checkpointing="attention" if early_340b and row["source"] == "dgxc" else "none",
+    )  # fmt: skip
+
+
+def _layout(row: Row) -> Layout:
+    tensor, stages, context, virtual = (int(row[each]) for each in ("tp", "pp", "cp", "vp"))
+    data = int(row["gpus"]) // (tensor * stages * context)
+    if row["fsdp"] != "0":
+        return Layout(shard=data)
+    layers, chunks = int(row["layers"]), stages * virtual
+    ends_less = None  # as account_for_embedding_in_pipeline_split and its sister for the loss leave it
+    if layers % chunks:
+        inner = (layers + 2) // chunks
+        ends_less = (inner - 1, *(inner for _ in range(chunks - 2)), inner - 1)
+    overlapped = tensor > 1 and not row["model"].startswith("LLAMA2") and row["model"] != "GPT3-20B"
+    return Layout(
+        shard=data, zero=1, tensor=tensor, pipeline=stages, context=context, stage_layers=ends_less,
+        schedule="interleaved" if virtual > 1 else "1f1b", virtual_stages=virtual, **sequence_parallel(tensor),
+        overlap=("gradients", "parameters", "tensor") if overlapped else ("gradients", "parameters"),
+    )  # fmt: skip
+
+
+def _seconds(row: Row, run: Run) -> float:
+    """The printed seconds of a step, or those of its tokens at the printed tokens per second and device."""
+    if row["step_s"]:
+        return float(row["step_s"])
+    return run.recipe.tokens_per_step / (float(row["tokens_per_s"]) * int(row["gpus"]))
+
+
+def nemo_case(row: Row) -> TimeCase:
+    """A row of ``nemo_runs.csv`` as a run."""
+    told = {**row, "model_family": f"{row['model']}, {row['container']}, {row['precision']}", "n_devices": row["gpus"]}
+    return case(told, _BY_COLUMN[row["source"]], "h100-sxm", _model(row), _recipe(row), _layout(row), _seconds)
+
+
+def nemo_cases() -> tuple[TimeCase, ...]:
+    """Every row as a run."""
+    with open(Path(__file__).parent / "nemo_runs.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return tuple(nemo_case(row) for row in rows)
+
+
+def fitted_nemo() -> tuple[TimeCase, ...]:
+    """Of the containers of 2024, each layout on its fewest devices."""
+    cases = nemo_cases()
+    fewest: dict[tuple[str, ...], str] = {}
+    for each in sorted(cases, key=lambda case: int(case.row["gpus"])):
+        if each.row["container"].startswith("24."):
+            fewest.setdefault(tuple(each.row[name] for name in _OF_A_LAYOUT), each.name)
+    return tuple(each for each in cases if each.name in fewest.values())
+
+
+def unseen_nemo() -> tuple[TimeCase, ...]:
+    """All others."""
+    fitted = {each.name for each in fitted_nemo()}
+    return tuple(each for each in nemo_cases() if each.name not in fitted)
