@@ -204,3 +204,12 @@ def test_fit_draws_what_it_says() -> None:
         assert held is not None
         assert sum(each["x"][at] for each in drawn["memory"]["data"]) == pytest.approx(held.nbytes / 1e9)
     assert drawn["model"]["data"][0]["x"] == [row.answers["model"].size for row in found.rows]
+
+
+def test_devices_said_by_set_are_those_said_by_count(capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for said in (["--count", "8"], ["--set", "cluster.count=8"]):
+        assert main(["fit", "gpt2", "--device", "h100-sxm", *said, "--of", "micro-batch", "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    assert told[0] == told[1]
+    assert told[0]["layout"]["shard"] == 8

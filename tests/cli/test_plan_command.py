@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_said_with_what_helps(capsys):
     said = costs(call(capsys, *words)[1])
     assert said["memory"].startswith("does NOT fit: ")
     assert said["bottleneck"].startswith("device memory: a device needs ")
-    assert said["bottleneck"].endswith("a [layout] spreads it (--set layout=auto finds one)")
+    assert said["bottleneck"].endswith("a [layout] spreads it (--set layout=auto looks for one)")
 
 
 def test_figures_of_a_plan_are_written(capsys, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 import trainledger as tl
 from trainledger.cli import main
 from trainledger.plan.breaks import RULE
+from trainledger.predict.waterfall import nanoseconds
 from trainledger.questions import plan
 from trainledger.report import advise as advise_report
 from trainledger.report import breaks as breaks_report
+from trainledger.report import compare as compare_report
 from trainledger.report import plan as plan_report
 from trainledger.spec.layout import Layout
 
@@ -91,7 +94,7 @@ def test_a_plan_says_it_before_any_number() -> None:
         costs.index(" step "),
     )
     assert first < step
-    assert "--set layout=auto finds one" in costs
+    assert "--set layout=auto looks for one" in costs
     assert "money" not in costs
     assert " days" not in costs
     assert "Where the time of a step goes" in out
@@ -146,7 +149,7 @@ def test_breaks_does_not_say_that_it_holds_as_planned() -> None:
     found = tl.breaks(run_of("gpt2", 8), along=["devices", "depth"], reach=4)
     first = found.already[0]
     assert (first.limit, first.why) == (RULE, "1 sequence a step cannot be spread over 8 devices")
-    assert first.remedy == "--set layout=auto finds a layout"
+    assert first.remedy == "--set layout=auto looks for a layout"
     devices = found.along[0]
     (broken,) = devices.breaks
     assert (broken.limit, broken.holds, broken.breaks, broken.factor) == (RULE, 0, 8, 1)
@@ -161,3 +164,15 @@ def test_breaks_of_a_batch_that_can_be_spread_holds_as_planned() -> None:
     assert all(each.limit != RULE for each in found.already)
     broken = next(each for each in found.along[0].breaks if each.limit == RULE)
     assert (broken.holds, broken.breaks) == (16, 32)
+
+
+def test_runs_of_which_one_cannot_be_are_compared_by_a_step() -> None:
+    alone = run_of("gpt2", 8, global_batch=60)
+    spread = replace(run_of("gpt2", 8, global_batch=64), layout=Layout(shard=8))
+    found = tl.compare(spread, alone)
+    assert found.of == "one step"
+    assert sum(each.b for each in found.times) == nanoseconds(found.told_b.step_seconds or 0.0)
+    said = " ".join(compare_report.text(found).split())
+    assert "B is impossible without a [layout]: 60 sequences a step do not go evenly over 8 devices" in said
+    assert "its step and its tokens/s are of one device alone" in said
+    assert "The whole run" not in said

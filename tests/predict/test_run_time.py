@@ -32,7 +32,7 @@ def test_a_run_is_its_steps_its_evaluations_and_its_checkpoints():
     assert whole.goodput == 15 / 22
     assert whole.tokens_per_second == 2 * 32 / 3
     assert whole.notes == (
-        "2 devices are taken to share the work without loss: the run has no [layout]; --set layout=auto finds one",
+        "2 devices are taken to share the work without loss: the run has no [layout]; --set layout=auto looks for one",
         "micro_batch is not given, so each device is taken to hold all 4 sequences at once; "
         "--set recipe.micro_batch=1 splits them",
     )

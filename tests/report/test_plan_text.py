@@ -68,3 +68,9 @@ def test_kernels_that_run_masked_pairs_keep_their_hfu() -> None:
         assert found.hfu == made.forecast.hfu
         assert found.mfu < made.forecast.mfu
         assert attended_share(made.run) == 1025 / 2048
+
+
+def test_a_convention_that_changes_nothing_is_not_named(capsys: pytest.CaptureFixture[str]) -> None:
+    costs = said(capsys, "plan", "mistral-7b", "--device", "a100-sxm-80gb")  # its kernels run what a window masks
+    assert "by the convention causal MFU is " in costs
+    assert "kernels" not in costs

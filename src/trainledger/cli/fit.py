@@ -23,6 +23,7 @@ from trainledger.cli.arguments import (
     write_plot_of,
 )
 from trainledger.plan.fit.questions import QUESTIONS
+from trainledger.units import parse_count
 
 if TYPE_CHECKING:
     from trainledger.plan.fit.answer import Told
@@ -82,9 +83,18 @@ def run_to_fit(args: argparse.Namespace) -> Run:
     return run
 
 
+def _count_said(changes: list[str]) -> int:
+    """The devices that `--set` says; one where it says none, or no number (loading the run says so)."""
+    said = [each.partition("=")[2] for each in changes if each.partition("=")[0].strip() == "cluster.count"]
+    try:
+        return max(1, parse_count(said[-1])) if said else 1
+    except ValueError:
+        return 1
+
+
 def _taken(args: argparse.Namespace) -> list[str]:
     """What a model is asked about where `--set` does not say it."""
-    count = args.count or 1
+    count = args.count or _count_said(args.set)
     taken = [f"recipe.seq_len={_seq_len(args.run)}", "recipe.micro_batch=1", f"recipe.global_batch={2 * count}"]
     if count > 1:
         taken.append("recipe.precision=bf16-sharded")

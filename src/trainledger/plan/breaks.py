@@ -10,7 +10,7 @@ from typing import Any
 from trainledger.frozen import frozen
 from trainledger.plan.difference import overrides
 from trainledger.plan.growth import AXES, Growth, growth
-from trainledger.plan.limits import LIMITS, Limit, Limits, Reading, critical_batch_of_tokens
+from trainledger.plan.limits import LIMITS, LOGITS, Limit, Limits, Reading, critical_batch_of_tokens
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.predict import predict
 from trainledger.predict.roofline import Machine
@@ -196,12 +196,13 @@ class _Walk:
         return found
 
     def _first(self, limit: Limit, low: int, high: int) -> int:
-        """The edge between an index that holds and one that does not; of a share the first of several edges.
+        """The edge between an index that holds and one that does not; along the vocabulary the first of several.
 
-        A share falls a little wherever a product fills its last wave of tiles, so it may cross its limit several times.
+        There the head's product fills its last wave of tiles now more, now less, so that a share of the time crosses
+        its limit several times; memory grows with every row.
         """
         edge = self._edge(limit, low, high)
-        while limit.unit == "share":
+        while limit.unit == "share" and limit.name != LOGITS and self.way.axis == "vocabulary":
             some = range(0, edge, max(1, edge // _SAMPLES))
             looked = sorted({*some, *range(max(0, edge - _NEAR), edge)})
             earlier = next((at for at, each in enumerate(looked) if at and not self._holds(limit, each)), None)
@@ -312,7 +313,7 @@ def _not_spread(why: str) -> Break:
     """What gives way already where devices without a layout cannot share a step."""
     return Break(
         limit=RULE, axis="", field="", start=1, holds=0, breaks=1, unit="", planned=None, before=None, after=None,
-        most=None, why=why, remedy="--set layout=auto finds a layout", basis="exact",
+        most=None, why=why, remedy="--set layout=auto looks for a layout", basis="exact",
         source="the rules of the run file", changes=(),
     )  # fmt: skip
 

@@ -109,8 +109,8 @@ def _rows(a: Run, told_a: Forecast, b: Run, told_b: Forecast) -> Iterator[Row]:
 
 
 def _times(a: Forecast, b: Forecast) -> tuple[str, tuple[Part, ...]]:
-    """The whole run by the bars of its waterfall; one step by its causes where a run has no waterfall."""
-    if a.waterfall and b.waterfall:
+    """The whole run by the bars of its waterfall; one step by its causes where one has no time of the whole run."""
+    if a.waterfall and b.waterfall and a.total_seconds is not None and b.total_seconds is not None:
         bars = [{bar.cause: bar.nanoseconds for bar in each.waterfall} for each in (a, b)]
         return "the whole run", _parts(*bars)
     if a.step_seconds and b.step_seconds:

@@ -149,6 +149,7 @@ def _passes(most: float, basis: str) -> Callable[[Run, Forecast | None, Limits],
 
 
 _KAPLAN = "McCandlish et al. 2018 (arXiv 1812.06162); Kaplan et al. 2020 (arXiv 2001.08361), figure 10"
+LOGITS = "vocabulary logits"
 _STEP = "the predicted step, and the bearable share that was asked for"
 LIMITS = (
     Limit(
@@ -162,7 +163,7 @@ LIMITS = (
         False, _positions,
     ),
     Limit(
-        "vocabulary logits", "share", "logits and loss as a share of the peak", "recipe.loss=chunked, fused or "
+        LOGITS, "share", "logits and loss as a share of the peak", "recipe.loss=chunked, fused or "
         "compiled, a smaller micro-batch, or tensor ranks", "ledger at its peak", True, _logits,
     ),
     Limit(

@@ -108,7 +108,9 @@ def forecast(
     if memory.fits is False and memory.usable_nbytes is not None:
         limit = short_of_memory(memory.nbytes, memory.usable_nbytes, held.peak.by_category)
         if run.layout.alone and run.cluster.count > 1:
-            limit = replace(limit, sentence=f"{limit.sentence}; a [layout] spreads it (--set layout=auto finds one)")
+            limit = replace(
+                limit, sentence=f"{limit.sentence}; a [layout] spreads it (--set layout=auto looks for one)"
+            )
         facts["bottleneck"] = limit
     made = Forecast(**facts, basis=basis, notes=tuple(notes))
     impossible = tuple(_impossible(run, held.peak.by_category, machine))

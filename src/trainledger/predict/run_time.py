@@ -11,7 +11,7 @@ from trainledger.predict.failures import daly, expected_seconds
 from trainledger.spec.run import Run
 from trainledger.units import counted, format_seconds
 
-SHARED = "the run has no [layout]; --set layout=auto finds one"
+SHARED = "the run has no [layout]; --set layout=auto looks for one"
 
 
 @frozen

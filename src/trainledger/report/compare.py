@@ -86,6 +86,9 @@ def _sentences(found: Comparison) -> Iterator[str]:
     if found.memory:
         yield _why("holds", "less", "more", found.memory, format_nbytes, "the heaviest device")
     for letter, told in (("a", found.told_a), ("b", found.told_b)):
+        if told.impossible:
+            why = f"{letter} is impossible without a [layout]: {'; '.join(told.impossible)}"
+            yield wrapped(sentence(f"{why}; its step and its tokens/s are of one device alone"))
         if told.fits is False:
             yield wrapped(sentence(f"{letter} does NOT fit in the memory of its device"))
         if told.step_seconds is None and told.notes:

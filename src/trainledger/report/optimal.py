@@ -13,6 +13,7 @@ from trainledger.plan.scaling_law import Between, LossLaw
 from trainledger.report.style import COLOURS, Figure, arranged
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.units import (
+    KILO,
     SECONDS_PER_DAY,
     format_amount,
     format_count,
@@ -65,6 +66,11 @@ def _headline(answer: Optimal) -> str:
             f"{format_amount(answer.budget.device_hours)} device-hours cost {format_amount(answer.budget.money)}"
         )
     return "\n".join(wrapped(each) for each in lines)
+
+
+def _each(ratio: float) -> str:
+    """Tokens for each parameter, three digits."""
+    return f"{ratio:.3g}" if ratio < KILO else format_count(_short(ratio))
 
 
 def _short(count: float) -> float:
@@ -205,7 +211,7 @@ def _paid(answer: Optimal, paid: Paid) -> str:
         loss = answer.loss_law.loss_between(paid.parameters, paid.tokens)
         lines.append(
             f"So the budget pays for {format_count(_short(paid.parameters))} parameters on "
-            f"{format_count(_short(paid.tokens))} tokens ({paid.ratio:.3g} each) in "
+            f"{format_count(_short(paid.tokens))} tokens ({_each(paid.ratio)} each) in "
             f"{told.total_seconds / SECONDS_PER_DAY:.4g} days with all that belongs to the run: loss {_loss(loss)}."
         )
     if paid.note:

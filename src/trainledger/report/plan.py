@@ -185,8 +185,8 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
 def impossible(told: Forecast) -> str:
     """Why a run without a layout cannot be as it is planned, and what to do."""
     return (
-        f"without a [layout]: {'; '.join(told.impossible)}. --set layout=auto finds one that can be; until then there "
-        "is no time and no bill of the whole run, and what follows is of one device alone"
+        f"without a [layout]: {'; '.join(told.impossible)}. --set layout=auto looks for one that can be; until then "
+        "there is no time and no bill of the whole run, and what follows is of one device alone"
     )
 
 
@@ -226,14 +226,19 @@ def _causal(plan: Plan) -> Iterator[tuple[str, str]]:
     causal = by_causal(plan)
     if causal is None:
         return
-    said = "HFU counts causal attention dense; by the convention kernels it"
+    kernels = format_percent(causal.hfu)
+    leaves_out = kernels != format_percent(told.hfu)  # written-out attention computes nearly all masked pairs too
     if plan.convention == "dense":
-        model = format_percent(causal.mfu)
-        said = f"both count causal attention dense; by the convention causal MFU is {model}, by kernels HFU"
+        said = f"both count causal attention dense; by the convention causal MFU is {format_percent(causal.mfu)}"
+        said += f", by kernels HFU is {kernels}" if leaves_out else ""
+    elif leaves_out:
+        said = f"HFU counts causal attention dense; by the convention kernels it is {kernels}"
+    else:
+        return
     more = ""
     if any(each.cause == "kernel efficiency" and each.nanoseconds < 0 for each in told.waterfall):
         more = ". What kernels leave out of it makes kernel efficiency negative below"
-    yield "", f"{said} is {format_percent(causal.hfu)} (trainledger rules){more}"
+    yield "", f"{said} (trainledger rules){more}"
 
 
 def _amount(value: float) -> str:
