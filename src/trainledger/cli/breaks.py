@@ -1,8 +1,7 @@
 """What gives way first, second and third when one thing of a run grows.
 
 Each edge is exact: the last value that holds and the next one that does not (a vocabulary grows by 128 rows for each
-tensor rank). Of a run file, a model of the catalog or a
-Hugging Face config.json.
+tensor rank). Of a run file, a model of the catalog or a Hugging Face config.json.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from trainledger.plan.fit.answer import Told
     from trainledger.spec.run import Run
 
-_LONGEST = 8192  # tokens of a sequence where a model is named without a run
 _OTHER_AXES = tuple(f"layout.{axis}" for axis in ("replicate", "context", "tensor", "pipeline"))
 
 
@@ -83,24 +82,23 @@ def run_to_fit(args: argparse.Namespace) -> Run:
     return run
 
 
-def _count_said(changes: list[str]) -> int:
-    """The devices that `--set` says; one where it says none, or no number (loading the run says so)."""
-    said = [each.partition("=")[2] for each in changes if each.partition("=")[0].strip() == "cluster.count"]
+def _devices(text: str) -> int:
+    """The devices that `--set` says; one where that is no number (loading the run says so)."""
     try:
-        return max(1, parse_count(said[-1])) if said else 1
+        return max(1, parse_count(text))
     except ValueError:
         return 1
 
 
 def _taken(args: argparse.Namespace) -> list[str]:
     """What a model is asked about where `--set` does not say it."""
-    count = args.count or _count_said(args.set)
+    said = {name.strip(): text for name, _, text in (each.partition("=") for each in args.set)}
+    count = args.count or _devices(said.get("cluster.count", "1"))
     taken = [f"recipe.seq_len={_seq_len(args.run)}", "recipe.micro_batch=1", f"recipe.global_batch={2 * count}"]
     if count > 1:
         taken.append("recipe.precision=bf16-sharded")
-        if not any(each.lstrip().startswith(_OTHER_AXES) for each in args.set):
+        if not any(name.startswith(_OTHER_AXES) for name in said):
             taken.append(f"layout.shard={count}")
-    said = {each.partition("=")[0].strip() for each in args.set}
     return [each for each in taken if each.partition("=")[0] not in said]
 
 
@@ -114,10 +112,11 @@ def _tell_taken(taken: list[str]) -> None:
 
 def _seq_len(named: str) -> int:
     from trainledger.catalog import model
+    from trainledger.cli.layouts import TRAINED_LENGTH
     from trainledger.loaded import config_fields
 
     fields = config_fields(named) if named.endswith(".json") else model(named, "RUN")
-    return min(int(fields["max_seq_len"]), _LONGEST)
+    return min(int(fields["max_seq_len"]), TRAINED_LENGTH)
 
 
 def _progress() -> Told:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _BATCH_TOKENS = 2**22  # of a model without a run file, about as many as published runs of large models begin with
 # Models that take longer sequences are trained on them at the end alone, and fewer layouts hold those (Llama 3,
 # arXiv 2407.21783, sections 3.4.1 and 3.4.2: 8,192, and more for the last 800B of 15.6T tokens).
-_TRAINED_LENGTH = 8192
+TRAINED_LENGTH = 8192
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +118,7 @@ def model_to_spread(named: str, given: list[str]) -> Run:
     model = {"config" if config else "preset": named}
     adapters = any(each.lstrip().startswith("recipe.lora_rank") for each in given)  # frozen weights are not sharded
     recipe: dict[str, Any] = {
-        "seq_len": min(fields["max_seq_len"], _TRAINED_LENGTH), "global_batch": 1,
+        "seq_len": min(fields["max_seq_len"], TRAINED_LENGTH), "global_batch": 1,
         "precision": "bf16-mixed" if adapters else "bf16-sharded",
     }  # fmt: skip
     if not any(each.lstrip().startswith("recipe.tokens") for each in given):
