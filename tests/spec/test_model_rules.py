@@ -104,6 +104,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"n_experts": 4, "experts_per_token": 5},
         "model.experts_per_token = 5: is more than n_experts = 4; nearest that works: 4",
     ),
+    (
+        {"n_experts": 2, "experts_per_token": 3, "router_groups": 2},
+        "model.experts_per_token = 3: is more than n_experts = 2; nearest that works: 1",
+    ),
     ({"n_experts": 8, "router_groups": 3}, "model.router_groups = 3: must divide n_experts = 8; nearest that works: 4"),
     (
         {"n_experts": 8, "router_groups": 4, "router_top_groups": 5},

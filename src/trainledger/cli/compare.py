@@ -53,18 +53,10 @@ def execute(args: argparse.Namespace) -> int:
 def _planned(named: str, changes: list[str]) -> tuple[Run, Forecast]:
     """A run and its forecast: of one step where nobody said how long it is."""
     from trainledger.cli.plan import run_or_model, says_length
+    from trainledger.predict.predict import of_one_step
     from trainledger.questions import predict
 
     args = argparse.Namespace(run=named, set=changes)
     run = run_or_model(args)
     told = predict(run)
-    return run, told if says_length(args) else _one_step(told)
-
-
-def _one_step(told: Forecast) -> Forecast:
-    from dataclasses import replace
-
-    return replace(
-        told, total_seconds=None, waterfall=(), device_hours=None, money=None, kwh=None, co2_kg=None, goodput=None,
-        days=None,
-    )  # fmt: skip
+    return run, told if says_length(args) else of_one_step(run, told)

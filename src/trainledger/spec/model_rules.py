@@ -130,19 +130,20 @@ def _experts(spec: ModelSpec) -> Iterator[Problem]:
                 given = "none" if absent is None else absent
                 yield Problem(f"model.{name}", getattr(spec, name), "needs n_experts", given)
         return
+    in_groups = spec.n_experts // spec.router_groups * min(spec.router_groups, spec.router_top_groups)
     if spec.experts_per_token > spec.n_experts:
         rule = f"is more than n_experts = {spec.n_experts}"
-        yield Problem("model.experts_per_token", spec.experts_per_token, rule, spec.n_experts)
+        most = spec.n_experts if spec.n_experts % spec.router_groups else in_groups
+        yield Problem("model.experts_per_token", spec.experts_per_token, rule, most)
     if spec.n_experts % spec.router_groups:
         groups = nearest_divisor(spec.n_experts, spec.router_groups)
         yield Problem("model.router_groups", spec.router_groups, f"must divide n_experts = {spec.n_experts}", groups)
     elif spec.router_top_groups > spec.router_groups:
         rule = f"is more than router_groups = {spec.router_groups}"
         yield Problem("model.router_top_groups", spec.router_top_groups, rule, spec.router_groups)
-    elif spec.n_experts >= spec.experts_per_token > spec.n_experts // spec.router_groups * spec.router_top_groups:
-        most = spec.n_experts // spec.router_groups * spec.router_top_groups
-        rule = f"is more than the {most} experts in the chosen groups"
-        yield Problem("model.experts_per_token", spec.experts_per_token, rule, most)
+    elif spec.n_experts >= spec.experts_per_token > in_groups:
+        rule = f"is more than the {in_groups} experts in the chosen groups"
+        yield Problem("model.experts_per_token", spec.experts_per_token, rule, in_groups)
     if spec.shared_expert_gate and not spec.n_shared_experts:
         yield Problem("model.shared_expert_gate", True, "there is no shared expert (n_shared_experts)", False)
     if spec.n_dense_layers > spec.n_layers:
