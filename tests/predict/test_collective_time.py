@@ -162,3 +162,47 @@ def test_long_messages_between_nodes_take_what_the_network_carries_of_them(name:
     nbytes, far = 10**12, Placement(64, 64, 1)
     halved = collective_seconds(name, nbytes, far, replace(PLAIN, network_share=0.5))
     assert halved == pytest.approx(2 * collective_seconds(name, nbytes, far, PLAIN))
+
+
+@given(
+    tensor=st.sampled_from([1, 2, 4, 8]), shard=st.integers(1, 30), replicate=st.integers(1, 12),
+    per_node=st.sampled_from([4, 8, 16, 64]),
+)  # fmt: skip
+def test_where_groups_stand_is_what_laying_out_every_rank_gives(
+    tensor: int, shard: int, replicate: int, per_node: int
+) -> None:
+    layout = Layout(tensor=tensor, shard=shard, replicate=replicate)
+    for group, ranks, apart in (("shard", shard, tensor), ("replicate", replicate, tensor * shard)):
+        if per_node % apart and apart < per_node:
+            continue  # uneven steps from rank to rank: told by as many as always fit
+        parts = []
+        for first in range(layout.devices):
+            if first // apart % ranks == 0:
+                devices = [first + rank * apart for rank in range(ranks)]
+                nodes = [device // per_node for device in devices]
+                parts.append([nodes.count(node) for node in dict.fromkeys(nodes)])
+        found = placement(layout, group, ranks, per_node)
+        smallest, most = min(map(min, parts)), max(map(len, parts))
+        assert found.in_node <= smallest, (group, parts)
+        assert most <= found.nodes <= -(-ranks // found.in_node), (group, parts)
+        places = max(1, per_node // apart)
+        if places % ranks == 0 or ranks % places == 0 or len(parts) == layout.devices // ranks == apart:
+            assert (found.in_node, found.nodes) == (smallest, most), (group, parts)
+        shapes = placement(layout, group, np.array([ranks, ranks]), per_node)
+        assert (shapes.in_node == found.in_node).all()
+        assert (shapes.nodes == found.nodes).all()
+
+
+@pytest.mark.parametrize(("stages", "devices", "nodes"), [(4, 8, 1), (8, 8, 1), (2, 8, 1), (4, 16, 2), (3, 6, 1)])
+def test_the_ends_of_a_pipeline_share_a_node_where_all_of_it_does(stages: int, devices: int, nodes: int) -> None:
+    layout = Layout(pipeline=stages, shard=devices // stages)
+    assert placement(layout, "first and last stage", 2, 8) == Placement(2, nodes, 3 - nodes)
+
+
+def test_a_group_with_one_rank_alone_on_a_node_waits_for_its_network() -> None:
+    """25 ranks of an all-gather on nodes of 8: the last one has the network of one device (NCCL takes the minimum)."""
+    alone, even = (
+        collective_seconds("all_gather", 1.76e9, placement(Layout(shard=ranks, replicate=4), "shard", ranks, 8), H100)
+        for ranks in (25, 24)
+    )
+    assert 5 < alone / even < 9

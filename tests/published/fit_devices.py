@@ -1,6 +1,6 @@
 """Fit the constants of devices to published throughput, write them into the catalog, and everything beside them.
 
-``python tests/published/fit_devices.py [a100-sxm h100-sxm v100-sxm tpu]`` fits each device type (all of them where
+``python tests/published/fit_devices.py [a100-sxm h100-sxm v100-sxm blackwell tpu]`` fits each device type (all of them where
 none is named), writes ``catalog/calibrations/<device>.toml`` and the rows' predictions, in the sample and with their
 source left out, into ``throughput_predicted.csv`` (``predict`` as the argument does that alone, with the constants that
 are stored); ``python tests/published/throughput_page.py`` makes a page of that.
@@ -48,6 +48,12 @@ PRIORS = {
         matmul_share=0.78, float8_share=0.78, depth=64, attention_share=0.45, attention_backward_share=0.38,
         attention_length=300, bandwidth_share=0.85, kernel_seconds=2.5e-6, launch_seconds=1e-5, network_share=0.8,
         source="products in fp16 of zzc0721/torch-performance-test-data", date=DATE,
+    ),
+    "blackwell": Efficiency(
+        matmul_share=0.75, float8_share=0.56, depth=128, attention_share=0.15, attention_backward_share=0.125,
+        attention_length=500, bandwidth_share=0.85, kernel_seconds=2.5e-6, launch_seconds=8e-6, network_share=0.8,
+        source="products: zzc0721/torch-performance-test-data (B200, bf16), egmsft/AI-benchmarking-guide (GB200, fp8 "
+        "and FlashAttention-2)", date=DATE,
     ),
     "tpu": Efficiency(
         matmul_share=0.8, float8_share=0.8, depth=64, attention_share=0.5, attention_backward_share=0.45,

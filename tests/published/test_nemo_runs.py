@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import pytest
+from throughput_blackwell import blackwell_cases
+from throughput_blackwell import SOURCES as BLACKWELL
 from throughput_case import TimeCase
-from throughput_nemo import BRIDGE, DGX_CLOUD, SOURCES, fitted_nemo, nemo_cases, unseen_nemo
+from throughput_nemo import SOURCES, fitted_nemo, nemo_cases, unseen_nemo
 
 from trainledger.units import TERA
 
-PEAK = {"bf16": 989 * TERA, "fp8": 1979 * TERA}  # what NVIDIA divides by for the printed utilization
+# What NVIDIA divides by for the printed utilization, in 16 bits; twice that in 8.
+PEAK = {"h100-sxm": 989.5 * TERA, "gb200": 2450 * TERA, "b200": 2250 * TERA}
 
 
 def flops_per_token(case: TimeCase) -> float:
     """NVIDIA's FLOPs of a token (the notes of its recipes): 6 for each weight and 12 L h s, from 25.09 on half of it.
 
-    The recipes of Nemotron and of GPT-3 count keys and values as if all heads had their own.
+    Before 25.04 the recipes of Nemotron, and those of GPT-3, count keys and values as if all heads had their own.
     """
     model, length = case.run.model, case.run.recipe.seq_len
     L, h = model.n_layers, model.d_model
-    shared = case.source is DGX_CLOUD and case.row["model"].startswith("Nemotron")
+    shared = case.row["source"] == "dgxc" and case.row["model"].startswith("Nemotron") and case.row["container"] < "25.04"
     pairs = 1 if shared else model.kv_heads / model.n_heads
-    seen = length / 2 if case.source is BRIDGE else length
+    seen = length / 2 if case.row["source"] == "bridge" else length
     vocab = 128256 if case.row["model"].startswith("LLAMA3") else model.vocab_size
     attention = 12 * L * h * h * (1 + pairs + seen / h)
     return float(attention + (18 if model.gated else 12) * L * model.d_ff * h + 6 * vocab * h)
 
 
 def test_printed_rates_say_the_same_as_printed_times() -> None:
-    for case in nemo_cases():
+    for case in (*nemo_cases(), *blackwell_cases()):
         row = case.row
         tokens = case.run.recipe.tokens_per_step / case.seconds / case.run.layout.devices
-        printed = float(row["tflops"]) * TERA if row["tflops"] else float(row["mfu"]) / 100 * PEAK[row["precision"]]
+        peak = PEAK[case.run.cluster.device] * (2 if row["precision"] == "fp8" else 1)
+        printed = float(row["tflops"]) * TERA if row["tflops"] else float(row["mfu"]) / 100 * peak
         assert tokens * flops_per_token(case) == pytest.approx(printed, rel=0.012), row
 
 
@@ -38,7 +42,10 @@ def test_what_is_told_is_what_the_row_says() -> None:
     cases = nemo_cases()
     assert len({each.name for each in cases}) == len(cases) == 169
     assert {each.source for each in cases} == set(SOURCES)
-    for case in cases:
+    blackwell = blackwell_cases()
+    assert len({each.name for each in blackwell}) == len(blackwell) == 35
+    assert {each.source for each in blackwell} == set(BLACKWELL)
+    for case in (*cases, *blackwell):
         row, run = case.row, case.run
         assert run.layout.devices == int(row["gpus"]), row
         micro_batches = run.recipe.global_batch // (int(row["mbs"]) * run.layout.data_ranks)

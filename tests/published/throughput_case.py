@@ -25,6 +25,7 @@ CALIBRATED = {
     "a100-sxm": ("a100-sxm-80gb", "a100-sxm-40gb"),
     "h100-sxm": ("h100-sxm", "h100-sxm-96gb-500w"),
     "v100-sxm": ("v100-sxm-32gb", "v100-sxm-16gb"),
+    "blackwell": ("b200", "gb200"),
     "tpu": ("tpu-v4", "tpu-v5e", "tpu-v5p"),
 }
 

@@ -144,7 +144,8 @@ def _recipe(row: Row) -> Recipe:
     dropout = 0.1 if family in ("GPT3-5B", "GPT3-175B") and container.startswith("24") else 0.0
     wide = family in ("Nemotron-8B", "Nemotron-22B") or (family == "Nemotron-15B" and container == "24.12")
     early_340b = family == "Nemotron-340B" and container.startswith("24")
-    flash = early_340b or row["source"] == "nemo-long" or (family == "GPT3-175B" and row["source"] == "dgxc")
+    long = row["source"] == "nemo-long" and container.startswith("24")
+    flash = early_340b or long or (family == "GPT3-175B" and row["source"] == "dgxc")
     return Recipe(
         seq_len=int(row["seq_len"]), micro_batch=int(row["mbs"]), global_batch=int(row["gbs"]), steps=1,
         precision="fp8-tensorwise" if eight_bits else "bf16", master_weights=True,
@@ -182,15 +183,24 @@ def _seconds(row: Row, run: Run) -> float:
 
 def nemo_case(row: Row) -> TimeCase:
     """A row of ``nemo_runs.csv`` as a run."""
-    told = {**row, "model_family": f"{row['model']}, {row['container']}, {row['precision']}", "n_devices": row["gpus"]}
-    return case(told, _BY_COLUMN[row["source"]], "h100-sxm", _model(row), _recipe(row), _layout(row), _seconds)
+    return told(row, _BY_COLUMN[row["source"]], "h100-sxm")
+
+
+def told(row: Row, source: TimeSource, device: str) -> TimeCase:
+    """A row with these columns as a run on a device."""
+    named = {**row, "model_family": f"{row['model']}, {row['container']}, {row['precision']}", "n_devices": row["gpus"]}
+    return case(named, source, device, _model(row), _recipe(row), _layout(row), _seconds)
 
 
 def nemo_cases() -> tuple[TimeCase, ...]:
     """Every row as a run."""
-    with open(Path(__file__).parent / "nemo_runs.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return tuple(nemo_case(row) for row in rows)
+    return tuple(nemo_case(row) for row in rows_of("nemo_runs.csv"))
+
+
+def rows_of(name: str) -> list[Row]:
+    """The rows of a file beside this one."""
+    with open(Path(__file__).parent / name, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def fitted_nemo() -> tuple[TimeCase, ...]:

@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from throughput_blackwell import LEFT_OUT
 from throughput_case import CALIBRATED, TimeSource
 from throughput_hours import LEFT_OUT as HOURS_LEFT_OUT
 from throughput_hours import PredictedHours, read_hours, whole_runs
@@ -29,7 +30,8 @@ HEAD = """\
 
 Written by `python tests/published/throughput_page.py` from what `python tests/published/fit_devices.py` (step times)
 and `python tests/published/throughput_hours.py` (whole runs) have stored; tests compare the page, and the stored
-numbers with what is predicted today. The rows are those of `tests/published/runs.csv`, and some of `nemo_runs.csv`.
+numbers with what is predicted today. The rows are those of `runs.csv` and `blackwell_runs.csv` in `tests/published`,
+and some of its `nemo_runs.csv`.
 
 Of every row that says enough, a run is made, and its step is timed as `trainledger plan` times it: every operation of
 the ledger on the device (`predict.kernel_time`), collectives over the links (`predict.collective_time`), streams and
@@ -232,6 +234,8 @@ def _left_out() -> Iterator[str]:
     yield from (f"| {source} | {count} | {why} |\n" for (source, why), count in sorted(counts.items()))
     silent = sum(why == NO_FIGURE for _, why in left_out)
     yield f"| {len({row['source'] for row, why in left_out if why == NO_FIGURE})} sources | {silent} | {NO_FIGURE} |\n"
+    yield "\nOf NVIDIA's figures of Blackwell:\n\n"
+    yield from (f"- {what}: {why}.\n" for what, why in LEFT_OUT)
 
 
 if __name__ == "__main__":

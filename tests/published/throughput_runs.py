@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import throughput_blackwell
 import throughput_megatron
 import throughput_nemo
 import throughput_sharded
 import throughput_tpu
 from published_case import Row, read_rows
+from throughput_blackwell import blackwell_cases
 from throughput_case import TimeCase, TimeSource
 from throughput_megatron import megatron_time_case
 from throughput_nemo import fitted_nemo
@@ -14,7 +16,8 @@ from throughput_sharded import sharded_time_case
 from throughput_tpu import tpu_case
 
 SOURCES: tuple[TimeSource, ...] = (
-    *throughput_megatron.SOURCES, *throughput_nemo.SOURCES, *throughput_sharded.SOURCES, *throughput_tpu.SOURCES,
+    *throughput_megatron.SOURCES, *throughput_nemo.SOURCES, *throughput_blackwell.SOURCES, *throughput_sharded.SOURCES,
+    *throughput_tpu.SOURCES,
 )  # fmt: skip
 _MEGATRON = (
     "cases_april2021", "2nd-table-2", "tables.tex", "Megatron-Turing", "vTrain", "bigscience-workshop", "model_table",
@@ -77,7 +80,7 @@ def time_case_of(row: Row) -> TimeCase | str:
 
 def time_cases() -> tuple[tuple[TimeCase, ...], tuple[tuple[Row, str], ...]]:
     """Every row that can be told, in the order of the files, and the others of ``runs.csv`` with their reason."""
-    told: list[TimeCase] = list(fitted_nemo())
+    told: list[TimeCase] = [*fitted_nemo(), *blackwell_cases()]
     left_out: list[tuple[Row, str]] = []
     for row in read_rows():
         found = time_case_of(row)

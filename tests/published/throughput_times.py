@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from throughput_case import TimeCase, TimeSource
+from throughput_case import CALIBRATED, TimeCase, TimeSource
 from throughput_runs import time_cases
 
 from trainledger import catalog
@@ -22,8 +22,9 @@ from trainledger.spec.efficiency import Efficiency
 
 @cache
 def cases() -> tuple[TimeCase, ...]:
-    """The rows that are told, of devices that have a calibration."""
-    return tuple(each for each in time_cases()[0] if each.device.efficiency is not None)
+    """The rows that are told, of devices that have a calibration or are about to get one."""
+    devices = {device for some in CALIBRATED.values() for device in some}
+    return tuple(each for each in time_cases()[0] if each.run.cluster.device in devices)
 
 
 _RANKS: dict[str, tuple[RankAccount, ...]] = {}

@@ -14,7 +14,10 @@ from throughput_runs import time_cases
 from trainledger.spec.layout import Layout
 
 COUNTS = ("a100-sxm", "h100-sxm", "tpu")  # the device types that the goals are about
-NAMES = {"a100-sxm": "A100 SXM", "h100-sxm": "H100 SXM", "v100-sxm": "V100 SXM", "tpu": "TPU v4, v5e, v5p"}
+NAMES = {
+    "a100-sxm": "A100 SXM", "h100-sxm": "H100 SXM", "v100-sxm": "V100 SXM", "blackwell": "B200, GB200",
+    "tpu": "TPU v4, v5e, v5p",
+}  # fmt: skip
 MEDIAN, SHARE, WITHIN, RANKS, HOURS = 0.15, 0.8, 0.25, 0.9, 0.25
 
 

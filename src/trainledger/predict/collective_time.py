@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import reduce
+from math import gcd
 from typing import Any
 
 from trainledger.frozen import frozen
@@ -28,6 +29,7 @@ Number = Any  # a number, or an array of them
 
 TREE_RATE = 0.92  # of a ring's bus bandwidth: NVIDIA/nccl, src/graph/tuning.cc, read 2026-11-20
 NEVER = 1e9  # seconds of a way that a group does not have
+ENDS = "first and last stage"  # which share a tied embedding
 AXES = ("tensor", "context", "shard", "replicate", "pipeline")  # from neighbours to the farthest apart
 
 
@@ -35,7 +37,9 @@ AXES = ("tensor", "context", "shard", "replicate", "pipeline")  # from neighbour
 class Placement:
     """Where the ranks of a group stand: how many, on how many nodes, and how many of them in each.
 
-    ``far`` is the share of an all-to-all's bytes that pass the network, where a token goes once to each node (see
+    Where the nodes have unequal parts, ``in_node`` is the smallest of any group, whose network all others wait for:
+    NCCL takes as many channels everywhere as the rank with the fewest has (NVIDIA/nccl, src/init.cc). ``far`` is the
+    share of an all-to-all's bytes that pass the network, where a token goes once to each node (see
     `predict.node_sends`); None where every rank sends each other its own part.
     """
 
@@ -52,23 +56,44 @@ def placement(
 
     Then come context, shard, replicate and pipeline, as torchtitan builds its mesh (pp, dp_replicate, dp_shard, cp, tp,
     from outermost to innermost; Megatron-LM's default order tp-cp-ep-dp-pp is the same). Expert ranks are neighbours
-    among shard x context. ``spec`` is the model whose tokens may be sent once to each node.
+    among shard x context. ``spec`` is the model whose tokens may be sent once to each node. Groups follow one another,
+    so that one of several begins at each multiple of what its size and a node's have in common.
 
     >>> placement(Layout(tensor=4, shard=64), "shard", 64, 8)
     Placement(ranks=64, nodes=32, in_node=2)
+    >>> placement(Layout(shard=25, replicate=4), "shard", 25, 8)
+    Placement(ranks=25, nodes=4, in_node=1)
     """
+    if group == ENDS:
+        return _ends(layout, ranks, devices_per_node)
     apart = _apart(layout, group)
-    in_node = smaller_real(larger(1, devices_per_node // apart), ranks)
-    nodes = -(-ranks // in_node)
+    places = larger(1, devices_per_node // apart)
+    common = _gcd(places, ranks)
+    alone = layout.devices <= apart * ranks
+    rest = (ranks - 1) % places + 1  # what the last node of a group has that begins with one
+    in_node = common + alone * (smaller_real(rest, ranks) - common)
+    nodes = -(-(ranks + (places - common) * (1 - alone)) // places)
     if group == "expert" and spec is not None and layout.sends_to_nodes:
         return Placement(ranks, nodes, in_node, other_nodes(spec, nodes) / spec.experts_per_token)
     return Placement(ranks, nodes, in_node)
 
 
+def _ends(layout: Layout, ranks: Number, devices_per_node: int) -> Placement:
+    """The first and the last stage: in one node where all stages are."""
+    together = (layout.devices <= devices_per_node) * 1
+    return Placement(ranks, 2 - together, 1 + together)
+
+
+def _gcd(a: Number, b: Number) -> Number:
+    if hasattr(a, "shape") or hasattr(b, "shape"):
+        import numpy
+
+        return numpy.gcd(a, b)
+    return gcd(a, b)
+
+
 def _apart(layout: Layout, group: str) -> Number:
     """Devices from one rank of a group to the next."""
-    if group == "first and last stage":
-        return layout.devices // layout.pipeline * (layout.pipeline - 1)
     if group.endswith("/ expert"):
         return layout.tensor * layout.expert
     first = {"expert": "context", "shard x context": "context", "tensor / kv_heads": "tensor"}.get(group, group)

@@ -43,6 +43,10 @@ ATTENTION_BLOCK = 128  # queries and keys of a block in FlashAttention-2
 EFFICIENT_ATTENTION = 0.5
 CUDNN_ON_HOPPER = 1.5
 HOPPER = 9.0  # compute capability
+# On B200 FlashAttention-2, written for older devices, runs at 374 TFLOP/s (egmsft/AI-benchmarking-guide, ND GB200 v6),
+# cuDNN's at about 1240 (Zadouri et al. 2026, FlashAttention-4: 1613 are 1.3 times as fast). GeForces have no such units.
+CUDNN_ON_BLACKWELL = 3.3
+BLACKWELL, BLACKWELL_GEFORCE = 10.0, 12.0  # compute capabilities
 
 
 def larger(a: Real, b: Real) -> Real:
@@ -123,14 +127,21 @@ def attention_seconds(
     share = efficiency.attention_backward_share if backward else efficiency.attention_share
     if "efficient_attention" in name:
         share = share * EFFICIENT_ATTENTION
-    elif "cudnn_attention" in name and (compute_capability or 0.0) >= HOPPER:
-        share = min(1.0, share * CUDNN_ON_HOPPER)
+    elif "cudnn_attention" in name:
+        share = min(1.0, share * _cudnn(compute_capability or 0.0))
     mean_width = (width + value_width) / 2
     narrow = mean_width / (mean_width + SOFTMAX_WIDTH) * (FULL_WIDTH + SOFTMAX_WIDTH) / FULL_WIDTH
     share = share * smaller_real(1.0, narrow) * keys / (keys + efficiency.attention_length)
     blocks = sequences * -(-(keys if backward else queries) // ATTENTION_BLOCK)
     idle = larger(1.0, (multiprocessors or 1) / blocks)  # too few blocks leave multiprocessors without work
     return flops * computed_share(queries, keys, causal) * idle / (peak * share)
+
+
+def _cudnn(compute_capability: float) -> float:
+    """The rate of cuDNN's attention over that of FlashAttention-2."""
+    if BLACKWELL <= compute_capability < BLACKWELL_GEFORCE:
+        return CUDNN_ON_BLACKWELL
+    return CUDNN_ON_HOPPER if HOPPER <= compute_capability < BLACKWELL else 1.0
 
 
 def computed_share(queries: Int, keys: Int, causal: int) -> Real:
@@ -146,3 +157,12 @@ def computed_share(queries: Int, keys: Int, causal: int) -> Real:
         return 1.0
     longest = larger(queries, keys)
     return smaller_real(1.0, 1 - keys / (2 * longest) + ATTENTION_BLOCK / (2 * longest))
+
+
+def unmasked_share(queries: Int, keys: Int, causal: int) -> Real:
+    """The share of all pairs of a query and a key that no causal kernel can leave out.
+
+    >>> unmasked_share(4, 4, 0), unmasked_share(4, 4, 1)
+    (1.0, 0.625)
+    """
+    return 1 - (keys - 1) / (2 * larger(queries, keys)) if causal else 1.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry, Int
-from trainledger.predict.kernel_time import Real, attention_seconds, larger, matmul_seconds
+from trainledger.predict.kernel_time import Real, attention_seconds, larger, matmul_seconds, unmasked_share
 from trainledger.spec.cluster import Device
 
 if TYPE_CHECKING:
@@ -157,11 +157,13 @@ def _on_device(entry: Entry, device: Device) -> EntryTime:
     ideal = entry.flops / peak if computes else 0.0
     if efficiency is None:
         memory = moved / device.memory_bytes_per_second
-        seconds = larger(ideal, memory)
-        return EntryTime(entry, seconds * times, _bound(ideal, memory, 0.0), ideal * times)
+        if computes and entry.kind == "attention" and entry.shape:
+            _, queries, keys, _, _, causal = entry.shape
+            ideal = ideal * unmasked_share(queries, keys, causal)
+        return EntryTime(entry, larger(ideal, memory) * times, _bound(ideal, memory, 0.0), ideal * times)
     if entry.kind == "allocate":
         return EntryTime(entry, 0.0, "overhead")
-    compute: Real = 0.0
+    compute = 0.0
     if computes and not entry.shape:
         compute = ideal / efficiency.matmul_share
     elif computes and entry.kind == "attention":
