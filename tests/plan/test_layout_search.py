@@ -26,7 +26,7 @@ from trainledger.plan.layouts.messages import rates_of
 from trainledger.plan.layouts.search import BY_ACCOUNT, _costs
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import States
-from trainledger.report.layouts import pasted
+from trainledger.report.layouts import figures, pasted
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 
@@ -38,6 +38,25 @@ def run_for(devices: int, model: dict[str, Any], **recipe: Any) -> Run:
     given = {"seq_len": 32, "global_batch": 4, "steps": 1, "precision": "bf16-sharded", **recipe}
     run = load({"model": model, "recipe": given, "cluster": {"device": "h100-sxm"}})
     return replace(run, cluster=replace(run.cluster, count=devices))
+
+
+PATTERNS: list[tuple[dict[str, Any], dict[str, Any], int]] = [
+    ({"preset": "mixtral-8x7b", "n_layers": 8, "expert_every": 3}, {"seq_len": 512}, 8),
+    ({"preset": "mixtral-8x7b", "n_layers": 8, "expert_every": 2}, {"seq_len": 512}, 4),
+    ({"preset": "gpt2"}, {"seq_len": 512, "activation_checkpointing": "full", "recompute_every": 2}, 12),
+    ({"preset": "gemma-3-12b", "n_layers": 24}, {"seq_len": 2048}, 12),
+]
+
+
+@pytest.mark.parametrize(("model", "recipe", "stages"), PATTERNS, ids=str)
+def test_stages_that_cut_a_pattern_of_layers_come_to_what_their_plan_says(
+    model: dict[str, Any], recipe: dict[str, Any], stages: int
+) -> None:
+    run = run_for(stages, model, global_batch=16, micro_batch=1, **recipe)
+    run = replace(run, layout=replace(run.layout, pipeline=stages))
+    machine = machine_of(run)
+    told, found = tl.predict(run), exact(run, machine, backend="cuda")
+    assert (found.seconds, found.peak_nbytes) == (pytest.approx(told.step_seconds), told.peak_nbytes)
 
 
 def everything(grid: Grid) -> Iterator[Run]:
@@ -273,6 +292,13 @@ def test_nothing_on_the_front_is_beaten_by_what_is_on_it() -> None:
     assert seconds == sorted(seconds)
     assert nbytes == sorted(nbytes, reverse=True)
     assert found.best in found.pareto
+    (figure,) = figures(found).values()
+    layout, front = figure["layout"], figure["data"][-1]
+    assert front["text"] == [f"{at + 1}" for at in range(len(found.pareto))]
+    assert layout["meta"]["key"] == [each.title for each in found.pareto]  # what the numbers name
+    assert [each["text"] for each in layout["annotations"]] == ["the device gives 85.02 GB"]
+    low, high = layout["xaxis"]["range"]
+    assert all(low < x < high for x in (*front["x"], layout["shapes"][0]["x0"]))
 
 
 def test_the_front_of_points_is_what_no_other_beats() -> None:
@@ -411,7 +437,7 @@ def test_uneven_stages_are_not_taken_for_a_tenth_of_a_percent(capsys: pytest.Cap
     best, simplest = told["ranked"][0], told["simplest"]
     assert best["layout"]["stage_layers"]
     assert "stage_layers" not in simplest["layout"]
-    assert best["seconds"] < simplest["seconds"] < 1.01 * best["seconds"]
+    assert best["step_seconds"] < simplest["step_seconds"] < 1.01 * best["step_seconds"]
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "As quick within 3.0 %, and simpler" in said

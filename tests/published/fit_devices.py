@@ -1,8 +1,8 @@
 """Fit the constants of devices to published throughput, write them into the catalog, and everything beside them.
 
-``python tests/published/fit_devices.py [a100-sxm h100-sxm v100-sxm blackwell tpu]`` fits each device type (all of them where
-none is named), writes ``catalog/calibrations/<device>.toml`` and the rows' predictions, in the sample and with their
-source left out, into ``throughput_predicted.csv`` (``predict`` as the argument does that alone, with the constants that
+``python tests/published/fit_devices.py [a100-sxm h100-sxm v100-sxm blackwell tpu]`` fits each device type (all of them
+where none is named), writes ``catalog/calibrations/<device>.toml`` and the rows' predictions, in the sample and with
+their source left out, into ``throughput_predicted.csv`` (``predict`` as the argument does that alone, with the constants that
 are stored); ``python tests/published/throughput_page.py`` makes a page of that.
 """
 

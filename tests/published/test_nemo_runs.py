@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from throughput_blackwell import blackwell_cases
 from throughput_blackwell import SOURCES as BLACKWELL
+from throughput_blackwell import blackwell_cases
 from throughput_case import TimeCase
 from throughput_nemo import SOURCES, fitted_nemo, nemo_cases, unseen_nemo
 
@@ -21,7 +21,8 @@ def flops_per_token(case: TimeCase) -> float:
     """
     model, length = case.run.model, case.run.recipe.seq_len
     L, h = model.n_layers, model.d_model
-    shared = case.row["source"] == "dgxc" and case.row["model"].startswith("Nemotron") and case.row["container"] < "25.04"
+    row = case.row
+    shared = row["source"] == "dgxc" and row["model"].startswith("Nemotron") and row["container"] < "25.04"
     pairs = 1 if shared else model.kv_heads / model.n_heads
     seen = length / 2 if case.row["source"] == "bridge" else length
     vocab = 128256 if case.row["model"].startswith("LLAMA3") else model.vocab_size

@@ -71,6 +71,14 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
         ({"pipeline": 3, "virtual_stages": 2, "schedule": "interleaved"}, {}, {"global_batch": 4}, 3,
          "recipe.global_batch = 4: interleaving takes micro-batches in rounds of 3 stages, and a rank has 4"
          "; nearest that works: 3"),
+        ({"pipeline": 3, "virtual_stages": 2, "schedule": "interleaved"}, {},
+         {"global_batch": 6, "micro_batch": None}, 3,
+         "recipe.micro_batch: interleaving takes micro-batches in rounds of 3 stages, and a rank has 1"
+         "; nearest that works: 2"),
+        ({"shard": 4, "pipeline": 2, "virtual_stages": 3, "schedule": "interleaved"}, {},
+         {"global_batch": 1, "micro_batch": None}, 8,
+         "recipe.global_batch = 1: must be a multiple of the 4 data ranks (layout.replicate x layout.shard)"
+         "; nearest that works: 4"),
         ({"context": 5}, {}, {}, 5,
          "layout.context = 5: each rank takes an early and a late part of the 64 tokens, so twice it must divide them"
          "; nearest that works: 4"),
@@ -141,6 +149,12 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
         ({"shard": 2, "expert": 2, "overlap": "experts"}, EXPERTS, {"global_batch": 2}, 2,
          "recipe.global_batch = 2: overlap of experts needs two micro-batches of a rank, and it has one"
          "; nearest that works: 4"),
+        ({"shard": 2, "expert": 2, "overlap": "experts"}, EXPERTS, {"global_batch": 8, "micro_batch": None}, 2,
+         "recipe.micro_batch: overlap of experts needs two micro-batches of a rank, and it has one"
+         "; nearest that works: 2"),
+        ({"pipeline": 2}, {"n_predict_ahead": 1, "positions": "learned"}, {}, 2,
+         "layout.pipeline = 2: multi-token prediction modules (model.n_predict_ahead) are not accounted for on a last "
+         "stage that has learned positions or a norm after the embedding; nearest that works: 1"),
         ({"overlap": "expert", "auto": True}, EXPERTS, {}, 1,
          "layout.overlap = 'expert': must be among gradients, parameters, tensor, input-gradients, "
          "experts; nearest that works: experts"),

@@ -99,3 +99,22 @@ def test_products_of_experts_and_in_8_bits_may_be_kept(precision: str, keep: tup
     same_operations(predicted, traced, run)
     kept = {each.name for each in predicted if each.kind == "matmul" and each.phase == "recompute"}
     assert not kept & set(keep)
+
+
+@pytest.mark.parametrize("layers", [2, 4])
+def test_two_rounds_of_recomputed_blocks_before_modules_ahead(layers: int) -> None:
+    """The first round's input is read again by the module, the last one's result is kept: no round is left between."""
+    spec = ModelSpec(
+        vocab_size=64, d_model=32, n_layers=layers, n_heads=2, d_ff=64, max_seq_len=32, norm="rmsnorm",
+        norm_bias=False, activation="silu", gated=True, positions="rope", attention_bias=False, mlp_bias=False,
+        n_predict_ahead=1, tie_embeddings=True,
+    )  # fmt: skip
+    recipe = Recipe(
+        seq_len=16, global_batch=2, steps=3, precision="bf16", master_weights=True, activation_checkpointing="full",
+        recompute_every=layers // 2,
+    )  # fmt: skip
+    run = Run(model=spec, recipe=recipe)
+    assert not list(run.problems())
+    predicted, traced = account(run), rehearse(run)
+    same_totals(predicted, traced)
+    same_peak(predicted, traced)

@@ -245,7 +245,9 @@ def _segment(
     kept_unlike = spec.norm_place in ("post", "after-add") or (widens and any(each.again for each in run.groups))
     alone = at_end and kept_unlike and not is_one(run.count)
     last = blocks() if alone else ()
-    read_again = at_start and spec.n_predict_ahead and not is_one(run.count)  # what goes in: the embedded tokens
+    # What goes in are the embedded tokens. Of two rounds whose last is apart the other is the first as it is.
+    two = isinstance(run.count, int) and run.count == 2
+    read_again = at_start and spec.n_predict_ahead and not is_one(run.count) and not (alone and two)
     return SegmentLeaves(blocks(), run.groups, run.count, last, blocks() if read_again else ())
 
 

@@ -44,7 +44,7 @@ EFFICIENT_ATTENTION = 0.5
 CUDNN_ON_HOPPER = 1.5
 HOPPER = 9.0  # compute capability
 # On B200 FlashAttention-2, written for older devices, runs at 374 TFLOP/s (egmsft/AI-benchmarking-guide, ND GB200 v6),
-# cuDNN's at about 1240 (Zadouri et al. 2026, FlashAttention-4: 1613 are 1.3 times as fast). GeForces have no such units.
+# cuDNN's at about 1240 (Zadouri et al. 2026, FlashAttention-4: 1613 are 1.3 times as fast). GeForces lack its units.
 CUDNN_ON_BLACKWELL = 3.3
 BLACKWELL, BLACKWELL_GEFORCE = 10.0, 12.0  # compute capabilities
 

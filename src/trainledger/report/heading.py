@@ -61,11 +61,11 @@ def _devices(run: Run) -> Iterator[str]:
 def _folded(value: object) -> str:
     """A field's value, of a long row of numbers each with how often it comes.
 
-    >>> _folded((0, *[1] * 126, 0)), _folded((4, 4, 3)), _folded("1f1b")
-    ('0, 126 x 1, 0', '4, 4, 3', '1f1b')
+    >>> _folded((0, *[1] * 126, 0)), _folded((4, 4, 3)), _folded("1f1b"), _folded(None)
+    ('0, 126 x 1, 0', '4, 4, 3', '1f1b', 'none')
     """
     if not isinstance(value, tuple):
-        return str(value)
+        return "none" if value is None else str(value)
     from itertools import groupby
 
     if len(value) <= _FEW:

@@ -33,3 +33,9 @@ def problems(run: Run) -> Iterator[Problem]:
         if spec.n_predict_ahead and isinstance(ranks, int) and ranks > 1:
             rule = "multi-token prediction modules (model.n_predict_ahead) are not accounted for over such ranks"
             yield Problem(f"layout.{axis}", ranks, rule, 1)
+    if spec.n_predict_ahead and run.layout.pipeline > 1 and (spec.positions == "learned" or spec.embedding_norm):
+        rule = (
+            "multi-token prediction modules (model.n_predict_ahead) are not accounted for on a last stage that has "
+            "learned positions or a norm after the embedding"
+        )
+        yield Problem("layout.pipeline", run.layout.pipeline, rule, 1)

@@ -110,7 +110,10 @@ def _beside_another(run: Run) -> Iterator[Problem]:
         yield Problem("layout.schedule", layout.schedule, rule, BESIDE_ANOTHER[-1])
     else:
         rule = "overlap of experts needs two micro-batches of a rank, and it has one"
-        yield Problem("recipe.global_batch", run.recipe.global_batch, rule, 2 * run.recipe.global_batch)
+        if run.recipe.micro_batch is None:
+            yield Problem("recipe.micro_batch", None, rule, max(1, run.device_batch // 2))
+        else:
+            yield Problem("recipe.global_batch", run.recipe.global_batch, rule, 2 * run.recipe.global_batch)
 
 
 def _expert_send(run: Run) -> Iterator[Problem]:
@@ -213,8 +216,11 @@ def _pipeline(run: Run) -> Iterator[Problem]:
         yield Problem("layout.pipeline", stages, rule, whole if layout.virtual_stages == 1 and whole > 1 else None)
     if interleaved and run.grad_accum % stages:
         rule = f"interleaving takes micro-batches in rounds of {stages} stages, and a rank has {run.grad_accum}"
-        rounds = _multiple(run.grad_accum, stages) * run.device_batch * layout.data_ranks
-        yield Problem("recipe.global_batch", run.recipe.global_batch, rule, rounds)
+        if run.recipe.micro_batch is None:
+            yield Problem("recipe.micro_batch", None, rule, max(1, run.device_batch // stages))
+        else:
+            rounds = _multiple(run.grad_accum, stages) * run.device_batch * layout.data_ranks
+            yield Problem("recipe.global_batch", run.recipe.global_batch, rule, rounds)
 
 
 def _sequence_gather(run: Run) -> Iterator[Problem]:

@@ -392,7 +392,8 @@ def _hidden(pieces: Pieces, contention: float) -> tuple[Any, Any]:
     import numpy as np
 
     def hidden(work: Work) -> Any:
-        ahead, back = work.forward + work.unpack - work.sends, work.backward + work.pack - work.sends_back
+        with np.errstate(invalid="ignore"):  # over a network that is not known sends take forever, and so do both
+            ahead, back = work.forward + work.unpack - work.sends, work.backward + work.pack - work.sends_back
         return (1 - contention) * np.stack([np.minimum(work.sends, back), np.minimum(work.sends_back, ahead)])
 
     return hidden(pieces.after), np.stack([hidden(each) for each in pieces.layers], axis=1)

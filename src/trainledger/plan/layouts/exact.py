@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trainledger.frozen import frozen
 from trainledger.ledger.parameters import leaves_of
+from trainledger.ledger.rank import rank_of
 from trainledger.ledger.ranks import RankAccount, account_of_stage
 from trainledger.ledger.timeline import peak_nbytes
 from trainledger.ledger.update import whole_of
 from trainledger.plan.layouts.grid import Stages
-from trainledger.plan.layouts.stages import distinct, kinds_of
+from trainledger.plan.layouts.stages import kinds_of
 from trainledger.predict.layout_time import layout_time
 from trainledger.predict.predict import memory_of_device
 from trainledger.spec.cluster import Device
@@ -35,21 +38,30 @@ def exact(run: Run, machine: Device, *, backend: str) -> Exact:
     """
     layout = run.layout
     stages = Stages(layout.pipeline, layout.schedule, layout.virtual_stages, layout.stage_layers)
-    every = kinds_of(stages, [each.count * len(each.kinds) for each in layer_runs(run.model, run.recipe)])
-    some = distinct(every)
-    ledgers = [account_of_stage(run, each.stage, backend=backend) for each in some]
+    runs = layer_runs(run.model, run.recipe)
+    every = kinds_of(stages, [each.count * len(each.kinds) for each in runs])
+    patterns = any(len(each.kinds) > 1 for each in runs)
+    alike = {each.stage: _layers(run, each.stage) if patterns else each.chunks for each in every}
+    some = {alike[each.stage]: each.stage for each in reversed(every)}
+    ledgers = [account_of_stage(run, stage, backend=backend) for stage in some.values()]
     peak = max(peak_nbytes(each) for each in ledgers)
     held = memory_of_device(run, peak, machine)
-    by_kind = {kind.chunks: (kind.stage, ledger) for kind, ledger in zip(some, ledgers, strict=True)}
+    by_kind = {kind: (some[kind], ledger) for kind, ledger in zip(some, ledgers, strict=True)}
     ranks = [
         RankAccount(
             stage=each.stage, place=0, count=layout.devices // layout.pipeline, layers=sum(each.layers),
             first=each.first, last=each.last, in_flight=0, ledger=ledger, alike=first,
         )
         for each in every
-        for first, ledger in [by_kind[each.chunks]]
+        for first, ledger in [by_kind[alike[each.stage]]]
     ]  # fmt: skip
     tensors = whole_of(leaves_of(run.model, run.recipe)).tensors
     step = layout_time(run, ranks, machine, tensors=tensors)
     why = "" if step.seconds is not None else step.notes[0]
     return Exact(step.seconds, peak, int(held.nbytes), held.fits, why)
+
+
+def _layers(run: Run, stage: int) -> Any:
+    """The layers of a stage's chunks one by one, where a pattern of different ones may be cut between stages."""
+    rank = rank_of(run, stage)
+    return tuple((rank.runs_of(each), each.begins, each.ends) for each in rank.chunks)
