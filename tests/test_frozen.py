@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 from typing import Any, ClassVar
@@ -120,3 +124,46 @@ def test_what_is_wrong_with_arguments_is_said() -> None:
     ):  # fmt: skip
         with pytest.raises(TypeError, match=f"^{sentence}$"):
             wrong()
+
+
+def test_an_unknown_field_is_named_before_one_that_lacks() -> None:
+    @frozen(kw_only=True)
+    class Recipe:
+        seq_len: int
+        steps: int = 1
+
+    for wrong in (lambda: Recipe(seqlen=3), lambda: Recipe(seq_len=1, seqlen=3)):  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match=r"Recipe has no field 'seqlen'; nearest: 'seq_len'$"):
+            wrong()
+
+
+@pytest.mark.parametrize("kw_only", [False, True])
+def test_the_signature_is_that_of_the_standard_one(kw_only: bool) -> None:
+    def parameters(decorate: Callable[[type[Any]], Any]) -> list[tuple[Any, ...]]:
+        found = inspect.signature(made(decorate)).parameters.values()
+        return [(each.name, each.kind, each.annotation, each.default) for each in found][:2]
+
+    assert parameters(frozen(kw_only=kw_only)) == parameters(dataclass(frozen=True, kw_only=kw_only))
+    assert "tags: 'dict[str, int]' = dict()" in str(inspect.signature(made(frozen(kw_only=kw_only))))
+
+
+def test_the_docstring_has_what_settings_say_and_others_keep_theirs() -> None:
+    from trainledger import Cluster, Recipe
+    from trainledger.spec.links import Fabric
+
+    for cls in (Recipe, Cluster):
+        told = " ".join((cls.__doc__ or "").split())
+        for each in fields(cls):
+            assert f" {each.name}: {each.type}" in told
+            assert " ".join(each.metadata["doc"].split()) in told
+        assert max(map(len, (cls.__doc__ or "").splitlines())) <= 100
+    assert "restart_seconds: float | None = None - from an interruption" in " ".join((Cluster.__doc__ or "").split())
+    assert "Fields:" not in (Fabric.__doc__ or "")
+    assert "seq_len: int - tokens in a sequence" in pydoc.render_doc(Recipe, renderer=pydoc.plaintext)
+
+
+def test_no_signature_is_made_before_it_is_asked_for() -> None:
+    code = "from trainledger.cli.startup import start_light; start_light(); import trainledger.spec.run, sys; "
+    code += "assert type(sys.modules['inspect']).__name__ == '_Later', 'inspect was imported in full'"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -41,8 +41,10 @@ _WHERE = {
     "meter": "trainledger.measure.meter",
     "model": "trainledger.loaded",
     "napkin": "trainledger.plan.napkin",
+    "on_device": "trainledger.questions",
     "optimal": "trainledger.questions",
-    "parameters": "trainledger.ledger.parameters",
+    "parameters": "trainledger.questions",
+    "plan": "trainledger.questions",
     "predict": "trainledger.questions",
     "reconcile": "trainledger.reconcile",
     "cost_rule": "trainledger.trace.custom",
@@ -56,7 +58,6 @@ _WHERE = {
 if TYPE_CHECKING:
     from trainledger.catalog import device
     from trainledger.ledger.entry import Entry, Ledger
-    from trainledger.ledger.parameters import parameters
     from trainledger.loaded import device_of, load, machine_of, model
     from trainledger.measure.meter import meter
     from trainledger.plan.napkin import napkin
@@ -68,7 +69,10 @@ if TYPE_CHECKING:
         fit,
         inference,
         layouts,
+        on_device,
         optimal,
+        parameters,
+        plan,
         predict,
     )
     from trainledger.reconcile import reconcile
@@ -90,7 +94,8 @@ __all__ = [
     "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec",
     "Problem", "Recipe", "Run", "TrainingStep", "account", "advise", "annotate", "breaks", "compare", "cost_rule",
     "device", "device_of", "fake_world", "fit", "inference", "inspect", "layouts", "load", "machine_of", "meter",
-    "model", "napkin", "optimal", "parameters", "predict", "reconcile", "trace", "trace_rank", "trace_step",
+    "model", "napkin", "on_device", "optimal", "parameters", "plan", "predict", "reconcile", "trace", "trace_rank",
+    "trace_step",
 ]  # fmt: skip
 
 

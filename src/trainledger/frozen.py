@@ -8,8 +8,8 @@ start-up. Here all classes share the last five, ``__init__`` is a loop over the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
-from typing import Any, TypeVar, dataclass_transform, overload
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
+from typing import Any, TypeVar, cast, dataclass_transform, overload
 
 T = TypeVar("T")
 
@@ -36,6 +36,8 @@ def frozen(cls: type[T] | None = None, /, *, kw_only: bool = False) -> Any:
                 setattr(cls, function.__name__, function)
         made: type[T] = dataclass(eq=False, repr=False, init=False, kw_only=kw_only)(cls)
         setattr(made, "__init__", _init(made, kw_only=kw_only))  # noqa: B010
+        setattr(made, "__signature__", _SIGNATURE)  # noqa: B010
+        made.__doc__ = cast(str, _Doc(made.__doc__))
         return made
 
     return define if cls is None else define(cls)
@@ -58,15 +60,98 @@ def _init(cls: Any, *, kw_only: bool) -> Callable[..., None]:
         values.update(named)
         for name in needed:
             if values[name] is MISSING:
+                _refuse_unknown(cls, named)
                 raise TypeError(f"{cls.__qualname__} lacks the argument {name!r}")
-        if len(values) > len(start) or (given and named and not named.keys().isdisjoint(in_order[: len(given)])):
-            name = next(each for each in named if each not in start or each in in_order[: len(given)])
-            raise TypeError(f"{cls.__qualname__} {'has two values for' if name in start else 'has no'} field {name!r}")
+        if len(values) > len(start):
+            _refuse_unknown(cls, named)
+        if given and named and not named.keys().isdisjoint(in_order[: len(given)]):
+            name = next(each for each in named if each in in_order[: len(given)])
+            raise TypeError(f"{cls.__qualname__} has two values for field {name!r}")
         for name, make in made:
             if values[name] is MISSING:
                 values[name] = make()
 
     return __init__
+
+
+def _refuse_unknown(cls: Any, named: dict[str, Any]) -> None:
+    """Raises TypeError where a name is no field's."""
+    known = cls.__dataclass_fields__
+    for name in named:
+        if name not in known:
+            from difflib import get_close_matches
+
+            near = [f"; nearest: {each!r}" for each in get_close_matches(name, known, n=1)]
+            raise TypeError(f"{cls.__qualname__} has no field {name!r}{''.join(near)}")
+
+
+class _Signature:
+    """The signature of a frozen class, made when somebody asks for it."""
+
+    def __get__(self, instance: object, cls: Any) -> Any:
+        from inspect import Parameter, Signature
+
+        if instance is not None or "__dataclass_fields__" not in vars(cls):
+            raise AttributeError("__signature__")
+        in_order = [
+            Parameter(
+                each.name, Parameter.KEYWORD_ONLY if each.kw_only else Parameter.POSITIONAL_OR_KEYWORD,
+                default=Parameter.empty if each.default is MISSING and each.default_factory is MISSING
+                else each.default if each.default_factory is MISSING else _Made(each.default_factory),
+                annotation=each.type,
+            )
+            for each in fields(cls)
+        ]  # fmt: skip
+        return Signature(in_order, return_annotation=None)
+
+
+class _Made:
+    """A default that is made anew for each, as a signature shows it."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+    def __repr__(self) -> str:
+        return f"{getattr(self.make, '__name__', '...')}()"
+
+
+class _Doc:
+    """The docstring of a frozen class, with what its fields say of themselves, made when somebody asks for it."""
+
+    def __init__(self, doc: str | None) -> None:
+        self.doc = doc
+
+    def __get__(self, instance: object, cls: Any) -> str | None:
+        said = [each for each in fields(cls) if "doc" in each.metadata]
+        if not said:
+            return self.doc
+        from inspect import cleandoc
+        from textwrap import fill
+
+        lines = [
+            fill(f"{_declared(each)} - {_meant(each)}", 100, initial_indent="    ", subsequent_indent=" " * 8)
+            for each in said
+        ]
+        return "\n".join([cleandoc(self.doc or ""), "", "Fields:", *lines])
+
+
+def _declared(each: Field[Any]) -> str:
+    default = "" if each.default is MISSING else f" = {each.default!r}"
+    return f"{each.name}: {each.type}{default}"
+
+
+def _meant(each: Field[Any]) -> str:
+    """What a field says of itself (`spec.setting.setting`), and the unit of its quantity."""
+    told, unit = each.metadata, {"nbytes": "bytes"}.get(each.metadata["quantity"], each.metadata["quantity"])
+    words = [told["doc"]]
+    if unit in ("bytes", "bytes/s", "seconds") and unit not in told["doc"]:
+        words.append(f"in {unit}")
+    if told["choices"] and not all(one in told["doc"] for one in told["choices"]):
+        words.append(f"one of {', '.join(told['choices'])}")
+    return "; ".join(words)
+
+
+_SIGNATURE = _Signature()
 
 
 def __repr__(self: Any) -> str:  # noqa: N807

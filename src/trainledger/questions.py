@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trainledger.loaded import kernels_of, machine_of, model
+from trainledger.loaded import checked, checked_model, kernels_of, load, machine_of, model, why_no_layout
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
-from trainledger.spec.setting import Broken, read_value
+from trainledger.units import parse_count, parse_number, parse_seconds
 
 if TYPE_CHECKING:
     from trainledger.ledger.entry import Ledger
+    from trainledger.ledger.parameters import ParameterCount
     from trainledger.plan.advise import Advice
     from trainledger.plan.breaks import Breaks
     from trainledger.plan.compare import Comparison
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from trainledger.plan.plan import Plan
     from trainledger.predict.forecast import Forecast
     from trainledger.predict.inference import Inference
+    from trainledger.predict.traced_time import OnDevice
+    from trainledger.spec.model import ModelSpec
 
 
 def account(run: Run, *, backend: str | None = None) -> Ledger:
@@ -33,63 +36,132 @@ def account(run: Run, *, backend: str | None = None) -> Ledger:
     """
     from trainledger.ledger import step
 
-    sizes = [*vars(run.model).values(), *vars(run.recipe).values(), *vars(run.layout).values()]
-    if not any(hasattr(each, "shape") or hasattr(each, "free_symbols") for each in sizes):
-        # Who writes a layout by hand need not count its devices.
-        found = list(_broken(run)) or [each for each in run.problems() if each.field != "cluster.count"]
-        if found:
-            raise InvalidInput(found)
+    if not (isinstance(run, Run) and any(_has_open_sizes(each) for each in (run.model, run.recipe, run.layout))):
+        run = _counted(run)
     return step.account(run, backend=kernels_of(run) if backend is None else backend)
 
 
-def _broken(run: Run) -> Iterator[Problem]:
-    """Each field of a run made by hand that breaks a rule of its own."""
-    for section in ("model", "recipe", "layout"):
-        part = getattr(run, section)
-        for each in fields(part):
-            try:
-                read_value(each, getattr(part, each.name))
-            except Broken as broken:
-                field = f"{section}.{each.name}"
-                yield Problem(field, getattr(part, each.name), broken.rule, broken.nearest)
+def _has_open_sizes(part: object) -> bool:
+    """Whether a size is an array or a symbol."""
+    sizes = getattr(part, "__dict__", {}).values()
+    return any(hasattr(each, "shape") or hasattr(each, "free_symbols") for each in sizes)
 
 
-def plan(run: Run, *, mfu: float = 0.5) -> Plan:
-    """Everything that can be said of a run before it starts; ``mfu`` is for the napkin's days."""
+def _counted(run: Run) -> Run:
+    """The run, checked; who writes a layout by hand need not count its devices."""
+    try:
+        return checked(run)
+    except InvalidInput as error:
+        first, *others = error.problems
+        if others or first.field != "cluster.count" or not isinstance(first.nearest, int):
+            raise
+        return checked(replace(run, cluster=replace(run.cluster, count=first.nearest)))
+
+
+def parameters(spec: ModelSpec) -> ParameterCount:
+    """The parameters of a model by component (`ledger.parameters.parameters`), whose fields agree with each other.
+
+    Raises `InvalidInput` where they do not; a model whose sizes are arrays or symbols is not checked.
+
+    >>> parameters(model("gpt2")).total
+    124439808
+    """
+    from trainledger.ledger.parameters import parameters as counted
+    from trainledger.spec.model import ModelSpec
+
+    if not isinstance(spec, ModelSpec):
+        rule = f"a ModelSpec belongs here, not {type(spec).__name__}; trainledger.model makes one of a model's name"
+        raise InvalidInput([Problem("model", None, f"{rule}, and a Run has its own as run.model")])
+    return counted(spec if _has_open_sizes(spec) else checked_model(spec))
+
+
+def plan(run: Run, *, mfu: float | str = 0.5) -> Plan:
+    """All that can be said of a run before it starts; ``mfu`` is for the napkin's days. Raises `InvalidInput`."""
+    from trainledger.plan.mfu import read_mfu
     from trainledger.plan.plan import make_plan
 
-    return make_plan(run, machine_of(run), backend=kernels_of(run), mfu=mfu)
+    run = checked(run)
+    return make_plan(run, machine_of(run), backend=kernels_of(run), mfu=read_mfu(mfu))
 
 
 def predict(run: Run) -> Forecast:
-    """What a run will cost, from its closed-form ledger and its machine: steps, times, memory, MFU, where time goes."""
+    """What a run will cost, from its closed-form ledger and its machine: steps, times, memory, MFU, where time goes.
+
+    Raises `InvalidInput` where a field breaks a rule of the run file, as `trainledger.load` does.
+    """
+    return _predicted(checked(run))
+
+
+def _predicted(run: Run) -> Forecast:
     from trainledger.predict.predict import predict as predicted
 
     return predicted(run, machine_of(run), backend=kernels_of(run))
 
 
+def on_device(ledger: Ledger, device: Device | str) -> OnDevice:
+    """What a traced step would hold and take on a device of the catalog (`predict.traced_time`).
+
+    Collectives of a rank are named in the notes and not timed. Raises `InvalidInput`.
+    """
+    from trainledger import catalog
+    from trainledger.ledger.entry import Ledger
+    from trainledger.predict.traced_time import on_device as timed
+
+    if not isinstance(ledger, Ledger):
+        rule = f"a Ledger belongs here, such as of trainledger.trace, not {type(ledger).__name__}"
+        raise InvalidInput([Problem("ledger", None, rule)])
+    return timed(ledger, device if isinstance(device, Device) else catalog.device(str(device), "device"))
+
+
 def layouts(
     run: Run,
     *,
-    devices: int | None = None,
+    devices: int | str | None = None,
     device: str | None = None,
     fixed: Mapping[str, Any] | None = None,
-    keep: int = 10,
-    limit_seconds: float = 30.0,
+    keep: int | str = 10,
+    limit_seconds: float | str = 30.0,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Layouts:
     """The quickest layouts of a run on its cluster, or on so many ``devices`` of a kind (`trainledger.plan.layouts`).
 
     The layout, micro-batch and activation checkpointing of the run are searched for; ``fixed`` gives some of them a
     value (``{"tensor": 8}``). ``keep`` are ranked, accounted for at most ``limit_seconds`` long; ``progress`` hears
-    what is done, how much of it and of how much. Raises `InvalidInput`.
+    what is done, how much of it and of how much. Where the rules allow none, the notes say why and what else would do.
+    Raises `InvalidInput`.
     """
+    from trainledger.plan.layouts.grid import read_fixed
+    from trainledger.plan.quantity import read
+
+    asked = {"cluster.count": devices, "cluster.device": device, "layout.auto": True}
+    given = {name: each for name, each in asked.items() if each is not None}
+    run = load(run, given, search=False) if isinstance(run, Run) else checked(run)
+    problems: list[Problem] = []
+    most = read("keep", keep, parse_count, problems, least=1, most=1000)
+    limit = read("limit_seconds", limit_seconds, parse_seconds, problems, least=0, most=10**6)
+    axes = read_fixed(fixed or {}, problems)
+    if problems:
+        raise InvalidInput(problems)
+    found = spread(run, fixed=axes, keep=most, limit_seconds=limit, progress=progress)
+    if found.allowed or found.interrupted:
+        return found
+    return replace(found, notes=(*found.notes, str(why_no_layout(found, axes, progress=progress))))
+
+
+def spread(
+    run: Run,
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    keep: int = 10,
+    limit_seconds: float = 30.0,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Layouts:
+    """As `layouts`, of a run that was checked before, and without its notes on what else would do."""
     from trainledger.plan.layouts.grid import whole
     from trainledger.plan.layouts.search import search
     from trainledger.predict.roofline import NoRate
 
-    count, name = devices or run.cluster.count, device or run.cluster.device
-    run = replace(whole(run), cluster=replace(run.cluster, count=count, device=name))
+    run, count, name = whole(run), run.cluster.count, run.cluster.device
     machine = machine_of(run)
     if not isinstance(machine, Device):
         rule = "has no links on record, so layouts on it cannot be timed; name a device of the catalog"
@@ -113,28 +185,38 @@ def layouts(
 def breaks(
     run: Run,
     *,
-    along: Iterable[str] | None = None,
-    reach: int = 64,
-    most: int = 3,
-    exposed: float = 0.2,
-    lost: float = 0.1,
-    unique_tokens: int | None = None,
+    along: str | Iterable[str] | None = None,
+    reach: int | str = 64,
+    most: int | str = 3,
+    exposed: float | str = 0.2,
+    lost: float | str = 0.1,
+    unique_tokens: int | str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Breaks:
     """What gives way first, second and third when one thing of a run grows (`trainledger.plan.breaks`).
 
     ``along`` are axes of `trainledger.plan.growth.AXES` (None: all). ``exposed`` is the share of a step that
     communication, or a pipeline's bubble, may take; ``lost`` that of a run that checkpoints and failures may take;
-    ``unique_tokens`` how many tokens there are. ``say`` hears what is being looked at. Raises `InvalidInput`.
+    ``unique_tokens`` how many tokens there are. Numbers may be text (``"20%"``, ``"15T"``). ``say`` hears what is being
+    looked at. Raises `InvalidInput`.
     """
     from trainledger.plan.breaks import breaks as found
     from trainledger.plan.growth import AXES
     from trainledger.plan.limits import Limits
+    from trainledger.plan.quantity import read
 
-    axes = tuple(AXES if along is None else along)
-    limits = Limits(exposed, lost, unique_tokens)
+    run = checked(run)
+    problems: list[Problem] = []
+    shares = {"exposed": exposed, "lost": lost}
+    bearable = {name: read(name, each, parse_number, problems, least=0, most=1) for name, each in shares.items()}
+    unique = read("unique_tokens", unique_tokens, parse_count, problems, least=1)
+    far = read("reach", reach, parse_count, problems, least=2, most=10**6)
+    few = read("most", most, parse_count, problems, least=1, most=20)
+    if problems:
+        raise InvalidInput(problems)
     return found(
-        run, machine_of(run), backend=kernels_of(run), axes=axes, limits=limits, reach=reach, most=most, say=say
+        run, machine_of(run), backend=kernels_of(run), axes=_several(along, AXES),
+        limits=Limits(unique_tokens=unique, **bearable), reach=far, most=few, say=say,
     )  # fmt: skip
 
 
@@ -142,35 +224,45 @@ def advise(
     run: Run,
     *,
     goal: str | None = None,
-    together: int = 3,
+    together: int | str = 3,
     any_result: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Advice:
     """What to change, ranked by predicted gain in time, or in memory where the run does not fit (`plan.advise`).
 
     ``goal`` (time or memory) asks for one of the two; ``together`` is how many changes are combined at most, with
-    ``any_result`` also those that change what is trained. ``say`` hears what is being predicted.
+    ``any_result`` also those that change what is trained. ``say`` hears what is being predicted. Raises `InvalidInput`.
     """
     from trainledger.plan.advise import advise as found
+    from trainledger.plan.quantity import read
 
+    run = checked(run)
+    problems: list[Problem] = []
+    most = read("together", together, parse_count, problems, least=0, most=10)
+    if problems:
+        raise InvalidInput(problems)
     return found(
-        run, machine_of(run), backend=kernels_of(run), goal=goal, together=together, any_result=any_result, say=say
+        run, machine_of(run), backend=kernels_of(run), goal=goal, together=most, any_result=any_result, say=say
     )
 
 
 def compare(a: Run, b: Run) -> Comparison:
-    """Two runs beside each other: what they say differently, what they cost, and which causes make the difference."""
+    """Two runs beside each other: what they say differently, what they cost, and which causes make the difference.
+
+    Raises `InvalidInput`.
+    """
     from trainledger.plan.compare import compare as found
 
-    return found(a, predict(a), b, predict(b))
+    a, b = checked(a), checked(b)
+    return found(a, _predicted(a), b, _predicted(b))
 
 
 def inference(
     run: Run,
     *,
     phase: str = "decode",
-    batch: int = 1,
-    context: int | None = None,
+    batch: int | str = 1,
+    context: int | str | None = None,
     weights: str | None = None,
     cache: str | None = None,
     compute: str | None = None,
@@ -179,24 +271,34 @@ def inference(
     """One forward of the run's model, served on its device: ``prefill`` of a prompt or ``decode`` of one more token.
 
     ``context`` is recipe.seq_len where it is not given, ``compute`` bf16 (fp16 where the device has no bf16), and
-    ``weights`` and ``cache`` (`spec.serving`) are as ``compute``. Raises `InvalidInput`.
+    ``weights`` and ``cache`` (`spec.serving`) are as ``compute``. With ``layout.auto`` (of `load` with search=False) it
+    takes the fewest tensor ranks that hold them. Raises `InvalidInput`.
     """
-    from trainledger.predict.inference import inference as told
+    from trainledger.plan.quantity import read
+    from trainledger.predict.serving_ranks import served
     from trainledger.spec.serving import Serving
 
+    # A search would be one of layouts to train with.
+    run = load(run, search=False) if isinstance(run, Run) else checked(run)
+    problems: list[Problem] = []
+    sequences = read("batch", batch, parse_count, problems, least=1, most=10**9)
+    tokens = read("context", context, parse_count, problems, least=1, most=10**9)
     machine = machine_of(run)
     if compute is None:
         peaks = {} if machine is None else machine.peak_flops_per_second
         compute = next((each for each in ("bf16", "fp16", "fp32") if each in peaks), "bf16")
     serving = Serving(
-        phase=phase, batch=batch, context=run.recipe.seq_len if context is None else context,
+        phase=phase, batch=sequences or 1, context=tokens or run.recipe.seq_len,
         weights=compute if weights is None else weights, cache=compute if cache is None else cache, compute=compute,
         quantized=quantized,
     )  # fmt: skip
-    return told(run, serving, machine, backend=kernels_of(run))
+    problems += serving.problems()
+    if problems:
+        raise InvalidInput(problems)
+    return served(run, serving, machine, backend=kernels_of(run))
 
 
-def fit(run: Run, *, of: Iterable[str] | None = None, changes: bool = True, told: Any = None) -> Fit:
+def fit(run: Run, *, of: str | Iterable[str] | None = None, changes: bool = True, told: Any = None) -> Fit:
     """The largest model, longest sequence, largest micro-batch, fewest devices and least memory that fit.
 
     ``of`` names some of these questions: model, sequence, micro-batch, devices, memory. Each is asked of the run as it
@@ -205,8 +307,15 @@ def fit(run: Run, *, of: Iterable[str] | None = None, changes: bool = True, told
     from trainledger.plan.fit.answer import what_fits
     from trainledger.plan.fit.questions import QUESTIONS
 
-    asked = tuple(QUESTIONS if of is None else of)
-    return what_fits(run, machine_of(run), backend=kernels_of(run), of=asked, changes=changes, told=told)
+    run = checked(run)
+    return what_fits(
+        run, machine_of(run), backend=kernels_of(run), of=_several(of, QUESTIONS), changes=changes, told=told
+    )
+
+
+def _several(named: str | Iterable[str] | None, every: Iterable[str]) -> tuple[str, ...]:
+    """One name, or several, or none for all."""
+    return (named,) if isinstance(named, str) else tuple(every if named is None else named)
 
 
 def optimal(
@@ -243,14 +352,11 @@ def optimal(
     >>> best.parameters // 10**8, best.tokens // 10**9
     (126, 252)
     """
-    from dataclasses import replace
-
     from trainledger.plan import optimal as laws_of
     from trainledger.plan.budget import read_budget
     from trainledger.plan.paid import SEQ_LEN, pay
     from trainledger.plan.quantity import read
     from trainledger.plan.scaling_law import FixedSize, Law, RatioLaw
-    from trainledger.units import parse_count, parse_number
 
     problems: list[Problem] = []
     named = {"params": params, "inference": inference, "unique": unique}
@@ -284,7 +390,7 @@ def optimal(
     elif per is not None:
         follow = RatioLaw("asked", "the tokens per parameter that are asked for", per, "", "")
     paid = pay(
-        budget, follow, base, budget.device, predict, seq_len=tokens, tokens_per_step=step,
+        budget, follow, base, budget.device, _predicted, seq_len=tokens, tokens_per_step=step,
         loss=answer.loss_law.loss if answer.asked is None else None, say=say,
     )  # fmt: skip
     return replace(answer, paid=paid)

@@ -12,8 +12,9 @@ import pytest
 
 from trainledger import __version__
 from trainledger.cli import COMMANDS, main
-from trainledger.cli.arguments import print_json
+from trainledger.cli.arguments import error_json, print_json
 from trainledger.loaded import load
+from trainledger.spec.problem import InvalidInput, Problem
 
 NAPKIN = ["napkin", "--params", "70B", "--tokens", "15T", "--device", "h100-sxm", "--count", "1024", "--mfu", "0.5"]
 
@@ -111,14 +112,14 @@ def test_napkin_as_json(capsys):
     code, out, _ = call(capsys, *NAPKIN, "--json", "--price", "2")
     answer = json.loads(out)
     assert code == 0
-    assert {"flops", "days", "device_hours", "static_bytes", "devices_for_static"} <= set(answer)
+    assert {"flops", "days", "device_hours", "static_nbytes", "devices_for_static"} <= set(answer)
     assert answer["flops"] == 63 * 10**23
     assert round(answer["days"], 1) == 143.9
-    assert answer["static_bytes"]["fp32-adamw"] == 1120 * 10**9
+    assert answer["static_nbytes"]["fp32-adamw"] == 1120 * 10**9
     assert answer["devices_for_static"]["fp32-adamw"] == 14
     assert answer["bytes_per_parameter"]["fp32-adamw"] == 16
-    assert answer["cost"] == pytest.approx(2 * answer["device_hours"])
-    assert {"flops", "days", "device_hours", "cost"} <= set(answer["formulas"])
+    assert answer["money"] == pytest.approx(2 * answer["device_hours"])
+    assert {"flops", "days", "device_hours", "money"} <= set(answer["formulas"])
     assert all(each["numbers"] and each["source"] for each in answer["formulas"].values())
 
 
@@ -132,8 +133,29 @@ def test_wrong_input_for_a_program_is_json_as_well(capsys):
     code, out, err = call(capsys, *NAPKIN[:-1], "1.5", "--json")
     assert code == 2
     (problem,) = json.loads(out)["error"]
-    assert problem["field"] == "mfu"
     assert problem["sentence"] == err.strip()
+    assert str(Problem(*(problem[name] for name in ("field", "value", "rule", "nearest")))) == problem["sentence"]
+    assert (problem["field"], problem["value"], problem["nearest"], problem["where"]) == ("mfu", "1.5", 0.015, "")
+
+
+def test_the_nearest_is_a_number_where_it_is_one(capsys):
+    (problem,) = json.loads(call(capsys, "explain", "memory", "gpt2", "--stage", "3", "--json")[1])["error"]
+    rule = "must be below layout.pipeline = 1, counted from 0"
+    assert problem == {
+        "field": "--stage", "value": 3, "rule": rule, "nearest": 0,
+        "sentence": f"--stage = 3: {rule}; nearest that works: 0", "where": "",
+    }  # fmt: skip
+
+
+def test_any_value_of_an_input_is_told_as_json(capsys):
+    for value, told in (
+        ({1: "a"}, "a table"), (10**9999, "a number of about 9999 digits"), ((2, [3]), [2, "[3]"]), (object, None),
+        (float("nan"), None),
+    ):  # fmt: skip
+        print_json(error_json(InvalidInput([Problem("field", value, "is wrong")])))
+        (problem,) = json.loads(capsys.readouterr().out)["error"]
+        assert problem["value"] == (told if value is not object else "<class 'object'>")
+        assert problem["nearest"] is None
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_what_needs_more_than_the_peak_is_impossible_first_and_code_2(capsys: py
     out, err = capsys.readouterr()
     assert out.startswith("Impossible: it needs 2655.8 % of the peak.\n70B parameters, 15T tokens,")
     assert out.count("Impossible") == 1
-    near = "nearest that works: --count 3689, at 72.0 % MFU\n"
+    near = "nearest that works: 3689, at 72.0 % MFU\n"
     assert err == f"count = 100: these parameters, tokens and days need 2655.8 % of the peak of the devices; {near}"
     assert main([*words, "--days", "88", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"][0]["field"] == "count"
@@ -178,13 +178,12 @@ def test_the_note_behind_a_long_name_of_a_figure_has_a_line_of_its_own(tmp_path:
     from trainledger.report import plot
 
     where = str(tmp_path / ("a" * 60 + ".png"))
-    names = ["Where 7.366 days go", "Memory of the heaviest device", "Memory over one step"]
-    first, *rest = plot.told(where, names).splitlines()
-    assert first == f"Written to {where}"
-    assert " ".join(rest) == f"({names[0]} alone; an .html has {names[1]}, {names[2]} too)"
-    assert max(map(len, rest)) <= 80
-    assert plot.told("p.svg", ["Loss", "Time"]) == "Written to p.svg (Loss alone; an .html has Time too)"
-    assert plot.told("p.svg", ["Loss"]) == "Written to p.svg"
+    names = ["Where 7.366 days go", "Memory of the heaviest device over one step (it does NOT fit)"]
+    told = plot.told({where: names[0], f"{where[:-4]}-2.png": names[1]}).splitlines()
+    assert told[::2] == [f"Written to {where}", f"Written to {where[:-4]}-2.png"]
+    assert told[1::2] == [f"({each})" for each in names]
+    assert plot.told({"p.svg": "Loss", "p-2.svg": "Time"}) == "Written to p.svg (Loss)\nWritten to p-2.svg (Time)"
+    assert plot.told({"p.svg": "Loss"}) == "Written to p.svg"
 
 
 def test_the_waiting_line_of_the_searches_is_that_of_the_arguments() -> None:

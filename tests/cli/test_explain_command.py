@@ -24,7 +24,11 @@ def test_lines_fit_a_terminal_and_name_formula_and_source(capsys: pytest.Capture
     assert " exact" in out
     told_as_json = json.loads(told(capsys, "explain", what, "llama-3-8b", "--json"))
     assert told_as_json["symbols"]["L"] == 32
-    assert told_as_json["parts"][0]["lines"][0]["formula"]
+    part = told_as_json["parts"][0]
+    assert part["lines"][0]["formula"]
+    unit = {"memory": "nbytes"}.get(what, what)
+    assert part[unit] == sum(each[unit] for each in part["lines"]) > 0
+    assert not {"value", "total"} & {*part, *part["lines"][0]}
 
 
 def test_time_on_a_device_and_where_nothing_is_known(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,7 +42,7 @@ def test_time_on_a_device_and_where_nothing_is_known(capsys: pytest.CaptureFixtu
 def test_the_longest_operations_are_told_and_how_many_more_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["explain", "time", "llama-3-8b", "--device", "h100-sxm"]
     parts = json.loads(told(capsys, *words, "--json"))["parts"][1:]
-    seconds = sorted((line["value"] for part in parts for line in part["lines"]), reverse=True)
+    seconds = sorted((line["seconds"] for part in parts for line in part["lines"]), reverse=True)
     for asked, top in ((["--top", "3"], 3), ([], 15)):
         out = told(capsys, *words, *asked)
         operations = out.split("\nforward ")[1]
@@ -123,5 +127,5 @@ def test_time_of_a_layout_names_its_collectives(capsys: pytest.CaptureFixture[st
     assert not re.search(gathers, joined)
     parts = json.loads(told(capsys, *words, "--json"))["parts"]
     sent = next(each for each in parts if each["title"].startswith("communication"))
-    assert sent["total"] == pytest.approx(sum(each["value"] for each in sent["lines"]))
+    assert sent["seconds"] == pytest.approx(sum(each["seconds"] for each in sent["lines"]))
     assert "communication of such a rank" not in told(capsys, "explain", "time", "gpt2", "--device", "h100-sxm")

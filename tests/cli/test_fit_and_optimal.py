@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from trainledger.cli import LIGHT, main
+from trainledger.plan.in_json import SECTIONS
 
 TINY = ["--set", "model.d_model=256", "--set", "model.n_layers=4", "--set", "model.vocab_size=2048",
         "--set", "model.n_heads=4", "--set", "model.d_ff=1024",
@@ -120,9 +121,7 @@ def test_fit_and_plan_hold_the_same_of_the_same_run(capsys, more):
     planned = json.loads(out)
     assert code == 0
     assert told["held"]["nbytes"] == planned["forecast"]["device_nbytes"]
-    assert [told[name] for name in ("recipe", "layout", "cluster")] == [
-        planned[name] for name in ("recipe", "layout", "cluster")
-    ]
+    assert [told["run"][name] for name in SECTIONS] == [planned["run"][name] for name in SECTIONS]
     assert told["rows"][0]["answers"]["memory"]["size"] == told["held"]["nbytes"]
     _, text, _ = call(capsys, "plan", *words)
     assert shown.splitlines()[:4] == text.splitlines()[:4]
@@ -190,10 +189,39 @@ def test_the_figures_of_optimal(capsys, tmp_path):
     assert "1.96 standard errors of the fit" in page
 
 
+def test_the_figures_of_optimal_have_what_was_asked() -> None:
+    from trainledger.questions import optimal
+    from trainledger.report.optimal import about, figures
+
+    plain = optimal(flops="6e23", family=None)
+    asked = optimal(flops="6e23", family=None, params="8B", inference="2T", unique="100B")
+    assert asked.asked is not None
+    assert asked.served is not None
+    assert asked.repeated is not None
+    iso, frontier = figures(asked).values()
+    before = [len(each["data"]) for each in figures(plain).values()]
+    assert [len(each["data"]) for each in (iso, frontier)] == [each + 3 for each in before]
+    points = (asked.asked, asked.served, asked.repeated)
+    assert [each["x"][0] for each in iso["data"][-3:]] == [each.parameters for each in points]
+    assert [each["x"][0] for each in frontier["data"][-3:]] == [6 * each.parameters * each.tokens for each in points]
+    for figure in (iso, frontier):
+        losses = [each["y"][0] for each in figure["data"][-3:]]
+        assert losses[0] == asked.asked.loss
+        # The one to serve reaches the loss of the optimum of training alone.
+        best = asked.loss_law.parameters(6e23).value
+        assert losses[1] == pytest.approx(asked.loss_law.loss(best, 1e23 / best), rel=1e-6)
+        assert losses[2] == asked.repeated.loss
+    said = " ".join(about(asked))
+    assert "asked for: 8B parameters on 12.5T tokens, loss 2.024." in said
+    assert "cheapest with 2T tokens served: 51.2B parameters on 2.06T tokens" in said
+
+
 def test_fit_draws_what_it_says() -> None:
     from trainledger.loaded import load
     from trainledger.questions import fit
-    from trainledger.report.fit import figures
+    from trainledger.report.fit import about, figures
+    from trainledger.report.memory import COLOUR_OF
+    from trainledger.report.style import GREY
 
     recipe = {"seq_len": 1024, "global_batch": 1, "micro_batch": 1, "steps": 1}
     found = fit(load({"model": {"preset": "gpt2"}, "recipe": recipe, "cluster": {"device": "rtx-4090"}}))
@@ -204,6 +232,12 @@ def test_fit_draws_what_it_says() -> None:
         assert held is not None
         assert sum(each["x"][at] for each in drawn["memory"]["data"]) == pytest.approx(held.nbytes / 1e9)
     assert drawn["model"]["data"][0]["x"] == [row.answers["model"].size for row in found.rows]
+    layout = drawn["memory"]["layout"]
+    assert [each["x0"] for each in layout["shapes"]] == [found.held.usable_nbytes / 1e9]
+    assert layout["shapes"][0]["x0"] < layout["xaxis"]["range"][1]
+    for each in drawn["memory"]["data"]:  # a category has the colour that it has wherever memory is drawn
+        assert each["marker"]["color"] == COLOUR_OF.get(each["name"], GREY)
+    assert "gpt2: 124,439,808 parameters" in about(found)[0]
 
 
 def test_devices_said_by_set_are_those_said_by_count(capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,4 +246,4 @@ def test_devices_said_by_set_are_those_said_by_count(capsys: pytest.CaptureFixtu
         assert main(["fit", "gpt2", "--device", "h100-sxm", *said, "--of", "micro-batch", "--json"]) == 0
         told.append(json.loads(capsys.readouterr().out))
     assert told[0] == told[1]
-    assert told[0]["layout"]["shard"] == 8
+    assert told[0]["run"]["layout"]["shard"] == 8

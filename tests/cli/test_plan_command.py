@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_said_with_what_helps(capsys):
     words = ["plan", "llama-3-70b", "--set", "cluster.device=h100-sxm", "--set", "cluster.count=64"]
     said = costs(call(capsys, *words)[1])
     assert said["memory"].startswith("does NOT fit: ")
-    assert said["bottleneck"].startswith("device memory: a device needs ")
+    assert said["bottleneck"].startswith("device memory: one device that does all of it alone needs ")
     assert said["bottleneck"].endswith("a [layout] spreads it (--set layout=auto looks for one)")
 
 
@@ -262,7 +262,7 @@ def test_one_device_gets_what_the_search_finds_too(capsys):
 
 def test_programs_are_told_the_layout_that_was_found(capsys):
     words = ["gpt2", *L4, "--set", "cluster.count=4", "--set", "recipe.global_batch=64"]
-    said = json.loads(call(capsys, "plan", *words, "--set", "layout=auto", "--json")[1])
+    said = json.loads(call(capsys, "plan", *words, "--set", "layout=auto", "--json")[1])["run"]
     best = json.loads(call(capsys, "layouts", *words, "--keep", "1", "--json")[1])["ranked"][0]
     assert said["layout"]["shard"] * said["layout"]["replicate"] == 4
     assert {name: value for name, value in said["layout"].items() if value is not None} == best["layout"]

@@ -13,7 +13,7 @@ from trainledger.cli import main
 from trainledger.plan.advise import Advice, Advised
 from trainledger.plan.changes import EFFECTS, RESULT, SAME, Change, changes
 from trainledger.plan.difference import overrides
-from trainledger.report.advise import figures, text
+from trainledger.report.advise import about, figures, text
 from trainledger.spec.calibration import write_calibration
 from trainledger.spec.problem import InvalidInput
 
@@ -132,7 +132,7 @@ def test_a_goal_can_be_asked_for() -> None:
     assert saved == sorted(saved, reverse=True)
     with pytest.raises(InvalidInput) as caught:
         tl.advise(tl.load(ALONE), goal="tim")
-    assert str(caught.value) == "--goal = 'tim': must be one of time, memory; nearest that works: time"
+    assert str(caught.value) == "goal = 'tim': must be one of time, memory; nearest that works: time"
 
 
 def test_with_any_result_the_combination_is_at_least_as_fast() -> None:
@@ -211,6 +211,24 @@ def test_the_figure_has_each_change_and_the_plan(case: tuple[Table, Advice]) -> 
     drawn = sum(len(each["x"]) for each in figure["data"] if each["name"] in EFFECTS.values())
     assert drawn == sum(each.seconds[1] is not None for each in advice.alone)
     assert [each["x"] for each in figure["data"] if each["name"] == "as planned"]
+
+
+def test_each_number_in_the_figure_names_a_change_and_the_line_is_within(case: tuple[Table, Advice]) -> None:
+    advice = case[1]
+    (figure,) = figures(advice).values()
+    layout = figure["layout"]
+    points = {
+        int(number): (name[0], x)
+        for each in figure["data"]
+        if each["mode"] == "markers+text"
+        for number, name, x in zip(each["text"], each["customdata"], each["x"], strict=True)
+    }
+    assert [points[number + 1][0] for number in range(len(points))] == layout["meta"]["key"]
+    low, high = layout["xaxis"]["range"]
+    (gives,) = (each["x0"] for each in layout["shapes"])
+    assert gives == pytest.approx((advice.told.usable_nbytes or 0) / 1e9)
+    assert all(0 <= low < x < high for x in (gives, *(x for _, x in points.values())))
+    assert ("does NOT fit" in " ".join(about(advice))) == (case[0] is TOO_LARGE)
 
 
 def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

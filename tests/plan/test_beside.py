@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 import trainledger as tl
-from trainledger.plan.beside import Beside
+from trainledger.ledger.timeline import timeline
+from trainledger.plan.beside import Beside, beside
+from trainledger.predict.predict import accounts_of
 from trainledger.questions import plan
 
 
@@ -57,3 +59,30 @@ def test_micro_batches_change_the_memory_and_not_the_work() -> None:
 def test_a_rule_that_does_not_speak_of_the_optimizer_is_left_out() -> None:
     assert "16 N" not in rows_of(**{"recipe.optimizer": "sgd"})
     assert rows_of()["6 N"].error == pytest.approx(-0.1207, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "bytes_each"),
+    [
+        ({"precision": "bf16-mixed"}, 4 + 4 + 8),
+        ({"precision": "bf16-sharded"}, 4 + 4 + 8),
+        ({"precision": "bf16"}, 2 + 2 + 4),
+        ({"precision": "bf16", "moment_dtype": "fp32"}, 2 + 2 + 8),
+        ({"precision": "bf16", "master_weights": True}, 2 + 2 + 4 + 8),
+        ({"precision": "bf16", "master_weights": True, "gradient_dtype": "fp32"}, 2 + 4 + 4 + 8),
+        ({"precision": "bf16-mixed", "lora_rank": 4}, 4 + 4 + 8),
+        ({"precision": "bf16", "lora_rank": 4}, 2 + 2 + 4),
+    ],
+)
+def test_static_state_is_what_the_account_holds_of_weights_gradients_and_moments(
+    recipe: dict[str, Any], bytes_each: int
+) -> None:
+    run = tl.load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 64, "global_batch": 1, "steps": 1, **recipe}})
+    ledger = accounts_of(run, backend="cuda")[0]
+    states = next(each for each in beside(run, ledger, 1) if each.quantity == "static state").by_ledger
+    most = dict.fromkeys(("parameters", "gradients", "optimizer state"), 0)
+    for moment in timeline(ledger):
+        most = {name: max(nbytes, moment.live.get(name, 0)) for name, nbytes in most.items()}
+    assert states == sum(most.values())
+    # By hand, where a step counter of each tensor is all that is left out.
+    assert states == pytest.approx(bytes_each * ledger.parameters, rel=1e-3)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from math import lcm
+from math import lcm, log10
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from trainledger.cli import main
 from trainledger.plan import breaks as breaks_module
 from trainledger.plan.breaks import RULE, Breaks
 from trainledger.plan.growth import AXES, growth
-from trainledger.plan.limits import LIMITS, Limit, Limits, Reading, critical_batch, critical_batch_of_tokens
+from trainledger.plan.limits import LIMITS, Limit, Limits, Reading, critical_batch, critical_batch_of_tokens, remedy
 from trainledger.report.breaks import figures, text
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
@@ -248,7 +248,7 @@ def test_width_keeps_heads_and_proportions() -> None:
 def test_an_axis_that_is_none_is_a_sentence() -> None:
     with pytest.raises(InvalidInput) as caught:
         tl.breaks(tl.load(ALONE), along=["lenght", "batch"])
-    assert str(caught.value).startswith("--along = 'lenght': must be one of sequence, batch, width, depth, devices")
+    assert str(caught.value).startswith("along = 'lenght': must be one of sequence, batch, width, depth, devices")
 
 
 @pytest.fixture(scope="module")
@@ -268,6 +268,9 @@ def test_the_text_fits_a_terminal(found: Breaks) -> None:
 def test_the_figure_has_a_point_for_each_break(found: Breaks) -> None:
     (figure,) = figures(found).values()
     points = [x for each in figure["data"] for x in each["x"]]
+    low, high = figure["layout"]["xaxis"]["range"]
+    room = 0.09 * (high - low)  # on both sides, for half a label on a narrow page
+    assert all(low + room < log10(each) < high - room for each in points)
     assert sorted(points) == sorted(each.factor for along in found.along for each in along.breaks)
     labels: dict[str, list[tuple[float, str]]] = {}  # of each row, from left to right: above and below by turns
     for each in figure["data"]:
@@ -285,6 +288,35 @@ def test_limits_name_source_and_remedy() -> None:
         assert each.remedy
 
 
+def test_what_the_run_does_already_is_no_remedy() -> None:
+    failures = next(each for each in LIMITS if each.name == "failures")
+    for asynchronous in (False, True):
+        for every in (100, None):
+            recipe = replace(tl.load(ALONE).recipe, checkpoint_async=asynchronous, checkpoint_every=every)
+            said = remedy(failures, replace(tl.load(ALONE), recipe=recipe))
+            assert "faster storage" in said
+            assert ("recipe.checkpoint_async=true" in said) is not asynchronous
+            assert ("Daly's interval" in said) is (every is not None)
+
+
+def test_what_waits_for_data_should_not() -> None:
+    """A limit of nothing at all is told in words and not as a share of 0.0 %."""
+    found = tl.breaks(tl.load(ALONE, {"cluster.loader_tokens_per_second": 1000}), along=["depth"])
+    (waiting,) = [each for each in found.already if each.limit == "data throughput"]
+    assert waiting.most == 0
+    said = " ".join(text(found).split())
+    assert " %, and should be none (assumed): time in which devices wait for data" in said
+    assert "of 0.0 %" not in said
+
+
+def test_a_bound_of_memory_is_no_assumption() -> None:
+    """Where nothing around the tensors is known, the device holds at least as much as is told."""
+    for device, basis in (("mi300x", "bound"), ("h100-sxm", "assumed")):
+        run = tl.load(ALONE, {"cluster.device": device, "recipe.global_batch": 4096, "recipe.micro_batch": 4096})
+        found = tl.breaks(run, along=["depth"])
+        assert [each.basis for each in found.already if each.limit == "device memory"] == [basis]
+
+
 def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     import json
 
@@ -295,7 +327,7 @@ def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     (edge,) = [each for each in told["along"][0]["breaks"] if each["limit"] == "device memory"]
     assert edge["field"] == "model.n_layers"
     assert edge["breaks"] == edge["holds"] + 1
-    assert edge["changes"] == [f"model.n_layers={edge['breaks']}"]
+    assert edge["set"] == [f"model.n_layers={edge['breaks']}"]
     assert "20 for each parameter" in err
 
 

@@ -18,7 +18,7 @@ from trainledger.plan.compare import compare, reasons
 from trainledger.plan.difference import as_override, differences, overrides
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.waterfall import Bar, nanoseconds
-from trainledger.report.compare import figures, text
+from trainledger.report.compare import about, figures, text
 
 CHANGES = st.fixed_dictionaries(
     {},
@@ -152,7 +152,27 @@ def test_the_figures_hold_both_sides() -> None:
     found = tl.compare(tl.load(ALONE), tl.load(SHARDED))
     time, memory = figures(found, ("one", "other")).values()
     assert [each["name"] for each in time["data"]] == ["a: one", "b: other"]
-    assert sum(memory["data"][0]["x"]) == pytest.approx(sum(each.a for each in found.memory) / 1e9)
+    *parts, whole = memory["data"][0]["x"]
+    assert sum(parts) == pytest.approx(sum(each.a for each in found.memory) / 1e9) == whole
+    assert memory["layout"]["shapes"] == []  # both fit
+
+
+def test_what_does_not_fit_is_drawn_and_told_so() -> None:
+    small, large = ({**ALONE, "cluster": {"device": each}} for each in ("l4", "h200"))
+    for table in (small, large):
+        table["recipe"] = {**ALONE["recipe"], "micro_batch": 64, "global_batch": 64}
+    found = tl.compare(tl.load(small), tl.load(large))
+    assert (found.told_a.fits, found.told_b.fits) == (False, True)
+    memory = list(figures(found).values())[1]["layout"]
+    given = [each.usable_nbytes for each in (found.told_a, found.told_b)]
+    assert [each["x0"] for each in memory["shapes"]] == [each / 1e9 for each in given if each]
+    assert [each["text"][:16] for each in memory["annotations"][-2:]] == ["a's device gives", "b's device gives"]
+    assert all(memory["xaxis"]["range"][0] <= each["x0"] < memory["xaxis"]["range"][1] for each in memory["shapes"])
+    said = " ".join(about(found, ("one", "other")))
+    assert "a: one" in said
+    assert "1 x l4" in said
+    assert "a does NOT fit: " in said
+    assert "b fits: " in said
 
 
 def test_two_files_and_one_file_changed_give_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,3 +211,16 @@ def test_nothing_to_compare_with_is_a_sentence(capsys: pytest.CaptureFixture[str
     assert main(["compare", "gpt2"]) == 2
     sentence = "B: there is nothing to compare with: name a second plan, or change this one with --set-b\n"
     assert capsys.readouterr() == ("", sentence)
+
+
+def test_runs_that_wait_for_tokens_are_compared_with_the_wait() -> None:
+    """A slow loader leaves a step as it is and halves what the run makes of it."""
+    slow, quick = (tl.load(ALONE, {"cluster.loader_tokens_per_second": each}) for each in (1000, 2000))
+    by_name = {each.name: each for each in tl.compare(slow, quick).rows}
+    assert by_name["step"].difference == by_name["tokens/s"].difference == by_name["MFU"].difference == 0
+    assert by_name["tokens/s with the wait"].difference == pytest.approx(1000)
+    steps = by_name["step with the wait for tokens"]
+    assert (steps.a or 0) / (steps.b or 1) == pytest.approx(2)
+    shares = by_name["MFU with the wait"]
+    assert (shares.b or 0) / (shares.a or 1) == pytest.approx(2)
+    assert not [each for each in tl.compare(tl.load(ALONE), tl.load(SHARDED)).rows if "wait" in each.name]

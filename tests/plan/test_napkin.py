@@ -58,8 +58,8 @@ def test_8_h100_at_50_percent():
 
 def test_a_bill():
     answer = napkin(**WORKED, price=2)
-    assert answer.cost == pytest.approx(2 * answer.device_hours)
-    assert napkin(**WORKED).cost is None
+    assert answer.money == pytest.approx(2 * answer.device_hours)
+    assert napkin(**WORKED).money is None
 
 
 QUANTITIES = {

@@ -77,16 +77,18 @@ def test_a_fixed_value_that_is_in_the_way_is_named_with_the_nearest_to_it(
     assert f"{section}.{name}={others[0]}" in str(found.nearest) if others else name not in str(found.nearest)
 
 
-def test_a_rule_that_no_batch_helps_against_is_named() -> None:
+def test_adapters_have_no_account_over_several_devices_and_nothing_is_named_in_its_place() -> None:
     run = run_for(4, SMALL, precision="bf16-mixed", lora_rank=4)
-    assert str(why(run, {})) == (
-        "layout: found no layout that fits 4 x h100-sxm: recipe.lora_rank is accounted for on one rank only; "
-        "nearest that works: cluster.count=1"
-    )
+    rule = "found no layout that fits 4 x h100-sxm: adapters (recipe.lora_rank) are accounted for on one device only"
+    for fixed in ({}, {"tensor": 2}):
+        assert str(why(run, fixed)) == f"layout: {rule}"
+    with pytest.raises(InvalidInput) as told:
+        tl.load(run, {"layout": "auto"})
+    assert str(told.value) == f"layout = 'auto': {rule}"
 
 
 def test_data_ranks_that_the_batch_is_no_multiple_of_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["llama-3-8b", "--device", "h100-sxm", "--count", "1000"]
+    words = ["llama-3-8b", "--device", "h100-sxm", "--count", "1000", "--set", "recipe.global_batch=512"]
     rule = (
         "found no layout that fits 1,000 x h100-sxm: recipe.global_batch = 512 must be a multiple of the data ranks, "
         "which are 5, 10, 20 ... beside the tensor, context and pipeline ranks that the model allows"

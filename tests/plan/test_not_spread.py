@@ -18,6 +18,7 @@ from trainledger.report import breaks as breaks_report
 from trainledger.report import compare as compare_report
 from trainledger.report import plan as plan_report
 from trainledger.spec.layout import Layout
+from trainledger.units import format_nbytes
 
 A100 = {"device": "a100-sxm-80gb", "price_per_device_hour": 2.0}
 OF_THE_RUN = ("total_seconds", "days", "device_hours", "money", "kwh", "co2_kg", "goodput", "interruptions")
@@ -77,6 +78,21 @@ def test_a_model_that_no_device_holds_has_no_bill() -> None:
     assert told.money is None
 
 
+def test_what_a_device_needs_is_said_of_one_device_in_each_sentence() -> None:
+    """The reason is about a device with its part of the sequences, all the rest about one that does all of it."""
+    run = run_of("llama-3-8b", 64, global_batch=64, micro_batch=None)
+    told = tl.predict(run)
+    assert told.bottleneck is not None
+    assert told.device_nbytes is not None
+    alone = f"one device that does all of it alone needs {format_nbytes(told.device_nbytes)}"
+    assert told.bottleneck.sentence.startswith(f"{alone} and has 84.98 GB; ")
+    assert told.impossible[0].endswith(" for the whole model and its part of the sequences, and has 84.98 GB")
+    out = " ".join(plan_report.text(plan(run)).split())
+    needed = format_nbytes(told.device_nbytes)
+    assert f"does NOT fit: {needed} in one device that does all of it alone" in out
+    assert f"a device needs {needed}" not in out
+
+
 def test_a_batch_that_is_too_large_for_one_device_alone_is_shared() -> None:
     """Without a micro-batch one device is told with all sequences; each of several has its part."""
     told = tl.predict(run_of("gpt2", 64, global_batch=1024, micro_batch=None))
@@ -116,7 +132,7 @@ def test_programs_are_told_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", *words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["impossible"] == ["1 sequence a step cannot be spread over 8 devices"]
-    assert told["seconds"] is None
+    assert told["total_seconds"] is None
 
 
 def test_advice_says_it_first_and_what_makes_it_possible_leads() -> None:
@@ -176,3 +192,21 @@ def test_runs_of_which_one_cannot_be_are_compared_by_a_step() -> None:
     assert "B is impossible without a [layout]: 60 sequences a step do not go evenly over 8 devices" in said
     assert "its step and its tokens/s are of one device alone" in said
     assert "The whole run" not in said
+
+
+def test_adapters_are_sent_to_no_layout() -> None:
+    """Their account is of one device, so that nothing that searches for layouts could find one."""
+    recipe = {"global_batch": 8, "precision": "bf16", "lora_rank": 8}
+    large, small = run_of("llama-3-70b", 8, **recipe), run_of("gpt2", 8, **recipe)
+    few = run_of("llama-3-70b", 8, **{**recipe, "global_batch": 4})
+    why = "adapters (recipe.lora_rank) are accounted for on one device only"
+    assert any(each.endswith(why) for each in tl.predict(small).notes if "without loss" in each)
+    assert not any("without loss" in each for each in tl.predict(large).notes)
+    texts = [plan_report.text(plan(each)) for each in (large, small, few)]
+    texts += [advise_report.text(tl.advise(large, together=0))]
+    texts += [breaks_report.text(tl.breaks(each, along=["depth"], reach=2)) for each in (large, few)]
+    for text in (" ".join(each.split()) for each in texts):
+        assert "layout=auto" not in text
+        assert "trainledger layouts" not in text
+    assert all(why in " ".join(each.split()) for each in (*texts[:4], texts[-1]))
+    assert f"has 84.98 GB. No layout is looked for, as {why}" in " ".join(texts[0].split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from trainledger.plan.scaling_law import FixedSize, RatioLaw, laws
 from trainledger.predict.forecast import Forecast
 from trainledger.questions import plan
 from trainledger.report.optimal import text
+from trainledger.spec.recipe import Recipe
 
 LAWS = laws()
 DEVICE = tl.device("h100-sxm")
@@ -117,6 +119,25 @@ def test_the_whole_question_is_about_the_size_that_is_asked_for():
     )
     shown = " ".join(text(found).split())
     assert "What fits of what is asked for, and what its predicted speed pays for" in shown
+
+
+def test_all_that_the_speed_needs_and_all_that_belongs_to_the_run_is_said():
+    """Planned from the settings of the text and the defaults of a run file, the run takes as long as is told."""
+    answer = tl.optimal(device="h100-sxm", count=8, days=1, params="2B")
+    shown = " ".join(text(answer).split())
+    found, recipe = answer.paid, answer.paid.run.recipe
+    kept = ("seq_len", "global_batch", "micro_batch", "precision", "activation_checkpointing", "tokens")
+    told = {name: getattr(recipe, name) for name in kept}
+    named = dict(
+        each.split("=") for each in re.findall(r"recipe\.(\w+=[^,.\s]+)[,.] ", shown.partition("A device holds")[0])
+    )
+    assert named == {"compile": "true"}
+    again = replace(found.run, recipe=Recipe(**told, compile=named["compile"] == "true"))
+    assert tl.predict(again).total_seconds == found.told.total_seconds
+    assert tl.predict(replace(again, recipe=Recipe(**told))).total_seconds > found.told.total_seconds
+    for note in found.told.notes:
+        assert note[1:] in shown
+    assert any("an interruption every" in each for each in found.told.notes)
 
 
 def test_devices_whose_network_nobody_knows_are_not_searched(recwarn):

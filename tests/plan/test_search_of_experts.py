@@ -178,12 +178,12 @@ def test_what_is_told_of_experts_can_be_pasted(capsys: pytest.CaptureFixture[str
     assert len(sets) == 2
     assert main([*words, "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["ranked"][0]
-    assert set(sets) < set(best["settings"])
+    assert set(sets) < set(best["set"])
     table: dict[str, Any] = {
         "model": {"preset": "deepseek-v2-lite"}, "cluster": {"device": "h800-sxm", "count": 32},
         "recipe": {"seq_len": 4096, "global_batch": 256, "steps": 1, "precision": "bf16-sharded"},
     }  # fmt: skip
-    run = tl.load(table, best["settings"])
+    run = tl.load(table, best["set"])
     assert (run.layout.expert_send, run.layout.overlap) == ("nodes", ("gradients", "experts"))
     again = tomllib.loads(as_toml(run))
     assert tl.load({**table, "layout": again["layout"], "recipe": {**table["recipe"], **again["recipe"]}}) == run

@@ -138,6 +138,21 @@ def test_nothing_fits():
     assert fit.devices == ()
 
 
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        ({"lora_rank": 8, "precision": "bf16"}, "recipe.lora_rank = 8 is accounted for on one rank only"),
+        ({"optimizer": "muon"}, "recipe.optimizer = 'muon' works on whole matrices, and sharded ranks have pieces"),
+        ({"activation_checkpointing": "full"}, "not even with states in 16,384 parts"),
+    ],
+)  # fmt: skip
+def test_states_that_cannot_be_sharded_are_told_by_the_rule(recipe, why):
+    fields = {"seq_len": 1024, "global_batch": 1, "steps": 1, **recipe}
+    run = load({"model": {"preset": "llama-3-70b"}, "recipe": fields, "cluster": {"device": "l4"}})
+    found = tl.fit(run, of="devices", changes=False)["devices"]
+    assert found.note.startswith(why)
+
+
 def test_what_the_heaviest_rank_is_called():
     run = run_of(layout={"pipeline": 4}, micro_batch=1)
     scale = scale_of(machine_of(run), backend="cuda")

@@ -91,12 +91,13 @@ def test_decode_of_one_sequence_reads_weights_and_cache_once():
     told = tl.inference(run, batch=1, context=8192)
     spec = run.model
     head_and_blocks = 2 * (parameters(spec).total - spec.vocab_size * spec.d_model)
-    assert told.moved["weights"] == head_and_blocks + 2 * spec.d_model
-    assert told.moved["cache"] == 8192 * 128 * KIB
-    by_hand = (told.moved["weights"] + told.moved["cache"]) / device.memory_bytes_per_second
+    assert told.moved_nbytes["weights"] == head_and_blocks + 2 * spec.d_model
+    assert told.moved_nbytes["cache"] == 8192 * 128 * KIB
+    by_hand = (told.moved_nbytes["weights"] + told.moved_nbytes["cache"]) / device.memory_bytes_per_second
     assert told.time.limit == "memory"
-    assert told.time.bound == pytest.approx(by_hand, rel=2e-3)
-    assert told.time.expected > told.time.bound
+    assert told.time.bound_seconds == pytest.approx(by_hand, rel=2e-3)
+    assert told.time.expected_seconds > told.time.bound_seconds
+    assert told.expected_tokens_per_second * told.time.expected_seconds == pytest.approx(1)
     # Pope et al. 2022, section 2: 2 N of a token, and attention 4 L d T more.
     two_n = 2 * (parameters(spec).total - spec.vocab_size * spec.d_model)
     norms = 2 * parameters(spec).by_component["norms"]
@@ -114,7 +115,7 @@ def test_a_long_prompt_is_bound_by_compute_and_costs_as_training_forward():
     forward = training.filter(lambda each: each.phase == "forward").matmul_flops
     logits = 2 * run.model.d_model * run.model.vocab_size
     assert told.ledger.matmul_flops == forward - 8191 * logits  # logits of the last token only
-    assert told.tokens_per_second == pytest.approx(8192 / told.time.bound)
+    assert told.bound_tokens_per_second == pytest.approx(8192 / told.time.bound_seconds)
 
 
 SMALL = {"vocab_size": 64, "d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 96, "max_seq_len": 4096}
@@ -126,7 +127,7 @@ def test_weights_that_are_wider_than_the_products_are_read_as_they_are_held(weig
     told = tl.inference(run, phase="decode", context=8, weights=weights, compute=compute)
     products = [each for each in told.ledger if each.kind == "matmul" and each.path.endswith("up_proj")]
     assert sum(each.read for each in products) == pytest.approx(wide * 64 * 96, rel=0.05)
-    assert 0 <= told.moved["activations"] < told.moved["weights"]
+    assert 0 <= told.moved_nbytes["activations"] < told.moved_nbytes["weights"]
 
 
 @settings(max_examples=25, deadline=None)
@@ -145,16 +146,16 @@ def test_what_must_grow_grows(batch, context, kv, window, phase, weights, cache)
         return module.inference(run, serving, machine, backend="cuda", table=False)
 
     here, more, longer = told(one), told(replace(one, batch=batch + 1)), told(replace(one, context=context + 1))
-    assert sum(here.moved.values()) == here.ledger.total("read") + here.ledger.total("written")
-    assert min(here.moved.values()) >= 0
+    assert sum(here.moved_nbytes.values()) == here.ledger.total("read") + here.ledger.total("written")
+    assert min(here.moved_nbytes.values()) >= 0
     for other in (more, longer):
         assert other.cache_nbytes >= here.cache_nbytes
         assert other.ledger.flops >= here.ledger.flops
-        assert other.time.bound >= here.time.bound
+        assert other.time.bound_seconds >= here.time.bound_seconds
         assert other.memory.nbytes >= here.memory.nbytes
         assert other.weights == here.weights
     wider = replace(machine, memory_bytes_per_second=2 * machine.memory_bytes_per_second)
-    assert module.inference(run, one, wider, backend="cuda", table=False).time.bound <= here.time.bound
+    assert module.inference(run, one, wider, backend="cuda", table=False).time.bound_seconds <= here.time.bound_seconds
 
 
 @pytest.mark.parametrize("batch", [1, 32])
@@ -166,12 +167,12 @@ def test_what_tensor_ranks_send_is_in_the_bound_by_its_bytes(batch: int) -> None
     assert told.collectives == {"all_reduce": 2 * spec.n_layers + 1, "all_gather": 1}
     sent = 7 / 8 * 2 * batch * (2 * (2 * spec.n_layers + 1) * spec.d_model + spec.vocab_size)
     assert told.time is not None
-    assert told.time.spent["links"] == pytest.approx(sent / link)
-    assert sum(told.time.spent.values()) == pytest.approx(told.time.bound)
+    assert told.time.bound_seconds_by_limit["links"] == pytest.approx(sent / link)
+    assert sum(told.time.bound_seconds_by_limit.values()) == pytest.approx(told.time.bound_seconds)
     # As they run, they also have to begin.
-    assert told.time.expected_links > told.time.spent["links"]
-    moved = told.time.expected - told.time.expected_links
-    assert moved > told.time.spent["memory"]
+    assert told.time.expected_link_seconds > told.time.bound_seconds_by_limit["links"]
+    moved = told.time.expected_seconds - told.time.expected_link_seconds
+    assert moved > told.time.bound_seconds_by_limit["memory"]
 
 
 def test_slower_links_and_larger_batches_never_make_collectives_quicker() -> None:
@@ -179,8 +180,8 @@ def test_slower_links_and_larger_batches_never_make_collectives_quicker() -> Non
         run = run_of("llama-3-8b", "a100-sxm-80gb", tensor=8)
         told = module.inference(run, Serving(batch=batch), device, backend="cuda", table=False)
         assert told.time is not None
-        assert told.time.expected_links is not None
-        return told.time.spent["links"], told.time.expected_links
+        assert told.time.expected_link_seconds is not None
+        return told.time.bound_seconds_by_limit["links"], told.time.expected_link_seconds
 
     device = catalog.placed(catalog.device("a100-sxm-80gb"), run_of("llama-3-8b").cluster)
     node = device.fabric.node
@@ -203,7 +204,7 @@ def test_collectives_are_named_with_their_part_of_the_time(capsys: pytest.Captur
     assert main([*words, "--count", "8", "--set", "layout.tensor=8", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["collectives"] == {"all_reduce": 65, "all_gather": 1}
-    assert 0 < told["time"]["spent"]["links"] < told["time"]["expected_links"] < told["time"]["expected"]
+    assert 0 < told["time"]["bound_seconds_by_limit"]["links"] < told["time"]["expected_link_seconds"]
     assert main(words) == 0
     assert "between tensor ranks" not in capsys.readouterr().out
 
@@ -230,16 +231,19 @@ def test_the_largest_batch_fits_and_one_more_does_not():
     assert rows[told.largest_batch].fits
     assert rows[told.largest_batch + 1].fits is False
     assert rows[8].time == told.time
+    assert (told.fits, "NOT fit" in repr(told)) == (True, False)
+    larger = tl.inference(run_of("llama-3-8b"), batch=told.largest_batch + 1, context=8192)
+    assert (larger.fits, repr(larger).endswith(" s, does NOT fit)")) == (False, True)
     quantized = tl.inference(run_of("llama-3-8b"), batch=8, context=8192, weights="int4", cache="fp8")
     assert quantized.largest_batch > 2 * told.largest_batch
-    assert quantized.time.bound < told.time.bound
+    assert quantized.time.bound_seconds < told.time.bound_seconds
 
 
 def test_experts_are_read_when_a_token_is_sent_to_them():
     run = run_of("mixtral-8x7b")
     spec = run.model
     assert experts_met(spec, 1) == spec.experts_per_token / spec.n_experts
-    one, many = (tl.inference(run, batch=each, context=128).moved["weights"] for each in (1, 4096))
+    one, many = (tl.inference(run, batch=each, context=128).moved_nbytes["weights"] for each in (1, 4096))
     experts = 2 * parameters(spec).by_component["experts"]
     embedded = 2 * spec.d_model
     assert many - one == pytest.approx(experts * (1 - 0.25) + 4095 * embedded, rel=1e-6)
@@ -261,10 +265,10 @@ def test_no_bandwidth_no_time():
 def test_wrong_servings_are_sentences():
     run = run_of("gpt2")
     for serving, sentence in (
-        ({"phase": "train"}, "--phase = 'train': must be one of prefill, decode"),
-        ({"weights": "int3"}, "--weights = 'int3': must be one of"),
-        ({"context": 5000}, "--context = 5000: is longer than model.max_seq_len = 1024; nearest that works: 1024"),
-        ({"batch": 0}, "--batch = 0: must be from 1 to"),
+        ({"phase": "train"}, "phase = 'train': must be one of prefill, decode"),
+        ({"weights": "int3"}, "weights = 'int3': must be one of"),
+        ({"context": 5000}, "context = 5000: is longer than model.max_seq_len = 1024; nearest that works: 1024"),
+        ({"batch": 0}, "batch = 0: must be between 1 and"),
     ):
         with pytest.raises(InvalidInput) as caught:
             tl.inference(run, **serving)
@@ -301,6 +305,13 @@ def test_it_fits_80_columns_and_json_says_the_same(capsys, more):
     assert f"{told['weights']['nbytes']:,}" in out
     assert f"{told['cache_nbytes']:,}" in out
     assert f"The largest batch that fits is {told['largest_batch']:,}." in out
+    bound, expected = told["bound_tokens_per_second"], told["expected_tokens_per_second"]
+    assert bound * told["time"]["bound_seconds"] == pytest.approx(expected * told["time"]["expected_seconds"])
+    assert expected < bound
+    (row,) = [each for each in told["batches"] if each["batch"] == told["serving"]["batch"]]
+    assert [row["bound_tokens_per_second"], row["expected_tokens_per_second"]] == [bound, expected]
+    assert not any(name == "tokens_per_second" for name in (*told, *row))
+    assert told["weights"]["nbytes"] == sum(told["weights"][f"{each}_nbytes"] for each in ("codes", "scales", "whole"))
 
 
 def test_prefill_of_a_windowed_model(capsys):
@@ -343,7 +354,7 @@ def test_a_measured_machine_gives_no_bound():
     serving = Serving(context=64, weights="fp32", cache="fp32", compute="fp32")
     told = module.inference(run, serving, machine, backend="cpu")
     assert told.time.basis == "assumed"
-    assert told.time.expected >= told.time.bound > 0
+    assert told.time.expected_seconds >= told.time.bound_seconds > 0
     assert told.largest_batch > 1
     from trainledger.report.inference import text
 

@@ -110,8 +110,11 @@ def test_the_bars_of_a_waterfall_sum_to_the_prediction_exactly(run: Run) -> None
     assert [each.cause for each in told.waterfall] == [NAPKIN, BEYOND, *CAUSES[1:], *RUN_CAUSES]
     steps = run.recipe.total_steps
     off = 1e-9 * told.total_seconds + 1e-8
+    # At the data sheet's rates kernels take what is left without masked pairs, which the ideal counts.
+    spared = steps * (told.model_flops - own) / (told.peak_flops_per_second * run.layout.devices)
     for bar in told.waterfall:
-        assert bar.cause == BEYOND or bar.nanoseconds >= -1e-9 * nanoseconds(told.total_seconds), bar
+        least_of = -spared if bar.cause == "kernel efficiency" else 0.0
+        assert bar.cause == BEYOND or bar.seconds >= least_of - off, bar
         if bar.cause in told.step_causes:
             assert abs(bar.seconds - steps * told.step_causes[bar.cause]) <= off
     work = 6 * parameters(run.model).active * steps * run.recipe.tokens_per_step

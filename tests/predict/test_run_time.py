@@ -61,15 +61,23 @@ def test_what_a_run_time_leaves_out_is_named():
 def test_a_step_waits_for_tokens_that_come_too_slowly():
     # A step has 32 tokens of two bytes; loaders bring 16 a second, or storage 8 bytes.
     for slow in (Conditions(loader_tokens_per_second=16.0), Conditions(storage_bytes_per_second=32.0)):
-        assert run_time(run(), 1.5, conditions=slow).parts["data"] == 10 * 0.5
-        assert run_time(run(), 2.5, conditions=slow).parts["data"] == 0.0
+        held = run_time(run(), 1.5, conditions=slow)
+        assert (held.parts["data"], held.waiting_seconds) == (10 * 0.5, 0.5)
+        free = run_time(run(), 2.5, conditions=slow)
+        assert (free.parts["data"], free.waiting_seconds) == (0.0, 0.0)
+
+
+def test_an_evaluation_waits_for_the_same_loader():
+    # Three evaluations of 8 sequences, 64 tokens or 128 bytes: computed in 2 s, read in 4 s.
+    for slow in (Conditions(loader_tokens_per_second=16.0), Conditions(storage_bytes_per_second=32.0)):
+        assert run_time(run(eval_every=4), 3.0, forward_seconds=1.0, conditions=slow).parts["evaluation"] == 3 * 4.0
+    enough = Conditions(loader_tokens_per_second=64.0, storage_bytes_per_second=128.0)
+    assert run_time(run(eval_every=4), 3.0, forward_seconds=1.0, conditions=enough).parts["evaluation"] == 3 * 2.0
 
 
 def test_failures_cost_what_is_done_again_and_the_restarts():
     around = Conditions(mtbf_seconds=500.0, restart_seconds=7.0, storage_bytes_per_second=5000.0, compile_seconds=3.0)
-    whole = run_time(
-        run(steps=100, checkpoint_every=10), 1.0, forward_seconds=0.0, checkpoint_nbytes=10_000, conditions=around
-    )
+    whole = run_time(run(steps=100, checkpoint_every=10), 1.0, checkpoint_nbytes=10_000, conditions=around)
     # Ten intervals of 10 s, 2 s to save each; a restart takes 7 s, reading 2 s, and 3 s to compile again.
     mean = expected_seconds(100.0, 10.0, write=2.0, restart=12.0, mtbf=500.0)
     assert whole.parts["checkpoints"] == 20.0
@@ -82,7 +90,7 @@ def test_failures_cost_what_is_done_again_and_the_restarts():
 
 def test_where_the_run_file_is_silent_checkpoints_are_taken_as_often_as_costs_least():
     around = Conditions(mtbf_seconds=1000.0, storage_bytes_per_second=1e4)
-    whole = run_time(run(steps=10_000), 1.0, forward_seconds=0.0, checkpoint_nbytes=10_000, conditions=around)
+    whole = run_time(run(steps=10_000), 1.0, checkpoint_nbytes=10_000, conditions=around)
     assert whole.checkpoint_every == round(daly(1.0, 1000.0)) == 44
     assert whole.parts["checkpoints"] == 228.0  # after every 44 of 10,000 steps, and at the end
     assert whole.notes[-1] == (
@@ -90,18 +98,18 @@ def test_where_the_run_file_is_silent_checkpoints_are_taken_as_often_as_costs_le
         "--set recipe.checkpoint_every=44"
     )
     others = [
-        run_time(run(steps=10_000, checkpoint_every=each), 1.0, forward_seconds=0.0, checkpoint_nbytes=10_000,
+        run_time(run(steps=10_000, checkpoint_every=each), 1.0, checkpoint_nbytes=10_000,
                  conditions=around) for each in (5, 20, 90, 400)
     ]  # fmt: skip
     assert all(whole.total_seconds < each.total_seconds for each in others)
-    short = run_time(run(steps=20), 1.0, forward_seconds=0.0, checkpoint_nbytes=10_000, conditions=around)
+    short = run_time(run(steps=20), 1.0, checkpoint_nbytes=10_000, conditions=around)
     assert (short.checkpoint_every, short.parts["checkpoints"]) == (None, 1.0)
 
 
 def test_an_asynchronous_checkpoint_holds_the_run_up_for_its_copy_alone():
     around = Conditions(mtbf_seconds=1e6, storage_bytes_per_second=1e3, host_bytes_per_second=1e4)
     ways = [
-        run_time(run(steps=100, checkpoint_every=20, checkpoint_async=each), 1.0, forward_seconds=0.0,
+        run_time(run(steps=100, checkpoint_every=20, checkpoint_async=each), 1.0,
                  checkpoint_nbytes=10_000, conditions=around) for each in (False, True)
     ]  # fmt: skip
     assert [each.parts["checkpoints"] for each in ways] == [50.0, 5.0]
@@ -110,15 +118,13 @@ def test_an_asynchronous_checkpoint_holds_the_run_up_for_its_copy_alone():
     assert ways[1].parts["failures"] == pytest.approx(mean - 105.0)
     # A checkpoint each 4 s where one takes 10 s to write: the next waits.
     often = run(steps=100, checkpoint_every=4, checkpoint_async=True)
-    held = run_time(often, 1.0, forward_seconds=0.0, checkpoint_nbytes=10_000, conditions=around)
+    held = run_time(often, 1.0, checkpoint_nbytes=10_000, conditions=around)
     assert held.parts["checkpoints"] == 25 * 6.0
 
 
 def test_a_run_that_fails_faster_than_it_saves_has_no_end():
     around = Conditions(mtbf_seconds=1.0, storage_bytes_per_second=1.0)
-    whole = run_time(
-        run(steps=10**6, checkpoint_every=10**6), 1.0, forward_seconds=0.0, checkpoint_nbytes=1, conditions=around
-    )
+    whole = run_time(run(steps=10**6, checkpoint_every=10**6), 1.0, checkpoint_nbytes=1, conditions=around)
     assert whole.total_seconds == float("inf")
 
 

@@ -83,6 +83,8 @@ def test_a_device_gives_time_and_memory_with_its_kernels(here: Path, capsys: pyt
     told = json.loads(capsys.readouterr().out)["on_device"]
     assert told["fits"] is True
     assert sum(told["step_causes"].values()) == pytest.approx(told["step_seconds"], rel=1e-4)
+    assert next(iter(told["step_causes"])) == "ideal"  # as a plan calls it
+    assert told["device_memory"]["nbytes"] == sum(each["nbytes"] for each in told["device_memory"]["lines"])
     assert main([*words, "--json"]) == 0
     assert "on_device" not in json.loads(capsys.readouterr().out)
 

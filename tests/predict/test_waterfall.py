@@ -58,6 +58,7 @@ def test_a_line_fits_80_columns(napkin, less, others):
 def test_the_figure_has_the_bars_and_their_sum():
     drawn = figure([Bar(NAPKIN, 2 * 86400 * 10**9), Bar("data", 0), Bar("failures", 86400 * 10**9)], "a run")
     (data,) = drawn["data"]
-    assert data["x"] == [NAPKIN, "failures", "in all"]
-    assert data["y"] == [2.0, 1.0, 3.0]
-    assert drawn["layout"]["yaxis"]["title"]["text"] == "days"
+    assert data["y"] == [NAPKIN, "failures", "in all"]
+    assert data["x"] == [2.0, 1.0, 3.0]
+    assert drawn["layout"]["xaxis"]["title"]["text"] == "days"
+    assert [each["text"] for each in drawn["layout"]["annotations"]] == data["y"]  # above its bar each

@@ -2,8 +2,8 @@
 
 ``python tests/published/fit_devices.py [a100-sxm h100-sxm v100-sxm blackwell tpu]`` fits each device type (all of them
 where none is named), writes ``catalog/calibrations/<device>.toml`` and the rows' predictions, in the sample and with
-their source left out, into ``throughput_predicted.csv`` (``predict`` as the argument does that alone, with the constants that
-are stored); ``python tests/published/throughput_page.py`` makes a page of that.
+their source left out, into ``throughput_predicted.csv`` (``predict`` as the argument does that alone, with the
+constants that are stored); ``python tests/published/throughput_page.py`` makes a page of that.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from trainledger.cli import main
 from trainledger.ledger.conventions import attended_share
 from trainledger.plan.plan import by_causal
 from trainledger.questions import plan
+from trainledger.report.plan import text
 
 LONG = ["plan", "llama-3.1-8b", "--device", "a100-sxm-80gb", "--set", "recipe.seq_len=131072"]
 AGAIN = ["--set", "recipe.activation_checkpointing=full"]
@@ -74,3 +75,39 @@ def test_a_convention_that_changes_nothing_is_not_named(capsys: pytest.CaptureFi
     costs = said(capsys, "plan", "mistral-7b", "--device", "a100-sxm-80gb")  # its kernels run what a window masks
     assert "by the convention causal MFU is " in costs
     assert "kernels" not in costs
+
+
+WAITING = {
+    "model": {"preset": "gpt2"},
+    "recipe": {"seq_len": 1024, "global_batch": 64, "micro_batch": 8, "tokens": "1B", "precision": "bf16-mixed"},
+    "cluster": {"device": "h100-sxm", "loader_tokens_per_second": 10_000},
+}
+
+
+def test_a_run_that_waits_for_tokens_says_its_own_speed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    made = plan(tl.load(WAITING))
+    told, free = made.forecast, tl.predict(tl.load(WAITING, {"cluster.loader_tokens_per_second": 10**9}))
+    assert (told.tokens_per_second, told.step_seconds, told.mfu) == (
+        free.tokens_per_second, free.step_seconds, free.mfu
+    )  # fmt: skip
+    assert (free.run_tokens_per_second, free.run_step_seconds) == (free.tokens_per_second, free.step_seconds)
+    assert told.run_tokens_per_second == pytest.approx(10_000)
+    assert told.run_step_seconds == pytest.approx(64 * 1024 / 10_000)
+    assert told.run_step_seconds * made.run.recipe.total_steps == pytest.approx(
+        told.seconds_by_phase["data"] + made.run.recipe.total_steps * told.step_seconds
+    )
+    said = " ".join(text(made).split())
+    assert f" {told.tokens_per_second:,.0f} tokens/s; MFU " in said
+    assert " with the wait for tokens 10,000 tokens/s; MFU " in said
+    assert ", 6.554 s with the wait for tokens; goodput " in said
+    assert "with the wait" not in text(plan(tl.load(WAITING, {"cluster.loader_tokens_per_second": 10**9})))
+
+
+def test_of_one_step_the_wait_is_said_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "gpt2", "--device", "h100-sxm", "--set", "cluster.loader_tokens_per_second=1000"]
+    costs = said(capsys, *words)
+    assert ", 1.024 s with the wait for tokens" in costs
+    assert " with the wait for tokens 1,000 tokens/s" in costs
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["forecast"]
+    assert (told["run_step_seconds"], told["run_tokens_per_second"]) == (1.024, 1000.0)

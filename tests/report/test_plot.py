@@ -56,25 +56,91 @@ def test_a_browser_draws_every_figure_of_the_page(tmp_path: Path) -> None:
 
 
 @needs_plotly
+def test_no_setting_of_the_page_sends_a_chart_anywhere(tmp_path: Path) -> None:
+    where = tmp_path / "out.html"
+    write_plot({"First": _bars()}, where, title="a run")
+    held = re.search(r'<script type="application/json" id="config">(.*?)</script>', where.read_text(), re.S)
+    assert held is not None
+    config = json.loads(held[1])
+    assert config["plotlyServerURL"] == ""
+    assert {"sendDataToCloud", "sendChartToCloud"} <= set(config["modeBarButtonsToRemove"])
+
+
+@needs_plotly
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome here, so the page was not looked at")
+def test_the_tool_bar_has_no_button_that_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Share chart" not in (bar := _tool_bar(tmp_path))
+    assert "Download plot" in bar
+    monkeypatch.setattr(html_module, "CONFIG", {})
+    assert "Share chart" in _tool_bar(tmp_path)  # Plotly's own settings have it
+
+
+def _tool_bar(tmp_path: Path) -> str:
+    write_plot({"First": _bars()}, tmp_path / "out.html", title="a run")
+    return _shown(tmp_path, 1280).partition('class="modebar-container"')[2].partition("</figure>")[0]
+
+
+@needs_plotly
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome here, so the page was not looked at")
+def test_a_figure_grows_by_its_legend_so_that_the_plot_keeps_its_height(tmp_path: Path) -> None:
+    def plot_height(names: int, width: int) -> float:
+        dots = [{"type": "scatter", "x": [1, 2], "y": [1, 2], "name": f"one long name, number {at}"}
+                for at in range(names)]  # fmt: skip
+        write_plot({"First": {"data": dots, "layout": arranged("Dots")}}, tmp_path / "out.html", title="a run")
+        page = _shown(tmp_path, width)
+        found = re.search(r'<clipPath id="[^"]*xyplot"[^>]*><rect[^>]* height="([\d.]+)"', page)
+        assert found is not None
+        return float(found[1])
+
+    few = plot_height(2, 1280)
+    for width in (1280, 500):
+        assert plot_height(9, width) > few - 20
+
+
+def _shown(tmp_path: Path, width: int) -> str:
+    """The page's document after its scripts have run."""
+    assert BROWSER is not None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--virtual-time-budget=8000"]
+    window = [f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [BROWSER, *flags, *window, "--dump-dom", (tmp_path / "out.html").as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+
+
+@needs_plotly
+def test_what_a_page_says_above_its_figures_and_below_them(tmp_path: Path) -> None:
+    where = tmp_path / "out.html"
+    dots = {"data": [], "layout": arranged("A run", meta={"key": ["first <dot>", "second"]})}
+    write_plot({"First": dots}, where, title="A run", about=["It does <NOT> fit."])
+    page = where.read_text()
+    assert '<h1>A run</h1>\n<p class="note">It does &lt;NOT&gt; fit.</p>' in page
+    assert "<h2>" not in page  # the same words again
+    assert "<ol><li>first &lt;dot&gt;</li><li>second</li></ol>" in page
+
+
+@needs_plotly
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_an_image_holds_the_first_figure_and_says_so(tmp_path: Path, suffix: str) -> None:
+def test_images_hold_a_figure_each_and_it_is_said_which(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("kaleido")
     if BROWSER is None:
         pytest.skip("no Chromium or Chrome here, so no image was drawn")
     where = tmp_path / f"out.{suffix}"
-    told = write_plot({"First": _bars(), "Second": _bars()}, where, title="a run")
-    assert " ".join(told.split("\n")) == f"Written to {where} (First alone; an .html has Second too)"
-    content = where.read_bytes()
+    keyed = _bars() | {"layout": arranged(meta={"key": ["what one is"]})}
+    told = write_plot({"First": _bars(), "Second": keyed}, where, title="a run")
+    files = [where, tmp_path / f"out-2.{suffix}"]
+    assert " ".join(told.split()) == f"Written to {files[0]} (First) Written to {files[1]} (Second)"
+    first, second = (each.read_bytes() for each in files)
     if suffix == "png":
-        assert content[:8] == b"\x89PNG\r\n\x1a\n"
-        assert int.from_bytes(content[16:20], "big") == 2 * plot_module.WIDTH
+        for content in (first, second):
+            assert content[:8] == b"\x89PNG\r\n\x1a\n"
+            assert int.from_bytes(content[16:20], "big") == 2 * plot_module.WIDTH
     else:
-        text = content.decode()
+        text = first.decode()
         assert text.startswith("<svg")
         assert "First" in text
         assert "napkin" in text
         assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
-    assert os.listdir(tmp_path) == [where.name]
+        assert "1. what one is" in second.decode()
+    assert sorted(os.listdir(tmp_path)) == sorted(each.name for each in files)
 
 
 @pytest.mark.parametrize(

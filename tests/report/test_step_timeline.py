@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from trainledger.predict.rank_time import Span
 from trainledger.report.step_timeline import step_timeline
 
@@ -14,17 +16,18 @@ SPANS = [
 
 
 def test_every_span_is_a_bar_in_its_lane() -> None:
-    figure = step_timeline(SPANS)
+    figure = step_timeline(SPANS, 8e-2)
     assert figure is not None
     assert figure["layout"]["yaxis"]["categoryarray"] == ["communication", "compute"]
     bars = [
         (lane, round(base, 6), round(base + length, 6), trace["name"])
         for trace in figure["data"]
+        if "base" in trace
         for lane, base, length in zip(trace["y"], trace["base"], trace["x"], strict=True)
     ]
     assert sorted(bars) == [
         ("communication", 0.0, 1.0, "communication"), ("compute", 0.0, 2.0, "forward"),
-        ("compute", 2.0, 60.0, "more rounds, alike"), ("compute", 60.0, 80.0, "backward"),
+        ("compute", 2.0, 60.0, "more rounds, of several kinds"), ("compute", 60.0, 80.0, "backward"),
     ]  # fmt: skip
     assert figure["layout"]["xaxis"]["range"] == [0, 80.0]
     assert figure["layout"]["xaxis"]["title"]["text"] == "time (ms)"
@@ -33,7 +36,7 @@ def test_every_span_is_a_bar_in_its_lane() -> None:
 
 def test_many_rounds_of_one_kind_are_paler_bars_of_that_kind() -> None:
     folded = [*SPANS, Span("30 more of layers", "compute", 8e-2, 9e-2, "more backward")]
-    figure = step_timeline(folded)
+    figure = step_timeline(folded, 9e-2)
     assert figure is not None
     (backward,) = (each for each in figure["data"] if each["name"] == "backward")
     assert backward["marker"]["opacity"] == [1.0, 0.5]
@@ -41,4 +44,28 @@ def test_many_rounds_of_one_kind_are_paler_bars_of_that_kind() -> None:
 
 
 def test_nothing_known_is_nothing_drawn() -> None:
-    assert step_timeline([]) is None
+    assert step_timeline([], 1.0) is None
+
+
+def test_what_paler_bars_are_stands_in_the_legend() -> None:
+    def named(spans: list[Span]) -> list[str]:
+        figure = step_timeline(spans, 9e-2)
+        assert figure is not None
+        return [each["name"] for each in figure["data"]]
+
+    assert "paler: many rounds, alike" not in named(SPANS)
+    assert "paler: many rounds, alike" in named([*SPANS, Span("30 more", "compute", 8e-2, 9e-2, "more backward")])
+
+
+def test_time_that_no_span_has_is_drawn_up_to_the_end_of_the_step() -> None:
+    figure = step_timeline(SPANS, 0.1)
+    assert figure is not None
+    assert figure["layout"]["xaxis"]["range"] == [0, 100.0]
+    assert figure["layout"]["title"]["text"] == "One optimizer step: 100 ms"
+    waiting = figure["data"][-1]
+    assert waiting["base"] == [80.0, 80.0]  # in each lane
+    assert waiting["x"] == pytest.approx([20.0, 20.0])
+    assert "20 ms of waiting" in waiting["hovertemplate"]
+    whole = step_timeline(SPANS, 8e-2)
+    assert whole is not None
+    assert "waiting" not in str([each["name"] for each in whole["data"]])

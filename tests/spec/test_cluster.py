@@ -38,3 +38,9 @@ def test_slow_networks_that_there_are_can_be_planned() -> None:
         assert told.step_seconds is not None
         seconds.append(told.step_seconds)
     assert seconds == sorted(seconds)
+
+
+def test_a_part_of_the_power_is_at_most_all_of_it() -> None:
+    assert tl.load(TABLE, {"cluster.power_share": 1.0}).cluster.power_share == 1.0
+    with pytest.raises(InvalidInput, match=r"cluster.power_share = 1.2: must be at most 1; nearest that works: 1"):
+        tl.load(TABLE, {"cluster.power_share": 1.2})

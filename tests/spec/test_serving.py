@@ -235,13 +235,13 @@ def test_examples_and_sentences():
     assert (failed, tried > 1) == (0, True)
     told = Serving(phase="decod", weights="int5", cache="fp9", compute="bf17", quantized="all", batch=0)
     sentences = [str(each) for each in told.problems()]
-    assert sentences[0] == "--phase = 'decod': must be one of prefill, decode; nearest that works: decode"
+    assert sentences[0] == "phase = 'decod': must be one of prefill, decode; nearest that works: decode"
     assert sentences[1].endswith("nearest that works: int8")
     assert [each.field for each in told.problems()] == [
-        "--phase", "--weights", "--cache", "--compute", "--quantized", "--batch",
+        "phase", "weights", "cache", "compute", "quantized", "batch",
     ]  # fmt: skip
 
 
 def test_what_follows_the_format_of_the_products_is_told_once():
     told = Serving(weights="bf17", cache="bf17", compute="bf17")
-    assert [each.field for each in told.problems()] == ["--compute"]
+    assert [each.field for each in told.problems()] == ["compute"]

@@ -207,6 +207,11 @@ def test_no_scalar_no_ledger(batch: Tensor, loss: Any, found: str) -> None:
     assert str(error.value) == f"the loss must be a scalar tensor, not {found}; give one with loss="
 
 
+def test_a_loss_that_is_a_name_is_no_function() -> None:
+    with pytest.raises(ValueError, match=r"^loss must be a function of the output, .*, not 'mean'$"):
+        trace(Scorer(), torch.randn(8, 64), loss="mean")  # type: ignore[arg-type]
+
+
 def test_the_first_step_makes_the_optimizers_state() -> None:
     model, x = Scorer(), torch.randn(8, 64)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)

@@ -76,10 +76,10 @@ def _nothing_collected() -> Iterator[None]:
 
 def ledger_of_run(name: str, target: Target, root: Path) -> Ledger:
     """The ledger of a run file's step: in closed form, or traced from the engine's modules."""
-    from trainledger.loaded import load
+    from trainledger.loaded import load_file
 
     path = root / target.run
-    run = load(path, target.set, search=False)
+    run = load_file(path, target.set, search=False)
     if run.layout.auto:
         rule = (
             "is a search, which may find another layout tomorrow; write down the layout that it finds (`trainledger "

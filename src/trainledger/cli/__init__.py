@@ -130,9 +130,10 @@ def _told(result: dict[str, str], text: str, as_json: bool) -> int:
 def _failed(sentence: str, code: int, as_json: bool, *, before: str = "", after: str = "") -> int:
     """Tell a failure, a program in the form that wrong input has; the exit code."""
     if as_json:
-        from trainledger.cli.arguments import print_json
+        from trainledger.cli.arguments import print_json, problem_json
+        from trainledger.spec.problem import Problem
 
-        print_json({"error": [{"field": "", "rule": sentence, "sentence": sentence, "where": ""}], "where": ""})
+        print_json({"error": [problem_json(Problem("", None, sentence))], "where": ""})
         sys.stdout.flush()  # where the output is what failed, it fails again, and `main` tells it, once
     print(f"{before}{sentence}{after}", file=sys.stderr)
     return code

@@ -37,9 +37,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from trainledger.cli.plan import run_of_some_length
+    from trainledger.cli.taken import taken_by_default
     from trainledger.plan.advise import to_json
     from trainledger.questions import advise
-    from trainledger.report.advise import figures, text
+    from trainledger.report.advise import about, figures, text
 
     check_plot_of(args)
     say = while_waiting()
@@ -47,8 +48,8 @@ def execute(args: argparse.Namespace) -> int:
     advice = advise(run, goal=args.goal, together=args.together, any_result=args.any_result, say=say)
     say("")
     if args.json:
-        print_json(to_json(advice))
+        print_json(to_json(advice, taken_by_default(args, run)))
     else:
         print(text(advice, args.most))
-    write_plot_of(args, figures(advice), f"What to change about {advice.run.model.name}")
+    write_plot_of(args, figures(advice), f"What to change about {advice.run.model.name}", about(advice))
     return 0

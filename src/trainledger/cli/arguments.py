@@ -164,12 +164,17 @@ def check_plot_of(args: argparse.Namespace) -> None:
         check_plot(args.plot)
 
 
-def write_plot_of(args: argparse.Namespace, figures: Mapping[str, Figure], title: str) -> None:
-    """Write the file that ``--plot`` names, and say so on standard error; nothing without it."""
+def write_plot_of(
+    args: argparse.Namespace, figures: Mapping[str, Figure], title: str, about: Sequence[str] = ()
+) -> None:
+    """Write the file that ``--plot`` names, and say so on standard error; nothing without it.
+
+    ``about`` are sentences that a page has above its figures.
+    """
     if args.plot is not None:
         from trainledger.report.plot import write_plot
 
-        print(write_plot(figures, args.plot, title=title), file=sys.stderr)
+        print(write_plot(figures, args.plot, title=title, about=about), file=sys.stderr)
 
 
 def while_waiting() -> Callable[[str], None]:
@@ -196,18 +201,33 @@ def while_searching() -> Callable[[str, int, int], None]:
 
 def load_run(args: argparse.Namespace) -> Run:
     """The run that `add_run`'s arguments name; raises InvalidInput."""
-    from trainledger.loaded import load
+    from trainledger.loaded import load_file
 
-    return load(args.run, args.set, progress=while_searching())
+    return load_file(args.run, args.set, progress=while_searching())
 
 
 def error_json(error: InvalidInput) -> dict[str, Any]:
-    """What is wrong, for programs: every problem with its field, its rule and its sentence."""
-    problems = [
-        {"field": each.field, "rule": each.rule, "sentence": str(each), "where": each.where or error.where}
-        for each in error.problems
-    ]
-    return {"error": problems, "where": error.where}
+    """What is wrong, for programs: every problem with what its sentence is made of."""
+    return {"error": [problem_json(each, error.where) for each in error.problems], "where": error.where}
+
+
+def problem_json(problem: Problem, where: str = "") -> dict[str, Any]:
+    """A problem found ``where`` it does not say itself; its value and the nearest are null where there is none."""
+    return {
+        "field": problem.field, "value": _plain(problem.value), "rule": problem.rule,
+        "nearest": _plain(problem.nearest), "sentence": str(problem), "where": problem.where or where,
+    }  # fmt: skip
+
+
+def _plain(value: object) -> object:
+    """A value as JSON has it, or in words: an input may be any object."""
+    from trainledger.spec.problem import shown
+
+    def plain(one: object) -> object:
+        huge = isinstance(one, int) and one.bit_length() > 200  # more digits than Python writes
+        return one if one is None or (isinstance(one, int | float | str) and not huge) else shown(one)
+
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else plain(value)
 
 
 def print_json(result: object) -> None:

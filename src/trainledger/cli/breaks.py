@@ -51,9 +51,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from trainledger.cli.plan import run_of_some_length
+    from trainledger.cli.taken import taken_by_default
     from trainledger.plan.breaks import to_json
     from trainledger.questions import breaks
-    from trainledger.report.breaks import figures, text
+    from trainledger.report.breaks import about, figures, text
 
     check_plot_of(args)
     say = while_waiting()
@@ -63,8 +64,8 @@ def execute(args: argparse.Namespace) -> int:
     )  # fmt: skip
     say("")
     if args.json:
-        print_json(to_json(found))
+        print_json(to_json(found, taken_by_default(args, found.run)))
     else:
         print(text(found))
-    write_plot_of(args, figures(found), f"What gives way when {found.run.model.name} grows")
+    write_plot_of(args, figures(found), f"What gives way when {found.run.model.name} grows", about(found))
     return 0

@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from trainledger.plan.compare import compare, to_json
-    from trainledger.report.compare import figures, text
+    from trainledger.report.compare import about, figures, text
     from trainledger.spec.problem import InvalidInput, Problem
 
     check_plot_of(args)
@@ -39,24 +39,25 @@ def execute(args: argparse.Namespace) -> int:
         rule = "there is nothing to compare with: name a second plan, or change this one with --set-b"
         raise InvalidInput([Problem("B", None, rule)])
     sides = [(args.a, args.set + args.set_a), (args.b or args.a, args.set + args.set_b)]
-    (a, told_a), (b, told_b) = (_planned(name, changes) for name, changes in sides)
+    (a, told_a, taken_a), (b, told_b, taken_b) = (_planned(name, changes) for name, changes in sides)
     found = compare(a, told_a, b, told_b)
     names = [" ".join([name, *changes]) for (name, _), changes in zip(sides, (args.set_a, args.set_b), strict=True)]
     if args.json:
-        print_json({"a": names[0], "b": names[1], **to_json(found)})
+        print_json({"a": names[0], "b": names[1], **to_json(found, (taken_a, taken_b))})
     else:
         print(text(found, names))
-    write_plot_of(args, figures(found, names), f"{names[0]} beside {names[1]}")
+    write_plot_of(args, figures(found, names), f"{names[0]} beside {names[1]}", about(found, names))
     return 0
 
 
-def _planned(named: str, changes: list[str]) -> tuple[Run, Forecast]:
-    """A run and its forecast: of one step where nobody said how long it is."""
+def _planned(named: str, changes: list[str]) -> tuple[Run, Forecast, tuple[str, ...]]:
+    """A run, its forecast (of one step where nobody said how long it is) and what was taken by default."""
     from trainledger.cli.plan import run_or_model, says_length
+    from trainledger.cli.taken import taken_by_default
     from trainledger.predict.predict import of_one_step
     from trainledger.questions import predict
 
     args = argparse.Namespace(run=named, set=changes)
     run = run_or_model(args)
     told = predict(run)
-    return run, told if says_length(args) else of_one_step(run, told)
+    return run, told if says_length(args) else of_one_step(run, told), taken_by_default(args, run)

@@ -6,7 +6,7 @@ With --symbolic one size stays free: the memory as expressions in it, and the la
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainledger.cli.arguments import RUN_OR_MODEL, add_cluster, add_count, add_json, add_run, print_json
 from trainledger.cli.plan import run_or_model
@@ -71,11 +71,19 @@ def _account(args: argparse.Namespace, run: Run) -> int:
     from trainledger.report.explain import account, to_json
 
     if args.json:
-        print_json({"account": args.what, "symbols": used, "parts": to_json(parts)})
+        print_json({"account": args.what, **_run(args, run), "symbols": used, "parts": to_json(args.what, parts)})
     else:
         _say_rank(args, run)
         print(account(args.what, parts, legend))
     return 0
+
+
+def _run(args: argparse.Namespace, run: Run) -> dict[str, Any]:
+    """Which run it is, for programs."""
+    from trainledger.cli.taken import taken_by_default
+    from trainledger.plan import in_json
+
+    return {"run": in_json.run(run, taken_by_default(args, run))}
 
 
 def _say_rank(args: argparse.Namespace, run: Run) -> None:
@@ -116,7 +124,8 @@ def _times(args: argparse.Namespace, run: Run) -> int:
     parts, rows = time(step), roofline_table(step.entries, machine)
     if args.json:
         by_kind = [vars(each) for each in rows]
-        print_json({"account": "time", "symbols": {}, "parts": to_json(parts), "roofline": by_kind})
+        told = {"parts": to_json("time", parts), "roofline": by_kind}
+        print_json({"account": "time", **_run(args, run), "symbols": {}, **told})
         return 0
     print(heading(run, kernels_of(run)) + "\n")
     if not run.layout.alone:
@@ -145,7 +154,7 @@ def _envelope(args: argparse.Namespace, run: Run) -> int:
         run, args.symbolic, backend=kernels_of(run), memory_nbytes=memory, stage=args.stage, holds=holds
     )  # fmt: skip
     if args.json:
-        print_json({**vars(found), "pieces": [vars(each) for each in found.pieces]})
+        print_json({**_run(args, run), **vars(found), "pieces": [vars(each) for each in found.pieces]})
     else:
         _say_rank(args, run)
         print(shown(found, MEANINGS[args.symbolic]))

@@ -49,33 +49,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
+    from trainledger.cli.taken import taken_by_default
     from trainledger.plan.fit.answer import to_json
     from trainledger.questions import fit
 
     check_plot_of(args)
     found = fit(run_to_fit(args), of=args.of, changes=not args.as_is, told=_progress())
     if args.json:
-        print_json(to_json(found))
+        print_json(to_json(found, (*args.taken, *taken_by_default(args, found.run))))
     else:
         from trainledger.report.fit import text
 
         print(text(found))
     if args.plot is not None:
-        from trainledger.report.fit import figures
+        from trainledger.report.fit import about, figures
 
-        write_plot_of(args, figures(found), "What fits")
+        write_plot_of(args, figures(found), "What fits", about(found))
     return 0
 
 
 def run_to_fit(args: argparse.Namespace) -> Run:
-    """The run file, or a model spread over the devices that are named; raises InvalidInput."""
+    """The run file, or a model spread over the devices that are named; raises InvalidInput.
+
+    ``args.taken`` are then the overrides that it was given and nobody said.
+    """
     from trainledger.cli.plan import asks_for_layout, is_file, run_or_model
 
     said = [] if args.device is None else [f"cluster.device={args.device}"]
     if args.count is not None:
         said.append(f"cluster.count={args.count}")
     taken = [] if is_file(args.run) or asks_for_layout(args) else _taken(args)
-    args.set = [*said, *taken, *args.set]
+    args.set, args.taken = [*said, *taken, *args.set], taken
     run = run_or_model(args)
     if taken:
         _tell_taken(taken)
@@ -112,8 +116,7 @@ def _tell_taken(taken: list[str]) -> None:
 
 def _seq_len(named: str) -> int:
     from trainledger.catalog import model
-    from trainledger.cli.layouts import TRAINED_LENGTH
-    from trainledger.loaded import config_fields
+    from trainledger.loaded import TRAINED_LENGTH, config_fields
 
     fields = config_fields(named) if named.endswith(".json") else model(named, "RUN")
     return min(int(fields["max_seq_len"]), TRAINED_LENGTH)

@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     from trainledger.plan.layouts.found import Layouts
     from trainledger.spec.run import Run
 
-_BATCH_TOKENS = 2**22  # of a model without a run file, about as many as published runs of large models begin with
-# Models that take longer sequences are trained on them at the end alone, and fewer layouts hold those (Llama 3,
-# arXiv 2407.21783, sections 3.4.1 and 3.4.2: 8,192, and more for the last 800B of 15.6T tokens).
-TRAINED_LENGTH = 8192
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_run(parser, help=RUN_OR_MODEL)
@@ -53,27 +48,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from trainledger.cli import DONE, INTERRUPTED
-    from trainledger.questions import layouts
-    from trainledger.report.layouts import figures, text, to_json
+    from trainledger.cli.taken import taken_by_default
+    from trainledger.questions import spread
+    from trainledger.report.layouts import about, figures, text, to_json
 
     check_plot_of(args)
     fixed, limit = _fixed(args.fix), _seconds(args.limit)
     run = run_to_spread(args)
-    found = layouts(run, fixed=fixed, keep=args.keep, limit_seconds=limit, progress=while_searching())
+    found = spread(run, fixed=fixed, keep=args.keep, limit_seconds=limit, progress=while_searching())
     if found.best is None:
         return _none(args, found, fixed)
     if args.json:
-        print_json(to_json(found))
+        print_json(to_json(found, taken_by_default(args, run)))
     else:
         print(text(found))
     if args.plot is not None:
-        write_plot_of(args, figures(found), f"Layouts of {found.run.model.name}")
+        write_plot_of(args, figures(found), f"Layouts of {found.run.model.name}", about(found))
     return INTERRUPTED if found.interrupted else DONE
 
 
 def _none(args: argparse.Namespace, found: Layouts, fixed: dict[str, Any]) -> int:
     """Tell why there is no layout, and what else would do: wrong input, as it is to a plan with layout=auto."""
     from trainledger.cli import WRONG_INPUT
+    from trainledger.cli.taken import taken_by_default
     from trainledger.loaded import why_no_layout
     from trainledger.report.layouts import text, to_json
     from trainledger.spec.problem import InvalidInput
@@ -85,54 +82,27 @@ def _none(args: argparse.Namespace, found: Layouts, fixed: dict[str, Any]) -> in
     error = InvalidInput([why_no_layout(found, fixed, progress=while_searching())])
     if not args.json:
         raise error
-    print_json({**to_json(found), **error_json(error)})
+    print_json({**to_json(found, taken_by_default(args, found.run)), **error_json(error)})
     print(error, file=sys.stderr)
     return WRONG_INPUT
 
 
 def run_to_spread(args: argparse.Namespace) -> Run:
     """The run whose layout is searched for; raises InvalidInput."""
-    from trainledger.cli.plan import is_file
-    from trainledger.loaded import load
+    from trainledger import loaded
 
     said = [] if args.device is None else [f"cluster.device={args.device}"]
     said += [] if args.count is None else [f"cluster.count={args.count}"]
     given = [*said, *args.set, "layout=auto"]  # a layout of its own would be held against the count
-    if is_file(args.run):
-        return load(args.run, given, search=False)
-    run = model_to_spread(args.run, given)
+    if loaded.is_run_file(args.run):
+        return loaded.load_file(args.run, given, search=False)
+    run = loaded.run_to_spread(args.run, given)
     tell_batch(run, given)
     return run
 
 
-def model_to_spread(named: str, given: list[str]) -> Run:
-    """A model of the catalog or a config.json with a batch for many devices, its layout not yet searched for.
-
-    Raises InvalidInput.
-    """
-    from trainledger import catalog
-    from trainledger.loaded import config_fields, load
-
-    config = named.endswith(".json")
-    fields = config_fields(named) if config else catalog.model(named)
-    model = {"config" if config else "preset": named}
-    adapters = any(each.lstrip().startswith("recipe.lora_rank") for each in given)  # frozen weights are not sharded
-    recipe: dict[str, Any] = {
-        "seq_len": min(fields["max_seq_len"], TRAINED_LENGTH), "global_batch": 1,
-        "precision": "bf16-mixed" if adapters else "bf16-sharded",
-    }  # fmt: skip
-    if not any(each.lstrip().startswith("recipe.tokens") for each in given):
-        recipe["steps"] = 1
-    if fields.get("attention_softcap") is not None or fields.get("attention_sinks"):
-        recipe["attention"] = "flash"
-    if not _says(given, "recipe.global_batch"):
-        seq_len = load({"model": model, "recipe": recipe}, given, search=False).recipe.seq_len
-        recipe["global_batch"] = 2 ** max(0, (_BATCH_TOKENS // seq_len).bit_length() - 1)
-    return load({"model": model, "recipe": recipe}, given, search=False)
-
-
 def tell_batch(run: Run, given: list[str]) -> None:
-    """Say on standard error which batch and which shorter sequences `model_to_spread` took, where nobody gave them."""
+    """Say on standard error which batch and which shorter sequences `run_to_spread` took, where nobody gave them."""
     from trainledger.units import counted, format_count
 
     recipe, longest = run.recipe, run.model.max_seq_len
@@ -149,28 +119,25 @@ def _says(given: list[str], field: str) -> bool:
 
 
 def _fixed(words: list[str]) -> dict[str, Any]:
-    """The values that axes are given, read as the fields of a run file are; raises InvalidInput."""
-    from trainledger.plan.layouts.grid import FIELDS
+    """The values that axes are given, as `--fix` says them; raises InvalidInput."""
+    from trainledger.plan.layouts.grid import FIELDS, read_fixed
     from trainledger.spec.layout import Layout
     from trainledger.spec.problem import InvalidInput, Problem, nearest_text
     from trainledger.spec.recipe import Recipe
     from trainledger.spec.runfile import value_of
-    from trainledger.spec.setting import Broken, read_value
 
     known = {**Recipe.__dataclass_fields__, **Layout.__dataclass_fields__}
-    found: dict[str, Any] = {}
-    problems = []
+    said: dict[str, Any] = {}
+    problems: list[Problem] = []
     for word in words:
         name, equals, text = word.partition("=")
         name = name.strip().rpartition(".")[2]
         if not equals or name not in FIELDS:
             rule = f"is written NAME=VALUE, with a name of {', '.join(FIELDS)}"
             problems.append(Problem("--fix", word, rule, nearest_text(name, FIELDS)))
-            continue
-        try:
-            found[name] = read_value(known[name], value_of(known[name], text.strip()))
-        except Broken as broken:
-            problems.append(Problem(f"--fix {name}", text, broken.rule, broken.nearest))
+        else:
+            said[name] = value_of(known[name], text.strip())
+    found = read_fixed(said, problems, "--fix ")
     if problems:
         raise InvalidInput(problems)
     return found

@@ -87,7 +87,7 @@ def execute(args: argparse.Namespace) -> int:
 
         print(text(answer))
     if args.plot is not None:
-        from trainledger.report.optimal import figures
+        from trainledger.report.optimal import about, figures
 
-        write_plot_of(args, figures(answer), "What a budget is best spent on")
+        write_plot_of(args, figures(answer), "What a budget is best spent on", about(answer))
     return 0

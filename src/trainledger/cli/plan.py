@@ -7,7 +7,7 @@ sequence, bf16 autocast; with layout=auto 4 million tokens in sequences of at mo
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
@@ -21,7 +21,7 @@ from trainledger.cli.arguments import (
     while_searching,
     write_plot_of,
 )
-from trainledger.cli.serving import add_serving, execute_serving, refuse_without_phase
+from trainledger.cli.serving import add_serving, execute_serving, refuse_without_phase, run_to_serve
 
 if TYPE_CHECKING:
     from trainledger.spec.run import Run
@@ -43,33 +43,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     if args.phase is not None:
         args.set.append("model.n_predict_ahead=0")  # what predicts further tokens is not served
-        return execute_serving(args, run_or_model(args))
+        _refuse_code(args.run)
+        return execute_serving(args, run_to_serve(args))
     refuse_without_phase(args)
+    from trainledger.loaded import kernels_of, machine_of
     from trainledger.plan.mfu import read_mfu
-    from trainledger.plan.plan import counted_by, of_one_step, with_notes
-    from trainledger.questions import plan
+    from trainledger.plan.plan import counted_by, make_plan, of_one_step, with_notes
 
     check_plot_of(args)
-    made = plan(run_or_model(args), mfu=read_mfu(args.mfu))
+    mfu, run = read_mfu(args.mfu), run_or_model(args)
+    made = make_plan(run, machine_of(run), backend=kernels_of(run), mfu=mfu)
     if args.convention != made.convention:
         made = counted_by(made, args.convention)
     if not is_file(args.run) and not _says_length(args):
         made = of_one_step(made)
     made = with_notes(made, _notes_of_config(args))
     if args.json:
+        from trainledger.cli.taken import taken_by_default
         from trainledger.plan.plan import to_json
 
-        print_json(to_json(made))
+        print_json(to_json(made, taken_by_default(args, made.run)))
     else:
         from trainledger.report.plan import text
 
         print(text(made))
         _print_found_layout(args, made.run)
     if args.plot is not None:
-        from trainledger.loaded import machine_of
+        from trainledger.report.plan import about
         from trainledger.report.plan_figures import figures
 
-        write_plot_of(args, figures(made, machine_of(made.run)), f"The plan of {made.run.model.name}")
+        drawn = figures(made, machine_of(made.run))
+        write_plot_of(args, drawn, f"The plan of {made.run.model.name}", about(made))
     return 0
 
 
@@ -78,30 +82,16 @@ def run_or_model(args: argparse.Namespace) -> Run:
     _refuse_code(args.run)
     if is_file(args.run):
         return load_run(args)
-    from trainledger.loaded import THIS_MACHINE, config_fields, kernels_of, load, with_layout
+    from trainledger.loaded import named_run, with_layout
 
-    if asks_for_layout(args):
-        from trainledger.cli.layouts import model_to_spread, tell_batch
-
-        run = model_to_spread(args.run, args.set)
-        if run.cluster.count > 1 or run.cluster.device != THIS_MACHINE:
-            tell_batch(run, args.set)
-            return with_layout(run, progress=while_searching())
-    if args.run.endswith(".json"):
-        model, fields = {"config": args.run}, config_fields(args.run)
-    else:
-        from trainledger import catalog
-
-        model, fields = {"preset": args.run}, catalog.model(args.run)
-    recipe: dict[str, Any] = {"seq_len": fields["max_seq_len"], "global_batch": 1, "precision": "bf16-mixed"}
-    if not any(each.lstrip().startswith("recipe.tokens") for each in args.set):
-        recipe["steps"] = 1
-    run = load({"model": model, "recipe": recipe}, args.set)
-    if run.model.attention_softcap is None and not run.model.attention_sinks:
+    run = named_run(args.run, args.set)
+    if not run.layout.auto:
         return run
-    # PyTorch's own fused attention has neither capped scores nor sinks.
-    recipe["attention"] = "flash" if kernels_of(run) != "cpu" else "math"
-    return load({"model": model, "recipe": recipe}, args.set)
+    from trainledger.cli.layouts import tell_batch
+    from trainledger.spec.runfile import written
+
+    tell_batch(run, args.set)
+    return with_layout(run, written=written({}, args.set), progress=while_searching())
 
 
 def _refuse_code(named: str) -> None:
@@ -132,7 +122,9 @@ def _print_found_layout(args: argparse.Namespace, run: Run) -> None:
 
 def asks_for_layout(args: argparse.Namespace) -> bool:
     """Whether a run file or its overrides ask for a search of the layout."""
-    if any(each.replace(" ", "") in ("layout=auto", "layout.auto=true") for each in args.set):
+    from trainledger.loaded import asks_for_layout as said
+
+    if said(args.set):
         return True
     if not is_file(args.run):
         return False
@@ -161,17 +153,9 @@ def _notes_of_config(args: argparse.Namespace) -> list[str]:
 
 def is_file(named: str) -> bool:
     """Whether a run file is named, even one that is not there; a name alone may be a model's."""
-    import os
+    from trainledger.loaded import is_run_file
 
-    if named.endswith(".json"):
-        return False
-    if named.endswith(".toml") or os.sep in named or os.path.isfile(named):
-        return True
-    if not os.path.isdir(named):
-        return False
-    from trainledger import catalog
-
-    return named.lower() not in catalog.model_names()
+    return is_run_file(named)
 
 
 def _says_length(args: argparse.Namespace) -> bool:

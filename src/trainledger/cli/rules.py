@@ -16,8 +16,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
+    from trainledger.cli.taken import taken_by_default
     from trainledger.ledger.conventions import CONVENTIONS
     from trainledger.loaded import kernels_of
+    from trainledger.plan import in_json
     from trainledger.plan.step_facts import step_facts
     from trainledger.questions import plan
 
@@ -30,9 +32,10 @@ def execute(args: argparse.Namespace) -> int:
         ]
         rows = [{**vars(each), "error": each.error} for each in made.rules]
         facts = [vars(each) for each in step_facts(made.run, made.ledger)]
-        print_json(
-            {"rules_of_thumb": rows, "step": facts, "conventions": counts, "tokens": made.ledger.tokens}
-        )  # fmt: skip
+        print_json({
+            "run": in_json.run(made.run, taken_by_default(args, made.run)), "rules_of_thumb": rows, "step": facts,
+            "conventions": counts, "tokens": made.ledger.tokens,
+        })  # fmt: skip
         return 0
     from trainledger.report.heading import heading
     from trainledger.report.rules import conventions, facts_of_step, rules

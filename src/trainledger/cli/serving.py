@@ -32,16 +32,36 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
             group.add_argument(f"--{name}", help=help)
 
 
+def run_to_serve(args: argparse.Namespace) -> Run:
+    """The run whose model is served; a layout that is to be found is left so, and tensor ranks that are given are kept.
+
+    A model alone has the recipe that it has without a search, whose batch and length are of training.
+    """
+    from dataclasses import replace
+
+    from trainledger.loaded import asks_for_layout, is_run_file, load_file, named_run
+    from trainledger.spec.runfile import read_table, written
+
+    if is_run_file(args.run):
+        table, run = read_table(args.run), load_file(args.run, args.set, search=False)
+    else:
+        table, run = {}, named_run(args.run, [each for each in args.set if not asks_for_layout([each])])
+    given = "layout.tensor" in written(table, args.set)
+    auto = not given and (run.layout.auto or asks_for_layout(args.set))
+    return replace(run, layout=replace(run.layout, auto=auto))
+
+
 def execute_serving(args: argparse.Namespace, run: Run) -> int:
     """Print the account of one forward."""
     refuse_of_training(args)
+    from trainledger.cli.taken import taken_by_default
     from trainledger.questions import inference
     from trainledger.report.inference import text, to_json
 
     given: dict[str, Any] = {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
     told = inference(run, phase=args.phase, **given)
     if args.json:
-        print_json(to_json(told))
+        print_json(to_json(told, taken_by_default(args, run)))
     else:
         print(text(told))
     return 0

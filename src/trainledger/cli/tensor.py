@@ -12,7 +12,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from trainledger.cli.arguments import add_json, print_json
+from trainledger.cli.arguments import add_json, error_json, print_json
 
 if TYPE_CHECKING:
     from trainledger.ledger.strided import Chain
@@ -56,8 +56,7 @@ def _chain(args: argparse.Namespace, told: dict[str, Any] | None, alone: str) ->
         told |= report.chain_to_json(chained, found)
         problem = chained.failure
         if problem is not None:
-            told["error"] = [{"field": problem.field, "rule": problem.rule, "sentence": str(problem), "where": ""}]
-            told["where"] = ""
+            told |= error_json(InvalidInput([problem]))
             print(problem, file=sys.stderr)
         print_json(told)
         return 0 if chained.failure is None else 2

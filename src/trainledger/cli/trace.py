@@ -170,8 +170,10 @@ def _trace_code(args: argparse.Namespace) -> int:
 def _trace_run(args: argparse.Namespace) -> int:
     from trainledger.cli import DONE, FAILED
     from trainledger.cli.plan import run_or_model
+    from trainledger.cli.taken import taken_by_default
     from trainledger.ledger.step import account
     from trainledger.measure.step import rehearse
+    from trainledger.plan import in_json
     from trainledger.report.agreement import agree, compare, split, text, to_json
     from trainledger.report.table import wrapped
     from trainledger.report.traced import uncounted
@@ -195,8 +197,9 @@ def _trace_run(args: argparse.Namespace) -> int:
     parts = split(predicted, traced, args.by) if args.by else []
     _keep(args, traced, run.model.name)
     if args.json:
-        told = {"equal": agree(rows), "rows": to_json(rows), "operations": operations}
-        told |= {"uncounted": dict(traced.uncounted), "by": to_json(parts), "output": args.output}
+        told = {"run": in_json.run(run, taken_by_default(args, run)), "equal": agree(rows), "rows": to_json(rows)}
+        told |= {"operations": operations, "uncounted": dict(traced.uncounted)}
+        told |= {"by": to_json(parts), "output": args.output}
         print_json({**told, **_tensors_json(args, traced)})
     else:
         print(f"One optimizer step of {run.model.name}: {operations:,} operations traced\n")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from trainledger.frozen import frozen
+from trainledger.plan import in_json
 from trainledger.plan.changes import EFFECTS, RESULT, ROUNDING, SAME, Change, changes
 from trainledger.plan.difference import changed, overrides
 from trainledger.predict.forecast import Forecast
@@ -102,7 +103,9 @@ def advise(
     what is being predicted. Raises InvalidInput for another goal.
     """
     if goal is not None and goal not in GOALS:
-        raise InvalidInput([Problem("--goal", goal, f"must be one of {', '.join(GOALS)}", nearest_text(goal, GOALS))])
+        raise InvalidInput(
+            [Problem("goal", goal, f"must be one of {', '.join(GOALS)}", nearest_text(str(goal), GOALS))]
+        )
     judge = _Judge(lambda other: predict(other, machine, backend=backend), say)
     told = judge.told(run)
     asked = goal or ("memory" if told.fits is False or told.step_seconds is None else "time")
@@ -255,14 +258,14 @@ def _overlap(change: Change, others: Iterable[Change]) -> bool:
     return any(name in fields for each in others for name, _ in each.fields)
 
 
-def to_json(advice: Advice) -> dict[str, Any]:
-    """The advice as JSON takes it."""
+def to_json(advice: Advice, taken: Sequence[str] = ()) -> dict[str, Any]:
+    """The advice as JSON takes it; ``taken`` are the fields of the run that nobody said."""
     return {
-        "model": advice.run.model.name,
+        "run": in_json.run(advice.run, taken),
         "goal": advice.goal,
         "fits": advice.told.fits,
         "impossible": advice.told.impossible,
-        "seconds": advice.told.total_seconds,
+        "total_seconds": advice.told.total_seconds,
         "step_seconds": advice.told.step_seconds,
         "device_nbytes": advice.told.device_nbytes,
         "bottleneck": None if advice.told.bottleneck is None else vars(advice.told.bottleneck),

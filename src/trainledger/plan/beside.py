@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
 from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.entry import Ledger
 from trainledger.ledger.parameters import parameters
+from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 
 
@@ -82,6 +84,7 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[Beside]:
     kept = ledger.kept_nbytes
     attention = thumb.attention_flops_per_token(L, d, T)
     six = thumb.training_flops(count.active, 1)
+    held = "; N are those that are trained: frozen weights come on top" if recipe.lora_rank is not None else ""
     idle = "; frozen weights need no gradient of their own: about 4 N" if recipe.lora_rank is not None else ""
     yield Beside(
         "FLOPs per token", f"2 {n}, forward", "flops", thumb.forward_flops_per_token(count.active), forward,
@@ -102,9 +105,13 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[Beside]:
         thumb.activation_nbytes_napkin(L, run.device_batch, T, d), kept, "counts one tensor of each block",
     )  # fmt: skip
     static = dict(ledger.resident)
-    states = static.get("parameters", 0) + static.get("optimizer state", 0) + 4 * N
+    gradients = nbytes_in(N, precision_of(recipe).gradients)
+    states = static.get("parameters", 0) + gradients + static.get("optimizer state", 0)
     if recipe.optimizer in ("adamw", "adam"):
-        yield Beside("static state", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), states, "no step counters")
+        yield Beside(
+            "static state", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), states,
+            f"supposes 4 bytes of a parameter, 4 of its gradient and 8 of its moments; no step counters{held}",
+        )  # fmt: skip
         yield Beside(
             "memory at the peak", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), peak_nbytes,
             "no activations, logits, scratch; and gradients need not all exist at the peak",

@@ -8,13 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.frozen import frozen
+from trainledger.plan import in_json
 from trainledger.plan.difference import overrides
 from trainledger.plan.growth import AXES, Growth, growth
-from trainledger.plan.limits import LIMITS, LOGITS, Limit, Limits, Reading, critical_batch_of_tokens
+from trainledger.plan.limits import LIMITS, LOGITS, Limit, Limits, Reading, critical_batch_of_tokens, remedy
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.predict import predict
 from trainledger.predict.roofline import Machine
 from trainledger.predict.run_time import too_few
+from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import Run
 from trainledger.units import format_count
@@ -107,7 +109,7 @@ def breaks(
     unknown = [each for each in axes if each not in AXES]
     if unknown:
         rule = f"must be one of {', '.join(AXES)}"
-        raise InvalidInput([Problem("--along", each, rule, nearest_text(each, AXES)) for each in unknown])
+        raise InvalidInput([Problem("along", each, rule, nearest_text(str(each), AXES)) for each in unknown])
 
     def told(other: Run) -> Forecast:
         return predict(other, machine, backend=backend)
@@ -125,7 +127,7 @@ def breaks(
         of_axis = [each for each in judged if axis != "dataset" or not each.forecasts]
         along.append(_Walk(run, way, of_axis, limits, told, readings).along(most))
     few = too_few(run) if run.cluster.count > 1 else None
-    broken = () if few is None else (_not_spread(few),)
+    broken = () if few is None else (_not_spread(run, few),)
     return Breaks(
         run, tuple(along), (*broken, *(_as_planned(run, each, readings[each.name]) for each in already)),
         tuple(each.name for each in LIMITS if readings[each.name] is None),
@@ -262,8 +264,8 @@ class _Walk:
         assert after is not None  # what is not known holds
         return self._told(
             index, limit=limit.name, unit=limit.unit, planned=planned.amount, after=after.amount, most=after.most,
-            before=None if before is None else before.amount, why=self._why(limit, index), remedy=limit.remedy,
-            basis=after.basis, source=limit.source,
+            before=None if before is None else before.amount, why=self._why(limit, index),
+            remedy=remedy(limit, self.run), basis=after.basis, source=limit.source,
         )  # fmt: skip
 
     def _why(self, limit: Limit, index: int) -> str:
@@ -304,24 +306,26 @@ def _as_planned(run: Run, limit: Limit, reading: Reading | None) -> Break:
     assert reading is not None
     return Break(
         limit=limit.name, axis="", field="", start=1, holds=0, breaks=1, unit=limit.unit, planned=reading.amount,
-        before=None, after=reading.amount, most=reading.most, why=_compared(limit, run), remedy=limit.remedy,
+        before=None, after=reading.amount, most=reading.most, why=_compared(limit, run), remedy=remedy(limit, run),
         basis=reading.basis, source=limit.source, changes=(),
     )  # fmt: skip
 
 
-def _not_spread(why: str) -> Break:
+def _not_spread(run: Run, why: str) -> Break:
     """What gives way already where devices without a layout cannot share a step."""
+    alone = run.recipe.lora_rank is not None
     return Break(
         limit=RULE, axis="", field="", start=1, holds=0, breaks=1, unit="", planned=None, before=None, after=None,
-        most=None, why=why, remedy="--set layout=auto looks for a layout", basis="exact",
+        most=None, why=why, basis="exact",
+        remedy=f"whole sequences for each, as {ONE_DEVICE}" if alone else "--set layout=auto looks for a layout",
         source="the rules of the run file", changes=(),
     )  # fmt: skip
 
 
-def to_json(found: Breaks) -> dict[str, Any]:
-    """The breaks as JSON takes them."""
+def to_json(found: Breaks, taken: Sequence[str] = ()) -> dict[str, Any]:
+    """The breaks as JSON takes them; ``taken`` are the fields of the run that nobody said."""
     return {
-        "model": found.run.model.name,
+        "run": in_json.run(found.run, taken),
         "already": [_plain(each) for each in found.already],
         "along": [
             {**vars(each), "breaks": [{**_plain(one), "factor": one.factor} for one in each.breaks]}
@@ -332,4 +336,6 @@ def to_json(found: Breaks) -> dict[str, Any]:
 
 
 def _plain(each: Break) -> dict[str, Any]:
-    return {**vars(each), "changes": list(each.changes)}
+    told = vars(each) | {"set": list(each.changes)}
+    del told["changes"]
+    return told

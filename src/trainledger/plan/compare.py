@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.ledger.parameters import parameters
+from trainledger.plan import in_json
 from trainledger.plan.difference import Difference, differences
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.waterfall import nanoseconds
 from trainledger.spec.run import Run
 
 AROUND = "around the tensors"
+# Of the whole time: seconds that are summed in another order differ by some 1e-15 of it.
+ROUNDING = 1e-12
 
 
 @frozen
@@ -47,7 +51,8 @@ class Comparison:
     """Two runs and their forecasts.
 
     ``times`` (nanoseconds) sum to the time of ``of`` in each, ``memory`` (bytes) to what its heaviest device holds, so
-    that their differences sum to the difference exactly; empty where one of the two is not known.
+    that their differences sum to the difference exactly; empty where one of the two is not known. Parts of a time that
+    only the rounding of seconds tells apart are equal.
     """
 
     a: Run
@@ -89,6 +94,13 @@ def _rows(a: Run, told_a: Forecast, b: Run, told_b: Forecast) -> Iterator[Row]:
     yield Row("devices", "count", a.cluster.count, b.cluster.count)
     yield Row("tokens in a step", "count", a.recipe.tokens_per_step, b.recipe.tokens_per_step)
     yield Row("steps", "count", a.recipe.total_steps, b.recipe.total_steps)
+    # Only of runs that wait for tokens: a step and its speed with the wait.
+    waits = told_a.waits or told_b.waits
+    with_wait = [
+        ("step with the wait for tokens", "seconds", "run_step_seconds"),
+        ("tokens/s with the wait", "rate", "run_tokens_per_second"),
+        ("MFU with the wait", "share", "run_mfu"),
+    ]
     for name, unit, field in (
         ("model FLOPs in a step", "flops", "model_flops"),
         ("memory of a device", "nbytes", "device_nbytes"),
@@ -96,6 +108,7 @@ def _rows(a: Run, told_a: Forecast, b: Run, told_b: Forecast) -> Iterator[Row]:
         ("tokens/s", "rate", "tokens_per_second"),
         ("MFU", "share", "mfu"),
         ("HFU", "share", "hfu"),
+        *(with_wait if waits else ()),
         ("whole run", "seconds", "total_seconds"),
         ("goodput", "share", "goodput"),
         ("device-hours", "amount", "device_hours"),
@@ -112,10 +125,20 @@ def _times(a: Forecast, b: Forecast) -> tuple[str, tuple[Part, ...]]:
     """The whole run by the bars of its waterfall; one step by its causes where one has no time of the whole run."""
     if a.waterfall and b.waterfall and a.total_seconds is not None and b.total_seconds is not None:
         bars = [{bar.cause: bar.nanoseconds for bar in each.waterfall} for each in (a, b)]
-        return "the whole run", _parts(*bars)
+        return "the whole run", _settled(_parts(*bars))
     if a.step_seconds and b.step_seconds:
-        return "one step", _parts(_whole_nanoseconds(a), _whole_nanoseconds(b))
+        return "one step", _settled(_parts(_whole_nanoseconds(a), _whole_nanoseconds(b)))
     return "", ()
+
+
+def _settled(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Parts that differ by no more than rounding made equal; the part that differs most has what that leaves of b."""
+    within = ROUNDING * max(sum(each.a for each in parts), sum(each.b for each in parts))
+    most = max(parts, key=lambda each: abs(each.difference))
+    settled = [replace(each, b=each.a) if abs(each.difference) <= within else each for each in parts if each != most]
+    rest = _total(parts) - sum(each.difference for each in settled)
+    found = {each.name: each for each in [*settled, replace(most, b=most.a + rest)]}
+    return tuple(found[each.name] for each in parts)
 
 
 def _whole_nanoseconds(told: Forecast) -> dict[str, int]:
@@ -148,9 +171,11 @@ def _parts(a: Mapping[str, int], b: Mapping[str, int]) -> tuple[Part, ...]:
     return tuple(Part(name, a.get(name, 0), b.get(name, 0)) for name in dict.fromkeys([*a, *b]))
 
 
-def to_json(found: Comparison) -> dict[str, Any]:
-    """The comparison as JSON takes it; differences are b less a."""
+def to_json(found: Comparison, taken: Sequence[Sequence[str]] = ((), ())) -> dict[str, Any]:
+    """The comparison as JSON takes it; differences are b less a, ``taken`` the fields of each run that nobody said."""
+    runs = zip("ab", (found.a, found.b), taken, strict=True)
     return {
+        "run": {letter: in_json.run(run, by_default) for letter, run, by_default in runs},
         "fields": [vars(each) for each in found.fields],
         "rows": [{**vars(each), "difference": each.difference} for each in found.rows],
         "fits": {"a": found.told_a.fits, "b": found.told_b.fits},

@@ -87,7 +87,7 @@ def critical_batch_of_tokens(run: Run) -> float:
 def _memory(run: Run, told: Forecast | None, limits: Limits) -> Reading | None:
     if told is None or told.device_nbytes is None or told.usable_nbytes is None:
         return None
-    return Reading(told.device_nbytes, told.usable_nbytes, "assumed")
+    return Reading(told.device_nbytes, told.usable_nbytes, told.basis.get("device_nbytes", "assumed"))
 
 
 def _logits(run: Run, told: Forecast | None, limits: Limits) -> Reading | None:
@@ -150,12 +150,15 @@ def _passes(most: float, basis: str) -> Callable[[Run, Forecast | None, Limits],
 
 _KAPLAN = "McCandlish et al. 2018 (arXiv 1812.06162); Kaplan et al. 2020 (arXiv 2001.08361), figure 10"
 LOGITS = "vocabulary logits"
+_SPREAD = ", more sharding; --set layout=auto finds a layout that fits, if there is one"
+_ASYNC = "recipe.checkpoint_async=true or "
+_DALY = ", or checkpoints at Daly's interval (absent checkpoint_every)"
 _STEP = "the predicted step, and the bearable share that was asked for"
 LIMITS = (
     Limit(
         "device memory", "nbytes", "what the heaviest device holds, beside what it has", "`trainledger advise` ranks "
-        "what saves memory: activation checkpointing, a smaller micro-batch, more sharding; --set layout=auto finds a "
-        "layout that fits, if there is one", "ledger at its peak, overheads of the catalog", True, _memory,
+        f"what saves memory: activation checkpointing, a smaller micro-batch{_SPREAD}",
+        "ledger at its peak, overheads of the catalog", True, _memory,
     ),
     Limit(
         "positions", "tokens", "tokens of a sequence beside those the model knows", "a larger model.max_seq_len, which "
@@ -185,9 +188,8 @@ LIMITS = (
         "faster storage (cluster.loader_tokens_per_second, cluster.storage_bytes_per_second)", "[cluster]", True, _data,
     ),
     Limit(
-        "failures", "share", "checkpoints and failures as a share of the run", "recipe.checkpoint_async=true, faster "
-        "storage, or checkpoints at Daly's interval (absent checkpoint_every)", "Daly 2006; [cluster] or published "
-        "rates of interruption", True, _failures,
+        "failures", "share", "checkpoints and failures as a share of the run", f"{_ASYNC}faster storage{_DALY}",
+        "Daly 2006; [cluster] or published rates of interruption", True, _failures,
     ),
     Limit(
         "dataset exhausted", "passes", "passes over the text there is", "more text, or accept repetition: to about "
@@ -199,3 +201,15 @@ LIMITS = (
         _passes(PASSES, "assumed"),
     ),
 )  # fmt: skip
+
+
+def remedy(limit: Limit, run: Run) -> str:
+    """What to do where a limit gives way; nothing that the run does already or has no account of."""
+    recipe, words = run.recipe, limit.remedy
+    for each, useless in (
+        (_SPREAD, recipe.lora_rank is not None),
+        (_ASYNC, recipe.checkpoint_async),
+        (_DALY, recipe.checkpoint_every is None),
+    ):
+        words = words.replace(each, "") if useless else words
+    return words

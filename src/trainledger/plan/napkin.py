@@ -59,7 +59,7 @@ class Napkin:
     device_hours: float
     static_nbytes: dict[str, int]
     devices_for_static: dict[str, int] | None
-    cost: float | None
+    money: float | None
     formulas: tuple[Formula, ...]
     remarks: tuple[str, ...]
 
@@ -154,7 +154,7 @@ def _answer(
     return Napkin(
         params=params, tokens=tokens, count=numbers["count"], count_exact=exact, days=days, mfu=mfu, device=chip,
         dtype=dtype, peak_flops_per_second=peak, solved=solved, flops=flops, device_hours=hours,
-        static_nbytes=static, devices_for_static=fit, cost=None if price is None else price * hours,
+        static_nbytes=static, devices_for_static=fit, money=None if price is None else price * hours,
         formulas=tuple(_formulas(solved, params, tokens, exact, days, mfu, peak, flops, hours, price, per_parameter)),
         remarks=tuple(_remarks(numbers, chip, dtype, fit)),
     )  # fmt: skip
@@ -186,7 +186,7 @@ def _formulas(
     found.append(Formula("device_hours", "devices x days x 24", spent, "arithmetic"))
     if price is not None:
         bill = f"{short(hours)} x {short(price)} = {price * hours:,.0f}"
-        found.append(Formula("cost", "device-hours x price", bill, "arithmetic"))
+        found.append(Formula("money", "device-hours x price", bill, "arithmetic"))
     optimal = rules.RULES["compute_optimal_tokens"]
     found.append(Formula("tokens_per_parameter", "D / N", f"{d} / {n} = {short(tokens / params)}", optimal.source))
     return found
@@ -216,7 +216,7 @@ def refuse_impossible(answer: Napkin) -> None:
         return
     count = ceil(answer.count_exact * answer.mfu / HIGHEST_PUBLISHED_MFU)
     rule = f"these parameters, tokens and days need {format_percent(answer.mfu)} of the peak of the devices"
-    near = f"--count {count}, at {format_percent(HIGHEST_PUBLISHED_MFU)} MFU"
+    near = f"{count}, at {format_percent(HIGHEST_PUBLISHED_MFU)} MFU"
     raise InvalidInput([Problem("count", answer.count, rule, near)])
 
 
@@ -293,9 +293,9 @@ def to_json(answer: Napkin) -> dict[str, Any]:
         "flops": answer.flops,
         "days": answer.days,
         "device_hours": answer.device_hours,
-        "cost": answer.cost,
+        "money": answer.money,
         "bytes_per_parameter": {name: each.bytes_per_parameter for name, each in rules.STATES.items()},
-        "static_bytes": answer.static_nbytes,
+        "static_nbytes": answer.static_nbytes,
         "devices_for_static": answer.devices_for_static,
         "formulas": {each.name: vars(each) for each in answer.formulas},
         "remarks": list(answer.remarks),

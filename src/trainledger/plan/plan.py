@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +102,7 @@ def counted_by(plan: Plan, convention: str) -> Plan:
 
     if convention not in CONVENTIONS:
         rule = f"must be one of {', '.join(CONVENTIONS)}"
-        raise InvalidInput([Problem("--convention", convention, rule, nearest_text(convention, CONVENTIONS))])
+        raise InvalidInput([Problem("convention", convention, rule, nearest_text(convention, CONVENTIONS))])
     told = plan.forecast
     flops = CONVENTIONS[convention].flops(plan.run, plan.ledger)
     mfu = told.mfu * flops / plan.ledger.model_flops if told.mfu is not None else None
@@ -155,19 +156,20 @@ def _napkin(run: Run, ledger: Ledger, machine: Machine | None, mfu: float) -> Na
     return Napkin(mfu, dtype, peak, active, tokens, run.cluster.count, seconds / SECONDS_PER_DAY)
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON takes it, the ledger left out; sections of the run as in a run file, a found layout too."""
+def to_json(plan: Plan, taken: Sequence[str] = ()) -> dict[str, Any]:
+    """The plan as JSON takes it, the ledger left out; ``taken`` are the fields that nobody said."""
+    from trainledger.plan import in_json
+
     return {
-        "model": plan.run.model.name,
-        **{name: vars(getattr(plan.run, name)) for name in ("recipe", "layout", "cluster")},
+        "run": in_json.run(plan.run, taken),
         "parameters": vars(parameters(plan.run.model)),
         "convention": plan.convention,
         "forecast": _forecast(plan.forecast),
         "causal": None if (causal := by_causal(plan)) is None else vars(causal),
         "rules_of_thumb": [{**vars(each), "error": each.error} for each in plan.rules],
-        "napkin": None if plan.napkin is None else vars(plan.napkin),
+        "napkin": None if plan.napkin is None else _napkin_facts(plan.napkin),
         "memory_nbytes": plan.memory_nbytes,
-        "device_memory": _device_memory(plan),
+        "device_memory": in_json.device_memory(plan.device_memory),
         **_ranks(plan),
     }
 
@@ -175,20 +177,14 @@ def to_json(plan: Plan) -> dict[str, Any]:
 def _forecast(told: Forecast) -> dict[str, Any]:
     limit = told.bottleneck
     return {
-        **vars(told),
+        **{"device_title" if name == "device" else name: value for name, value in vars(told).items()},
         "waterfall": [{**vars(each), "seconds": each.seconds} for each in told.waterfall],
         "bottleneck": None if limit is None else vars(limit),
     }
 
 
-def _device_memory(plan: Plan) -> dict[str, Any] | None:
-    held = plan.device_memory
-    if held is None:
-        return None
-    return {
-        "lines": [vars(each) for each in held.lines], "nbytes": held.nbytes, "usable_nbytes": held.usable_nbytes,
-        "usable_source": held.usable_source, "fits": held.fits,
-    }  # fmt: skip
+def _napkin_facts(napkin: Napkin) -> dict[str, Any]:
+    return {"count" if name == "devices" else name: value for name, value in vars(napkin).items()}
 
 
 def _ranks(plan: Plan) -> dict[str, Any]:

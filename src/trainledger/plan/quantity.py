@@ -30,6 +30,8 @@ def read(
     """
     if value is None:
         return None
+    if hasattr(value, "__index__") and not isinstance(value, bool):  # of numpy
+        value = value.__index__()
     try:
         number = parse(value) if isinstance(value, str) else value
     except NotAQuantity as error:

@@ -54,8 +54,10 @@ def bottleneck(bars: Sequence[Bar], *, mfu: float | None = None) -> Bottleneck |
     return Bottleneck(first, sentence)
 
 
-def short_of_memory(needed_nbytes: int, usable_nbytes: int, by_category: dict[str, int]) -> Bottleneck:
-    """The bottleneck of a run that does not fit."""
+def short_of_memory(
+    needed_nbytes: int, usable_nbytes: int, by_category: dict[str, int], *, who: str = "a device"
+) -> Bottleneck:
+    """The bottleneck of a run that does not fit; ``who`` says which device is spoken of."""
     largest = max(by_category, key=lambda each: by_category[each])
-    needs = f"a device needs {format_nbytes(needed_nbytes)} and has {format_nbytes(usable_nbytes)}"
+    needs = f"{who} needs {format_nbytes(needed_nbytes)} and has {format_nbytes(usable_nbytes)}"
     return Bottleneck("device memory", f"{needs}; most of it is {largest}: {format_nbytes(by_category[largest])}")

@@ -9,6 +9,7 @@ from trainledger.ledger.entry import Int
 from trainledger.spec.cluster import Device, Overhead
 
 ROUNDING = 512  # bytes to which PyTorch's CUDA allocator rounds every block up (c10/cuda/CUDACachingAllocator.cpp)
+TENSORS_ALONE = "nothing around the tensors is counted: what else this device holds is not known"
 HOPPER = 9.0  # the compute capability from which cuBLAS wants a larger workspace
 
 
@@ -43,6 +44,11 @@ class DeviceMemory:
     def reserved_nbytes(self) -> Int:
         """What PyTorch's allocator has taken from the driver (torch.cuda.max_memory_reserved)."""
         return self.allocated_nbytes + sum(each.nbytes for each in self.lines if each.name == "fragmentation")
+
+    @property
+    def tensors_alone(self) -> bool:
+        """Whether nothing around the tensors is counted, as nothing is known of it: then the bytes are a bound."""
+        return len(self.lines) == 1
 
     @property
     def fits(self) -> bool | None:

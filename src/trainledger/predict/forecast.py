@@ -20,9 +20,11 @@ class Forecast:
     ``basis`` names that of each quantity: exact, bound, assumed or measured. ``peak_nbytes`` is of the tensors of the
     heaviest device, ``device_nbytes`` all that it holds, of ``usable_nbytes`` that it has. ``waterfall`` leads from
     6 N D at the peak to ``total_seconds``; ``step_causes`` split a step (`predict.step_time.CAUSES`). ``goodput`` is
-    the share of the time that goes to steps that are kept. ``kwh`` is at the devices' rated power. ``impossible`` says
-    why several devices without a layout cannot share the run: then nothing is said of the whole of it, and the step and
-    its tokens per second are those of one device alone.
+    the share of the time that goes to steps that are kept. ``kwh`` is at the devices' rated power times
+    ``cluster.power_share`` and the power usage effectiveness. ``impossible`` says why several devices without a layout
+    cannot share the run: then nothing is said of the whole of it, and the step and its tokens per second are those of
+    one device alone. ``run_step_seconds`` and ``run_tokens_per_second`` are those of all devices together with what a
+    step waits for its tokens; the others are of steps that do not wait.
     """
 
     parameters: int | None = None
@@ -38,6 +40,8 @@ class Forecast:
     step_seconds_by_kind: dict[str, float] = field(default_factory=dict)
     step_seconds_by_bound: dict[str, float] = field(default_factory=dict)
     tokens_per_second: float | None = None
+    run_step_seconds: float | None = None
+    run_tokens_per_second: float | None = None
     total_seconds: float | None = None
     seconds_by_phase: dict[str, float] = field(default_factory=dict)
     mfu: float | None = None
@@ -69,7 +73,24 @@ class Forecast:
                 for name in names if (value := getattr(self, name)) is not None]  # fmt: skip
         limit = [] if self.bottleneck is None else [f"bottleneck={self.bottleneck.name!r}"]
         cannot = [f"impossible={'; '.join(self.impossible)!r}"] if self.impossible else []
+        if self.step_seconds is None:  # then the notes say why, and memory is all there is
+            said = [*said, *([] if self.peak_nbytes is None else [f"peak_nbytes={self.peak_nbytes}"])]
+            cannot += [f"notes={'; '.join(self.notes)!r}"] if self.notes else []
         return f"Forecast({', '.join([*said, *limit, *cannot])})"
+
+    @property
+    def waits(self) -> bool:
+        """Whether steps of the run wait for their tokens."""
+        if self.run_tokens_per_second is None or self.tokens_per_second is None:
+            return False
+        return self.run_tokens_per_second < self.tokens_per_second
+
+    @property
+    def run_mfu(self) -> float | None:
+        """MFU with what a step waits for its tokens."""
+        if self.mfu is None or not self.tokens_per_second or self.run_tokens_per_second is None:
+            return None
+        return self.mfu * self.run_tokens_per_second / self.tokens_per_second
 
     def problems(self) -> Iterator[Problem]:
         for quantity, basis in self.basis.items():

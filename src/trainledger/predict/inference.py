@@ -28,32 +28,38 @@ MOST_BATCH = 2**20
 
 @frozen
 class ServingTime:
-    """Seconds of one forward. ``bound`` is least: products, attention and links at the data sheet, all else fused away.
+    """Seconds of one forward: the least it can take, and what is expected.
 
-    ``spent`` splits it into memory, compute and links; ``limit`` is the most of it. ``expected`` is what all operations
-    take one after the other, at the rates that the machine's calibration says, without the time to launch them, and
-    ``expected_links`` the part of it that collectives take; None where there is none. ``basis`` is ``bound`` of a data
-    sheet, and ``assumed`` of a measured machine, whose measured rates are taken for both.
+    ``bound_seconds`` is least: products, attention and links at the data sheet, all else fused away.
+    ``bound_seconds_by_limit`` splits it into memory, compute and links; ``limit`` is the most of it.
+    ``expected_seconds`` is what all operations take one after the other, at the rates that the machine's calibration
+    says, without the time to launch them, and ``expected_link_seconds`` the part of it that collectives take; None
+    where there is none. ``basis`` is ``bound`` of a data sheet, and ``assumed`` of a measured machine, whose measured
+    rates are taken for both.
     """
 
-    bound: float
+    bound_seconds: float
     limit: str
-    expected: float | None
+    expected_seconds: float | None
     basis: str = "bound"
-    spent: dict[str, float] = field(default_factory=dict)
-    expected_links: float | None = None
+    bound_seconds_by_limit: dict[str, float] = field(default_factory=dict)
+    expected_link_seconds: float | None = None
 
 
 @frozen
 class BatchRow:
-    """One batch size: what it holds and how fast it is; times are None where a rate is not known."""
+    """One batch size: what it holds and how fast it is; times are None where a rate is not known.
+
+    Tokens per second are as those of `Inference`.
+    """
 
     batch: int
     device_nbytes: int
     cache_nbytes: int
     fits: bool | None
     time: ServingTime | None
-    tokens_per_second: float | None
+    bound_tokens_per_second: float | None
+    expected_tokens_per_second: float | None
 
 
 @frozen(kw_only=True)
@@ -62,8 +68,8 @@ class Inference:
 
     ``weights`` are the rank's bytes, ``cache_nbytes`` those of its cache and ``token_nbytes`` what one more token of
     one sequence adds while no window is full; ``whole_token_nbytes`` that of all ranks together had they no copies.
-    ``moved`` says what a forward reads and writes: weights, cache and the rest. ``largest_batch`` is the most that
-    fits (0: not even one), None where the device's memory is not known.
+    ``moved_nbytes`` says what a forward reads and writes: weights, cache and the rest. ``fits`` says whether the device
+    holds this batch, ``largest_batch`` the most that it holds (0: not even one); None where its memory is not known.
     """
 
     run: Run
@@ -74,7 +80,8 @@ class Inference:
     token_nbytes: int
     whole_token_nbytes: int
     memory: DeviceMemory | None
-    moved: dict[str, int]
+    fits: bool | None
+    moved_nbytes: dict[str, int]
     time: ServingTime | None
     ridge: float | None
     device: str
@@ -83,18 +90,30 @@ class Inference:
     notes: tuple[str, ...]
 
     def __repr__(self) -> str:
-        spent = "" if self.time is None else f", at least {self.time.bound:.4g} s ({self.time.limit}-bound)"
-        return f"Inference({self.run.model.name}, {self.serving.phase}, batch {self.serving.batch}{spent})"
+        said = [self.run.model.name, self.serving.phase, f"batch {self.serving.batch}"]
+        if self.time is not None:
+            least = "at least" if self.time.basis == "bound" else "about"
+            said.append(f"{least} {self.time.bound_seconds:.4g} s ({self.time.limit}-bound)")
+            if self.time.expected_seconds is not None:
+                said.append(f"expected {self.time.expected_seconds:.4g} s")
+        if self.fits is False:
+            said.append("does NOT fit")
+        return f"Inference({', '.join(said)})"
 
     @property
-    def tokens_per_second(self) -> float | None:
-        """New tokens of all sequences per second at the bound; in a prefill, tokens read."""
-        return None if self.time is None else self.serving.batch * self.serving.new_tokens / self.time.bound
+    def bound_tokens_per_second(self) -> float | None:
+        """New tokens of all sequences per second at the bound, which nothing exceeds; in a prefill, tokens read."""
+        return _tokens_per_second(self.serving, None if self.time is None else self.time.bound_seconds)
+
+    @property
+    def expected_tokens_per_second(self) -> float | None:
+        """The same at the expected time; None where the machine has no calibration."""
+        return _tokens_per_second(self.serving, None if self.time is None else self.time.expected_seconds)
 
     @property
     def intensity(self) -> float:
         """FLOPs per byte moved."""
-        return float(self.ledger.matmul_flops / sum(self.moved.values()))
+        return float(self.ledger.matmul_flops / sum(self.moved_nbytes.values()))
 
     @property
     def collectives(self) -> dict[str, Int]:
@@ -129,8 +148,9 @@ def inference(run: Run, serving: Serving, machine: Machine | None, *, backend: s
     notes += _notes(run, serving)
     return Inference(
         run=run, serving=serving, ledger=ledger, weights=weight_bytes(leaves, serving), cache_nbytes=cache_nbytes,
-        token_nbytes=local.token_nbytes(), whole_token_nbytes=cache.token_nbytes(), memory=held, moved=moved, time=time,
-        ridge=_ridge(serving, machine), device="" if machine is None else machine.title,
+        token_nbytes=local.token_nbytes(), whole_token_nbytes=cache.token_nbytes(), memory=held, time=time,
+        fits=_fits(held, ledger, machine), moved_nbytes=moved, ridge=_ridge(serving, machine),
+        device="" if machine is None else machine.title,
         batches=tuple(_rows(run, serving, machine, backend, largest)) if table else (), largest_batch=largest,
         notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
@@ -140,7 +160,7 @@ def _check(run: Run, serving: Serving) -> None:
     found = list(serving.problems())
     longest = run.model.max_seq_len
     if not found and serving.context > longest:
-        found.append(Problem("--context", serving.context, f"is longer than model.max_seq_len = {longest}", longest))
+        found.append(Problem("context", serving.context, f"is longer than model.max_seq_len = {longest}", longest))
     if found:
         raise InvalidInput(found)
 
@@ -213,6 +233,10 @@ def _times(run: Run, ledger: Ledger, machine: Machine) -> ServingTime:
     return ServingTime(sum(split.values()), limit, expected, basis, split, expected_links)
 
 
+def _tokens_per_second(serving: Serving, seconds: float | None) -> float | None:
+    return None if seconds is None else serving.batch * serving.new_tokens / seconds
+
+
 def _collectives(ledger: Ledger) -> list[Entry]:
     return [each for each in ledger if each.kind == "collective"]
 
@@ -246,8 +270,11 @@ def _row(run: Run, serving: Serving, machine: Machine | None, backend: str, batc
     held = _memory(run, ledger, machine)
     time = _time(run, ledger, machine, [])
     nbytes: int = ledger.peak().nbytes if held is None else held.nbytes
-    rate = None if time is None else batch * chosen.new_tokens / time.bound
-    return BatchRow(batch, nbytes, dict(ledger.resident)["cache"], _fits(held, ledger, machine), time, rate)
+    return BatchRow(
+        batch, nbytes, dict(ledger.resident)["cache"], _fits(held, ledger, machine), time,
+        _tokens_per_second(chosen, None if time is None else time.bound_seconds),
+        _tokens_per_second(chosen, None if time is None else time.expected_seconds),
+    )  # fmt: skip
 
 
 def _fits(held: DeviceMemory | None, ledger: Ledger, machine: Machine | None) -> bool | None:

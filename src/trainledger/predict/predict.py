@@ -20,11 +20,12 @@ from trainledger.predict.device_memory import DeviceMemory, device_memory
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.ratios import hfu, matmul_dtype, mfu
 from trainledger.predict.roofline import Machine, NoRate, peak_rate
-from trainledger.predict.run_time import SHARED, RunTime, run_time, too_few
+from trainledger.predict.run_time import SHARED, UNSPREAD, RunTime, run_time, too_few
 from trainledger.predict.step_time import StepTime, step_time
 from trainledger.predict.waterfall import BEYOND, RUN_CAUSES, Bar, nanoseconds, waterfall
 from trainledger.spec.cluster import Device
 from trainledger.spec.layout import Layout
+from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.run import Run
 from trainledger.units import KILO, SECONDS_PER_DAY, SECONDS_PER_HOUR, format_nbytes
 
@@ -34,10 +35,11 @@ if TYPE_CHECKING:
 COMPUTED = ("forward", "recompute", "backward", "clip", "optimizer")
 NO_MACHINE = (
     "no step time and no MFU: this machine was not measured yet (trainledger measure machine does it, once); "
-    "--device names one of the catalog"
+    "cluster.device names one of the catalog"
 )
 _WHOLE = frozenset(("parameters", "gradients", "optimizer state", "frozen weights", "buffers"))  # whatever the batch
 _OF_A_RUN = ("evaluation", "checkpoints", "assumed, as the run file", "interruptions")
+ALONE = "one device that does all of it alone"
 NEVER = "it would be interrupted before it could save, again and again"
 
 
@@ -92,7 +94,9 @@ def forecast(
     facts["device"] = machine.title
     memory = memory_of_device(run, held.peak.nbytes, machine)
     facts |= {"device_nbytes": memory.nbytes, "usable_nbytes": memory.usable_nbytes, "fits": memory.fits}
-    basis["device_nbytes"] = "exact" if len(memory.lines) == 1 else "assumed"
+    basis["device_nbytes"] = "assumed"
+    if memory.tensors_alone:
+        basis["device_nbytes"] = "bound" if isinstance(machine, Device) else "exact"
     step = _step(run, ledger, machine, ranks)
     notes += step.notes
     if step.seconds:
@@ -106,11 +110,12 @@ def forecast(
             facts["bottleneck"] = Bottleneck("failures", NEVER)
         facts |= _against_peak(run, ledger, machine, step, whole, facts["matmul_dtype"], notes)
     if memory.fits is False and memory.usable_nbytes is not None:
-        limit = short_of_memory(memory.nbytes, memory.usable_nbytes, held.peak.by_category)
+        who = ALONE if run.layout.alone and run.cluster.count > 1 else "a device"
+        limit = short_of_memory(memory.nbytes, memory.usable_nbytes, held.peak.by_category, who=who)
         if run.layout.alone and run.cluster.count > 1:
-            limit = replace(
-                limit, sentence=f"{limit.sentence}; a [layout] spreads it (--set layout=auto looks for one)"
-            )
+            way = "a [layout] spreads it (--set layout=auto looks for one)"
+            way = way if run.recipe.lora_rank is None else ONE_DEVICE
+            limit = replace(limit, sentence=f"{limit.sentence}; {way}")
         facts["bottleneck"] = limit
     made = Forecast(**facts, basis=basis, notes=tuple(notes))
     impossible = tuple(_impossible(run, held.peak.by_category, machine))
@@ -142,8 +147,8 @@ def _alone(run: Run, told: Forecast) -> Forecast:
     """The forecast of a step on the one device that does all of it."""
     short = of_one_step(run, told)
     rate = None if told.step_seconds is None else run.recipe.tokens_per_step / told.step_seconds
-    notes = tuple(each for each in short.notes if not each.endswith((SHARED, NEVER)))
-    return replace(short, tokens_per_second=rate, notes=notes)
+    notes = tuple(each for each in short.notes if not each.endswith((SHARED, UNSPREAD, NEVER)))
+    return replace(short, tokens_per_second=rate, run_step_seconds=None, run_tokens_per_second=None, notes=notes)
 
 
 def of_one_step(run: Run, told: Forecast) -> Forecast:
@@ -238,10 +243,12 @@ def _warm_up(ledger: Ledger, machine: Machine) -> float:
 
 
 def _times(run: Run, step: StepTime, whole: RunTime, around: Conditions) -> dict[str, Any]:
+    run_step_seconds = whole.step_seconds + whole.waiting_seconds
     facts = {
         "step_seconds": step.seconds, "step_seconds_by_phase": step.by_phase, "step_seconds_by_kind": step.by_kind,
         "step_seconds_by_bound": step.by_bound, "step_causes": step.causes,
         "tokens_per_second": whole.tokens_per_second, "checkpoint_every": whole.checkpoint_every,
+        "run_step_seconds": run_step_seconds, "run_tokens_per_second": run.recipe.tokens_per_step / run_step_seconds,
     }  # fmt: skip
     if whole.total_seconds == float("inf"):
         return {**facts, "total_seconds": None}

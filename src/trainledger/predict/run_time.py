@@ -8,10 +8,12 @@ from math import ceil
 from trainledger.frozen import frozen
 from trainledger.predict.conditions import Conditions
 from trainledger.predict.failures import daly, expected_seconds
+from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.run import Run
 from trainledger.units import counted, format_seconds
 
 SHARED = "the run has no [layout]; --set layout=auto looks for one"
+UNSPREAD = f"the run has no [layout], and {ONE_DEVICE}"
 
 
 @frozen
@@ -19,9 +21,10 @@ class RunTime:
     """Predicted time of a whole run; ``steps_seconds`` and ``parts`` sum to ``total_seconds``.
 
     ``step_seconds`` is that of one step as it is run, ``tokens_per_second`` that of all devices together while steps
-    run. ``checkpoint_every`` is how many steps lie between checkpoints (None: only one at the end), as the recipe says
-    or as costs least. ``interruptions`` is how many are to be expected, ``goodput`` the share of the time that goes to
-    steps that are kept. ``total_seconds`` is infinite where a run fails faster than it gets on.
+    run; ``waiting_seconds`` is what each step waits for its tokens beside that. ``checkpoint_every`` is how many steps
+    lie between checkpoints (None: only one at the end), as the recipe says or as costs least. ``interruptions`` is how
+    many are to be expected, ``goodput`` the share of the time that goes to steps that are kept. ``total_seconds`` is
+    infinite where a run fails faster than it gets on.
     """
 
     steps: int
@@ -34,6 +37,7 @@ class RunTime:
     checkpoint_every: int | None = None
     interruptions: float | None = None
     notes: tuple[str, ...] = ()
+    waiting_seconds: float = 0.0
 
 
 def evaluations(run: Run) -> int:
@@ -63,18 +67,21 @@ def run_time(
 
     ``forward_seconds`` is the part of a step that an evaluation costs for as many sequences, ``warm_up_seconds`` what
     the first steps take longer, at the start and after each failure. Several devices without a layout share steps and
-    evaluations without loss. What is left out is named in ``notes``.
+    evaluations without loss. Steps and evaluations wait where tokens arrive too slowly. What is left out is named in
+    ``notes``.
     """
     recipe, steps, around = run.recipe, run.recipe.total_steps, conditions or Conditions()
     notes = [*_assumed(run), *around.notes]
     if run.layout.alone:
         step_seconds = step_seconds / run.cluster.count
         forward_seconds = None if forward_seconds is None else forward_seconds / run.cluster.count
-    parts = {"data": steps * _waiting(run, step_seconds, around)}
+    # Loaders and storage work ahead: a step takes as long as the slower of itself and its tokens.
+    waiting = max(0.0, _arriving_seconds(run, recipe.global_batch, around) - step_seconds)
+    parts = {"data": steps * waiting}
     if forward_seconds is None:
         notes.append("evaluation is not in it: the step is not split by phase")
     else:
-        parts["evaluation"] = evaluations(run) * _evaluation_seconds(run, forward_seconds)
+        parts["evaluation"] = evaluations(run) * _evaluation_seconds(run, forward_seconds, around)
     parts["warm-up"] = warm_up_seconds + around.compile_seconds
     steps_seconds = steps * step_seconds
     work = steps_seconds + sum(parts.values()) - parts["warm-up"]
@@ -109,6 +116,7 @@ def run_time(
         checkpoint_every=every,
         interruptions=interruptions,
         notes=tuple(notes),
+        waiting_seconds=waiting,
     )
 
 
@@ -130,20 +138,21 @@ def token_nbytes(run: Run) -> int:
     return 2 if run.model.vocab_size <= 2**16 else 4
 
 
-def _waiting(run: Run, step_seconds: float, around: Conditions) -> float:
-    """How much longer a step's tokens take to arrive than the step takes, loaders and storage working ahead."""
-    tokens, arrives = run.recipe.tokens_per_step, 0.0
+def _arriving_seconds(run: Run, sequences: int, around: Conditions) -> float:
+    """How long the tokens of so many sequences take to arrive; zero where nothing is said of loaders and storage."""
+    tokens, arrives = sequences * run.recipe.seq_len, 0.0
     if around.loader_tokens_per_second is not None:
         arrives = tokens / around.loader_tokens_per_second
     if around.storage_bytes_per_second is not None:
         arrives = max(arrives, tokens * token_nbytes(run) / around.storage_bytes_per_second)
-    return max(0.0, arrives - step_seconds)
+    return arrives
 
 
-def _evaluation_seconds(run: Run, forward_seconds: float) -> float:
-    """One evaluation: whole sequences on each data rank, as long as one of a step's forward takes."""
+def _evaluation_seconds(run: Run, forward_seconds: float, around: Conditions) -> float:
+    """One evaluation: whole sequences on each data rank, as long as one of a step's forward takes or as it arrives."""
     sequences, ranks = run.recipe.eval_sequences, run.layout.data_ranks
-    return float(forward_seconds * ceil(sequences / ranks) * ranks / run.recipe.global_batch)
+    computed = float(forward_seconds * ceil(sequences / ranks) * ranks / run.recipe.global_batch)
+    return max(computed, _arriving_seconds(run, sequences, around))
 
 
 def _write_seconds(run: Run, nbytes: int | None, around: Conditions) -> tuple[float, float] | None:
@@ -180,7 +189,8 @@ def _taken(run: Run, every: int, seconds: float) -> str:
 def _assumed(run: Run) -> Iterator[str]:
     recipe, count = run.recipe, run.cluster.count
     if count > 1 and run.layout.alone:
-        yield f"{count:,} devices are taken to share the work without loss: {SHARED}"
+        why = SHARED if recipe.lora_rank is None else UNSPREAD
+        yield f"{count:,} devices are taken to share the work without loss: {why}"
         if recipe.micro_batch is None and recipe.global_batch > 1:
             yield (
                 f"micro_batch is not given, so each device is taken to hold all {recipe.global_batch:,} sequences at "

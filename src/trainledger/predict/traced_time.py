@@ -34,6 +34,12 @@ class OnDevice:
     bottleneck: Bottleneck | None
     notes: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        said = [self.device.name, *([] if self.step.seconds is None else [f"step {float(self.step.seconds):.4g} s"])]
+        said += [] if self.mfu is None else [f"mfu {self.mfu:.4g}"]
+        said.append(f"{self.memory.nbytes} bytes{', does NOT fit' if self.memory.fits is False else ''}")
+        return f"OnDevice({', '.join(said)})"
+
 
 def on_device(ledger: Ledger, device: Device) -> OnDevice:
     """A step on a device: operations one after another, as `predict.step_time.step_time` times them.

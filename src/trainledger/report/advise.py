@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from trainledger.plan.advise import Advice, Advised
 from trainledger.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
 from trainledger.plan.difference import overrides
+from trainledger.report.heading import of_run
 from trainledger.report.plan import impossible, on_one
-from trainledger.report.style import COLOURS, Figure, arranged, line
+from trainledger.report.style import COLOURS, Figure, around, arranged, by_turns, mark
 from trainledger.report.table import WIDTH, sentence, wrapped
 from trainledger.units import GIGA, format_nbytes, format_percent, format_seconds
 
@@ -46,7 +47,7 @@ def _parts(advice: Advice, most: int) -> Iterator[str]:
         )
     if advice.told.fits is False and not any(each.fits for each in (*advice.alone, *advice.together)):
         yield wrapped(_unfit(advice))
-    if advice.run.cluster.count > 1:
+    if advice.run.cluster.count > 1 and advice.run.recipe.lora_rank is None:
         yield wrapped(
             "A layout is changed here by a factor of two at a time; `trainledger layouts` searches all of them."
         )
@@ -60,13 +61,18 @@ def _unfit(advice: Advice) -> str:
     left = []
     if any(each.effect == RESULT for each in advice.alone) and all(each.effect != RESULT for each in advice.together):
         left.append("changes of what is trained, together (--any-result)")
-    left.append("more devices to shard over (trainledger layouts)")
     if advice.run.recipe.lora_rank is None:
+        left.append("more devices to shard over (trainledger layouts)")
         left.append("adapters in place of all weights (recipe.lora_rank)")
-    return f"Nothing of this makes it fit: that takes {', '.join(left)}, or a smaller model (trainledger fit)."
+    ways = f"{', '.join(left)}, or " if left else ""
+    return f"Nothing of this makes it fit: that takes {ways}a smaller model (trainledger fit)."
 
 
 def _now(advice: Advice) -> str:
+    return "\n".join(wrapped(each) for each in (*_as_it_is(advice), f"Ranked by what they gain in {advice.goal}."))
+
+
+def _as_it_is(advice: Advice) -> list[str]:
     told = advice.told
     parts = []
     if told.total_seconds is not None:
@@ -81,12 +87,11 @@ def _now(advice: Advice) -> str:
         parts.append(holds)
     if not parts:
         parts.append("no time and no memory are known of this machine")
-    lines = [f"Impossible {impossible(told)}."] if told.impossible else []
+    lines = [f"Impossible {impossible(advice.run, told)}."] if told.impossible else []
     lines.append(f"{advice.run.model.name} as planned: {'; '.join(parts)}.")
     if told.bottleneck is not None:
         lines.append(sentence(told.bottleneck.sentence))
-    lines.append(f"Ranked by what they gain in {advice.goal}.")
-    return "\n".join(wrapped(each) for each in lines)
+    return lines
 
 
 def _numbered(found: Sequence[Advised]) -> Iterator[str]:
@@ -145,15 +150,21 @@ def _quoted(each: str) -> str:
     return each if all(one.isalnum() or one in "._=-,+" for one in each) else "'" + each.replace("'", "'\\''") + "'"
 
 
+def about(advice: Advice) -> list[str]:
+    """What the page of the figure says above it: the run as it is."""
+    return [*of_run(advice.run), *_as_it_is(advice)]
+
+
 def figures(advice: Advice) -> dict[str, Figure]:
-    """Time against memory of every change that helps, and the way of those together."""
-    points = [each for each in advice.alone if each.seconds[1] is not None and each.nbytes[1] is not None]
+    """Time against memory of every change that helps, numbered, and the way of those together."""
+    drawn = [each for each in advice.alone if each.seconds[1] is not None and each.nbytes[1] is not None]
+    points = sorted(drawn, key=lambda each: each.effect == RESULT)  # as the text has them
     if not points:
         return {}
     scale, unit = _unit(max(each.seconds[0] or 0.0 for each in points))
     data = []
     for effect, meaning in EFFECTS.items():
-        of_effect = [each for each in points if each.effect == effect]
+        of_effect = [(number, each) for number, each in enumerate(points, 1) if each.effect == effect]
         if of_effect:
             data.append(_markers(meaning, of_effect, _COLOUR_OF[effect], scale, unit))
     start, first = points[0].nbytes[0] or 0, points[0].seconds[0] or 0.0
@@ -177,23 +188,26 @@ def figures(advice: Advice) -> dict[str, Figure]:
         }
     )  # fmt: skip
     title = f"Changes of {advice.run.model.name}: time against memory"
-    layout = arranged(title, "memory of the heaviest device (GB)", f"time ({unit})", hovermode="closest")
-    layout["height"] = 520
-    layout["margin"]["t"] = 110
+    layout = arranged(
+        title, "memory of the heaviest device (GB)", f"time ({unit})", height=450, hovermode="closest",
+        meta={"key": [each.what for each in points]},
+    )  # fmt: skip
+    held = [(each.nbytes[1] or 0) / GIGA for each in (*points, *way)] + [start / GIGA]
     if advice.told.usable_nbytes is not None:
-        layout["shapes"] = [line("v", advice.told.usable_nbytes / GIGA, "#D55E00", "x", "y domain", dash="dash")]
-        layout["annotations"] = [
-            {
-                "x": advice.told.usable_nbytes / GIGA, "y": 1, "yref": "y domain", "text": "what the device has ",
-                "showarrow": False, "xanchor": "right", "yanchor": "top", "font": {"color": "#D55E00"},
-            }
-        ]  # fmt: skip
+        gives = advice.told.usable_nbytes / GIGA
+        layout["xaxis"] |= {"range": around([*held, gives])}
+        mark(layout, "v", gives, f"the device gives {format_nbytes(advice.told.usable_nbytes)}")
     return {title: {"data": data, "layout": layout}}
 
 
-def _markers(name: str, found: Sequence[Advised], colour: str, scale: float, unit: str) -> dict[str, object]:
+def _markers(
+    name: str, numbered: Sequence[tuple[int, Advised]], colour: str, scale: float, unit: str
+) -> dict[str, object]:
+    found = [each for _, each in numbered]
     return {
-        "type": "scatter", "mode": "markers", "name": name,
+        "type": "scatter", "mode": "markers+text", "name": name, "cliponaxis": False,
+        "text": [f"{number}" for number, _ in numbered],
+        "textposition": by_turns(number for number, _ in numbered),
         "x": [(each.nbytes[1] or 0) / GIGA for each in found],
         "y": [(each.seconds[1] or 0.0) / scale for each in found],
         "customdata": [[each.what, " ".join(f"--set {one}" for one in each.sets)] for each in found],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from math import log10
 
 from trainledger.plan.breaks import RULE, Along, Break, Breaks
+from trainledger.report.heading import of_run
 from trainledger.report.style import COLOURS, GREY, Figure, arranged
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.units import format_count, format_nbytes, format_percent
@@ -76,12 +77,20 @@ def _figures(each: Break) -> str:
     grown = each.why.partition("; ")[2]
     more = f"; {grown}" if grown else ""
     if not each.axis:
-        return f"{show(each.after)}, of {show(each.most)} at most ({each.basis}): {each.why}"
-    return f"{show(each.planned)} to {show(each.after)}, at most {show(each.most)}, {each.basis}{more}"
+        most = f"of {show(each.most)} at most" if each.most else "and should be none"
+        return f"{show(each.after)}, {most} ({each.basis}): {each.why}"
+    most = f"at most {show(each.most)}" if each.most else "should be none"
+    return f"{show(each.planned)} to {show(each.after)}, {most}, {each.basis}{more}"
 
 
 def _sentence(words: str) -> str:
     return wrapped(sentence(words))
+
+
+def about(found: Breaks) -> list[str]:
+    """What the page of the figure says above it: the run as planned, and what it does not keep within already."""
+    already = [f"Gives way already, as planned: {each.limit}. {_figures(each)}." for each in found.already]
+    return [*of_run(found.run), *already]
 
 
 def figures(found: Breaks) -> dict[str, Figure]:
@@ -99,7 +108,7 @@ def figures(found: Breaks) -> dict[str, Figure]:
             {
                 "type": "scatter", "mode": "markers+text", "name": name,
                 "x": [one.factor for _, one in points], "y": [f"{each.axis}<br>{each.start:,}" for each, _ in points],
-                "text": [f"{one.breaks:,}" for _, one in points], "textposition": sides,
+                "text": [f"{one.breaks:,}" for _, one in points], "textposition": sides, "cliponaxis": False,
                 "marker": {"size": 13, "color": COLOURS[at % len(COLOURS)], "symbol": at % 8},
                 "textfont": {"size": 11, "color": GREY},
                 "customdata": [[one.limit, one.field, _holds(one), f"{one.breaks:,}", _figures(one)]
@@ -108,14 +117,14 @@ def figures(found: Breaks) -> dict[str, Figure]:
                                  "not at %{customdata[3]}<br>%{customdata[4]}<extra></extra>",
             }
         )  # fmt: skip
-    layout = arranged(f"What gives way when {found.run.model.name} grows", "times the planned value")
-    layout["height"] = 190 + 70 * len(rows)
-    layout["margin"]["t"] = 110
+    layout = arranged(
+        f"What gives way when {found.run.model.name} grows", "times the planned value", height=130 + 70 * len(rows)
+    )
+    farthest = max(log10(each.factor) for row in rows for each in row.breaks)
     layout["xaxis"] |= {
-        "type": "log",
-        "dtick": 0.30103,
-        "range": [-0.05, max(log10(each.factor) for row in rows for each in row.breaks) * 1.05 + 0.15],
-    }
-    layout["xaxis"]["tickformat"] = ",~r"
+        "type": "log", "dtick": 0.30103 * max(1, round(farthest / 0.30103 / 6)), "tickformat": ",~r",
+        # A label may be as wide as a telephone's tenth, on both sides of its point.
+        "range": [-0.12 * (farthest + 0.1), 1.15 * farthest + 0.1],
+    }  # fmt: skip
     layout["yaxis"] |= {"autorange": "reversed", "type": "category"}
     return {"What gives way": {"data": data, "layout": layout}}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from trainledger.plan.compare import Comparison, Part, Row, reasons
-from trainledger.report.style import COLOURS, Figure, arranged
+from trainledger.plan.compare import ROUNDING, Comparison, Part, Row, reasons
+from trainledger.report.heading import of_run
+from trainledger.report.style import COLOURS, Figure, above_bars, around, arranged, folded, height_of, mark
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.units import (
     GIGA,
@@ -105,13 +106,14 @@ def _sentences(found: Comparison) -> Iterator[str]:
 def _why(verb: str, less: str, more: str, parts: tuple[Part, ...], show: Callable[[float], str], of: str) -> str:
     change = sum(each.difference for each in parts)
     before = sum(each.a for each in parts)
-    causes = reasons(parts)
+    within = ROUNDING * before if verb == "takes" else 0  # bytes are exact
+    causes = [each for each in reasons(parts) if abs(each.difference) > within]
     listed = ", ".join(f"{each.name} {_signed(each.difference, show)}" for each in causes[:4])
     rest = causes[4:]
     if rest:
         left = _signed(sum(each.difference for each in rest), show)
         listed += f", {counted(len(rest), 'other')} {left}"
-    if not change:
+    if abs(change) <= within:
         told = f"{of}: b {verb} as {'long' if verb == 'takes' else 'much'} as a"
     else:
         share = f" ({format_percent(change / before, signed=True)})" if before else ""
@@ -132,21 +134,50 @@ def figures(found: Comparison, names: Sequence[str] = ("a", "b")) -> dict[str, F
     if found.memory:
         title = "Memory of the heaviest device"
         drawn[title] = _bars(title, "GB", found.memory, names, 1 / GIGA)
+        _draw_devices(drawn[title], found)
     return drawn
 
 
+def _draw_devices(figure: Figure, found: Comparison) -> None:
+    """What the devices give where one side does not fit."""
+    layout, told = figure["layout"], (found.told_a, found.told_b)
+    if all(each.fits is not False for each in told):
+        return
+    gives: dict[int, list[str]] = {}
+    for letter, each in zip("ab", told, strict=True):
+        if each.usable_nbytes is not None:
+            gives.setdefault(each.usable_nbytes, []).append(letter)
+    reach = [each for side in figure["data"] for each in side["x"]]
+    layout["xaxis"] |= {"range": around([0.0, *reach, *(each / GIGA for each in gives)])}
+    for nbytes, letters in gives.items():
+        whose = "the device" if len(letters) == len(told) else f"{letters[0]}'s device"
+        mark(layout, "v", nbytes / GIGA, f"{whose} gives {format_nbytes(nbytes)}")
+
+
+def about(found: Comparison, names: Sequence[str] = ("a", "b")) -> list[str]:
+    """What the page of the figures says above them: both runs, and whether each fits its device."""
+    lines = []
+    for letter, name, run, told in zip("ab", names, (found.a, found.b), (found.told_a, found.told_b), strict=True):
+        lines += [f"{letter}: {name}", "; ".join(of_run(run))]
+        if told.device_nbytes is not None and told.usable_nbytes is not None:
+            fits = "fits" if told.fits else "does NOT fit"
+            needs = format_nbytes(told.device_nbytes)
+            lines.append(f"{letter} {fits}: {needs} in its heaviest device, of {format_nbytes(told.usable_nbytes)}")
+    return lines
+
+
 def _bars(title: str, unit: str, parts: tuple[Part, ...], names: Sequence[str], scale: float) -> Figure:
-    shown = [each for each in parts if each.a or each.b]
+    whole = Part("in all", sum(each.a for each in parts), sum(each.b for each in parts))
+    shown = [*(each for each in parts if each.a or each.b), whole]
     data = [
         {
-            "type": "bar", "orientation": "h", "name": f"{letter}: {name}", "y": [each.name for each in shown],
+            "type": "bar", "orientation": "h", "name": folded(f"{letter}: {name}"), "y": [each.name for each in shown],
             "x": [getattr(each, letter) * scale for each in shown], "marker": {"color": COLOURS[at]},
             "customdata": [each.difference * scale for each in shown],
             "hovertemplate": f"%{{y}}: %{{x:.4g}} {unit}<br>b less a: %{{customdata:+.4g}} {unit}<extra></extra>",
         }
         for at, (letter, name) in enumerate(zip("ab", names, strict=True))
     ]  # fmt: skip
-    layout = arranged(title, unit, barmode="group", bargap=0.25)
-    layout["height"] = 190 + 42 * len(shown)
-    layout["yaxis"] |= {"autorange": "reversed", "showgrid": False}
+    layout = arranged(title, unit, height=height_of(len(shown)), barmode="group")
+    above_bars(layout, [each.name for each in shown])
     return {"data": data, "layout": layout}

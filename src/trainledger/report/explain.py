@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SHOW: dict[str, Callable[[float], str]] = {
     "memory": format_nbytes, "flops": format_flops, "parameters": format_count, "time": format_seconds,
 }  # fmt: skip
+UNITS = {"memory": "nbytes", "flops": "flops", "parameters": "parameters", "time": "seconds"}
 WIDTH = 80
 
 
@@ -130,6 +131,16 @@ def _range(name: str, first: int, last: int | None) -> str:
     return f"{name} = {first}" if first == last else f"{first} <= {name} <= {last}"
 
 
-def to_json(parts: tuple[Part, ...]) -> list[dict[str, Any]]:
-    """The parts as JSON takes them."""
-    return [{"title": each.title, "total": each.total, "lines": [vars(line) for line in each.lines]} for each in parts]
+def to_json(what: str, parts: tuple[Part, ...]) -> list[dict[str, Any]]:
+    """The parts of an account as JSON takes them: what they come to is named by its unit, as in `UNITS`."""
+    unit = UNITS[what]
+    return [
+        {
+            "title": each.title,
+            unit: each.total,
+            "lines": [
+                {unit if name == "value" else name: of for name, of in vars(line).items()} for line in each.lines
+            ],
+        }
+        for each in parts
+    ]

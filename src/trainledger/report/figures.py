@@ -27,10 +27,15 @@ def figures(record: RunRecord) -> dict[str, Figure]:
     return {title: each for title, each in built.items() if each is not None}
 
 
-def memory_timeline(predicted: Ledger | None, measured: Ledger | None) -> Figure | None:
-    """Live bytes over the operations of a step, stacked by category: the prediction above the measurement."""
+def memory_timeline(
+    predicted: Ledger | None, measured: Ledger | None, usable_nbytes: int | None = None
+) -> Figure | None:
+    """Live bytes over the operations of a step, stacked by category: the prediction above the measurement.
+
+    ``usable_nbytes`` is what the device gives, where that is known.
+    """
     sides = [(name, each) for name, each in (("predicted", predicted), ("measured", measured)) if each is not None]
-    return memory_lanes(sides) if sides else None
+    return memory_lanes(sides, usable_nbytes) if sides else None
 
 
 def loss_curve(record: RunRecord) -> Figure | None:
@@ -52,7 +57,7 @@ def loss_curve(record: RunRecord) -> Figure | None:
         }
         for name, lines, key, style in curves
     ]
-    layout = arranged(xaxis={"title": {"text": "step"}}, yaxis={"title": {"text": "loss (nats per token)"}})
+    layout = arranged(x="step", y="loss (nats per token)")
     entropy = record.state.get("unigram_entropy")
     if isinstance(entropy, int | float):
         layout["shapes"].append(line("h", entropy, "#555", "x domain", "y", dash="dash"))
@@ -76,9 +81,7 @@ def step_time_distribution(record: RunRecord) -> Figure | None:
         marks.append(("median", record.measured.step_seconds.median, _MEASURED))
     if record.forecast is not None and record.forecast.step_seconds is not None:
         marks.append(("predicted", record.forecast.step_seconds, "#D55E00"))
-    layout = arranged(
-        xaxis={"title": {"text": "seconds per step"}}, yaxis={"title": {"text": "steps"}}, bargap=0.02, showlegend=False
-    )
+    layout = arranged(x="seconds per step", y="steps", bargap=0.02, showlegend=False)
     layout["annotations"] = []
     layout["margin"] |= {"t": 60}
     for at, (name, value, colour) in enumerate(marks):
@@ -108,9 +111,6 @@ def phase_times(rows: Reconciliation) -> Figure | None:
         for name, values, colour in sides
     ]
     what = "the whole run" if row.quantity == "total_seconds" else "one step"
-    layout = arranged(
-        barmode="group",
-        xaxis={"title": {"text": f"seconds of {what}"}},
-        yaxis={"autorange": "reversed", "automargin": True},
-    )
+    layout = arranged(x=f"seconds of {what}", barmode="group")
+    layout["yaxis"] |= {"autorange": "reversed"}
     return {"data": data, "layout": layout}

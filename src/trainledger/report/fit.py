@@ -8,8 +8,10 @@ from trainledger.ledger.parameters import parameters
 from trainledger.plan.fit.answer import Fit, Row
 from trainledger.plan.fit.held import Held
 from trainledger.plan.fit.questions import QUESTIONS, Found, divides_batch
+from trainledger.predict.device_memory import TENSORS_ALONE
 from trainledger.report.heading import of_run
-from trainledger.report.style import COLOURS, DARK, Figure, arranged, line
+from trainledger.report.memory import COLOUR_OF
+from trainledger.report.style import COLOURS, GREY, Figure, above_bars, around, arranged, height_of, mark
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.spec.run import Run
 from trainledger.units import GIGA, counted, format_count, format_nbytes
@@ -39,17 +41,23 @@ def _detailed(fit: Fit) -> list[Row]:
     return [fit.rows[0], *fit.rows[1:][-1:]]
 
 
-def _head(fit: Fit) -> str:
+def about(fit: Fit) -> list[str]:
+    """Whose answers these are, and whether it fits as it is: above the text, and on the page of the figures."""
     run, held = fit.run, fit.held
     spec = run.model
     verdict = "fits" if held.fits else "does NOT fit"
-    lines = [
+    return [
         f"{spec.name}: {parameters(spec).total:,} parameters in {counted(spec.n_layers, 'block')}"
         f" of width {spec.d_model}",
         *of_run(run),
         f"As it is, {_rank(run, held)} holds {format_nbytes(held.nbytes)} and gets "
         f"{format_nbytes(held.usable_nbytes)}: it {verdict}. {_largest(held)}",
+        *([sentence(TENSORS_ALONE)] if held.tensors_alone else []),
     ]
+
+
+def _head(fit: Fit) -> str:
+    lines = about(fit)
     if fit.devices:
         named = ", ".join(fit.devices[:_MOST_DEVICES]) + (" and larger" if len(fit.devices) > _MOST_DEVICES else "")
         lines.append(f"Devices that hold it as it is, the smallest first: {named}.")
@@ -157,39 +165,35 @@ def figures(fit: Fit) -> dict[str, Figure]:
 
 def _memory_figure(fit: Fit, held: dict[str, Held]) -> Figure:
     categories = list(dict.fromkeys(name for each in held.values() for name in each.by_category))
-    around = {name: each.nbytes - each.peak_nbytes for name, each in held.items()}
     parts = {name: [each.by_category.get(name, 0) for each in held.values()] for name in categories}
-    parts["around the tensors"] = list(around.values())
+    parts["around the tensors"] = [each.nbytes - each.peak_nbytes for each in held.values()]
     data = [
         {
             "type": "bar", "orientation": "h", "name": name, "y": list(held), "x": [each / GIGA for each in nbytes],
-            "marker": {"color": COLOURS[at % len(COLOURS)]},
+            "marker": {"color": COLOUR_OF.get(name, GREY)},
             "hovertemplate": "%{x:.2f} GB of " + name + "<extra>%{y}</extra>",
         }
-        for at, (name, nbytes) in enumerate(parts.items())
+        for name, nbytes in parts.items()
         if any(nbytes)
     ]  # fmt: skip
     usable = fit.held.usable_nbytes / GIGA
     title = f"{fit.run.model.name} on {fit.run.cluster.count:,} x {fit.run.cluster.device}: at the peak"
-    layout = arranged(title, "memory of the heaviest device (GB)", barmode="stack")
-    layout["yaxis"]["autorange"] = "reversed"
-    layout["margin"]["t"] = 130
-    layout["shapes"] = [line("v", usable, DARK, "x", "y domain", dash="dash")]
-    layout["annotations"] = [
-        {"x": usable, "y": 0, "yref": "y domain", "text": " the device gives this much", "showarrow": False,
-         "xanchor": "left", "yanchor": "bottom", "font": {"color": DARK}}
-    ]  # fmt: skip
+    layout = arranged(title, "memory of the heaviest device (GB)", height=height_of(len(held)), barmode="stack")
+    layout["legend"] |= {"traceorder": "normal"}
+    layout["xaxis"] |= {"range": around([0.0, usable, *(each.nbytes / GIGA for each in held.values())])}
+    mark(layout, "v", usable, f"the device gives {format_nbytes(fit.held.usable_nbytes)}")
+    above_bars(layout, held)
     return {"data": data, "layout": layout}
 
 
 def _sizes_figure(question: str, names: list[str], sizes: list[int]) -> Figure:
     told = [_THINGS[question](size) if size else "none fits" for size in sizes]
     bar = {
-        "type": "bar", "orientation": "h", "y": names, "x": sizes, "text": told, "textposition": "auto",
+        "type": "bar", "orientation": "h", "y": names, "x": sizes, "text": told, "textposition": "auto", "textangle": 0,
         "marker": {"color": COLOURS[0]}, "hovertemplate": "%{text}<extra>%{y}</extra>",
     }  # fmt: skip
-    layout = arranged(QUESTIONS[question], _UNITS[question])
-    layout["yaxis"]["autorange"] = "reversed"
+    layout = arranged(QUESTIONS[question], _UNITS[question], height=height_of(len(names)))
+    above_bars(layout, names)
     return {"data": [bar], "layout": layout}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from trainledger.report.figures import figures
 from trainledger.report.reconciliation import COLUMNS, cells_of, spread_sentence
 from trainledger.report.record import RunRecord
-from trainledger.report.style import Figure
+from trainledger.report.style import Figure, key_of, untitled
 from trainledger.report.table import sentence
 from trainledger.spec.plain import finite, replace_file
 
@@ -24,7 +24,8 @@ _STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; }
 body { max-width: 980px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+h1 { font-size: 1.5rem; margin-bottom: .2rem; } h1, h2, p { overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 .where { color: #555; margin-top: 0; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
@@ -32,12 +33,31 @@ th { text-align: left; border-bottom: 2px solid #222; font-weight: 600; }
 th, td { padding: .25rem .6rem; } td { border-bottom: 1px solid #e4e4e4; white-space: nowrap; }
 tr.part td { color: #555; border-bottom-color: #f1f1f1; } tr.part td:first-child { padding-left: 1.8rem; }
 .number { text-align: right; }
-figure { margin: 0; } .note { color: #555; }
+figure { margin: 0; } figcaption { color: #555; font-size: .85rem; } .note { color: #555; margin: .4rem 0; }
 """
+# Nothing is sent either: Plotly's own tool bar has a button that uploads a chart to its maker's server.
+CONFIG = {
+    "responsive": True, "displaylogo": False, "plotlyServerURL": "", "showSendToCloud": False,
+    "modeBarButtonsToRemove": [
+        "sendDataToCloud", "sendChartToCloud", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d",
+    ],
+}  # fmt: skip
+# A legend takes as many lines as the width of the page needs, and the figure grows by them: its plot stays as high as
+# it was. On a telephone there is no tool bar to stand on it, and a finger that drags moves the page.
 _SCRIPT = """
-const figures = JSON.parse(document.getElementById("figures").textContent);
-figures.forEach((figure, at) =>
-  Plotly.newPlot("figure-" + at, figure.data, figure.layout, {responsive: true, displaylogo: false}));
+const read = (name) => JSON.parse(document.getElementById(name).textContent);
+read("figures").forEach(({data, layout}, at) => {
+  const box = document.getElementById("figure-" + at), narrow = box.clientWidth < 600;
+  if (narrow) {
+    layout.margin.r = 14;
+    layout.font.size = 11;
+    layout.dragmode = false;
+  }
+  Plotly.newPlot(box, data, layout, {...read("config"), displayModeBar: narrow ? false : "hover"}).then(() => {
+    const legend = box.querySelector(".legend .bg");
+    if (legend) Plotly.relayout(box, {height: layout.height + legend.getBBox().height});
+  });
+});
 """
 
 
@@ -66,10 +86,15 @@ def document(title: str, parts: Sequence[str], drawn: Mapping[str, Figure]) -> s
         page.append(f'<p class="note">{escape(NO_PLOTLY)}</p>')
     elif plotly is not None:
         for at, (name, figure) in enumerate(drawn.items()):
-            heading = "" if figure["layout"].get("title") else f"<h2>{escape(name)}</h2>"
-            page.append(f'{heading}<figure><div id="figure-{at}"></div></figure>')
+            own = figure["layout"].get("title", {}).get("text") or name
+            heading = "" if own == title else f"<h2>{escape(own)}</h2>"
+            named = "".join(f"<li>{escape(each)}</li>" for each in key_of(figure["layout"]))
+            key = f"<figcaption><ol>{named}</ol></figcaption>" if named else ""
+            page.append(f'{heading}<figure><div id="figure-{at}"></div>{key}</figure>')
         page.append(f"<script>{plotly}</script>")
-        page.append(f'<script type="application/json" id="figures">{_embedded(list(drawn.values()))}</script>')
+        without_titles = [each | {"layout": untitled(each["layout"])} for each in drawn.values()]
+        for name, held in (("figures", without_titles), ("config", CONFIG)):
+            page.append(f'<script type="application/json" id="{name}">{_embedded(held)}</script>')
         page.append(f"<script>{_SCRIPT}</script>")
     return "\n".join([*page, "</body></html>\n"])
 
@@ -83,9 +108,9 @@ def plotly_js() -> str | None:
     return path.read_text(encoding="utf-8") if path.exists() else None
 
 
-def _embedded(drawn: list[Figure]) -> str:
+def _embedded(held: object) -> str:
     """JSON that cannot end the script element it stands in, and that every browser reads."""
-    return json.dumps(finite(drawn), allow_nan=False).replace("<", "\\u003c")
+    return json.dumps(finite(held), allow_nan=False).replace("<", "\\u003c")
 
 
 def _head(record: RunRecord) -> str:
@@ -123,4 +148,9 @@ def _notes(record: RunRecord) -> list[str]:
         notes.append(spread_sentence(rows["step_seconds"].spread))
     notes += [sentence(each) for each in rows.notes]
     notes += [f"Not in this report: {each}." for each in record.missing]
-    return [f'<p class="note">{escape(each)}</p>' for each in notes]
+    return paragraphs(notes)
+
+
+def paragraphs(sentences: Sequence[str]) -> list[str]:
+    """Sentences as parts of a page."""
+    return [f'<p class="note">{escape(each)}</p>' for each in sentences]

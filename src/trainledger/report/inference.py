@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainledger.plan import in_json
+from trainledger.predict.device_memory import TENSORS_ALONE
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.spec.serving import CACHE_FORMATS, WEIGHT_FORMATS, WHOLE
 from trainledger.units import (
@@ -69,9 +71,12 @@ def _memory(told: Inference) -> str:
     rows.append(["activations and buffers", format_nbytes(rest), f"{rest:,}"])
     if told.memory is not None:
         around = told.memory.nbytes - peak
-        rows.append(["around the tensors", format_nbytes(around), f"{around:,}"])
+        counted_around = ["not counted", ""] if told.memory.tensors_alone else [format_nbytes(around), f"{around:,}"]
+        rows.append(["around the tensors", *counted_around])
         rows.append(["in all", format_nbytes(told.memory.nbytes), f"{told.memory.nbytes:,}"])
     lines = [_token_line(told)]
+    if told.memory is not None and told.memory.tensors_alone:
+        lines.append(sentence(TENSORS_ALONE))
     if told.memory is not None and told.memory.usable_nbytes is not None:
         fits = "Fits in" if told.memory.fits else "Does NOT fit in"
         lines.append(f"{fits} the {format_nbytes(told.memory.usable_nbytes)} that the device gives.")
@@ -88,8 +93,10 @@ def _token_line(told: Inference) -> str:
 
 
 def _forward(told: Inference) -> str:
-    everything = sum(told.moved.values())
-    rows = [[name, format_nbytes(nbytes), format_percent(nbytes / everything)] for name, nbytes in told.moved.items()]
+    everything = sum(told.moved_nbytes.values())
+    rows = [
+        [name, format_nbytes(nbytes), format_percent(nbytes / everything)] for name, nbytes in told.moved_nbytes.items()
+    ]
     rows.append(["moved in all", format_nbytes(everything), ""])
     rows.append(["FLOPs of products", format_flops(told.ledger.matmul_flops), ""])
     ridge = "" if told.ridge is None else f"ridge {told.ridge:.4g}"
@@ -100,12 +107,13 @@ def _forward(told: Inference) -> str:
 def _time(told: Inference) -> Iterator[str]:
     time, serving = told.time, told.serving
     assert time is not None
-    rate = told.tokens_per_second
+    rate = told.bound_tokens_per_second
     assert rate is not None
     sheet = time.basis == "bound"
     least, most = ("at least", "at most") if sheet else ("about", "about")
     yield (
-        f"On {told.device} {least} {format_seconds(time.bound)}, {time.limit}-bound: {most} {_rate(rate)} tokens/s"
+        f"On {told.device} {least} {format_seconds(time.bound_seconds)}, {time.limit}-bound: "
+        f"{most} {_rate(rate)} tokens/s"
         + (
             f", {_rate(rate / serving.batch)} of each sequence"
             if serving.batch > 1 and serving.phase == "decode"
@@ -114,14 +122,15 @@ def _time(told: Inference) -> Iterator[str]:
         + "."
     )
     rates = "the data sheet" if sheet else "the measured rates"
-    links = f", and {_between(told)}: {format_seconds(time.spent['links'])} of it" if told.collectives else ""
+    link_seconds = format_seconds(time.bound_seconds_by_limit["links"])
+    links = f", and {_between(told)}: {link_seconds} of it" if told.collectives else ""
     yield f"That is products and attention at {rates}, everything else fused into them{links}."
-    if time.expected is not None:
-        tokens = serving.batch * serving.new_tokens / time.expected
+    expected, between = told.expected_tokens_per_second, time.expected_link_seconds
+    if time.expected_seconds is not None and expected is not None:
         yield (
             f"Expected, every operation a kernel of its own at the rates of the calibration: "
-            f"{format_seconds(time.expected)}, {_rate(tokens)} tokens/s"
-            + (f"; {_between(told)} take {format_seconds(time.expected_links)} of it" if time.expected_links else "")
+            f"{format_seconds(time.expected_seconds)}, {_rate(expected)} tokens/s"
+            + (f"; {_between(told)} take {format_seconds(between)} of it" if between else "")
             + "."
         )
 
@@ -153,30 +162,27 @@ def _batches(told: Inference) -> str:
 def _row(each: BatchRow) -> list[str]:
     fits = {True: "", False: "too large", None: ""}[each.fits]
     held = format_gigabytes(each.device_nbytes)
-    if each.time is None or each.tokens_per_second is None:
+    if each.time is None or each.bound_tokens_per_second is None:
         return [f"{each.batch:,}", format_nbytes(each.cache_nbytes), held, "", "", "", fits]
     return [
-        f"{each.batch:,}", format_nbytes(each.cache_nbytes), held, format_seconds(each.time.bound),
-        _rate(each.tokens_per_second), each.time.limit, fits,
+        f"{each.batch:,}", format_nbytes(each.cache_nbytes), held, format_seconds(each.time.bound_seconds),
+        _rate(each.bound_tokens_per_second), each.time.limit, fits,
     ]  # fmt: skip
 
 
-def to_json(told: Inference) -> dict[str, Any]:
-    """The account as JSON takes it, the ledger in sums."""
-    memory = told.memory
+def to_json(told: Inference, taken: Sequence[str] = ()) -> dict[str, Any]:
+    """The account as JSON takes it, the ledger in sums; ``taken`` are the fields that nobody said."""
+    weights = {f"{name}_nbytes": nbytes for name, nbytes in vars(told.weights).items()}
     return {
-        "model": told.run.model.name, "serving": vars(told.serving), "tensor": told.run.layout.tensor,
-        "device": told.device, "parameters": told.ledger.parameters,
-        "weights": {**vars(told.weights), "nbytes": told.weights.nbytes}, "cache_nbytes": told.cache_nbytes,
-        "cache_token_nbytes": told.token_nbytes, "cache_token_nbytes_of_all_ranks": told.whole_token_nbytes,
-        "peak_nbytes": told.ledger.peak().nbytes,
-        "device_memory": None if memory is None else {
-            "lines": [vars(each) for each in memory.lines], "nbytes": memory.nbytes,
-            "usable_nbytes": memory.usable_nbytes, "fits": memory.fits,
-        },
-        "moved_nbytes": told.moved, "matmul_flops": told.ledger.matmul_flops, "intensity": told.intensity,
-        "ridge": told.ridge, "time": None if told.time is None else vars(told.time),
-        "collectives": told.collectives, "tokens_per_second": told.tokens_per_second,
+        "run": in_json.run(told.run, taken), "serving": vars(told.serving), "device_title": told.device,
+        "parameters": told.ledger.parameters, "weights": {**weights, "nbytes": told.weights.nbytes},
+        "cache_nbytes": told.cache_nbytes, "cache_token_nbytes": told.token_nbytes,
+        "cache_token_nbytes_of_all_ranks": told.whole_token_nbytes, "peak_nbytes": told.ledger.peak().nbytes,
+        "device_memory": in_json.device_memory(told.memory), "fits": told.fits, "moved_nbytes": told.moved_nbytes,
+        "matmul_flops": told.ledger.matmul_flops, "intensity": told.intensity, "ridge": told.ridge,
+        "time": None if told.time is None else vars(told.time),
+        "bound_tokens_per_second": told.bound_tokens_per_second,
+        "expected_tokens_per_second": told.expected_tokens_per_second, "collectives": told.collectives,
         "batches": [{**vars(each), "time": None if each.time is None else vars(each.time)} for each in told.batches],
         "largest_batch": told.largest_batch, "notes": told.notes,
     }  # fmt: skip

@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from trainledger.plan import in_json
 from trainledger.plan.difference import as_override
 from trainledger.plan.layouts.found import AS_QUICK, Found, Gap, Layouts, Rejected
-from trainledger.report.style import COLOURS, DARK, Figure, arranged, line
+from trainledger.predict.device_memory import TENSORS_ALONE
+from trainledger.report.style import COLOURS, Figure, around, arranged, by_turns, mark
 from trainledger.report.table import WIDTH, sentence, table, wrapped
 from trainledger.spec.layout import Layout, overlaps
 from trainledger.units import GIGA, counted, format_count, format_nbytes, format_percent, format_seconds
@@ -32,10 +34,12 @@ def _parts(found: Layouts) -> Iterator[str]:
             "and the schedule; DP replicate x shard; Z what of ZeRO, 3k keeps parameters gathered from forward to "
             "backward; B the micro-batch; again what is recomputed (part: selective)."
         )
-        yield "\n".join([f"The quickest that fit\n{_table(found.ranked)}", wrapped(legend), *_of_experts(found)])
+        bounds = " by their bounds" if found.basis == "bound" else ""
+        told = [f"The quickest that fit{bounds}\n{_table(found.ranked)}", wrapped(legend), *_of_experts(found)]
+        yield "\n".join([*told, *_of_a_sheet(found)])
         simplest = found.simplest or found.best
         if simplest == found.best:
-            yield f"The best, to paste into a run file\n\n{pasted(found.best.toml)}"
+            yield f"The best{bounds}, to paste into a run file\n\n{pasted(found.best.toml)}"
         else:
             yield f"As quick within {format_percent(AS_QUICK - 1)}, and simpler\n{_table([simplest])}"
             yield f"That one, which layout=auto takes, to paste into a run file\n\n{pasted(simplest.toml)}"
@@ -67,16 +71,18 @@ def pasted(toml: str) -> str:
 
 
 def _head(found: Layouts) -> str:
+    return "\n".join(wrapped(each) for each in about(found))
+
+
+def about(found: Layouts) -> list[str]:
+    """Whose layouts these are, and of how many: above the text, and on the page of the figure."""
     recipe = found.run.recipe
     batch = f"{counted(recipe.global_batch, 'sequence')} of {counted(recipe.seq_len, 'token')} a step"
-    return "\n".join(
-        wrapped(each)
-        for each in (
-            f"{found.run.model.name} on {found.devices:,} x {found.device}: {batch}, {recipe.precision}, "
-            f"{recipe.optimizer}",
-            f"{found.searched:,} layouts: the rules allow {found.allowed:,}, of which {found.fitting:,} may fit",
-        )
-    )
+    return [
+        f"{found.run.model.name} on {found.devices:,} x {found.device}: {batch}, {recipe.precision}, "
+        f"{recipe.optimizer}",
+        f"{found.searched:,} layouts: the rules allow {found.allowed:,}, of which {found.fitting:,} may fit",
+    ]
 
 
 def _none(found: Layouts) -> str:
@@ -136,6 +142,17 @@ def _of_experts(found: Layouts) -> Iterator[str]:
         )
 
 
+def _of_a_sheet(found: Layouts) -> Iterator[str]:
+    """What must be said of a device of which only the data sheet is known."""
+    if found.basis == "bound":
+        yield wrapped(
+            f"Steps and MFU are bounds, by the peaks of {found.device}'s data sheet: no run is faster, most are "
+            "slower, and not all layouts by as much."
+        )
+    if found.best is not None and found.best.device_nbytes == found.best.peak_nbytes:
+        yield wrapped(sentence(TENSORS_ALONE))
+
+
 def _rejected(found: Layouts) -> str:
     reasons = _alike(found.rejected)
     shown, rest = reasons[:_SHOWN], reasons[_SHOWN:]
@@ -193,22 +210,23 @@ def _apart(gap: Gap) -> str:
     return f"{least} to {most} (median {middle})"
 
 
-def to_json(found: Layouts) -> dict[str, Any]:
-    """The result as JSON takes it."""
+def to_json(found: Layouts, taken: Sequence[str] = ()) -> dict[str, Any]:
+    """The result as JSON takes it; ``taken`` are the fields of the run that nobody said."""
     from trainledger.spec.plain import to_plain
 
     def layout(each: Found) -> dict[str, Any]:
         recipe = each.run.recipe
         return {
             "layout": to_plain(each.run.layout), "micro_batch": recipe.micro_batch,
-            "activation_checkpointing": recipe.activation_checkpointing, "settings": list(each.settings),
-            "seconds": each.seconds, "mfu": each.mfu, "device_nbytes": each.device_nbytes,
+            "activation_checkpointing": recipe.activation_checkpointing, "set": list(each.settings),
+            "step_seconds": each.seconds, "mfu": each.mfu, "device_nbytes": each.device_nbytes,
             "peak_nbytes": each.peak_nbytes, "bound_seconds": each.bound_seconds, "bound_nbytes": each.bound_nbytes,
         }  # fmt: skip
 
-    own = ("run", "ranked", "simplest", "pareto", "rejected", "seconds_gap", "nbytes_gap")
+    own = ("run", "device", "devices", "ranked", "simplest", "pareto", "rejected", "seconds_gap", "nbytes_gap")
     return {
-        "model": found.run.model.name,
+        "run": in_json.run(found.run, taken),
+        "device_title": found.device,
         **{name: value for name, value in vars(found).items() if name not in own},
         "layouts_per_second": found.layouts_per_second,
         "seconds_gap": None if found.seconds_gap is None else vars(found.seconds_gap),
@@ -221,26 +239,31 @@ def to_json(found: Layouts) -> dict[str, Any]:
 
 
 def figures(found: Layouts) -> dict[str, Figure]:
-    """Step time against memory: the Pareto front and the ranked layouts."""
+    """Step time against memory: the ranked layouts, and the Pareto front, numbered, with what its layouts are."""
     if not found.ranked:
         return {}
     data = [
         _points("quickest", found.ranked, COLOURS[4], "markers"),
-        _points("Pareto front", found.pareto, COLOURS[0], "lines+markers"),
+        _points("Pareto front", found.pareto, COLOURS[0], "lines+markers+text"),
     ]
+    numbers = range(1, len(found.pareto) + 1)
+    data[1] |= {"text": [f"{each}" for each in numbers], "textposition": by_turns(numbers)}
     layout = arranged(
-        f"{found.run.model.name} on {found.devices:,} x {found.device}", x="memory of the heaviest device (GB)",
-        y="step (seconds)",
+        f"{found.run.model.name} on {found.devices:,} x {found.device}", "memory of the heaviest device (GB)",
+        "step (seconds)", meta={"key": [each.title for each in found.pareto]},
     )  # fmt: skip
+    held = [each.device_nbytes / GIGA for each in (*found.ranked, *found.pareto)]
     if found.usable_nbytes is not None:
-        layout["shapes"] = [line("v", found.usable_nbytes / GIGA, DARK, "x", "paper", "dash")]
+        gives = found.usable_nbytes / GIGA
+        layout["xaxis"] |= {"range": around([*held, gives])}
+        mark(layout, "v", gives, f"the device gives {format_nbytes(found.usable_nbytes)}")
     return {"Step time against memory": {"data": data, "layout": layout}}
 
 
 def _points(name: str, some: Sequence[Found], colour: str, mode: str) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": mode, "name": name, "x": [each.device_nbytes / GIGA for each in some],
-        "y": [each.seconds for each in some], "text": [each.title for each in some],
+        "y": [each.seconds for each in some], "customdata": [each.title for each in some], "cliponaxis": False,
         "marker": {"color": colour, "size": 8}, "line": {"color": colour},
-        "hovertemplate": "%{text}<br>%{y:.4g} s, %{x:.4g} GB<extra></extra>",
+        "hovertemplate": "%{customdata}<br>%{y:.4g} s, %{x:.4g} GB<extra></extra>",
     }  # fmt: skip

@@ -14,7 +14,7 @@ from math import prod
 from trainledger.ledger.entry import CATEGORIES, HOST, Entry, Ledger
 from trainledger.ledger.timeline import Moment, timeline
 from trainledger.report.peak import held_at_peak
-from trainledger.report.style import COLOURS, DARK, GREY, Figure, arranged, line
+from trainledger.report.style import COLOURS, DARK, GREY, Figure, above_bars, arranged, folded, height_of, line, mark
 from trainledger.report.traced import place
 from trainledger.units import GIGA, KILO, MEGA, format_nbytes
 
@@ -24,6 +24,7 @@ _MOST_UNROLLED = 40_000  # operations that loops are written out to
 _SCALES = ((GIGA, "GB"), (MEGA, "MB"), (KILO, "kB"), (1.0, "bytes"))
 _TICKS = 6
 _BANDS = ("rgba(0,0,0,0.045)", "rgba(0,0,0,0)")
+_NEAR = 2  # what a device gives is drawn up to so many times the peak
 _PART_OF = {"recompute": "backward"}  # phases that alternate with another within one stretch of the step
 
 
@@ -38,16 +39,17 @@ def memory_figure(ledger: Ledger) -> Figure:
     return memory_lanes([("live", ledger)])
 
 
-def memory_lanes(sides: Sequence[tuple[str, Ledger]]) -> Figure:
-    """The same of several ledgers, by name, one above the other on one scale."""
+def memory_lanes(sides: Sequence[tuple[str, Ledger]], usable_nbytes: int | None = None) -> Figure:
+    """The same of several ledgers, by name, one above the other on one scale.
+
+    ``usable_nbytes`` is what the device gives: a line, unless all is far below it.
+    """
     lanes = [lane_of(ledger) for _, ledger in sides]
     highest = max(each.totals[each.peak] for each in lanes)
     scale, unit = next((each for each in _SCALES if highest >= each[0]), _SCALES[-1])
-    top = 1.15 * highest / scale
-    layout = arranged(height=300 if len(lanes) == 1 else 240 * len(lanes), hovermode="x unified")
-    layout["height"] += 120
-    layout["margin"] |= {"t": 70, "b": 70}
-    layout["legend"] |= {"y": 1.06}
+    gives = usable_nbytes if usable_nbytes is not None and usable_nbytes <= _NEAR * highest else None
+    top = 1.3 * max(highest, gives or 0) / scale
+    layout = arranged(height=380 if len(lanes) == 1 else 80 + 240 * len(lanes), hovermode="x unified")
     layout["annotations"] = []
     data = []
     shown: set[str] = set()
@@ -79,17 +81,27 @@ def memory_lanes(sides: Sequence[tuple[str, Ledger]]) -> Figure:
             "title": {"text": f"{name} ({unit})"}, "domain": [lows + gap / 2, highs - gap / 2], "range": [0, top],
             "anchor": f"x{axis}", "gridcolor": "#e4e4e4",
         }  # fmt: skip
-        layout[f"xaxis{axis}"] = {"anchor": f"y{axis}", "range": [0, lane.end], "showgrid": False}
+        layout[f"xaxis{axis}"] = {
+            "anchor": f"y{axis}", "range": [0, lane.end], "showgrid": False, "automargin": True
+        }  # fmt: skip
         if lane.ticks:
             values, numbers = zip(*lane.ticks, strict=True)
             layout[f"xaxis{axis}"] |= {"tickvals": values, "ticktext": [f"{each:,}" for each in numbers]}
         _draw_phases(layout, lane, axis)
         _draw_gaps(layout, lane, axis)
         layout["annotations"].append(_peak_mark(lane, axis, scale))
+        if gives is not None:
+            mark(layout, "h", gives / scale, f"the device gives {format_nbytes(gives)}", axis)
     every = max(each.every for each in lanes)
-    told = "operations of one optimizer step" + (f" (each point the highest of {every})" if every > 1 else "")
-    told += "".join(f"<br>PARTIAL: {escape(each.partial)}" for _, each in sides if each.partial)
-    layout[f"xaxis{len(lanes) if len(lanes) > 1 else ''}"]["title"] = {"text": told}
+    told = ["operations of one optimizer step" + (f" (each point the highest of {every})" if every > 1 else "")]
+    alike = len({each.peak_text for each in lanes}) == 1
+    peaks = [
+        f"peak{'' if alike else f' {name}'}: {each.peak_text}" for (name, _), each in zip(sides, lanes, strict=True)
+    ]
+    told += dict.fromkeys(peaks)
+    told += [f"PARTIAL: {each.partial}" for _, each in sides if each.partial]
+    below = "<br>".join(folded(escape(each)) for each in told)
+    layout[f"xaxis{len(lanes) if len(lanes) > 1 else ''}"]["title"] = {"text": below, "standoff": 10}
     return {"data": data, "layout": layout}
 
 
@@ -123,15 +135,10 @@ def peak_figure(ledger: Ledger, top: int = 20) -> Figure | None:
             }
         )  # fmt: skip
     layout = arranged(
-        x=f"{unit} at the peak of {format_nbytes(peak.nbytes)}", height=150 + 22 * len(labels), barmode="stack",
-        bargap=0.25,
+        x=f"{unit} at the peak of {format_nbytes(peak.nbytes)}", height=height_of(len(labels)), barmode="stack",
     )  # fmt: skip
-    layout["yaxis"] |= {
-        "autorange": "reversed", "tickvals": list(range(len(labels))), "ticktext": [escape(each) for each in labels],
-        "gridcolor": "rgba(0,0,0,0)", "zeroline": False,
-    }  # fmt: skip
     layout["legend"] |= {"traceorder": "normal"}
-    layout["margin"] |= {"t": 60}
+    above_bars(layout, (escape(each) for each in labels))
     return {"data": data, "layout": layout}
 
 
@@ -192,7 +199,7 @@ def lane_of(ledger: Ledger) -> Lane:
     return Lane(
         x=x, live=live, totals=[sizes[at] for at in kept],
         texts=[f"operation {numbers[at]:,}: {escape(place(moments[at].entry))}" for at in kept], peak=peak,
-        peak_text=f"peak {format_nbytes(sizes[highest])}: {place(moments[highest].entry)}", phases=phases, gaps=gaps,
+        peak_text=place(moments[highest].entry), phases=phases, gaps=gaps,
         ticks=sorted({(places[at], numbers[at]) for at in marked}), every=every, end=end,
     )  # fmt: skip
 
@@ -326,12 +333,13 @@ def _draw_gaps(layout: Figure, lane: Lane, axis: str) -> None:
 
 
 def _peak_mark(lane: Lane, axis: str, scale: float) -> Figure:
-    """An arrow at the peak with its bytes and operation, turned to where there is room."""
+    """An arrow at the peak with its bytes, turned to where there is room."""
     x = lane.x[lane.peak]
     left = x < lane.end / 2
     return {
         "x": x, "y": lane.totals[lane.peak] / scale, "xref": f"x{axis}", "yref": f"y{axis}",
-        "text": escape(lane.peak_text), "showarrow": True, "arrowhead": 2, "arrowsize": 0.8, "arrowcolor": DARK,
+        "text": f"peak {format_nbytes(lane.totals[lane.peak])}", "showarrow": True, "arrowhead": 2, "arrowsize": 0.8,
+        "arrowcolor": DARK,
         "ax": 14 if left else -14, "ay": -18, "xanchor": "left" if left else "right", "yanchor": "bottom",
         "font": {"size": 11, "color": DARK}, "bgcolor": "rgba(255,255,255,0.8)",
     }  # fmt: skip

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from itertools import groupby
 from math import exp, log
+from typing import NamedTuple
 
+from trainledger.plan.difference import as_override
 from trainledger.plan.optimal import OffOptimum, Optimal
 from trainledger.plan.paid import Paid
 from trainledger.plan.scaling_law import Between, LossLaw
-from trainledger.report.style import COLOURS, Figure, arranged
+from trainledger.predict.device_memory import TENSORS_ALONE
+from trainledger.report.plan import BASES
+from trainledger.report.style import COLOURS, DARK, Figure, arranged
 from trainledger.report.table import sentence, table, wrapped
+from trainledger.spec.recipe import Recipe
 from trainledger.units import (
     KILO,
     SECONDS_PER_DAY,
@@ -30,7 +35,10 @@ _SHORT = {
 }  # fmt: skip
 
 
-_BESIDE = {"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"}
+# Fields of the recipe that the sentence of what is paid for has words for; its tokens stand in the last one.
+_IN_WORDS = (
+    "seq_len", "global_batch", "micro_batch", "precision", "activation_checkpointing", "steps", "tokens",
+)  # fmt: skip
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 
 
@@ -198,28 +206,47 @@ def _paid(answer: Optimal, paid: Paid) -> str:
         f"d_model {spec.d_model}, {spec.n_layers} layers, {spec.n_heads} heads ({spec.kv_heads} key-value), "
         f"d_ff {spec.d_ff}, vocabulary {spec.vocab_size:,}: {paid.family}.",
         f"{spread}; {recipe.precision}, micro-batch {recipe.micro_batch} of {recipe.seq_len:,} tokens, "
-        f"{recipe.global_batch:,} sequences a step, recomputation {recipe.activation_checkpointing}. "
-        f"A device holds {format_nbytes(paid.held.nbytes)} of {format_nbytes(paid.held.usable_nbytes)}.",
+        f"{recipe.global_batch:,} sequences a step, recomputation {recipe.activation_checkpointing}"
+        f"{''.join(f', {each}' for each in _as_set(recipe))}. "
+        f"A device holds {format_nbytes(paid.held.nbytes)} of {format_nbytes(paid.held.usable_nbytes)}"
+        f"{f'; {TENSORS_ALONE}' if paid.held.tensors_alone else ''}.",
+        *_pays(answer, paid),
+        *(sentence(each) for each in (paid.note, *told.notes) if each),
     ]
-    if told.mfu is not None and told.tokens_per_second is not None and told.step_seconds is not None:
-        lines.append(
-            f"Step {format_seconds(told.step_seconds)}, {told.tokens_per_second:,.0f} tokens/s, MFU "
-            f"{format_percent(told.mfu)} with attention counted (the rule's 6 N D leaves it out), "
-            f"{told.basis.get('step_seconds', '')}."
-        )
-    if paid.tokens is not None and paid.ratio is not None and told.total_seconds is not None:
-        loss = answer.loss_law.loss_between(paid.parameters, paid.tokens)
-        lines.append(
-            f"So the budget pays for {format_count(_short(paid.parameters))} parameters on "
-            f"{format_count(_short(paid.tokens))} tokens ({_each(paid.ratio)} each) in "
-            f"{told.total_seconds / SECONDS_PER_DAY:.4g} days with all that belongs to the run: loss {_loss(loss)}."
-        )
-    if paid.note:
-        lines.append(sentence(paid.note))
     what = "What fits" if answer.asked is None else "What fits of what is asked for"
     title = f"{what}, and what its predicted speed pays for"
     shown = table(["round", "N wanted", "N", "6ND / peak", "tokens of steps alone"], rows, align="rrrrr")
     return "\n".join([title, shown, *(wrapped(each) for each in lines)])
+
+
+def _as_set(recipe: Recipe) -> list[str]:
+    """What a recipe says beside its own defaults and what is told in words, as ``--set`` takes it."""
+    return [
+        as_override(f"recipe.{each.name}", getattr(recipe, each.name))
+        for each in fields(recipe)
+        if each.name not in _IN_WORDS and getattr(recipe, each.name) != each.default
+    ]
+
+
+def _pays(answer: Optimal, paid: Paid) -> Iterator[str]:
+    """The step of what is paid for, and the run; of a device whose efficiency nobody knows as the bounds they are."""
+    told = paid.told
+    basis = told.basis.get("step_seconds", "")
+    if told.mfu is not None and told.tokens_per_second is not None and told.step_seconds is not None:
+        yield (
+            f"Step {format_seconds(told.step_seconds)}, {told.tokens_per_second:,.0f} tokens/s, MFU "
+            f"{format_percent(told.mfu)} with attention counted (the rule's 6 N D leaves it out), "
+            f"{BASES.get(basis, basis)}."
+        )
+    if paid.tokens is not None and paid.ratio is not None and told.total_seconds is not None:
+        loss = answer.loss_law.loss_between(paid.parameters, paid.tokens)
+        pays, at_best = ("pays for at most", " at best") if basis == "bound" else ("pays for", "")
+        yield (
+            f"So the budget {pays} {format_count(_short(paid.parameters))} parameters on "
+            f"{format_count(_short(paid.tokens))} tokens ({_each(paid.ratio)} each) in "
+            f"{told.total_seconds / SECONDS_PER_DAY:.4g} days with all that belongs to the run: loss {_loss(loss)}"
+            f"{at_best}."
+        )
 
 
 def _sources(answer: Optimal) -> str:
@@ -231,8 +258,54 @@ def _sources(answer: Optimal) -> str:
 
 
 def figures(answer: Optimal) -> dict[str, Figure]:
-    """Loss against model size at this budget, and the frontier over budgets; bands where an error is known."""
+    """Loss against model size at this budget, and the frontier over budgets; bands where an error is known.
+
+    Both have what was asked besides: the named model, the one to serve, the one on repeated data, and the one paid for.
+    """
     return {"Loss of models of one budget": _iso_flop(answer), "The least loss of a budget": _frontier(answer)}
+
+
+def about(answer: Optimal) -> list[str]:
+    """What the page of the figures says above them: the budget, the rule's answer, and what was asked besides."""
+    named = [f"{name}: {_size(each)}, loss {each.loss:.3f}." for name, each in _besides(answer)]
+    rule = f"By {answer.chosen.law.title}: {format_count(_short(answer.parameters))} parameters on "
+    return [f"{answer.budget.formula}.", f"{rule}{format_count(_short(answer.tokens))} tokens.", *named]
+
+
+def _besides(answer: Optimal) -> Iterator[tuple[str, _Point]]:
+    """The models that were asked for besides the rule's own, by what they are."""
+    law = answer.loss_law
+    if answer.asked is not None:
+        yield "asked for", _Point(answer.asked.parameters, answer.asked.tokens, answer.asked.loss)
+    if (served := answer.served) is not None:
+        loss = law.loss(served.parameters, served.tokens)
+        name = f"cheapest with {format_count(served.inference_tokens)} tokens served"
+        yield name, _Point(served.parameters, served.tokens, loss)
+    if (repeated := answer.repeated) is not None and repeated.epochs > 1:
+        name = f"{format_count(repeated.unique)} tokens, repeated ({_SHORT.get(repeated.law.name, repeated.law.name)})"
+        yield name, _Point(repeated.parameters, repeated.tokens, repeated.loss)
+    if (paid := answer.paid) is not None and paid.tokens is not None:
+        yield "what is paid for", _Point(paid.parameters, paid.tokens, law.loss(paid.parameters, paid.tokens))
+
+
+class _Point(NamedTuple):
+    parameters: float
+    tokens: float
+    loss: float
+
+
+def _size(each: _Point) -> str:
+    return f"{format_count(_short(each.parameters))} parameters on {format_count(_short(each.tokens))} tokens"
+
+
+def _markers(answer: Optimal, along: Callable[[_Point], float]) -> Iterator[dict[str, object]]:
+    """A larger, hollow point for each model that was asked for besides, at the place that ``along`` says."""
+    for at, (name, each) in enumerate(_besides(answer)):
+        yield {
+            "type": "scatter", "mode": "markers", "name": name, "x": [along(each)], "y": [each.loss],
+            "marker": {"color": DARK, "size": 14, "symbol": f"{_SYMBOLS[at]}-open", "line": {"width": 2}},
+            "hovertemplate": f"{name}: {_size(each)}, loss %{{y:.3f}}<extra></extra>",
+        }  # fmt: skip
 
 
 def _iso_flop(answer: Optimal) -> Figure:
@@ -250,7 +323,8 @@ def _iso_flop(answer: Optimal) -> Figure:
                     "marker": {"color": COLOURS[(at + 1) % len(COLOURS)], "size": 11, "symbol": _SYMBOLS[at]},
                 }
             )  # fmt: skip
-    layout = arranged(f"One budget: {flops:.3g} FLOP", "parameters", "loss (nats per token)", legend=_BESIDE)
+    data += _markers(answer, lambda each: each.parameters)
+    layout = arranged(f"One budget: {flops:.3g} FLOP", "parameters", "loss (nats per token)")
     layout["xaxis"] |= {"type": "log", "dtick": 1}
     return {"data": data, "layout": layout}
 
@@ -260,13 +334,14 @@ def _frontier(answer: Optimal) -> Figure:
     budgets = [flops * 10 ** (each / 10) for each in range(-20, 21)]
     best = [law.parameters(each).value for each in budgets]
     data = _band(law, best, [each / (6 * n) for each, n in zip(budgets, best, strict=True)], budgets)
-    spent = [(flops, answer.loss_law.loss(best[20], flops / (6 * best[20])), "this budget")]
+    least = law.loss(best[20], flops / (6 * best[20]))
     data.append(
         {
-            "type": "scatter", "mode": "markers", "name": "this budget", "x": [x for x, _, _ in spent],
-            "y": [y for _, y, _ in spent], "marker": {"color": COLOURS[1], "size": 10},
+            "type": "scatter", "mode": "markers", "name": "this budget", "x": [flops], "y": [least],
+            "marker": {"color": COLOURS[1], "size": 10},
         }
     )  # fmt: skip
+    data += _markers(answer, lambda each: 6 * each.parameters * each.tokens)
     layout = arranged("What more compute is worth", "training FLOPs (6 N D)", "loss (nats per token)")
     layout["xaxis"] |= {"type": "log", "dtick": 1}
     return {"data": data, "layout": layout}

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from trainledger.ledger.parameters import parameters
 from trainledger.plan.plan import by_causal
+from trainledger.predict.device_memory import TENSORS_ALONE
+from trainledger.predict.predict import ALONE
 from trainledger.report.heading import of_run
 from trainledger.report.table import WIDTH, sentence, table, wrapped
 from trainledger.report.waterfall import text as waterfall
+from trainledger.spec.lora import ONE_DEVICE
 from trainledger.units import (
     KILO,
     PETA,
@@ -55,10 +58,20 @@ def _of(plan: Plan) -> str:
 
 
 def _head(plan: Plan) -> str:
+    return "\n".join(wrapped(each) for each in _whose(plan))
+
+
+def _whose(plan: Plan) -> list[str]:
     spec = plan.run.model
     blocks = counted(spec.n_layers, "block")
-    lines = [f"{spec.name}: {_parameters(plan)} in {blocks} of width {spec.d_model}", *of_run(plan.run)]
-    return "\n".join(wrapped(each) for each in lines)
+    return [f"{spec.name}: {_parameters(plan)} in {blocks} of width {spec.d_model}", *of_run(plan.run)]
+
+
+def about(plan: Plan) -> list[str]:
+    """What the page of its figures says above them: the run, and whether it can be and fits."""
+    told, fits = plan.forecast, _fits(plan)
+    lines = _whose(plan) + ([f"Impossible {impossible(plan.run, told)}."] if told.impossible else [])
+    return lines + ([f"Memory: {fits}."] if fits else [])
 
 
 def _parameters(plan: Plan) -> str:
@@ -103,6 +116,8 @@ def _device(plan: Plan, peak_nbytes: int) -> Iterator[str]:
     if around:
         parts = ", ".join(f"{each.name} {format_nbytes(each.nbytes)}" for each in around)
         yield f"Around the tensors ({' and '.join(sorted({each.basis for each in around}))}): {parts}."
+    elif held.tensors_alone:
+        yield sentence(TENSORS_ALONE)
     if held.usable_nbytes is not None:
         fits = "Fits in" if held.fits else "Does NOT fit in"
         gives = format_nbytes(held.usable_nbytes)
@@ -163,7 +178,7 @@ BASES = {
 def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
     told, cluster = plan.forecast, plan.run.cluster
     if told.impossible:
-        yield "impossible", impossible(told)
+        yield "impossible", impossible(plan.run, told)
     if told.step_seconds is not None:
         yield from _times(plan, told.step_seconds)
     if told.device_hours is not None:
@@ -173,20 +188,33 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
     if told.kwh is not None:
         yield "energy", _energy(plan, told.kwh)
     yield "work", _work(plan)
-    if told.device_nbytes is not None and told.usable_nbytes is not None:
-        fits = "fits" if told.fits else "does NOT fit"
-        device = "the heaviest device" if plan.ranks else "one device with the whole model"
-        needs, has = format_nbytes(told.device_nbytes), format_nbytes(told.usable_nbytes)
-        yield "memory", f"{fits}: {needs} in {device}, of {has}"
+    if fits := _fits(plan):
+        yield "memory", fits
     if told.bottleneck is not None:
         yield "bottleneck", f"{told.bottleneck.name}: {told.bottleneck.sentence}"
 
 
-def impossible(told: Forecast) -> str:
+def _fits(plan: Plan) -> str:
+    """Whether the heaviest device holds the run; empty where one of the two is not known."""
+    told = plan.forecast
+    if told.device_nbytes is None or told.usable_nbytes is None:
+        return ""
+    fits = "fits" if told.fits else "does NOT fit"
+    device = "the heaviest device" if plan.ranks else "one device with the whole model"
+    if plan.run.layout.alone and plan.run.cluster.count > 1:
+        device = ALONE
+    alone = " of tensors alone" if told.basis.get("device_nbytes") == "bound" else ""
+    return f"{fits}: {format_nbytes(told.device_nbytes)}{alone} in {device}, of {format_nbytes(told.usable_nbytes)}"
+
+
+def impossible(run: Run, told: Forecast) -> str:
     """Why a run without a layout cannot be as it is planned, and what to do."""
+    way = "--set layout=auto looks for one that can be; until then"
+    if run.recipe.lora_rank is not None:
+        way = f"No layout is looked for, as {ONE_DEVICE}:"
     return (
-        f"without a [layout]: {'; '.join(told.impossible)}. --set layout=auto looks for one that can be; until then "
-        "there is no time and no bill of the whole run, and what follows is of one device alone"
+        f"without a [layout]: {'; '.join(told.impossible)}. {way} there is no time and no bill of the whole run, and "
+        "what follows is of one device alone"
     )
 
 
@@ -200,6 +228,8 @@ def on_one(run: Run, told: Forecast) -> str:
 def _times(plan: Plan, step_seconds: float) -> Iterator[tuple[str, str]]:
     told, run = plan.forecast, plan.run
     step = format_seconds(step_seconds) + on_one(run, told)
+    if told.waits and told.run_step_seconds is not None:
+        step += f", {format_seconds(told.run_step_seconds)} with the wait for tokens"
     if told.total_seconds is None:
         yield "step", step
     else:
@@ -213,6 +243,9 @@ def _times(plan: Plan, step_seconds: float) -> Iterator[tuple[str, str]]:
             speed += f"; MFU {format_percent(told.mfu)}, HFU {format_percent(told.hfu)} of {peak}"
         yield "speed", speed
         yield from _causal(plan)
+        if told.waits:
+            mfu = "" if told.run_mfu is None else f"; MFU {format_percent(told.run_mfu)}"
+            yield "", f"with the wait for tokens {told.run_tokens_per_second:,.0f} tokens/s{mfu}"
 
 
 def _causal(plan: Plan) -> Iterator[tuple[str, str]]:

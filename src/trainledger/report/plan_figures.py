@@ -20,19 +20,26 @@ def figures(plan: Plan, machine: Machine | None = None) -> dict[str, Figure]:
     With the ``machine`` also the step as it runs.
     """
     told = plan.forecast
+    unfit = " (it does NOT fit)" if told.fits is False else ""
     drawn: dict[str, Figure] = {}
     if told.waterfall:
         whole = told.total_seconds
-        title = "Where the time of a step goes" if whole is None else f"Where {format_seconds(whole)} go"
+        title = ("Where the time of a step goes" if whole is None else f"Where {format_seconds(whole)} go") + unfit
         drawn[title] = figure(told.waterfall, title)
-    memory = memory_timeline(heaviest(plan.ledger, plan.ranks).ledger, None)
+    memory = memory_timeline(heaviest(plan.ledger, plan.ranks).ledger, None, _usable(plan))
     if memory is not None:
-        drawn["Memory of the heaviest device over one step" if plan.ranks else "Memory over one step"] = memory
+        device = " of the heaviest device" if plan.ranks else ""
+        drawn[f"Memory{device} over one step{unfit}"] = memory
     if machine is not None and told.step_seconds is not None:
-        step = step_timeline(spans(plan.run, plan.ranks or (_alone(plan),), machine))
+        step = step_timeline(spans(plan.run, plan.ranks or (_alone(plan),), machine), told.step_seconds, unfit)
         if step is not None:
             drawn["One step as it runs"] = step
     return drawn
+
+
+def _usable(plan: Plan) -> int | None:
+    told = plan.forecast
+    return plan.memory_nbytes if told.usable_nbytes is None else told.usable_nbytes
 
 
 def _alone(plan: Plan) -> RankAccount:

@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
+from textwrap import wrap
 from typing import Any
 
-from trainledger.report.html import NO_PLOTLY, document, plotly_js
-from trainledger.report.style import Figure
+from trainledger.report.html import NO_PLOTLY, document, paragraphs, plotly_js
+from trainledger.report.style import Figure, key_of, titled, untitled
 from trainledger.report.table import WIDTH as COLUMNS
 from trainledger.report.table import wrapped
 from trainledger.spec.plain import check_target, finite, replace_file
@@ -17,6 +18,8 @@ from trainledger.spec.problem import InvalidInput, Problem
 
 SUFFIXES = (".html", ".png", ".svg")
 WIDTH, HEIGHT = 960, 420  # pixels of an image where the figure says no height
+_LEGEND_LINE = 20  # pixels
+_LINE, _SMALL = 16, {"size": 12}  # pixels of a line of the key below a figure, and its letters
 _NO_KALEIDO = (
     "an image needs kaleido, and a Chromium, Chrome or Edge for it to drive: pip install 'trainledger[web]'; "
     "the suffix .html needs neither"
@@ -39,12 +42,17 @@ def check_plot(path: str | os.PathLike[str], field: str = "--plot") -> None:
 
 
 def write_plot(
-    figures: Mapping[str, Figure], path: str | os.PathLike[str], *, title: str, field: str = "--plot"
+    figures: Mapping[str, Figure],
+    path: str | os.PathLike[str],
+    *,
+    title: str,
+    field: str = "--plot",
+    about: Sequence[str] = (),
 ) -> str:
-    """Write figures, by title, to out.html (all of them, nothing fetched) or out.png or out.svg (the first).
+    """Write figures, by title, to out.html (nothing fetched), or one by one to out.png, out-2.png and so on, or .svg.
 
-    The sentence that says what was written (`told`). Raises InvalidInput as `check_plot` does, and where there is no
-    browser to draw an image.
+    ``about`` are sentences that a page has above them. The sentence that says what was written (`told`). Raises
+    InvalidInput as `check_plot` does, and where there is no browser to draw an image.
 
     >>> write_plot({}, "out.gif", title="a run")
     Traceback (most recent call last):
@@ -55,22 +63,33 @@ def write_plot(
     where = os.fspath(path)
     if not figures:
         raise InvalidInput([Problem(field, where, f"there is nothing to draw of {title}")])
-    suffix = os.path.splitext(where)[1].lower()
+    stem, ending = os.path.splitext(where)
+    suffix = ending.lower()
     if suffix == ".html":
-        replace_file(where, document(title, [f"<h1>{escape(title)}</h1>"], figures).encode())
-        return told(where, [])
-    first = next(iter(figures))
-    replace_file(where, _image(first, figures[first], suffix[1:], where, field))
-    return told(where, list(figures))
+        replace_file(where, document(title, [f"<h1>{escape(title)}</h1>", *paragraphs(about)], figures).encode())
+        return told({where: ""})
+    files = {where if at == 1 else f"{stem}-{at}{ending}": name for at, name in enumerate(figures, 1)}
+    for each in files:
+        check_target(each, field)
+    images = {file: _image(name, figures[name], suffix[1:], where, field) for file, name in files.items()}
+    for file, image in images.items():
+        replace_file(file, image)
+    return told(files)
 
 
-def told(where: str, names: Sequence[str]) -> str:
-    """That a file was written, with the first of those figures alone, for a terminal of 80 columns."""
-    if len(names) < 2:
-        return f"Written to {where}"
-    left = f"({names[0]} alone; an .html has {', '.join(names[1:])} too)"
-    line = f"Written to {where} {left}"
-    return line if len(line) <= COLUMNS else f"Written to {where}\n{wrapped(left)}"
+def told(files: Mapping[str, str]) -> str:
+    """That files were written, each with the figure it holds where there are several, a line each.
+
+    >>> print(told({"out.png": "Time", "out-2.png": "Memory"}))
+    Written to out.png (Time)
+    Written to out-2.png (Memory)
+    """
+    lines = []
+    for file, name in files.items():
+        shown = f"({name})" if len(files) > 1 else ""
+        line = f"Written to {file} {shown}".rstrip()
+        lines.append(line if len(line) <= COLUMNS else f"Written to {file}\n{wrapped(shown)}".rstrip())
+    return "\n".join(lines)
 
 
 def _image(name: str, figure: Figure, suffix: str, where: str, field: str) -> bytes:
@@ -82,12 +101,13 @@ def _image(name: str, figure: Figure, suffix: str, where: str, field: str) -> by
 
     logging.getLogger("kaleido").setLevel(logging.CRITICAL)
     logging.getLogger("choreographer").setLevel(logging.CRITICAL)
+    drawn = _on_white(name, figure)
     options: dict[str, Any] = {
-        "format": suffix, "width": figure["layout"].get("width", WIDTH), "scale": 2 if suffix == "png" else 1,
-        "height": figure["layout"].get("height", HEIGHT),
+        "format": suffix, "width": drawn["layout"].get("width", WIDTH), "scale": 2 if suffix == "png" else 1,
+        "height": drawn["layout"].get("height", HEIGHT),
     }  # fmt: skip
     try:
-        image: bytes = kaleido.calc_fig_sync(_on_white(name, figure), opts=options, kopts={"mathjax": False})
+        image: bytes = kaleido.calc_fig_sync(drawn, opts=options, kopts={"mathjax": False})
     except ChromeNotFoundError:
         raise InvalidInput([Problem(field, where, _NO_BROWSER)]) from None
     except (BrowserClosedError, BrowserFailedError, TimeoutError) as error:
@@ -96,13 +116,28 @@ def _image(name: str, figure: Figure, suffix: str, where: str, field: str) -> by
     return image
 
 
+def _legend_lines(figure: Figure) -> int:
+    """About how many lines a legend has in an image: its names stand in columns as wide as the longest."""
+    drawn = [each.get("name", "") for each in figure["data"] if each.get("showlegend", True)]
+    column = 60 + 8 * max(map(len, drawn), default=0)
+    return max(1, -(-len(drawn) // max(1, (WIDTH - 110) // column)))
+
+
 def _on_white(name: str, figure: Figure) -> Figure:
-    """The figure on white, under its name where it has no title of its own."""
+    """The figure on white, under its name where it has no title of its own, what its numbers name below it."""
     layout = dict(figure["layout"]) | {"paper_bgcolor": "white", "plot_bgcolor": "white"}
     layout.pop("modebar", None)
-    if not layout.get("title"):
-        margin = dict(layout.get("margin", {}))
-        layout["margin"] = margin | {"t": margin.get("t", 30) + 40}
-        layout["title"] = {"text": name, "x": 0, "xref": "paper", "xanchor": "left", "y": 0.98, "yanchor": "top"}
+    title = layout.get("title", {}).get("text") or name
+    layout = untitled(layout)
+    layout["height"] += _LEGEND_LINE * (_legend_lines(figure) - 1)
+    key = [wrap(f"{number}. {each}", 125) for number, each in enumerate(key_of(layout), 1)]
+    if key:
+        room = _LINE * sum(map(len, key))
+        layout["height"] += room
+        layout["margin"] = layout["margin"] | {"b": layout["margin"]["b"] + room}
+        below = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": 0, "yanchor": "top", "yshift": -55}
+        told = {"text": "<br>".join(escape(each) for lines in key for each in lines), "align": "left"}
+        layout["annotations"] = [*layout.get("annotations", ()), below | told | {"showarrow": False, "font": _SMALL}]
+    layout = titled(layout, title)
     drawn: Figure = finite({"data": figure["data"], "layout": layout})
     return drawn

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainledger.predict.traced_time import OnDevice
+from trainledger.plan import in_json
+from trainledger.predict.device_memory import TENSORS_ALONE
+from trainledger.predict.traced_time import IDEAL, OnDevice
 from trainledger.report.plan import BASES, named_lines
 from trainledger.report.table import sentence, wrapped
 from trainledger.report.waterfall import text as waterfall
@@ -34,7 +36,8 @@ def _costs(told: OnDevice) -> Iterator[tuple[str, str]]:
     if held.usable_nbytes is not None:
         fits = "fits" if held.fits else "does NOT fit"
         parts = ", ".join(f"{each.name} {format_nbytes(each.nbytes)}" for each in held.lines if each.nbytes)
-        yield "memory", f"{fits}: {format_nbytes(held.nbytes)} of {format_nbytes(held.usable_nbytes)} ({parts})"
+        alone = f"; {TENSORS_ALONE}" if held.tensors_alone else ""
+        yield "memory", f"{fits}: {format_nbytes(held.nbytes)} of {format_nbytes(held.usable_nbytes)} ({parts}){alone}"
     if told.bottleneck is not None:
         yield "bottleneck", f"{told.bottleneck.name}: {told.bottleneck.sentence}"
 
@@ -46,14 +49,14 @@ def to_json(told: OnDevice) -> dict[str, Any]:
         "device": told.device.name,
         "basis": told.step.basis,
         "step_seconds": told.step.seconds,
-        "step_causes": {each.cause: each.seconds for each in told.bars},
+        "step_causes": {"ideal" if each.cause == IDEAL else each.cause: each.seconds for each in told.bars},
         "step_seconds_by_phase": told.step.by_phase,
         "mfu": told.mfu,
         "hfu": told.hfu,
         "peak_flops_per_second": told.peak_flops_per_second,
         "matmul_dtype": told.dtype,
         "device_nbytes": held.nbytes,
-        "device_memory": {each.name: each.nbytes for each in held.lines},
+        "device_memory": in_json.device_memory(held),
         "usable_nbytes": held.usable_nbytes,
         "fits": held.fits,
         "bottleneck": None if told.bottleneck is None else vars(told.bottleneck),

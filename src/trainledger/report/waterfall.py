@@ -62,7 +62,7 @@ def _drawn(start: int, end: int, highest: int, room: int) -> str:
 
 def figure(bars: Sequence[Bar], title: str) -> dict[str, Any]:
     """The same as a Plotly waterfall, in the unit that suits the whole."""
-    from trainledger.report.style import COLOURS, arranged
+    from trainledger.report.style import COLOURS, above_bars, around, arranged, height_of
 
     total = sum(each.nanoseconds for each in bars) / 10**9
     scale, unit = next(
@@ -70,19 +70,20 @@ def figure(bars: Sequence[Bar], title: str) -> dict[str, Any]:
         (1.0, "seconds") if total >= 1 else (1e-3, "milliseconds"),
     )
     drawn = [each for each in bars if each.nanoseconds]
+    names = [*(each.cause for each in drawn), "in all"]
     data = {
-        "type": "waterfall", "x": [*(each.cause for each in drawn), "in all"],
-        "y": [*(each.seconds / scale for each in drawn), total / scale],
+        "type": "waterfall", "orientation": "h", "y": names,
+        "x": [*(each.seconds / scale for each in drawn), total / scale],
         "measure": [*("absolute" if each.cause == NAPKIN else "relative" for each in drawn), "total"],
         "showlegend": False,
-        "hovertemplate": f"%{{x}}: %{{delta:.4g}} {unit}<extra></extra>",
+        "hovertemplate": f"%{{y}}: %{{delta:.4g}} {unit}<extra></extra>",
         "connector": {"line": {"color": "#bbb", "width": 1}},
         "increasing": {"marker": {"color": COLOURS[5]}}, "decreasing": {"marker": {"color": COLOURS[2]}},
         "totals": {"marker": {"color": COLOURS[0]}},
         "text": [*(format_percent(each.seconds / total) for each in drawn), ""] if total else None,
-        "textposition": "outside",
+        "textposition": "outside", "cliponaxis": False,
     }  # fmt: skip
-    layout = arranged(title, "", unit)
-    layout["xaxis"] |= {"tickangle": -30}
-    layout["yaxis"] |= {"rangemode": "tozero"}
+    layout = arranged(title, unit, height=height_of(len(names)))
+    layout["xaxis"] |= {"range": around([0.0, 1.1 * _highest(bars) / 10**9 / scale]) if total else None}
+    above_bars(layout, names)
     return {"data": [data], "layout": layout}

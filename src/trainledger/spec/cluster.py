@@ -132,7 +132,8 @@ class Cluster:
         quantity="seconds", default=None, at_least=0, at_most=10**7,
     )  # fmt: skip
     storage_bytes_per_second: int | None = setting(
-        "bytes that all devices together write to the storage of checkpoints in a second; absent = as published",
+        "bytes that all devices together write to the storage of checkpoints in a second, and read of tokens there; "
+        "absent = as published",
         quantity="bytes/s", default=None, at_least=LEAST_RATE, at_most=10**15, unit=_OF_ALL,
     )  # fmt: skip
     loader_tokens_per_second: int | None = setting(
@@ -146,7 +147,7 @@ class Cluster:
     )  # fmt: skip
     power_share: float | None = setting(
         "part of its power, the rated one or the limit, that a device draws in training; absent = all of it",
-        quantity="number", default=None, above=0, at_most=2,
+        quantity="number", default=None, above=0, at_most=1,
     )  # fmt: skip
     power_usage_effectiveness: float | None = setting(
         "energy of the whole data centre over that of its devices; absent = the devices alone",

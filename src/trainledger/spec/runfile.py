@@ -92,6 +92,20 @@ def parse(
     raise InvalidInput(problems, where)
 
 
+def written(table: Table, overrides: Overrides = ()) -> frozenset[str]:
+    """The fields that somebody wrote into a table of sections or its overrides, each as ``section.field``.
+
+    A section that is a dataclass has all its fields, and so has a file of `to_toml`, which alone writes ``auto =
+    false``: nobody can tell which of those were chosen, and none is named.
+    """
+    layout = table.get("layout")
+    whole = isinstance(layout, Mapping) and layout.get(AUTO) is False
+    ours = {} if whole else {name: each for name, each in table.items() if isinstance(each, Mapping)}
+    sections = _sections(ours, [])
+    _override(sections, overrides, [])
+    return frozenset(f"{section}.{name}" for section, content in sections.items() for name in content)
+
+
 def _speaks_of(problem: Problem, names: set[str]) -> bool:
     """Whether a problem between fields has to do with one of those names."""
     words = f"{problem.field} {problem.rule}".replace(".", " ").replace(",", " ").split()
@@ -213,8 +227,14 @@ def _override(sections: dict[str, dict[str, Any]], overrides: Overrides, problem
             sections[section][name] = value
 
 
-def _split_overrides(overrides: Iterable[str], problems: list[Problem]) -> Iterator[tuple[str, Any]]:
-    for each in overrides:
+def _split_overrides(overrides: object, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
+    """The pairs of one text or of several."""
+    texts = [overrides] if isinstance(overrides, str) else overrides
+    for each in texts if isinstance(texts, Iterable) else [texts]:
+        if not isinstance(each, str):
+            rule = "overrides are a dict of fields, or texts written section.field=value"
+            problems.append(Problem("overrides", each, rule))
+            continue
         key, equals, text = each.partition("=")
         key = key.strip()
         if not equals:

@@ -188,8 +188,8 @@ class Serving:
             taken = field in ("weights", "cache") and value == self.compute and value not in WHOLE  # told there
             if value not in known and not taken:
                 rule = f"must be one of {', '.join(known)}"
-                yield Problem(f"--{field}", value, rule, nearest_text(str(value), known))
+                yield Problem(field, value, rule, nearest_text(str(value), known))
         for field in ("batch", "context"):
             value = getattr(self, field)
             if isinstance(value, int) and not 1 <= value <= 10**9:
-                yield Problem(f"--{field}", value, "must be from 1 to 1,000,000,000", min(max(value, 1), 10**9))
+                yield Problem(field, value, "must be from 1 to 1,000,000,000", min(max(value, 1), 10**9))

@@ -68,7 +68,7 @@ def trace(
     out: what dispatch does not show (scratch inside a library's kernel, custom C++ memory).
     """
 
-    _check(model, optimizer, autocast, grad_accum)
+    _check(model, optimizer, autocast, grad_accum, loss)
 
     def forward(inputs: _Inputs) -> Any:
         with torch.autocast("cpu", dtype=autocast) if autocast is not None else nullcontext():
@@ -237,8 +237,9 @@ def _record(
 
 
 def _check(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, autocast: torch.dtype | None, grad_accum: int
-) -> None:
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, autocast: torch.dtype | None, grad_accum: int,
+    loss: object,
+) -> None:  # fmt: skip
     """Raise ValueError for what cannot be a step's."""
     if not isinstance(model, nn.Module):
         told = f"the class {model.__name__}; make one" if isinstance(model, type) else repr(model)[:60]
@@ -247,6 +248,8 @@ def _check(
         raise ValueError(f"grad_accum must be a whole number from 1, not {grad_accum!r}")
     if autocast not in (None, torch.bfloat16, torch.float16):
         raise ValueError(f"autocast must be torch.bfloat16 or torch.float16, not {autocast!r}")
+    if loss is not None and not callable(loss):
+        raise ValueError(f"loss must be a function of the output, such as lambda output: output.mean(), not {loss!r}")
     if optimizer is None:
         return
     if not isinstance(optimizer, torch.optim.Optimizer):

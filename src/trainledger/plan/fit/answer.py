@@ -69,7 +69,7 @@ def what_fits(
     unknown = [each for each in of if each not in QUESTIONS]
     if unknown or not of:
         rule = f"must be some of {', '.join(QUESTIONS)}"
-        raise InvalidInput([Problem("of", each, rule, nearest_text(each, QUESTIONS)) for each in unknown or [""]])
+        raise InvalidInput([Problem("of", each, rule, nearest_text(str(each), QUESTIONS)) for each in unknown or [""]])
     scale = scale_of(machine, backend=backend)
     tried = recipes(run)[: None if changes else 1]
     rows = []
@@ -97,13 +97,12 @@ def _devices_for(run: Run, held: Held) -> list[str]:
     return [name for _, name in sorted(found)]
 
 
-def to_json(fit: Fit) -> dict[str, Any]:
-    """The answers as plain data, with the sections of the run as in a run file, a found layout too."""
+def to_json(fit: Fit, taken: Sequence[str] = ()) -> dict[str, Any]:
+    """The answers as plain data; ``taken`` are the fields of the run that nobody said."""
+    from trainledger.plan import in_json
+
     return {
-        "model": fit.run.model.name,
-        "device": fit.run.cluster.device,
-        "count": fit.run.cluster.count,
-        **{name: _section(getattr(fit.run, name)) for name in ("recipe", "layout", "cluster")},
+        "run": in_json.run(fit.run, taken),
         "held": _held(fit.held),
         "family": fit.family,
         "devices_that_hold_it": None if fit.devices is None else list(fit.devices),
@@ -116,10 +115,6 @@ def to_json(fit: Fit) -> dict[str, Any]:
             for row in fit.rows
         ],
     }
-
-
-def _section(section: object) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(section).items()}
 
 
 def _plain(run: Run, found: Found) -> dict[str, Any]:

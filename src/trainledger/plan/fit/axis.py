@@ -12,7 +12,7 @@ from trainledger.ledger.parameters import parameters
 from trainledger.plan.family import Family
 from trainledger.spec import expert_rules, layout_rules, savings
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.problem import Problem
+from trainledger.spec.problem import Problem, shown
 from trainledger.spec.run import Run
 
 _MOST = 2**27  # places on a line of numbers
@@ -128,10 +128,19 @@ def shards(run: Run) -> Axis:
 
 def on_shards(run: Run, ranks: int) -> Run | None:
     """The run with its states sharded over so many ranks; None where rules forbid it."""
+    return _allowed(_sharded(run, ranks))
+
+
+def why_not_sharded(run: Run) -> str:
+    """The rule that forbids to share states over two ranks, beside its field; empty where none does."""
+    return next((f"{each.field} = {shown(each.value)} {each.rule}" for each in broken(_sharded(run, 2))), "")
+
+
+def _sharded(run: Run, ranks: int) -> Run:
     per_step = run.device_batch * ranks
     batch = max(1, run.recipe.global_batch // per_step) * per_step
     recipe = {"micro_batch": run.device_batch, "global_batch": batch}
-    return _allowed(_with(run, recipe=recipe, layout={"replicate": 1, "shard": ranks}))
+    return _with(run, recipe=recipe, layout={"replicate": 1, "shard": ranks})
 
 
 def _with(run: Run, *, spec: ModelSpec | None = None, **sections: dict[str, Any]) -> Run:

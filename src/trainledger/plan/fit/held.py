@@ -37,6 +37,11 @@ class Held:
         return self.nbytes <= self.usable_nbytes
 
     @property
+    def tensors_alone(self) -> bool:
+        """Whether nothing around the tensors is counted, as nothing is known of it."""
+        return self.nbytes == self.peak_nbytes
+
+    @property
     def category(self) -> str:
         """The largest category of the tensors at the peak."""
         return max(self.by_category, key=lambda each: self.by_category[each])

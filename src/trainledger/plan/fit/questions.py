@@ -80,6 +80,8 @@ def _fewest_devices(run: Run, scale: Scale) -> Found:
     if enough is None:
         most = None if too_few is None else scale.held(too_few[1])
         why = f"not even with states in {axes.MOST_SHARDS:,} parts: the rest is not sharded"
+        if too_few is not None and too_few[1].layout.shard == 1:
+            why = axes.why_not_sharded(run) or why
         return Found("devices", None, beyond=most, note=why)
     fewer = None if too_few is None else too_few[1]
     return Found(

@@ -86,7 +86,7 @@ class Layouts:
     ranks of those (`Layout.kinds_of_ranks`), of as many those whose experts' tokens go the plainest way; ``layout =
     "auto"`` takes it. CPU seconds: ``preparing_seconds`` went into the grid and the pieces that bounds are made of,
     ``bounding_seconds`` into the bounds, ``accounting_seconds`` into the accounts. ``interrupted`` says that Ctrl-C
-    ended those.
+    ended those. ``basis`` is that of the seconds, as a forecast says it.
     """
 
     run: Run
@@ -109,6 +109,7 @@ class Layouts:
     usable_nbytes: int | None
     notes: tuple[str, ...] = ()
     interrupted: bool = False
+    basis: str = "assumed"
 
     def __repr__(self) -> str:
         best = self.ranked[0] if self.ranked else "none fits"

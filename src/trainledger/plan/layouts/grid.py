@@ -6,7 +6,7 @@ go over the pipeline, and its spread is how the ranks that are left share states
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -15,8 +15,10 @@ from trainledger.frozen import frozen
 from trainledger.spec.layout import MOST_CHUNKS, SCHEDULES, Layout, overlaps
 from trainledger.spec.layout_rules import can_overlap
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.recipe import Recipe
 from trainledger.spec.recompute import layer_runs
 from trainledger.spec.run import Run
+from trainledger.spec.setting import Broken, read_value
 
 CHECKPOINTING = ("none", "selective", "full")
 FIELDS = (
@@ -141,6 +143,22 @@ def grid_of(run: Run, devices: int, fixed: Mapping[str, Any]) -> Grid:
     return Grid(run, devices, dict(fixed), tuple(dict.fromkeys((*CHECKPOINTING, own))), taken)
 
 
+def read_fixed(fixed: Mapping[str, Any], problems: list[Problem], flag: str = "fixed ") -> dict[str, Any]:
+    """The values that axes are given, read as the fields of a run file are; what is wrong is added to problems."""
+    known = {**Recipe.__dataclass_fields__, **Layout.__dataclass_fields__}
+    found = {}
+    for name, value in fixed.items():
+        if name not in FIELDS:
+            rule = f"is not searched; what can be fixed is {', '.join(FIELDS)}"
+            problems.append(Problem(f"{flag}{name}", value, rule, nearest_text(str(name), FIELDS)))
+            continue
+        try:
+            found[name] = read_value(known[name], value)
+        except Broken as broken:
+            problems.append(Problem(f"{flag}{name}", value, broken.rule, broken.nearest))
+    return found
+
+
 def _sending(run: Run, fixed: Mapping[str, Any]) -> Layout:
     """The run's layout with the way tokens take to their experts; where nobody has chosen one, the quickest.
 
@@ -175,13 +193,18 @@ def whole(run: Run) -> Run:
     return replace(run, layout=Layout(**{name: getattr(kept, name) for name in names}))
 
 
-def fixed_by(run: Run) -> dict[str, Any]:
-    """What a run says itself of what is searched for: all that is not as by default."""
+def fixed_by(run: Run, written: Collection[str] = ()) -> dict[str, Any]:
+    """What a run says itself of what is searched for: all that is not as by default, and what somebody has ``written``.
+
+    Those are named as `runfile.written` names them; none where it is the default is no choice.
+    """
     found: dict[str, Any] = {}
-    for part, names in ((run.layout, FIELDS), (run.recipe, ("micro_batch", "activation_checkpointing"))):
+    for section, names in (("layout", FIELDS), ("recipe", ("micro_batch", "activation_checkpointing"))):
+        part = getattr(run, section)
         known = {each.name: each.default for each in fields(part)}
         said = {name: getattr(part, name) for name in names if name in known}
-        found |= {name: value for name, value in said.items() if value != known[name]}
+        chosen = {name for name, value in said.items() if f"{section}.{name}" in written and value is not None}
+        found |= {name: value for name, value in said.items() if value != known[name] or name in chosen}
     return found
 
 

@@ -14,6 +14,7 @@ from trainledger.plan.layouts.grid import CHECKPOINTING, SENDING, Shape, Spread,
 from trainledger.plan.layouts.judge import Judge
 from trainledger.plan.layouts.search import BESIDE_STATES, BY_ACCOUNT, NO_NETWORK, STATES_ALONE
 from trainledger.spec.layout import SCHEDULES
+from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 
@@ -42,9 +43,12 @@ def refused(found: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], bool
     """Why a search found nothing, with ``fixed`` values; ``fits`` says whether there is a layout on so many devices.
 
     Where the rules allow layouts it is memory: then powers of two times the devices are tried, from ``least_devices``.
-    Else it is a fixed value, where others in its place would do, or that no data ranks divide the batch.
+    Else it is a fixed value, where others in its place would do, or that no data ranks divide the batch. With adapters
+    there is no account over several devices, and nothing to name.
     """
     run, devices = found.run, found.devices
+    if run.recipe.lora_rank is not None and devices > 1:
+        return Refused(ONE_DEVICE, ())
     if found.allowed:
         return Refused(_memory(found), tuple(_more(devices, fits, least_devices)))
     named = [name for name in fixed if name not in SENDING]

@@ -26,6 +26,7 @@ from trainledger.predict.layout_time import straggling
 from trainledger.predict.predict import memory_of_device
 from trainledger.predict.ratios import mfu, step_peak
 from trainledger.predict.roofline import NoRate, Roofline
+from trainledger.predict.step_time import basis_of
 from trainledger.spec.cluster import Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput, Problem
@@ -117,7 +118,7 @@ def search(
         nbytes_gap=_gap([(each.bound_nbytes, each.peak_nbytes) for each in accounts.found]),
         preparing_seconds=preparing, bounding_seconds=bounding, accounting_seconds=time.process_time() - began,
         usable_nbytes=room.usable,
-        notes=tuple(notes), interrupted=interrupted,
+        notes=tuple(notes), interrupted=interrupted, basis=basis_of(machine)[0],
     )  # fmt: skip
 
 

@@ -1,0 +1,34 @@
+"""What several answers have alike as JSON: the run that they are about, and the memory of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainledger.predict.device_memory import DeviceMemory
+from trainledger.spec.run import Run
+
+SECTIONS = ("model", "recipe", "layout", "cluster")
+
+
+def run(of: Run, taken: Sequence[str] = ()) -> dict[str, Any]:
+    """The sections of a run as in a run file, a found layout too.
+
+    ``taken_by_default`` are the fields that nobody said, each as ``--set`` takes it.
+    """
+    sections = {name: _section(getattr(of, name)) for name in SECTIONS}
+    return {**sections, "taken_by_default": list(taken)}
+
+
+def _section(section: object) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(section).items()}
+
+
+def device_memory(held: DeviceMemory | None) -> dict[str, Any] | None:
+    """What a device holds, line by line, and what it has; None where that is not known."""
+    if held is None:
+        return None
+    return {
+        "lines": [vars(each) for each in held.lines], "nbytes": held.nbytes, "usable_nbytes": held.usable_nbytes,
+        "usable_source": held.usable_source, "fits": held.fits,
+    }  # fmt: skip

@@ -1,0 +1,100 @@
+"""A run by a model's name: one default recipe in Python and on the command line, and a warning that says it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainledger as tl
+from trainledger.cli import main
+
+CONFIG = {
+    "model_type": "llama", "vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 128, "max_position_embeddings": 256,
+}  # fmt: skip
+DEVICE = {"cluster.device": "h100-sxm"}
+
+
+def refusal(*given: Any) -> str:
+    with pytest.raises(tl.InvalidInput) as caught:
+        tl.load(*given)
+    return str(caught.value)
+
+
+def as_words(overrides: dict[str, Any]) -> list[str]:
+    return [word for name, value in overrides.items() for word in ("--set", f"{name}={value}")]
+
+
+@pytest.mark.parametrize("named", ["gpt2", "gemma-2-2b", "config.json"])
+@pytest.mark.parametrize(
+    "overrides", [DEVICE, {**DEVICE, "recipe.global_batch": 4}, {"layout": "auto", "cluster.count": 4, **DEVICE}],
+    ids=str,
+)  # fmt: skip
+def test_a_name_is_the_run_that_the_command_line_makes_of_it(
+    named: str, overrides: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(CONFIG))
+    with pytest.warns(UserWarning, match="has no recipe; taken: recipe.seq_len"):
+        run = tl.load(named, overrides)
+    assert main(["plan", named, *as_words(overrides), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["forecast"]
+    ours = tl.predict(run)
+    assert (ours.step_seconds, ours.peak_nbytes, ours.mfu) == (told["step_seconds"], told["peak_nbytes"], told["mfu"])
+
+
+def test_the_warning_says_what_nobody_said(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="gpt2") as caught:
+        tl.load("gpt2", {"recipe.seq_len": 128})
+    assert str(caught[0].message) == (
+        "gpt2 has no recipe; taken: recipe.global_batch = 1, recipe.precision = 'bf16-mixed', recipe.steps = 1 "
+        "(overrides say others)"
+    )
+    assert caught[0].filename == __file__
+    said = ["recipe.seq_len=128", "recipe.global_batch=2", "recipe.precision=fp32", "recipe.tokens=1M"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = tl.load("gpt2", (each for each in said))
+    assert run == tl.load({"model": {"preset": "gpt2"}}, said)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    with pytest.warns(UserWarning, match="config.json has no recipe"):
+        assert tl.load(path).model.d_model == 64
+
+
+def test_a_file_comes_before_a_model_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("gpt2").write_text('[model]\npreset = "teach-1m"\n[recipe]\nseq_len = 64\nglobal_batch = 4\nsteps = 3\n')
+    assert tl.load("gpt2").recipe.steps == 3
+
+
+def test_a_name_that_is_none_is_a_sentence_without_flags() -> None:
+    assert refusal("lama-3-8b") == "model.preset = 'lama-3-8b': is not in the catalog; nearest that works: llama-3-8b"
+    assert "config.json: is not a file of" in refusal("nothing/config.json")
+    assert refusal(5).endswith("a dict of sections or a Run, not int")
+
+
+def test_a_verb_of_run_files_takes_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "gpt2"]) == 2
+    assert "run file = 'gpt2': cannot be read" in capsys.readouterr().err
+
+
+def test_a_run_is_loaded_again_with_changes() -> None:
+    run = tl.load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 128, "global_batch": 4, "steps": 10}})
+    assert tl.load(run) == run
+    longer = tl.load(run, {"recipe.seq_len": 256})
+    assert longer == tl.load(run, "recipe.seq_len=256") == tl.load(run, ["recipe.seq_len=256"])
+    assert longer.recipe.seq_len == 256
+    assert "recipe.seq_len = 0: must be at least 1" in refusal(run, {"recipe.seq_len": 0})
+
+
+@pytest.mark.parametrize("overrides", [5, [5], {5: 1}, "recipe"], ids=str)
+def test_overrides_that_are_none_are_sentences(overrides: Any) -> None:
+    run = tl.load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 128, "global_batch": 4, "steps": 10}})
+    assert "overrid" in refusal(run, overrides)
+    assert "overrid" in refusal("gpt2", overrides)
