@@ -72,7 +72,7 @@ def test_a_torn_file_is_a_sentence_at_any_length(tmp_path):
     [
         ({"format": 7}, "format = 7: is not a ledger this version reads; nearest that works: 1"),
         ({"format": 1, "entries": [{"name": "x"}]}, "Entry lacks the argument 'path'"),
-        ({"format": 1, "entries": [{"nme": "x"}]}, "Entry lacks the argument 'name'"),
+        ({"format": 1, "entries": [{"nme": "x"}]}, "Entry has no field 'nme'; nearest: 'name'"),
         ({"format": 1}, "is not what trainledger writes"),
         ([1], "is not what trainledger writes"),
     ],
