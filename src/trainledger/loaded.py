@@ -115,8 +115,8 @@ def is_run_file(named: str) -> bool:
 
 def asks_for_layout(overrides: Overrides) -> bool:
     """Whether overrides ask for a search of the layout."""
-    said = _said(overrides)
-    return said.get("layout") == runfile.AUTO or said.get("layout.auto") in (True, "true")
+    given = said(overrides)
+    return given.get("layout") == runfile.AUTO or given.get("layout.auto") in (True, "true")
 
 
 def named_run(named: str, overrides: Overrides = ()) -> Run:
@@ -131,7 +131,7 @@ def named_run(named: str, overrides: Overrides = ()) -> Run:
             return run
     model, fields = _named_model(named)
     recipe: dict[str, Any] = {"seq_len": fields["max_seq_len"], "global_batch": 1, "precision": "bf16-mixed"}
-    if "recipe.tokens" not in _said(overrides):
+    if "recipe.tokens" not in said(overrides):
         recipe["steps"] = 1
     run = load({"model": model, "recipe": recipe}, overrides)
     if run.model.attention_softcap is None and not run.model.attention_sinks:
@@ -146,18 +146,18 @@ def run_to_spread(named: str, overrides: Overrides = ()) -> Run:
 
     That is about 4 million tokens in sequences of at most `TRAINED_LENGTH`, in bf16. Raises `InvalidInput`.
     """
-    said = _said(overrides)
+    given = said(overrides)
     model, fields = _named_model(named)
-    adapters = "recipe.lora_rank" in said  # frozen weights are not sharded
+    adapters = "recipe.lora_rank" in given  # frozen weights are not sharded
     recipe: dict[str, Any] = {
         "seq_len": min(fields["max_seq_len"], TRAINED_LENGTH), "global_batch": 1,
         "precision": "bf16-mixed" if adapters else "bf16-sharded",
     }  # fmt: skip
-    if "recipe.tokens" not in said:
+    if "recipe.tokens" not in given:
         recipe["steps"] = 1
     if fields.get("attention_softcap") is not None or fields.get("attention_sinks"):
         recipe["attention"] = "flash"
-    if "recipe.global_batch" not in said:
+    if "recipe.global_batch" not in given:
         recipe["global_batch"] = _batch(load({"model": model, "recipe": recipe}, overrides, search=False))
     return load({"model": model, "recipe": recipe}, overrides, search=False)
 
@@ -192,8 +192,8 @@ def _listed(overrides: runfile.Overrides) -> Overrides:
     return overrides if isinstance(overrides, Mapping) else list(overrides)
 
 
-def _said(overrides: Overrides) -> dict[str, Any]:
-    """What overrides say, by field: values, or their text."""
+def said(overrides: Overrides) -> dict[str, Any]:
+    """What overrides say, by field as it is named: values, or their text."""
     if isinstance(overrides, Mapping):
         return dict(overrides)
     pairs = (each.partition("=") for each in overrides if isinstance(each, str))
@@ -204,9 +204,9 @@ def _warn_of_recipe(named: str, run: Run, overrides: Overrides) -> None:
     """Say which recipe a model alone was given, as far as overrides do not."""
     from warnings import warn
 
-    said = _said(overrides)
-    fields = [each for each in ("seq_len", "global_batch", "precision") if f"recipe.{each}" not in said]
-    if not {"recipe.tokens", "recipe.steps"} & said.keys():
+    given = said(overrides)
+    fields = [each for each in ("seq_len", "global_batch", "precision") if f"recipe.{each}" not in given]
+    if not {"recipe.tokens", "recipe.steps"} & given.keys():
         fields.append("steps")
     if fields:
         taken = ", ".join(f"recipe.{each} = {shown(getattr(run.recipe, each))}" for each in fields)

@@ -73,12 +73,13 @@ def run_to_fit(args: argparse.Namespace) -> Run:
 
     ``args.taken`` are then the overrides that it was given and nobody said.
     """
-    from trainledger.cli.plan import asks_for_layout, is_file, run_or_model
+    from trainledger.cli.plan import asks_for_layout, run_or_model
+    from trainledger.loaded import is_run_file
 
     said = [] if args.device is None else [f"cluster.device={args.device}"]
     if args.count is not None:
         said.append(f"cluster.count={args.count}")
-    taken = [] if is_file(args.run) or asks_for_layout(args) else _taken(args)
+    taken = [] if is_run_file(args.run) or asks_for_layout(args) else _taken(args)
     args.set, args.taken = [*said, *taken, *args.set], taken
     run = run_or_model(args)
     if taken:
@@ -96,14 +97,16 @@ def _devices(text: str) -> int:
 
 def _taken(args: argparse.Namespace) -> list[str]:
     """What a model is asked about where `--set` does not say it."""
-    said = {name.strip(): text for name, _, text in (each.partition("=") for each in args.set)}
-    count = args.count or _devices(said.get("cluster.count", "1"))
+    from trainledger.loaded import said
+
+    given = said(args.set)
+    count = args.count or _devices(given.get("cluster.count", "1"))
     taken = [f"recipe.seq_len={_seq_len(args.run)}", "recipe.micro_batch=1", f"recipe.global_batch={2 * count}"]
     if count > 1:
         taken.append("recipe.precision=bf16-sharded")
-        if not any(name.startswith(_OTHER_AXES) for name in said):
+        if not any(name.startswith(_OTHER_AXES) for name in given):
             taken.append(f"layout.shard={count}")
-    return [each for each in taken if each.partition("=")[0] not in said]
+    return [each for each in taken if each.partition("=")[0] not in given]
 
 
 def _tell_taken(taken: list[str]) -> None:

@@ -103,30 +103,24 @@ def run_to_spread(args: argparse.Namespace) -> Run:
 
 def tell_batch(run: Run, given: list[str]) -> None:
     """Say on standard error which batch and which shorter sequences `run_to_spread` took, where nobody gave them."""
+    from trainledger.loaded import said
     from trainledger.units import counted, format_count
 
     recipe, longest = run.recipe, run.model.max_seq_len
-    if not _says(given, "recipe.global_batch"):
+    if "recipe.global_batch" not in said(given):
         tokens = f"{counted(recipe.global_batch, 'sequence')}, {format_count(recipe.tokens_per_step)} tokens"
         print(f"Taken to have {tokens}, in a step\n(--set recipe.global_batch=... says another)", file=sys.stderr)
-    if not _says(given, "recipe.seq_len") and recipe.seq_len < longest:
+    if "recipe.seq_len" not in said(given) and recipe.seq_len < longest:
         length = f"sequences of {recipe.seq_len:,} tokens, of the {longest:,} that the model takes"
         print(f"Taken to have {length}\n(--set recipe.seq_len={longest} takes all)", file=sys.stderr)
 
 
-def _says(given: list[str], field: str) -> bool:
-    return any(each.lstrip().startswith(field) for each in given)
-
-
 def _fixed(words: list[str]) -> dict[str, Any]:
     """The values that axes are given, as `--fix` says them; raises InvalidInput."""
-    from trainledger.plan.layouts.grid import FIELDS, read_fixed
-    from trainledger.spec.layout import Layout
+    from trainledger.plan.layouts.grid import FIELDS, KNOWN, read_fixed
     from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-    from trainledger.spec.recipe import Recipe
     from trainledger.spec.runfile import value_of
 
-    known = {**Recipe.__dataclass_fields__, **Layout.__dataclass_fields__}
     said: dict[str, Any] = {}
     problems: list[Problem] = []
     for word in words:
@@ -136,7 +130,7 @@ def _fixed(words: list[str]) -> dict[str, Any]:
             rule = f"is written NAME=VALUE, with a name of {', '.join(FIELDS)}"
             problems.append(Problem("--fix", word, rule, nearest_text(name, FIELDS)))
         else:
-            said[name] = value_of(known[name], text.strip())
+            said[name] = value_of(KNOWN[name], text.strip())
     found = read_fixed(said, problems, "--fix ")
     if problems:
         raise InvalidInput(problems)

@@ -55,7 +55,7 @@ def execute(args: argparse.Namespace) -> int:
     made = make_plan(run, machine_of(run), backend=kernels_of(run), mfu=mfu)
     if args.convention != made.convention:
         made = counted_by(made, args.convention)
-    if not is_file(args.run) and not _says_length(args):
+    if not says_length(args):
         made = of_one_step(made)
     made = with_notes(made, _notes_of_config(args))
     if args.json:
@@ -79,11 +79,11 @@ def execute(args: argparse.Namespace) -> int:
 
 def run_or_model(args: argparse.Namespace) -> Run:
     """The run file, or a default run of a catalog model or config.json where ``args.run`` names one."""
-    _refuse_code(args.run)
-    if is_file(args.run):
-        return load_run(args)
-    from trainledger.loaded import named_run, with_layout
+    from trainledger.loaded import is_run_file, named_run, with_layout
 
+    _refuse_code(args.run)
+    if is_run_file(args.run):
+        return load_run(args)
     run = named_run(args.run, args.set)
     if not run.layout.auto:
         return run
@@ -96,8 +96,10 @@ def run_or_model(args: argparse.Namespace) -> Run:
 
 def _refuse_code(named: str) -> None:
     """Raises InvalidInput where code is named, of which `trace` makes the ledger."""
+    from trainledger.loaded import is_run_file
+
     path, _, name = named.partition(":")
-    if not path.endswith(".py") and (not name.isidentifier() or is_file(named)):
+    if not path.endswith(".py") and (not name.isidentifier() or is_run_file(named)):
         return
     from trainledger.spec.problem import InvalidInput, Problem
 
@@ -122,11 +124,11 @@ def _print_found_layout(args: argparse.Namespace, run: Run) -> None:
 
 def asks_for_layout(args: argparse.Namespace) -> bool:
     """Whether a run file or its overrides ask for a search of the layout."""
-    from trainledger.loaded import asks_for_layout as said
+    from trainledger import loaded
 
-    if said(args.set):
+    if loaded.asks_for_layout(args.set):
         return True
-    if not is_file(args.run):
+    if not loaded.is_run_file(args.run):
         return False
     from trainledger.spec.runfile import read_table
 
@@ -136,9 +138,11 @@ def asks_for_layout(args: argparse.Namespace) -> bool:
 
 def _notes_of_config(args: argparse.Namespace) -> list[str]:
     """What the model's config.json says that no account holds."""
+    from trainledger.loaded import config_notes, is_run_file
+
     if args.run.endswith(".json"):
         path = args.run
-    elif is_file(args.run):
+    elif is_run_file(args.run):
         from trainledger.spec.runfile import read_table
 
         path = read_table(args.run).get("model", {}).get("config")
@@ -146,25 +150,14 @@ def _notes_of_config(args: argparse.Namespace) -> list[str]:
         return []
     if path is None:
         return []
-    from trainledger.loaded import config_notes
-
     return config_notes(path)
-
-
-def is_file(named: str) -> bool:
-    """Whether a run file is named, even one that is not there; a name alone may be a model's."""
-    from trainledger.loaded import is_run_file
-
-    return is_run_file(named)
-
-
-def _says_length(args: argparse.Namespace) -> bool:
-    return any(each.lstrip().startswith(("recipe.tokens", "recipe.steps")) for each in args.set)
 
 
 def says_length(args: argparse.Namespace) -> bool:
     """Whether somebody said how long the run is: its file, or an override of a model's default run."""
-    return is_file(args.run) or _says_length(args)
+    from trainledger.loaded import is_run_file, said
+
+    return is_run_file(args.run) or not {"recipe.tokens", "recipe.steps"}.isdisjoint(said(args.set))
 
 
 def run_of_some_length(args: argparse.Namespace) -> Run:

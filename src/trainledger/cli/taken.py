@@ -14,16 +14,15 @@ _FIELDS = ("seq_len", "global_batch", "steps", "tokens", "precision", "attention
 
 def taken_by_default(args: argparse.Namespace, run: Run) -> tuple[str, ...]:
     """The fields of the run's recipe that stand in no run file and no override, each as ``--set`` takes it."""
-    from trainledger.loaded import is_run_file
+    from trainledger.loaded import is_run_file, said
     from trainledger.plan.difference import as_override
 
     if is_run_file(args.run):
         return ()
 
-    said = {each.partition("=")[0].strip() for each in args.set}
-    known = type(run.recipe).__dataclass_fields__
+    given, known = said(args.set), type(run.recipe).__dataclass_fields__
     return tuple(
         as_override(f"recipe.{name}", value)
         for name in _FIELDS
-        if f"recipe.{name}" not in said and (value := getattr(run.recipe, name)) != known[name].default
+        if f"recipe.{name}" not in given and (value := getattr(run.recipe, name)) != known[name].default
     )

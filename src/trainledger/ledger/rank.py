@@ -68,6 +68,11 @@ class Rank:
         both = self.run.recipe.activation_checkpointing in ("offload", "from-start")
         return ends_apart(runs, first=both or not chunk.begins, last=both or not chunk.ends)
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What each of its chunks is of the model; stages with equal ones compute the same."""
+        return tuple(Part(self.runs_of(each), each.begins, each.ends) for each in self.chunks)
+
     def leaves(self, chunk: Chunk) -> ModelLeaves:
         """The parameters that a chunk's forward reads."""
         runs = self.runs_of(chunk)

@@ -98,8 +98,7 @@ def _kind(rank: Rank) -> Any:
     """Equal for stages whose entries are the same but for how often their loops over micro-batches run."""
     if not isinstance(rank.whole.model.n_layers, int):
         return rank.stage
-    chunks = tuple((rank.runs_of(each), each.begins, each.ends) for each in rank.chunks)
-    return chunks, tuple((name, _happens(count)) for name, count in _rounds(rank).items())
+    return rank.parts, tuple((name, _happens(count)) for name, count in _rounds(rank).items())
 
 
 def _happens(count: Int) -> bool:

@@ -110,9 +110,10 @@ def forecast(
             facts["bottleneck"] = Bottleneck("failures", NEVER)
         facts |= _against_peak(run, ledger, machine, step, whole, facts["matmul_dtype"], notes)
     if memory.fits is False and memory.usable_nbytes is not None:
-        who = ALONE if run.layout.alone and run.cluster.count > 1 else "a device"
+        unspread = run.layout.alone and run.cluster.count > 1
+        who = ALONE if unspread else "a device"
         limit = short_of_memory(memory.nbytes, memory.usable_nbytes, held.peak.by_category, who=who)
-        if run.layout.alone and run.cluster.count > 1:
+        if unspread:
             way = "a [layout] spreads it (--set layout=auto looks for one)"
             way = way if run.recipe.lora_rank is None else ONE_DEVICE
             limit = replace(limit, sentence=f"{limit.sentence}; {way}")

@@ -33,7 +33,7 @@ def served(run: Run, serving: Serving, machine: Machine | None, *, backend: str)
                 "cache (layout=auto; layout.tensor says others)"
             )
             return whole if devices == 1 else replace(whole, notes=(note, *whole.notes))
-    raise InvalidInput([_too_large(run, serving, machine, backend)])
+    raise InvalidInput([_too_large(run, told, serving, machine, backend)])
 
 
 def _on(run: Run, ranks: int, devices: int | None = None) -> Run:
@@ -53,11 +53,13 @@ def _accounts(run: Run, serving: Serving, machine: Machine | None, backend: str,
                 raise
 
 
-def _too_large(run: Run, serving: Serving, machine: Machine | None, backend: str) -> Problem:
-    """Why no ranks hold it, with the batch that the most of them hold and the devices that would hold this one."""
+def _too_large(run: Run, told: Inference, serving: Serving, machine: Machine | None, backend: str) -> Problem:
+    """Why no ranks hold it, with the batch that the most of them hold and the devices that would hold this one.
+
+    ``told`` is what the most ranks that there can be come to.
+    """
     devices = run.cluster.count
-    *_, most = _accounts(run, serving, machine, backend, range(1, devices + 1))
-    most = inference(most.run, serving, machine, backend=backend)
+    most = inference(told.run, serving, machine, backend=backend)
     ways = [f"batch {most.largest_batch:,}"] if most.largest_batch else []
     more = _accounts(run, serving, machine, backend, range(devices + 1, run.model.n_heads + 1))
     ways += [f"cluster.count={each.run.layout.tensor}" for each in more if each.fits][:1]

@@ -40,28 +40,23 @@ def exact(run: Run, machine: Device, *, backend: str) -> Exact:
     stages = Stages(layout.pipeline, layout.schedule, layout.virtual_stages, layout.stage_layers)
     runs = layer_runs(run.model, run.recipe)
     every = kinds_of(stages, [each.count * len(each.kinds) for each in runs])
+    # Counts of layers do not tell where in a pattern of different ones a stage begins; a rank does, and takes longer.
     patterns = any(len(each.kinds) > 1 for each in runs)
-    alike = {each.stage: _layers(run, each.stage) if patterns else each.chunks for each in every}
-    some = {alike[each.stage]: each.stage for each in reversed(every)}
-    ledgers = [account_of_stage(run, stage, backend=backend) for stage in some.values()]
-    peak = max(peak_nbytes(each) for each in ledgers)
+    parts = [rank_of(run, each.stage).parts if patterns else each.chunks for each in every]
+    first: dict[Any, int] = {}
+    for each, part in zip(every, parts, strict=True):
+        first.setdefault(part, each.stage)
+    ledgers = {part: account_of_stage(run, stage, backend=backend) for part, stage in first.items()}
+    peak = max(peak_nbytes(each) for each in ledgers.values())
     held = memory_of_device(run, peak, machine)
-    by_kind = {kind: (some[kind], ledger) for kind, ledger in zip(some, ledgers, strict=True)}
     ranks = [
         RankAccount(
             stage=each.stage, place=0, count=layout.devices // layout.pipeline, layers=sum(each.layers),
-            first=each.first, last=each.last, in_flight=0, ledger=ledger, alike=first,
+            first=each.first, last=each.last, in_flight=0, ledger=ledgers[part], alike=first[part],
         )
-        for each in every
-        for first, ledger in [by_kind[alike[each.stage]]]
+        for each, part in zip(every, parts, strict=True)
     ]  # fmt: skip
     tensors = whole_of(leaves_of(run.model, run.recipe)).tensors
     step = layout_time(run, ranks, machine, tensors=tensors)
     why = "" if step.seconds is not None else step.notes[0]
     return Exact(step.seconds, peak, int(held.nbytes), held.fits, why)
-
-
-def _layers(run: Run, stage: int) -> Any:
-    """The layers of a stage's chunks one by one, where a pattern of different ones may be cut between stages."""
-    rank = rank_of(run, stage)
-    return tuple((rank.runs_of(each), each.begins, each.ends) for each in rank.chunks)

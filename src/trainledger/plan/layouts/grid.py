@@ -26,6 +26,7 @@ FIELDS = (
     "pipeline", "schedule", "virtual_stages", "replicate", "shard", "zero", "reshard_after_forward",
     "expert_send", "overlap",
 )  # fmt: skip
+KNOWN = {**Recipe.__dataclass_fields__, **Layout.__dataclass_fields__}  # how each of `FIELDS` is read
 # How states are shared: (zero, reshard_after_forward). The first is that of ranks that share none.
 SHARING: tuple[tuple[int, bool | None], ...] = ((3, None), (1, None), (2, None), (3, True), (3, False))
 ALONE = 0
@@ -145,7 +146,6 @@ def grid_of(run: Run, devices: int, fixed: Mapping[str, Any]) -> Grid:
 
 def read_fixed(fixed: Mapping[str, Any], problems: list[Problem], flag: str = "fixed ") -> dict[str, Any]:
     """The values that axes are given, read as the fields of a run file are; what is wrong is added to problems."""
-    known = {**Recipe.__dataclass_fields__, **Layout.__dataclass_fields__}
     found = {}
     for name, value in fixed.items():
         if name not in FIELDS:
@@ -153,7 +153,7 @@ def read_fixed(fixed: Mapping[str, Any], problems: list[Problem], flag: str = "f
             problems.append(Problem(f"{flag}{name}", value, rule, nearest_text(str(name), FIELDS)))
             continue
         try:
-            found[name] = read_value(known[name], value)
+            found[name] = read_value(KNOWN[name], value)
         except Broken as broken:
             problems.append(Problem(f"{flag}{name}", value, broken.rule, broken.nearest))
     return found
