@@ -28,10 +28,11 @@ from trainledger.predict.roofline import Machine
 from trainledger.report.record import read_metrics
 from trainledger.spec.calibration import find_calibration
 from trainledger.spec.cluster import Device
+from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.plain import read_json, write_json
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
-from trainledger.train.device import find_device
+from trainledger.train.device import compute_capability, find_device
 from trainledger.train.engine import train
 from trainledger.train.observer import Finished, Observer, TrainingState
 
@@ -53,7 +54,8 @@ def forecast_on(run: Run, device: torch.device, *, validation_sequences: int | N
 
 def closed_form(run: Run, device: torch.device) -> Ledger:
     """The closed-form ledger of a run's step with the kernels of a device."""
-    return account(run, backend="cpu" if device.type == "cpu" else "cuda")
+    kernels = "cpu" if device.type == "cpu" else kernels_of_capability(compute_capability(device))
+    return account(run, backend=kernels)
 
 
 def machine_on(run: Run, device: torch.device) -> tuple[Machine | None, tuple[str, ...]]:

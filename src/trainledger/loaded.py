@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trainledger import catalog
 from trainledger.spec import runfile
 from trainledger.spec.cluster import Device
+from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.run import Run
@@ -360,10 +361,12 @@ def device_of(run: Run) -> Device | None:
 
 
 def kernels_of(run: Run) -> str:
-    """Whose kernels run it, as the closed form tells them apart: ``cpu``, or ``cuda`` for any accelerator."""
+    """Whose kernels run it, of `spec.kernels.KERNELS`."""
     if run.cluster.device != THIS_MACHINE:
-        return "cuda"
-    if run.cluster.backend != "auto":
-        return "cpu" if run.cluster.backend == "cpu" else "cuda"
+        return kernels_of_capability(catalog.device(run.cluster.device).compute_capability)
+    if run.cluster.backend == "cpu":
+        return "cpu"
     machine = machine_of(run)
-    return "cpu" if machine is None or isinstance(machine, Device) or machine.backend == "cpu" else "cuda"
+    if machine is None or isinstance(machine, Device):
+        return "cpu" if run.cluster.backend == "auto" else "cuda"
+    return "cpu" if machine.backend == "cpu" else kernels_of_capability(machine.compute_capability)

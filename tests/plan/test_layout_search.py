@@ -55,7 +55,7 @@ def test_stages_that_cut_a_pattern_of_layers_come_to_what_their_plan_says(
     run = run_for(stages, model, global_batch=16, micro_batch=1, **recipe)
     run = replace(run, layout=replace(run.layout, pipeline=stages))
     machine = machine_of(run)
-    told, found = tl.predict(run), exact(run, machine, backend="cuda")
+    told, found = tl.predict(run), exact(run, machine, backend=kernels_of(run))
     assert (found.seconds, found.peak_nbytes) == (pytest.approx(told.step_seconds), told.peak_nbytes)
 
 
@@ -116,9 +116,10 @@ def bounded(run: Run, draws: int, seed: int, fixed: dict[str, Any]) -> Iterator[
     grid = grid_of(whole(run), run.cluster.count, fixed)
     run = grid.run
     blocks = Blocks(grid, Judge(grid))
-    states = States(run, list(blocks.ranks), backend="cuda")
+    states = States(run, list(blocks.ranks), backend=kernels_of(run))
     bounds = Bounds(
-        run, blocks.shapes, states, _costs(run, machine, "cuda"), gathers=[False, True], backend="cuda"
+        run, blocks.shapes, states, _costs(run, machine, kernels_of(run)), gathers=[False, True],
+        backend=kernels_of(run),
     )  # fmt: skip
     ways = {pipeline: Pipelines(blocks.stages[pipeline], bounds.runs) for pipeline in blocks.blocks}
     pairs = [(pipeline, each) for pipeline, some in blocks.blocks.items() for each in some]
@@ -132,7 +133,7 @@ def bounded(run: Run, draws: int, seed: int, fixed: dict[str, Any]) -> Iterator[
         bound = bounds.of(block, ways[pipeline])
         shape, spread = blocks.shapes[block.variants[at[1]]], block.spreads[at[2]]
         one = run_of(run, shape, blocks.stages[pipeline][at[0]], spread)
-        told = exact(one, machine, backend="cuda")
+        told = exact(one, machine, backend=kernels_of(run))
         assert told.seconds is not None
         yield bound.nbytes[at] / told.peak_nbytes, bound.seconds[at] / told.seconds, one
 
@@ -234,9 +235,10 @@ def test_the_collectives_of_a_block_cost_the_same_alone_and_among_others() -> No
     assert isinstance(machine, tl.Device)
     grid = grid_of(run, 8, {"micro_batch": 1})
     blocks = Blocks(grid, Judge(grid))
-    states = States(run, list(blocks.ranks), backend="cuda")
+    states = States(run, list(blocks.ranks), backend=kernels_of(run))
     bounds = Bounds(
-        run, blocks.shapes, states, _costs(run, machine, "cuda"), gathers=[False, True], backend="cuda"
+        run, blocks.shapes, states, _costs(run, machine, kernels_of(run)), gathers=[False, True],
+        backend=kernels_of(run),
     )  # fmt: skip
     every = [each for some in blocks.blocks.values() for each in some]
     assert len({each.expert for each in every}) > 1
@@ -256,7 +258,7 @@ def test_the_best_is_the_best_of_all() -> None:
     assert isinstance(machine, tl.Device)
     grid = grid_of(whole(run), 4, fixed)
     every = [each for each in everything(grid) if not list(each.problems())]
-    told = sorted(exact(each, machine, backend="cuda").seconds or 0.0 for each in every)
+    told = sorted(exact(each, machine, backend=kernels_of(run)).seconds or 0.0 for each in every)
     assert len(every) == found.allowed
     assert [each.seconds for each in found.ranked] == pytest.approx(told[:5])
 
@@ -528,7 +530,7 @@ def test_a_plan_prints_the_layout_that_it_found(capsys: pytest.CaptureFixture[st
     assert main(["plan", str(file)]) == 0
     shown = capsys.readouterr().out
     assert "The layout that was found, to paste into a run file\n\n[layout]" in shown
-    assert kernels_of(load(file)) == "cuda"
+    assert kernels_of(load(file)) == "sm90"
 
 
 def test_a_model_that_no_layout_takes_is_told_with_what_helps(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from trainledger.plan.scaling_law import FixedSize, RatioLaw, laws
 from trainledger.predict.forecast import Forecast
 from trainledger.questions import plan
 from trainledger.report.optimal import text
+from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.recipe import Recipe
 
 LAWS = laws()
@@ -88,7 +89,7 @@ def test_what_fits_is_about_the_largest_that_does():
     """Of the members of the family those beyond it, by more than 3 %, hold more than there is."""
     device = tl.device("t4")
     found = pay(read_budget(device=device, count=1, days=3000), LAWS["rule-20"], BASE, device, steady(0.4))
-    family, scale = family_of(BASE), scale_of(device, backend="cuda")
+    family, scale = family_of(BASE), scale_of(device, backend=kernels_of_capability(device.compute_capability))
     larger = family[family.nearest(1.06 * found.parameters)]
     assert 1.03 < parameters(larger).total / found.parameters < 1.1
     for saving in ("none", "selective", "full"):

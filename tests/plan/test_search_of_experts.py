@@ -13,7 +13,7 @@ from test_layout_search import EXPERTS, bounded, candidates, everything, run_for
 
 import trainledger as tl
 from trainledger.cli import main
-from trainledger.loaded import machine_of
+from trainledger.loaded import kernels_of, machine_of
 from trainledger.plan.layouts.blocks import Blocks
 from trainledger.plan.layouts.exact import exact
 from trainledger.plan.layouts.found import AS_QUICK, as_toml
@@ -108,7 +108,7 @@ def test_a_search_keeps_what_it_is_told_of_experts() -> None:
         sends = best.run.layout.expert_send, best.run.layout.overlap
         assert sends == (("copies", ("gradients",)) if more else ("nodes", ("gradients", "experts")))
         seconds.append(best.seconds)
-    assert seconds[0] == seconds[1] < 0.9 * seconds[2]
+    assert seconds[0] == seconds[1] < 0.95 * seconds[2]
 
 
 def test_no_way_to_send_to_experts_is_quicker_than_what_the_search_finds() -> None:
@@ -126,7 +126,7 @@ def test_no_way_to_send_to_experts_is_quicker_than_what_the_search_finds() -> No
             grid = grid_of(whole(run), 16, {**fixed, "expert_send": send, "overlap": overlap})
             for each in everything(grid):
                 if each not in seconds and not list(each.problems()):
-                    told = exact(each, machine, backend="cuda")
+                    told = exact(each, machine, backend=kernels_of(each))
                     if told.fits:
                         seconds[each] = told.seconds or 0.0
     assert len(seconds) > 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import trainledger as tl
 from trainledger.ledger.parameters import parameters
 from trainledger.ledger.ranks import heaviest_stages
-from trainledger.loaded import load, machine_of
+from trainledger.loaded import kernels_of, load, machine_of
 from trainledger.plan.fit import axis as axes
 from trainledger.plan.fit.answer import to_json, what_fits
 from trainledger.plan.fit.axis import Axis, edge
@@ -63,7 +63,7 @@ def verdict(run):
 @given(run=RUNS, question=st.sampled_from(list(QUESTIONS)))
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_edge_is_exact(run, question):
-    found = what_fits(run, machine_of(run), backend="cuda", of=[question], changes=False)[question]
+    found = what_fits(run, machine_of(run), backend=kernels_of(run), of=[question], changes=False)[question]
     if question == "memory":
         assert found.size == verdict(run).nbytes
         return
@@ -155,7 +155,7 @@ def test_states_that_cannot_be_sharded_are_told_by_the_rule(recipe, why):
 
 def test_what_the_heaviest_rank_is_called():
     run = run_of(layout={"pipeline": 4}, micro_batch=1)
-    scale = scale_of(machine_of(run), backend="cuda")
+    scale = scale_of(machine_of(run), backend=kernels_of(run))
     held = scale.held(run)
     assert held.rank == f"stage {held.stage + 1} of 4"
     weights = [scale.nbytes(run, stage) for stage in range(4)]
@@ -178,7 +178,7 @@ def test_the_heaviest_stage_is_among_the_first_of_each_kind(layout, shard, again
     table = {"pipeline": 4, "shard": shard, **layout}
     for sequences in (4, 2 * 8, 64):
         run = run_of(layout=table, micro_batch=1, global_batch=sequences * shard, activation_checkpointing=again)
-        scale = scale_of(machine_of(run), backend="cuda")
+        scale = scale_of(machine_of(run), backend=kernels_of(run))
         weights = [scale.nbytes(run, stage) for stage in range(4)]
         weighed = heaviest_stages(run)
         held = scale.held(run)

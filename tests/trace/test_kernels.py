@@ -21,10 +21,12 @@ import trainledger as tl
 from trainledger.ledger.entry import Entry, Ledger
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse
+from trainledger.spec.kernels import cudnn_takes
 from trainledger.spec.optimizers import IMPLEMENTATIONS
 from trainledger.spec.run import Run
 from trainledger.trace.cuda_autocast import _IN_FP32, _TO_FP32, autocast_as_on_cuda
 from trainledger.trace.kernels import kernels_of
+from trainledger.trace.tensor_facts import dtype_name
 
 torch.set_num_threads(1)
 
@@ -57,21 +59,21 @@ def runs(draw: st.DrawFn) -> Run:
     )  # fmt: skip
 
 
-def on_cuda(run: Run) -> Ledger:
+def on_cuda(run: Run, kernels: str) -> Ledger:
     """The engine's step with CUDA's kernels; of clipping it asks the device, which is a CPU here."""
     clip: Callable[..., Tensor] = torch.nn.utils.clip_grad_norm_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args, foreach: clip(*args, foreach=True))
-        return rehearse(run, kernels="cuda")
+        return rehearse(run, kernels=kernels)
 
 
 @settings(
     max_examples=25, deadline=None, suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )  # fmt: skip
-@given(runs())
-def test_the_closed_form_of_cuda_is_the_trace_with_its_kernels(run: Run) -> None:
-    predicted, traced = account(run, backend="cuda"), on_cuda(run)
+@given(runs(), pick("cuda", "sm90"))
+def test_the_closed_form_of_cuda_is_the_trace_with_its_kernels(run: Run, kernels: str) -> None:
+    predicted, traced = account(run, backend=kernels), on_cuda(run, kernels)
     ours, theirs = unrolled(predicted), unrolled(traced)
     for mine, other in zip(ours, theirs, strict=False):
         assert facts(mine) == facts(other)
@@ -305,6 +307,38 @@ def test_rms_norms_under_autocast_run_in_fp32() -> None:
     assert norm.written == 8 * 64 * 4 + 8 * 4
 
 
+@pytest.mark.parametrize(
+    ("width", "value_width", "given", "kernel"),
+    [
+        (64, 64, {}, "cudnn"), (128, 128, {"is_causal": False}, "cudnn"), (192, 128, {}, "cudnn"),
+        (64, 64, {"dropout_p": 0.125}, "cudnn"), (64, 64, {"dropout_p": 0.1}, "flash"),
+        (256, 256, {}, "flash"), (60, 60, {}, "flash"), (192, 160, {}, "efficient"),
+        (64, 64, {"dtype": torch.float32}, "efficient"), (64, 64, {"masked": True}, "cudnn"),
+    ],
+)  # fmt: skip
+def test_generation_9_takes_cudnns_attention_where_it_can(
+    width: int, value_width: int, given: dict[str, Any], kernel: str
+) -> None:
+    dtype, dropout = given.get("dtype", torch.bfloat16), given.get("dropout_p", 0.0)
+
+    class Core(nn.Module):
+        def forward(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTW: Tensor) -> Tensor:
+            hidden = torch.ones(33, 33, dtype=torch.bool).tril() if given.get("masked") else None
+            causal = hidden is None and given.get("is_causal", True)
+            return F.scaled_dot_product_attention(
+                q_BHTK, k_BHTK, v_BHTW, attn_mask=hidden, is_causal=causal, dropout_p=dropout
+            )
+
+    heads = [torch.zeros(2, 4, 33, each, dtype=dtype, requires_grad=True) for each in (width, width, value_width)]
+    ledger = tl.trace(Core(), heads, loss=lambda y: (y * y).sum(), kernels="sm90")
+    (forward,) = (each for each in of(ledger, "forward") if each.kind == "attention")
+    assert forward.name == f"_scaled_dot_product_{kernel}_attention"
+    (backward,) = (each for each in of(ledger, "backward") if each.kind == "attention")
+    assert backward.name == f"{forward.name}_backward"
+    ours = cudnn_takes(dtype_name(dtype), width, value_width, dropout)
+    assert ours == (kernel == "cudnn"), "the closed form asks the same"
+
+
 def test_other_backends_are_refused_with_those_that_are_known() -> None:
-    with pytest.raises(ValueError, match="kernels must be one of cpu, cuda, not 'tpu'"), kernels_of("tpu"):
+    with pytest.raises(ValueError, match="kernels must be one of cpu, cuda, sm90, not 'tpu'"), kernels_of("tpu"):
         pass

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainledger.budget.allow import Allowed, read_allowed
 from trainledger.frozen import frozen
+from trainledger.spec.kernels import KERNELS
 from trainledger.spec.plain import NO_FIELD, from_plain
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 
@@ -68,10 +69,11 @@ class Target:
             yield from self._given(("world_size", "rank"), "is for a module that is a program of many ranks")
         if not 0 <= self.rank < max(1, self.world_size):
             yield Problem("rank", self.rank, f"must be from 0 to {max(0, self.world_size - 1)}, below world_size", 0)
-        for name, known in (("by", (CLOSED_FORM, TRACE)), ("kernels", ("cpu", "cuda"))):
+        for name, known in (("by", (CLOSED_FORM, TRACE)), ("kernels", KERNELS)):
             value = getattr(self, name)
             if value and value not in known:
-                yield Problem(name, value, f"must be {known[0]!r} or {known[1]!r}", nearest_text(value, known))
+                rule = f"must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}"
+                yield Problem(name, value, rule, nearest_text(value, known))
         for name, least in (("grad_accum", 1), ("world_size", 0)):
             if getattr(self, name) < least:
                 yield Problem(name, getattr(self, name), f"must be at least {least}", least)

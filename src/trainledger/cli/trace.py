@@ -31,6 +31,7 @@ from trainledger.cli.arguments import (
     write_plot_of,
 )
 from trainledger.report.traced import LONGEST, SPLITS
+from trainledger.spec.kernels import KERNELS, kernels_of_capability
 from trainledger.spec.problem import InvalidInput, Problem
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     code.add_argument("--step", help="forward, backward, or an optimizer such as adamw-fused (adamw)")
     code.add_argument("--autocast", metavar="DTYPE", help="run forward under autocast, such as bf16")
     code.add_argument("--dtype", help="the format of what is built without one (fp32, or the configuration's)")
-    code.add_argument("--kernels", help="whose kernels: cpu or cuda (cpu; with --device cuda)")
+    code.add_argument("--kernels", help="whose kernels: cpu, cuda, sm90 (cpu; the --device's)")
     code.add_argument(
         "--device", metavar="NAME", help="also the time of a step on a device of the catalog, and whether it fits there"
     )
@@ -141,14 +142,15 @@ def _trace_code(args: argparse.Namespace) -> int:
         problems.append(Problem("--set", args.set[0], rule, "--input, --dtype, --step or --loss"))
     if args.rank and args.world_size is None:
         problems.append(Problem("--rank", args.rank, "is one of a world, whose size is missing", "--world-size 8"))
-    if args.kernels not in (None, "cpu", "cuda"):
-        problems.append(Problem("--kernels", args.kernels, "must be cpu or cuda", "cuda"))
+    if args.kernels not in (None, *KERNELS):
+        rule = f"must be {', '.join(KERNELS[:-1])} or {KERNELS[-1]}"
+        problems.append(Problem("--kernels", args.kernels, rule, "cuda"))
     elif args.kernels == "cpu" and args.device is not None:
         problems.append(Problem("--kernels", "cpu", f"are not those of --device {args.device}", "cuda"))
     if problems:
         raise InvalidInput(problems)
     device = None if args.device is None else catalog.device(args.device, "--device")
-    args.kernels = args.kernels or ("cpu" if device is None else "cuda")
+    args.kernels = args.kernels or ("cpu" if device is None else kernels_of_capability(device.compute_capability))
     from trainledger.trace.named import trace_named
 
     with redirect_stdout(sys.stderr):  # what the code prints is no part of the result

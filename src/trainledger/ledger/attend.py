@@ -17,6 +17,7 @@ from trainledger.ledger.entry import Int
 from trainledger.ledger.node import Gradients
 from trainledger.ledger.sizes import Sizes
 from trainledger.ledger.tape import Tape
+from trainledger.spec.kernels import cudnn_takes
 from trainledger.spec.problem import Problem
 
 KERNELS = {"flash": "flash_attention", "efficient": "efficient_attention", "cudnn": "cudnn_attention"}
@@ -51,13 +52,17 @@ def kernel_of(sizes: Sizes, dtype: str, masked: bool) -> str:
     """The fused kernel that runs: of ``sdpa`` the one that PyTorch takes.
 
     Its flash kernel for accelerators has neither masks nor fp32, and values are as wide as keys (torch documentation
-    of scaled_dot_product_attention; aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+    of scaled_dot_product_attention; aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Of devices that prefer
+    cuDNN's kernel see `kernels_of_capability`.
     """
     if sizes.attention in KERNELS:
         return KERNELS[sizes.attention]
     if sizes.backend == "cpu":
         return "flash_attention_for_cpu"
-    uneven = sizes.spec.head_size != sizes.spec.value_size
+    head, value = sizes.spec.head_size, sizes.spec.value_size
+    if sizes.backend == "sm90" and cudnn_takes(dtype, head, value, sizes.attention_dropout):
+        return "cudnn_attention"
+    uneven = head != value
     return "efficient_attention" if masked or uneven or dtype == "fp32" else "flash_attention"
 
 
@@ -96,7 +101,8 @@ def _core(
         v = padded(tape, v, sizes.rows * G, W, wide)
         K = W = wide
     kernel = kernel_of(sizes, tape.compute_dtype, mask is not None)
-    if kernel == "efficient_attention" and not op.is_one(repeats):
+    without_shared_heads = kernel == "efficient_attention" or (kernel == "cudnn_attention" and mask is not None)
+    if without_shared_heads and not op.is_one(repeats):  # as `nn.attend` does for any mask
         k, v = op.repeat(tape, k, repeats), op.repeat(tape, v, repeats)
     keys = T if tokens is None else tokens
     keys = rules.keys_seen(keys, window) if sizes.attention == "flash" else keys

@@ -21,9 +21,9 @@ from trainledger.spec.run import Run
 def account(run: Run, *, backend: str = "cpu") -> Ledger:
     """The ledger of one steady-state optimizer step of one device.
 
-    Steady state: the optimizer's state exists, gradients do not. ``backend`` (cpu or cuda) says which kernels
-    run; the CPU's are witnessed by the trace operation by operation. Left out: the allocator's rounding, library
-    workspaces, and everything that the device's context takes.
+    Steady state: the optimizer's state exists, gradients do not. ``backend`` (of `spec.kernels.KERNELS`) says which
+    kernels run; the CPU's are witnessed by the trace operation by operation. Left out: the allocator's rounding,
+    library workspaces, and everything that the device's context takes.
 
     The spec's and the recipe's sizes may be arrays (one account for each element) or symbols (formulas), head counts
     excepted: they decide which operations run. So do a single micro-batch and, in written-out attention, a batch of

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Tape:
-    """Collects the entries of a step in a precision. ``backend`` (cpu or cuda) says which kernels run."""
+    """Collects the entries of a step in a precision. ``backend`` (of `spec.kernels.KERNELS`) says which kernels run."""
 
     def __init__(self, precision: Precision, backend: str = "cpu") -> None:
         self.precision = precision

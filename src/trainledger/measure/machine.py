@@ -29,7 +29,7 @@ from trainledger.measure.contention import Sample, watched
 from trainledger.measure.kernels import Kernel, fresh_bytes_per_second, kernels, operation_seconds
 from trainledger.measure.overhead import StepOverhead, TinySteps
 from trainledger.spec.calibration import Calibration, KernelTime
-from trainledger.train.device import keep_freed_memory, synchronize
+from trainledger.train.device import compute_capability, keep_freed_memory, synchronize
 from trainledger.units import MIB
 
 # A dtype this many times slower than fp32 in the same matmul is emulated, and not worth the wait.
@@ -131,6 +131,7 @@ def measure_machine(
         update_tensor_seconds=step.update_tensor,
         storage_bytes_per_second=1 / _middle([(sample, 1 / rate) for sample, rate in rates]) if rates else None,
         memory_nbytes=memory_nbytes(device),
+        compute_capability=compute_capability(device),
         samples=len(samples),
         discarded=discarded,
         busy=bool(disturbed),

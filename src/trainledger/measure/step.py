@@ -30,7 +30,7 @@ Batch = tuple[Tensor, Tensor]
 def rehearse(run: Run, *, kernels: str = "cpu", blocks: str = "auto") -> Ledger:
     """The ledger of one steady-state optimizer step of a run, traced on fake CPU tensors: nothing is computed.
 
-    ``kernels`` are those of a CPU or of CUDA (`trace.kernels`). Of eight and more equal blocks or micro-batches a few
+    ``kernels`` are of `spec.kernels.KERNELS` (`trace.kernels`). Of eight and more equal blocks or micro-batches a few
     are traced and multiplied (`few_blocks`), unless ``blocks`` is ``all``.
     """
     mode = FakeTensorMode()

@@ -49,7 +49,7 @@ class Change:
 def changes(run: Run, *, backend: str = "cuda") -> Iterator[Change]:
     """Every change that is considered for a run, alone; some will break a rule of the run file.
 
-    ``backend`` (cpu or cuda) says whose kernels run it.
+    ``backend`` (of `spec.kernels`) says whose kernels run it.
     """
     yield from _recomputation(run, backend)
     yield from _micro_batch(run)

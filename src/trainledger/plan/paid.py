@@ -18,7 +18,8 @@ from trainledger.plan.fit.held import Held, scale_of
 from trainledger.plan.placed import Predict, fastest
 from trainledger.plan.scaling_law import FixedSize, Law
 from trainledger.predict.forecast import Forecast
-from trainledger.predict.roofline import Machine
+from trainledger.spec.cluster import Device
+from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
@@ -88,10 +89,9 @@ def pay(
     budget: Budget,
     law: Law,
     base: ModelSpec,
-    machine: Machine | None,
+    machine: Device,
     predict: Predict,
     *,
-    backend: str = "cuda",
     seq_len: int = SEQ_LEN,
     tokens_per_step: int | None = None,
     loss: Callable[[float, float], float] | None = None,
@@ -111,7 +111,8 @@ def pay(
     if base.n_experts is not None:
         rule = "has experts, and these laws were fitted on dense models: 6 N D and N mean other things there"
         raise InvalidInput([Problem("family", base.name, rule, "llama-3-8b")])
-    scale, family = scale_of(machine, backend=backend), family_of(base)
+    kernels = kernels_of_capability(machine.compute_capability)
+    scale, family = scale_of(machine, backend=kernels), family_of(base)
     share, rounds, found = budget.mfu, list[Round](), list[tuple[int, int, Forecast]]()
     while True:
         wanted = law.parameters(at_mfu(budget, share).flops).value

@@ -67,7 +67,7 @@ class Plan:
 def make_plan(run: Run, machine: Machine | None, *, backend: str, mfu: float = 0.5) -> Plan:
     """The plan of a run on one device or on many, and its machine (None: not known, so no times).
 
-    ``backend`` (cpu or cuda) says whose kernels run. Raises InvalidInput where ``mfu`` is no share of the peak.
+    ``backend`` (of `spec.kernels`) says whose kernels run. Raises InvalidInput where ``mfu`` is no share of the peak.
     """
     mfu = read_mfu(mfu)
     ledger, ranks = predict.accounts_of(run, backend=backend)

@@ -37,6 +37,10 @@ NO_MACHINE = (
     "no step time and no MFU: this machine was not measured yet (trainledger measure machine does it, once); "
     "cluster.device names one of the catalog"
 )
+CUDNN_FIRST = (
+    "attention is cuDNN's, which sdpa takes on this device since PyTorch 2.11; its builds for CUDA 12 take "
+    'FlashAttention: recipe.attention = "flash"'
+)
 _WHOLE = frozenset(("parameters", "gradients", "optimizer state", "frozen weights", "buffers"))  # whatever the batch
 _OF_A_RUN = ("evaluation", "checkpoints", "assumed, as the run file", "interruptions")
 ALONE = "one device that does all of it alone"
@@ -46,7 +50,7 @@ NEVER = "it would be interrupted before it could save, again and again"
 def predict(run: Run, machine: Machine | None, *, backend: str) -> Forecast:
     """What a run will cost on a machine (None = unknown: no times, no MFU), alone or spread over devices.
 
-    ``backend`` (cpu or cuda) says whose kernels run, as in `ledger.step.account`.
+    ``backend`` (of `spec.kernels.KERNELS`) says whose kernels run, as in `ledger.step.account`.
     """
     ledger, ranks = accounts_of(run, backend=backend)
     return forecast(run, ledger, machine, ranks=ranks)
@@ -99,6 +103,8 @@ def forecast(
         basis["device_nbytes"] = "bound" if isinstance(machine, Device) else "exact"
     step = _step(run, ledger, machine, ranks)
     notes += step.notes
+    if isinstance(machine, Device) and run.recipe.attention == "sdpa" and any("cudnn" in each.name for each in ledger):
+        notes.append(CUDNN_FIRST)
     if step.seconds:
         around = conditions(run, machine)
         whole = _whole(run, ledger, machine, step, around)

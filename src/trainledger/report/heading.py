@@ -13,7 +13,7 @@ _FEW = 8  # numbers that are shown one by one
 
 
 def heading(run: Run, backend: str) -> str:
-    """The model, the devices, a step and whose kernels run it (``backend``: cpu or cuda), in at most 80 columns.
+    """The model, the devices, a step and whose kernels run it (``backend``: of `spec.kernels`), in at most 80 columns.
 
     >>> from trainledger.loaded import load
     >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 512, "global_batch": 4, "steps": 1}})

@@ -62,6 +62,7 @@ class Calibration:
     ``update_tensor_seconds`` what each tensor adds to that. ``fresh_bytes_per_second`` is how fast
     memory is written that the system has just given, as in a first step. ``storage_bytes_per_second`` is the
     rate of writing, syncing and hashing a file; ``busy`` says that other processes disturbed the samples.
+    ``compute_capability`` is NVIDIA's generation number of the device.
     """
 
     title: str
@@ -76,6 +77,7 @@ class Calibration:
     update_tensor_seconds: float = 0.0
     storage_bytes_per_second: float | None = None
     memory_nbytes: int | None = None
+    compute_capability: float | None = None
     samples: int = 0
     discarded: int = 0
     busy: bool = False

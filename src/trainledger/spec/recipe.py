@@ -54,7 +54,8 @@ class Recipe:
         quantity="flag", default=False,
     )  # fmt: skip
     attention: str = setting(
-        "sdpa = the fused kernel that PyTorch takes, math = scores written out; accelerators: flash, efficient, cudnn",
+        "sdpa = the fused kernel that PyTorch takes (on compute capability 9 and 10 cuDNN's where it can, else flash), "
+        "math = scores written out; accelerators: flash, efficient, cudnn",
         quantity="text", default="sdpa", choices=ATTENTIONS,
     )  # fmt: skip
     activation_checkpointing: str = setting(

@@ -7,7 +7,7 @@ and torch/utils/_foreach_utils.py, RMS norms by ATen/native/layer_norm.cpp, auto
 deviation in fp32, dropout keeps a mask of one byte an element, and a kernel's scratch on a CPU is left out.
 
 What remains different from a step on CUDA:
-- Which attention runs is told for devices of compute capability 8.0 and newer, where cuDNN's kernel is not asked for.
+- Which attention runs is told for devices of compute capability 8.0 and newer, and for 9.x and 10.x as `sm90`.
 - Code that looks at ``tensor.device.type`` sees a CPU and may go another way, as `nn.attend` does for heads of uneven
   width, for shared heads under a mask, and for dropout of attention; the engine, for clipping by lists.
 - The closed form does not fill masks and heads up to multiples of 8, as torch does (and this trace).
@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -30,10 +31,10 @@ import torch.utils._foreach_utils
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from trainledger.spec.kernels import KERNELS
 from trainledger.trace.cuda_autocast import autocast_as_on_cuda, widened
 from trainledger.trace.replaced import replaced
 
-KERNELS = ("cpu", "cuda")
 _HALVES = (torch.float16, torch.bfloat16)
 _WIDEST_HEAD = 256  # of a flash attention kernel
 _ALIGNED = 8  # elements that kernels of attention load at once
@@ -55,9 +56,10 @@ def kernels_of(backend: str) -> Iterator[None]:
         if backend == "cpu":
             yield
             return
+        attention = partial(attention_on_cuda, cudnn_first=backend == "sm90")
         with (
             autocast_as_on_cuda(),
-            replaced(F, "scaled_dot_product_attention", lambda _: attention_on_cuda),
+            replaced(F, "scaled_dot_product_attention", lambda _: attention),
             replaced(torch, "rms_norm", _rms_norm_on_cuda),
             replaced(F, "dropout", _dropout_on_cuda),
             replaced(optimizer, everywhere, lambda _: lambda: ["cpu", "cuda"]),
@@ -80,8 +82,13 @@ def attention_on_cuda(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    cudnn_first: bool = False,
 ) -> Tensor:
-    """What ``F.scaled_dot_product_attention`` runs on CUDA: flash, else memory-efficient, else its parts one by one."""
+    """What ``F.scaled_dot_product_attention`` runs on CUDA: flash, else memory-efficient, else its parts one by one.
+
+    Devices of generations 9 and 10 take cuDNN's kernel before them (`spec.kernels.kernels_of_capability`).
+    """
     aten = torch.ops.aten
     if torch.is_autocast_enabled("cpu"):
         low = torch.get_autocast_dtype("cpu")
@@ -89,15 +96,22 @@ def attention_on_cuda(
         if attn_mask is not None and attn_mask.is_floating_point():
             attn_mask = attn_mask.to(low)
     width = value.shape[-1]
-    if _flash_takes(query, key, value, attn_mask, is_causal, enable_gqa):
+    keeps = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
+    if cudnn_first and _cudnn_takes(query, key, value, dropout_p, enable_gqa):
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = _added(attn_mask, query.dtype)
+        run = aten._scaled_dot_product_cudnn_attention
+        out = run(query, key, value, attn_mask, keeps, dropout_p, is_causal, False, scale=scale)
+    elif _flash_takes(query, key, value, attn_mask, is_causal, enable_gqa):
         scale = 1 / math.sqrt(width) if scale is None else scale
         query, key, value = (_to_multiple(each) for each in (query, key, value))
         run = aten._scaled_dot_product_flash_attention
         out = run(query, key, value, dropout_p, is_causal, False, scale=scale)
     elif _efficient_takes(query, key, value):
-        keeps = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
         if attn_mask is not None:
-            attn_mask = _added(attn_mask, query.dtype).expand(*query.shape[:2], query.shape[-2], key.shape[-2])
+            attn_mask = _aligned(_added(attn_mask, query.dtype)).expand(
+                *query.shape[:2], query.shape[-2], key.shape[-2]
+            )
         run = aten._scaled_dot_product_efficient_attention
         out = run(query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale)
     else:
@@ -114,13 +128,25 @@ def _to_multiple(x: Tensor) -> Tensor:
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as what is added to the scores, its rows beginning at multiples of 8 elements."""
-    if mask.dtype == torch.bool:
-        mask = torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype))
+    """A mask as what is added to the scores."""
+    return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype)) if mask.dtype == torch.bool else mask
+
+
+def _aligned(mask: Tensor) -> Tensor:
+    """A mask whose rows begin at multiples of 8 elements."""
     if mask.stride(-1) == 1 and all(each % _ALIGNED == 0 for each in mask.stride()[:-1]):
         return mask
     keys = mask.shape[-1]
     return F.pad(mask, (0, _ALIGNED - keys % _ALIGNED))[..., :keys]
+
+
+def _cudnn_takes(q: Tensor, k: Tensor, v: Tensor, dropout: float, grouped: bool) -> bool:
+    if q.dim() != 4 or q.dtype not in _HALVES or not q.dtype == k.dtype == v.dtype or (dropout * 16) % 1:
+        return False
+    width, wide = q.shape[-1], v.shape[-1]
+    if not ((width, wide) == (192, 128) or (max(width, wide) <= 128 and width % _ALIGNED == wide % _ALIGNED == 0)):
+        return False
+    return (_same_heads(q, k, v) or grouped) and k.shape[-2] != 1
 
 
 def _flash_takes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, grouped: bool) -> bool:

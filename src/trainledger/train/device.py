@@ -35,6 +35,14 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
+def compute_capability(device: torch.device) -> float | None:
+    """NVIDIA's number of a device's generation; None of any other device."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return major + minor / 10
+
+
 def memory_in_use(device: torch.device) -> int | None:
     """Bytes that torch holds on an accelerator, or that this process holds of main memory; None where unknown."""
     if device.type == "cuda":

@@ -154,7 +154,9 @@ def _run(asked: _Asked, program: Callable[[], object], tell: Tell | None) -> Ann
         if asked.fake:
             enter(FakeTensorMode(allow_non_fake_inputs=True))
             enter(without_values(note))
-            enter(kernels_of("cuda" if asked.device == "cuda" else "cpu"))
+            enter(
+                kernels_of("sm90" if asked.device == "cuda" else "cpu")
+            )  # `pretended` says that it is of generation 9
             enter(ZeroWhereUnknown(lambda: steps.in_step, guessed))
             enter(ZeroIndices(guessed, decided))
             enter(fake_rules())
