@@ -21,8 +21,14 @@ GPT2: dict[str, Any] = {
 }  # fmt: skip
 EXPERTS: dict[str, Any] = {
     "model": {"preset": "deepseek-v2-lite"},
-    "recipe": {"seq_len": 1024, "global_batch": 64, "steps": 1, "precision": "bf16-sharded", "micro_batch": 1,
-               "attention": "efficient"},  # slow enough to hide its sends behind
+    "recipe": {
+        "seq_len": 1024,
+        "global_batch": 64,
+        "steps": 1,
+        "precision": "bf16-sharded",
+        "micro_batch": 1,
+        "attention": "efficient",
+    },  # slow enough to hide its sends behind
     "cluster": {"device": "h100-sxm", "count": 16},
     "layout": {"auto": True, "pipeline": 1, "context": 1, "tensor": 1, "expert": 16},
 }
