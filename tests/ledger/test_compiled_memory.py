@@ -183,12 +183,16 @@ SPREAD: dict[str, dict[str, Any]] = {
     "all forwards first": {"pipeline": 3, "schedule": "gpipe", "stage_layers": (3, 2, 1)},
     "interleaved": {"pipeline": 2, "schedule": "interleaved", "virtual_stages": 3},
     "all of it": {"pipeline": 3, "tensor": 2, "sequence_parallel": True, "shard": 2},
+    "tensor and sequence, gathered again": {"tensor": 2, "sequence_parallel": True, "sequence_gather": "again"},
+    "context, a ring": {"context": 2},
+    "context, all to all": {"context": 2, "context_kind": "all-to-all"},
+    "context, stages and tensor": {"context": 2, "pipeline": 3, "tensor": 2, "sequence_parallel": True},
 }
 
 
 @pytest.mark.parametrize("spread", SPREAD)
 @pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp8-tensorwise"])
 def test_on_every_rank_too(spread: str, checkpointing: str, precision: str) -> None:
     recipe = {"precision": precision, "activation_checkpointing": checkpointing, "micro_batch": 1, "global_batch": 8}
     run = replace(run_of({"n_layers": 6, "n_kv_heads": 2}, **recipe), layout=Layout(**SPREAD[spread]))
@@ -196,8 +200,9 @@ def test_on_every_rank_too(spread: str, checkpointing: str, precision: str) -> N
         compiled, same = mine.ledger, plain.ledger
         assert left(compiled) == left(same)
         assert compiled.flops == same.flops
-        assert compiled.notes == ()
-        assert compiled.peak().nbytes <= 1.01 * same.peak().nbytes
+        assert all("which torch cannot show" in each or "told as eager" in each for each in compiled.notes)
+        near = 1.06 if checkpointing == "selective" else 1.01  # what ranks send counts as needed for longer
+        assert compiled.peak().nbytes <= near * same.peak().nbytes
         assert all(min(each.live.values()) >= 0 for each in timeline(compiled))
 
 
@@ -223,6 +228,52 @@ def test_what_sequence_parallel_ranks_gather_is_kept_whole() -> None:
     assert kept_by_block(account(run)) == 3 * block
 
 
+AGAIN: dict[str, Any] = {"tensor": 2, "sequence_parallel": True, "sequence_gather": "again"}
+
+
+def test_what_ranks_gather_again_is_kept_in_parts() -> None:
+    # Of both norms' results this rank's own tokens, else as above.
+    block = 4 * (2 * STREAM // 2 + 2 * STREAM // 2 + 4 * STREAM // 2 + 3 * WIDE // 2) + LOGSUMEXP // 2 + 2 * ROW // 2
+    assert kept_by_block(account(replace(run_of(LLAMA), layout=Layout(**AGAIN)))) == 3 * block
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("kind", ["ring", "all-to-all"])
+def test_a_context_rank_keeps_as_much_of_its_own_tokens(kind: str, ranks: int) -> None:
+    # As alone; where heads and tokens are exchanged, the mixture twice: as attention made it and as products read it.
+    streams = 8 if kind == "ring" else 9
+    block = (4 * (streams * STREAM + 3 * WIDE) + LOGSUMEXP + 2 * ROW) // ranks
+    generator = 2 * 8
+    run = replace(run_of(LLAMA, attention="cudnn", precision="fp32"), layout=Layout(context=ranks, context_kind=kind))
+    assert kept_by_block(account(run, backend="cuda")) == 3 * (block + generator)
+
+
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+def test_weights_that_are_cast_once_change_nothing_that_a_block_keeps(scaling: str) -> None:
+    run = run_of(LLAMA, precision=f"fp8-{scaling}")
+    once = replace(run, recipe=replace(run.recipe, fp8_weight_caching=True))
+    assert kept_by_block(account(once)) == kept_by_block(account(run))
+
+
+UNWITNESSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("precision fp8-rowwise over tensor ranks", {"precision": "fp8-rowwise", "fp8_weight_caching": True},
+     {"tensor": 2, "sequence_parallel": True}),
+    ("context ranks", {}, {"context": 2}),
+    ('sequence_gather = "again"', {}, AGAIN),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "recipe", "layout"), UNWITNESSED, ids=[each[0] for each in UNWITNESSED])
+def test_where_no_compiled_program_shows_the_rules_a_note_says_so(
+    what: str, recipe: dict[str, Any], layout: dict[str, Any]
+) -> None:
+    run = replace(run_of(LLAMA, **recipe), layout=Layout(**layout))
+    compiled, plain = (accounts(each, backend="cuda")[0].ledger for each in (run, eager(run)))
+    assert compiled.notes == (f"compiled memory goes by the compiler's rules, which torch cannot show for {what}",)
+    assert compiled.kept_nbytes < plain.kept_nbytes
+    assert compiled.flops == plain.flops
+
+
 def test_what_ranks_add_up_at_the_end_of_a_block_stays_where_a_policy_keeps_it() -> None:
     # Queries, values and the gate over the ranks, as the mixture; the block's result and the last product, whole.
     block = 4 * (3 * STREAM // 2 + WIDE // 2 + 2 * STREAM) + LOGSUMEXP // 2
@@ -239,7 +290,6 @@ def left(ledger: Ledger) -> dict[str, int]:
     return {category: nbytes for category, nbytes in split.items() if nbytes}
 
 
-FSDP_TENSOR = {"shard": 2, "tensor": 2, "sequence_parallel": True}
 UNCOVERED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("experts", {"n_experts": 4, "experts_per_token": 2}, {}, {}),
     ('activation_checkpointing = "attention"', {}, {"activation_checkpointing": "attention"}, {}),
@@ -248,10 +298,12 @@ UNCOVERED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ('activation_checkpointing = "segments"', {}, {"activation_checkpointing": "segments"}, {"shard": 2}),
     ("precision bf16-sharded of parameters that are not sharded", {}, {"precision": "bf16-sharded"}, {"replicate": 2}),
     ("precision fp8-block", {}, {"precision": "fp8-block"}, {"shard": 2}),
-    ("fp8_weight_caching", {}, {"precision": "fp8-tensorwise", "fp8_weight_caching": True}, {}),
-    ("precision fp8-rowwise-sharded over tensor ranks", {}, {"precision": "fp8-rowwise-sharded"}, FSDP_TENSOR),
-    ("context ranks", {}, {}, {"context": 2}),
-    ('sequence_gather = "again"', {}, {}, {"tensor": 2, "sequence_parallel": True, "sequence_gather": "again"}),
+    (
+        "precision fp8-rowwise-sharded over tensor ranks",
+        {},
+        {"precision": "fp8-rowwise-sharded"},
+        {"shard": 2, "tensor": 2, "sequence_parallel": True},
+    ),
 ]
 
 

@@ -40,16 +40,17 @@ def account_of(rank: Rank, *, backend: str) -> Ledger:
     run, precision = rank.run, precision_of(rank.run.recipe)
     recipe = run.recipe
     tape = Tape(precision, backend)
-    as_eager = ""
+    note = ""
     if recipe.compile:
         from trainledger.ledger.compiled import Compiled
 
         tape.compiled = Compiled()
-        from trainledger.ledger.compiled_memory import Units, uncovered
+        from trainledger.ledger.compiled_memory import Units, uncovered, unwitnessed
 
         as_eager = uncovered(rank)
         inside = recipe.activation_checkpointing == "selective"
         tape.units = None if as_eager else Units(inside=inside)
+        note = as_eager or unwitnessed(rank)
     sizes = sizes_of(run, backend)
     works = tuple(Work(tape, rank, sizes, chunk, rank.leaves(chunk)) for chunk in rank.chunks)
     leaves = works[0].leaves if len(works) == 1 and not rank.sharded else rank.owned()
@@ -91,7 +92,7 @@ def account_of(rank: Rank, *, backend: str) -> Ledger:
         parameters=sum(each.leaves.elements() for each in works) if not rank.gathers else leaves.elements(),
         tokens=tokens,
         micro_batches=run.grad_accum,
-        notes=(as_eager,) if as_eager else (),
+        notes=(note,) if note else (),
     )
 
 
