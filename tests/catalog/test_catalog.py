@@ -57,6 +57,7 @@ DEVICES = {
     "a100-pcie-40gb": "A100 PCIe 40GB", "a100-pcie-80gb": "A100 PCIe 80GB", "h100-sxm": "H100 SXM 80GB",
     "h100-pcie": "H100 PCIe 80GB", "h100-nvl": "H100 NVL 94GB", "h200": "H200 SXM 141GB", "h800-sxm": "H800 SXM",
     "b200": "B200 SXM 180GB", "b300": "B300 SXM 288GB", "gb200": "GB200 186GB (per GPU)",
+    "gb300": "GB300 288GB (per GPU)",
     "l4": "L4 24GB", "l40s": "L40S 48GB",
     "rtx-3090": "RTX 3090 24GB", "rtx-4090": "RTX 4090 24GB", "rtx-5090": "RTX 5090 32GB", "mi300x": "MI300X 192GB",
     "h100-sxm-96gb-500w": "H100 SXM 96GB (Meta Grand Teton)", "tpu-v3": "TPU v3 (per chip)", "tpu-v4": "TPU v4",
