@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import trainledger as tl
 from trainledger import catalog
 from trainledger.ledger.conventions import CONVENTIONS
 from trainledger.ledger.parameters import parameters
@@ -243,3 +244,23 @@ def test_a_device_without_a_published_rate_is_told_so() -> None:
     assert told.interruptions is None
     said = "interruptions are not in it: no rate is published for this device (cluster.mtbf_device_hours says yours)"
     assert said in told.notes
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "attention", "other"),
+    [
+        ("llama-3-8b", "h100-sxm", "sdpa", "flash"), ("llama-3-8b", "gb200", "sdpa", "flash"),
+        ("deepseek-v2-lite", "h200", "sdpa", "efficient"), ("mpt-7b", "h100-sxm", "sdpa", "efficient"),
+        ("gemma-3-12b", "h100-sxm", "sdpa", None), ("llama-3-8b", "a100-sxm-80gb", "sdpa", None),
+        ("llama-3-8b", "h100-sxm", "flash", None), ("llama-3-8b", "rtx-5090", "sdpa", None),
+    ],
+)  # fmt: skip
+def test_plans_say_where_attention_is_cudnns(model: str, device: str, attention: str, other: str | None) -> None:
+    run = tl.load(
+        {"model": {"preset": model}, "recipe": {"seq_len": 1024, "global_batch": 1, "steps": 1, "attention": attention,
+         "precision": "bf16-mixed"}, "cluster": {"device": device}}
+    )  # fmt: skip
+    (*notes,) = (each for each in tl.predict(run).notes if "attention is cuDNN's" in each)
+    assert [each.rpartition(" = ")[2] for each in notes] == ([] if other is None else [f'"{other}"'])
+    if other is not None:
+        assert not list(replace(run, recipe=replace(run.recipe, attention=other)).problems())

@@ -38,8 +38,7 @@ NO_MACHINE = (
     "cluster.device names one of the catalog"
 )
 CUDNN_FIRST = (
-    "attention is cuDNN's, which sdpa takes on this device since PyTorch 2.11; its builds for CUDA 12 take "
-    'FlashAttention: recipe.attention = "flash"'
+    "attention is cuDNN's, which sdpa takes on this device since PyTorch 2.11; its builds for CUDA 12 take {other}"
 )
 _WHOLE = frozenset(("parameters", "gradients", "optimizer state", "frozen weights", "buffers"))  # whatever the batch
 _OF_A_RUN = ("evaluation", "checkpoints", "assumed, as the run file", "interruptions")
@@ -103,8 +102,8 @@ def forecast(
         basis["device_nbytes"] = "bound" if isinstance(machine, Device) else "exact"
     step = _step(run, ledger, machine, ranks)
     notes += step.notes
-    if isinstance(machine, Device) and run.recipe.attention == "sdpa" and any("cudnn" in each.name for each in ledger):
-        notes.append(CUDNN_FIRST)
+    if isinstance(machine, Device) and run.recipe.attention == "sdpa":
+        notes += _of_attention(ledger)
     if step.seconds:
         around = conditions(run, machine)
         whole = _whole(run, ledger, machine, step, around)
@@ -127,6 +126,16 @@ def forecast(
     made = Forecast(**facts, basis=basis, notes=tuple(notes))
     impossible = tuple(_impossible(run, held.peak.by_category, machine))
     return replace(_alone(run, made), impossible=impossible) if impossible else made
+
+
+def _of_attention(ledger: Ledger) -> Iterator[str]:
+    """A note on cuDNN's attention where sdpa takes it, with what takes its place in other builds of PyTorch."""
+    shapes = [each.shape for each in ledger if each.kind == "attention" and "cudnn" in each.name]
+    if not shapes:
+        return
+    plain = all(width == value_width and causal for _, _, _, width, value_width, causal in shapes)
+    flash, efficient = 'FlashAttention: recipe.attention = "flash"', 'others: recipe.attention = "efficient"'
+    yield CUDNN_FIRST.format(other=flash if plain else efficient)
 
 
 def _impossible(run: Run, peak: dict[str, int], machine: Machine | None) -> Iterator[str]:
