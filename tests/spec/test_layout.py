@@ -51,7 +51,7 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
          "layout.sequence_parallel = true: needs layout.tensor above 1; nearest that works: false"),
         ({"tensor": 2, "sequence_parallel": True}, EIGHT, {"seq_len": 63}, 2,
          "layout.tensor = 2: sequence parallelism splits the 63 tokens of a rank, so it must divide them"
-         "; nearest that works: 3"),
+         "; nearest that works: 1"),
         ({"shard": 8}, {}, {}, 4, "cluster.count = 4: the layout (shard 8) takes 8; nearest that works: 8"),
         ({"shard": 5}, {}, {}, 5,
          "recipe.global_batch = 24: must be a multiple of micro_batch = 1 x 5 data ranks (layout.replicate x "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import gcd
 from typing import TYPE_CHECKING
 
+from trainledger.spec import tensor_rules
 from trainledger.spec.layout import MOST_CHUNKS, OVERLAPS, Layout, overlaps
 from trainledger.spec.model_rules import nearest_divisor
 from trainledger.spec.precision import precision_of
@@ -40,7 +41,7 @@ def problems(run: Run) -> Iterator[Problem]:
             )
         return
     yield from _devices(run)
-    yield from _tensor(run)
+    yield from tensor_rules.problems(run)
     yield from _pipeline(run)
     yield from _context(run)
     yield from _expert(run)
@@ -74,7 +75,9 @@ def _overlap(run: Run) -> Iterator[Problem]:
     yield from _overlap_names(layout)
     if overlaps(layout, "tensor") and not can_overlap(run, "tensor"):
         rule = "tensor: only what sequence-parallel ranks gather and scatter is cut into parts"
-        yield Problem("layout.overlap", list(layout.overlap or ()), rule + "; set layout.sequence_parallel")
+        others = [each for each in layout.overlap or () if each != "tensor"]
+        rule += "; set layout.sequence_parallel"
+        yield Problem("layout.overlap", list(layout.overlap or ()), rule, others or "none")
     if overlaps(layout, "input-gradients") and not can_overlap(run, "input-gradients"):
         others = [each for each in layout.overlap or () if each != "input-gradients"]
         rule = "input-gradients: only tensor ranks have gradients of inputs to add up; set layout.tensor"
@@ -139,55 +142,6 @@ def _devices(run: Run) -> Iterator[Problem]:
         yield Problem(
             "cluster.count", run.cluster.count, f"the layout ({sizes or 'one device'}) takes {needed}", needed
         )
-
-
-def _tensor(run: Run) -> Iterator[Problem]:
-    spec, layout = run.model, run.layout
-    ranks = layout.tensor
-    if ranks == 1:
-        if layout.sequence_parallel:
-            yield Problem("layout.sequence_parallel", True, "needs layout.tensor above 1", False)
-        return
-    split = {"model.n_heads": spec.n_heads, "the embedding's rows": spec.padded_vocab}
-    if spec.n_experts is None or spec.n_dense_layers or spec.expert_every > 1:
-        split["model.d_ff"] = spec.d_ff
-    if spec.n_experts is not None:
-        split["an expert's width"] = spec.expert_width
-    for name, size in split.items():
-        if size % ranks:
-            rule = f"must divide {name} = {size}"
-            yield Problem(
-                "layout.tensor", ranks, rule, _nearest(ranks, lambda each: all(not s % each for s in split.values()))
-            )
-            break
-    kv = spec.kv_heads
-    if not spec.latent and kv % ranks and ranks % kv and not spec.n_heads % ranks:
-        rule = f"must divide model.n_kv_heads = {kv}, or be a multiple of it"
-
-        def fits(each: int) -> bool:
-            return not (kv % each and each % kv) and not any(size % each for size in split.values())
-
-        yield Problem("layout.tensor", ranks, rule, _nearest(ranks, fits))
-    if run.recipe.loss != "full":
-        rule = "tensor ranks take the loss of all logits at once, each of its own columns"
-        if run.recipe.loss == "compiled":
-            rule = "tensor ranks take the loss of their own columns each, which is not followed through a compiler"
-        yield Problem("recipe.loss", run.recipe.loss, rule, "full")
-    if spec.qk_norm == "width":
-        yield Problem("layout.tensor", ranks, "norms over the width of all heads (qk_norm) cannot be split by heads", 1)
-    tokens = run.recipe.seq_len // layout.context
-    if layout.sequence_parallel and tokens % ranks:
-        rule = f"sequence parallelism splits the {tokens} tokens of a rank, so it must divide them"
-        yield Problem("layout.tensor", ranks, rule, nearest_divisor(tokens, ranks))
-
-
-def _nearest(wanted: int, fits: Callable[[int], bool]) -> int:
-    """The size nearest to ``wanted`` (the smaller of two equally near) that fits; 1 always does."""
-    for distance in range(min(wanted, 4096)):
-        for each in (wanted - distance, wanted + distance):
-            if each >= 1 and fits(each):
-                return each
-    return 1
 
 
 def _pipeline(run: Run) -> Iterator[Problem]:

@@ -11,7 +11,6 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from trainledger.frozen import frozen
-from trainledger.spec.model_rules import nearest_divisor
 from trainledger.spec.problem import Problem
 
 if TYPE_CHECKING:
@@ -203,26 +202,11 @@ def size_problems(run: Run) -> Iterator[Problem]:
             found = f"{rule}, and {field} x head_dim is {heads * spec.head_size}"
             yield Problem("model.head_dim", spec.head_size, found, _tiled(spec.head_size))
             break
-    yield from _split_problems(run, rule)
     tokens = run.device_batch * recipe.seq_len
     if tokens % TILE:
         found = f"{rule}, and a micro-batch has {tokens} tokens"
-        yield Problem("recipe.seq_len", recipe.seq_len, found)
-
-
-def _split_problems(run: Run, rule: str) -> Iterator[Problem]:
-    """What tensor ranks would have of a size that can be tiled whole."""
-    spec, ranks = run.model, run.layout.tensor
-    kv = spec.kv_heads if spec.kv_heads % ranks == 0 else ranks  # of fewer heads than ranks each rank has one
-    sizes = {"d_ff": spec.d_ff, "n_heads x head_dim": spec.n_heads * spec.head_size, "n_kv_heads x head_dim":
-             kv * spec.head_size}  # fmt: skip
-    if ranks == 1 or any(each % TILE or each % ranks for each in sizes.values()):
-        return
-    for name, size in sizes.items():
-        if size // ranks % TILE:
-            found = f"{rule}, and of {name} = {size} each tensor rank has {size // ranks}"
-            yield Problem("layout.tensor", ranks, found, nearest_divisor(gcd(*sizes.values()) // TILE, ranks))
-            return
+        step = TILE // gcd(run.device_batch, TILE)
+        yield Problem("recipe.seq_len", recipe.seq_len, found, max(step, recipe.seq_len // step * step))
 
 
 def _tiled(size: int) -> int:

@@ -71,6 +71,8 @@ def read_value(each: Field[Any], value: Any) -> Any:
     quantity, choices = rule["quantity"], rule["choices"]
     if may_be_none(each) and (value is None or value == NONE) and NONE not in (choices or ()):
         return None
+    if quantity == "texts" and value in ([], ()) and may_be_none(each):
+        raise Broken(f'must name at least one, or be "{NONE}"', NONE)
     if quantity in ("flag", "text", "texts"):
         return _READ[quantity](value, choices)
     if quantity == "counts":

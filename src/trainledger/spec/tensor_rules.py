@@ -1,0 +1,77 @@
+"""What tensor ranks must divide, each rule with the nearest number of them that obeys all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trainledger.spec.precision import TILE, precision_of
+from trainledger.spec.problem import Problem
+
+if TYPE_CHECKING:
+    from trainledger.spec.run import Run
+
+_FARTHEST = 4096  # ranks from those that are asked for, among which the nearest is looked for
+
+
+def problems(run: Run) -> Iterator[Problem]:
+    """What the tensor ranks of a layout break."""
+    spec, ranks = run.model, run.layout.tensor
+    if ranks == 1:
+        if run.layout.sequence_parallel:
+            yield Problem("layout.sequence_parallel", True, "needs layout.tensor above 1", False)
+        return
+    rule = _broken(run, ranks)
+    if rule:
+        yield Problem("layout.tensor", ranks, rule, _nearest(run, ranks))
+    if run.recipe.loss != "full":
+        rule = "tensor ranks take the loss of all logits at once, each of its own columns"
+        if run.recipe.loss == "compiled":
+            rule = "tensor ranks take the loss of their own columns each, which is not followed through a compiler"
+        yield Problem("recipe.loss", run.recipe.loss, rule, "full")
+    if spec.qk_norm == "width":
+        yield Problem("layout.tensor", ranks, "norms over the width of all heads (qk_norm) cannot be split by heads", 1)
+
+
+def _broken(run: Run, ranks: int) -> str:
+    """The first rule that so many ranks break; empty where they obey all."""
+    spec = run.model
+    split = {"model.n_heads": spec.n_heads, "the embedding's rows": spec.padded_vocab}
+    if spec.n_experts is None or spec.n_dense_layers or spec.expert_every > 1:
+        split["model.d_ff"] = spec.d_ff
+    if spec.n_experts is not None:
+        split["an expert's width"] = spec.expert_width
+    for name, size in split.items():
+        if size % ranks:
+            return f"must divide {name} = {size}"
+    kv = spec.kv_heads
+    if not spec.latent and kv % ranks and ranks % kv:
+        return f"must divide model.n_kv_heads = {kv}, or be a multiple of it"
+    tokens = run.recipe.seq_len // run.layout.context
+    if run.layout.sequence_parallel and tokens % ranks:
+        return f"sequence parallelism splits the {tokens} tokens of a rank, so it must divide them"
+    return "" if precision_of(run.recipe).float8 is None else _untiled(run, ranks)
+
+
+def _untiled(run: Run, ranks: int) -> str:
+    """What each rank would have of a size that can be tiled whole, and not in parts."""
+    spec = run.model
+    kv = spec.kv_heads if spec.kv_heads % ranks == 0 else ranks  # of fewer heads than ranks each rank has one
+    sizes = {"d_ff": spec.d_ff, "n_heads x head_dim": spec.n_heads * spec.head_size, "n_kv_heads x head_dim":
+             kv * spec.head_size}  # fmt: skip
+    if any(each % TILE or each % ranks for each in sizes.values()):
+        return ""
+    for name, size in sizes.items():
+        if size // ranks % TILE:
+            has = f"of {name} = {size} each tensor rank has {size // ranks}"
+            return f"products in 8 bits take multiples of {TILE}, and {has}"
+    return ""
+
+
+def _nearest(run: Run, wanted: int) -> int:
+    """The number nearest to ``wanted`` (the smaller of two equally near) that breaks no rule; 1 never does."""
+    for distance in range(min(wanted, _FARTHEST)):
+        for each in (wanted - distance, wanted + distance):
+            if each >= 1 and not _broken(run, each):
+                return each
+    return 1

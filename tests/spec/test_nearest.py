@@ -1,0 +1,96 @@
+"""What an error proposes works: who takes each proposal in turn comes to a run that obeys all rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from trainledger.loaded import load
+from trainledger.spec.problem import InvalidInput
+
+MODELS = ("gpt2", "llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma-2-9b", "mpt-7b", "gpt-oss-20b")
+FIELDS: dict[str, tuple[Any, ...]] = {
+    "layout.tensor": (2, 3, 5, 6, 8, 16), "layout.pipeline": (2, 3, 5, 8), "layout.shard": (2, 3, 7, 16),
+    "layout.replicate": (2, 3), "layout.context": (2, 3, 8), "layout.expert": (2, 3, 8), "layout.zero": (1, 2),
+    "layout.sequence_parallel": (True,), "layout.sequence_gather": ("again",), "layout.virtual_stages": (2, 3),
+    "layout.schedule": ("gpipe", "interleaved", "zero-bubble"), "layout.context_kind": ("all-to-all",),
+    "layout.expert_send": ("nodes",), "layout.split_sends": (True,),
+    "layout.overlap": ([], ["parameters"], ["tensor"], ["gradients", "experts"], ["input-gradients"]),
+    "recipe.precision": ("fp32", "bf16", "bf16-sharded", "fp16-mixed", "fp8-tensorwise", "fp8-rowwise-sharded"),
+    "recipe.attention": ("math", "flash", "efficient", "cudnn"), "recipe.compile": (True,),
+    "recipe.activation_checkpointing": ("full", "segments", "selective", "attention", "offload"),
+    "recipe.loss": ("chunked", "fused", "compiled"), "recipe.loss_chunks": (3,), "recipe.master_weights": (True,),
+    "recipe.gradient_dtype": ("fp32",), "recipe.moment_dtype": ("bf16",), "recipe.fp8_weight_caching": (True,),
+    "recipe.lora_rank": (8,), "recipe.base_format": ("nf4", "int8"), "recipe.optimizer": ("sgd", "adafactor", "muon"),
+    "recipe.micro_batch": (1, 3, 7), "recipe.global_batch": (1, 7, 64), "recipe.seq_len": (100, 341, 2048),
+    "cluster.count": (1, 2, 24),
+}  # fmt: skip
+MOST = 16  # proposals that are taken, more than any draw has needed
+
+
+@st.composite
+def written(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
+    """A run file of which two to six fields are drawn, whether they go together or not."""
+    table: dict[str, dict[str, Any]] = {
+        "model": {"preset": draw(st.sampled_from(MODELS))},
+        "recipe": {"seq_len": 1024, "global_batch": 16, "steps": 10, "precision": "bf16-mixed"},
+        "cluster": {"device": "h100-sxm", "count": 8},
+    }
+    for field in draw(st.lists(st.sampled_from(sorted(FIELDS)), min_size=2, max_size=6, unique=True)):
+        section, name = field.split(".")
+        table.setdefault(section, {})[name] = draw(st.sampled_from(FIELDS[field]))
+    return table
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)  # fmt: skip
+@given(written())
+def test_proposals_lead_to_a_run_that_obeys_all_rules(table: dict[str, dict[str, Any]]) -> None:
+    told = []
+    for _ in range(MOST):
+        try:
+            load(table, search=False)
+            return
+        except InvalidInput as error:
+            told.append(str(error))
+            found = [each for each in error.problems if each.nearest is not None]
+        if not found:
+            return  # a sentence says what else there is to change
+        section, name = found[0].field.split(".")
+        nearest = found[0].nearest
+        table.setdefault(section, {})[name] = list(nearest) if isinstance(nearest, tuple) else nearest
+        if nearest == "none":
+            del table[section][name]
+    pytest.fail("\n".join(told))
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "sentence"),
+    [
+        ("deepseek-v2-lite", {"layout": {"tensor": 16, "sequence_parallel": True}, "recipe": {"seq_len": 100}},
+         "layout.tensor = 16: sequence parallelism splits the 100 tokens of a rank, so it must divide them; nearest "
+         "that works: 4"),
+        ("deepseek-v2-lite", {"layout": {"tensor": 8}, "recipe": {"precision": "fp8-tensorwise"}},
+         "layout.tensor = 8: products in 8 bits take multiples of 16, and of d_ff = 10944 each tensor rank has 1368; "
+         "nearest that works: 4"),
+        ("gpt2", {"layout": {"tensor": 4, "overlap": ["gradients", "tensor"]}},
+         "layout.overlap = ['gradients', 'tensor']: tensor: only what sequence-parallel ranks gather and scatter is "
+         "cut into parts; set layout.sequence_parallel; nearest that works: ['gradients']"),
+        ("gpt2", {"layout": {"shard": 8, "overlap": []}},
+         'layout.overlap = []: must name at least one, or be "none"; nearest that works: none'),
+        ("gpt2", {"recipe": {"precision": "fp8-rowwise", "seq_len": 100, "micro_batch": 2}},
+         "recipe.seq_len = 100: products in 8 bits take multiples of 16, and a micro-batch has 200 tokens; nearest "
+         "that works: 96"),
+    ],
+)  # fmt: skip
+def test_a_proposal_obeys_the_other_rules_too(model: str, given: dict[str, Any], sentence: str) -> None:
+    recipe = {"seq_len": 1024, "global_batch": 16, "steps": 10, "precision": "bf16-mixed", **given.get("recipe", {})}
+    table = {"model": {"preset": model}, "recipe": recipe, "layout": given.get("layout", {})}
+    with pytest.raises(InvalidInput) as found:
+        load({**table, "cluster": {"device": "h100-sxm", "count": 8}}, search=False)
+    assert sentence in str(found.value)
