@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 import trainledger as tl
+from trainledger.budget.reckon import ledger_of_run
+from trainledger.budget.target import Target
 from trainledger.cli import main
+from trainledger.loaded import kernels_of
+from trainledger.spec.calibration import Calibration, KernelTime, write_calibration
 
 CONFIG = {
     "model_type": "llama", "vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -98,3 +102,35 @@ def test_overrides_that_are_none_are_sentences(overrides: Any) -> None:
     run = tl.load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 128, "global_batch": 4, "steps": 10}})
     assert "overrid" in refusal(run, overrides)
     assert "overrid" in refusal("gpt2", overrides)
+
+
+@pytest.mark.parametrize(
+    ("measured", "capability", "asked", "kernels"),
+    [
+        ("cuda", 9.0, "auto", "sm90"), ("cuda", 10.0, "cuda", "sm100"), ("cuda", 8.9, "auto", "cuda"),
+        ("cuda", None, "cuda", "cuda"), ("cpu", None, "auto", "cpu"), ("cpu", None, "cuda", "cuda"),
+        ("cuda", 9.0, "cpu", "cpu"), ("cuda", 9.0, "mps", "cuda"), ("mps", None, "auto", "cuda"),
+    ],
+)  # fmt: skip
+def test_kernels_are_those_of_what_was_measured_if_that_is_asked_for(
+    measured: str, capability: float | None, asked: str, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "machine.toml"
+    one = KernelTime(kind="matmul", dtype="fp32", shape=(8, 8, 8), flops=1024, nbytes=768, seconds=1e-6)
+    machine = Calibration(
+        title="a machine", backend=measured, date="2026-01-02", torch_version="2.13.0", threads=2, kernels=(one,),
+        compute_capability=capability,
+    )  # fmt: skip
+    write_calibration(machine, path)
+    monkeypatch.setenv("TRAINLEDGER_CALIBRATION", str(path))
+    run = tl.load("gpt2", {"cluster.backend": asked, "recipe.seq_len": 1000})
+    assert kernels_of(run) == kernels
+    # A lock is the same wherever it is checked.
+    (tmp_path / "run.toml").write_text(
+        '[model]\npreset = "gpt2"\n[recipe]\nseq_len = 1000\nglobal_batch = 1\nsteps = 1\n'
+        f'precision = "bf16-mixed"\n[cluster]\nbackend = "{asked}"\n'
+    )
+    locked = ledger_of_run("run", Target(run="run.toml"), tmp_path)
+    names = {each.name for each in locked if each.kind == "attention" and each.phase == "forward"}
+    suffix = "_for_cpu" if asked in ("auto", "cpu") else ""
+    assert names == {f"_scaled_dot_product_flash_attention{suffix}"}

@@ -369,4 +369,6 @@ def kernels_of(run: Run) -> str:
     machine = machine_of(run)
     if machine is None or isinstance(machine, Device):
         return "cpu" if run.cluster.backend == "auto" else "cuda"
+    if run.cluster.backend not in ("auto", machine.backend):
+        return "cuda"
     return "cpu" if machine.backend == "cpu" else kernels_of_capability(machine.compute_capability)

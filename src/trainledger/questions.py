@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def account(run: Run, *, backend: str | None = None) -> Ledger:
     """The closed-form ledger of one optimizer step of a rank: of a layout, of its first stage.
 
-    ``backend`` (cpu, cuda or sm90, `spec.kernels`) says whose kernels run; absent, those of the run's device. Raises
+    ``backend`` (of `spec.kernels.KERNELS`) says whose kernels run; absent, those of the run's device. Raises
     `InvalidInput` where the run's fields contradict each other; runs whose sizes are arrays or symbols are not checked
     (`ledger.step.account`).
     """

@@ -167,7 +167,7 @@ def test_code_that_cannot_be_followed(code: str, capsys: pytest.CaptureFixture[s
             "changes a field of a run file, which code does not have",
         ),
         (["traced_net:Net", "--grad-accum", "0"], "--grad-accum = '0': must be at least 1"),
-        (["traced_net:Net", "--kernels", "tpu"], "--kernels = 'tpu': must be cpu, cuda or sm90"),
+        (["traced_net:Net", "--kernels", "tpu"], "--kernels = 'tpu': must be cpu, cuda, sm90 or sm100"),
         (["traced_net:Net", "--autocast", "bf17"], "--autocast = 'bf17': must be a 16-bit floating format"),
         (["gpt2", "--input", "fp32[4,8]"], "--input = ['fp32[4,8]']: is for your own code"),
         (["gpt2", "--by", "line"], "--by = 'line': is told of your own code"),

@@ -192,3 +192,12 @@ def test_the_account_does_not_grow_with_equal_layers() -> None:
     run = run_of({**HEADS, "window": 8, "global_every": 4})
     few, many = (len(account(replace(run, model=replace(run.model, n_layers=n)))) for n in (8, 800))
     assert few == many
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "cudnn"])
+def test_cudnns_kernel_takes_masks_and_every_query_has_its_own_key_then(attention: str) -> None:
+    ledger = account(run_of({**HEADS, "window": 16}, attention=attention), backend="sm90")
+    kernels = {(each.name, each.shape[-1]) for each in fused(ledger)}
+    assert kernels == {("_scaled_dot_product_cudnn_attention", 0)}
+    heads, mask = 2 * 4 * 64 * 8, 64 * 64
+    assert {each.read for each in fused(ledger)} == {2 * (3 * heads + mask)}

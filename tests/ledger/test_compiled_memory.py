@@ -260,6 +260,7 @@ UNWITNESSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
      {"tensor": 2, "sequence_parallel": True}),
     ("context ranks", {}, {"context": 2}),
     ('sequence_gather = "again"', {}, AGAIN),
+    ('sequence_gather = "again" and context ranks', {}, {**AGAIN, "context": 2}),
 ]  # fmt: skip
 
 

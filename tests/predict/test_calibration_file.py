@@ -43,6 +43,7 @@ calibrations = st.builds(
     operation_seconds=positive,
     storage_bytes_per_second=st.none() | positive,
     memory_nbytes=st.none() | st.integers(1, 2**50),
+    compute_capability=st.none() | st.sampled_from([8.0, 9.0, 10.3]),
     samples=st.integers(0, 1000),
     discarded=st.integers(0, 1000),
     busy=st.booleans(),

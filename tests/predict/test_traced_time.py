@@ -101,7 +101,11 @@ def test_what_does_not_fit_is_the_bottleneck(here: Path, capsys: pytest.CaptureF
     ("words", "sentence"),
     [
         (["--device", "h100-sxn"], "--device = 'h100-sxn': is not in the catalog"),
-        (["--device", "h100-sxm", "--kernels", "cpu"], "--kernels = 'cpu': are not those of --device h100-sxm"),
+        (
+            ["--device", "h100-sxm", "--kernels", "cpu"],
+            "--kernels = 'cpu': are not those of --device h100-sxm; nearest that works: sm90",
+        ),
+        (["--device", "mi300x", "--kernels", "sm90"], "--kernels = 'sm90': are not those of --device mi300x"),
     ],
 )
 def test_devices_that_are_none(here: Path, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 import trainledger as tl
 from trainledger.cli import main
-from trainledger.ledger.conventions import attended_share
+from trainledger.ledger.conventions import CONVENTIONS, attended_share
 from trainledger.plan.plan import by_causal
 from trainledger.questions import plan
 from trainledger.report.plan import text
@@ -56,6 +56,20 @@ def test_programs_are_always_told_and_half_of_attention_goes(capsys: pytest.Capt
     assert causal["mfu"] < told["mfu"]
 
 
+def test_of_layers_with_and_without_a_mask_only_these_leave_pairs_out() -> None:
+    table = {
+        "model": {"preset": "gemma-3-12b"}, "recipe": {"seq_len": 4096, "global_batch": 1, "steps": 1,
+                                                      "precision": "bf16-mixed"},
+        "cluster": {"device": "h100-sxm"},
+    }  # fmt: skip
+    run = tl.load(table)
+    ledger = tl.account(run)
+    whole = [each for each in ledger if each.kind == "attention" and each.shape[-1]]
+    assert {each.name.removesuffix("_backward") for each in whole} == {"_scaled_dot_product_cudnn_attention"}
+    left_out = sum(each.flops * each.times for each in whole) * (1 - 4097 / 8192)
+    assert CONVENTIONS["kernels"].flops(run, ledger) == pytest.approx(ledger.matmul_flops - left_out)
+
+
 def test_kernels_that_run_masked_pairs_keep_their_hfu() -> None:
     table = {
         "model": {"preset": "gpt2"}, "recipe": {"seq_len": 1024, "global_batch": 1, "steps": 1,
@@ -71,8 +85,9 @@ def test_kernels_that_run_masked_pairs_keep_their_hfu() -> None:
         assert attended_share(made.run) == 1025 / 2048
 
 
-def test_a_convention_that_changes_nothing_is_not_named(capsys: pytest.CaptureFixture[str]) -> None:
-    costs = said(capsys, "plan", "mistral-7b", "--device", "a100-sxm-80gb")  # its kernels run what a window masks
+@pytest.mark.parametrize("device", ["a100-sxm-80gb", "h100-sxm"])
+def test_a_convention_that_changes_nothing_is_not_named(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    costs = said(capsys, "plan", "mistral-7b", "--device", device)  # its kernels run what a window masks
     assert "by the convention causal MFU is " in costs
     assert "kernels" not in costs
 

@@ -71,7 +71,7 @@ def on_cuda(run: Run, kernels: str) -> Ledger:
     max_examples=25, deadline=None, suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )  # fmt: skip
-@given(runs(), pick("cuda", "sm90"))
+@given(runs(), pick("cuda", "sm90", "sm100"))
 def test_the_closed_form_of_cuda_is_the_trace_with_its_kernels(run: Run, kernels: str) -> None:
     predicted, traced = account(run, backend=kernels), on_cuda(run, kernels)
     ours, theirs = unrolled(predicted), unrolled(traced)
@@ -308,16 +308,19 @@ def test_rms_norms_under_autocast_run_in_fp32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "value_width", "given", "kernel"),
+    ("kernels", "width", "value_width", "given", "kernel"),
     [
-        (64, 64, {}, "cudnn"), (128, 128, {"is_causal": False}, "cudnn"), (192, 128, {}, "cudnn"),
-        (64, 64, {"dropout_p": 0.125}, "cudnn"), (64, 64, {"dropout_p": 0.1}, "flash"),
-        (256, 256, {}, "flash"), (60, 60, {}, "flash"), (192, 160, {}, "efficient"),
-        (64, 64, {"dtype": torch.float32}, "efficient"), (64, 64, {"masked": True}, "cudnn"),
+        ("sm90", 64, 64, {}, "cudnn"), ("sm100", 128, 128, {"is_causal": False}, "cudnn"),
+        ("sm90", 192, 128, {}, "cudnn"), ("sm100", 192, 128, {}, "cudnn"), ("sm90", 192, 160, {}, "cudnn"),
+        ("sm100", 192, 160, {}, "efficient"), ("sm90", 256, 256, {}, "cudnn"), ("sm100", 256, 256, {}, "flash"),
+        ("sm90", 264, 264, {}, "efficient"), ("sm90", 60, 60, {}, "flash"),
+        ("sm100", 64, 64, {"dropout_p": 0.125}, "cudnn"), ("sm100", 64, 64, {"dropout_p": 0.1}, "flash"),
+        ("sm90", 64, 64, {"dtype": torch.float32}, "efficient"), ("sm90", 64, 64, {"masked": True}, "cudnn"),
+        ("cuda", 64, 64, {}, "flash"), ("cuda", 64, 64, {"masked": True}, "efficient"),
     ],
 )  # fmt: skip
-def test_generation_9_takes_cudnns_attention_where_it_can(
-    width: int, value_width: int, given: dict[str, Any], kernel: str
+def test_generations_9_and_10_take_cudnns_attention_where_it_can(
+    kernels: str, width: int, value_width: int, given: dict[str, Any], kernel: str
 ) -> None:
     dtype, dropout = given.get("dtype", torch.bfloat16), given.get("dropout_p", 0.0)
 
@@ -330,15 +333,15 @@ def test_generation_9_takes_cudnns_attention_where_it_can(
             )
 
     heads = [torch.zeros(2, 4, 33, each, dtype=dtype, requires_grad=True) for each in (width, width, value_width)]
-    ledger = tl.trace(Core(), heads, loss=lambda y: (y * y).sum(), kernels="sm90")
+    ledger = tl.trace(Core(), heads, loss=lambda y: (y * y).sum(), kernels=kernels)
     (forward,) = (each for each in of(ledger, "forward") if each.kind == "attention")
     assert forward.name == f"_scaled_dot_product_{kernel}_attention"
     (backward,) = (each for each in of(ledger, "backward") if each.kind == "attention")
     assert backward.name == f"{forward.name}_backward"
-    ours = cudnn_takes(dtype_name(dtype), width, value_width, dropout)
+    ours = cudnn_takes(kernels, dtype_name(dtype), width, value_width, dropout)
     assert ours == (kernel == "cudnn"), "the closed form asks the same"
 
 
 def test_other_backends_are_refused_with_those_that_are_known() -> None:
-    with pytest.raises(ValueError, match="kernels must be one of cpu, cuda, sm90, not 'tpu'"), kernels_of("tpu"):
+    with pytest.raises(ValueError, match="kernels must be one of cpu, cuda, sm90, sm100, not 'tpu'"), kernels_of("tpu"):
         pass

@@ -97,8 +97,9 @@ def ledger_of_run(name: str, target: Target, root: Path) -> Ledger:
     from trainledger.questions import account
 
     # What was measured on the machine that checks must not decide which kernels are accounted for.
-    anywhere = run.cluster.device == THIS_MACHINE and run.cluster.backend == "auto"
-    return account(run, backend="cpu" if anywhere else kernels_of(run))
+    if run.cluster.device != THIS_MACHINE:
+        return account(run, backend=kernels_of(run))
+    return account(run, backend="cpu" if run.cluster.backend in ("auto", "cpu") else "cuda")
 
 
 def ledger_of_code(name: str, target: Target) -> Ledger:

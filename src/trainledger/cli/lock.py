@@ -21,7 +21,7 @@ _FIELDS = {
     "loss": ("LOSS", "of a module: cross_entropy, mean, package.module:function ..."),
     "dtype": ("DTYPE", "of a module: the format of its parameters"),
     "autocast": ("DTYPE", "of a module: the format of autocast, such as bf16"),
-    "kernels": ("KERNELS", "of a module: cpu (the default), cuda or sm90"),
+    "kernels": ("KERNELS", "of a module: cpu (the default), cuda, sm90, sm100"),
     "checkpointing": ("MODULES", "of a module: what is run again in backward; may be repeated"),
 }
 _NUMBERS = {

@@ -57,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     code.add_argument("--step", help="forward, backward, or an optimizer such as adamw-fused (adamw)")
     code.add_argument("--autocast", metavar="DTYPE", help="run forward under autocast, such as bf16")
     code.add_argument("--dtype", help="the format of what is built without one (fp32, or the configuration's)")
-    code.add_argument("--kernels", help="whose kernels: cpu, cuda, sm90 (cpu; the --device's)")
+    code.add_argument("--kernels", help="whose: cpu, cuda, sm90, sm100 (cpu; the --device's)")
     code.add_argument(
         "--device", metavar="NAME", help="also the time of a step on a device of the catalog, and whether it fits there"
     )
@@ -145,8 +145,10 @@ def _trace_code(args: argparse.Namespace) -> int:
     if args.kernels not in (None, *KERNELS):
         rule = f"must be {', '.join(KERNELS[:-1])} or {KERNELS[-1]}"
         problems.append(Problem("--kernels", args.kernels, rule, "cuda"))
-    elif args.kernels == "cpu" and args.device is not None:
-        problems.append(Problem("--kernels", "cpu", f"are not those of --device {args.device}", "cuda"))
+    elif args.device in catalog.device_names() and args.kernels is not None:
+        own = kernels_of_capability(catalog.device(args.device).compute_capability)
+        if args.kernels not in (own, "cuda"):  # an older PyTorch takes CUDA's on any
+            problems.append(Problem("--kernels", args.kernels, f"are not those of --device {args.device}", own))
     if problems:
         raise InvalidInput(problems)
     device = None if args.device is None else catalog.device(args.device, "--device")

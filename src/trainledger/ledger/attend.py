@@ -38,9 +38,6 @@ def refusals(sizes: Sizes) -> Iterator[Problem]:
             yield Problem("recipe.attention", given, rule, other)
         elif spec.attention_sinks:
             yield Problem("recipe.attention", given, "PyTorch has no such kernel with attention sinks", other)
-        elif given == "cudnn" and (spec.window is not None or spec.positions == "alibi"):
-            what = "a window" if spec.window is not None else "ALiBi"
-            yield Problem("recipe.attention", given, f"is taken without masks here, and {what} needs one", other)
 
 
 def written_out_here(sizes: Sizes) -> bool:
@@ -60,7 +57,7 @@ def kernel_of(sizes: Sizes, dtype: str, masked: bool) -> str:
     if sizes.backend == "cpu":
         return "flash_attention_for_cpu"
     head, value = sizes.spec.head_size, sizes.spec.value_size
-    if sizes.backend == "sm90" and cudnn_takes(dtype, head, value, sizes.attention_dropout):
+    if cudnn_takes(sizes.backend, dtype, head, value, sizes.attention_dropout):
         return "cudnn_attention"
     uneven = head != value
     return "efficient_attention" if masked or uneven or dtype == "fp32" else "flash_attention"

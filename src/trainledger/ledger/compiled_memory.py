@@ -56,15 +56,13 @@ def uncovered(rank: Rank) -> str:
 def unwitnessed(rank: Rank) -> str:
     """A sentence for a run whose compiled memory follows the rules where no compiled program was held against them."""
     layout, precision = rank.layout, precision_of(rank.run.recipe)
-    if layout.gathers_again:
-        what = 'sequence_gather = "again"'
-    elif not is_one(layout.context):
-        what = "context ranks"
-    elif precision.float8 is not None and not is_one(layout.tensor):
-        what = f"precision {precision.name} over tensor ranks"
-    else:
-        return ""
-    return f"compiled memory goes by the compiler's rules, which torch cannot show for {what}"
+    what = {
+        'sequence_gather = "again"': layout.gathers_again,
+        "context ranks": not is_one(layout.context),
+        f"precision {precision.name} over tensor ranks": precision.float8 is not None and not is_one(layout.tensor),
+    }
+    named = " and ".join(name for name, has in what.items() if has)
+    return f"compiled memory goes by the compiler's rules, which torch cannot show for {named}" if named else ""
 
 
 class Unit:

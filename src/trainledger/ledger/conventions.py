@@ -61,8 +61,16 @@ def _causal(run: Run, ledger: Ledger) -> Int:
 
 
 def _kernels(run: Run, ledger: Ledger) -> Int:
-    fused = ledger.filter(lambda each: each.kind == "attention" and each.name.startswith(CAUSAL)).flops
-    return round(ledger.matmul_flops - fused * (1 - attended_share(run)))
+    causal = ledger.filter(lambda each: each.kind == "attention" and each.name.startswith(CAUSAL) and not _masked(each))
+    tokens, share = run.recipe.seq_len, attended_share(run)
+    if run.recipe.attention != "flash":  # which knows windows itself; others have a mask in those layers
+        share = attended_pairs(tokens, None) / attended_pairs(tokens, None, causal=False)
+    return round(ledger.matmul_flops - causal.flops * (1 - share))
+
+
+def _masked(attention: Entry) -> bool:
+    """Whether a fused kernel is given a mask, under which it computes every pair."""
+    return bool(attention.shape) and not attention.shape[-1]
 
 
 def is_attention(entry: Entry) -> bool:

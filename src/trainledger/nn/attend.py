@@ -61,12 +61,12 @@ def refusals(spec: ModelSpec, implementation: str, device: str) -> Iterator[Prob
         yield Problem(where, given, "PyTorch has no such kernel with capped scores (attention_softcap)", "math")
     if spec.attention_sinks:
         yield Problem(where, given, "PyTorch has no such kernel with attention sinks", "math")
-    if implementation in ("flash", "cudnn"):
+    if implementation == "flash":
         if spec.window is not None or spec.positions == "alibi":
             what = "a window" if spec.window is not None else "ALiBi"
-            yield Problem(where, given, f"PyTorch's {given} kernel has no mask here, which {what} needs", "sdpa")
+            yield Problem(where, given, f"PyTorch's flash kernel has no mask here, which {what} needs", "sdpa")
         if spec.value_size != spec.head_size:
-            yield Problem(where, given, f"PyTorch's {given} kernel has values as wide as keys only", "sdpa")
+            yield Problem(where, given, "PyTorch's flash kernel has values as wide as keys only", "sdpa")
 
 
 def attend(

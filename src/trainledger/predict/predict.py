@@ -38,7 +38,8 @@ NO_MACHINE = (
     "cluster.device names one of the catalog"
 )
 CUDNN_FIRST = (
-    "attention is cuDNN's, which sdpa takes on this device since PyTorch 2.11; its builds for CUDA 12 take {other}"
+    "attention is cuDNN's, which sdpa takes on this device where cuDNN is newer than 9.15 (PyTorch 2.11 and later for "
+    "CUDA 13); else it takes {other}"
 )
 _WHOLE = frozenset(("parameters", "gradients", "optimizer state", "frozen weights", "buffers"))  # whatever the batch
 _OF_A_RUN = ("evaluation", "checkpoints", "assumed, as the run file", "interruptions")
@@ -134,8 +135,8 @@ def _of_attention(ledger: Ledger) -> Iterator[str]:
     if not shapes:
         return
     plain = all(width == value_width and causal for _, _, _, width, value_width, causal in shapes)
-    flash, efficient = 'FlashAttention: recipe.attention = "flash"', 'others: recipe.attention = "efficient"'
-    yield CUDNN_FIRST.format(other=flash if plain else efficient)
+    other, name = ("FlashAttention", "flash") if plain else ("the memory-efficient one", "efficient")
+    yield CUDNN_FIRST.format(other=f'{other} (recipe.attention = "{name}" in a run file)')
 
 
 def _impossible(run: Run, peak: dict[str, int], machine: Machine | None) -> Iterator[str]:

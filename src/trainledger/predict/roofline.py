@@ -103,8 +103,9 @@ class Roofline:
         if not kernels:
             dtype = entry.dtype or "an unnamed dtype"
             measured = ", ".join(sorted({known for kind, known, _ in self._kernels if kind == entry.kind}))
-            only = f", only in {measured}" if measured else ""
-            raise NoRate(f"no {entry.kind} in {dtype} was measured on {self.machine.title}{only}")
+            only = f", only in {measured}" if measured and dtype not in measured.split(", ") else ""
+            what = f"{phase} {entry.kind}" if phase else entry.kind
+            raise NoRate(f"no {what} in {dtype} was measured on {self.machine.title}{only}")
         if entry.kind == "attention" and entry.shape:
             return float(entry.flops / _attention_rate(kernels, *entry.shape[2:4]))
         return float(entry.flops / _compute_rate(kernels, entry.flops, entry.read + entry.written))

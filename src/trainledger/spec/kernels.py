@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 # A CPU's; CUDA's, which stand for any accelerator; CUDA's where PyTorch takes cuDNN's attention before FlashAttention.
-KERNELS = ("cpu", "cuda", "sm90")
-_CUDNN_FIRST = (9, 10)  # generations: Hopper, and Blackwell but for GeForce
+KERNELS = ("cpu", "cuda", "sm90", "sm100")
+_CUDNN_FIRST = {9: "sm90", 10: "sm100"}  # generations: Hopper, and Blackwell but for GeForce
 
 
 def kernels_of_capability(compute_capability: float | None) -> str:
     """The kernels of an accelerator, by its NVIDIA compute capability (None: it is another's).
 
-    On 9.x and 10.x ``F.scaled_dot_product_attention`` takes cuDNN's kernel first since cuDNN 9.15.1, which PyTorch's
-    builds for CUDA 13 have since torch 2.11 (check_prefer_cudnn_attention in
+    On 9.x and 10.x ``F.scaled_dot_product_attention`` takes cuDNN's kernel first where cuDNN is newer than 9.15, as in
+    PyTorch's builds for CUDA 13 since torch 2.11 (check_prefer_cudnn_attention in
     aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Left out: TORCH_CUDNN_SDPA_DEPRIORITIZED and builds with an
     older cuDNN, whose kernels are ``cuda``'s.
 
     >>> [kernels_of_capability(each) for each in (8.0, 9.0, 10.3, 12.0, None)]
-    ['cuda', 'sm90', 'sm90', 'cuda', 'cuda']
+    ['cuda', 'sm90', 'sm100', 'cuda', 'cuda']
     """
-    return "sm90" if compute_capability is not None and int(compute_capability) in _CUDNN_FIRST else "cuda"
+    return "cuda" if compute_capability is None else _CUDNN_FIRST.get(int(compute_capability), "cuda")
 
 
-def cudnn_takes(dtype: str, head_dim: int, value_dim: int, dropout: float) -> bool:
-    """Whether cuDNN's attention can do a training's: 16 bits, heads of up to 128 in steps of 8, or of 192 and 128.
+def cudnn_takes(kernels: str, dtype: str, head_dim: int, value_dim: int, dropout: float) -> bool:
+    """Whether sdpa takes cuDNN's attention for a training: of 16 bits, in heads of steps of 8 that are not too wide.
 
-    Dropout must be a multiple of 1/16. Masks and heads that queries share it has (the same file as above,
-    can_use_cudnn_attention). Left out: heads of 256, which want cuDNN 9.22, newer than what torch 2.13 comes with.
+    That is 256 on Hopper, and 128 on Blackwell, or 192 with values of 128. Dropout must be a multiple of 1/16. Masks
+    and heads that queries share it has (the same file as above, check_cudnn_tensor_shapes of torch 2.11 to 2.13).
 
-    >>> cudnn_takes("bf16", 128, 128, 0.0), cudnn_takes("bf16", 192, 128, 0.0), cudnn_takes("bf16", 192, 192, 0.0)
-    (True, True, False)
-    >>> cudnn_takes("fp32", 64, 64, 0.0), cudnn_takes("fp16", 64, 64, 0.1), cudnn_takes("fp16", 64, 64, 0.125)
-    (False, False, True)
+    >>> cudnn_takes("sm90", "bf16", 256, 256, 0.0), cudnn_takes("sm100", "bf16", 256, 256, 0.0)
+    (True, False)
+    >>> cudnn_takes("sm100", "bf16", 192, 128, 0.0), cudnn_takes("sm90", "fp16", 64, 64, 0.1)
+    (True, False)
     """
-    if dtype not in ("bf16", "fp16") or (dropout * 16) % 1:
+    if kernels not in _CUDNN_FIRST.values() or dtype not in ("bf16", "fp16") or (dropout * 16) % 1:
         return False
-    narrow = max(head_dim, value_dim) <= 128 and head_dim % 8 == value_dim % 8 == 0
-    return narrow or (head_dim, value_dim) == (192, 128)
+    if head_dim % 8 or value_dim % 8:
+        return False
+    widest = 256 if kernels == "sm90" else 128
+    return max(head_dim, value_dim) <= widest or (head_dim, value_dim) == (192, 128)

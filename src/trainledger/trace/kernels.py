@@ -7,7 +7,7 @@ and torch/utils/_foreach_utils.py, RMS norms by ATen/native/layer_norm.cpp, auto
 deviation in fp32, dropout keeps a mask of one byte an element, and a kernel's scratch on a CPU is left out.
 
 What remains different from a step on CUDA:
-- Which attention runs is told for devices of compute capability 8.0 and newer, and for 9.x and 10.x as `sm90`.
+- Which attention runs is told for compute capability 8.0 and newer, for 9.x and 10.x as `sm90` and `sm100`.
 - Code that looks at ``tensor.device.type`` sees a CPU and may go another way, as `nn.attend` does for heads of uneven
   width, for shared heads under a mask, and for dropout of attention; the engine, for clipping by lists.
 - The closed form does not fill masks and heads up to multiples of 8, as torch does (and this trace).
@@ -37,6 +37,7 @@ from trainledger.trace.replaced import replaced
 
 _HALVES = (torch.float16, torch.bfloat16)
 _WIDEST_HEAD = 256  # of a flash attention kernel
+_CUDNN_WIDTHS = {"sm90": 256, "sm100": 128}  # of cuDNN's, and on the latter 192 with values of 128
 _ALIGNED = 8  # elements that kernels of attention load at once
 
 
@@ -56,7 +57,7 @@ def kernels_of(backend: str) -> Iterator[None]:
         if backend == "cpu":
             yield
             return
-        attention = partial(attention_on_cuda, cudnn_first=backend == "sm90")
+        attention = partial(attention_on_cuda, cudnn_width=_CUDNN_WIDTHS.get(backend, 0))
         with (
             autocast_as_on_cuda(),
             replaced(F, "scaled_dot_product_attention", lambda _: attention),
@@ -83,11 +84,12 @@ def attention_on_cuda(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    cudnn_first: bool = False,
+    cudnn_width: int = 0,
 ) -> Tensor:
     """What ``F.scaled_dot_product_attention`` runs on CUDA: flash, else memory-efficient, else its parts one by one.
 
-    Devices of generations 9 and 10 take cuDNN's kernel before them (`spec.kernels.kernels_of_capability`).
+    Devices of generations 9 and 10 take cuDNN's kernel before them, up to a ``cudnn_width`` of heads
+    (`spec.kernels.kernels_of_capability`).
     """
     aten = torch.ops.aten
     if torch.is_autocast_enabled("cpu"):
@@ -97,7 +99,7 @@ def attention_on_cuda(
             attn_mask = attn_mask.to(low)
     width = value.shape[-1]
     keeps = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
-    if cudnn_first and _cudnn_takes(query, key, value, dropout_p, enable_gqa):
+    if _cudnn_takes(query, key, value, dropout_p, enable_gqa, cudnn_width):
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = _added(attn_mask, query.dtype)
         run = aten._scaled_dot_product_cudnn_attention
@@ -140,11 +142,11 @@ def _aligned(mask: Tensor) -> Tensor:
     return F.pad(mask, (0, _ALIGNED - keys % _ALIGNED))[..., :keys]
 
 
-def _cudnn_takes(q: Tensor, k: Tensor, v: Tensor, dropout: float, grouped: bool) -> bool:
-    if q.dim() != 4 or q.dtype not in _HALVES or not q.dtype == k.dtype == v.dtype or (dropout * 16) % 1:
+def _cudnn_takes(q: Tensor, k: Tensor, v: Tensor, dropout: float, grouped: bool, widest: int) -> bool:
+    if not widest or q.dim() != 4 or q.dtype not in _HALVES or not q.dtype == k.dtype == v.dtype or (dropout * 16) % 1:
         return False
     width, wide = q.shape[-1], v.shape[-1]
-    if not ((width, wide) == (192, 128) or (max(width, wide) <= 128 and width % _ALIGNED == wide % _ALIGNED == 0)):
+    if width % _ALIGNED or wide % _ALIGNED or (max(width, wide) > widest and (width, wide) != (192, 128)):
         return False
     return (_same_heads(q, k, v) or grouped) and k.shape[-2] != 1
 
