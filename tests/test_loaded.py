@@ -77,6 +77,12 @@ def test_a_file_comes_before_a_model_of_its_name(tmp_path: Path, monkeypatch: py
     assert tl.load("gpt2").recipe.steps == 3
 
 
+def test_a_file_that_is_not_there_is_one_with_a_like_name_or_none(tmp_path: Path) -> None:
+    (tmp_path / "run_b.toml").write_text('[model]\npreset = "gpt2"\n')
+    assert "nearest" not in refusal(str(tmp_path / "nope.toml"))
+    assert refusal(str(tmp_path / "run_a.toml")).endswith(f"nearest that works: {tmp_path / 'run_b.toml'}")
+
+
 def test_a_name_that_is_none_is_a_sentence_without_flags() -> None:
     assert refusal("lama-3-8b") == "model.preset = 'lama-3-8b': is not in the catalog; nearest that works: llama-3-8b"
     assert "config.json: is not a file of" in refusal("nothing/config.json")

@@ -224,3 +224,13 @@ def test_runs_that_wait_for_tokens_are_compared_with_the_wait() -> None:
     shares = by_name["MFU with the wait"]
     assert (shares.b or 0) / (shares.a or 1) == pytest.approx(2)
     assert not [each for each in tl.compare(tl.load(ALONE), tl.load(SHARDED)).rows if "wait" in each.name]
+
+
+def test_what_is_not_known_of_one_run_is_no_gain_of_it() -> None:
+    found = tl.compare(tl.load(ALONE, {"cluster.device": "h100-sxm"}), tl.load(ALONE, {"cluster.device": "h200"}))
+    told = " ".join(text(found).split())
+    assert (
+        "Interruptions are not in b, as of its device no rate is known (cluster.mtbf_device_hours says yours)" in told
+    )
+    same = tl.compare(tl.load(ALONE, {"cluster.device": "h200"}), tl.load(ALONE, {"cluster.device": "h200"}))
+    assert "interruptions" not in text(same)

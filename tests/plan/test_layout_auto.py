@@ -148,3 +148,11 @@ def test_a_count_that_is_no_power_of_two_costs_about_as_much_for_each_device(
     words = ["layouts", "gpt2", "--device", "h100-sxm", "--count", "6", "--keep", "1", "--fix", "pipeline=1"]
     assert main([*words, "--fix", "tensor=1", "--fix", "context=1"]) == 0
     assert "Taken to have 3,840 sequences, 3.932M tokens, in a step" in capsys.readouterr().err
+
+
+def test_the_count_that_is_proposed_is_not_just_a_double() -> None:
+    table = {"model": {"preset": "llama-13b"}, "cluster": {"device": "h100-sxm", "count": 2}, "layout": {"auto": True},
+             "recipe": {"seq_len": 2048, "global_batch": 1536, "steps": 10, "precision": "bf16-sharded"}}  # fmt: skip
+    with pytest.raises(InvalidInput, match=r"nearest that works: cluster\.count=3$"):
+        load(table)
+    assert load(table, {"cluster.count": 3}).layout.devices == 3

@@ -141,7 +141,7 @@ def test_nothing_fits():
 @pytest.mark.parametrize(
     ("recipe", "why"),
     [
-        ({"lora_rank": 8, "precision": "bf16"}, "recipe.lora_rank = 8 is accounted for on one rank only"),
+        ({"lora_rank": 8, "precision": "bf16"}, "recipe.lora_rank = 8 is accounted for on one device only"),
         ({"optimizer": "muon"}, "recipe.optimizer = 'muon' works on whole matrices, and sharded ranks have pieces"),
         ({"activation_checkpointing": "full"}, "not even with states in 16,384 parts"),
     ],
@@ -233,3 +233,24 @@ def test_the_answers_as_plain_data():
     assert set(row["answers"]) == set(QUESTIONS)
     assert row["answers"]["model"]["model"]["d_model"] > 0
     assert row["answers"]["sequence"]["beyond"]["category"] in row["answers"]["sequence"]["beyond"]["by_category"]
+
+
+def test_parameters_that_stay_after_forward_are_let_go_before_a_model_is_called_the_largest():
+    table = {
+        "model": {"preset": "llama-3-8b"},
+        "recipe": {
+            "seq_len": 1024,
+            "global_batch": 64,
+            "steps": 1,
+            "micro_batch": 1,
+            "precision": "bf16-sharded",
+            "activation_checkpointing": "full",
+        },
+        "cluster": {"device": "h100-sxm", "count": 64},
+        "layout": {"shard": 64, "reshard_after_forward": False},
+    }
+    run = load(table)
+    names = [each.name for each in recipes(run)]
+    assert "+ parameters gathered again in backward" in names
+    first, last = (tl.fit(run, of=["model"]).rows[place].answers["model"].size for place in (0, -1))
+    assert last > 3 * first

@@ -251,7 +251,7 @@ def test_a_device_without_a_published_rate_is_told_so() -> None:
     [
         ("llama-3-8b", "h100-sxm", "sdpa", "flash"), ("llama-3-8b", "gb200", "sdpa", "flash"),
         ("deepseek-v2-lite", "h200", "sdpa", "efficient"), ("mpt-7b", "h100-sxm", "sdpa", "efficient"),
-        ("gemma-3-12b", "b200", "sdpa", None), ("gemma-3-12b", "h100-sxm", "sdpa", "efficient"),
+        ("gemma-3-12b", "b200", "sdpa", None), ("gemma-3-12b", "h100-sxm", "sdpa", "flash"),
         ("llama-3-8b", "a100-sxm-80gb", "sdpa", None),
         ("llama-3-8b", "h100-sxm", "flash", None), ("llama-3-8b", "rtx-5090", "sdpa", None),
     ],

@@ -73,6 +73,7 @@ def make_plan(run: Run, machine: Machine | None, *, backend: str, mfu: float = 0
     ledger, ranks = predict.accounts_of(run, backend=backend)
     napkin = _napkin(run, ledger, machine, mfu)
     memory = machine.memory_nbytes if machine is not None else None
+    given = machine.usable_nbytes or memory if isinstance(machine, Device) else memory
     rate = None if napkin is None else napkin.devices * napkin.peak_flops_per_second * napkin.mfu
     whole = predict.whole_run(run) if ranks else run
     held = predict.heaviest(ledger, ranks)
@@ -82,7 +83,7 @@ def make_plan(run: Run, machine: Machine | None, *, backend: str, mfu: float = 0
         ledger=ledger,
         peak=held.peak,
         forecast=predict.forecast(run, ledger, machine, ranks=ranks, held=held),
-        rules=beside(whole, ledger, of_all.nbytes, memory_nbytes=memory, flops_per_second=rate, mfu=mfu),
+        rules=beside(whole, ledger, of_all.nbytes, memory_nbytes=given, flops_per_second=rate, mfu=mfu),
         napkin=napkin,
         memory_nbytes=memory,
         ranks=ranks,

@@ -10,6 +10,7 @@ from trainledger.spec.cluster import Device, Overhead
 
 ROUNDING = 512  # bytes to which PyTorch's CUDA allocator rounds every block up (c10/cuda/CUDACachingAllocator.cpp)
 TENSORS_ALONE = "nothing around the tensors is counted: what else this device holds is not known"
+ON_THE_BOX = "the number on the box: what a process gets of it is not known"
 HOPPER = 9.0  # the compute capability from which cuBLAS wants a larger workspace
 
 
@@ -72,7 +73,7 @@ def device_memory(
     """
     usable, source = device.usable_nbytes, device.usable_source
     if usable is None:
-        usable, source = device.memory_nbytes, "the number on the box: what a process gets of it is not known"
+        usable, source = device.memory_nbytes, ON_THE_BOX
     lines = [MemoryLine("tensors", peak_nbytes, "exact", "the ledger's peak")]
     if device.compute_capability is not None:
         lines += _around(peak_nbytes, device.compute_capability, overheads, tensors, groups)
@@ -100,3 +101,9 @@ def _around(
     if larger:
         pair, group = overheads["nccl_pair"], overheads["nccl_group"]
         yield line("NCCL buffers", sum((pair if size == 2 else group).nbytes for size in larger), group)
+
+
+def of_a_device(held: DeviceMemory) -> str:
+    """Words for its bytes: what a device is known to give, or what stands on its box."""
+    given = held.usable_source != ON_THE_BOX
+    return "that the device gives" if given else "on its box (what a process gets of them is not known)"

@@ -179,6 +179,8 @@ def _notes(run: Run, serving: Serving) -> list[str]:
         notes.append("adapters (recipe.lora_rank) are taken as merged into the weights")
     if run.model.n_predict_ahead:
         notes.append("modules of multi-token prediction are left out")
+    if serving.phase == "prefill":
+        notes.append("FLOPs count every query against every key; times only the pairs that a causal kernel computes")
     if serving.weights not in WHOLE:
         kept = "embeddings, norms, biases, routers and head" if serving.quantized == "linear" else "all but experts"
         notes.append(f"{kept} stay in {serving.compute}, and products run in it: weights are widened as they are read")

@@ -94,6 +94,12 @@ def _sentences(found: Comparison) -> Iterator[str]:
             yield wrapped(sentence(f"{letter} does NOT fit in the memory of its device"))
         if told.step_seconds is None and told.notes:
             yield wrapped(sentence(f"{letter}: {told.notes[0]}"))
+    without = [told.interruptions is None for told in (found.told_a, found.told_b)]
+    if found.times and without[0] != without[1] and None not in (found.told_a.goodput, found.told_b.goodput):
+        letter = "a" if without[0] else "b"
+        why = "as of its device no rate is known (cluster.mtbf_device_hours says yours)"
+        what = "its goodput, days and bill are too good beside the other's"
+        yield wrapped(sentence(f"interruptions are not in {letter}, {why}: {what}"))
     bases = {told.basis.get("step_seconds", "") for told in (found.told_a, found.told_b)} - {""}
     if bases:
         yield wrapped(sentence(f"basis of the times: {' and '.join(sorted(bases))}"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainledger.plan import in_json
-from trainledger.predict.device_memory import TENSORS_ALONE
+from trainledger.predict.device_memory import TENSORS_ALONE, of_a_device
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.spec.serving import CACHE_FORMATS, WEIGHT_FORMATS, WHOLE
 from trainledger.units import (
@@ -79,7 +79,7 @@ def _memory(told: Inference) -> str:
         lines.append(sentence(TENSORS_ALONE))
     if told.memory is not None and told.memory.usable_nbytes is not None:
         fits = "Fits in" if told.memory.fits else "Does NOT fit in"
-        lines.append(f"{fits} the {format_nbytes(told.memory.usable_nbytes)} that the device gives.")
+        lines.append(f"{fits} the {format_nbytes(told.memory.usable_nbytes)} {of_a_device(told.memory)}.")
     return "\n".join([table(["held", "", "bytes"], rows, align="lrr"), *(wrapped(each) for each in lines)])
 
 

@@ -58,7 +58,7 @@ def _parts(answer: Optimal) -> Iterator[str]:
     if answer.paid is not None:
         yield _paid(answer, answer.paid)
     elif answer.budget.seconds is None:
-        yield wrapped("With --device, --count and --days: what fits there, and what its predicted speed pays for.")
+        yield wrapped("With --device and --count or --days: what fits there, and what its predicted speed pays for.")
     yield _sources(answer)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainledger.ledger.parameters import parameters
 from trainledger.plan.plan import by_causal
-from trainledger.predict.device_memory import TENSORS_ALONE
+from trainledger.predict.device_memory import TENSORS_ALONE, of_a_device
 from trainledger.predict.predict import ALONE
 from trainledger.report.heading import of_run
 from trainledger.report.table import WIDTH, sentence, table, wrapped
@@ -121,7 +121,7 @@ def _device(plan: Plan, peak_nbytes: int) -> Iterator[str]:
     if held.usable_nbytes is not None:
         fits = "Fits in" if held.fits else "Does NOT fit in"
         gives = format_nbytes(held.usable_nbytes)
-        yield f"{format_nbytes(held.nbytes)} in all. {fits} the {gives} that the device gives."
+        yield wrapped(f"{format_nbytes(held.nbytes)} in all. {fits} the {gives} {of_a_device(held)}.")
 
 
 def _memory_of_ranks(plan: Plan) -> str:

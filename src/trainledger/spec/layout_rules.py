@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trainledger.spec.run import Run
 
 
+_AXES = ("layout.replicate", "layout.shard", "layout.context", "layout.tensor", "layout.pipeline")
 BESIDE_ANOTHER = ("interleaved", "zero-bubble")  # Megatron Core's; and the one that is nearest to DualPipe
 
 
@@ -40,12 +41,10 @@ def problems(run: Run) -> Iterator[Problem]:
                 "layout.expert", run.layout.expert, "needs layout.shard or layout.context to take ranks from", 1
             )
         return
-    yield from _devices(run)
-    yield from tensor_rules.problems(run)
-    yield from _pipeline(run)
-    yield from _context(run)
-    yield from _expert(run)
-    yield from _sharding(run)
+    axes = [*tensor_rules.problems(run), *_pipeline(run), *_context(run), *_expert(run), *_sharding(run)]
+    if not any(each.field in _AXES for each in axes):  # else it is told of the layout that comes of that
+        yield from _devices(run)
+    yield from axes
 
 
 def _batch(run: Run) -> Iterator[Problem]:
@@ -137,8 +136,8 @@ def _multiple(wanted: int, of: int) -> int:
 def _devices(run: Run) -> Iterator[Problem]:
     needed = run.layout.devices
     if run.cluster.count != needed:
-        axes = ("replicate", "shard", "context", "tensor", "pipeline")
-        sizes = " x ".join(f"{name} {getattr(run.layout, name)}" for name in axes if getattr(run.layout, name) > 1)
+        named = {each.partition(".")[2]: getattr(run.layout, each.partition(".")[2]) for each in _AXES}
+        sizes = " x ".join(f"{name} {size}" for name, size in named.items() if size > 1)
         yield Problem(
             "cluster.count", run.cluster.count, f"the layout ({sizes or 'one device'}) takes {needed}", needed
         )

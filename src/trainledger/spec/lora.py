@@ -81,7 +81,7 @@ def model_problems(run: Run) -> Iterator[Problem]:
         yield Problem("recipe.lora_rank", recipe.lora_rank, "there are no adapters for prediction modules", "none")
     axes = ("replicate", "shard", "context", "tensor", "pipeline")
     if any(getattr(run.layout, each) != 1 for each in axes):
-        rule = "is accounted for on one rank only"
+        rule = "is accounted for on one device only: leave [layout] out, or train all weights with none"
         yield Problem("recipe.lora_rank", recipe.lora_rank, rule, "none")
 
 

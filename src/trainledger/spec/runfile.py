@@ -171,8 +171,9 @@ def _nearest_file(path: str) -> str | None:
         names = os.listdir(folder or ".") if not os.path.exists(path) else []
     except (OSError, ValueError):
         return None
-    nearest = nearest_text(os.path.basename(path), [each for each in names if _is_run_file(os.path.join(folder, each))])
-    return os.path.join(folder, nearest) if nearest else None
+    known = {os.path.splitext(each)[0]: each for each in names if _is_run_file(os.path.join(folder, each))}
+    nearest = nearest_text(os.path.splitext(os.path.basename(path))[0], known)  # what all names end in says nothing
+    return os.path.join(folder, known[nearest]) if nearest else None
 
 
 def _is_run_file(path: str) -> bool:

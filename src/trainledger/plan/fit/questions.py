@@ -84,6 +84,7 @@ def _fewest_devices(run: Run, scale: Scale) -> Found:
             why = axes.why_not_sharded(run) or why
         return Found("devices", None, beyond=most, note=why)
     fewer = None if too_few is None else too_few[1]
+    note = note if enough[1].layout.devices > 1 else ""
     return Found(
         "devices", enough[1].layout.devices, enough[1], scale.held(enough[1]),
         None if fewer is None else fewer.layout.devices, fewer, None if fewer is None else scale.held(fewer), note,

@@ -25,8 +25,9 @@ class Recipe:
 def recipes(run: Run) -> tuple[Recipe, ...]:
     """The run as it is, and then with each further change that it does not have yet and that rules allow.
 
-    States sharded in full (ZeRO-3), one sequence at a time, every block run again in backward, and the loss taken of a
-    part of the tokens at a time: none of them changes what is learned, all but the first cost time.
+    States sharded in full (ZeRO-3), parameters let go after forward, one sequence at a time, every block run again in
+    backward, and the loss taken of a part of the tokens at a time: none of them changes what is learned, all but the
+    first cost time.
     """
     found = [Recipe("as it is", (), run)]
     for name, change in _changes(run):
@@ -49,6 +50,8 @@ def _changes(run: Run) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
     if layout.replicate > 1 or (layout.shard_ranks > 1 and layout.zero < 3):
         shard = layout.replicate * layout.shard
         yield "states sharded in full", {"layout": {"replicate": 1, "shard": shard, "zero": 3}}
+    if layout.shard_ranks > 1 and not layout.reshards:
+        yield "parameters gathered again in backward", {"layout": {"reshard_after_forward": True}}
     if run.device_batch > 1:
         yield "micro-batch 1", {"recipe": {"micro_batch": 1}}
     if recipe.activation_checkpointing not in ("full", "from-start", "segments") or recipe.recompute_every > 1:

@@ -22,6 +22,7 @@ _RECIPE = ("micro_batch", "activation_checkpointing")
 _MOST_DEVICES = 10**7
 _TRIED = 20  # candidates that are asked about, the nearest first
 _DOUBLED = 4  # times that a count is, until memory suffices
+_HALVED = 3  # times that the way back is: each is a search
 _NAMED = 3
 _KINDS = ("ring", "all-to-all")
 _CHOICES: dict[str, tuple[Any, ...]] = {
@@ -94,13 +95,23 @@ def _memory(found: Layouts) -> str:
 
 
 def _more(devices: int, fits: Callable[[int], bool], least: int) -> Iterator[str]:
+    """The count, doubled until memory suffices, then halved between it and the last that has too little."""
     count = 2 * devices
     while count < least:
         count *= 2
-    for times in range(_DOUBLED):
-        if count << times <= _MOST_DEVICES and fits(count << times):
-            yield as_override("cluster.count", count << times)
+    too_few = max(devices, least - 1)
+    for enough in (count << times for times in range(_DOUBLED)):
+        if enough > _MOST_DEVICES:
             return
+        if fits(enough):
+            for _ in range(_HALVED):
+                middle = (too_few + enough) // 2
+                if middle <= too_few:
+                    break
+                too_few, enough = (too_few, middle) if fits(middle) else (middle, enough)
+            yield as_override("cluster.count", enough)
+            return
+        too_few = enough
 
 
 def _instead(run: Run, devices: int, fixed: Mapping[str, Any], name: str) -> str | None:
