@@ -77,8 +77,13 @@ def device(name: str, field: str = "cluster.device") -> Device:
     >>> device("h100-sxm").peak_flops_per_second["bf16"], device("h100-sxm").memory_nbytes
     (989500000000000.0, 80000000000)
     """
-    entry = _entry("devices", name, field)
-    name = name.lower()
+    found = _device(known_as(name, device_names(), field))
+    return replace(found, peak_flops_per_second=dict(found.peak_flops_per_second))  # what one caller changes is its own
+
+
+@cache
+def _device(name: str) -> Device:
+    entry = _entry("devices", name, "cluster.device")
     link = entry.get("link_bandwidth")
     return Device(
         name=name,
