@@ -359,3 +359,10 @@ def test_weights_are_cast_once_a_step_where_that_saves_time_or_not_where_it_save
     in_fp32 = tl.load(table, [*once.sets, "recipe.master_weights=false"])
     (wide,) = (each for each in changes(in_fp32) if dict(each.fields).get("recipe.precision") == "bf16-mixed")
     assert dict(wide.fields)["recipe.fp8_weight_caching"] is False
+
+
+def test_compiling_experts_says_that_their_memory_is_told_as_before() -> None:
+    for model, told in (("mixtral-8x7b", True), ("llama-3-8b", False)):
+        run = tl.load({**ALONE, "model": {"preset": model}})
+        (each,) = (each for each in changes(run) if each.what == "compile each block")
+        assert ("told as that of eager blocks" in each.cost) == told

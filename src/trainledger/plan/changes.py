@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.frozen import frozen
+from trainledger.ledger.compiled_memory import uncovered
+from trainledger.ledger.rank import rank_of
 from trainledger.spec.layout import SCHEDULES, Layout, overlaps
 from trainledger.spec.layout_rules import can_overlap
 from trainledger.spec.lora import BASE_FORMATS
@@ -107,7 +109,10 @@ def _kernels(run: Run, backend: str) -> Iterator[Change]:
         if kernel != run.recipe.attention:
             yield _one(f"attention by {kernel}", "recipe.attention", kernel, ROUNDING)
     if not run.recipe.compile:
-        yield _one("compile each block", "recipe.compile", True, ROUNDING, "compiles at every start")
+        cost = "compiles at every start"
+        if uncovered(rank_of(replace(run, recipe=replace(run.recipe, compile=True)))):
+            cost += "; its memory is told as that of eager blocks"
+        yield _one("compile each block", "recipe.compile", True, ROUNDING, cost)
 
 
 def _loss(run: Run) -> Iterator[Change]:
