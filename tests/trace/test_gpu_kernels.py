@@ -16,7 +16,6 @@ from torch import Tensor
 
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse
-from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 
 torch.set_num_threads(1)
@@ -92,8 +91,8 @@ def test_the_account_of_cudnn_is_the_trace_of_its_kernel(kv_heads: int) -> None:
     assert [facts(each) for each in predicted] == [facts(each) for each in traced]
 
 
-def test_cudnn_is_refused_where_it_would_need_a_mask() -> None:
+def test_cudnn_takes_a_mask_where_a_window_needs_one() -> None:
     run = run_of(gpt2=True, model={"window": 4})
-    sentence = "is taken without masks here, and a window needs one; nearest that works: flash"
-    with pytest.raises(InvalidInput, match=sentence):
-        account(replace(run, recipe=replace(run.recipe, attention="cudnn")), backend="cuda")
+    ledger = account(replace(run, recipe=replace(run.recipe, attention="cudnn")), backend="cuda")
+    found = {(each.name, each.shape[-1]) for each in ledger if each.kind == "attention" and each.phase == "forward"}
+    assert found == {("_scaled_dot_product_cudnn_attention", 0)}

@@ -160,7 +160,7 @@ def test_scales_by_row_that_a_torch_has_not_are_a_sentence(
         ({"precision": "bf16", "gradient_dtype": "fp32"}, "recipe.gradient_dtype = 'fp32': fp32 gradients of bf16 "
          "parameters need fp32 weights to update: recipe.master_weights = true; nearest that works: none"),
         ({"precision": "fp8-rowwise", "seq_len": 15, "micro_batch": 1}, "recipe.seq_len = 15: products in 8 bits take "
-         "multiples of 16, and a micro-batch has 15 tokens"),
+         "multiples of 16, and a micro-batch has 15 tokens; nearest that works: 16"),
     ],
 )  # fmt: skip
 def test_formats_that_do_not_go_together(fields: dict[str, Any], sentence: str) -> None:

@@ -88,7 +88,8 @@ def train(model: nn.Module, *, accumulate: int = 1, clip: bool = True, foreach: 
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    dist.destroy_process_group()
+    # Groups end when the models of a program are gone: the last reference to a gloo group that DDP's reducer holds is
+    # let go with Python's lock held, for which gloo's own thread may wait then (a deadlock, seen with torch 2.13).
 
 
 def loss_of(model: nn.Module, ids_BT: Tensor) -> Tensor:
