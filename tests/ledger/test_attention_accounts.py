@@ -121,11 +121,18 @@ def test_a_mask_is_kept_once_for_all_layers_and_its_kernel_wants_every_head_of_i
         ({"attention_sinks": True}, "sdpa", "cuda", "attention sinks.* flash"),
         ({"attention_softcap": 2.0}, "flash", "cpu", "not of a CPU.* math"),
         ({}, "efficient", "cpu", "not of a CPU.* sdpa"),
+        ({}, "flash", "cuda", "for 16 bits.* fp32 here.* efficient"),
+        ({"attention_sinks": True}, "cudnn", "sm90", "for 16 bits.* fp32 here.* math"),
+        ({"attention_softcap": 2.0}, "sdpa", "sm90", "capped scores.* math"),
     ],
 )
 def test_what_no_kernel_does_has_no_account(fields: dict[str, Any], attention: str, backend: str, told: str) -> None:
+    precision = "bf16-mixed" if told.endswith("flash") else "fp32"
+    run = run_of({**HEADS, **fields}, attention=attention, precision=precision)
     with pytest.raises(InvalidInput, match=told):
-        account(run_of({**HEADS, **fields}, attention=attention), backend=backend)
+        account(run, backend=backend)
+    nearest = replace(run, recipe=replace(run.recipe, attention=told.split()[-1]))
+    assert account(nearest, backend=backend).kept_nbytes > 0
 
 
 @given(st.integers(1, 40), st.one_of(st.none(), st.integers(1, 50)))

@@ -244,7 +244,8 @@ def test_a_context_rank_keeps_as_much_of_its_own_tokens(kind: str, ranks: int) -
     streams = 8 if kind == "ring" else 9
     block = (4 * (streams * STREAM + 3 * WIDE) + LOGSUMEXP + 2 * ROW) // ranks
     generator = 2 * 8
-    run = replace(run_of(LLAMA, attention="cudnn", precision="fp32"), layout=Layout(context=ranks, context_kind=kind))
+    layout = Layout(context=ranks, context_kind=kind)
+    run = replace(run_of(LLAMA, attention="efficient", precision="fp32"), layout=layout)
     assert kept_by_block(account(run, backend="cuda")) == 3 * (block + generator)
 
 

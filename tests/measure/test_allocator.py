@@ -76,3 +76,16 @@ def test_a_device_that_does_not_tell() -> None:
     with AllocatorPeak(torch.device("meta")) as peak:
         pass
     assert peak.nbytes is None
+
+
+def test_what_was_there_before_is_not_freed_though_an_earlier_profile_knew_its_address() -> None:
+    """PyTorch remembers the addresses of blocks that were freed after the profile that they were allocated in."""
+    with AllocatorPeak(torch.device("cpu")) as first:
+        early = [torch.empty(2**10) for _ in range(1000)]
+    addresses = {each.data_ptr() for each in early}
+    early.clear()
+    late = [torch.empty(2**10) for _ in range(1000)]
+    assert addresses & {each.data_ptr() for each in late}
+    with AllocatorPeak(torch.device("cpu"), live_nbytes=5) as second:
+        late.clear()
+    assert (sum(first.changes), second.changes, second.nbytes) == (4 * 2**10 * 1000, [], 5)

@@ -321,12 +321,13 @@ def test_prefill_of_a_windowed_model(capsys):
     assert "compute-bound" in out
 
 
-def test_flags_without_a_phase_and_a_figure_of_it_are_refused(capsys):
+def test_flags_without_a_phase_and_a_figure_of_no_kind_are_refused(capsys):
     code, out, err = call(capsys, "plan", "gpt2", "--weights", "int4")
     assert (code, out) == (2, "")
     assert err == "--weights = 'int4': is for a served model; give --phase too; nearest that works: --phase decode\n"
-    code, _, err = call(capsys, *DECODE, "--plot", "x.html")
-    assert (code, err) == (2, "--plot = 'x.html': has no figure of a served model\n")
+    code, out, err = call(capsys, *DECODE, "--plot", "x.pdf")
+    assert (code, out) == (2, "")
+    assert err.endswith("must be one of .html, .png, .svg; nearest that works: x.html\n")
     code, _, err = call(capsys, *DECODE, "--batch", "1.5")
     assert code == 2
     assert err.startswith("--batch = '1.5': is not a whole number of things")

@@ -236,7 +236,7 @@ def test_examples_and_sentences():
     told = Serving(phase="decod", weights="int5", cache="fp9", compute="bf17", quantized="all", batch=0)
     sentences = [str(each) for each in told.problems()]
     assert sentences[0] == "phase = 'decod': must be one of prefill, decode; nearest that works: decode"
-    assert sentences[1].endswith("nearest that works: int8")
+    assert sentences[1].endswith("nearest that works: int4")
     assert [each.field for each in told.problems()] == [
         "phase", "weights", "cache", "compute", "quantized", "batch",
     ]  # fmt: skip

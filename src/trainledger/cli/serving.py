@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from trainledger.cli.arguments import add_count, print_json
+from trainledger.cli.arguments import add_count, check_plot_of, print_json, write_plot_of
 from trainledger.spec.problem import InvalidInput, Problem
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def run_to_serve(args: argparse.Namespace) -> Run:
 def execute_serving(args: argparse.Namespace, run: Run) -> int:
     """Print the account of one forward."""
     refuse_of_training(args)
+    check_plot_of(args)
     from trainledger.cli.taken import taken_by_default
     from trainledger.questions import inference
     from trainledger.report.inference import text, to_json
@@ -64,14 +65,16 @@ def execute_serving(args: argparse.Namespace, run: Run) -> int:
         print_json(to_json(told, taken_by_default(args, run)))
     else:
         print(text(told))
+    if args.plot is not None:
+        from trainledger.report.inference_figures import about, figures
+
+        write_plot_of(args, figures(told), f"{run.model.name}, served", about(told))
     return 0
 
 
 def refuse_of_training(args: argparse.Namespace) -> None:
     """Raise `InvalidInput` where a flag of training stands beside ``--phase``."""
     found = []
-    if args.plot is not None:
-        found.append(Problem("--plot", args.plot, "has no figure of a served model"))
     for name, absent in (("mfu", "0.5"), ("convention", "dense")):
         value = getattr(args, name)
         if value != absent:

@@ -23,16 +23,19 @@ from trainledger.spec.problem import Problem
 KERNELS = {"flash": "flash_attention", "efficient": "efficient_attention", "cudnn": "cudnn_attention"}
 
 
-def refusals(sizes: Sizes) -> Iterator[Problem]:
-    """What the recipe's attention cannot do for this model with this backend, with one that can."""
+def refusals(sizes: Sizes, dtype: str) -> Iterator[Problem]:
+    """What the recipe's attention cannot do for this model with this backend in ``dtype``, with one that can."""
     spec, given = sizes.spec, sizes.attention
     cpu = sizes.backend == "cpu"
+    written = spec.attention_softcap is not None or spec.attention_sinks
     if given in KERNELS and cpu:
-        written = spec.attention_softcap is not None or spec.attention_sinks
         rule = "is a kernel of accelerators, not of a CPU"
         yield Problem("recipe.attention", given, rule, "math" if written else "sdpa")
+    elif given in ("flash", "cudnn") and dtype == "fp32":
+        rule = "is a kernel for 16 bits, and attention computes in fp32 here"
+        yield Problem("recipe.attention", given, rule, "math" if written else "efficient")
     elif given in ("sdpa", "efficient", "cudnn"):
-        other = "math" if cpu else "flash"
+        other = "math" if cpu or dtype == "fp32" else "flash"
         if spec.attention_softcap is not None:
             rule = "PyTorch has no such kernel with capped scores (attention_softcap)"
             yield Problem("recipe.attention", given, rule, other)

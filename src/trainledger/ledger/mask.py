@@ -26,7 +26,7 @@ def masks(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Masks:
     FlashAttention knows windows and ALiBi (the package of Dao 2023), PyTorch's kernels nothing but causal attention.
     `InvalidInput` where the recipe's attention cannot do what the model needs.
     """
-    problems = list(refusals(sizes))
+    problems = list(refusals(sizes, tape.compute_dtype))
     if problems:
         raise InvalidInput(problems)
     if sizes.attention == "flash":
@@ -45,7 +45,7 @@ def masks(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Masks:
 
 def masks_of_last(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Masks:
     """For the last token as the only query, which sees all keys that there are: ALiBi's penalties, or nothing."""
-    problems = list(refusals(sizes))
+    problems = list(refusals(sizes, tape.compute_dtype))
     if problems:
         raise InvalidInput(problems)
     found: Masks = dict.fromkeys(windows)

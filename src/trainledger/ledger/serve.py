@@ -56,7 +56,7 @@ def serving_rank(run: Run, serving: Serving, *, backend: str = "cpu") -> Rank:
     spec = replace(run.model, n_predict_ahead=0)
     recipe = Recipe(
         seq_len=serving.new_tokens, global_batch=serving.batch, micro_batch=serving.batch, steps=1,
-        precision=serving.compute, attention=_attention(spec, run.recipe.attention, backend),
+        precision=serving.compute, attention=_attention(run, backend, serving.compute),
     )  # fmt: skip
     inner = Run(model=spec, recipe=recipe, layout=Layout(tensor=run.layout.tensor), cluster=run.cluster)
     found = list(serving.problems())
@@ -67,11 +67,14 @@ def serving_rank(run: Run, serving: Serving, *, backend: str = "cpu") -> Rank:
     return rank_of(inner)
 
 
-def _attention(spec: ModelSpec, asked: str, backend: str) -> str:
-    """Serving kernels of accelerators know windows, caps and sinks; a CPU writes the last two out."""
-    if backend != "cpu":
-        return "flash" if asked != "math" else asked
-    return "math" if asked == "math" or spec.attention_softcap is not None or spec.attention_sinks else "sdpa"
+def _attention(run: Run, backend: str, compute: str) -> str:
+    """Serving kernels of accelerators know windows, caps and sinks in 16 bits; else the last two are written out."""
+    spec = run.model
+    if run.recipe.attention == "math":
+        return "math"
+    if backend != "cpu" and compute != "fp32":
+        return "flash"
+    return "math" if spec.attention_softcap is not None or spec.attention_sinks else "sdpa"
 
 
 def account_serving(run: Run, serving: Serving, *, backend: str = "cpu", all_experts: bool = False) -> Ledger:

@@ -49,12 +49,25 @@ class AllocatorPeak:
 
 
 def _changes(profiler: Any) -> list[int]:
-    """The sizes of the allocation events so far; frees of what was there before are not among them."""
-    events: list[tuple[int, int]] = []
+    """The sizes of the allocation events so far; frees of what was there before are not among them.
+
+    PyTorch remembers addresses of an earlier profile, and tells a free there with the size of what lay there then.
+    """
+    events: list[tuple[int, int, int]] = []
     waiting = list(profiler.profiler.kineto_results.experimental_event_tree())
     while waiting:
         node = waiting.pop()
         if node.tag.name == "Allocation":
-            events.append((node.start_time_ns, node.extra_fields.alloc_size))
+            events.append((node.start_time_ns, node.extra_fields.ptr, node.extra_fields.alloc_size))
         waiting.extend(node.children)
-    return [nbytes for _, nbytes in sorted(events, key=lambda each: each[0])]
+    inside: set[int] = set()
+    changes = []
+    for _, address, nbytes in sorted(events, key=lambda each: each[0]):
+        if nbytes > 0:
+            inside.add(address)
+        elif address not in inside:
+            continue
+        else:
+            inside.remove(address)
+        changes.append(nbytes)
+    return changes

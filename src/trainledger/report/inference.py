@@ -32,7 +32,7 @@ def text(told: Inference) -> str:
 
 
 def _parts(told: Inference) -> Iterator[str]:
-    yield "\n".join(wrapped(each) for each in _head(told))
+    yield "\n".join(wrapped(each) for each in head(told))
     yield _memory(told)
     yield _forward(told)
     if told.time is not None:
@@ -43,7 +43,8 @@ def _parts(told: Inference) -> Iterator[str]:
         yield "\n".join(wrapped(sentence(each)) for each in told.notes)
 
 
-def _head(told: Inference) -> Iterator[str]:
+def head(told: Inference) -> Iterator[str]:
+    """What is served and in which formats, a line each."""
     serving, tensor = told.serving, told.run.layout.tensor
     sequences = counted(serving.batch, "sequence")
     if serving.phase == "prefill":

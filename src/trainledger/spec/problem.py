@@ -88,13 +88,21 @@ def nearest_text(wanted: str, known: Iterable[str]) -> str | None:
 
     >>> nearest_text("lerning_rate", ["learning_rate", "seed"]), nearest_text("BF16", ["fp32", "bf16-mixed"])
     ('learning_rate', 'bf16-mixed')
+    >>> nearest_text("int3", ["int8", "int4"]), nearest_text("llama-3-9b", ["llama-2-7b", "llama-3-70b", "llama-3-8b"])
+    ('int4', 'llama-3-8b')
     """
+    import re
     from difflib import get_close_matches
+
+    def off(other: str) -> list[int]:
+        pairs = zip(re.findall(r"\d+", other), re.findall(r"\d+", lower), strict=True)
+        return [abs(int(one) - int(two)) for one, two in pairs]
 
     by_lower = {each.lower(): each for each in known}
     lower = wanted[:100].lower()
     longer = [each for each in by_lower if each.startswith(lower)]
     if len(longer) == 1 and len(lower) > 1:
         return by_lower[longer[0]]
-    close = get_close_matches(lower, by_lower, n=1, cutoff=0.6)
+    numbered = [each for each in by_lower if re.sub(r"\d+", "0", each) == re.sub(r"\d+", "0", lower)]
+    close = [min(numbered, key=off)] if numbered else get_close_matches(lower, by_lower, n=1, cutoff=0.6)
     return by_lower[close[0]] if close else None
