@@ -256,20 +256,24 @@ def test_weights_that_are_cast_once_change_nothing_that_a_block_keeps(scaling: s
     assert kept_by_block(account(once)) == kept_by_block(account(run))
 
 
-UNWITNESSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("precision fp8-rowwise over tensor ranks", {"precision": "fp8-rowwise", "fp8_weight_caching": True},
+EXPERTS: dict[str, Any] = {"n_experts": 4, "experts_per_token": 2}
+LATENT: dict[str, Any] = {"kv_rank": 12, "nope_head_dim": 8, "rope_head_dim": 4, "v_head_dim": 8}
+UNWITNESSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ("precision fp8-rowwise over tensor ranks", LLAMA, {"precision": "fp8-rowwise", "fp8_weight_caching": True},
      {"tensor": 2, "sequence_parallel": True}),
-    ("context ranks", {}, {"context": 2}),
-    ('sequence_gather = "again"', {}, AGAIN),
-    ('sequence_gather = "again" and context ranks', {}, {**AGAIN, "context": 2}),
+    ("context ranks", LLAMA, {}, {"context": 2}),
+    ('sequence_gather = "again"', LLAMA, {}, AGAIN),
+    ('sequence_gather = "again" and context ranks', LLAMA, {}, {**AGAIN, "context": 2}),
+    ("latent attention over tensor ranks", LATENT, {}, {"tensor": 2}),
+    ("experts over tensor ranks", EXPERTS, {}, {"tensor": 2}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("what", "recipe", "layout"), UNWITNESSED, ids=[each[0] for each in UNWITNESSED])
+@pytest.mark.parametrize(("what", "model", "recipe", "layout"), UNWITNESSED, ids=[each[0] for each in UNWITNESSED])
 def test_where_no_compiled_program_shows_the_rules_a_note_says_so(
-    what: str, recipe: dict[str, Any], layout: dict[str, Any]
+    what: str, model: dict[str, Any], recipe: dict[str, Any], layout: dict[str, Any]
 ) -> None:
-    run = replace(run_of(LLAMA, **recipe), layout=Layout(**layout))
+    run = replace(run_of(model, **recipe), layout=Layout(**layout))
     compiled, plain = (accounts(each, backend="cuda")[0].ledger for each in (run, eager(run)))
     assert compiled.notes == (f"compiled memory goes by the compiler's rules, which torch cannot show for {what}",)
     assert compiled.kept_nbytes < plain.kept_nbytes
@@ -293,7 +297,7 @@ def left(ledger: Ledger) -> dict[str, int]:
 
 
 UNCOVERED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
-    ("experts", {"n_experts": 4, "experts_per_token": 2}, {}, {}),
+    ("expert ranks", EXPERTS, {}, {"shard": 2, "expert": 2}),
     ('activation_checkpointing = "attention"', {}, {"activation_checkpointing": "attention"}, {}),
     ('recompute_keep = "gelu"', {}, {**SELECTIVE, "recompute_keep": ("matmuls", "gelu")}, {}),
     ('activation_checkpointing = "offload"', {}, {"activation_checkpointing": "offload"}, {}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,7 @@ def test_a_dropped_token_gets_nothing_from_that_expert() -> None:
         module.router.weight[3] = 1.0
     x_BTD = torch.rand(1, 8, 12, dtype=torch.float64)  # positive, so that all tokens go to expert 3
     y_TD = module(x_BTD)[0]
-    assert capacity(8, 1, 6, 0.5) == 1
+    assert capacity(8, 1, 6, Fraction(1, 2)) == 1
     assert y_TD[0].abs().sum() > 0
     assert (y_TD[1:] == 0).all()
     torch.testing.assert_close(y_TD[0], one_by_one(module, x_BTD[0, :1])[0])

@@ -57,6 +57,14 @@ CORNERS: dict[str, tuple[Any, int, dict[str, Any], dict[str, Any], dict[str, Any
     ),
     "virtual stages": ("llama-3-8b", 32, {"seq_len": 1024}, {}, {**ONE, "schedule": "interleaved", "pipeline": 4}, 6),
     "uneven stages": ("llama-3.1-405b", 64, {"seq_len": 1024}, {}, {**ONE, "pipeline": 16, "tensor": 4}, 4),
+    "experts compiled": (
+        "qwen3-30b-a3b", 32, {"seq_len": 1024, "compile": True, "activation_checkpointing": "selective"}, {},
+        {**ONE, "tensor": 1, "expert": 1, "activation_checkpointing": "selective"}, 4,
+    ),
+    "latent attention compiled": (
+        "deepseek-v2-lite", 32, {"seq_len": 1024, "compile": True}, {},
+        {**ONE, "tensor": 1, "expert": 1, "pipeline": 2, "activation_checkpointing": "none"}, 4,
+    ),
     "context ranks": ("llama-3-8b", 64, {"seq_len": 4096}, {}, {"context": 8, "micro_batch": 1}, 8),
     "offloaded": (
         "gpt-j-6b", 8, {"seq_len": 1024, "activation_checkpointing": "offload"}, {},
@@ -71,6 +79,11 @@ CORNERS: dict[str, tuple[Any, int, dict[str, Any], dict[str, Any], dict[str, Any
                              "global_batch": 32},
         {}, {"tensor": 2, "context": 1, "pipeline": 1, "zero": 1, "expert": 4, "micro_batch": 4,
              "activation_checkpointing": "segments"}, 4,
+    ),
+    "segments of which a stage has one layer": (
+        "llama-3.1-405b", 1024, {"seq_len": 512, "activation_checkpointing": "segments", "global_batch": 4096}, {},
+        {"tensor": 8, "pipeline": 128, "context": 1, "micro_batch": 16, "schedule": "zero-bubble",
+         "activation_checkpointing": "segments"}, 2,
     ),
     "segments": (
         "mistral-7b", 32, {"seq_len": 512, "activation_checkpointing": "segments"}, {},
@@ -113,6 +126,16 @@ SECONDS: dict[str, tuple[str, str, int, dict[str, Any], dict[str, Any]]] = {
         "h100-sxm", "mixtral-8x7b", 16, {"seq_len": 512, "global_batch": 32, "precision": "bf16-mixed"},
         {"micro_batch": 4, "context": 1, "tensor": 2, "sequence_parallel": False, "shard": 8, "zero": 3, "expert": 8,
          "pipeline": 1, "activation_checkpointing": "none", "reshard_after_forward": True},
+    ),
+    "states over many ranks, whose hops are not in proportion to bytes": (  # 31 %
+        "h100-sxm", "qwen3-30b-a3b", 256, {"seq_len": 2048, "global_batch": 512, "compile": True},
+        {**ONE, "tensor": 1, "expert": 1, "shard": 256, "zero": 1, "pipeline": 1, "activation_checkpointing": "full"},
+    ),
+    "a part of a segment on a stage": (  # 5 %
+        "h100-sxm", "llama-3-70b", 32,
+        {"seq_len": 4096, "global_batch": 128, "precision": "bf16", "activation_checkpointing": "segments"},
+        {"context": 1, "micro_batch": 8, "tensor": 16, "sequence_parallel": True, "shard": 1, "replicate": 1,
+         "pipeline": 2, "schedule": "interleaved", "activation_checkpointing": "segments"},
     ),
     "gradients added beside their sum over replicas": (  # 2 %
         "h800-sxm", "llama-3-8b", 4, {"seq_len": 512, "global_batch": 4},

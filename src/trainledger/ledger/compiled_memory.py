@@ -31,12 +31,10 @@ WHOLE = ("matmuls", "attention", "mm", "addmm", "bmm", "_scaled_mm", "grouped_mm
 
 def uncovered(rank: Rank) -> str:
     """A sentence for a run with compiled blocks whose memory is told as that of eager ones; empty where it is not."""
-    spec, recipe, layout, precision = rank.run.model, rank.run.recipe, rank.layout, precision_of(rank.run.recipe)
+    recipe, layout, precision = rank.run.recipe, rank.layout, precision_of(rank.run.recipe)
     checkpointing = recipe.activation_checkpointing
-    if spec.n_experts or not is_one(layout.expert):
-        why = "experts, whose tokens are counted while they run"
-    elif spec.latent:
-        why = "latent attention"
+    if not is_one(layout.expert):
+        why = "expert ranks, whose tokens are counted while they run"
     elif checkpointing == "selective" and (apart := [each for each in recipe.recompute_keep if each not in WHOLE]):
         why = f'recompute_keep = "{apart[0]}", which it takes apart'
     elif checkpointing not in COVERED or (checkpointing == "segments" and rank.gathers):
@@ -55,11 +53,14 @@ def uncovered(rank: Rank) -> str:
 
 def unwitnessed(rank: Rank) -> str:
     """A sentence for a run whose compiled memory follows the rules where no compiled program was held against them."""
-    layout, precision = rank.layout, precision_of(rank.run.recipe)
+    layout, spec, precision = rank.layout, rank.run.model, precision_of(rank.run.recipe)
+    split = not is_one(layout.tensor)
     what = {
         'sequence_gather = "again"': layout.gathers_again,
         "context ranks": not is_one(layout.context),
-        f"precision {precision.name} over tensor ranks": precision.float8 is not None and not is_one(layout.tensor),
+        f"precision {precision.name} over tensor ranks": precision.float8 is not None and split,
+        "latent attention over tensor ranks": spec.latent and split,
+        "experts over tensor ranks": bool(spec.n_experts) and split,
     }
     named = " and ".join(name for name, has in what.items() if has)
     return f"compiled memory goes by the compiler's rules, which torch cannot show for {named}" if named else ""

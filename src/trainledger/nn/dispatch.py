@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
 from typing import Any
 
 import torch
@@ -34,13 +33,13 @@ class Dispatch:
     dropped_R: Tensor | None = None
 
 
-def capacity(n_tokens: int, per_token: int, n_experts: int, factor: float) -> int:
+def capacity(n_tokens: int, per_token: int, n_experts: int, factor: Fraction) -> int:
     """Places of each expert: its even share of the routes times ``factor``, rounded up (Switch, equation 3).
 
-    >>> capacity(10, 2, 4, 1.1)
+    >>> capacity(10, 2, 4, Fraction("1.1"))
     6
     """
-    return ceil(Fraction(str(factor)) * n_tokens * per_token / n_experts)
+    return -(-n_tokens * per_token * factor.numerator // (n_experts * factor.denominator))
 
 
 def dispatch(chosen_NK: Tensor, n_experts: int, places: int | None) -> Dispatch:

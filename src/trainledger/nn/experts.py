@@ -7,6 +7,7 @@ token, R = K N routes, S places of all experts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +97,8 @@ class Experts(nn.Module):
         self.spec = spec
         self.n_experts = spec.n_experts
         self.dispatching = dispatching
+        factor = dispatching.capacity_factor
+        self.capacity_factor = None if factor is None else Fraction(str(factor))
         self.router = Router(spec)
         self.experts = ExpertStack(spec)
         width = spec.n_shared_experts * spec.expert_width
@@ -119,8 +122,8 @@ class Experts(nn.Module):
         x_ND = x_BTD.flatten(0, 1)
         n_tokens, per_token = routes.chosen_NK.shape
         places = None
-        if self.dispatching.capacity_factor is not None:
-            places = capacity(n_tokens, per_token, self.n_experts, self.dispatching.capacity_factor)
+        if self.capacity_factor is not None:
+            places = capacity(n_tokens, per_token, self.n_experts, self.capacity_factor)
         where = dispatch(routes.chosen_NK, self.n_experts, places)
         with torch.autocast(x_ND.device.type, enabled=False):  # all below has its format already
             n_routes = n_tokens * per_token

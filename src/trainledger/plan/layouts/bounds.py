@@ -27,7 +27,7 @@ from trainledger.spec.layout import overlaps
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 
-BELOW = 0.999  # of the bytes: pieces of parameters are filled up to the ranks of the account that the pieces are from
+BELOW = 0.998  # of the bytes: pieces of parameters are filled up to the ranks of the account that the pieces are from
 
 
 @frozen

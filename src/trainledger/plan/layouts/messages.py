@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 KEEPS = SHARING.index((3, False))
 OPTIMIZER, GRADIENTS = SHARING.index((1, None)), SHARING.index((2, None))
-LARGE = float(2**28)  # bytes of a message whose time is all bandwidth
+LARGE = float(2**44)  # bytes of a message whose time is all bandwidth, whatever the ranks
 
 
 @frozen

@@ -112,19 +112,35 @@ def pieces_of(run: Run, shapes: Sequence[Shape], times: Times | None, *, gathers
     stream = nbytes_in(sizes.stream_rows * sizes.spec.d_model, precision_of(local.recipe).stream)
     which = _main_segments(runs_of(run), blocks, counts)
     hidden = ("tensor",) if overlaps(run.layout, "tensor") else ()
-    found = _Reader(ledger, times, local.layout, stream, which, hidden, blocks).read()
+    segments = shapes[0].checkpointing == "segments"
+    found = _Reader(ledger, times, local.layout, stream, which, hidden, blocks, segments).read()
     size = len(shapes)
-    layers, gather, reduce = [], [], []
+    layers, gather, reduce = list[Work](), [], []
     for index in which:
         work, of = found.loops[index], blocks[index]
         shares = {name: getattr(work, name) / of for name in ("kept", *SECONDS)}
         layers.append(_spread(replace(work, **shares), size))
         gather.append(tuple(_wide(each / of, size) for each in found.gathered[index]))
         reduce.append(tuple(_wide(each / of, size) for each in found.reduced[index]))
+    if segments:
+        alone = [replace(each, checkpointing="full") for each in shapes]
+        layers = _no_longer(layers, pieces_of(run, alone, times, gathers=gathers, backend=backend).layers)
     return Pieces(
         before=_spread(found.before, size), layers=tuple(layers), after=_spread(found.after, size),
         stream=_wide(stream, size), received=_wide(found.received, size), gather=tuple(gather), reduce=tuple(reduce),
     )  # fmt: skip
+
+
+def _no_longer(layers: Sequence[Work], alone: Sequence[Work]) -> list[Work]:
+    """Layers of segments, whose backward takes no longer than alone: a stage may have a part of a segment.
+
+    What runs again ends before the last product: of a segment that of its last layer, and of a layer alone its own.
+    """
+    import numpy as np
+
+    names = ("backward", "launch_back")
+    pairs = zip(layers, alone, strict=True)
+    return [replace(a, **{name: np.minimum(getattr(a, name), getattr(b, name)) for name in names}) for a, b in pairs]
 
 
 def _with_arrays(run: Run, shapes: Sequence[Shape], gathers: bool) -> Run:
@@ -191,7 +207,7 @@ class _Reader:
 
     def __init__(
         self, ledger: Ledger, times: Times | None, layout: Layout, stream: Int, wanted: Sequence[int],
-        hidden: tuple[str, ...], blocks: Sequence[int],
+        hidden: tuple[str, ...], blocks: Sequence[int], segments: bool,
     ) -> None:  # fmt: skip
         entries = [each for each in ledger if each.phase in ("forward", "recompute", "backward")]
         self.parts = _of_the_micro_batch(list(_parts(entries)))
@@ -208,6 +224,7 @@ class _Reader:
             # Of a loop what a round leaves live counts: what is kept may be for the next round.
             own = summed(_left(each) if several else _kept(each) for each in ahead)
             self.kept[key] = self.kept.get(key, 0) + own
+        self.segments = segments
         self.offloads = any(category == HOST for each in entries for category, _ in each.allocated)
         self._level(blocks)
 
@@ -217,7 +234,9 @@ class _Reader:
         last, alike = ahead[-1], self._alike()
         if last != alike:
             usual = self.kept[alike] * blocks[last[0]] // blocks[alike[0]]
-            if not self.offloads:  # else the last output is there while the head reads it, and then in host memory
+            # Offloaded, the last output is there while the head reads it, and then in host memory; what the last of the
+            # segments keeps is not there where the head's stage has a part of it.
+            if not self.offloads and not self.segments:
                 self.kept["after"] = self.kept["after"] + self.kept[last] - usual
             self.kept[last] = usual
 
