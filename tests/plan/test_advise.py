@@ -361,8 +361,10 @@ def test_weights_are_cast_once_a_step_where_that_saves_time_or_not_where_it_save
     assert dict(wide.fields)["recipe.fp8_weight_caching"] is False
 
 
-def test_compiling_experts_says_that_their_memory_is_told_as_before() -> None:
-    for model, told in (("mixtral-8x7b", True), ("llama-3-8b", False)):
-        run = tl.load({**ALONE, "model": {"preset": model}})
+def test_compiling_says_where_memory_is_told_as_before() -> None:
+    for model, saving, told in (("llama-3-8b", "offload", True), ("llama-3-8b", "none", False),
+                                ("mixtral-8x7b", "none", False)):  # fmt: skip
+        recipe = {**ALONE["recipe"], "activation_checkpointing": saving}
+        run = tl.load({**ALONE, "model": {"preset": model}, "recipe": recipe})
         (each,) = (each for each in changes(run) if each.what == "compile each block")
         assert ("told as that of eager blocks" in each.cost) == told

@@ -92,7 +92,7 @@ def test_the_account_of_cudnn_is_the_trace_of_its_kernel(kv_heads: int) -> None:
 
 
 def test_cudnn_takes_a_mask_where_a_window_needs_one() -> None:
-    run = run_of(gpt2=True, model={"window": 4})
+    run = run_of(gpt2=True, model={"window": 4}, precision="bf16-mixed")
     ledger = account(replace(run, recipe=replace(run.recipe, attention="cudnn")), backend="cuda")
     found = {(each.name, each.shape[-1]) for each in ledger if each.kind == "attention" and each.phase == "forward"}
     assert found == {("_scaled_dot_product_cudnn_attention", 0)}

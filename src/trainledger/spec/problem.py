@@ -90,13 +90,15 @@ def nearest_text(wanted: str, known: Iterable[str]) -> str | None:
     ('learning_rate', 'bf16-mixed')
     >>> nearest_text("int3", ["int8", "int4"]), nearest_text("llama-3-9b", ["llama-2-7b", "llama-3-70b", "llama-3-8b"])
     ('int4', 'llama-3-8b')
+    >>> nearest_text("int46", ["int32", "int64"])  # digits that changed places
+    'int64'
     """
     import re
     from difflib import get_close_matches
 
-    def off(other: str) -> list[int]:
+    def off(other: str) -> tuple[bool, list[int]]:
         pairs = zip(re.findall(r"\d+", other), re.findall(r"\d+", lower), strict=True)
-        return [abs(int(one) - int(two)) for one, two in pairs]
+        return sorted(other) != sorted(lower), [abs(int(one) - int(two)) for one, two in pairs]
 
     by_lower = {each.lower(): each for each in known}
     lower = wanted[:100].lower()
