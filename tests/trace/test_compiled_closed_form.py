@@ -78,12 +78,13 @@ KINDS: dict[str, tuple[Run, dict[str, Any], dict[str, Any]]] = {
     "latent attention, wide values": (LLAMA, {**LATENT, "v_head_dim": 48, "q_rank": 96}, {}),
     "experts": (LLAMA, EXPERTS, {}),
     "experts with places": (LLAMA, EXPERTS, {"expert_dispatch": "capacity"}),
-    "experts in balance": (LLAMA, {**EXPERTS, "mlp_bias": True}, {"load_balance_loss": 0.01}),
+    "experts in balance": (LLAMA, EXPERTS, {"load_balance_loss": 0.01}),
+    "experts with biases": (LLAMA, {**EXPERTS, "mlp_bias": True}, {}),
     "experts behind a dense layer, latent attention": (
         LLAMA, {**LATENT, **EXPERTS, "n_shared_experts": 1, "n_dense_layers": 1, "router": "sigmoid"}, {},
     ),
 }  # fmt: skip
-QUICK = [("latent attention, wide values", "bf16-mixed", "none"), ("experts in balance", "bf16", "none")]
+QUICK = [("latent attention, wide values", "bf16-mixed", "none"), ("experts in balance", "bf16-mixed", "none")]
 
 
 def compiled_step(run: Run) -> Ledger:
