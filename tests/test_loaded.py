@@ -13,7 +13,7 @@ import trainledger as tl
 from trainledger.budget.reckon import ledger_of_run
 from trainledger.budget.target import Target
 from trainledger.cli import main
-from trainledger.loaded import kernels_of
+from trainledger.loaded import kernels_of, named_run
 from trainledger.spec.calibration import Calibration, KernelTime, write_calibration
 
 CONFIG = {
@@ -140,3 +140,13 @@ def test_kernels_are_those_of_what_was_measured_if_that_is_asked_for(
     names = {each.name for each in locked if each.kind == "attention" and each.phase == "forward"}
     suffix = "_for_cpu" if asked in ("auto", "cpu") else ""
     assert names == {f"_scaled_dot_product_flash_attention{suffix}"}
+
+
+@pytest.mark.parametrize("named", ["gemma-2-2b", "gpt-oss-20b"])
+@pytest.mark.parametrize("layout", [[], ["layout=auto", "cluster.count=8"]])
+def test_capped_scores_and_sinks_have_a_kernel_in_every_precision(named: str, layout: list[str]) -> None:
+    for precision, attention in (("bf16-mixed", "flash"), ("fp32", "math"), ("tf32", "math")):
+        run = named_run(named, ["cluster.device=h100-sxm", f"recipe.precision={precision}", *layout])
+        assert run.recipe.attention == attention
+    run = named_run(named, ["cluster.device=h100-sxm", "recipe.precision=fp32", "recipe.attention=flash", *layout])
+    assert run.recipe.attention == "flash"  # which a plan refuses, as it was asked for

@@ -13,6 +13,7 @@ from trainledger.spec import runfile
 from trainledger.spec.cluster import Device
 from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.precision import precision_of
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.run import Run
 
@@ -135,11 +136,8 @@ def named_run(named: str, overrides: Overrides = ()) -> Run:
     if "recipe.tokens" not in said(overrides):
         recipe["steps"] = 1
     run = load({"model": model, "recipe": recipe}, overrides)
-    if run.model.attention_softcap is None and not run.model.attention_sinks:
-        return run
-    # PyTorch's own fused attention has neither capped scores nor sinks.
-    recipe["attention"] = "flash" if kernels_of(run) != "cpu" else "math"
-    return load({"model": model, "recipe": recipe}, overrides)
+    recipe |= _attention(run, kernels_of(run))
+    return load({"model": model, "recipe": recipe}, overrides) if "attention" in recipe else run
 
 
 def run_to_spread(named: str, overrides: Overrides = ()) -> Run:
@@ -156,11 +154,21 @@ def run_to_spread(named: str, overrides: Overrides = ()) -> Run:
     }  # fmt: skip
     if "recipe.tokens" not in given:
         recipe["steps"] = 1
-    if fields.get("attention_softcap") is not None or fields.get("attention_sinks"):
-        recipe["attention"] = "flash"
+    run = load({"model": model, "recipe": recipe}, overrides, search=False)
+    recipe |= _attention(run, "cuda")
     if "recipe.global_batch" not in given:
-        recipe["global_batch"] = _batch(load({"model": model, "recipe": recipe}, overrides, search=False))
+        recipe["global_batch"] = _batch(run)
     return load({"model": model, "recipe": recipe}, overrides, search=False)
+
+
+def _attention(run: Run, kernels: str) -> dict[str, str]:
+    """The field of a kernel for capped scores or sinks, which PyTorch's own fused attention has neither of.
+
+    Flash kernels have them, for accelerators and in 16 bits.
+    """
+    if run.model.attention_softcap is None and not run.model.attention_sinks:
+        return {}
+    return {"attention": "flash" if kernels != "cpu" and precision_of(run.recipe).low else "math"}
 
 
 def _batch(run: Run) -> int:

@@ -88,9 +88,12 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
         ({"context": 2}, {}, {"attention": "math"}, 2,
          "recipe.attention = 'math': context ranks put attention together from parts, which written-out attention does "
          "not do; nearest that works: sdpa"),
-        ({"context": 2}, {"window": 8}, {}, 2,
+        ({"context": 2}, {"window": 8}, {"precision": "bf16-mixed"}, 2,
          "recipe.attention = 'sdpa': between context ranks only the flash kernel knows windows and ALiBi without a "
          "mask of all tokens; nearest that works: flash"),
+        ({"context": 2}, {"attention_sinks": True}, {"attention": "math"}, 2,
+         "layout.context = 2: in fp32 no kernel between context ranks has windows, ALiBi, capped scores or attention "
+         "sinks; nearest that works: 1"),
         ({"shard": 2}, {}, {"optimizer": "muon"}, 2,
          "recipe.optimizer = 'muon': works on whole matrices, and sharded ranks have pieces of them (replicate, tensor "
          "and pipeline do not); nearest that works: adamw"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import log2, log10
+from math import log10
 from typing import TYPE_CHECKING
 
+from trainledger.predict.device_memory import of_a_device
 from trainledger.report.inference import head
 from trainledger.report.style import COLOURS, GREY, Figure, arranged, mark
 from trainledger.units import GIGA, KILO, format_nbytes
@@ -59,16 +60,16 @@ def _latency(told: Inference, rows: list[BatchRow]) -> Figure:
     batches = [each.batch for each in rows]
     data = [
         {
-            "type": "scatter", "mode": "lines+markers", "name": name, "x": batches, "y": milliseconds,
-            "line": {"color": colour}, "customdata": rates,
+            "type": "scatter", "mode": "lines+markers", "name": name, "showlegend": True, "x": batches,
+            "y": milliseconds, "line": {"color": colour}, "customdata": rates,
             "hovertemplate": "batch %{x:,}: %{y:.4g} ms, %{customdata:,.4g} tokens/s<extra></extra>",
         }
         for name, colour, milliseconds, rates in _curves(told, rows)
     ]  # fmt: skip
     what = "one token of each sequence" if told.serving.phase == "decode" else "all tokens of all sequences"
     layout = arranged(f"{told.run.model.name}: {what}", "sequences at once", "milliseconds")
-    powers = [4**power for power in range(1 + int(log2(batches[-1]) / 2))]
-    layout["xaxis"] |= {"type": "log", "range": _room(batches), "tickvals": powers, "tickformat": ",d"}
+    apart = [each for each, after in zip(batches, [*batches[1:], 0], strict=True) if not each < after < 1.5 * each]
+    layout["xaxis"] |= {"type": "log", "range": _room(batches), "tickvals": apart, "tickformat": ",d"}
     layout["yaxis"] |= {"rangemode": "tozero"}
     return {"data": data, "layout": layout}
 
@@ -78,7 +79,8 @@ def _throughput(told: Inference, rows: list[BatchRow]) -> Figure:
     data = [
         {
             "type": "scatter", "mode": "lines+markers+text", "name": name, "x": milliseconds, "y": rates,
-            "line": {"color": colour}, "text": [f"{each.batch:,}" for each in rows], "textposition": places[at],
+            "showlegend": True, "cliponaxis": False, "line": {"color": colour},
+            "text": [f"{each.batch:,}" for each in rows], "textposition": places[at],
             "hovertemplate": "batch %{text}: %{x:.4g} ms, %{y:,.4g} tokens/s<extra></extra>",
         }
         for at, (name, colour, milliseconds, rates) in enumerate(_curves(told, rows))
@@ -91,7 +93,8 @@ def _throughput(told: Inference, rows: list[BatchRow]) -> Figure:
 
 
 def _memory(told: Inference) -> Figure:
-    rows = told.batches
+    beyond = [at for at, each in enumerate(told.batches) if each.fits is False]
+    rows = told.batches[: beyond[0] + 1] if beyond else told.batches
     names = [f"{each.batch:,}" for each in rows]
     parts = {
         "weights": [told.weights.nbytes for _ in rows],
@@ -112,8 +115,8 @@ def _memory(told: Inference) -> Figure:
     layout["xaxis"] |= {"type": "category"}
     layout["legend"] |= {"traceorder": "normal"}
     usable = None if told.memory is None else told.memory.usable_nbytes
-    if usable is not None:
-        mark(layout, "h", usable / GIGA, f"the device gives {format_nbytes(usable)}")
+    if told.memory is not None and usable is not None:
+        mark(layout, "h", usable / GIGA, f"{format_nbytes(usable)} {of_a_device(told.memory)}")
     return {"data": data, "layout": layout}
 
 

@@ -227,10 +227,15 @@ def _context(run: Run) -> Iterator[Problem]:
         elif heads % ranks:
             rule = f"all-to-all splits the {heads} key-value heads of a tensor rank, so it must divide them"
             yield Problem("layout.context", ranks, rule, nearest_divisor(gcd(heads, recipe.seq_len), ranks))
-    if recipe.attention == "math":
+    spec = run.model
+    windows = spec.window is not None or spec.positions == "alibi"
+    if not precision_of(recipe).low and (windows or spec.attention_softcap is not None or spec.attention_sinks):
+        rule = "in fp32 no kernel between context ranks has windows, ALiBi, capped scores or attention sinks"
+        yield Problem("layout.context", ranks, rule, 1)
+    elif recipe.attention == "math":
         rule = "context ranks put attention together from parts, which written-out attention does not do"
         yield Problem("recipe.attention", recipe.attention, rule, "sdpa")
-    elif recipe.attention != "flash" and (run.model.window is not None or run.model.positions == "alibi"):
+    elif recipe.attention != "flash" and windows:
         rule = "between context ranks only the flash kernel knows windows and ALiBi without a mask of all tokens"
         yield Problem("recipe.attention", recipe.attention, rule, "flash")
 
