@@ -21,3 +21,8 @@ def test_many_tokens_a_second_are_written_out(capsys: pytest.CaptureFixture[str]
     for rate in rates:
         assert f" {rate:,.0f} " in out
     assert "e+" not in out
+
+
+def test_the_most_that_is_tried_is_not_called_the_largest_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "teach-1m", "--phase", "decode", "--device", "h100-sxm", "--context", "1"]) == 0
+    assert "A batch of 1,048,576 fits; larger ones are not tried." in capsys.readouterr().out

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainledger.plan import in_json
 from trainledger.predict.device_memory import TENSORS_ALONE, of_a_device
+from trainledger.predict.inference import MOST_BATCH
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.spec.serving import CACHE_FORMATS, WEIGHT_FORMATS, WHOLE
 from trainledger.units import (
@@ -154,10 +155,18 @@ def _batches(told: Inference) -> str:
     filled = [at for at, name in enumerate(columns) if at < _ALWAYS or any(row[at] for row in rows)]
     shown = table([columns[at] for at in filled], [[row[at] for at in filled] for row in rows],
                   align="".join("rrrrrll"[at] for at in filled))  # fmt: skip
-    if told.largest_batch is None:
-        return shown
-    largest = f"The largest batch that fits is {told.largest_batch:,}."
-    return f"{shown}\n{largest if told.largest_batch else 'Not even one sequence fits.'}"
+    return shown if told.largest_batch is None else f"{shown}\n{largest(told.largest_batch)}"
+
+
+def largest(batch: int) -> str:
+    """A sentence for the largest batch that fits, 0 where none does; more than `MOST_BATCH` are not tried.
+
+    >>> largest(61), largest(0)
+    ('The largest batch that fits is 61.', 'Not even one sequence fits.')
+    """
+    if batch == MOST_BATCH:
+        return f"A batch of {batch:,} fits; larger ones are not tried."
+    return f"The largest batch that fits is {batch:,}." if batch else "Not even one sequence fits."
 
 
 def _row(each: BatchRow) -> list[str]:

@@ -7,7 +7,7 @@ from math import log10
 from typing import TYPE_CHECKING
 
 from trainledger.predict.device_memory import of_a_device
-from trainledger.report.inference import head
+from trainledger.report.inference import head, largest
 from trainledger.report.style import COLOURS, GREY, Figure, arranged, mark
 from trainledger.units import GIGA, KILO, format_nbytes
 
@@ -38,8 +38,7 @@ def about(told: Inference) -> list[str]:
     if told.device:
         lines.append(f"On {told.device}.")
     if told.largest_batch is not None:
-        some = f"The largest batch that fits is {told.largest_batch:,}." if told.largest_batch else ""
-        lines.append(some or "Not even one sequence fits.")
+        lines.append(largest(told.largest_batch))
     return lines
 
 
