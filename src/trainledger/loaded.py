@@ -166,7 +166,7 @@ def _attention(run: Run, kernels: str) -> dict[str, str]:
 
     Flash kernels have them, for accelerators and in 16 bits.
     """
-    if run.model.attention_softcap is None and not run.model.attention_sinks:
+    if not run.model.capped_or_sinking:
         return {}
     return {"attention": "flash" if kernels != "cpu" and precision_of(run.recipe).low else "math"}
 

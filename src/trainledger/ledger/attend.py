@@ -27,13 +27,12 @@ def refusals(sizes: Sizes, dtype: str) -> Iterator[Problem]:
     """What the recipe's attention cannot do for this model with this backend in ``dtype``, with one that can."""
     spec, given = sizes.spec, sizes.attention
     cpu = sizes.backend == "cpu"
-    written = spec.attention_softcap is not None or spec.attention_sinks
     if given in KERNELS and cpu:
         rule = "is a kernel of accelerators, not of a CPU"
-        yield Problem("recipe.attention", given, rule, "math" if written else "sdpa")
+        yield Problem("recipe.attention", given, rule, "math" if spec.capped_or_sinking else "sdpa")
     elif given in ("flash", "cudnn") and dtype == "fp32":
         rule = "is a kernel for 16 bits, and attention computes in fp32 here"
-        yield Problem("recipe.attention", given, rule, "math" if written else "efficient")
+        yield Problem("recipe.attention", given, rule, "math" if spec.capped_or_sinking else "efficient")
     elif given in ("sdpa", "efficient", "cudnn"):
         other = "math" if cpu or dtype == "fp32" else "flash"
         if spec.attention_softcap is not None:

@@ -26,9 +26,7 @@ def masks(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Masks:
     FlashAttention knows windows and ALiBi (the package of Dao 2023), PyTorch's kernels nothing but causal attention.
     `InvalidInput` where the recipe's attention cannot do what the model needs.
     """
-    problems = list(refusals(sizes, tape.compute_dtype))
-    if problems:
-        raise InvalidInput(problems)
+    _refuse(tape, sizes)
     if sizes.attention == "flash":
         return dict.fromkeys(windows)
     always = written_out_here(sizes) or sizes.spec.positions == "alibi"
@@ -45,9 +43,7 @@ def masks(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Masks:
 
 def masks_of_last(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Masks:
     """For the last token as the only query, which sees all keys that there are: ALiBi's penalties, or nothing."""
-    problems = list(refusals(sizes, tape.compute_dtype))
-    if problems:
-        raise InvalidInput(problems)
+    _refuse(tape, sizes)
     found: Masks = dict.fromkeys(windows)
     if sizes.spec.positions != "alibi" or sizes.attention == "flash":
         return found
@@ -60,6 +56,13 @@ def masks_of_last(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Ma
     slopes = Array(H, "fp32", None)
     (bias,) = tape.emit("mul", "elementwise", reads=[slopes, position], makes=[(H * S, "fp32")], flops=H * S)
     return {None: op.cast(tape, bias, tape.compute_dtype)}
+
+
+def _refuse(tape: Tape, sizes: Sizes) -> None:
+    """Raise `InvalidInput` where the recipe's attention cannot do what the model needs."""
+    problems = list(refusals(sizes, tape.compute_dtype))
+    if problems:
+        raise InvalidInput(problems)
 
 
 def held_masks(sizes: Sizes, masks: Masks, recipe: Recipe) -> tuple[Array, ...]:

@@ -69,12 +69,11 @@ def serving_rank(run: Run, serving: Serving, *, backend: str = "cpu") -> Rank:
 
 def _attention(run: Run, backend: str, compute: str) -> str:
     """Serving kernels of accelerators know windows, caps and sinks in 16 bits; else the last two are written out."""
-    spec = run.model
     if run.recipe.attention == "math":
         return "math"
     if backend != "cpu" and compute != "fp32":
         return "flash"
-    return "math" if spec.attention_softcap is not None or spec.attention_sinks else "sdpa"
+    return "math" if run.model.capped_or_sinking else "sdpa"
 
 
 def account_serving(run: Run, serving: Serving, *, backend: str = "cpu", all_experts: bool = False) -> Ledger:

@@ -65,9 +65,9 @@ def _changes(profiler: Any) -> list[int]:
     for _, address, nbytes in sorted(events, key=lambda each: each[0]):
         if nbytes > 0:
             inside.add(address)
-        elif address not in inside:
-            continue
-        else:
+        elif address in inside:
             inside.remove(address)
+        else:
+            continue
         changes.append(nbytes)
     return changes

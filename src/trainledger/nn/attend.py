@@ -46,7 +46,7 @@ def scores_of(spec: ModelSpec, implementation: str, dropout: float) -> Scores:
 
 def usual(spec: ModelSpec) -> str:
     """The fastest implementation that can do what the spec asks for on every device."""
-    return "sdpa" if spec.attention_softcap is None and not spec.attention_sinks else "math"
+    return "math" if spec.capped_or_sinking else "sdpa"
 
 
 def refusals(spec: ModelSpec, implementation: str, device: str) -> Iterator[Problem]:

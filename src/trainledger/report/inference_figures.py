@@ -44,10 +44,10 @@ def about(told: Inference) -> list[str]:
 
 def _curves(told: Inference, rows: list[BatchRow]) -> Iterator[tuple[str, str, list[float], list[float]]]:
     """The bound and the expectation, where there is one: name, colour, milliseconds and tokens per second."""
-    measured = any(each.time is not None and each.time.basis != "bound" for each in rows)
     times = [each.time for each in rows if each.time is not None]
     rates = [each.bound_tokens_per_second or 0.0 for each in rows]
-    least = "products and attention at measured rates" if measured else "at least, by the data sheet"
+    sheet = times[0].basis == "bound"
+    least = "at least, by the data sheet" if sheet else "products and attention at measured rates"
     yield least, _BOUND, [each.bound_seconds * KILO for each in times], rates
     expected = [each.expected_seconds for each in times if each.expected_seconds is not None]
     if len(expected) == len(times):
@@ -113,8 +113,8 @@ def _memory(told: Inference) -> Figure:
     layout = arranged(f"{told.run.model.name}: what is held", "sequences at once", "memory (GB)", barmode="stack")
     layout["xaxis"] |= {"type": "category"}
     layout["legend"] |= {"traceorder": "normal"}
-    usable = None if told.memory is None else told.memory.usable_nbytes
-    if told.memory is not None and usable is not None:
+    if told.memory is not None and told.memory.usable_nbytes is not None:
+        usable = told.memory.usable_nbytes
         mark(layout, "h", usable / GIGA, f"{format_nbytes(usable)} {of_a_device(told.memory)}")
     return {"data": data, "layout": layout}
 

@@ -229,7 +229,7 @@ def _context(run: Run) -> Iterator[Problem]:
             yield Problem("layout.context", ranks, rule, nearest_divisor(gcd(heads, recipe.seq_len), ranks))
     spec = run.model
     windows = spec.window is not None or spec.positions == "alibi"
-    if not precision_of(recipe).low and (windows or spec.attention_softcap is not None or spec.attention_sinks):
+    if not precision_of(recipe).low and (windows or spec.capped_or_sinking):
         rule = "in fp32 no kernel between context ranks has windows, ALiBi, capped scores or attention sinks"
         yield Problem("layout.context", ranks, rule, 1)
     elif recipe.attention == "math":

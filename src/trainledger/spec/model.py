@@ -226,6 +226,11 @@ class ModelSpec:
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
     @property
+    def capped_or_sinking(self) -> bool:
+        """Whether scores are capped or have sinks, which PyTorch's own fused attention has neither of."""
+        return self.attention_softcap is not None or self.attention_sinks
+
+    @property
     def latent(self) -> bool:
         """Whether keys and values come from a joint latent (DeepSeek-AI 2024, DeepSeek-V2, section 2.1)."""
         return self.kv_rank is not None

@@ -105,6 +105,7 @@ def nearest_text(wanted: str, known: Iterable[str]) -> str | None:
     longer = [each for each in by_lower if each.startswith(lower)]
     if len(longer) == 1 and len(lower) > 1:
         return by_lower[longer[0]]
-    numbered = [each for each in by_lower if re.sub(r"\d+", "0", each) == re.sub(r"\d+", "0", lower)]
+    but_for_numbers = re.sub(r"\d+", "0", lower)
+    numbered = [each for each in by_lower if re.sub(r"\d+", "0", each) == but_for_numbers]
     close = [min(numbered, key=off)] if numbered else get_close_matches(lower, by_lower, n=1, cutoff=0.6)
     return by_lower[close[0]] if close else None
