@@ -12,7 +12,7 @@ SOURCE = Path(trainledger.__file__).parent
 CORE = {"frozen", "durable", "units", "dtypes"}
 LEDGER = {*CORE, "spec", "ledger"}
 PREDICT = {*LEDGER, "predict"}
-TRAIN = {*CORE, "spec", "nn", "data", "train"}
+TRAIN = {*CORE, "spec", "huggingface", "nn", "data", "train"}
 EVERYTHING = None
 
 # Room: the rooms it may import (itself always), and whether it may import torch.
@@ -22,13 +22,14 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "units": (set(), False),
     "dtypes": ({"frozen", "units"}, False),
     "spec": (CORE, False),
+    "huggingface": ({*CORE, "spec"}, False),
     "catalog": ({*CORE, "spec"}, False),
     "ledger": (LEDGER, False),
     "predict": (PREDICT, False),
     "plan": ({*PREDICT, "catalog"}, False),
     "explain": ({*PREDICT, "catalog"}, False),
     "trace": (LEDGER, True),
-    "nn": ({*CORE, "spec"}, True),
+    "nn": ({*CORE, "spec", "huggingface"}, True),
     "data": ({*CORE, "spec"}, True),
     "train": (TRAIN, True),
     "measure": ({*LEDGER, "trace", "nn", "data", "train"}, True),
@@ -45,8 +46,8 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
 }
 HEAVY = {"torch", "numpy", "rich", "plotly", "tokenizers", "safetensors", "pyarrow", "zstandard", "sympy"}
 LIGHT_ROOMS = (
-    "units", "dtypes", "spec", "catalog", "ledger", "predict", "plan", "budget", "pytest_plugin", "loaded", "questions",
-    "__init__",
+    "units", "dtypes", "spec", "huggingface", "catalog", "ledger", "predict", "plan", "budget", "pytest_plugin",
+    "loaded", "questions", "__init__",
 )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ _WHERE = {
     "machine_of": "trainledger.loaded",
     "meter": "trainledger.measure.meter",
     "model": "trainledger.loaded",
+    "model_from_hf": "trainledger.huggingface",
     "napkin": "trainledger.plan.napkin",
     "on_device": "trainledger.questions",
     "optimal": "trainledger.questions",
@@ -57,6 +58,7 @@ _WHERE = {
 
 if TYPE_CHECKING:
     from trainledger.catalog import device
+    from trainledger.huggingface import model_from_hf
     from trainledger.ledger.entry import Entry, Ledger
     from trainledger.loaded import device_of, load, machine_of, model
     from trainledger.measure.meter import meter
@@ -94,8 +96,8 @@ __all__ = [
     "Calibration", "Cluster", "DataSpec", "Device", "Entry", "InvalidInput", "Layout", "Ledger", "ModelSpec",
     "Problem", "Recipe", "Run", "TrainingStep", "account", "advise", "annotate", "breaks", "compare", "cost_rule",
     "device", "device_of", "fake_world", "fit", "inference", "inspect", "layouts", "load", "machine_of", "meter",
-    "model", "napkin", "on_device", "optimal", "parameters", "plan", "predict", "reconcile", "trace", "trace_rank",
-    "trace_step",
+    "model", "model_from_hf", "napkin", "on_device", "optimal", "parameters", "plan", "predict", "reconcile", "trace",
+    "trace_rank", "trace_step",
 ]  # fmt: skip
 
 

@@ -320,7 +320,7 @@ def config_fields(path: str) -> dict[str, Any]:
     """The `ModelSpec` fields of a Hugging Face config.json; raises `InvalidInput`."""
     from pathlib import Path
 
-    from trainledger.spec.huggingface import from_config, read_json
+    from trainledger.huggingface import from_config, read_json
 
     return dict(vars(from_config(read_json(Path(path)), path)))
 
@@ -329,7 +329,7 @@ def config_notes(path: str) -> list[str]:
     """Sentences on what a Hugging Face config.json says that an account does not hold; raises `InvalidInput`."""
     from pathlib import Path
 
-    from trainledger.spec.huggingface import left_out, read_json
+    from trainledger.huggingface import left_out, read_json
 
     return left_out(read_json(Path(path)))
 

@@ -18,6 +18,7 @@ from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
 D, T, K = 256, 512, 2
@@ -31,7 +32,7 @@ def run_of(layout: Layout, model: ModelSpec = SPEC, **recipe: Any) -> Run:
     given = {"seq_len": T, "micro_batch": 1, "global_batch": layout.data_ranks, "steps": 1, "precision": "bf16"}
     cluster = Cluster(count=layout.devices)
     run = Run(model=model, recipe=Recipe(**{**given, **recipe}), layout=layout, cluster=cluster)
-    assert not list(run.problems())
+    assert not list(run_problems(run))
     return run
 
 

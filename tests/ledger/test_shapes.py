@@ -14,6 +14,7 @@ from trainledger.ledger.parameters import component_of, leaves_of, parameters
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import NORM_PLACES, ModelSpec
+from trainledger.spec.rules.model import model_problems
 
 flag = st.booleans()
 
@@ -73,7 +74,7 @@ def layer_by_layer(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(models())
 def test_names_shapes_and_order_are_those_of_the_modules(spec: ModelSpec) -> None:
-    assert not list(spec.problems())
+    assert not list(model_problems(spec))
     with torch.device("meta"):
         model = Transformer(spec)
     built = [(name, tuple(each.shape)) for name, each in model.named_parameters()]

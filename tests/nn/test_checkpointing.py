@@ -17,6 +17,7 @@ from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.recompute import layer_runs, segment_size
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
 torch.set_num_threads(1)
@@ -72,7 +73,7 @@ def trained(run: Run) -> tuple[Tensor, dict[str, Tensor | None]]:
 )
 def test_no_bit_of_a_gradient_changes(variant: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]) -> None:
     run = run_of(model, **recipe, **variant)
-    if list(run.problems()):
+    if list(run_problems(run)):
         assert variant["activation_checkpointing"] == "from-start"
         return
     plain, wanted = trained(run_of(model, **recipe))
@@ -202,4 +203,4 @@ def test_offloading_moves_what_blocks_keep_and_nothing_that_is_there_anyway(monk
     ],
 )
 def test_what_does_not_work_is_told(recipe: dict[str, Any], sentence: str) -> None:
-    assert [str(each) for each in run_of(LLAMA, **recipe).problems()] == [sentence]
+    assert [str(each) for each in run_problems(run_of(LLAMA, **recipe))] == [sentence]

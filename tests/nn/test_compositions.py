@@ -15,6 +15,7 @@ from trainledger.nn.init import initialize
 from trainledger.nn.mlp import gated
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ACTIVATIONS, ModelSpec
+from trainledger.spec.rules.model import model_problems
 
 torch.set_num_threads(1)
 SIZES = {"vocab_size": 11, "d_model": 12, "n_layers": 2, "n_heads": 3, "d_ff": 20, "max_seq_len": 7}
@@ -152,7 +153,7 @@ def filled(spec: ModelSpec, seed: int) -> Transformer:
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(models(), st.integers(0, 999))
 def test_logits_are_those_of_the_sums_written_out(spec: ModelSpec, seed: int) -> None:
-    assert not list(spec.problems())
+    assert not list(model_problems(spec))
     model = filled(spec, seed)
     ids = torch.randint(spec.vocab_size, (2, 5), generator=torch.Generator().manual_seed(seed))
     named = {name: each.detach().double() for name, each in model.named_parameters()}

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from trainledger.huggingface import from_config, left_out, read_json
 from trainledger.ledger.step import account
 from trainledger.loaded import load
 from trainledger.measure.step import rehearse
 from trainledger.nn.huggingface import export_model, import_model
 from trainledger.nn.transformer import Transformer
-from trainledger.spec.huggingface import from_config, left_out, read_json
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput
 

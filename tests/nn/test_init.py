@@ -13,6 +13,7 @@ from trainledger.nn.init import TRUNCATION, fill, initialize
 from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.rules.model import model_problems
 
 LLAMA = ModelSpec(vocab_size=512, d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, d_ff=344, max_seq_len=64)
 GPT2 = ModelSpec(
@@ -157,7 +158,7 @@ EVERYTHING = [
 
 @pytest.mark.parametrize("spec", EVERYTHING, ids=["sandwich", "parallel", "latent experts"])
 def test_every_kind_of_parameter_has_its_start(spec):
-    assert not list(spec.problems())
+    assert not list(model_problems(spec))
     model = Transformer(spec)
     with torch.no_grad():
         for each in model.parameters():

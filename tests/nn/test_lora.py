@@ -19,6 +19,7 @@ from trainledger.nn.quantized import NF4, codes_of, dequantize
 from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
 torch.set_num_threads(1)
@@ -209,4 +210,4 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
     ],
 )  # fmt: skip
 def test_what_does_not_work_is_told(model: dict[str, Any], recipe: dict[str, Any], sentence: str) -> None:
-    assert sentence in [str(each) for each in run_of({**LLAMA, **model}, **recipe).problems()]
+    assert sentence in [str(each) for each in run_problems(run_of({**LLAMA, **model}, **recipe))]

@@ -17,6 +17,7 @@ from trainledger.nn.loss import next_token_loss, run_loss
 from trainledger.nn.transformer import build
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
 torch.set_num_threads(1)
@@ -151,4 +152,4 @@ def test_an_evaluation_takes_no_gradients() -> None:
     ],
 )
 def test_what_does_not_work_is_told(recipe: dict[str, Any], sentence: str) -> None:
-    assert [str(each) for each in run_of({}, **recipe).problems()] == [sentence]
+    assert [str(each) for each in run_problems(run_of({}, **recipe))] == [sentence]

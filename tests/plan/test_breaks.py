@@ -18,6 +18,7 @@ from trainledger.plan.growth import AXES, growth
 from trainledger.plan.limits import LIMITS, Limit, Limits, Reading, critical_batch, critical_batch_of_tokens, remedy
 from trainledger.report.breaks import figures, text
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
 RUNS = {"alone": ALONE, "sharded": SHARDED, "mesh": MESH}
@@ -26,7 +27,7 @@ RUNS = {"alone": ALONE, "sharded": SHARDED, "mesh": MESH}
 def _holds(limit: str, run: Run, **known: Any) -> bool:
     """Whether something holds, from a prediction of the run alone and without the tables of the module."""
     if limit == RULE:
-        return not list(run.problems())
+        return not list(run_problems(run))
     told = tl.predict(run)
     causes = told.step_causes
     bars = {each.cause: each.seconds for each in told.waterfall}
@@ -231,7 +232,7 @@ def test_values_on_the_way_keep_the_rules_of_the_run_file(name: str, axis: str) 
     last = len(way.values) - (2 if axis == "devices" else 1)  # of devices the last is the first that is too many
     for index in {0, 1, last // 2, last} & set(range(last + 1)):
         grown = way.at(index)
-        assert list(grown.problems()) == []
+        assert list(run_problems(grown)) == []
         section, _, field = way.field.partition(".")
         assert getattr(getattr(grown, section), field) == way.values[index]
 

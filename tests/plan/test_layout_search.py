@@ -28,6 +28,7 @@ from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import States
 from trainledger.report.layouts import figures, pasted
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
 SMALL = {"d_model": 64, "n_heads": 8, "n_kv_heads": 2, "d_ff": 96, "vocab_size": 96, "max_seq_len": 64, "n_layers": 4}
@@ -102,7 +103,7 @@ def test_a_layout_is_a_candidate_exactly_where_the_rules_allow_it(
     blocks = Blocks(grid, Judge(grid))
     found = list(candidates(blocks))
     every = list(everything(grid))
-    valid = {each for each in every if not list(each.problems())}
+    valid = {each for each in every if not list(run_problems(each))}
     assert len(found) == len(set(found))
     assert set(found) == valid
     assert blocks.searched == len(every) == len(found) + sum(blocks.rejected.values())
@@ -200,7 +201,7 @@ def test_gathers_in_backward_are_candidates_where_ranks_are_sequence_parallel(pr
     run = replace(run, layout=replace(run.layout, sequence_gather="again"))
     grid = grid_of(whole(run), 4, {"micro_batch": 1, "pipeline": 1})
     found = set(candidates(Blocks(grid, Judge(grid))))
-    assert found == {each for each in everything(grid) if not list(each.problems())}
+    assert found == {each for each in everything(grid) if not list(run_problems(each))}
     ways = {(each.layout.sequence_parallel, each.layout.sequence_gather) for each in found}
     assert ways == {(False, "kept"), *({(True, "again")} if precision == "bf16-sharded" else ())}
 
@@ -224,7 +225,7 @@ def test_sums_beside_products_are_said_of_layouts_with_tensor_ranks_alone() -> N
     run = replace(run, layout=replace(run.layout, overlap=("gradients", "input-gradients")))
     grid = grid_of(whole(run), 4, {"micro_batch": 1, "pipeline": 1})
     found = set(candidates(Blocks(grid, Judge(grid))))
-    assert found == {each for each in everything(grid) if not list(each.problems())}
+    assert found == {each for each in everything(grid) if not list(run_problems(each))}
     ways = {(each.layout.tensor > 1, "input-gradients" in (each.layout.overlap or ())) for each in found}
     assert ways == {(False, False), (True, True)}
 
@@ -257,7 +258,7 @@ def test_the_best_is_the_best_of_all() -> None:
     machine = machine_of(run)
     assert isinstance(machine, tl.Device)
     grid = grid_of(whole(run), 4, fixed)
-    every = [each for each in everything(grid) if not list(each.problems())]
+    every = [each for each in everything(grid) if not list(run_problems(each))]
     told = sorted(exact(each, machine, backend=kernels_of(run)).seconds or 0.0 for each in every)
     assert len(every) == found.allowed
     assert [each.seconds for each in found.ranked] == pytest.approx(told[:5])

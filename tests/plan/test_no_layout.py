@@ -14,13 +14,14 @@ from trainledger.cli import main
 from trainledger.loaded import why_no_layout
 from trainledger.plan.layouts.grid import divisors, grid_of, whole
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
 
 def allowed(run: Run, devices: int, fixed: dict[str, Any]) -> bool:
     """Whether any layout of the grid breaks no rule, each asked by itself."""
     run = replace(whole(run), cluster=replace(run.cluster, count=devices))
-    return any(not list(each.problems()) for each in everything(grid_of(run, devices, fixed)))
+    return any(not list(run_problems(each)) for each in everything(grid_of(run, devices, fixed)))
 
 
 def with_batch(run: Run, batch: int) -> Run:

@@ -18,6 +18,7 @@ from trainledger.report import breaks as breaks_report
 from trainledger.report import compare as compare_report
 from trainledger.report import plan as plan_report
 from trainledger.spec.layout import Layout
+from trainledger.spec.rules.run import run_problems
 from trainledger.units import format_nbytes
 
 A100 = {"device": "a100-sxm-80gb", "price_per_device_hour": 2.0}
@@ -67,7 +68,7 @@ def test_a_batch_can_be_shared_where_replicas_have_whole_micro_batches() -> None
                 run = run_of("gpt2", count, global_batch=max(batch, micro_batch) // micro_batch * micro_batch,
                              micro_batch=micro_batch)  # fmt: skip
                 spread = tl.Run(model=run.model, recipe=run.recipe, cluster=run.cluster, layout=Layout(replicate=count))
-                assert bool(list(spread.problems())) == bool(tl.predict(run).impossible)
+                assert bool(list(run_problems(spread))) == bool(tl.predict(run).impossible)
 
 
 def test_a_model_that_no_device_holds_has_no_bill() -> None:

@@ -22,6 +22,7 @@ from trainledger.questions import plan
 from trainledger.report.optimal import text
 from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.run import run_problems
 
 LAWS = laws()
 DEVICE = tl.device("h100-sxm")
@@ -69,7 +70,7 @@ def test_what_is_beside_the_steps_takes_its_time():
 def test_the_run_that_is_paid_for_obeys_the_rules_and_fits():
     for count in (1, 7, 8, 24):
         _, found = paid(steady(0.4), count=count)
-        assert list(found.run.problems()) == []
+        assert list(run_problems(found.run)) == []
         assert found.run.cluster.count == count == found.run.layout.devices
         held = plan(found.run).device_memory
         assert held is not None

@@ -19,6 +19,7 @@ from trainledger.plan.layouts.exact import exact
 from trainledger.plan.layouts.found import AS_QUICK, as_toml
 from trainledger.plan.layouts.grid import Shape, Spread, Stages, grid_of, run_of, whole
 from trainledger.plan.layouts.judge import Judge
+from trainledger.spec.rules.run import run_problems
 
 GIVEN: list[dict[str, Any]] = [
     {"expert_send": "copies", "overlap": ("gradients",)},
@@ -82,7 +83,7 @@ def test_what_runs_beside_compute_is_kept_where_the_layout_has_it() -> None:
     def overlap(expert: int, stages: Stages, spread: Spread, *, parallel: bool = False) -> Any:
         shape = Shape(2 if parallel else 1, parallel, 1, "ring", expert, 1, "none")
         found = run_of(run, shape, stages, spread)
-        assert not list(found.problems())
+        assert not list(run_problems(found))
         return found.layout.overlap
 
     alone, zero_bubble = Stages(1, "1f1b", 1, None), Stages(2, "zero-bubble", 1, None)
@@ -125,7 +126,7 @@ def test_no_way_to_send_to_experts_is_quicker_than_what_the_search_finds() -> No
         for overlap in (("gradients",), ("gradients", "experts")):
             grid = grid_of(whole(run), 16, {**fixed, "expert_send": send, "overlap": overlap})
             for each in everything(grid):
-                if each not in seconds and not list(each.problems()):
+                if each not in seconds and not list(run_problems(each)):
                     told = exact(each, machine, backend=kernels_of(each))
                     if told.fits:
                         seconds[each] = told.seconds or 0.0
@@ -160,7 +161,7 @@ def test_experts_of_a_capacity_get_copies() -> None:
         grid = grid_of(asked, 4, {"micro_batch": 1, "pipeline": 1})
         blocks = Blocks(grid, Judge(grid))
         found = set(candidates(blocks))
-        assert found == {each for each in everything(grid) if not list(each.problems())}
+        assert found == {each for each in everything(grid) if not list(run_problems(each))}
         assert len({each.layout.expert_send for each in found if each.layout.expert > 1}) == count
         assert any("expert_send" in each for each in blocks.rejected) is (said == "nodes")
 

@@ -19,6 +19,7 @@ from trainledger.plan.fit.held import scale_of
 from trainledger.plan.fit.questions import QUESTIONS, divides_batch
 from trainledger.plan.fit.recipes import recipes
 from trainledger.questions import plan
+from trainledger.spec.rules.run import run_problems
 
 MODEL = {"vocab_size": 4096, "d_model": 512, "n_layers": 8, "n_heads": 8, "n_kv_heads": 4, "d_ff": 1536,
          "max_seq_len": 4096}  # fmt: skip
@@ -68,7 +69,7 @@ def test_the_edge_is_exact(run, question):
         assert found.size == verdict(run).nbytes
         return
     if found.run is not None:
-        assert list(found.run.problems()) == []
+        assert list(run_problems(found.run)) == []
         assert verdict(found.run).fits
         assert found.held is not None
         assert found.held.nbytes == verdict(found.run).nbytes

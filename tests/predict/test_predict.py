@@ -24,6 +24,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.plain import from_plain, to_plain
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import validated
 
@@ -264,4 +265,4 @@ def test_plans_say_where_attention_is_cudnns(model: str, device: str, attention:
     (*notes,) = (each for each in tl.predict(run).notes if "attention is cuDNN's" in each)
     assert [each.split('"')[1] for each in notes] == ([] if other is None else [other])
     if other is not None:
-        assert not list(replace(run, recipe=replace(run.recipe, attention=other)).problems())
+        assert not list(run_problems(replace(run, recipe=replace(run.recipe, attention=other))))

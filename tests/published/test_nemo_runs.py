@@ -8,6 +8,7 @@ from throughput_blackwell import blackwell_cases
 from throughput_case import TimeCase
 from throughput_nemo import SOURCES, fitted_nemo, nemo_cases, unseen_nemo
 
+from trainledger.spec.rules.run import run_problems
 from trainledger.units import TERA
 
 # What NVIDIA divides by for the printed utilization, in 16 bits; twice that in 8.
@@ -51,7 +52,7 @@ def test_what_is_told_is_what_the_row_says() -> None:
         assert run.layout.devices == int(row["gpus"]), row
         micro_batches = run.recipe.global_batch // (int(row["mbs"]) * run.layout.data_ranks)
         assert micro_batches == int(row["ga"]), row
-        assert not list(run.problems()), row
+        assert not list(run_problems(run)), row
 
 
 def test_what_constants_are_fitted_on_is_apart_from_what_they_are_tried_on() -> None:

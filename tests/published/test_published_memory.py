@@ -11,6 +11,8 @@ from published_memory import COUNTS, by_source, labels, median_that_counts, pred
 from published_page import PAGE, far_off, page
 from published_runs import LEFT_OUT, MISSED_REASONS, ROW_REASONS, SOURCES, case_of
 
+from trainledger.spec.rules.run import run_problems
+
 
 def test_the_median_error_of_dense_pretraining_is_at_most_10_percent() -> None:
     assert sum(len(each.errors) for each in by_source() if each.source.group == COUNTS) >= 75
@@ -37,7 +39,7 @@ def test_every_row_is_told_or_has_a_reason() -> None:
         found = case_of(row)
         if isinstance(found, Case):
             assert row["id"] in names
-            assert not list(found.run.problems()), row["id"]
+            assert not list(run_problems(found.run)), row["id"]
         else:
             assert found != "not told", row["id"]
     assert len(left_out) + len(told) == len(rows) + 2  # R0051 has no figure of its own; both of its labels are told

@@ -23,6 +23,7 @@ from throughput_times import predicted, ranks_agree
 from throughput_told import COUNTS, HOURS, MEDIAN, RANKS, SHARE, WITHIN, counting, errors, sources, told
 
 from trainledger import catalog
+from trainledger.spec.rules.run import run_problems
 
 EVERY = 6  # of the rows, one in so many is predicted again by default
 
@@ -88,7 +89,7 @@ def test_runs_are_of_the_devices_of_their_rows() -> None:
     for each in told()[0]:
         case = each.case
         assert case.run.layout.devices == int(case.row["n_devices"]), case.name
-        assert not list(case.run.problems()), case.name
+        assert not list(run_problems(case.run)), case.name
 
 
 def test_whole_runs_are_within_25_percent_or_there_is_a_reason() -> None:

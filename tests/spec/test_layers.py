@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from trainledger.spec.layers import LayerKind, angles_of, kind_of, local_angles, rotary_modules, segments
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.rules.model import model_problems
 
 SIZES = {"vocab_size": 8, "d_model": 8, "n_heads": 2, "d_ff": 8, "max_seq_len": 8}
 
@@ -87,4 +88,4 @@ def test_local_layers_turn_by_their_own_base_and_are_not_stretched() -> None:
     )  # fmt: skip
     local = local_angles(spec)
     assert (local.rope_theta, local.rope_factor, local.rope_scaling) == (1e4, None, None)
-    assert not list(local.problems())
+    assert not list(model_problems(local))

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.model_rules import problems
+from trainledger.spec.rules.model import model_problems
 from trainledger.spec.setting import read_value, rule_of
 
 SIZES = {"vocab_size": 100, "d_model": 64, "n_layers": 6, "n_heads": 4, "d_ff": 96, "max_seq_len": 16}
@@ -130,12 +130,12 @@ RULES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("given_fields", "sentence"), RULES, ids=[sentence.split(":")[0] for _, sentence in RULES])
 def test_each_rule_in_its_own_words(given_fields: dict[str, Any], sentence: str) -> None:
-    assert [str(each) for each in ModelSpec(**{**SIZES, **given_fields}).problems()] == [sentence]
+    assert [str(each) for each in model_problems(ModelSpec(**{**SIZES, **given_fields}))] == [sentence]
 
 
 def test_what_obeys_every_rule_has_no_problems() -> None:
     for right in ({}, LATENT, {"n_experts": 8, "n_dense_layers": 1}, {"window": 8, "global_every": 2}):
-        assert not list(ModelSpec(**{**SIZES, **right}).problems())
+        assert not list(model_problems(ModelSpec(**{**SIZES, **right})))
 
 
 def of_field(name: str) -> st.SearchStrategy[Any]:
@@ -165,21 +165,21 @@ def any_models(draw: st.DrawFn) -> ModelSpec:
 @given(any_models())
 def test_proposed_values_end_in_a_model_without_problems(spec: ModelSpec) -> None:
     for _ in range(20):
-        found = list(spec.problems())
+        found = list(model_problems(spec))
         assert len({each.field for each in found}) == len(found), "a field is complained of once"
         fixable = [each for each in found if each.nearest is not None]
         if not fixable:
             break
         name = fixable[0].field.removeprefix("model.")
         spec = replace(spec, **{name: read_value(BY_NAME[name], fixable[0].nearest)})  # as a run file would be read
-        assert all(each.field != fixable[0].field for each in spec.problems())
-    assert all(each.nearest is None for each in spec.problems())
+        assert all(each.field != fixable[0].field for each in model_problems(spec))
+    assert all(each.nearest is None for each in model_problems(spec))
 
 
 def test_a_pattern_as_long_as_a_model_is_refused() -> None:
     sizes = {"vocab_size": 8, "d_model": 8, "n_heads": 2, "d_ff": 8, "max_seq_len": 8}
     long = ModelSpec(n_layers=99_991, window=4, global_every=9_973, **sizes)
-    (problem,) = problems(long)
+    (problem,) = model_problems(long)
     assert "repeats after 9,973 layers; at most 1,000" in str(problem)
-    assert not list(problems(ModelSpec(n_layers=99_991, window=4, global_every=997, **sizes)))
-    assert not list(problems(ModelSpec(n_layers=12, window=4, global_every=9_973, **sizes)))
+    assert not list(model_problems(ModelSpec(n_layers=99_991, window=4, global_every=997, **sizes)))
+    assert not list(model_problems(ModelSpec(n_layers=12, window=4, global_every=9_973, **sizes)))

@@ -8,6 +8,7 @@ import pytest
 
 from trainledger.spec.optimizers import IMPLEMENTATIONS, OPTIMIZER_LOOPS, OPTIMIZERS
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.recipe import recipe_problems
 
 
 def recipe_of(**fields: Any) -> Recipe:
@@ -36,15 +37,15 @@ REFUSED = {
 
 @pytest.mark.parametrize("sentence", REFUSED)
 def test_what_is_refused(sentence: str) -> None:
-    assert [str(each) for each in recipe_of(**REFUSED[sentence]).problems()] == [sentence]
+    assert [str(each) for each in recipe_problems(recipe_of(**REFUSED[sentence]))] == [sentence]
 
 
 def test_what_is_said_to_work_works() -> None:
     for name in OPTIMIZERS:
-        assert not list(recipe_of(optimizer=name).problems())
+        assert not list(recipe_problems(recipe_of(optimizer=name)))
         assert recipe_of(optimizer=name).optimizer_implementation == IMPLEMENTATIONS[name][0]
         for loop in OPTIMIZER_LOOPS:
-            problems = list(recipe_of(optimizer=name, optimizer_loop=loop).problems())
+            problems = list(recipe_problems(recipe_of(optimizer=name, optimizer_loop=loop)))
             assert bool(problems) == (loop not in IMPLEMENTATIONS[name])
             for each in problems:
-                assert not list(recipe_of(optimizer=name, optimizer_loop=each.nearest).problems())
+                assert not list(recipe_problems(recipe_of(optimizer=name, optimizer_loop=each.nearest)))

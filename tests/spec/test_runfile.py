@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from trainledger.spec.data import DataSpec
 from trainledger.spec.model import ACTIVATIONS, ModelSpec
-from trainledger.spec.model_rules import nearest_divisor
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import OPTIMIZERS, PRECISIONS, SCHEDULES, Recipe
+from trainledger.spec.rules.model import nearest_divisor
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import (
     SECTIONS,

@@ -15,6 +15,7 @@ from trainledger.ledger.timeline import peak_host_nbytes
 from trainledger.measure.step import rehearse
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
 
@@ -79,7 +80,7 @@ def same_ledgers(run: Run, *, in_order: bool = True) -> tuple[Ledger, Ledger]:
     In order, live bytes are compared too, but for what a loop followed once cannot say: rotary angles and masks, which
     the first block's backward frees a little before its end, and two scalars while micro-batches add up their losses.
     """
-    assert [str(each) for each in run.problems()] == []
+    assert [str(each) for each in run_problems(run)] == []
     predicted, traced = account(run), rehearse(run)
     assert traced.uncounted == ()
     assert predicted.parameters == traced.parameters

@@ -15,6 +15,7 @@ from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse, rehearse_really
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
 torch.set_num_threads(1)
@@ -109,7 +110,7 @@ def runs(draw: st.DrawFn) -> Run:
 )
 @given(runs())
 def test_every_kind_of_attention_costs_what_its_trace_shows(run: Run) -> None:
-    assert not list(run.problems())
+    assert not list(run_problems(run))
     predicted, traced = account(run), rehearse(run)
     ours, theirs = unrolled(predicted), unrolled(traced)
     for mine, other in zip(ours, theirs, strict=False):

@@ -14,6 +14,7 @@ from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse
 from trainledger.spec.model import ACTIVATIONS, NORM_PLACES, ModelSpec
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.model import model_problems
 from trainledger.spec.run import Run
 
 torch.set_num_threads(1)
@@ -83,7 +84,7 @@ def runs(draw: st.DrawFn) -> Run:
 )
 @given(runs())
 def test_every_kind_of_block_is_traced_as_it_is_accounted_for(run: Run) -> None:
-    assert not list(run.model.problems())
+    assert not list(model_problems(run.model))
     same_step(account(run), rehearse(run), run)
 
 

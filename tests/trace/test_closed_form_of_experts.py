@@ -16,6 +16,7 @@ from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse
 from trainledger.spec.model import ROUTERS, ModelSpec
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
 torch.set_num_threads(1)
@@ -70,7 +71,7 @@ def runs(draw: st.DrawFn) -> Run:
 )
 @given(runs())
 def test_experts_are_traced_as_they_are_accounted_for(run: Run) -> None:
-    assert not list(run.problems())
+    assert not list(run_problems(run))
     predicted, traced = account(run), rehearse(run)
     same_totals(predicted, traced)
     same_peak(predicted, traced)
@@ -114,7 +115,7 @@ def test_two_rounds_of_recomputed_blocks_before_modules_ahead(layers: int) -> No
         recompute_every=layers // 2,
     )  # fmt: skip
     run = Run(model=spec, recipe=recipe)
-    assert not list(run.problems())
+    assert not list(run_problems(run))
     predicted, traced = account(run), rehearse(run)
     same_totals(predicted, traced)
     same_peak(predicted, traced)

@@ -32,6 +32,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import ACCOUNTED_ONLY, IMPLEMENTATIONS, OPTIMIZERS
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.recipe import recipe_problems
 from trainledger.trace import trace
 from trainledger.trace.fakes import make_states
 from trainledger.trace.numbers import ZeroWhereUnknown
@@ -76,7 +77,7 @@ def recipes(draw: st.DrawFn, name: str, loop: str) -> Recipe:
         precision=draw(pick("fp32", "fp32", "bf16")), weight_decay=draw(pick(0.0, 0.1)),
         grad_clip=draw(pick(None, 1.0)), **more,
     )  # fmt: skip
-    assert not list(recipe.problems())
+    assert not list(recipe_problems(recipe))
     return recipe
 
 

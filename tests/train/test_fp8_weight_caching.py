@@ -27,6 +27,7 @@ from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.train.evaluation import evaluate
 from trainledger.train.precision import autocast
@@ -201,7 +202,7 @@ def spread(draw: st.DrawFn) -> Run:
 @settings(max_examples=12, deadline=None)
 @given(spread())
 def test_ranks_hold_two_bytes_for_each_weight_of_a_linear_layer_and_cast_it_once(run: Run) -> None:
-    assert not list(run.problems())
+    assert not list(run_problems(run))
     plain = replace(run, recipe=replace(run.recipe, fp8_weight_caching=False))
     spec, layout, block = run.model, run.layout, run.recipe.precision == "fp8-block"
     mlp = 3 * spec.d_model * spec.d_ff

@@ -16,6 +16,7 @@ from trainledger.nn.init import initialize
 from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.optimizers import ACCOUNTED_ONLY, IMPLEMENTATIONS
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.train.optimizer import build_optimizer, for_muon
 from trainledger.train.step import StepResult, optimizer_step
@@ -127,7 +128,7 @@ def test_the_first_update_is_the_formula(optimizer: str, loop: str) -> None:
 @pytest.mark.parametrize("optimizer", ["adamw-8bit", "adam-8bit"])
 def test_the_engine_says_what_it_cannot_run(optimizer: str) -> None:
     run = tiny_run(optimizer=optimizer, optimizer_loop="fused")
-    assert not list(run.problems())
+    assert not list(run_problems(run))
     with pytest.raises(InvalidInput) as refused:
         one_step(run)
     rule = f"the engine has no fused {optimizer}, it is accounted for only; nearest that works: loop"

@@ -23,6 +23,7 @@ from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.precision import PRECISIONS, RECIPES, Float8, precision_of
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.train.engine import train
 from trainledger.train.loss_scaling import LossScaler
@@ -79,7 +80,7 @@ def gradients_of(model: nn.Module, batches: Sequence[Batch]) -> list[list[Tensor
 @pytest.mark.parametrize("way", [pytest.param(each, marks=ROWS if "rowwise" in each else ()) for each in WAYS])
 def test_a_resumed_run_ends_in_the_same_bits(way: str, tmp_path: Path) -> None:
     run = tiny_run(**WAYS[way])
-    assert not list(run.problems())
+    assert not list(run_problems(run))
     whole = train(run, tmp_path / "whole", open_feed=CountingFeed)
     parts = in_sittings(run, tmp_path / "parts", 3, 4)
     for name in ("model.safetensors", "optimizer.safetensors"):
@@ -105,7 +106,7 @@ def test_every_precision_learns_about_what_fp32_learns(way: str, tmp_path: Path)
 )
 def test_a_precision_is_trained_or_refused_in_a_sentence(precision: str) -> None:
     run = tiny_run(precision=precision, master_weights=precision == "fp16")
-    assert not list(run.problems())
+    assert not list(run_problems(run))
     if "block" in precision:
         nearest = precision.replace("block", "rowwise")
         with pytest.raises(InvalidInput, match=rf"{precision}'.*does not train it.*nearest that works: {nearest}$"):
@@ -131,7 +132,7 @@ def test_a_precision_is_trained_or_refused_in_a_sentence(precision: str) -> None
 )
 def test_what_the_engine_does_not_run_is_a_sentence(fields: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     run = tiny_run(**fields)
-    assert not list(run.problems())
+    assert not list(run_problems(run))
     assert account(run).flops
     with pytest.raises(InvalidInput, match=sentence):
         train(run, tmp_path, open_feed=CountingFeed)
@@ -164,11 +165,11 @@ def test_scales_by_row_that_a_torch_has_not_are_a_sentence(
     ],
 )  # fmt: skip
 def test_formats_that_do_not_go_together(fields: dict[str, Any], sentence: str) -> None:
-    assert [str(each) for each in tiny_run(**fields).problems()] == [sentence]
+    assert [str(each) for each in run_problems(tiny_run(**fields))] == [sentence]
 
 
 def test_8_bit_products_need_sizes_that_they_can_tile() -> None:
-    problems = [str(each) for each in tiny_run({"d_ff": 50, "head_dim": 6}, precision="fp8-rowwise").problems()]
+    problems = [str(each) for each in run_problems(tiny_run({"d_ff": 50, "head_dim": 6}, precision="fp8-rowwise"))]
     assert problems == [
         "model.d_ff = 50: products in 8 bits take multiples of 16; nearest that works: 64",
         "model.head_dim = 6: products in 8 bits take multiples of 16, and n_heads x head_dim is 24; "

@@ -39,7 +39,7 @@ def adapt(named: dict[str, Leaf], recipe: Recipe) -> dict[str, Leaf]:
         last = what == "bias" or f"{module}.bias" not in named
         weight = named[f"{module}.weight"]
         a = b = None
-        if last and is_target(name, recipe):
+        if last and is_target(name, recipe.lora_targets):
             assert recipe.lora_rank is not None
             d_out, d_in = weight.shape
             a = found[f"{module}.lora_a"] = Leaf(f"{module}.lora_a", (recipe.lora_rank, d_in))

@@ -31,6 +31,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.precision import precision_of
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.spec.serving import WEIGHT_FORMATS, WHOLE, Serving
 
@@ -61,7 +62,7 @@ def serving_rank(run: Run, serving: Serving, *, backend: str = "cpu") -> Rank:
     inner = Run(model=spec, recipe=recipe, layout=Layout(tensor=run.layout.tensor), cluster=run.cluster)
     found = list(serving.problems())
     if not found and isinstance(serving.context, int):
-        found = [each for each in inner.problems() if each.field.startswith(("layout", "recipe.seq_len"))]
+        found = [each for each in run_problems(inner) if each.field.startswith(("layout", "recipe.seq_len"))]
     if found:
         raise InvalidInput(found)
     return rank_of(inner)

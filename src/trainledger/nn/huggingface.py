@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from trainledger.huggingface import from_config, read_json, to_config
 from trainledger.nn.atomic import whole_directory
 from trainledger.nn.huggingface_names import Names, Piece, as_modules, names_of, pieces, shapes_in_files
 from trainledger.nn.transformer import Transformer
 from trainledger.nn.weights import FILE, Stored, assemble, faults, held, refuse, shapes, stored_in
-from trainledger.spec.huggingface import from_config, read_json, to_config
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem, shown
 

@@ -120,7 +120,9 @@ def adapt(model: nn.Module, recipe: Recipe) -> None:
         if isinstance(module, nn.Linear) and is_linear(f"{path}.weight"):
             name = path.rpartition(".")[2]
             parent = model.get_submodule(path.rpartition(".")[0])
-            setattr(parent, name, AdaptedLinear(module, recipe, adapted=is_target(f"{path}.weight", recipe)))
+            setattr(
+                parent, name, AdaptedLinear(module, recipe, adapted=is_target(f"{path}.weight", recipe.lora_targets))
+            )
 
 
 def draw(model: nn.Module, *, seed: int) -> None:

@@ -18,6 +18,7 @@ from trainledger.predict.roofline import Machine
 from trainledger.predict.run_time import too_few
 from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.units import format_count
 
@@ -239,7 +240,7 @@ class _Walk:
 
     def _problem(self, index: int) -> Problem | None:
         if index not in self._problems:
-            self._problems[index] = next(iter(self.way.at(index).problems()), None)
+            self._problems[index] = next(iter(run_problems(self.way.at(index))), None)
         return self._problems[index]
 
     def _problem_free(self, index: int) -> bool:

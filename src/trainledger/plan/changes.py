@@ -13,10 +13,10 @@ from trainledger.frozen import frozen
 from trainledger.ledger.compiled_memory import uncovered
 from trainledger.ledger.rank import rank_of
 from trainledger.spec.layout import SCHEDULES, Layout, overlaps
-from trainledger.spec.layout_rules import can_overlap
 from trainledger.spec.lora import BASE_FORMATS
 from trainledger.spec.optimizers import IMPLEMENTATIONS
 from trainledger.spec.precision import CACHING, precision_of
+from trainledger.spec.rules.layout import can_overlap
 from trainledger.spec.run import Run
 from trainledger.spec.savings import CHECKPOINTING, LOSSES
 

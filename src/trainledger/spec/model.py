@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from typing import Any
-
 from trainledger.frozen import frozen
-from trainledger.spec.problem import Problem
 from trainledger.spec.setting import setting
 
 NORMS = ("rmsnorm", "layernorm")
@@ -210,17 +205,6 @@ class ModelSpec:
         at_most=100,
     )
 
-    @classmethod
-    def from_hf(cls, config: str | os.PathLike[str] | dict[str, Any]) -> ModelSpec:
-        """The spec of a Hugging Face config.json (its path or its contents); raises `InvalidInput`."""
-        from pathlib import Path
-
-        from trainledger.spec.huggingface import from_config, read_json
-
-        if isinstance(config, dict):
-            return from_config(config)
-        return from_config(read_json(Path(config)), os.fspath(config))
-
     @property
     def kv_heads(self) -> int:
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
@@ -270,9 +254,3 @@ class ModelSpec:
     def expert_width(self) -> int:
         """Inner width of one expert."""
         return self.d_ff if self.expert_d_ff is None else self.expert_d_ff
-
-    def problems(self) -> Iterator[Problem]:
-        """What the fields say against each other; single fields are checked where they are read."""
-        from trainledger.spec.model_rules import problems
-
-        return problems(self)

@@ -5,17 +5,10 @@ A format is a name in `trainledger.dtypes`. Nothing is computed here; ledger, en
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from math import gcd
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from trainledger.frozen import frozen
-from trainledger.spec.problem import Problem
-
-if TYPE_CHECKING:
-    from trainledger.spec.recipe import Recipe
-    from trainledger.spec.run import Run
 
 COPIES = ("none", "autocast", "gathered")
 
@@ -155,10 +148,25 @@ RECIPES = {
 }  # fmt: skip
 PRECISIONS = tuple(RECIPES)
 CACHING = tuple(each.name for each in RECIPES.values() if each.float8 is not None and each.copies != "gathered")
-_MASTER_OF = ("bf16", "fp16", "fp8-tensorwise", "fp8-rowwise", "fp8-block")
+MASTER_OF = ("bf16", "fp16", "fp8-tensorwise", "fp8-rowwise", "fp8-block")
 
 
-def precision_of(recipe: Recipe) -> Precision:
+class Formats(Protocol):
+    """The fields of a recipe that say its number formats."""
+
+    @property
+    def precision(self) -> str: ...
+    @property
+    def master_weights(self) -> bool: ...
+    @property
+    def gradient_dtype(self) -> str | None: ...
+    @property
+    def moment_dtype(self) -> str | None: ...
+    @property
+    def fp8_weight_caching(self) -> bool: ...
+
+
+def precision_of(recipe: Formats) -> Precision:
     """The formats of a recipe.
 
     With ``master_weights`` the parameters are in the compute format and the optimizer steps an fp32 copy of them
@@ -185,50 +193,3 @@ def precision_of(recipe: Recipe) -> Precision:
 
 
 TILE = 16  # what every dim of a product in 8 bits must be a multiple of (torch._scaled_mm)
-
-
-def size_problems(run: Run) -> Iterator[Problem]:
-    """Sizes that no product in 8 bits takes."""
-    spec, recipe = run.model, run.recipe
-    if precision_of(recipe).float8 is None:
-        return
-    rule = f"products in 8 bits take multiples of {TILE}"
-    widths = {"d_model": spec.d_model, "d_ff": spec.d_ff, "q_rank": spec.q_rank, "kv_rank": spec.kv_rank}
-    for field, size in widths.items():
-        if size is not None and size % TILE:
-            yield Problem(f"model.{field}", size, rule, _tiled(size))
-    for field, heads in (("n_heads", spec.n_heads), ("n_kv_heads", spec.kv_heads)):
-        if heads * spec.head_size % TILE:
-            found = f"{rule}, and {field} x head_dim is {heads * spec.head_size}"
-            yield Problem("model.head_dim", spec.head_size, found, _tiled(spec.head_size))
-            break
-    tokens = run.device_batch * recipe.seq_len
-    if tokens % TILE:
-        found = f"{rule}, and a micro-batch has {tokens} tokens"
-        step = TILE // gcd(run.device_batch, TILE)
-        yield Problem("recipe.seq_len", recipe.seq_len, found, max(step, recipe.seq_len // step * step))
-
-
-def _tiled(size: int) -> int:
-    return -(-size // TILE) * TILE
-
-
-def problems(recipe: Recipe) -> Iterator[Problem]:
-    """Everything that the fields of precision say against each other."""
-    name = recipe.precision
-    if recipe.master_weights and name not in _MASTER_OF:
-        rule = f"an fp32 master copy belongs to 16-bit parameters; precision {name} keeps them in fp32"
-        yield Problem("recipe.master_weights", True, rule, False)
-    if name == "fp16" and not recipe.master_weights:
-        rule = "fp16 parameters lose most updates to rounding; they need recipe.master_weights = true"
-        yield Problem("recipe.precision", name, rule, "fp16-mixed")
-    if recipe.fp8_weight_caching and RECIPES[name].float8 is None:
-        rule = f"is for weights that are cast to 8 bits, and precision {name} casts none (fp8-tensorwise does)"
-        yield Problem("recipe.fp8_weight_caching", True, rule, False)
-    elif recipe.fp8_weight_caching and name not in CACHING:
-        rule = f"keeps casts of whole weights, and precision {name} casts the copies that it gathers for each block"
-        yield Problem("recipe.fp8_weight_caching", True, rule, False)
-    wide, held = recipe.gradient_dtype, RECIPES[name].parameters
-    if wide is not None and held != wide and not recipe.master_weights:
-        rule = f"{wide} gradients of {held} parameters need {wide} weights to update: recipe.master_weights = true"
-        yield Problem("recipe.gradient_dtype", wide, rule, "none")

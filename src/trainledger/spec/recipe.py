@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from trainledger.frozen import frozen
-from trainledger.spec import optimizers, precision, savings
-from trainledger.spec.expert_rules import CAPACITY_FACTOR, DISPATCHES
 from trainledger.spec.lora import BASE_FORMATS
-from trainledger.spec.optimizers import OPTIMIZER_LOOPS, OPTIMIZERS
+from trainledger.spec.optimizers import IMPLEMENTATIONS, OPTIMIZER_LOOPS, OPTIMIZERS
 from trainledger.spec.precision import PRECISIONS
-from trainledger.spec.problem import Problem
 from trainledger.spec.savings import CHECKPOINTING, LOSSES
 from trainledger.spec.setting import setting
 
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
 ATTENTIONS = ("sdpa", "math", "flash", "efficient", "cudnn")
+DISPATCHES = ("dropless", "capacity")
+CAPACITY_FACTOR = 1.25  # Fedus et al. 2021, Switch Transformers, table 1
 
 
 @frozen(kw_only=True)
@@ -208,7 +206,7 @@ class Recipe:
         """fused, foreach or loop; where it is not given, the first that the optimizer has."""
         if self.optimizer_loop is not None:
             return self.optimizer_loop
-        return optimizers.IMPLEMENTATIONS[self.optimizer][0]
+        return IMPLEMENTATIONS[self.optimizer][0]
 
     @property
     def loss_in_chunks(self) -> bool:
@@ -231,16 +229,3 @@ class Recipe:
         if self.expert_dispatch == "dropless":
             return None
         return CAPACITY_FACTOR if self.capacity_factor is None else self.capacity_factor
-
-    def problems(self) -> Iterator[Problem]:
-        if (self.tokens is None) == (self.steps is None):
-            rule = "give either tokens or steps"
-            if self.steps is not None:
-                rule += ", not both (--set recipe.steps= takes one out)"
-            yield Problem("recipe.tokens", self.tokens, rule)
-        yield from precision.problems(self)
-        yield from optimizers.problems(self)
-        yield from savings.problems(self)
-        if (self.tokens is None) != (self.steps is None) and self.warmup_steps > self.total_steps:
-            rule = f"is longer than the run of {self.total_steps} steps"
-            yield Problem("recipe.warmup_steps", self.warmup_steps, rule, self.total_steps)

@@ -64,7 +64,7 @@ def kinds_that_learn(spec: ModelSpec, recipe: Recipe) -> set[LayerKind]:
     runs = layer_runs(spec, recipe)
     kinds = [kind for each in runs for kind in each.kinds]
     whole_again = recipe.activation_checkpointing in ("full", "segments", "selective") and runs[0].groups[0].again
-    before = any(is_target(f"self_attn.{each}.weight", recipe) for each in ATTENTION if each != "o_proj")
+    before = any(is_target(f"self_attn.{each}.weight", recipe.lora_targets) for each in ATTENTION if each != "o_proj")
     return set(kinds if recipe.lora_rank is None or before or whole_again else kinds[1:])
 
 

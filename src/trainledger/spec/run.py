@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import field
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.spec import expert_rules, layout_rules, precision, savings
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.data import DataSpec
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.problem import Problem
 from trainledger.spec.recipe import Recipe
 
 
@@ -48,15 +45,3 @@ class Run:
     def grad_accum(self) -> Any:
         """Micro-batches of a data rank in one optimizer step."""
         return self.recipe.global_batch // (self.device_batch * self.layout.data_ranks)
-
-    def problems(self) -> Iterator[Problem]:
-        """Everything that the fields of the run say against each other."""
-        for part in (self.model, self.recipe):
-            yield from part.problems()
-        yield from layout_rules.problems(self)
-        yield from savings.run_problems(self)
-        yield from precision.size_problems(self)
-        yield from expert_rules.problems(self)
-        if self.recipe.seq_len > self.model.max_seq_len:
-            rule = f"is longer than model.max_seq_len = {self.model.max_seq_len}"
-            yield Problem("recipe.seq_len", self.recipe.seq_len, rule, self.model.max_seq_len)

@@ -19,6 +19,7 @@ from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.spec.setting import NONE, Broken, read_value, rule_of
 
@@ -86,7 +87,7 @@ def parse(
         _resolve(networks, parts["cluster"].network, problems)
     if all(part is not None for part in parts.values()):
         run = Run(**parts)
-        problems.extend(each for each in run.problems() if not _speaks_of(each, guessed))
+        problems.extend(each for each in run_problems(run) if not _speaks_of(each, guessed))
         if not problems:
             return run
     raise InvalidInput(problems, where)

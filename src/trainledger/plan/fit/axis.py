@@ -10,9 +10,9 @@ from typing import Any
 from trainledger.frozen import frozen
 from trainledger.ledger.parameters import parameters
 from trainledger.plan.family import Family
-from trainledger.spec import expert_rules, layout_rules, savings
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import Problem, shown
+from trainledger.spec.rules.run import memory_problems
 from trainledger.spec.run import Run
 
 _MOST = 2**27  # places on a line of numbers
@@ -162,4 +162,4 @@ def _allowed(run: Run) -> Run | None:
 
 def broken(run: Run) -> list[Problem]:
     """What rules say against a run, as far as its memory and its layout go."""
-    return [*layout_rules.problems(run), *savings.run_problems(run), *expert_rules.problems(run)]
+    return list(memory_problems(run))

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.plan.fit.axis import broken
+from trainledger.spec.rules.recipe import recipe_problems
 from trainledger.spec.run import Run
 
 LOSS_CHUNKS = 8
@@ -35,7 +36,7 @@ def recipes(run: Run) -> tuple[Recipe, ...]:
         change = {section: _new(getattr(before.run, section), fields) for section, fields in change.items()}
         sections = {section: replace(getattr(before.run, section), **fields) for section, fields in change.items()}
         changed = replace(before.run, **sections)
-        if not broken(changed) and not any(True for _ in changed.recipe.problems()):
+        if not broken(changed) and not any(True for _ in recipe_problems(changed.recipe)):
             lines = tuple(f"{section}.{key}={value}" for section, each in change.items() for key, value in each.items())
             found.append(Recipe(f"+ {name}", (*before.settings, *lines), changed))
     return tuple(found)

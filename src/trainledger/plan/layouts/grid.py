@@ -13,10 +13,11 @@ from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.spec.layout import MOST_CHUNKS, SCHEDULES, Layout, overlaps
-from trainledger.spec.layout_rules import can_overlap
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.recompute import layer_runs
+from trainledger.spec.rules.layout import can_overlap
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.spec.setting import Broken, read_value
 
@@ -137,7 +138,7 @@ def grid_of(run: Run, devices: int, fixed: Mapping[str, Any]) -> Grid:
         raise InvalidInput([Problem("recipe.activation_checkpointing", own, rule, "full")])
     layout = _sending(run, fixed)
     asked = replace(run, layout=replace(layout, auto=True))
-    if problems := [each for each in asked.problems() if each.field == "layout.overlap"]:
+    if problems := [each for each in run_problems(asked) if each.field == "layout.overlap"]:
         raise InvalidInput(problems)
     taken = tuple(name for name in SENDING if name not in fixed and getattr(layout, name) != getattr(run.layout, name))
     run = replace(run, recipe=replace(run.recipe, activation_checkpointing=own), layout=layout)

@@ -1,4 +1,4 @@
-"""Which layouts of the grid are allowed: `spec.layout_rules` is asked about the parts that can contradict each other.
+"""Which layouts of the grid are allowed: `spec.rules.layout` is asked about the parts that can contradict each other.
 
 Every rule there speaks of a few fields, so a layout is allowed where each of those few is. The same few come in very
 many layouts; each is asked about once, in a run that is made for it.
@@ -12,6 +12,7 @@ from typing import Any
 from trainledger.plan.layouts.grid import ALONE, Grid, Shape, Spread, Stages, run_of
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.rules.run import run_problems
 
 _PLAIN = Shape(1, False, 1, "ring", 1, 1, "none")
 _WHOLE = Stages(1, "1f1b", 1, None)
@@ -30,7 +31,7 @@ class Judge:
         self.run = replace(grid.run, recipe=one, layout=asked)
         # What is wrong whatever the layout, but for tokens of a micro-batch, which the grid goes through.
         alone = replace(self.run, recipe=replace(one, micro_batch=one.global_batch), layout=plain)
-        wrong = list(alone.problems())
+        wrong = list(run_problems(alone))
         if wrong:
             raise InvalidInput(wrong)
         self.again = one.activation_checkpointing
@@ -114,5 +115,5 @@ class Judge:
             if micro_batches is not None:
                 batch = shape.micro_batch * spread.replicate * spread.shard * micro_batches
                 run = replace(run, recipe=replace(run.recipe, global_batch=batch))
-            self._known[key] = next(run.problems(), None)
+            self._known[key] = next(run_problems(run), None)
         return self._known[key]

@@ -16,6 +16,7 @@ from trainledger.plan.layouts.search import BESIDE_STATES, BY_ACCOUNT, NO_NETWOR
 from trainledger.spec.layout import SCHEDULES
 from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
 _RECIPE = ("micro_batch", "activation_checkpointing")
@@ -81,7 +82,7 @@ def _plainly(run: Run, devices: int) -> str:
     shape = Shape(1, False, 1, "ring", 1, 1, run.recipe.activation_checkpointing)
     recipe = replace(run.recipe, global_batch=devices)
     plain = run_of(replace(run, recipe=recipe), shape, Stages(1, "1f1b", 1, None), Spread(1, devices, 1))
-    return next((f"{each.field} {each.rule}" for each in plain.problems()), "")
+    return next((f"{each.field} {each.rule}" for each in run_problems(plain)), "")
 
 
 def _memory(found: Layouts) -> str:

@@ -9,7 +9,7 @@ from trainledger.frozen import frozen
 from trainledger.ledger.pipeline import chunks_of, in_flight_by_chunk
 from trainledger.plan.layouts.grid import Stages
 from trainledger.spec.layout import Layout
-from trainledger.spec.layout_rules import BESIDE_ANOTHER
+from trainledger.spec.rules.layout import BESIDE_ANOTHER
 
 
 @frozen

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from trainledger.spec.precision import TILE, precision_of
 from trainledger.spec.problem import Problem
-
-if TYPE_CHECKING:
-    from trainledger.spec.run import Run
+from trainledger.spec.run import Run
 
 _FARTHEST = 4096  # ranks from those that are asked for, among which the nearest is looked for
 
 
-def problems(run: Run) -> Iterator[Problem]:
+def tensor_problems(run: Run) -> Iterator[Problem]:
     """What the tensor ranks of a layout break."""
     spec, ranks = run.model, run.layout.tensor
     if ranks == 1:

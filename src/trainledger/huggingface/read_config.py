@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
-from trainledger.spec.huggingface.alibis import ALIBIS
-from trainledger.spec.huggingface.experts import EXPERTS
-from trainledger.spec.huggingface.family import Family
-from trainledger.spec.huggingface.gpts import GPTS
-from trainledger.spec.huggingface.layers import read_windows
-from trainledger.spec.huggingface.llamas import LLAMAS
-from trainledger.spec.huggingface.reading import Reading, canonical, read_tables
-from trainledger.spec.huggingface.rope import read_rope
+from trainledger.huggingface.alibis import ALIBIS
+from trainledger.huggingface.experts import EXPERTS
+from trainledger.huggingface.family import Family
+from trainledger.huggingface.file import read_json
+from trainledger.huggingface.gpts import GPTS
+from trainledger.huggingface.layers import read_windows
+from trainledger.huggingface.llamas import LLAMAS
+from trainledger.huggingface.reading import Reading, canonical, read_tables
+from trainledger.huggingface.rope import read_rope
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.rules.model import model_problems
 
 FAMILIES: dict[str, Family] = {name: each for each in (*LLAMAS, *GPTS, *ALIBIS, *EXPERTS) for name in each.model_types}
 # Models of several senses, of which the language model is read: their model type -> that of their text_config.
 _TEXT_OF = {"gemma3": "gemma3_text"}
 _MOST_PROBLEMS = 20
+
+
+def model_from_hf(config: str | os.PathLike[str] | dict[str, Any]) -> ModelSpec:
+    """The spec of a Hugging Face config.json (its path or its contents); raises `InvalidInput`."""
+    if isinstance(config, dict):
+        return from_config(config)
+    return from_config(read_json(Path(config)), os.fspath(config))
 
 
 def from_config(config: Mapping[str, Any], where: str = "config.json", *, for_weights: bool = False) -> ModelSpec:
@@ -85,7 +96,7 @@ def read(config: Mapping[str, Any], where: str = "config.json") -> tuple[Reading
     if reading.problems:
         refuse_all(reading.problems, where)
     spec = canonical(ModelSpec(name=_name(config), **reading.fields))
-    found = [replace(each, field=_key(each.field, reading.family)) for each in spec.problems()]
+    found = [replace(each, field=_key(each.field, reading.family)) for each in model_problems(spec)]
     if found:
         refuse_all(found, where)
     return reading, spec

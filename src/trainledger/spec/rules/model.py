@@ -11,7 +11,7 @@ from trainledger.spec.problem import Problem
 LONGEST_PATTERN = 1000
 
 
-def problems(spec: ModelSpec) -> Iterator[Problem]:
+def model_problems(spec: ModelSpec) -> Iterator[Problem]:
     """Everything that the fields of a model say against each other."""
     yield from _norms(spec)
     if spec.latent:

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from published_configs import CONFIGS
 
-from trainledger.spec.huggingface import LARGEST_NBYTES, from_config, left_out, read_json, to_config
+from trainledger.huggingface import LARGEST_NBYTES, from_config, left_out, read_json, to_config
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput
+from trainledger.spec.rules.model import model_problems
 
 # As published (llama 3.2 1B; gpt2).
 LLAMA_32_1B = {
@@ -207,7 +208,7 @@ def test_any_json_is_a_spec_or_a_sentence(base, changes, without):
     except InvalidInput as error:
         said = error
     else:
-        assert list(spec.problems()) == []
+        assert list(model_problems(spec)) == []
         return
     assert said.problems
     assert all(line.isprintable() for line in str(said).split("\n"))
@@ -313,5 +314,5 @@ def test_a_file_too_large_is_not_read(tmp_path):
 
 
 def test_configs_are_read_without_torch():
-    code = "import sys, trainledger.spec.huggingface; assert not {'torch', 'numpy', 'rich'} & set(sys.modules)"
+    code = "import sys, trainledger.huggingface; assert not {'torch', 'numpy', 'rich'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

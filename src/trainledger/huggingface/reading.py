@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from trainledger.spec.huggingface.family import ALLOWED, CODE, DROPOUTS, IGNORED, VALUES, Family
+from trainledger.huggingface.family import ALLOWED, CODE, DROPOUTS, IGNORED, VALUES, Family
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import Problem, shown
 from trainledger.spec.setting import Broken, may_be_none, read_value, rule_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainledger.spec.huggingface.family import Family
-from trainledger.spec.huggingface.layers import read_skipped_rope
-from trainledger.spec.huggingface.reading import Reading
+from trainledger.huggingface.family import Family
+from trainledger.huggingface.layers import read_skipped_rope
+from trainledger.huggingface.reading import Reading
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
 

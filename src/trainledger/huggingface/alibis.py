@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainledger.spec.huggingface.family import Family
-from trainledger.spec.huggingface.gpts import BIASED, GPT, four_times
-from trainledger.spec.huggingface.reading import Reading, is_one_of
+from trainledger.huggingface.family import Family
+from trainledger.huggingface.gpts import BIASED, GPT, four_times
+from trainledger.huggingface.reading import Reading, is_one_of
 from trainledger.spec.model import ModelSpec
 
 _MPT_ALLOWED: dict[str, tuple[object, ...]] = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainledger.spec.huggingface.family import Family
-from trainledger.spec.huggingface.layers import read_sparse_layers
-from trainledger.spec.huggingface.llamas import ABSENT, BIAS, HEAD, MLP_BIAS, ROTARY, SIZES
-from trainledger.spec.huggingface.reading import Reading
-from trainledger.spec.huggingface.rope import magnitude, rope_parameters
+from trainledger.huggingface.family import Family
+from trainledger.huggingface.layers import read_sparse_layers
+from trainledger.huggingface.llamas import ABSENT, BIAS, HEAD, MLP_BIAS, ROTARY, SIZES
+from trainledger.huggingface.reading import Reading
+from trainledger.huggingface.rope import magnitude, rope_parameters
 from trainledger.spec.model import ModelSpec
 
 _PER_TOKEN = {"experts_per_token": "num_experts_per_tok"}

@@ -10,8 +10,8 @@ from published_configs import CONFIGS
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+from trainledger.huggingface import FAMILIES, family_of, from_config, left_out, to_config
 from trainledger.ledger.parameters import parameters
-from trainledger.spec.huggingface import FAMILIES, family_of, from_config, left_out, to_config
 from trainledger.spec.layers import kind_of
 from trainledger.spec.problem import InvalidInput
 

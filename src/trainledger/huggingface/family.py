@@ -10,7 +10,7 @@ from trainledger.frozen import frozen
 from trainledger.spec.model import ModelSpec
 
 if TYPE_CHECKING:
-    from trainledger.spec.huggingface.reading import Reading
+    from trainledger.huggingface.reading import Reading
 
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainledger.spec.huggingface.family import WRITTEN, Family
-from trainledger.spec.huggingface.reading import Reading
+from trainledger.huggingface.family import WRITTEN, Family
+from trainledger.huggingface.reading import Reading
 from trainledger.spec.model import ModelSpec
 
 GPT = {"norm": "layernorm", "norm_bias": True, "gated": False}

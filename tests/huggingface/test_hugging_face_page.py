@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from trainledger.spec.huggingface import FAMILIES
+from trainledger.huggingface import FAMILIES
 
 PAGE = Path(__file__).parents[2] / "docs/hugging-face.md"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from trainledger.spec.huggingface.reading import Reading
+from trainledger.huggingface.reading import Reading
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import shown
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import gcd
-from typing import TYPE_CHECKING
 
-from trainledger.spec import tensor_rules
 from trainledger.spec.layout import MOST_CHUNKS, OVERLAPS, Layout, overlaps
-from trainledger.spec.model_rules import nearest_divisor
 from trainledger.spec.precision import precision_of
 from trainledger.spec.problem import Problem, nearest_text
-
-if TYPE_CHECKING:
-    from trainledger.spec.run import Run
-
+from trainledger.spec.rules.model import nearest_divisor
+from trainledger.spec.rules.tensor import tensor_problems
+from trainledger.spec.run import Run
 
 _AXES = ("layout.replicate", "layout.shard", "layout.context", "layout.tensor", "layout.pipeline")
 BESIDE_ANOTHER = ("interleaved", "zero-bubble")  # Megatron Core's; and the one that is nearest to DualPipe
 
 
-def problems(run: Run) -> Iterator[Problem]:
+def layout_problems(run: Run) -> Iterator[Problem]:
     """Everything that the layout of a run says against its model, recipe and cluster."""
     if run.layout.auto:  # there is none yet
         yield from _overlap_names(run.layout)
@@ -41,7 +37,7 @@ def problems(run: Run) -> Iterator[Problem]:
                 "layout.expert", run.layout.expert, "needs layout.shard or layout.context to take ranks from", 1
             )
         return
-    axes = [*tensor_rules.problems(run), *_pipeline(run), *_context(run), *_expert(run), *_sharding(run)]
+    axes = [*tensor_problems(run), *_pipeline(run), *_context(run), *_expert(run), *_sharding(run)]
     if not any(each.field in _AXES for each in axes):  # else it is told of the layout that comes of that
         yield from _devices(run)
     yield from axes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from trainledger.spec.huggingface.reading import Reading
+from trainledger.huggingface.reading import Reading
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from trainledger.spec.huggingface.family import Family
-from trainledger.spec.huggingface.layers import layer_types
-from trainledger.spec.huggingface.read_config import FAMILIES, read, refuse_all
-from trainledger.spec.huggingface.reading import canonical
-from trainledger.spec.huggingface.rope import rope_of_each_kind, rope_parameters
+from trainledger.huggingface.family import Family
+from trainledger.huggingface.layers import layer_types
+from trainledger.huggingface.read_config import FAMILIES, read, refuse_all
+from trainledger.huggingface.reading import canonical
+from trainledger.huggingface.rope import rope_of_each_kind, rope_parameters
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem, shown
 

@@ -1,0 +1,15 @@
+"""Hugging Face's config.json to and from a `ModelSpec`.
+
+A key that changes what a model costs is either understood or refused by name; keys that change nothing stand in
+an explicit list. Keys, other names and defaults are those of transformers 5; the forms of version 4 are read too.
+"""
+
+from trainledger.huggingface.family import Family
+from trainledger.huggingface.file import LARGEST_NBYTES, read_json
+from trainledger.huggingface.read_config import FAMILIES, family_named, from_config, left_out, model_from_hf
+from trainledger.huggingface.writing import family_of, to_config
+
+__all__ = [
+    "FAMILIES", "LARGEST_NBYTES", "Family", "family_named", "family_of", "from_config", "left_out", "model_from_hf",
+    "read_json", "to_config",
+]  # fmt: skip

@@ -1,0 +1,135 @@
+"""What the parts of a run must obey together, each rule with the nearest value that obeys it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+
+from trainledger.spec.lora import ATTENTION, MLP, is_target
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.precision import TILE, precision_of
+from trainledger.spec.problem import Problem
+from trainledger.spec.rules.layout import layout_problems
+from trainledger.spec.rules.model import model_problems
+from trainledger.spec.rules.recipe import recipe_problems
+from trainledger.spec.run import Run
+
+
+def run_problems(run: Run) -> Iterator[Problem]:
+    """Everything that the fields of a run say against each other."""
+    yield from model_problems(run.model)
+    yield from recipe_problems(run.recipe)
+    yield from layout_problems(run)
+    yield from _adapters(run)
+    yield from _loss(run)
+    yield from _tiles(run)
+    yield from _experts(run)
+    if run.recipe.seq_len > run.model.max_seq_len:
+        rule = f"is longer than model.max_seq_len = {run.model.max_seq_len}"
+        yield Problem("recipe.seq_len", run.recipe.seq_len, rule, run.model.max_seq_len)
+
+
+def memory_problems(run: Run) -> Iterator[Problem]:
+    """What is wrong with a run as far as its memory and its layout go."""
+    yield from layout_problems(run)
+    yield from _adapters(run)
+    yield from _loss(run)
+    yield from _experts(run)
+
+
+def _loss(run: Run) -> Iterator[Problem]:
+    recipe = run.recipe
+    tokens = run.device_batch * recipe.seq_len
+    if recipe.loss_in_chunks and tokens % recipe.loss_chunks:
+        rule = f"must divide the {tokens} tokens of a micro-batch"
+        yield Problem("recipe.loss_chunks", recipe.loss_chunks, rule, _divisor_near(tokens, recipe.loss_chunks))
+
+
+def _divisor_near(whole: int, wanted: int) -> int:
+    """The divisor of ``whole`` nearest to ``wanted``, the smaller of two equally near; sought from there outwards."""
+    for distance in range(wanted):
+        for each in (wanted - distance, wanted + distance):
+            if whole % each == 0:
+                return each
+    return 1
+
+
+def _tiles(run: Run) -> Iterator[Problem]:
+    """Sizes that no product in 8 bits takes."""
+    spec, recipe = run.model, run.recipe
+    if precision_of(recipe).float8 is None:
+        return
+    rule = f"products in 8 bits take multiples of {TILE}"
+    widths = {"d_model": spec.d_model, "d_ff": spec.d_ff, "q_rank": spec.q_rank, "kv_rank": spec.kv_rank}
+    for field, size in widths.items():
+        if size is not None and size % TILE:
+            yield Problem(f"model.{field}", size, rule, _tiled(size))
+    for field, heads in (("n_heads", spec.n_heads), ("n_kv_heads", spec.kv_heads)):
+        if heads * spec.head_size % TILE:
+            found = f"{rule}, and {field} x head_dim is {heads * spec.head_size}"
+            yield Problem("model.head_dim", spec.head_size, found, _tiled(spec.head_size))
+            break
+    tokens = run.device_batch * recipe.seq_len
+    if tokens % TILE:
+        found = f"{rule}, and a micro-batch has {tokens} tokens"
+        step = TILE // gcd(run.device_batch, TILE)
+        yield Problem("recipe.seq_len", recipe.seq_len, found, max(step, recipe.seq_len // step * step))
+
+
+def _tiled(size: int) -> int:
+    return -(-size // TILE) * TILE
+
+
+def _experts(run: Run) -> Iterator[Problem]:
+    """Everything that the recipe's choices for experts and prediction ahead say against the model and each other."""
+    spec, recipe = run.model, run.recipe
+    if spec.n_experts is None:
+        if recipe.expert_dispatch != "dropless":
+            yield Problem("recipe.expert_dispatch", recipe.expert_dispatch, "the model has no experts", "dropless")
+        if recipe.load_balance_loss:
+            yield Problem("recipe.load_balance_loss", recipe.load_balance_loss, "the model has no experts", 0)
+    if recipe.capacity_factor is not None and recipe.expert_dispatch != "capacity":
+        rule = f"{recipe.expert_dispatch} experts take all tokens they are sent"
+        yield Problem("recipe.capacity_factor", recipe.capacity_factor, rule, "none")
+    if spec.n_predict_ahead and recipe.seq_len < spec.n_predict_ahead + 2:
+        rule = f"must be at least n_predict_ahead + 2, so that the last of {spec.n_predict_ahead} modules has a token"
+        yield Problem("recipe.seq_len", recipe.seq_len, rule, spec.n_predict_ahead + 2)
+    for axis in ("tensor", "context"):
+        ranks = getattr(run.layout, axis)
+        if spec.n_predict_ahead and isinstance(ranks, int) and ranks > 1:
+            rule = "multi-token prediction modules (model.n_predict_ahead) are not accounted for over such ranks"
+            yield Problem(f"layout.{axis}", ranks, rule, 1)
+    if spec.n_predict_ahead and run.layout.pipeline > 1 and (spec.positions == "learned" or spec.embedding_norm):
+        rule = (
+            "multi-token prediction modules (model.n_predict_ahead) are not accounted for on a last stage that has "
+            "learned positions or a norm after the embedding"
+        )
+        yield Problem("layout.pipeline", run.layout.pipeline, rule, 1)
+
+
+def _adapters(run: Run) -> Iterator[Problem]:
+    """What they say against the model and the layout of a run."""
+    recipe, spec = run.recipe, run.model
+    if recipe.lora_rank is None:
+        return
+    if spec.n_experts is not None:
+        yield Problem(
+            "recipe.lora_rank", recipe.lora_rank, "there are no adapters for experts (model.n_experts)", "none"
+        )
+    elif not any(is_target(each, recipe.lora_targets) for each in _linear_layers(spec)):
+        rule = f"names no linear layer of this model: {', '.join(each.split('.')[1] for each in _linear_layers(spec))}"
+        yield Problem("recipe.lora_targets", list(recipe.lora_targets), rule, "linear")
+    if spec.n_predict_ahead:
+        yield Problem("recipe.lora_rank", recipe.lora_rank, "there are no adapters for prediction modules", "none")
+    axes = ("replicate", "shard", "context", "tensor", "pipeline")
+    if any(getattr(run.layout, each) != 1 for each in axes):
+        rule = "is accounted for on one device only: leave [layout] out, or train all weights with none"
+        yield Problem("recipe.lora_rank", recipe.lora_rank, rule, "none")
+
+
+def _linear_layers(spec: ModelSpec) -> list[str]:
+    """The weights of a block's linear layers by name."""
+    latent = (*(("q_a_proj", "q_b_proj") if spec.q_rank is not None else ("q_proj",)), *ATTENTION[-2:], "o_proj")
+    attend = latent if spec.latent else ATTENTION[:4]
+    feed = MLP if spec.gated else MLP[1:]
+    return [f"self_attn.{each}.weight" for each in attend] + [f"mlp.{each}.weight" for each in feed]
