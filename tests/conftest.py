@@ -9,9 +9,11 @@ versions run a step otherwise, the tests hold it to what they do (CONTRIBUTING.m
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -40,3 +42,34 @@ def _closed_form_of_this_torch():
         patch.setattr(activations, "COMPARED", ("gt", "lt") if _TORCH >= (2, 14) else ("ge", "le"))
         patch.setattr(update_muon, "COPIES_BF16", _TORCH >= (2, 15))
         yield
+
+
+# What a test file costs; `./check` runs the unit tests, `make test` those of QUICK, `make test-all` every one.
+COSTS = ("unit", "torch", "agreement", "published", "process")
+_NEEDS_TORCH = re.compile(
+    r"^\s*(?:import torch|from torch|from trainledger\.(?:trace|nn|train|measure|annotate|data)\b)"
+    r"|importorskip\(.torch",
+    re.MULTILINE,
+)
+_SAYS_ITS_COST = re.compile(r"^pytestmark = .*?pytest\.mark\.(\w+)", re.MULTILINE | re.DOTALL)
+
+
+def cost_of(path: Path) -> str:
+    """The cost of a test file: what its ``pytestmark`` says, else whether it needs torch; read without importing it."""
+    text = path.read_text(encoding="utf-8")
+    own = _SAYS_ITS_COST.search(text)
+    if own and own[1] in COSTS:
+        return own[1]
+    return "torch" if _NEEDS_TORCH.search(text) else "unit"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cost", default="", help=f"only files of these costs: {', '.join(COSTS)}")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files of another cost out before they import anything."""
+    wanted = config.getoption("--cost").split(",")
+    if wanted == [""] or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    return True if cost_of(collection_path) not in wanted else None
