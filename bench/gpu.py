@@ -25,7 +25,7 @@ from trainledger.measure.allocator import AllocatorPeak
 from trainledger.measure.machine import measure_machine
 from trainledger.measure.step import metered_step
 from trainledger.nn.transformer import build
-from trainledger.predict.step_time import step_time
+from trainledger.predict.step import step_time
 from trainledger.spec.calibration import Calibration
 from trainledger.spec.run import Run
 from trainledger.train.optimizer import build_optimizer

@@ -28,7 +28,7 @@ from trainledger.loaded import load
 from trainledger.measure.contention import Sample, watched
 from trainledger.measure.machine import measure_machine
 from trainledger.nn.init import initialize
-from trainledger.predict.step_time import StepTime, step_time
+from trainledger.predict.step import StepTime, step_time
 from trainledger.spec.calibration import Calibration
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run

@@ -175,7 +175,7 @@ def test_layouts_take_values_in_text_and_say_what_else_would_do() -> None:
 
 
 def test_a_ledger_is_timed_on_a_device_by_its_name() -> None:
-    from trainledger.predict.traced_time import on_device
+    from trainledger.predict.step import on_device
 
     ledger = tl.account(tl.load(SPREAD))
     told = tl.on_device(ledger, "h100-sxm")

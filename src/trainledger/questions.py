@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from trainledger.plan.optimal import Optimal
     from trainledger.plan.plan import Plan
     from trainledger.predict.forecast import Forecast
-    from trainledger.predict.inference import Inference
-    from trainledger.predict.traced_time import OnDevice
+    from trainledger.predict.serving import Inference
+    from trainledger.predict.step import OnDevice
     from trainledger.spec.model import ModelSpec
 
 
@@ -100,13 +100,13 @@ def _predicted(run: Run) -> Forecast:
 
 
 def on_device(ledger: Ledger, device: Device | str) -> OnDevice:
-    """What a traced step would hold and take on a device of the catalog (`predict.traced_time`).
+    """What a traced step would hold and take on a device of the catalog (`predict.step`).
 
     Collectives of a rank are named in the notes and not timed. Raises `InvalidInput`.
     """
     from trainledger import catalog
     from trainledger.ledger.entry import Ledger
-    from trainledger.predict.traced_time import on_device as timed
+    from trainledger.predict.step import on_device as timed
 
     if not isinstance(ledger, Ledger):
         rule = f"a Ledger belongs here, such as of trainledger.trace, not {type(ledger).__name__}"
@@ -276,7 +276,7 @@ def inference(
     takes the fewest tensor ranks that hold them. Raises `InvalidInput`.
     """
     from trainledger.plan.quantity import read
-    from trainledger.predict.serving_ranks import served
+    from trainledger.predict.serving import served
     from trainledger.spec.serving import Serving
 
     # A search would be one of layouts to train with.

@@ -14,7 +14,7 @@ from trainledger.ledger.entry import Ledger
 from trainledger.ledger.measured import Measured, Spread
 from trainledger.ledger.summary import summary
 from trainledger.predict.forecast import Forecast
-from trainledger.predict.ratios import mfu
+from trainledger.predict.utilization import mfu
 
 Number = int | float
 

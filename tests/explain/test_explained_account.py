@@ -19,7 +19,7 @@ from trainledger.ledger.ranks import account_of_stage
 from trainledger.ledger.step import account
 from trainledger.ledger.timeline import timeline
 from trainledger.loaded import load
-from trainledger.predict.step_time import CAUSES, step_time
+from trainledger.predict.step import CAUSES, step_time
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 

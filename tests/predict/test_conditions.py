@@ -4,7 +4,7 @@ import pytest
 
 from trainledger import catalog
 from trainledger.loaded import load
-from trainledger.predict.conditions import conditions
+from trainledger.predict.run import conditions
 from trainledger.spec.calibration import Calibration
 
 H100 = catalog.device("h100-sxm")

@@ -12,17 +12,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_layout_time import H100, MODEL, run_of, timed
+from test_parallel_step import H100, MODEL, run_of, timed
 
 from trainledger import catalog
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ranks import accounts
-from trainledger.predict.collective_time import Placement, collective_seconds, placement
-from trainledger.predict.node_sends import other_nodes
-from trainledger.predict.pipeline_time import Chunk, Stage, order, pipeline_ends, pipeline_spans
+from trainledger.predict.collective import Placement, collective_seconds, other_nodes, placement
+from trainledger.predict.pipeline import Chunk, Stage, order, pipeline_ends, pipeline_spans
 from trainledger.predict.roofline import Roofline
-from trainledger.predict.stage_time import stages_of
-from trainledger.predict.step_time import CAUSES
+from trainledger.predict.stage import stages_of
+from trainledger.predict.step import CAUSES
 from trainledger.spec.layout import Layout
 from trainledger.spec.links import Fabric, Link
 from trainledger.spec.model import ModelSpec
@@ -108,7 +107,7 @@ SPREADS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("layout", SPREADS, ids=str)
 @pytest.mark.parametrize("precision", ["bf16-sharded", "fp8-block"])
-def test_beside_another_micro_batch_it_is_no_slower_and_not_as_if_nothing_was_sent(
+def test_with_experts_overlapped_micro_batch_it_is_no_slower_and_not_as_if_nothing_was_sent(
     layout: dict[str, Any], precision: str
 ) -> None:
     recipe = {"model": EXPERTS, "global_batch": 512, "precision": precision}

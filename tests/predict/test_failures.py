@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger.catalog import published
-from trainledger.predict.failures import daly, expected_seconds, run_mtbf, young
+from trainledger.predict.run import daly, expected_seconds, run_mtbf, young
 
 
 def simulated(work, interval, *, write, restart, mtbf, draw):

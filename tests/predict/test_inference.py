@@ -18,7 +18,7 @@ from trainledger.ledger import serve
 from trainledger.ledger.kv_cache import kv_cache
 from trainledger.ledger.parameters import parameters
 from trainledger.ledger.serve import account_serving, experts_met
-from trainledger.predict import inference as module
+from trainledger.predict import serving as module
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.serving import WEIGHT_FORMATS, Serving

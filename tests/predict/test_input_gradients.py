@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_layout_time import H100, MODEL, linked, run_of
+from test_parallel_step import H100, MODEL, linked, run_of
 
 from trainledger.explain import account as explain
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ranks import accounts
-from trainledger.predict.acts import Act, Timed, program, without_links
-from trainledger.predict.layout_time import layout_time
-from trainledger.predict.overlap import as_overlapped, products_beside_sum
-from trainledger.predict.rank_time import Span, Streams, rank_seconds
-from trainledger.predict.step_time import StepTime
+from trainledger.predict.overlap import matmuls_overlapping_sum, with_overlap
+from trainledger.predict.parallel_step import layout_time
+from trainledger.predict.step import StepTime
+from trainledger.predict.stream_ops import StreamOp, Timed, schedule_of, without_links
+from trainledger.predict.streams import Span, Streams, rank_seconds
 from trainledger.spec.run import Run
 
 BESIDE = ["gradients", "input-gradients"]
@@ -67,36 +67,36 @@ def test_a_branch_by_hand(sent: float, shows: float) -> None:
     """
     up, gate = products("mlp.up", 2.0), products("mlp.gate", 3.0)
     rows = [*products("mlp.down", 9.0), work("mlp"), *up, work("mlp.up"), *gate, work("mlp.gate"), summed(sent)]
-    told = as_overlapped(both({"tensor": 2})[1], rows)
-    assert told[-1].beside == sent - shows
+    told = with_overlap(both({"tensor": 2})[1], rows)
+    assert told[-1].overlapped == sent - shows
     computing = 18.0 + 10.0 + 3.0
-    acts = program(told, buckets=True)
-    assert rank_seconds(acts) == pytest.approx(computing + shows)
-    assert rank_seconds(acts, contention=0.3) == pytest.approx(computing + shows + 0.3 * (sent - shows))
-    assert rank_seconds(without_links(acts), contention=0.3) == pytest.approx(computing)
-    waited = program(as_overlapped(both({"tensor": 2})[0], rows), buckets=True)
+    ops = schedule_of(told, buckets=True)
+    assert rank_seconds(ops) == pytest.approx(computing + shows)
+    assert rank_seconds(ops, contention=0.3) == pytest.approx(computing + shows + 0.3 * (sent - shows))
+    assert rank_seconds(without_links(ops), contention=0.3) == pytest.approx(computing)
+    waited = schedule_of(with_overlap(both({"tensor": 2})[0], rows), buckets=True)
     assert rank_seconds(waited, contention=0.3) == pytest.approx(computing + sent)
 
 
 def test_a_frozen_weight_has_no_gradient_to_hide_behind() -> None:
     rows = [work("mlp"), products("mlp.up", 2.0)[1], *products("mlp.up.lora", 1.0), summed(7.0)]
-    assert as_overlapped(both({"tensor": 2})[1], rows)[-1].beside == 1.0
+    assert with_overlap(both({"tensor": 2})[1], rows)[-1].overlapped == 1.0
 
 
 def test_what_is_hidden_is_drawn_where_it_runs() -> None:
     """A sum began before the products behind it were over; what is gathered ahead of them goes on beside them."""
-    for act, begins, ends in (
-        (Act("exposed", 1.0, "sum", backward=True, before=2.0), 3.0, 6.0),
-        (Act("exposed", 1.0, "gather", backward=True, after=2.0), 5.0, 8.0),
-        (Act("exposed", 0.0, "sum", backward=True, before=2.0), 3.0, 5.0),
+    for op, begins, ends in (
+        (StreamOp("exposed", 1.0, "sum", backward=True, before=2.0), 3.0, 6.0),
+        (StreamOp("exposed", 1.0, "gather", backward=True, after=2.0), 5.0, 8.0),
+        (StreamOp("exposed", 0.0, "sum", backward=True, before=2.0), 3.0, 5.0),
     ):
         drawn: list[Span] = []
         streams = Streams(record=drawn.append)
-        streams.run((Act("work", 5.0, backward=True), act, Act("work", 5.0, backward=True)))
+        streams.run((StreamOp("work", 5.0, backward=True), op, StreamOp("work", 5.0, backward=True)))
         (sent,) = (each for each in drawn if each.stream == "communication")
         assert (sent.start, sent.end) == (begins, ends)
-        assert streams.busy == act.seconds + 2.0
-        assert streams.compute == 10.0 + act.seconds
+        assert streams.busy == op.seconds + 2.0
+        assert streams.compute == 10.0 + op.seconds
 
 
 @settings(max_examples=25, deadline=None)
@@ -153,7 +153,7 @@ def test_where_nothing_can_go_beside_a_sum_nothing_does(layout: dict[str, Any], 
     assert beside == without
 
 
-def test_products_in_parts_hide_their_sums_already() -> None:
+def test_products_split_matmuls_overlapped_hide_their_sums_already() -> None:
     layout = {"tensor": 4, "sequence_parallel": True}
     parts, more = (
         step_of(run_of({**layout, "overlap": each}), 1e11).seconds
@@ -184,7 +184,7 @@ def test_products_that_read_the_input_hide_the_sum_of_its_gradient(
     entries = list(rank.ledger)
     found = set()
     for at, entry in enumerate(entries):
-        hides = products_beside_sum(entries, at)
+        hides = matmuls_overlapping_sum(entries, at)
         names = {entries[each].path.rpartition(".")[2] for each in hides}
         assert len(hides) == 2 * len(names)
         if entry.group == "tensor" and entry.phase == "backward" and entry.path:

@@ -16,7 +16,7 @@ from trainledger.ledger.parameters import parameters
 from trainledger.ledger.step import account
 from trainledger.loaded import load
 from trainledger.predict.predict import predict, whole_run
-from trainledger.predict.step_time import CAUSES
+from trainledger.predict.step import CAUSES
 from trainledger.predict.waterfall import BEYOND, NAPKIN, RUN_CAUSES, nanoseconds
 from trainledger.spec.cluster import Cluster, Device
 from trainledger.spec.layout import Layout

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from trainledger.catalog import device
 from trainledger.ledger.entry import Entry, Ledger
 from trainledger.ledger.step import account
-from trainledger.predict.ratios import hfu, matmul_dtype, mfu, step_peak
 from trainledger.predict.roofline import NoRate, Roofline, peak_rate
-from trainledger.predict.step_time import step_time
+from trainledger.predict.step import step_time
+from trainledger.predict.utilization import hfu, matmul_dtype, mfu, step_peak
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.spec.cluster import Device
 from trainledger.spec.model import ModelSpec

@@ -2,9 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.predict.conditions import Conditions
-from trainledger.predict.failures import daly, expected_seconds
-from trainledger.predict.run_time import checkpoints, evaluations, run_time
+from trainledger.predict.run import Conditions, checkpoints, daly, evaluations, expected_seconds, run_time
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.predict.step_time import CAUSES
+from trainledger.predict.step import CAUSES
 from trainledger.predict.waterfall import BEYOND, NAPKIN, RUN_CAUSES, UNEXPLAINED, Bar, nanoseconds, waterfall
 from trainledger.report.waterfall import figure, text
 

@@ -21,7 +21,7 @@ from throughput_runs import NO_FIGURE
 from throughput_told import HOURS, MEDIAN, NAMES, WITHIN, Told, counting, errors, percent, sources, told, ways
 
 from trainledger import catalog
-from trainledger.predict.step_time import CAUSES
+from trainledger.predict.step import CAUSES
 
 PAGE = Path(__file__).parents[2] / "docs" / "published_throughput.md"
 
@@ -34,8 +34,8 @@ numbers with what is predicted today. The rows are those of `runs.csv` and `blac
 and some of its `nemo_runs.csv`.
 
 Of every row that says enough, a run is made, and its step is timed as `trainledger plan` times it: every operation of
-the ledger on the device (`predict.kernel_time`), collectives over the links (`predict.collective_time`), streams and
-pipelines (`predict.layout_time`). A device type has one calibration, {constants} constants fitted on its rows together;
+the ledger on the device (`predict.kernel`), collectives over the links (`predict.collective`), streams and pipelines
+(`predict.parallel_step`). A device type has one calibration, {constants} constants fitted on its rows together;
 no constant belongs to a source or a row, and links are the catalog's. {unfitted} rows are predicted but not fitted on:
 ZeRO-3 of early 2021 over many nodes, whose lost time would be taken for the network's. What a row does not say is
 assumed for its whole source, in words, below. Error is predicted over measured seconds of a step, less one.

@@ -15,8 +15,8 @@ from trainledger.ledger.entry import Ledger
 from trainledger.ledger.rank import rank_of
 from trainledger.ledger.ranks import RankAccount
 from trainledger.ledger.step import account_of
-from trainledger.predict.layout_time import layout_time
-from trainledger.predict.step_time import StepTime
+from trainledger.predict.parallel_step import layout_time
+from trainledger.predict.step import StepTime
 from trainledger.spec.efficiency import Efficiency
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import trainledger as tl
 from trainledger.cli import main
-from trainledger.predict.inference import Inference
+from trainledger.predict.serving import Inference
 from trainledger.questions import inference
 from trainledger.report.inference_figures import about, figures
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainledger.predict.rank_time import Span
+from trainledger.predict.streams import Span
 from trainledger.report.step_timeline import step_timeline
 
 SPANS = [

@@ -104,8 +104,8 @@ def _times(args: argparse.Namespace, run: Run) -> int:
     from trainledger.ledger.ranks import accounts
     from trainledger.ledger.update import whole_of
     from trainledger.loaded import kernels_of, machine_of
-    from trainledger.predict.layout_time import layout_time
-    from trainledger.predict.roofline_table import roofline_table
+    from trainledger.predict.parallel_step import layout_time
+    from trainledger.predict.utilization import roofline_table
     from trainledger.report.explain import account, longest, roofline, to_json
     from trainledger.report.heading import heading
     from trainledger.spec.problem import InvalidInput, Problem

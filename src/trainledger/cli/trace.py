@@ -132,7 +132,7 @@ def _warnings_last() -> Iterator[None]:
 def _trace_code(args: argparse.Namespace) -> int:
     from trainledger import catalog
     from trainledger.cli import DONE, FAILED
-    from trainledger.predict.traced_time import on_device
+    from trainledger.predict.step import on_device
     from trainledger.report import traced as report
     from trainledger.report import traced_time
 

@@ -99,8 +99,8 @@ def train_and_reconcile(run: Run, run_dir: Path, *, resume: bool) -> tuple[int, 
 def _mfu(run: Run) -> Callable[[float], float] | None:
     """Seconds per step to MFU, where the peak of the device that trains is known."""
     from trainledger.closed_loop import closed_form, machine_on
-    from trainledger.predict.ratios import mfu, step_peak
     from trainledger.predict.roofline import NoRate
+    from trainledger.predict.utilization import mfu, step_peak
     from trainledger.train.device import find_device
 
     device = find_device(run.cluster.backend)

@@ -15,8 +15,8 @@ from trainledger.ledger.parameters import component_of, named_shapes
 from trainledger.ledger.pipeline import in_flight
 from trainledger.ledger.timeline import timeline
 from trainledger.predict.roofline import EntryTime
-from trainledger.predict.roofline_table import moved_nbytes
-from trainledger.predict.step_time import StepTime
+from trainledger.predict.step import StepTime
+from trainledger.predict.utilization import moved_nbytes
 from trainledger.units import format_flops, format_flops_per_second, format_nbytes, format_seconds
 
 # What a rule rests on, by the kind of operation it counts.
@@ -30,7 +30,7 @@ SOURCES = {
     "update": "rules.UPDATE_FLOPS_PER_PARAMETER: operations in the optimizer's definition",
 }
 ROOFLINE = "the larger of FLOPs over their rate and bytes over theirs (predict.roofline)"
-LINKS = "the fastest way that a library has over these links (predict.collective_time)"
+LINKS = "the fastest way that a library has over these links (predict.collective)"
 KEPT = "what autograd saves for the backward of the operation, each piece of memory once"
 
 
@@ -131,7 +131,7 @@ def peak_moment(found: Symbolic) -> Any:
     return max(timeline(found.ledger), key=lambda each: found.number(each.nbytes))
 
 
-# What a cause of a step's seconds is taken to be (`predict.step_time.CAUSES`).
+# What a cause of a step's seconds is taken to be (`predict.step.CAUSES`).
 CAUSES = {
     "ideal": "the model's own FLOPs, dense, over the peak of its matmuls' format",
     "recomputation": "all that the forward that runs again in backward takes",
@@ -152,7 +152,7 @@ def time(step: StepTime) -> tuple[Part, ...]:
         key = (each.entry.path or kind, each.entry.name, each.bound)
         parts.setdefault(each.entry.phase, {}).setdefault(key, []).append(each)
     causes = tuple(
-        Line(cause, CAUSES[cause], "", seconds, step.basis, "predict.step_time.causes_of")
+        Line(cause, CAUSES[cause], "", seconds, step.basis, "predict.step.causes_of")
         for cause, seconds in step.causes.items()
         if seconds
     )

@@ -2,7 +2,7 @@
 
 Every rank is taken to get as many routes as it sends: the load of the experts is balanced (basis ``assumed``). What is
 sent is told as a copy of a token for each of its experts. Where it goes to nodes (DeepEP; DeepSeek-AI 2024,
-DeepSeek-V3, section 3.2.2) fewer of those bytes pass the network (`predict.node_sends`), the sender makes no copies,
+DeepSeek-V3, section 3.2.2) fewer of those bytes pass the network (`predict.collective`), the sender makes no copies,
 and what comes back is already the sum over a token's experts.
 
 Sizes: N tokens of this rank, K experts of a token, S = K N places of its routes, D d_model.

@@ -15,7 +15,7 @@ from trainledger.plan.limits import LIMITS, LOGITS, Limit, Limits, Reading, crit
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.predict import predict
 from trainledger.predict.roofline import Machine
-from trainledger.predict.run_time import too_few
+from trainledger.predict.run import too_few
 from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.rules.run import run_problems

@@ -16,8 +16,8 @@ from trainledger.plan.mfu import read_mfu
 from trainledger.predict import predict
 from trainledger.predict.device_memory import DeviceMemory
 from trainledger.predict.forecast import Forecast
-from trainledger.predict.ratios import matmul_dtype
 from trainledger.predict.roofline import Machine, NoRate, peak_rate
+from trainledger.predict.utilization import matmul_dtype
 from trainledger.spec.cluster import Device
 from trainledger.spec.run import Run
 from trainledger.units import SECONDS_PER_DAY

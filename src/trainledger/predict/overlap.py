@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.ledger.entry import Entry
-from trainledger.predict.acts import BACKWARD, Timed, program
-from trainledger.predict.rank_time import rank_seconds
+from trainledger.predict.stream_ops import BACKWARD, Timed, schedule_of
+from trainledger.predict.streams import rank_seconds
 from trainledger.spec.layout import Layout, is_int, overlaps
 from trainledger.spec.run import Run
 
@@ -28,24 +28,24 @@ def bucket_elements(ranks: int) -> int:
     return max(BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * ranks)
 
 
-def as_overlapped(run: Run, timed: list[Timed]) -> list[Timed]:
+def with_overlap(run: Run, timed: list[Timed]) -> list[Timed]:
     """The entries of a rank with what shows of their seconds."""
     if run.recipe.launch_blocking:
-        return [_beside_nothing(each) for each in timed]
+        return [_not_overlapped(each) for each in timed]
     if overlaps(run.layout, "tensor"):
-        timed = _in_parts(timed)
+        timed = _split_matmuls_overlapped(timed)
     if run.layout.gathers_again and run.layout.overlap is not None:
-        timed = _beside_input_gradients(timed)
+        timed = _regathers_overlapped(timed)
     if overlaps(run.layout, "parameters"):
-        timed = _beside_forward(run, timed)
+        timed = _updated_parameters_overlapped(run, timed)
     if run.layout.overlap is None or (in_buckets(run) and not overlaps(run.layout, "gradients")):
-        timed = [_beside_nothing(each) for each in timed]
-    if sums_input_gradients_beside(run.layout):
-        timed = _beside_weight_gradients(timed)
+        timed = [_not_overlapped(each) for each in timed]
+    if overlaps_input_gradient_sums(run.layout):
+        timed = _input_gradient_sums_overlapped(timed)
     return timed
 
 
-def _beside_nothing(timed: Timed) -> Timed:
+def _not_overlapped(timed: Timed) -> Timed:
     """A sum of gradients, or parameters gathered, that everything waits for."""
     entry = timed.entry
     if entry.kind != "collective" or entry.group in ("pipeline", "context"):
@@ -53,7 +53,7 @@ def _beside_nothing(timed: Timed) -> Timed:
     return timed._replace(entry=replace(entry, overlap=""))
 
 
-def _in_parts(timed: Sequence[Timed]) -> list[Timed]:
+def _split_matmuls_overlapped(timed: Sequence[Timed]) -> list[Timed]:
     """What tensor ranks gather for a product, or scatter of one, in as many parts as ranks: all but one beside it.
 
     Beside stand the products of one inner length that are next to the collective.
@@ -69,7 +69,7 @@ def _in_parts(timed: Sequence[Timed]) -> list[Timed]:
     return found
 
 
-def _beside_input_gradients(timed: Sequence[Timed]) -> list[Timed]:
+def _regathers_overlapped(timed: Sequence[Timed]) -> list[Timed]:
     """What tensor ranks gather again: only gradients of weights wait for it.
 
     It runs beside the products of the input's gradient, half of those that read it (Megatron-LM,
@@ -88,11 +88,11 @@ def _beside_input_gradients(timed: Sequence[Timed]) -> list[Timed]:
                 if entry.loop != each.entry.loop or entry.kind in ("collective", "attention") or not inside:
                     break
                 beside += row.seconds / 2 if entry.kind == "matmul" else 0.0
-            found[at] = each._replace(beside=min(each.seconds, beside))
+            found[at] = each._replace(overlapped=min(each.seconds, beside))
     return found
 
 
-def sums_input_gradients_beside(layout: Layout) -> bool:
+def overlaps_input_gradient_sums(layout: Layout) -> bool:
     """Whether gradients of inputs are summed beside the products of weights' gradients.
 
     Not where those products have their sums in parts, and not in a zero-bubble pipeline, which leaves them for later.
@@ -101,20 +101,20 @@ def sums_input_gradients_beside(layout: Layout) -> bool:
     return asked and layout.schedule != "zero-bubble"
 
 
-def _beside_weight_gradients(timed: Sequence[Timed]) -> list[Timed]:
+def _input_gradient_sums_overlapped(timed: Sequence[Timed]) -> list[Timed]:
     """What tensor ranks sum of the gradients of an input, beside the gradients of the weights that read it."""
     found = list(timed)
     entries = [each.entry for each in timed]
     for at, each in enumerate(timed):
-        products = products_beside_sum(entries, at)
+        products = matmuls_overlapping_sum(entries, at)
         if products:
             beside = sum(timed[index].seconds for index in products) / 2
             entry = replace(each.entry, overlap="compute")
-            found[at] = each._replace(entry=entry, beside=min(each.seconds, beside))
+            found[at] = each._replace(entry=entry, overlapped=min(each.seconds, beside))
     return found
 
 
-def products_beside_sum(entries: Sequence[Entry], at: int) -> list[int]:
+def matmuls_overlapping_sum(entries: Sequence[Entry], at: int) -> list[int]:
     """Where the products of a backward stand whose gradients of an input are summed over tensor ranks at a place.
 
     Two of each weight: the gradients of inputs come first, the sum starts, and goes beside those of the weights. That
@@ -144,7 +144,7 @@ def products_beside_sum(entries: Sequence[Entry], at: int) -> list[int]:
     return [index for each in found.values() if len(each) % 2 == 0 for index in each]
 
 
-def beside_another(run: Run, timed: list[Timed], contention: float) -> list[Timed]:
+def with_experts_overlapped(run: Run, timed: list[Timed], contention: float) -> list[Timed]:
     """Tokens on their way to experts and back, beside the same block of another micro-batch that goes the other way.
 
     What a forward sends hides behind the block's backward and what a backward sends behind its forward (DeepSeek-V3,
@@ -203,10 +203,10 @@ def _products(rows: Iterable[Timed], collective: Entry) -> float:
     return seconds
 
 
-def _beside_forward(run: Run, timed: Sequence[Timed]) -> list[Timed]:
+def _updated_parameters_overlapped(run: Run, timed: Sequence[Timed]) -> list[Timed]:
     """Parameters that others updated are gathered in buckets beside the first forward: the first one shows."""
     rows = [each for each in timed if each.entry.phase == "forward"]
-    forward = rank_seconds(program(rows, buckets=in_buckets(run))) / run.grad_accum
+    forward = rank_seconds(schedule_of(rows, buckets=in_buckets(run))) / run.grad_accum
     found = []
     for each in timed:
         entry = each.entry

@@ -14,15 +14,22 @@ from trainledger.ledger.step import account
 from trainledger.ledger.summary import summary
 from trainledger.ledger.timeline import Peak, peak_nbytes
 from trainledger.ledger.update import whole_of
-from trainledger.predict.bottleneck import Bottleneck, bottleneck, short_of_memory
-from trainledger.predict.conditions import Conditions, conditions
 from trainledger.predict.device_memory import DeviceMemory, device_memory
 from trainledger.predict.forecast import Forecast
-from trainledger.predict.ratios import hfu, matmul_dtype, mfu
 from trainledger.predict.roofline import Machine, NoRate, peak_rate
-from trainledger.predict.run_time import SHARED, UNSPREAD, RunTime, run_time, too_few
-from trainledger.predict.step_time import StepTime, step_time
-from trainledger.predict.waterfall import BEYOND, RUN_CAUSES, Bar, nanoseconds, waterfall
+from trainledger.predict.run import SHARED, UNSPREAD, Conditions, RunTime, conditions, run_time, too_few
+from trainledger.predict.step import StepTime, step_time
+from trainledger.predict.utilization import hfu, matmul_dtype, mfu
+from trainledger.predict.waterfall import (
+    BEYOND,
+    RUN_CAUSES,
+    Bar,
+    Bottleneck,
+    bottleneck,
+    nanoseconds,
+    short_of_memory,
+    waterfall,
+)
 from trainledger.spec.cluster import Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.lora import ONE_DEVICE
@@ -222,7 +229,7 @@ def heaviest(ledger: Ledger, ranks: Sequence[RankAccount] = ()) -> Heaviest:
 
 def _step(run: Run, ledger: Ledger, machine: Machine, ranks: Sequence[RankAccount]) -> StepTime:
     if ranks:
-        from trainledger.predict.layout_time import layout_time
+        from trainledger.predict.parallel_step import layout_time
 
         return layout_time(run, ranks, machine)
     tensors = whole_of(leaves_of(run.model, run.recipe)).tensors

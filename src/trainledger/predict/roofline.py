@@ -1,7 +1,7 @@
 """The time of one operation: the slower of computing and moving bytes, and what calling it costs.
 
 On a calibrated machine the rates are those of measured kernels of the same kind and about the same size; on a device of
-the catalog they are shares of its data sheet by shape (`predict.kernel_time`). Of a device whose efficiency is not
+the catalog they are shares of its data sheet by shape (`predict.kernel`). Of a device whose efficiency is not
 known only the peaks are, and the time is a bound that no run can beat.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry, Int
-from trainledger.predict.kernel_time import Real, attention_seconds, larger, matmul_seconds, unmasked_share
+from trainledger.predict.kernel import Real, attention_seconds, larger, matmul_seconds, unmasked_share
 from trainledger.spec.cluster import Device
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from trainledger.units import (
 if TYPE_CHECKING:
     from trainledger.explain.account import Line, Part
     from trainledger.explain.envelope import Envelope
-    from trainledger.predict.roofline_table import RooflineRow
+    from trainledger.predict.utilization import RooflineRow
 
 SHOW: dict[str, Callable[[float], str]] = {
     "memory": format_nbytes, "flops": format_flops, "parameters": format_count, "time": format_seconds,
@@ -64,7 +64,7 @@ def roofline(rows: Sequence[RooflineRow]) -> str:
 
 
 def _operations(row: RooflineRow) -> str:
-    waits = row.kind == "unknown" and row.bound == "overhead"  # a step's entry of its own: `predict.step_time`
+    waits = row.kind == "unknown" and row.bound == "overhead"  # a step's entry of its own: `predict.step`
     return "waiting" if waits else f"{row.kind} {row.dtype}".strip()
 
 

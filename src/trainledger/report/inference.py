@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainledger.plan import in_json
 from trainledger.predict.device_memory import TENSORS_ALONE, of_a_device
-from trainledger.predict.inference import MOST_BATCH
+from trainledger.predict.serving import MOST_BATCH
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.spec.serving import CACHE_FORMATS, WEIGHT_FORMATS, WHOLE
 from trainledger.units import (
@@ -21,7 +21,7 @@ from trainledger.units import (
 )
 
 if TYPE_CHECKING:
-    from trainledger.predict.inference import BatchRow, Inference
+    from trainledger.predict.serving import BatchRow, Inference
 
 
 _ALWAYS = 3  # columns of the table of batches that are never empty

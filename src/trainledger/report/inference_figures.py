@@ -12,7 +12,7 @@ from trainledger.report.style import COLOURS, GREY, Figure, arranged, mark
 from trainledger.units import GIGA, KILO, format_nbytes
 
 if TYPE_CHECKING:
-    from trainledger.predict.inference import BatchRow, Inference
+    from trainledger.predict.serving import BatchRow, Inference
 
 _BOUND, _EXPECTED = COLOURS[0], COLOURS[1]
 

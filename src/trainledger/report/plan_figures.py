@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trainledger.ledger.ranks import RankAccount
 from trainledger.plan.plan import Plan
+from trainledger.predict.parallel_step import spans
 from trainledger.predict.predict import heaviest
 from trainledger.predict.roofline import Machine
-from trainledger.predict.step_spans import spans
 from trainledger.report.figures import memory_timeline
 from trainledger.report.step_timeline import step_timeline
 from trainledger.report.style import Figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainledger.predict.rank_time import Span
+from trainledger.predict.streams import Span
 from trainledger.report.style import COLOURS, Figure, arranged
 from trainledger.units import format_seconds
 
@@ -20,7 +20,7 @@ _SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
 def step_timeline(spans: Sequence[Span], step_seconds: float, note: str = "") -> Figure | None:
-    """What runs when in a step (`predict.step_spans.spans`); None where nothing is known of it.
+    """What runs when in a step (`predict.parallel_step.spans`); None where nothing is known of it.
 
     Many rounds that are alike are one bar: paler where a round is of one kind, grey where it is of several. What
     ``step_seconds`` has more than the spans is waiting that falls between them, nobody knows where: a bar behind them.

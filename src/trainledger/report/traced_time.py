@@ -7,7 +7,7 @@ from typing import Any
 
 from trainledger.plan import in_json
 from trainledger.predict.device_memory import TENSORS_ALONE
-from trainledger.predict.traced_time import IDEAL, OnDevice
+from trainledger.predict.step import IDEAL, OnDevice
 from trainledger.report.plan import BASES, named_lines
 from trainledger.report.table import sentence, wrapped
 from trainledger.report.waterfall import text as waterfall

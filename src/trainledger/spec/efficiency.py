@@ -18,7 +18,7 @@ NOT_NEGATIVE = (
 
 @frozen(kw_only=True)
 class Efficiency:
-    """The constants of a device beside its data sheet; `predict.kernel_time` says what each does.
+    """The constants of a device beside its data sheet; `predict.kernel` says what each does.
 
     ``matmul_share`` of the peak is reached inside a large product in 16 bits or tf32, ``float8_share`` of the 8-bit
     peak in one in 8 bits; ``depth`` is the inner length k that takes as long as the start and the end of a tile of the

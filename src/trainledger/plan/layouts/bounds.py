@@ -283,7 +283,7 @@ class _Part:
             path = count * np.maximum(computing, messages_beside)
             begin, end = begin[:, 0], end[:, 0]
         else:
-            # A stage launches nothing of a micro-batch before that has come (`predict.layout_time`).
+            # A stage launches nothing of a micro-batch before that has come (`predict.parallel_step`).
             reducing = again + reduce
             forwards = np.maximum(np.maximum(ahead + costs.contention * gather, gather), launch)
             backwards = np.maximum(np.maximum(back + costs.contention * reducing, reducing), launch_back)

@@ -12,7 +12,7 @@ from trainledger.ledger.timeline import peak_nbytes
 from trainledger.ledger.update import whole_of
 from trainledger.plan.layouts.grid import Stages
 from trainledger.plan.layouts.stages import kinds_of
-from trainledger.predict.layout_time import layout_time
+from trainledger.predict.parallel_step import layout_time
 from trainledger.predict.predict import memory_of_device
 from trainledger.spec.cluster import Device
 from trainledger.spec.recompute import layer_runs

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainledger.frozen import frozen
 from trainledger.plan.layouts.grid import ALONE, RESHARDS, SHARING
 from trainledger.plan.layouts.stages import Pipelines
-from trainledger.predict.collective_time import placement
+from trainledger.predict.collective import placement
 from trainledger.spec.layout import Layout, overlaps
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from trainledger.ledger.sizes import sizes_of
 from trainledger.ledger.step import account_of
 from trainledger.plan.layouts.grid import Shape, runs_of
 from trainledger.plan.layouts.times import Times
-from trainledger.predict.kernel_time import larger
+from trainledger.predict.kernel import larger
 from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run

@@ -22,11 +22,11 @@ from trainledger.plan.layouts.messages import rates_of
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import States
 from trainledger.plan.layouts.times import Times
-from trainledger.predict.layout_time import straggling
+from trainledger.predict.parallel_step import straggling
 from trainledger.predict.predict import memory_of_device
-from trainledger.predict.ratios import mfu, step_peak
 from trainledger.predict.roofline import NoRate, Roofline
-from trainledger.predict.step_time import basis_of
+from trainledger.predict.step import basis_of
+from trainledger.predict.utilization import mfu, step_peak
 from trainledger.spec.cluster import Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput, Problem

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.ledger.entry import Entry
-from trainledger.predict.collective_time import Placement, collective_seconds, placement
-from trainledger.predict.kernel_time import larger
-from trainledger.predict.overlap import products_beside_sum, sums_input_gradients_beside
+from trainledger.predict.collective import Placement, collective_seconds, placement
+from trainledger.predict.kernel import larger
+from trainledger.predict.overlap import matmuls_overlapping_sum, overlaps_input_gradient_sums
 from trainledger.predict.roofline import Roofline
 from trainledger.spec.layout import Layout
 from trainledger.spec.links import Fabric
@@ -62,7 +62,7 @@ class Times:
 
         Collectives of the groups in ``without`` are left out. Of sums that go beside products (`predict.overlap`) what
         is longer than those counts. Rounds of a ring go beside the attention that they feed
-        (`predict.rank_time`): what is longer counts.
+        (`predict.streams`): what is longer counts.
         """
         total: Any = 0.0
         products: Any = 0.0
@@ -71,14 +71,14 @@ class Times:
         sends: Any = 0.0
         rings: dict[str, tuple[Any, Any]] = {}  # by phase: seconds, and how many rounds
         attention: dict[str, Any] = {}
-        hides = sums_input_gradients_beside(layout)
+        hides = overlaps_input_gradient_sums(layout)
         for at, entry in enumerate(entries):
             inner = _product(entry.loop[depth:])
             if entry.kind == "collective":
                 if entry.group in without or entry.group == "pipeline":
                     continue
                 seconds = self.message(entry, layout) * inner
-                beside = products_beside_sum(entries, at) if hides else []
+                beside = matmuls_overlapping_sum(entries, at) if hides else []
                 if beside:
                     hidden = sum(self.kernel(entries[index])[0] for index in beside) / 2
                     seconds = larger(0.0, seconds - hidden * inner)

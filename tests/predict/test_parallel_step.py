@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 import trainledger as tl
 from trainledger import catalog
 from trainledger.ledger.ranks import accounts
-from trainledger.predict.acts import compute_seconds
-from trainledger.predict.layout_time import layout_time
-from trainledger.predict.pipeline_time import bubble_seconds
-from trainledger.predict.stage_time import stages_of
-from trainledger.predict.step_spans import spans
-from trainledger.predict.step_time import CAUSES, StepTime, step_time
+from trainledger.predict.parallel_step import layout_time, spans
+from trainledger.predict.pipeline import bubble_seconds
+from trainledger.predict.stage import stages_of
+from trainledger.predict.step import CAUSES, StepTime, step_time
+from trainledger.predict.stream_ops import compute_seconds
 from trainledger.spec.cluster import Device
 from trainledger.spec.links import Fabric, Link
 from trainledger.spec.run import Run

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from trainledger.frozen import frozen
-from trainledger.predict.acts import Act, Loop, Program
+from trainledger.predict.stream_ops import Loop, Schedule, StreamOp
 
 MOST_ROUNDS = 64  # of a loop's body, before its last increment is taken for all others
 
@@ -79,11 +79,11 @@ class Streams:
         self._ring = Ring()
         self._backward_began = 0.0
         self._in_backward = False
-        self._buckets: list[Act] = []
+        self._buckets: list[StreamOp] = []
 
-    def run(self, acts: Iterable[Act | Loop]) -> None:
-        """The acts one after the other."""
-        for each in acts:
+    def run(self, ops: Iterable[StreamOp | Loop]) -> None:
+        """The ops one after the other."""
+        for each in ops:
             if isinstance(each, Loop):
                 self._fill_buckets()
                 self._loop(each)
@@ -92,7 +92,7 @@ class Streams:
                     self._fill_buckets()
                 self._STEPS[each.kind](self, each)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Compute waits for all communication."""
         self._fill_buckets()
         self._wait(self.communication)
@@ -140,19 +140,19 @@ class Streams:
 
     # Streams
 
-    def _work(self, act: Act) -> None:
-        if act.backward != self._in_backward:
-            self._in_backward = act.backward
-            if act.backward:
+    def _work(self, op: StreamOp) -> None:
+        if op.backward != self._in_backward:
+            self._in_backward = op.backward
+            if op.backward:
                 self._backward_began = self.compute
-        self._compute(act, "backward" if act.backward else "forward")
+        self._compute(op, "backward" if op.backward else "forward")
 
-    def _compute(self, act: Act, what: str) -> None:
-        start, self.compute = self.compute, self.compute + act.seconds
-        if act.seconds:
+    def _compute(self, op: StreamOp, what: str) -> None:
+        start, self.compute = self.compute, self.compute + op.seconds
+        if op.seconds:
             self._computed.add(what)
-        if self.record is not None and act.seconds:
-            self.record(Span(act.name or what, "compute", start, self.compute, what))
+        if self.record is not None and op.seconds:
+            self.record(Span(op.name or what, "compute", start, self.compute, what))
 
     def _wait(self, until: float) -> None:
         if until > self.compute:
@@ -174,64 +174,64 @@ class Streams:
 
     # Acts
 
-    def _exposed(self, act: Act) -> None:
+    def _exposed(self, op: StreamOp) -> None:
         start = self.compute
-        self.compute += act.seconds
-        self._talked(act.name, start - act.before, self.compute + act.after)
-        beside = act.before + act.after
+        self.compute += op.seconds
+        self._talked(op.name, start - op.before, self.compute + op.after)
+        beside = op.before + op.after
         self.compute += self.contention * beside
-        self.waited += act.seconds
-        self.busy += act.seconds + beside
+        self.waited += op.seconds
+        self.busy += op.seconds + beside
 
-    def _settled(self, act: Act) -> None:
+    def _after_sync(self, op: StreamOp) -> None:
         self._wait(self.communication)
-        self._exposed(act)
+        self._exposed(op)
 
-    def _update(self, act: Act) -> None:
+    def _update(self, op: StreamOp) -> None:
         self._wait(self.communication)
-        self._compute(act, "update")
+        self._compute(op, "update")
 
-    def _gather(self, act: Act) -> None:
-        self._arriving.append(self._beside(act.name, self._unpacked[0], act.seconds))
+    def _gather(self, op: StreamOp) -> None:
+        self._arriving.append(self._beside(op.name, self._unpacked[0], op.seconds))
 
-    def _unpack(self, act: Act) -> None:
+    def _unpack(self, op: StreamOp) -> None:
         if self._arriving:
             self._wait(self._arriving.popleft())
-        self._work(act)
+        self._work(op)
         self._unpacked = (self._unpacked[1], self.compute)
 
-    def _reduce(self, act: Act) -> None:
+    def _reduce(self, op: StreamOp) -> None:
         self._wait(self._reduced)
-        self._reduced = self._beside(act.name, self.compute, act.seconds)
+        self._reduced = self._beside(op.name, self.compute, op.seconds)
 
-    def _sum(self, act: Act) -> None:
-        self._beside(act.name, self._reduced, act.seconds)
+    def _sum(self, op: StreamOp) -> None:
+        self._beside(op.name, self._reduced, op.seconds)
 
-    def _send_rounds(self, act: Act) -> None:
+    def _send_rounds(self, op: StreamOp) -> None:
         ring = self._ring
         if ring.rounds:  # gradients of keys and values, beside the same attention
             start = ring.over
-            self._ring = replace(ring, over=start + act.seconds, home=act.seconds / act.pieces)
+            self._ring = replace(ring, over=start + op.seconds, home=op.seconds / op.pieces)
         else:
             start = self.compute
-            self._ring = Ring(act.pieces, start + act.seconds, start + act.seconds)
-        self.busy += act.seconds
-        self._talked(act.name, start, start + act.seconds)
+            self._ring = Ring(op.pieces, start + op.seconds, start + op.seconds)
+        self.busy += op.seconds
+        self._talked(op.name, start, start + op.seconds)
 
-    def _attend(self, act: Act) -> None:
+    def _attend(self, op: StreamOp) -> None:
         """A ring of c ranks attends in c parts, each but the first after the round that brings it.
 
         In backward gradients go round too, home after the last part.
         """
         ring, self._ring = self._ring, Ring()
         if ring.rounds:
-            self._wait(ring.arrived - ring.rounds / (ring.rounds + 1) * act.seconds)
-        self._work(act)
+            self._wait(ring.arrived - ring.rounds / (ring.rounds + 1) * op.seconds)
+        self._work(op)
         if ring.home:
             self._wait(max(ring.over, self.compute + ring.home))
 
-    def _bucket(self, act: Act) -> None:
-        self._buckets.append(act)
+    def _bucket(self, op: StreamOp) -> None:
+        self._buckets.append(op)
 
     def _fill_buckets(self) -> None:
         """Buckets fill evenly while the last backward runs; each is sent as soon as it is full."""
@@ -246,8 +246,8 @@ class Streams:
             end = max(max(self.communication, first) + each.seconds, last + seconds)
             self._beside(each.name, end - each.seconds, each.seconds)
 
-    _STEPS: dict[str, Callable[[Streams, Act], None]] = {
-        "work": _work, "update": _update, "exposed": _exposed, "settled": _settled, "gather": _gather,
+    _STEPS: dict[str, Callable[[Streams, StreamOp], None]] = {
+        "work": _work, "update": _update, "exposed": _exposed, "after_sync": _after_sync, "gather": _gather,
         "unpack": _unpack, "reduce": _reduce, "sum": _sum, "ring": _send_rounds, "attention": _attend,
         "bucket": _bucket,
     }  # fmt: skip
@@ -264,9 +264,9 @@ def _same(shift: list[float], before: list[float] | None, seconds: float) -> boo
     )
 
 
-def rank_seconds(acts: Program, *, contention: float = 0.0) -> float:
-    """Seconds of a rank on its own, from the first act to the end of all streams."""
+def rank_seconds(ops: Schedule, *, contention: float = 0.0) -> float:
+    """Seconds of a rank on its own, from the first op to the end of all streams."""
     streams = Streams(contention=contention)
-    streams.run(acts)
-    streams.settle()
+    streams.run(ops)
+    streams.synchronize()
     return streams.compute

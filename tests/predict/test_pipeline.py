@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainledger.ledger.pipeline import in_flight
-from trainledger.predict.pipeline_time import (
+from trainledger.predict.pipeline import (
     BACKWARD,
     FORWARD,
     WEIGHTS,

@@ -5,8 +5,8 @@ import pytest
 from trainledger import catalog
 from trainledger.ledger.step import account
 from trainledger.loaded import load
-from trainledger.predict.roofline_table import ridge_of, roofline_table
-from trainledger.predict.step_time import step_time
+from trainledger.predict.step import step_time
+from trainledger.predict.utilization import ridge_of, roofline_table
 
 H100 = catalog.device("h100-sxm")
 

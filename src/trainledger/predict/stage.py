@@ -13,11 +13,11 @@ from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry, Ledger
 from trainledger.ledger.ranks import RankAccount
 from trainledger.ledger.shapes import after_blocks, before_blocks, block
-from trainledger.predict.acts import BACKWARD, UNPACK, UPDATE, Program, Timed, program, without_links
-from trainledger.predict.collective_time import collective_seconds, placement
-from trainledger.predict.overlap import as_overlapped, beside_another, bucket_elements, in_buckets, times_of
+from trainledger.predict.collective import collective_seconds, placement
+from trainledger.predict.overlap import bucket_elements, in_buckets, times_of, with_experts_overlapped, with_overlap
 from trainledger.predict.roofline import EntryTime, Machine, NoRate, Roofline
-from trainledger.predict.step_time import host_seconds
+from trainledger.predict.step import host_seconds
+from trainledger.predict.stream_ops import BACKWARD, UNPACK, UPDATE, Schedule, Timed, schedule_of, without_links
 from trainledger.spec.cluster import Device
 from trainledger.spec.layers import segments
 from trainledger.spec.links import Fabric
@@ -35,9 +35,9 @@ class ChunkWork:
     micro-batch beside them.
     """
 
-    forward: Program
-    backward: Program
-    inputs: Program
+    forward: Schedule
+    backward: Schedule
+    inputs: Schedule
     weights: float
     launches: tuple[float, float, float]
     alone: tuple[float, float] = (0.0, 0.0)
@@ -57,11 +57,11 @@ class StageTime:
     ledger: Ledger
     times: tuple[EntryTime, ...]
     messages: tuple[Timed, ...]
-    whole: Program
-    begin: Program
+    whole: Schedule
+    begin: Schedule
     chunks: tuple[ChunkWork, ...]
-    end: Program
-    close: Program
+    end: Schedule
+    close: Schedule
     send_seconds: float
 
 
@@ -163,34 +163,34 @@ def _stage(run: Run, number: int, ranks: Any, ledger: Ledger, clock: Clock) -> S
         timed.append(Timed(entry, one.seconds, 1, one.launch_seconds))
         known = often.setdefault((key, entry.path), [entry, one, 0])
         known[2] += times_of(entry)
-    alone = as_overlapped(run, timed)
-    timed = beside_another(run, alone, clock.contention)
+    alone = with_overlap(run, timed)
+    timed = with_experts_overlapped(run, alone, clock.contention)
     parts = _parts(run, timed)
     buckets = in_buckets(run)
 
-    def acts(rows: list[Timed], depth: int = 0) -> Program:
-        return program(rows, buckets=buckets, depth=depth)
+    def ops(rows: list[Timed], depth: int = 0) -> Schedule:
+        return schedule_of(rows, buckets=buckets, depth=depth)
 
     zero_bubble = run.layout.schedule == "zero-bubble"
     both = zip(parts.chunks, _parts(run, alone).chunks, strict=True)
-    chunks = tuple(_chunk(each, by_itself, acts, zero_bubble=zero_bubble) for each, by_itself in both)
+    chunks = tuple(_chunk(each, by_itself, ops, zero_bubble=zero_bubble) for each, by_itself in both)
     sends = [each.seconds for each in timed if each.entry.group == "pipeline" and each.entry.name == "send"]
     return StageTime(
         number=number, ranks=ranks, ledger=ledger, times=tuple(_together(*each) for each in often.values()),
         messages=tuple(each for each in timed if each.entry.kind == "collective"),
-        whole=acts(timed), begin=acts(parts.begin), chunks=chunks, end=acts(parts.end), close=acts(parts.close),
+        whole=ops(timed), begin=ops(parts.begin), chunks=chunks, end=ops(parts.end), close=ops(parts.close),
         send_seconds=max(sends, default=0.0),
     )  # fmt: skip
 
 
 def _chunk(
-    rows: MicroBatch, alone: MicroBatch, acts: Callable[[list[Timed], int], Program], *, zero_bubble: bool
+    rows: MicroBatch, alone: MicroBatch, ops: Callable[[list[Timed], int], Schedule], *, zero_bubble: bool
 ) -> ChunkWork:
     depth = rows.depth
     inputs = _without_weights(rows) if zero_bubble else rows.backward
     launches = _launches(inputs, depth)
     return ChunkWork(
-        acts(rows.forward, depth), acts(rows.backward, depth), acts(inputs, depth),
+        ops(rows.forward, depth), ops(rows.backward, depth), ops(inputs, depth),
         _seconds(rows.backward, depth) - _seconds(inputs, depth),
         (_launches(rows.forward, depth), launches, _launches(rows.backward, depth) - launches),
         (

@@ -14,9 +14,9 @@ from trainledger.ledger.entry import Entry, Ledger
 from trainledger.ledger.rules import attention_flops, matmul_flops
 from trainledger.ledger.step import account
 from trainledger.loaded import load
-from trainledger.predict.kernel_time import attention_seconds, computed_share, matmul_seconds
+from trainledger.predict.kernel import attention_seconds, computed_share, matmul_seconds
 from trainledger.predict.roofline import Roofline
-from trainledger.predict.step_time import CAUSES, step_time
+from trainledger.predict.step import CAUSES, step_time
 from trainledger.spec.efficiency import SHARES, Efficiency
 
 H100 = catalog.device("h100-sxm")

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import reduce
-from math import gcd
+from math import comb, gcd
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.predict.kernel_time import larger, smaller_real
-from trainledger.predict.node_sends import other_nodes
+from trainledger.predict.kernel import larger, smaller_real
 from trainledger.predict.roofline import NoRate
 from trainledger.spec.layout import Layout
 from trainledger.spec.links import Fabric, Protocol
@@ -40,7 +39,7 @@ class Placement:
     Where the nodes have unequal parts, ``in_node`` is the smallest of any group, whose network all others wait for:
     NCCL takes as many channels everywhere as the rank with the fewest has (NVIDIA/nccl, src/init.cc). ``far`` is the
     share of an all-to-all's bytes that pass the network, where a token goes once to each node (see
-    `predict.node_sends`); None where every rank sends each other its own part.
+    `predict.collective`); None where every rank sends each other its own part.
     """
 
     ranks: Number
@@ -298,3 +297,45 @@ def _is_one(size: Number) -> bool:
 def _in_one_node(nodes: Number) -> bool:
     """Whether no group, or none of an array of groups, leaves its node."""
     return bool((nodes <= 1).all()) if hasattr(nodes, "shape") else _is_one(nodes)
+
+
+def other_nodes(spec: ModelSpec, nodes: Number) -> Number:
+    """The expected number of nodes, its own left out, that a token is sent to; ``nodes`` may be an array.
+
+    >>> sizes = {"vocab_size": 8, "d_model": 8, "n_layers": 1, "n_heads": 2, "d_ff": 8, "max_seq_len": 8}
+    >>> spec = ModelSpec(n_experts=256, experts_per_token=8, **sizes)
+    >>> other_nodes(spec, 1), round(other_nodes(spec, 8), 3)
+    (0.0, 4.635)
+    """
+    if not hasattr(nodes, "shape"):
+        return (nodes - 1) * _has_one(spec, nodes)
+    import numpy as np
+
+    known = {each: (each - 1) * _has_one(spec, each) for each in set(nodes.ravel().tolist())}
+    return np.array([known[each] for each in nodes.ravel().tolist()]).reshape(nodes.shape)
+
+
+def _has_one(spec: ModelSpec, nodes: int) -> float:
+    """The chance that a node has at least one of a token's experts.
+
+    One minus that of all K being drawn from the others: C(E - E / M, K) / C(E, K); where groups are drawn first, the
+    same within the experts of those, by how many of the drawn groups are the node's.
+    """
+    assert spec.n_experts is not None
+    experts, chosen, groups, drawn = spec.n_experts, spec.experts_per_token, spec.router_groups, spec.router_top_groups
+    here = experts // nodes
+    if drawn >= groups or (groups % nodes and nodes % groups):
+        return 1 - _missed(experts, here, chosen)
+    candidates, of_group = drawn * experts // groups, experts // groups
+    if groups >= nodes:
+        own = groups // nodes
+        hits = (
+            (comb(own, each) * comb(groups - own, drawn - each), each * of_group) for each in range(min(own, drawn) + 1)
+        )
+        return sum(ways * (1 - _missed(candidates, size, chosen)) for ways, size in hits) / comb(groups, drawn)
+    return drawn / groups * (1 - _missed(candidates, here, chosen))
+
+
+def _missed(experts: int, here: int, chosen: int) -> float:
+    """The chance that none of the ``chosen`` of so many experts is among those that are ``here``."""
+    return comb(experts - here, chosen) / comb(experts, chosen)

@@ -13,8 +13,7 @@ from trainledger.ledger.entry import Entry, Ledger
 from trainledger.ledger.step import account
 from trainledger.loaded import load
 from trainledger.measure.step import rehearse
-from trainledger.predict.step_time import step_time
-from trainledger.predict.traced_time import on_device
+from trainledger.predict.step import on_device, step_time
 
 H100 = catalog.device("h100-sxm")
 NET = """

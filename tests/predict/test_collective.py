@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger import catalog
-from trainledger.predict.collective_time import Placement, collective_seconds, exchange_nbytes, placement
+from trainledger.predict.collective import Placement, collective_seconds, exchange_nbytes, placement
 from trainledger.predict.roofline import NoRate
 from trainledger.spec.layout import Layout
 from trainledger.spec.links import Fabric, Link
