@@ -48,7 +48,7 @@ _WHERE = {
     "plan": "trainledger.questions",
     "predict": "trainledger.questions",
     "reconcile": "trainledger.reconcile",
-    "cost_rule": "trainledger.trace.custom",
+    "cost_rule": "trainledger.trace.operators.custom",
     "fake_world": "trainledger.trace.distributed",
     "trace": "trainledger.trace",
     "trace_rank": "trainledger.trace.distributed",
@@ -87,9 +87,9 @@ if TYPE_CHECKING:
     from trainledger.spec.recipe import Recipe
     from trainledger.spec.run import Run
     from trainledger.trace import trace, trace_step
-    from trainledger.trace.custom import cost_rule
     from trainledger.trace.distributed import fake_world, trace_rank
     from trainledger.trace.inspect import inspect
+    from trainledger.trace.operators.custom import cost_rule
     from trainledger.trace.target import TrainingStep
 
 __all__ = [

@@ -13,7 +13,7 @@ from trainledger.nn.transformer import build
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
-from trainledger.trace.fakes import make_states
+from trainledger.trace.fakes.tensors import make_states
 from trainledger.train.optimizer import build_optimizer
 from trainledger.train.step import optimizer_step
 

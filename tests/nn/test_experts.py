@@ -21,7 +21,7 @@ from trainledger.nn.router import Router
 from trainledger.nn.transformer import Transformer
 from trainledger.nn.weights import read_weights, write_weights
 from trainledger.spec.model import ModelSpec
-from trainledger.trace.operators import operator_of
+from trainledger.trace.operators.table import operator_of
 
 torch.set_num_threads(1)
 

@@ -20,7 +20,7 @@ from trainledger.nn.transformer import build
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
-from trainledger.trace.trace import trace
+from trainledger.trace.step import trace
 
 
 @dataclass(frozen=True)

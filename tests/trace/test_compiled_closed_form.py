@@ -15,7 +15,7 @@ from trainledger.ledger.entry import Ledger
 from trainledger.ledger.step import account
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
-from trainledger.trace.trace import trace
+from trainledger.trace.step import trace
 from trainledger.train.precision import build_model
 
 torch.set_num_threads(1)

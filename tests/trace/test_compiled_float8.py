@@ -23,7 +23,7 @@ from trainledger.nn.float8 import Float8Linear, use_float8
 from trainledger.nn.transformer import build
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
-from trainledger.trace.trace import trace
+from trainledger.trace.step import trace
 
 torch.set_num_threads(1)
 pytestmark = [

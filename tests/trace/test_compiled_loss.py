@@ -21,7 +21,7 @@ from trainledger.nn.loss import run_loss
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
-from trainledger.trace.trace import trace
+from trainledger.trace.step import trace
 from trainledger.train.precision import autocast, build_model
 
 torch.set_num_threads(1)

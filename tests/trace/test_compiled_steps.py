@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from trainledger.ledger.entry import Ledger
 from trainledger.measure.meter import meter
 from trainledger.spec.problem import InvalidInput
-from trainledger.trace.compiled import is_compiled, private
-from trainledger.trace.compiled.private import name as private_name
-from trainledger.trace.trace import trace
+from trainledger.trace.compiled import is_compiled, torch_internals
+from trainledger.trace.compiled.torch_internals import name as private_name
+from trainledger.trace.step import trace
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(
@@ -274,7 +274,7 @@ def test_allocations_written_in_cpp_are_refused_by_name() -> None:
 
 
 def test_a_name_that_this_torch_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(private._NAMES, "graphs", ("torch._inductor.graph", "GraphLowering", ("no_such_name",)))
+    monkeypatch.setitem(torch_internals._NAMES, "graphs", ("torch._inductor.graph", "GraphLowering", ("no_such_name",)))
     private_name.cache_clear()
     with pytest.raises(InvalidInput, match=r"torch._inductor.graph.GraphLowering.no_such_name: is needed"):
         private_name("graphs")

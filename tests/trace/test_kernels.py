@@ -24,9 +24,9 @@ from trainledger.measure.step import rehearse
 from trainledger.spec.kernels import cudnn_takes
 from trainledger.spec.optimizers import IMPLEMENTATIONS
 from trainledger.spec.run import Run
-from trainledger.trace.cuda_autocast import _IN_FP32, _TO_FP32, autocast_as_on_cuda
-from trainledger.trace.kernels import kernels_of
-from trainledger.trace.tensor_facts import dtype_name
+from trainledger.trace.fakes.cuda_autocast import _IN_FP32, _TO_FP32, autocast_as_on_cuda
+from trainledger.trace.fakes.kernels import kernels_of
+from trainledger.trace.recorder.tensor_facts import dtype_name
 
 torch.set_num_threads(1)
 

@@ -12,7 +12,7 @@ from zoo import Setup
 from zoo_compared import kept_by, quiet, traced, truth
 
 from trainledger.measure.allocator import AllocatorPeak
-from trainledger.trace.operators import operator_of
+from trainledger.trace.operators.table import operator_of
 
 aten = torch.ops.aten
 M, N, K = 300, 200, 50

@@ -34,9 +34,9 @@ from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.recipe import recipe_problems
 from trainledger.trace import trace
-from trainledger.trace.fakes import make_states
-from trainledger.trace.numbers import ZeroWhereUnknown
-from trainledger.trace.recorder import Recorder
+from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
+from trainledger.trace.fakes.tensors import make_states
+from trainledger.trace.recorder.recorder import Recorder
 from trainledger.train.optimizer import build_optimizer, for_muon
 
 torch.set_num_threads(1)

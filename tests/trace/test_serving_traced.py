@@ -17,7 +17,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.spec.serving import Serving
-from trainledger.trace.recorder import Recorder
+from trainledger.trace.recorder.recorder import Recorder
 
 torch.set_num_threads(1)
 SIZES = {"vocab_size": 31, "d_model": 32, "n_layers": 3, "n_heads": 4, "d_ff": 48, "max_seq_len": 24}

@@ -12,9 +12,9 @@ from zoo_compared import kept_by, quiet, traced, truth
 from zoo_own_code import sparse_clicks
 
 import trainledger as tl
-from trainledger.trace.cpu_results import results_of
-from trainledger.trace.fakes import FakeTensorMode
-from trainledger.trace.numbers import ZeroWhereUnknown
+from trainledger.trace.fakes.results import results_of
+from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
+from trainledger.trace.fakes.tensors import FakeTensorMode
 
 
 class Words(nn.Module):

@@ -20,7 +20,7 @@ from trainledger.measure.allocator import AllocatorPeak
 from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import build
 from trainledger.trace import trace
-from trainledger.trace.fakes import make_states
+from trainledger.trace.fakes.tensors import make_states
 from trainledger.train.optimizer import build_optimizer
 
 torch.set_num_threads(1)

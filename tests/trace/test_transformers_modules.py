@@ -19,9 +19,9 @@ from transformers_modules import PAGE, page
 from transformers_reasons import REASONS, reasons_of
 
 from trainledger.ledger.entry import Ledger
-from trainledger.trace.fake_rules import fake_rules
-from trainledger.trace.fakes import make_states
-from trainledger.trace.recorder import Recorder
+from trainledger.trace.fakes.rules import fake_rules
+from trainledger.trace.fakes.tensors import make_states
+from trainledger.trace.recorder.recorder import Recorder
 
 transformers.utils.logging.set_verbosity_error()
 KINDS = sorted(CONFIGS)
@@ -145,7 +145,7 @@ def freed(ledger: Ledger) -> Counter[str]:
 
 def test_packed_sequences_would_be_seen() -> None:
     """What is undone for the trace matters: with transformers' own care, fake tensors get a mask."""
-    undone = import_module("trainledger.trace.transformers")
+    undone = import_module("trainledger.trace.fakes.transformers")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(undone, "_not_packed", lambda find: find)
         careful = traced(config_of("llama"))

@@ -14,7 +14,7 @@ from zoo import Setup
 from zoo_compared import kept_by, quiet, traced, watched
 
 import trainledger as tl
-from trainledger.trace.fakes import make_states
+from trainledger.trace.fakes.tensors import make_states
 
 PROGRAMS: dict[str, Callable[[], Setup]] = {}
 

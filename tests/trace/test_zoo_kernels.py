@@ -16,12 +16,12 @@ from zoo_compared import built, compare, named
 
 from trainledger.ledger.entry import Ledger
 from trainledger.trace import trace
-from trainledger.trace.cpu_results import CPU_RESULTS
-from trainledger.trace.fakes import fake_batch, make_states
-from trainledger.trace.numbers import ZeroWhereUnknown
-from trainledger.trace.operators import operator_of
-from trainledger.trace.recorder import Recorder
-from trainledger.trace.tensor_facts import tensors_in
+from trainledger.trace.fakes.results import CPU_RESULTS
+from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
+from trainledger.trace.fakes.tensors import fake_batch, make_states
+from trainledger.trace.operators.table import operator_of
+from trainledger.trace.recorder.recorder import Recorder
+from trainledger.trace.recorder.tensor_facts import tensors_in
 
 aten = torch.ops.aten
 torch.set_num_threads(1)

@@ -21,7 +21,7 @@ from trainledger.ledger.timeline import timeline
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
-from trainledger.trace.trace import trace
+from trainledger.trace.step import trace
 
 WINDOW = 8
 

@@ -30,9 +30,9 @@ from zoo_torch import SPECIMENS as OF_TORCH
 from zoo_transformers import SPECIMENS as OF_TRANSFORMERS
 
 from trainledger.ledger.entry import Ledger
-from trainledger.trace.fakes import make_states
-from trainledger.trace.tensor_facts import tensors_in
-from trainledger.trace.trace import trace, trace_step
+from trainledger.trace.fakes.tensors import make_states
+from trainledger.trace.recorder.tensor_facts import tensors_in
+from trainledger.trace.step import trace, trace_step
 
 ZOO = (*OF_TRANSFORMERS, *OF_TORCH, *OF_OWN_CODE)
 BEYOND = (*NOT_TORCH, *NOT_OWN_CODE)

@@ -29,7 +29,7 @@ from trainledger.nn.loss import compiled_loss, next_token_loss
 from trainledger.nn.transformer import build, run_layers
 from trainledger.spec.run import Run
 from trainledger.trace.distributed import trace_rank
-from trainledger.trace.trace import trace_step
+from trainledger.trace.step import trace_step
 
 pytestmark = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler on a CPU"

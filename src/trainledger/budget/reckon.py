@@ -117,7 +117,7 @@ def ledger_of_code(name: str, target: Target) -> Ledger:
 
 
 def _traced(target: Target) -> Ledger:
-    from trainledger.trace.named import trace_named
+    from trainledger.trace.command import trace_named
 
     given = ("hf", "label", "loss", "step", "dtype", "autocast", "world_size")
     words: dict[str, Any] = {name: getattr(target, name) or None for name in given}

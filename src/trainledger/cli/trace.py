@@ -121,7 +121,7 @@ def _warnings_last() -> Iterator[None]:
         finally:
             if heard:
                 from trainledger.report.table import wrapped
-                from trainledger.trace.lines import shown_file
+                from trainledger.trace.recorder.source_lines import shown_file
 
                 sys.stdout.flush()
                 told = (f"{each.category.__name__} in {shown_file(each.filename)}:{each.lineno}: {each.message}"
@@ -153,7 +153,7 @@ def _trace_code(args: argparse.Namespace) -> int:
         raise InvalidInput(problems)
     device = None if args.device is None else catalog.device(args.device, "--device")
     args.kernels = args.kernels or ("cpu" if device is None else kernels_of_capability(device.compute_capability))
-    from trainledger.trace.named import trace_named
+    from trainledger.trace.command import trace_named
 
     with redirect_stdout(sys.stderr):  # what the code prints is no part of the result
         asked = {name: getattr(args, name) for name in _OF_CODE if name != "device"}

@@ -11,10 +11,10 @@ from torch import nn
 
 from trainledger.ledger.entry import Ledger
 from trainledger.measure.allocator import AllocatorPeak
-from trainledger.trace.lines import Lines
 from trainledger.trace.optimizers import optimizers_in
-from trainledger.trace.recorder import Recorder
-from trainledger.trace.trace import phases_of
+from trainledger.trace.recorder.recorder import Recorder
+from trainledger.trace.recorder.source_lines import Lines
+from trainledger.trace.step import phases_of
 from trainledger.train.master_weights import gradient_buffers
 from trainledger.train.observer import Observer, StepRecord, TrainingState
 

@@ -13,11 +13,11 @@ from trainledger.ledger.entry import Ledger
 from trainledger.measure.few_blocks import from_few_blocks
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
-from trainledger.trace.cpu_results import results_of
-from trainledger.trace.fakes import make_states
-from trainledger.trace.kernels import kernels_of
-from trainledger.trace.numbers import ZeroWhereUnknown
-from trainledger.trace.recorder import Recorder
+from trainledger.trace.fakes.kernels import kernels_of
+from trainledger.trace.fakes.results import results_of
+from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
+from trainledger.trace.fakes.tensors import make_states
+from trainledger.trace.recorder.recorder import Recorder
 from trainledger.train.loss_scaling import LossScaler
 from trainledger.train.master_weights import gradient_buffers
 from trainledger.train.optimizer import build_optimizer

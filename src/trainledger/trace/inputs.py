@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-from trainledger.trace.tensor_facts import DTYPE_NAMES
+from trainledger.trace.recorder.tensor_facts import DTYPE_NAMES
 from trainledger.units import NotAQuantity, parse_count
 
 Inputs = dict[str, Tensor] | tuple[Tensor, ...]

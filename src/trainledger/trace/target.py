@@ -19,9 +19,9 @@ from trainledger.ledger.entry import Ledger
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.trace.inputs import Inputs
 from trainledger.trace.optimizers import check_optimizer, optimizer_named
-from trainledger.trace.partial import NoScalarLossError, why_it_stopped
-from trainledger.trace.replaced import replaced
-from trainledger.trace.trace import trace, trace_step
+from trainledger.trace.patches import replaced
+from trainledger.trace.recorder.partial import NoScalarLossError, why_it_stopped
+from trainledger.trace.step import trace, trace_step
 
 DEFAULT_STEP = "adamw"
 _A_LOSS = "--loss cross_entropy --label int64[8,2048], --loss mean, or --loss package.module:function"

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainledger.ledger.annotation import Annotation, Work
 from trainledger.ledger.entry import Ledger
 from trainledger.trace.annotate import annotate
-from trainledger.trace.recorder import Recorder
+from trainledger.trace.recorder.recorder import Recorder
 
 torch.set_num_threads(1)
 AMOUNTS = ("flops", "read", "written")

@@ -22,7 +22,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 
 import trainledger as tl
 from trainledger.trace.distributed import fake_world, trace_rank
-from trainledger.trace.distributed.pieces import Pieces
+from trainledger.trace.distributed.local_shards import Pieces
 from trainledger.trace.rank_target import trace_rank_target
 
 

@@ -18,10 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from trainledger.ledger.record import Event, Storage
 from trainledger.trace.annotate.copies import DEVICE
-from trainledger.trace.lines import is_tracers
-from trainledger.trace.recorder import Recorder
-from trainledger.trace.replaced import all_replaced, replaced
-from trainledger.trace.tensor_facts import tensors_in
+from trainledger.trace.patches import all_replaced, replaced
+from trainledger.trace.recorder.recorder import Recorder
+from trainledger.trace.recorder.source_lines import is_tracers
+from trainledger.trace.recorder.tensor_facts import tensors_in
 from trainledger.units import GIGA
 
 _CPU, _GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from trainledger.ledger.annotation import Shown, Work
 from trainledger.ledger.record import Event, Storage
 from trainledger.trace.annotate.copies import Copies
-from trainledger.trace.recorder import Recorder
+from trainledger.trace.recorder.recorder import Recorder
 
 MOST_SHOWN = 12  # tensors told of one line
 

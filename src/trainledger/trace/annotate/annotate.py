@@ -31,13 +31,13 @@ from trainledger.trace.annotate.steps import Steps
 from trainledger.trace.annotate.values import ZeroIndices, without_values
 from trainledger.trace.annotate.watcher import Watcher
 from trainledger.trace.annotate.written import annotation_of
-from trainledger.trace.fake_rules import fake_rules
-from trainledger.trace.kernels import kernels_of
-from trainledger.trace.lines import Lines
-from trainledger.trace.numbers import ZeroWhereUnknown
-from trainledger.trace.recorder import Recorder
-from trainledger.trace.replaced import replaced
-from trainledger.trace.transformers import as_if_real
+from trainledger.trace.fakes.kernels import kernels_of
+from trainledger.trace.fakes.rules import fake_rules
+from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
+from trainledger.trace.fakes.transformers import as_if_real
+from trainledger.trace.patches import replaced
+from trainledger.trace.recorder.recorder import Recorder
+from trainledger.trace.recorder.source_lines import Lines
 from trainledger.units import counted
 
 DEVICES = ("cuda",)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trainledger.ledger.record import Event
 from trainledger.trace.annotate.callers import Callers
-from trainledger.trace.tensor_facts import tensors_in
+from trainledger.trace.recorder.tensor_facts import tensors_in
 
 TIMES_LARGER = 16  # than the largest tensor that it is made of
 

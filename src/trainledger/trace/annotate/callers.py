@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from trainledger.trace.annotate.files import Files
-from trainledger.trace.lines import is_tracers
+from trainledger.trace.recorder.source_lines import is_tracers
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 # Parts of torch that only pass on what they are called for.

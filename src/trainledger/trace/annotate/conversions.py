@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trainledger.ledger.record import Storage
-from trainledger.trace.tensor_facts import dtype_name
+from trainledger.trace.recorder.tensor_facts import dtype_name
 
 _WIDER = {
     torch.bfloat16: (torch.float32, torch.float64),

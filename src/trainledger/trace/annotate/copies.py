@@ -10,7 +10,7 @@ from torch import contiguous_format as CONTIGUOUS
 from torch._ops import OpOverload
 
 from trainledger.ledger.record import Event
-from trainledger.trace.tensor_facts import dtype_name, touched_nbytes
+from trainledger.trace.recorder.tensor_facts import dtype_name, touched_nbytes
 
 NON_CONTIGUOUS, EXPANDED, DTYPE, DEVICE, LAYOUT, CLONE = (
     "non-contiguous", "expanded", "dtype", "device", "memory format", "clone",

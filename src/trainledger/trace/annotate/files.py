@@ -9,7 +9,7 @@ import os
 import sysconfig
 from collections.abc import Sequence
 
-from trainledger.trace.lines import is_tracers, is_users, shown_file
+from trainledger.trace.recorder.source_lines import is_tracers, is_users, shown_file
 
 _INSTALLED = tuple({sysconfig.get_path(each) + os.sep for each in ("purelib", "platlib", "stdlib", "platstdlib")})
 _SITES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")

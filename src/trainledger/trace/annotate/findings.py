@@ -10,7 +10,7 @@ from trainledger.trace.annotate.files import Files
 from trainledger.trace.annotate.holders import Holder
 from trainledger.trace.annotate.script import DONE, Ending
 from trainledger.trace.annotate.watcher import Watcher
-from trainledger.trace.tensor_facts import dtype_name
+from trainledger.trace.recorder.tensor_facts import dtype_name
 from trainledger.units import counted, format_flops, format_nbytes
 
 LEAST_OF_MOVED = 1 / 1000  # of all bytes that the program moves: smaller copies are not worth a word

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainledger.ledger.record import Storage
-from trainledger.trace.tensor_facts import tensors_in
+from trainledger.trace.recorder.tensor_facts import tensors_in
 
 MOST_NODES = 50_000  # looked at in one step
 _NO_NUMBER = 2**63

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from trainledger.trace.annotate.script import Refused
 from trainledger.trace.annotate.watcher import Watcher
-from trainledger.trace.replaced import all_replaced
+from trainledger.trace.patches import all_replaced
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from trainledger.trace.annotate.files import Files
 from trainledger.trace.annotate.gradients import gradients_of
 from trainledger.trace.annotate.holders import Holder, holder_of, snapshots
 from trainledger.trace.annotate.watcher import Watcher
-from trainledger.trace.replaced import replaced
+from trainledger.trace.patches import replaced
 
 _KEPT = 8  # steps whose nodes may still be run backward
 _MOST_ASKED = 8  # tensors that are asked who holds them

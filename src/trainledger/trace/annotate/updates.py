@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from trainledger.ledger.record import Event, Storage
 from trainledger.trace.annotate.graph import nodes_so_far
-from trainledger.trace.tensor_facts import tensors_in, written_arguments
+from trainledger.trace.recorder.tensor_facts import tensors_in, written_arguments
 
 RecordOf = Callable[[Tensor], Storage | None]
 Told = Callable[[list[Storage], bool], None]

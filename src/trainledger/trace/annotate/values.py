@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from trainledger.trace.annotate.script import Refused
-from trainledger.trace.replaced import all_replaced
-from trainledger.trace.tensor_facts import tensors_in
+from trainledger.trace.patches import all_replaced
+from trainledger.trace.recorder.tensor_facts import tensors_in
 
 Note = Callable[[str], None]
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

@@ -25,9 +25,9 @@ from trainledger.trace.annotate.runs import Tally
 from trainledger.trace.annotate.syncs import SYNCHRONIZING, Syncs
 from trainledger.trace.annotate.upcasts import Upcasts
 from trainledger.trace.annotate.updates import Updates
-from trainledger.trace.lines import Lines
-from trainledger.trace.recorder import Recorder
-from trainledger.trace.tensor_facts import dtype_name, tensors_in
+from trainledger.trace.recorder.recorder import Recorder
+from trainledger.trace.recorder.source_lines import Lines
+from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in
 
 
 class Watcher:

@@ -1,7 +1,7 @@
 """Identical blocks are traced once and multiplied, where that is proved to give the ledger of all of them."""
 
-from trainledger.trace.blocks.fold import MICRO_BATCHES, Counts, Folded, counted, fold, proved, with_rounds
-from trainledger.trace.blocks.once import BLOCKS, LEAST, LEAST_ASKED, Once, traced_once
+from trainledger.trace.blocks.extrapolate import MICRO_BATCHES, Counts, Folded, counted, fold, proved, with_rounds
+from trainledger.trace.blocks.repeat_blocks import BLOCKS, LEAST, LEAST_ASKED, Once, traced_once
 
 __all__ = [
     "BLOCKS",

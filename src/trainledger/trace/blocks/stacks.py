@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainledger.trace.blocks.alike import Alike, Setting, classes_of, settings_of
-from trainledger.trace.blocks.fold import Counts
+from trainledger.trace.blocks.equivalence import Alike, Setting, classes_of, settings_of
+from trainledger.trace.blocks.extrapolate import Counts
 
 LONGEST_PATTERN = 16  # blocks after which a pattern of different ones begins again
 

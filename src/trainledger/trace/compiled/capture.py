@@ -12,10 +12,10 @@ from types import ModuleType
 from typing import Any
 
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.trace.compiled import private
+from trainledger.trace.compiled import torch_internals
 from trainledger.trace.compiled.kernels import Work, work_of_kernel, work_of_operator
 from trainledger.trace.compiled.running import NEXT, Runs
-from trainledger.trace.replaced import replaced
+from trainledger.trace.patches import replaced
 
 _WORKS = "_trainledger_works"  # the calls of a graph, kept with it
 
@@ -26,7 +26,7 @@ def without_kernels(runs: Runs) -> Iterator[None]:
 
     def define(before: Any) -> Any:
         def define_and_say(self: Any, src_code: Any, nodes: Any, kernel_args: Any = None) -> Any:
-            graph = private.name("graph").graph
+            graph = torch_internals.name("graph").graph
             kernel = before(self, src_code, nodes, kernel_args)
             places = _places(self.kernel_group.args if kernel_args is None else kernel_args)
             _say(graph, work_of_kernel(kernel, nodes, places, bool(graph.is_backward), _number(graph)))
@@ -36,7 +36,7 @@ def without_kernels(runs: Runs) -> Iterator[None]:
 
     def call(before: Any) -> Any:
         def say_and_call(self: Any, scheduler_node: Any) -> Any:
-            graph, node = private.name("graph").graph, scheduler_node.node
+            graph, node = torch_internals.name("graph").graph, scheduler_node.node
             _say(graph, work_of_operator(node, bool(graph.is_backward)))
             return before(self, scheduler_node)
 
@@ -52,11 +52,11 @@ def without_kernels(runs: Runs) -> Iterator[None]:
         return as_module
 
     with ExitStack() as stack:
-        for each in private.settings():
+        for each in torch_internals.settings():
             stack.enter_context(each)
-        stack.enter_context(replaced(private.name("kernels"), "define_kernel", define))
-        stack.enter_context(replaced(private.name("scheduler"), "codegen_extern_call", call))
-        stack.enter_context(replaced(private.name("graphs"), "_compile_to_module_lines", load))
+        stack.enter_context(replaced(torch_internals.name("kernels"), "define_kernel", define))
+        stack.enter_context(replaced(torch_internals.name("scheduler"), "codegen_extern_call", call))
+        stack.enter_context(replaced(torch_internals.name("graphs"), "_compile_to_module_lines", load))
         yield
 
 
@@ -76,7 +76,7 @@ def _module(graph: Any, source: str, runs: Runs) -> ModuleType:
     def stub(self: Any, argtypes: Any, source_code: str) -> Callable[..., None]:
         return lambda *arguments: runs.kernel(arguments)
 
-    with replaced(private.name("compiling"), "cpp_pybinding", lambda _: stub):
+    with replaced(torch_internals.name("compiling"), "cpp_pybinding", lambda _: stub):
         exec(compile(source, module.__file__, "exec"), module.__dict__)
     module.__dict__.update(runs.names(graph.__dict__.get(_WORKS, [])))
     module.__dict__["call"] = runs.graph(module.__dict__["call"], is_backward=bool(graph.is_backward))

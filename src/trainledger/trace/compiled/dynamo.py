@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainledger.trace.compiled import private
-from trainledger.trace.lines import is_users, shown_file
-from trainledger.trace.places import plain_name
-from trainledger.trace.recorder import Recorder
-from trainledger.trace.replaced import replaced
+from trainledger.trace.compiled import torch_internals
+from trainledger.trace.compiled.torch_internals import hooks_unseen, modes_off
+from trainledger.trace.patches import replaced
+from trainledger.trace.recorder.attribution import plain_name
+from trainledger.trace.recorder.recorder import Recorder
+from trainledger.trace.recorder.source_lines import is_users, shown_file
 
 
 def is_compiled(model: nn.Module) -> bool:
@@ -42,7 +43,7 @@ def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode) -> Iter
     not be compiled for fake tensors, which then runs eagerly, are said in the recorder's notes. What this process has
     compiled before is forgotten: its next call compiles it again.
     """
-    if not private.dynamo_is_loaded():
+    if not torch_internals.dynamo_is_loaded():
         yield
         return
     from trainledger.trace.compiled.capture import without_kernels
@@ -54,25 +55,30 @@ def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode) -> Iter
 
     def compiling(before: Any) -> Any:
         def compile_frame(self: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
-            with private.modes_off(), private.hooks_unseen(), without_kernels(runs), _compiling(recorder):
+            with (
+                modes_off(),
+                hooks_unseen(),
+                without_kernels(runs),
+                _compiling(recorder),
+            ):
                 try:
                     return before(self, frame, cache_entry, frame_state)
                 except Exception as error:
                     if not _is_of_compiler(error):
                         raise
                     recorder.notes.append(_failed(frame, error))
-                    return private.name("skipped")()
+                    return torch_internals.name("skipped")()
 
         return compile_frame
 
     recorder.sees_compiled = True
     torch._dynamo.reset()
-    breaks = len(private.name("breaks"))
+    breaks = len(torch_internals.name("breaks"))
     with ExitStack() as stack:
         for each in parts:
             stack.enter_context(_followed(each, recorder))
-        stack.enter_context(replaced(private.name("frames"), "__call__", compiling))
-        stack.enter_context(private.modes_unseen())
+        stack.enter_context(replaced(torch_internals.name("frames"), "__call__", compiling))
+        stack.enter_context(torch_internals.modes_unseen())
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message=".*global hooks on modules.*")  # the recorder's, which are hidden
         try:
@@ -120,7 +126,7 @@ def _followed(module: nn.Module, recorder: Recorder) -> Iterator[None]:
 
 def _without_hooks(run: Callable[..., Any]) -> Callable[..., Any]:
     def unseen(*arguments: Any, **options: Any) -> Any:
-        with private.hooks_unseen(), private.function_modes_off():
+        with hooks_unseen(), torch_internals.function_modes_off():
             return run(*arguments, **options)
 
     return unseen
@@ -137,7 +143,7 @@ def ran_eagerly(model: nn.Module) -> Iterator[str]:
 
 def _breaks(before: int) -> Iterator[str]:
     """A sentence for each graph break since there were as many, with its line."""
-    for each in private.name("breaks")[before:]:
+    for each in torch_internals.name("breaks")[before:]:
         users = [frame for frame in each.user_stack if is_users(frame.filename)]
         where = f" at {shown_file(users[-1].filename)}:{users[-1].lineno}" if users else ""
         yield f"graph break{where}: {_first_lines(each.reason, 1)}"

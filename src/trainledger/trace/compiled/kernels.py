@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from trainledger.trace.lines import is_users, shown_file
-from trainledger.trace.operators import operator_of
+from trainledger.trace.operators.table import operator_of
+from trainledger.trace.recorder.source_lines import is_users, shown_file
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 # Of what stands in a loop, what moves or names values and computes none.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainledger.trace.places import plain_name
+from trainledger.trace.recorder.attribution import plain_name
 
 Moved = dict[str, str]  # from a module that code was compiled for to the one that it runs for
 

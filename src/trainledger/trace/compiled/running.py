@@ -10,11 +10,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.ledger.record import Event, Storage
-from trainledger.trace.compiled import private
+from trainledger.trace.compiled import torch_internals
 from trainledger.trace.compiled.kernels import Work
 from trainledger.trace.compiled.owners import Moved, Owners
-from trainledger.trace.recorder import Recorder
-from trainledger.trace.tensor_facts import dtype_name
+from trainledger.trace.recorder.recorder import Recorder
+from trainledger.trace.recorder.tensor_facts import dtype_name
 
 NEXT = "trainledger_next"  # how the code says which call comes next
 SOURCE = "torch._inductor"
@@ -107,7 +107,7 @@ class Runs:
         events = self._recorder.events
         if len(events) > self._events_before:
             self._settle()
-        with private.modes_off(), self._mode:
+        with torch_internals.modes_off(), self._mode:
             tensor = torch.empty_strided(size, stride, dtype=dtype, device="cpu")
         if not self._waiting:
             self._frees_before = len(events[-1].freed) if events else 0

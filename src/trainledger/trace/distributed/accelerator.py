@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from trainledger.trace.replaced import replaced
+from trainledger.trace.patches import replaced
 
 _NOTHING_TO_DO = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "init", "_lazy_init",
                   "reset_accumulated_memory_stats", "manual_seed", "manual_seed_all")  # fmt: skip

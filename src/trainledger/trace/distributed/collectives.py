@@ -13,8 +13,8 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainledger.frozen import frozen
-from trainledger.trace.operators import operator_of
-from trainledger.trace.tensor_facts import tensors_in
+from trainledger.trace.operators.table import operator_of
+from trainledger.trace.recorder.tensor_facts import tensors_in
 
 AXES: dict[str, str] = {}  # the mesh axis of a process group, by the group's name
 

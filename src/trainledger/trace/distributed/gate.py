@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainledger.trace.distributed import balanced
-from trainledger.trace.distributed.recorder import RankRecorder
+from trainledger.trace.distributed import even_routing
+from trainledger.trace.distributed.rank_recorder import RankRecorder
 
 _READ = torch.ops.aten._local_scalar_dense.default
 _ELEMENTWISE = ("add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv", "sqrt", "neg", "reciprocal", "abs", "sign",
@@ -50,15 +50,15 @@ class Gate(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._follower.guess(func, types, args)
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return self._on_parts(func, args, kwargs or {})
-        if func in balanced.COUNTS:
+        if func in even_routing.COUNTS:
             self._follower.counted()
         recorder = self._follower.recorder
         if recorder is not None:
             out = recorder.__torch_dispatch__(func, types, args, kwargs)
         else:
             out = func(*args, **(kwargs or {}))
-        if func in balanced.SPREAD:
-            balanced.tell(func, args, out)
+        if func in even_routing.SPREAD:
+            even_routing.tell(func, args, out)
         return out
 
     def _on_parts(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from trainledger.trace.replaced import replaced
+from trainledger.trace.patches import replaced
 
 EVERYONE = -1
 Key = tuple[int, int, int]  # sender, receiver, the how-manieth between the two

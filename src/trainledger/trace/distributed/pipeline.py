@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining import stage as stages
 
-from trainledger.trace.replaced import all_replaced
+from trainledger.trace.patches import all_replaced
 
 _PLAIN = torch.empty(0)
 

@@ -16,11 +16,11 @@ from trainledger.ledger.entry import Ledger
 from trainledger.trace.distributed.messages import Awaited, Messages, Sent
 from trainledger.trace.distributed.steps import Finished, Steps
 from trainledger.trace.distributed.world import entered
-from trainledger.trace.fakes import fake_batch
-from trainledger.trace.kernels import kernels_of
-from trainledger.trace.lines import ends_here
-from trainledger.trace.partial import NoScalarLossError, end_here, scalar_loss
-from trainledger.trace.trace import Batch, call, own_loss
+from trainledger.trace.fakes.kernels import kernels_of
+from trainledger.trace.fakes.tensors import fake_batch
+from trainledger.trace.recorder.partial import NoScalarLossError, end_here, scalar_loss
+from trainledger.trace.recorder.source_lines import ends_here
+from trainledger.trace.step import Batch, call, own_loss
 
 Program = Callable[[], Any]
 

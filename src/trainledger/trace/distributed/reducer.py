@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import distributed as ddp
 
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.trace.replaced import all_replaced, replaced
+from trainledger.trace.patches import all_replaced, replaced
 
 Hook = Callable[[Any, Any], Any]  # of its state and a bucket, as DDP's users write it
 Send = Callable[["Bucket", list[nn.Parameter], int, int], None]

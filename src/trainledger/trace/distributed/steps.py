@@ -19,15 +19,15 @@ from torch.optim import optimizer as optimizers
 
 from trainledger.ledger.entry import Ledger
 from trainledger.trace.compiled import captured
-from trainledger.trace.distributed import balanced
+from trainledger.trace.distributed import even_routing
 from trainledger.trace.distributed.gate import Gate
-from trainledger.trace.distributed.recorder import COMMUNICATION, RankRecorder, local, unwrapped
-from trainledger.trace.fake_rules import fake_rules
-from trainledger.trace.guesses import Guesses
-from trainledger.trace.lines import Lines
-from trainledger.trace.replaced import replaced
-from trainledger.trace.tensor_facts import tensors_in
-from trainledger.trace.transformers import as_if_real
+from trainledger.trace.distributed.rank_recorder import COMMUNICATION, RankRecorder, local, unwrapped
+from trainledger.trace.fakes.assumed_values import Guesses
+from trainledger.trace.fakes.rules import fake_rules
+from trainledger.trace.fakes.transformers import as_if_real
+from trainledger.trace.patches import replaced
+from trainledger.trace.recorder.source_lines import Lines
+from trainledger.trace.recorder.tensor_facts import tensors_in
 
 
 class Finished(BaseException):
@@ -66,7 +66,7 @@ class Steps:
             enter(replaced(clip_grad, name, self._during("clip"), needed=False))
         for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
             enter(replaced(ShardingPropagator, name, self._unseen, needed=False))
-        enter(balanced.counts_have_values())
+        enter(even_routing.counts_have_values())
         enter(as_if_real())
         enter(fake_rules())
         enter(Gate(self))

@@ -21,11 +21,11 @@ from trainledger.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.distributed.accelerator import as_cpu
 from trainledger.trace.distributed.collectives import AXES, name_groups
-from trainledger.trace.distributed.pieces import own_pieces_only
+from trainledger.trace.distributed.local_shards import own_pieces_only
 from trainledger.trace.distributed.pipeline import stages_on_cpu
 from trainledger.trace.distributed.reducer import reducer_in_python
-from trainledger.trace.numbers import ZeroWhereUnknown
-from trainledger.trace.replaced import all_replaced, replaced
+from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
+from trainledger.trace.patches import all_replaced, replaced
 
 RANKS_PER_HOST = 8  # what LOCAL_WORLD_SIZE says, of which some programs derive a mesh
 

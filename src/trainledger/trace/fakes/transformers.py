@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainledger.trace.replaced import Made, all_replaced
+from trainledger.trace.patches import Made, all_replaced
 
 
 @contextmanager

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from trainledger.ledger.entry import Ledger
-from trainledger.trace.blocks.fold import MICRO_BATCHES, Counts, counted, proved, with_rounds
+from trainledger.trace.blocks.extrapolate import MICRO_BATCHES, Counts, counted, proved, with_rounds
+from trainledger.trace.blocks.probe import NotAlikeError, Walks
 from trainledger.trace.blocks.stacks import Found, Stack, as_before, shortened, stacks_of
-from trainledger.trace.blocks.walk import NotAlikeError, Walks
 
 BLOCKS = ("auto", "once", "all")
 LEAST = 8  # identical rounds from which on tracing a few and multiplying is quicker

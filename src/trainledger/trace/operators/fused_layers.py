@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from trainledger.ledger import rules
-from trainledger.trace.scratch import Scratch
+from trainledger.trace.operators.scratch import Scratch
 
 Args = tuple[Any, ...]
 

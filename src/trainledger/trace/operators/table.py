@@ -13,9 +13,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from trainledger.ledger import rules
-from trainledger.trace import fused_layers, linear_algebra, operator_names, pairs, sparse_results
-from trainledger.trace.scratch import SCRATCH, Scratch
-from trainledger.trace.tensor_facts import tensors_in
+from trainledger.trace.fakes import sparse_results
+from trainledger.trace.operators import distance_flops, factorizations, fused_layers, names
+from trainledger.trace.operators.scratch import SCRATCH, Scratch
+from trainledger.trace.recorder.tensor_facts import tensors_in
 
 Args = tuple[Any, ...]
 Flops = tuple[int, int]  # done, and the model's own share of it
@@ -118,8 +119,8 @@ def _attention_backward(args: Args, out: Any) -> Flops:
 
 def _attention_shape(func: OpOverload, first: int) -> Callable[[Args], tuple[int, ...]]:
     """The shape of an attention kernel whose queries, keys and values are arguments from ``first`` on."""
-    names = [each.name for each in func._schema.arguments]
-    place = names.index("is_causal")
+    arguments = [each.name for each in func._schema.arguments]
+    place = arguments.index("is_causal")
 
     def shape(args: Args) -> tuple[int, ...]:
         batch, heads, queries, keys, width, value_width = _attention_sizes(*args[first : first + 3])
@@ -262,11 +263,11 @@ _RULES: dict[str, tuple[str, Callable[[Args, Any], Flops]]] = {
     "aten::_embedding_bag": ("embedding", _gathered),
     "aten::_embedding_bag_forward_only": ("embedding", _gathered),
     **fused_layers.RULES,
-    **linear_algebra.RULES,
-    **pairs.RULES,
+    **factorizations.RULES,
+    **distance_flops.RULES,
 }
-_ASSUMED = {"aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c", *linear_algebra.RULES}
-_ALL_SCRATCH = {**SCRATCH, **fused_layers.FUSED_SCRATCH, **linear_algebra.SCRATCH}
+_ASSUMED = {"aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c", *factorizations.RULES}
+_ALL_SCRATCH = {**SCRATCH, **fused_layers.FUSED_SCRATCH, **factorizations.SCRATCH}
 for _name, _shape in _SHAPES.items():
     _RULES.setdefault(_name, ("matmul", _products(_shape)))
 for _kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
@@ -274,13 +275,13 @@ for _kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attenti
     _backward = "flash_attention_for_cpu_backward" if _kernel.endswith("cpu") else f"{_kernel}_backward"
     _RULES[f"aten::_scaled_dot_product_{_backward}"] = ("attention", _attention_backward)
 
-for _kind, _pairs in operator_names.BY_ELEMENT.items():
+for _kind, _pairs in names.BY_ELEMENT.items():
     for _name, _what in _pairs:
         _RULES[f"aten::{_name}"] = (_kind, _per_input_element(_what))
-_RULES |= {f"aten::{each}": ("reduction", _per_input_element("reduction")) for each in operator_names.REDUCTIONS}
+_RULES |= {f"aten::{each}": ("reduction", _per_input_element("reduction")) for each in names.REDUCTIONS}
 for _kind, _named in (
-    ("embedding", operator_names.LOOKUPS), ("copy", operator_names.COPIES), ("allocate", operator_names.ALLOCATIONS),
-    ("random", operator_names.RANDOM), ("transfer", operator_names.TRANSFERS),
+    ("embedding", names.LOOKUPS), ("copy", names.COPIES), ("allocate", names.ALLOCATIONS),
+    ("random", names.RANDOM), ("transfer", names.TRANSFERS),
 ):  # fmt: skip
     _RULES |= {f"aten::{each}": (_kind, _none) for each in _named}
 for _name in ("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat", "chunk_cat_mixed_dtype"):
@@ -311,9 +312,9 @@ def operator_of(func: OpOverload) -> Operator:
         return Operator(name, "update", _update(name[len("_fused_") : -1]), assumed=True, takes_options=True)
     if name.startswith("_foreach_"):
         return Operator(name, "elementwise", _first_list)
-    if torch.Tag.pointwise in func.tags or name in operator_names.POINTWISE or schema in _PRIMITIVE:
+    if torch.Tag.pointwise in func.tags or name in names.POINTWISE or schema in _PRIMITIVE:
         return Operator(name, "elementwise", _per_element("elementwise"), scratch=SCRATCH.get(schema))
-    from trainledger.trace.custom import registered_with_torch
+    from trainledger.trace.operators.custom import registered_with_torch
 
     return registered_with_torch(func) or Operator(schema, "unknown", _none)
 
@@ -321,7 +322,7 @@ def operator_of(func: OpOverload) -> Operator:
 _PRIMITIVE = {f"prims::{each}" for each in ("add", "sub", "mul", "div", "neg", "where", "convert_element_type")}
 
 
-def assumed_of(names: Iterable[str]) -> tuple[str, ...]:
+def assumed_of(ran: Iterable[str]) -> tuple[str, ...]:
     """What is assumed of the operators that ran."""
-    said = {**linear_algebra.NOTES, **sparse_results.NOTES}
-    return tuple(said[each] for each in sorted(said.keys() & set(names)))
+    said = {**factorizations.NOTES, **sparse_results.NOTES}
+    return tuple(said[each] for each in sorted(said.keys() & set(ran)))

@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 from trainledger.ledger.entry import Ledger
 from trainledger.ledger.record import Event, Origin, Storage
 from trainledger.trace.distributed.collectives import Collective, collective_of, is_collective, nbytes
-from trainledger.trace.distributed.pieces import communication_told
-from trainledger.trace.recorder import Recorder
-from trainledger.trace.replaced import replaced
-from trainledger.trace.tensor_facts import tensors_in
+from trainledger.trace.distributed.local_shards import communication_told
+from trainledger.trace.patches import replaced
+from trainledger.trace.recorder.recorder import Recorder
+from trainledger.trace.recorder.tensor_facts import tensors_in
 
 COMMUNICATION = "communication"
 _READ = torch.ops.aten._local_scalar_dense.default

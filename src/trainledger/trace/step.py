@@ -15,21 +15,21 @@ from trainledger.ledger.entry import Ledger
 from trainledger.trace import closures
 from trainledger.trace.blocks import BLOCKS, LEAST, LEAST_ASKED, traced_once
 from trainledger.trace.compiled import captured, is_compiled
-from trainledger.trace.cpu_results import results_of
-from trainledger.trace.fake_rules import fake_rules
-from trainledger.trace.fakes import fake_batch, make_states, mode_of, on_fake
-from trainledger.trace.guesses import Guesses
-from trainledger.trace.kernels import kernels_of
-from trainledger.trace.lines import Lines, ends_here
-from trainledger.trace.numbers import ZeroWhereUnknown
+from trainledger.trace.fakes.assumed_values import Guesses
+from trainledger.trace.fakes.kernels import kernels_of
+from trainledger.trace.fakes.logging import quiet_fake_errors
+from trainledger.trace.fakes.random_states import random_states
+from trainledger.trace.fakes.results import results_of
+from trainledger.trace.fakes.rules import fake_rules
+from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
+from trainledger.trace.fakes.tensors import fake_batch, make_states, mode_of, on_fake
+from trainledger.trace.fakes.transformers import as_if_real
 from trainledger.trace.optimizers import optimizers_in
-from trainledger.trace.partial import as_far_as_it_goes, scalar_loss, why_it_stopped
-from trainledger.trace.quiet import quiet_fake_errors
-from trainledger.trace.random_states import random_states
-from trainledger.trace.recorder import Recorder
-from trainledger.trace.tensor_facts import tensors_in
-from trainledger.trace.threads import threads_follow
-from trainledger.trace.transformers import as_if_real
+from trainledger.trace.recorder.partial import as_far_as_it_goes, scalar_loss, why_it_stopped
+from trainledger.trace.recorder.recorder import Recorder
+from trainledger.trace.recorder.source_lines import Lines, ends_here
+from trainledger.trace.recorder.tensor_facts import tensors_in
+from trainledger.trace.recorder.threads import threads_follow
 
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor
 MOST_GUESSES = 10_000  # of one line: a loop that waits for a value would never end

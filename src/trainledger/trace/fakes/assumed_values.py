@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from trainledger.trace.lines import Lines
+from trainledger.trace.recorder.source_lines import Lines
 
 
 class Guesses:

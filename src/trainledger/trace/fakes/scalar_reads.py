@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -14,13 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainledger.trace.closures import DECISIONS, number_for_lbfgs
-from trainledger.trace.sparse_results import added_to_dense
+from trainledger.trace.fakes.sparse_results import added_to_dense
 
 _READ = torch.ops.aten._local_scalar_dense.default
 _EQUAL = torch.ops.aten.equal.default
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OPTIMIZERS = os.path.join(_TORCH, "optim", "")
-_ACCOUNT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 # Operators that make a tensor of one number, and where that stands: a number, or the place of an argument.
 _MADE_OF: dict[OpOverload, Callable[[tuple[Any, ...]], Any]] = {
     torch.ops.aten.zeros.default: lambda args: 0,
@@ -103,7 +104,7 @@ def _only_scales(tensor: FakeTensor) -> bool:
         file = frame.f_code.co_filename
         if file.startswith(_OPTIMIZERS):
             return True
-        if not file.startswith((_TORCH, _ACCOUNT)):
+        if not file.startswith((_TORCH, _PACKAGE)):
             return False
         frame = frame.f_back
     return True

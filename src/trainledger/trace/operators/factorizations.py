@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainledger.trace.scratch import Scratch
+from trainledger.trace.operators.scratch import Scratch
 
 Args = tuple[Any, ...]
 Flops = tuple[int, int]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
-from trainledger.trace.replaced import all_replaced
+from trainledger.trace.patches import all_replaced
 
 
 @contextmanager

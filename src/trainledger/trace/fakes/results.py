@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from trainledger.trace.sparse_results import SPARSE_RESULTS
+from trainledger.trace.fakes.sparse_results import SPARSE_RESULTS
 
 aten = torch.ops.aten
 _HALVES = (torch.bfloat16, torch.float16)

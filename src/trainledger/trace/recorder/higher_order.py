@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from torch._ops import OpOverload
 
 from trainledger.ledger.record import Event
-from trainledger.trace.tensor_facts import tensors_in
+from trainledger.trace.recorder.tensor_facts import tensors_in
 
 if TYPE_CHECKING:
-    from trainledger.trace.recorder import Recorder
+    from trainledger.trace.recorder.recorder import Recorder
 
 _AROUND_ONE = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state", "run_dtensor_rng_op")
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch as dispatch
 
-from trainledger.trace.replaced import all_replaced
+from trainledger.trace.patches import all_replaced
 
 _WORKER = getattr(pools, "_worker", None)  # of a pool, which outlives what is submitted to it
 _COMPILER = tuple(os.path.join(os.path.dirname(torch.__file__), each) + os.sep for each in ("_inductor", "_functorch"))

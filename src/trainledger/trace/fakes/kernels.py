@@ -32,8 +32,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from trainledger.spec.kernels import KERNELS
-from trainledger.trace.cuda_autocast import autocast_as_on_cuda, widened
-from trainledger.trace.replaced import replaced
+from trainledger.trace.fakes.cuda_autocast import autocast_as_on_cuda, widened
+from trainledger.trace.patches import replaced
 
 _HALVES = (torch.float16, torch.bfloat16)
 _WIDEST_HEAD = 256  # of a flash attention kernel

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 
-from trainledger.trace.lines import BY_AUTOGRAD, Lines
+from trainledger.trace.recorder.source_lines import BY_AUTOGRAD, Lines
 
 OUTSIDE = "loss"  # what runs outside of all modules in a forward
 _NO_NUMBER = 2**63  # nodes that add to a parameter's gradient have the largest number there is

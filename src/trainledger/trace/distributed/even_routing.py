@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.trace.distributed.collectives import group_of
-from trainledger.trace.replaced import replaced
+from trainledger.trace.patches import replaced
 
 MOST_COUNTS = 4096  # elements of a tensor whose values are followed
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from trainledger.ledger.record import Event
-from trainledger.trace.recorder import Recorder
-from trainledger.trace.replaced import replaced
+from trainledger.trace.patches import replaced
+from trainledger.trace.recorder.recorder import Recorder
 
 
 @contextmanager

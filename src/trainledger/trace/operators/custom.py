@@ -12,7 +12,7 @@ from torch.utils.flop_counter import flop_registry
 
 from trainledger.ledger.entry import KINDS
 from trainledger.spec.problem import shown
-from trainledger.trace.operators import CUSTOM, Operator, operator_of
+from trainledger.trace.operators.table import CUSTOM, Operator, operator_of
 
 Rule = TypeVar("Rule", bound=Callable[..., int])
 

@@ -21,10 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainledger.ledger.entry import Entry, Ledger
-from trainledger.trace.blocks.alike import Setting
+from trainledger.trace.blocks.equivalence import Setting
 from trainledger.trace.blocks.stacks import Found, Stack
-from trainledger.trace.places import Places
-from trainledger.trace.tensor_facts import tensors_in
+from trainledger.trace.recorder.attribution import Places
+from trainledger.trace.recorder.tensor_facts import tensors_in
 
 _DEVICE = torch.ops.prim.device.default
 

@@ -23,15 +23,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainledger.ledger.entry import HOST, Ledger
 from trainledger.ledger.record import Event, Storage, amounts, keep_what_lives
-from trainledger.trace.accumulation import added_into, alone, engine_calls
-from trainledger.trace.higher_order import run_higher_order
-from trainledger.trace.lines import Lines
-from trainledger.trace.operators import assumed_of, operator_of
+from trainledger.trace.operators.table import assumed_of, operator_of
 from trainledger.trace.optimizers import optimizers_in
-from trainledger.trace.places import OUTSIDE, Places, plain_name
-from trainledger.trace.storages import Storages
-from trainledger.trace.tensor_facts import DTYPE_NAMES, is_followed, tensors_in, touched_nbytes, written_arguments
-from trainledger.trace.threads import told_of_threads
+from trainledger.trace.recorder.accumulation import added_into, alone, engine_calls
+from trainledger.trace.recorder.attribution import OUTSIDE, Places, plain_name
+from trainledger.trace.recorder.higher_order import run_higher_order
+from trainledger.trace.recorder.source_lines import Lines
+from trainledger.trace.recorder.storages import Storages
+from trainledger.trace.recorder.tensor_facts import (
+    DTYPE_NAMES,
+    is_followed,
+    tensors_in,
+    touched_nbytes,
+    written_arguments,
+)
+from trainledger.trace.recorder.threads import told_of_threads
 
 _DEVICE = torch.ops.prim.device.default
 MODEL_PHASES = ("forward", "backward", "other")  # whose matrix products are the model's own

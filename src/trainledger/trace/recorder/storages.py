@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainledger.ledger.record import Event, Origin, Storage
 from trainledger.ledger.tensors import TensorLife
-from trainledger.trace.tensor_facts import dtype_name, tensors_in
+from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in
 
 
 class Storages:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.nn.parameter import is_lazy
 
 from trainledger.trace.closures import make_state, needs_closure
-from trainledger.trace.restored import restored
+from trainledger.trace.fakes.restored import restored
 
 
 def mode_of(model: nn.Module) -> FakeTensorMode | None:

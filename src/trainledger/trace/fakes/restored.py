@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainledger.trace.replaced import all_replaced
+from trainledger.trace.patches import all_replaced
 
 _DEEPEST = 4  # containers in containers whose contents are put back
 

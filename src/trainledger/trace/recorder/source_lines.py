@@ -15,9 +15,8 @@ import torch.autograd.graph
 
 BY_AUTOGRAD = None  # no Python called the operation: the engine of backward did
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
-_PACKAGE = os.path.dirname(_HERE)
-_TRACER = (_HERE + os.sep, os.path.join(_PACKAGE, "measure") + os.sep)
+_PACKAGE = str(Path(__file__).resolve().parents[2])
+_TRACER = tuple(os.path.join(_PACKAGE, room) + os.sep for room in ("trace", "annotate", "measure"))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _STDLIB = tuple(sysconfig.get_path(each) + os.sep for each in ("stdlib", "platstdlib"))
 _SITES = tuple({sysconfig.get_path(each) + os.sep for each in ("purelib", "platlib")})

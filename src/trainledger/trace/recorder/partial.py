@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from trainledger.trace.lines import is_users, shown_file
-from trainledger.trace.recorder import Recorder
+from trainledger.trace.recorder.recorder import Recorder
+from trainledger.trace.recorder.source_lines import is_users, shown_file
 
 _WHY = {
     "DataDependentOutputException": "its result is a value, which fake tensors do not have",

@@ -1,0 +1,1 @@
+"""Running a step on fake tensors as it would run on real ones."""

@@ -1,0 +1,1 @@
+"""The account of each operator: kind, FLOPs, shape, and scratch of CPU kernels."""

@@ -1,0 +1,1 @@
+"""The recorder: what is dispatched, which memory lives, and whose code asked for it."""
