@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainledger.plan.advise import Advice
     from trainledger.plan.breaks import Breaks
     from trainledger.plan.compare import Comparison
-    from trainledger.plan.fit.answer import Fit
+    from trainledger.plan.fit import Fit
     from trainledger.plan.layouts.found import Layouts
     from trainledger.plan.optimal import Optimal
     from trainledger.plan.plan import Plan
@@ -78,11 +78,10 @@ def parameters(spec: ModelSpec) -> ParameterCount:
 
 def plan(run: Run, *, mfu: float | str = 0.5) -> Plan:
     """All that can be said of a run before it starts; ``mfu`` is for the napkin's days. Raises `InvalidInput`."""
-    from trainledger.plan.mfu import read_mfu
     from trainledger.plan.plan import make_plan
 
     run = checked(run)
-    return make_plan(run, machine_of(run), backend=kernels_of(run), mfu=read_mfu(mfu))
+    return make_plan(run, machine_of(run), backend=kernels_of(run), mfu=mfu)
 
 
 def predict(run: Run) -> Forecast:
@@ -299,18 +298,17 @@ def inference(
     return served(run, serving, machine, backend=kernels_of(run))
 
 
-def fit(run: Run, *, of: str | Iterable[str] | None = None, changes: bool = True, told: Any = None) -> Fit:
+def fit(run: Run, *, of: str | Iterable[str] | None = None, changes: bool = True, progress: Any = None) -> Fit:
     """The largest model, longest sequence, largest micro-batch, fewest devices and least memory that fit.
 
     ``of`` names some of these questions: model, sequence, micro-batch, devices, memory. Each is asked of the run as it
     is and, unless ``changes`` is off, with changes that need less memory. Raises `InvalidInput`.
     """
-    from trainledger.plan.fit.answer import what_fits
-    from trainledger.plan.fit.questions import QUESTIONS
+    from trainledger.plan.fit import QUESTIONS, what_fits
 
     run = checked(run)
     return what_fits(
-        run, machine_of(run), backend=kernels_of(run), of=_several(of, QUESTIONS), changes=changes, told=told
+        run, machine_of(run), backend=kernels_of(run), of=_several(of, QUESTIONS), changes=changes, progress=progress
     )
 
 
@@ -341,11 +339,11 @@ def optimal(
     tokens_per_step: Any = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Optimal:
-    """The compute-optimal N and D for a budget, and the run that it really pays for (`trainledger.plan.optimal`).
+    """The compute-optimal N and D for a budget, and the run that it affords (`trainledger.plan.optimal`).
 
     The budget is exactly one of ``flops``, ``device_hours``, ``days`` with ``count``, ``money`` with ``price``; numbers
     may be text. ``params`` or ``ratio`` (tokens per parameter) asks for one model off the optimum, and that is what is
-    paid for; ``inference`` is the tokens that will be served, ``unique`` those that exist. ``family`` is the model of
+    afforded; ``inference`` is the tokens that will be served, ``unique`` those that exist. ``family`` is the model of
     the catalog whose shape that run has; None leaves it out, as does a budget without devices and days. ``say`` hears
     what is being looked at. Raises `InvalidInput`.
 
@@ -354,8 +352,8 @@ def optimal(
     (126, 252)
     """
     from trainledger.plan import optimal as laws_of
-    from trainledger.plan.budget import read_budget
-    from trainledger.plan.paid import SEQ_LEN, pay
+    from trainledger.plan.affordable import SEQ_LEN, affordable
+    from trainledger.plan.compute_budget import read_budget
     from trainledger.plan.quantity import read
     from trainledger.plan.scaling_law import FixedSize, Law, RatioLaw
 
@@ -390,8 +388,8 @@ def optimal(
         follow = FixedSize("asked", "the size that is asked for", numbers["params"])
     elif per is not None:
         follow = RatioLaw("asked", "the tokens per parameter that are asked for", per, "", "")
-    paid = pay(
+    found = affordable(
         budget, follow, base, budget.device, _predicted, seq_len=tokens, tokens_per_step=step,
         loss=answer.loss_law.loss if answer.asked is None else None, say=say,
     )  # fmt: skip
-    return replace(answer, paid=paid)
+    return replace(answer, affordable=found)

@@ -54,8 +54,8 @@ def test_optimal_in_json(capsys):
     code, out, err = call(capsys, *words)
     told = json.loads(out)
     assert (code, err) == (0, "")
-    paid = told["paid"]
-    assert paid["held_nbytes"] <= paid["usable_nbytes"]
+    paid = told["affordable"]
+    assert paid["memory_nbytes"] <= paid["usable_nbytes"]
     # What is paid for is what the predicted speed does in the time, but for what belongs to a run beside its steps.
     seconds = 3 * 86400
     assert 0.9 * paid["tokens_per_second"] * seconds < paid["tokens"] <= paid["tokens_per_second"] * seconds
@@ -63,7 +63,7 @@ def test_optimal_in_json(capsys):
     assert paid["mfu_6nd"] == pytest.approx(6 * paid["parameters"] * paid["tokens_per_second"] / peak)
     # The rule holds for what is paid for, as near as members of the family and the rest of the run let it.
     assert paid["tokens_per_parameter"] == pytest.approx(20, rel=0.15)
-    assert paid["rounds"][0]["wanted"] == pytest.approx(told["parameters"])
+    assert paid["iterations"][0]["wanted"] == pytest.approx(told["parameters"])
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_fit_and_plan_hold_the_same_of_the_same_run(capsys, more):
     code, out, _ = call(capsys, "plan", *words, "--json")
     planned = json.loads(out)
     assert code == 0
-    assert told["held"]["nbytes"] == planned["forecast"]["device_nbytes"]
+    assert told["memory"]["nbytes"] == planned["forecast"]["device_nbytes"]
     assert [told["run"][name] for name in SECTIONS] == [planned["run"][name] for name in SECTIONS]
-    assert told["rows"][0]["answers"]["memory"]["size"] == told["held"]["nbytes"]
+    assert told["rows"][0]["answers"]["memory"]["size"] == told["memory"]["nbytes"]
     _, text, _ = call(capsys, "plan", *words)
     assert shown.splitlines()[:4] == text.splitlines()[:4]
     assert "\nLayout: " in shown
@@ -158,7 +158,7 @@ def test_fit_of_a_run_file_as_it_is(capsys, tmp_path):
     assert [row["recipe"] for row in told["rows"]] == ["as it is"]
     answers = told["rows"][0]["answers"]
     assert set(answers) == {"sequence", "memory"}
-    assert answers["sequence"]["held"]["fits"] is True
+    assert answers["sequence"]["memory"]["fits"] is True
     assert answers["sequence"]["beyond"]["fits"] is False
     assert answers["sequence"]["beyond_size"] == answers["sequence"]["size"] + 128
     assert "l4" in told["devices_that_hold_it"]
@@ -228,12 +228,12 @@ def test_fit_draws_what_it_says() -> None:
     drawn = figures(found)
     assert {"memory", "model", "sequence"} <= set(drawn)
     for at, row in enumerate(found.rows):
-        held = row.answers["memory"].held
+        held = row.answers["memory"].memory
         assert held is not None
         assert sum(each["x"][at] for each in drawn["memory"]["data"]) == pytest.approx(held.nbytes / 1e9)
     assert drawn["model"]["data"][0]["x"] == [row.answers["model"].size for row in found.rows]
     layout = drawn["memory"]["layout"]
-    assert [each["x0"] for each in layout["shapes"]] == [found.held.usable_nbytes / 1e9]
+    assert [each["x0"] for each in layout["shapes"]] == [found.memory.usable_nbytes / 1e9]
     assert layout["shapes"][0]["x0"] < layout["xaxis"]["range"][1]
     for each in drawn["memory"]["data"]:  # a category has the colour that it has wherever memory is drawn
         assert each["marker"]["color"] == COLOUR_OF.get(each["name"], GREY)

@@ -30,7 +30,7 @@ def test_a_field_of_a_run_file_is_the_option_that_it_stands_for(capsys: pytest.C
 def test_a_length_of_sequences_is_taken_too(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["optimal", "--device", "a100-sxm-80gb", "--count", "1", "--days", "1", "--family", "gpt2", "--json"]
     found = told(capsys, *words, "--set", "recipe.seq_len=2048")
-    assert found["paid"]["recipe"]["seq_len"] == 2048  # type: ignore[index]
+    assert found["affordable"]["recipe"]["seq_len"] == 2048  # type: ignore[index]
     assert found == told(capsys, *words, "--seq-len", "2048")
 
 

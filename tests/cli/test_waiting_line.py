@@ -60,9 +60,9 @@ def test_what_is_looked_at_is_heard() -> None:
 
 def test_the_budget_of_many_devices_says_how_far_it_is() -> None:
     heard: list[str] = []
-    paid = tl.optimal(device="h100-sxm", count=128, days=1, family="gpt2", say=heard.append).paid
+    paid = tl.optimal(device="h100-sxm", count=128, days=1, family="gpt2", say=heard.append).affordable
     assert [each for each in heard if ":" not in each] == [
-        *(f"round {at}, {format_count(each.wanted)} parameters" for at, each in enumerate(paid.rounds, start=1)),
+        *(f"iteration {at}, {format_count(one.wanted)} parameters" for at, one in enumerate(paid.iterations, 1)),
         "the run with all that belongs to it",
     ]
     assert any(": groups of layouts estimated: 0 of " in each for each in heard)

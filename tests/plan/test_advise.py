@@ -81,18 +81,18 @@ def test_the_best_comes_first(case: tuple[Table, Advice]) -> None:
 def test_together_every_step_starts_where_the_one_before_ended(case: tuple[Table, Advice]) -> None:
     advice = case[1]
     assert 1 <= len(advice.together) <= 3
-    last = advice.told.device_nbytes
+    last = advice.forecast.device_nbytes
     for each in advice.together:
         assert each.nbytes[0] == last
         last = each.nbytes[1]
         assert each.effect != RESULT
-    if advice.told.fits is False:
+    if advice.forecast.fits is False:
         assert advice.together[-1].fits
 
 
 def test_what_does_not_fit_asks_for_memory_and_is_made_to_fit() -> None:
     advice = tl.advise(tl.load(TOO_LARGE))
-    assert advice.told.fits is False
+    assert advice.forecast.fits is False
     assert advice.goal == "memory"
     assert advice.together[-1].fits
     assert not advice.together[0].fits or advice.alone[0].fits
@@ -104,7 +104,7 @@ def test_this_machine_is_asked_as_its_calibration_says(tmp_path: Path, monkeypat
     monkeypatch.setenv("TRAINLEDGER_CALIBRATION", str(path))
     advice = tl.advise(tl.load(HERE))
     assert advice.goal == "time"
-    assert advice.told.device == "a small machine"
+    assert advice.forecast.device == "a small machine"
     for each in advice.alone:
         _gives(HERE, each.sets, each)
     found = tl.breaks(tl.load(HERE), along=["sequence"])
@@ -226,7 +226,7 @@ def test_each_number_in_the_figure_names_a_change_and_the_line_is_within(case: t
     assert [points[number + 1][0] for number in range(len(points))] == layout["meta"]["key"]
     low, high = layout["xaxis"]["range"]
     (gives,) = (each["x0"] for each in layout["shapes"])
-    assert gives == pytest.approx((advice.told.usable_nbytes or 0) / 1e9)
+    assert gives == pytest.approx((advice.forecast.usable_nbytes or 0) / 1e9)
     assert all(0 <= low < x < high for x in (gives, *(x for _, x in points.values())))
     assert ("does NOT fit" in " ".join(about(advice))) == (case[0] is TOO_LARGE)
 
@@ -249,7 +249,7 @@ def test_nonsense_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_to_gain_is_said() -> None:
     run = tl.load(ALONE)
     advice = tl.advise(run)
-    none = Advice(run, advice.told, "time", (), (), 3, 1)
+    none = Advice(run, advice.forecast, "time", (), (), 3, 1)
     assert "None of 3 changes that were predicted gains in time." in text(none)
     assert SAME in EFFECTS
 
@@ -262,7 +262,7 @@ def test_adapters_on_a_small_device_are_told_of_smaller_frozen_weights() -> None
         "cluster": {"device": "rtx-4090"},
     }
     advice = tl.advise(tl.load(table), any_result=True)
-    assert advice.told.fits is False
+    assert advice.forecast.fits is False
     saving = {each.sets: each.smaller for each in advice.alone}
     assert saving[("recipe.base_format=nf4",)] > saving[("recipe.base_format=int8",)] > 0
     assert advice.together[-1].fits

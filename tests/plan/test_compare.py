@@ -40,10 +40,12 @@ CHANGES = st.fixed_dictionaries(
 def test_parts_sum_to_the_difference_exactly(of_a: dict[str, Any], of_b: dict[str, Any]) -> None:
     a, b = (tl.load(ALONE, each) for each in (of_a, of_b))
     found = tl.compare(a, b)
-    told_a, told_b = tl.predict(a), tl.predict(b)
-    assert sum(each.a for each in found.times) == nanoseconds(told_a.total_seconds or 0)
-    assert sum(each.b for each in found.times) == nanoseconds(told_b.total_seconds or 0)
-    assert sum(each.difference for each in found.memory) == (told_b.device_nbytes or 0) - (told_a.device_nbytes or 0)
+    forecast_a, forecast_b = tl.predict(a), tl.predict(b)
+    assert sum(each.a for each in found.times) == nanoseconds(forecast_a.total_seconds or 0)
+    assert sum(each.b for each in found.times) == nanoseconds(forecast_b.total_seconds or 0)
+    assert sum(each.difference for each in found.memory) == (forecast_b.device_nbytes or 0) - (
+        forecast_a.device_nbytes or 0
+    )
     assert tl.load(ALONE, {**of_a, **{each.field: each.b for each in found.fields}}) == b
 
 
@@ -162,9 +164,9 @@ def test_what_does_not_fit_is_drawn_and_told_so() -> None:
     for table in (small, large):
         table["recipe"] = {**ALONE["recipe"], "micro_batch": 64, "global_batch": 64}
     found = tl.compare(tl.load(small), tl.load(large))
-    assert (found.told_a.fits, found.told_b.fits) == (False, True)
+    assert (found.forecast_a.fits, found.forecast_b.fits) == (False, True)
     memory = list(figures(found).values())[1]["layout"]
-    given = [each.usable_nbytes for each in (found.told_a, found.told_b)]
+    given = [each.usable_nbytes for each in (found.forecast_a, found.forecast_b)]
     assert [each["x0"] for each in memory["shapes"]] == [each / 1e9 for each in given if each]
     assert [each["text"][:16] for each in memory["annotations"][-2:]] == ["a's device gives", "b's device gives"]
     assert all(memory["xaxis"]["range"][0] <= each["x0"] < memory["xaxis"]["range"][1] for each in memory["shapes"])

@@ -139,10 +139,10 @@ def test_programs_are_told_why(capsys: pytest.CaptureFixture[str]) -> None:
 def test_advice_says_it_first_and_what_makes_it_possible_leads() -> None:
     run = run_of("llama-3-8b", 64, global_batch=64, precision="bf16-sharded")
     advice = tl.advise(run, together=1)
-    assert advice.told.impossible
+    assert advice.forecast.impossible
     assert advice.alone[0].works
     assert advice.alone[0].run.layout == Layout(shard=64)
-    assert advice.alone[0].seconds == (None, advice.alone[0].told.total_seconds)
+    assert advice.alone[0].seconds == (None, advice.alone[0].forecast.total_seconds)
     assert advice_is_sorted([each.works for each in advice.alone])
     out = " ".join(advise_report.text(advice).split())
     assert out.startswith("Impossible without a [layout]: a device needs ")
@@ -158,8 +158,8 @@ def test_a_batch_that_fits_nowhere_is_advised_a_layout_first() -> None:
     advice = tl.advise(run_of("llama-3.2-1b", 4, precision="bf16-sharded"), together=0)
     assert advice.goal == "time"
     assert advice.alone[0].run.layout == Layout(tensor=4)
-    assert advice.alone[0].told.money is not None
-    assert not any(each.told.money for each in advice.alone[1:] if each.run.layout.alone)
+    assert advice.alone[0].forecast.money is not None
+    assert not any(each.forecast.money for each in advice.alone[1:] if each.run.layout.alone)
 
 
 def test_breaks_does_not_say_that_it_holds_as_planned() -> None:
@@ -188,7 +188,7 @@ def test_runs_of_which_one_cannot_be_are_compared_by_a_step() -> None:
     spread = replace(run_of("gpt2", 8, global_batch=64), layout=Layout(shard=8))
     found = tl.compare(spread, alone)
     assert found.of == "one step"
-    assert sum(each.b for each in found.times) == nanoseconds(found.told_b.step_seconds or 0.0)
+    assert sum(each.b for each in found.times) == nanoseconds(found.forecast_b.step_seconds or 0.0)
     said = " ".join(compare_report.text(found).split())
     assert "B is impossible without a [layout]: 60 sequences a step do not go evenly over 8 devices" in said
     assert "its step and its tokens/s are of one device alone" in said

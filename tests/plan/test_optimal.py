@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainledger as tl
-from trainledger.plan.budget import read_budget
+from trainledger.plan.compute_budget import read_budget
 from trainledger.plan.optimal import off_optimum, optimal, repeat, serve, to_json
 from trainledger.plan.scaling_law import LossLaw, laws
 
@@ -26,7 +26,7 @@ def test_32_devices_for_two_weeks():
         best = tl.optimal(device="h100-sxm", family=None, **given_as)
         assert isclose(best.parameters, 12.63e9, rel_tol=1e-3)
         assert isclose(best.tokens, 252.7e9, rel_tol=1e-3)
-        assert best.paid is None
+        assert best.affordable is None
 
 
 def test_money_and_hours_are_written_as_on_a_bill():
@@ -142,4 +142,4 @@ def test_every_choice_spends_the_budget_and_names_its_source():
         assert choice["date"]
     assert told["asked"]["parameters"] == 8e9
     assert told["repeated"]["law"] == "muennighoff"
-    assert set(told) >= {"budget", "choices", "off_optimum", "served", "repeated", "paid"}
+    assert set(told) >= {"budget", "choices", "off_optimum", "served", "repeated", "affordable"}

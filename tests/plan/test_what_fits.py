@@ -12,12 +12,11 @@ import trainledger as tl
 from trainledger.ledger.parameters import parameters
 from trainledger.ledger.ranks import heaviest_stages
 from trainledger.loaded import kernels_of, load, machine_of
-from trainledger.plan.fit import axis as axes
-from trainledger.plan.fit.answer import to_json, what_fits
-from trainledger.plan.fit.axis import Axis, edge
-from trainledger.plan.fit.held import scale_of
-from trainledger.plan.fit.questions import QUESTIONS, divides_batch
-from trainledger.plan.fit.recipes import recipes
+from trainledger.plan import fit_axis as axes
+from trainledger.plan.fit import QUESTIONS, divides_batch, to_json, what_fits
+from trainledger.plan.fit_axis import Axis, edge
+from trainledger.plan.fit_recipes import recipes
+from trainledger.plan.memory_check import memory_model
 from trainledger.questions import plan
 from trainledger.spec.rules.run import run_problems
 
@@ -71,8 +70,8 @@ def test_the_edge_is_exact(run, question):
     if found.run is not None:
         assert list(run_problems(found.run)) == []
         assert verdict(found.run).fits
-        assert found.held is not None
-        assert found.held.nbytes == verdict(found.run).nbytes
+        assert found.memory is not None
+        assert found.memory.nbytes == verdict(found.run).nbytes
     if found.beyond_run is not None:
         assert not verdict(found.beyond_run).fits
         assert found.beyond is not None
@@ -94,7 +93,7 @@ def test_sizes_are_those_of_the_runs_found():
     assert fit["sequence"].size == fit["sequence"].run.recipe.seq_len
     assert fit["micro-batch"].size == fit["micro-batch"].run.recipe.micro_batch
     assert fit["devices"].size == fit["devices"].run.layout.devices == 1
-    assert fit["memory"].size == fit.held.nbytes == verdict(run).nbytes
+    assert fit["memory"].size == fit.memory.nbytes == verdict(run).nbytes
 
 
 def test_a_larger_memory_never_fits_less():
@@ -135,7 +134,7 @@ def test_nothing_fits():
     assert fit["sequence"].beyond.nbytes > fit["sequence"].beyond.usable_nbytes
     assert fit["devices"].size is None
     assert fit["devices"].note == "not even with states in 16,384 parts: the rest is not sharded"
-    assert not fit.held.fits
+    assert not fit.memory.fits
     assert fit.devices == ()
 
 
@@ -156,12 +155,12 @@ def test_states_that_cannot_be_sharded_are_told_by_the_rule(recipe, why):
 
 def test_what_the_heaviest_rank_is_called():
     run = run_of(layout={"pipeline": 4}, micro_batch=1)
-    scale = scale_of(machine_of(run), backend=kernels_of(run))
-    held = scale.held(run)
+    scale = memory_model(machine_of(run), backend=kernels_of(run))
+    held = scale.use_of(run)
     assert held.rank == f"stage {held.stage + 1} of 4"
     weights = [scale.nbytes(run, stage) for stage in range(4)]
     assert max(weights) == weights[held.stage] == held.nbytes
-    assert scale.held(run_of()).rank == "every rank"
+    assert scale.use_of(run_of()).rank == "every rank"
 
 
 @pytest.mark.parametrize("again", ["none", "full"])
@@ -179,10 +178,10 @@ def test_the_heaviest_stage_is_among_the_first_of_each_kind(layout, shard, again
     table = {"pipeline": 4, "shard": shard, **layout}
     for sequences in (4, 2 * 8, 64):
         run = run_of(layout=table, micro_batch=1, global_batch=sequences * shard, activation_checkpointing=again)
-        scale = scale_of(machine_of(run), backend=kernels_of(run))
+        scale = memory_model(machine_of(run), backend=kernels_of(run))
         weights = [scale.nbytes(run, stage) for stage in range(4)]
         weighed = heaviest_stages(run)
-        held = scale.held(run)
+        held = scale.use_of(run)
         assert max(weights) == weights[held.stage] == held.nbytes
         assert held.stage in weighed
         assert scale.fits(run) is (max(weights) <= scale.usable_nbytes)

@@ -25,7 +25,7 @@ from trainledger.explain.einsum import einsum
 from trainledger.explain.tensor import read_tensor
 from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.entry import Ledger
-from trainledger.plan.step_facts import step_facts
+from trainledger.plan.rules_of_thumb_error import step_facts
 from trainledger.units import (
     GIB,
     GIGA,

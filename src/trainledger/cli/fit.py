@@ -22,11 +22,11 @@ from trainledger.cli.arguments import (
     while_waiting,
     write_plot_of,
 )
-from trainledger.plan.fit.questions import QUESTIONS
+from trainledger.plan.fit import QUESTIONS
 from trainledger.units import parse_count
 
 if TYPE_CHECKING:
-    from trainledger.plan.fit.answer import Told
+    from trainledger.plan.fit import Progress
     from trainledger.spec.run import Run
 
 _OTHER_AXES = tuple(f"layout.{axis}" for axis in ("replicate", "context", "tensor", "pipeline"))
@@ -50,11 +50,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from trainledger.cli.taken import taken_by_default
-    from trainledger.plan.fit.answer import to_json
+    from trainledger.plan.fit import to_json
     from trainledger.questions import fit
 
     check_plot_of(args)
-    found = fit(run_to_fit(args), of=args.of, changes=not args.as_is, told=_progress())
+    found = fit(run_to_fit(args), of=args.of, changes=not args.as_is, progress=_progress())
     if args.json:
         print_json(to_json(found, (*args.taken, *taken_by_default(args, found.run))))
     else:
@@ -125,7 +125,7 @@ def _seq_len(named: str) -> int:
     return min(int(fields["max_seq_len"]), TRAINED_LENGTH)
 
 
-def _progress() -> Told:
+def _progress() -> Progress:
     """Says on a terminal how far it is; nothing anywhere else."""
     say = while_waiting()
     return lambda done, of: say("" if done == of else f"{done} of {of} questions")

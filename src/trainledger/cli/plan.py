@@ -47,11 +47,11 @@ def execute(args: argparse.Namespace) -> int:
         return execute_serving(args, run_to_serve(args))
     refuse_without_phase(args)
     from trainledger.loaded import kernels_of, machine_of
-    from trainledger.plan.mfu import read_mfu
     from trainledger.plan.plan import counted_by, make_plan, of_one_step, with_notes
+    from trainledger.plan.quantity import checked_mfu
 
     check_plot_of(args)
-    mfu, run = read_mfu(args.mfu), run_or_model(args)
+    mfu, run = checked_mfu(args.mfu), run_or_model(args)
     made = make_plan(run, machine_of(run), backend=kernels_of(run), mfu=mfu)
     if args.convention != made.convention:
         made = counted_by(made, args.convention)

@@ -20,7 +20,7 @@ def execute(args: argparse.Namespace) -> int:
     from trainledger.ledger.conventions import CONVENTIONS
     from trainledger.loaded import kernels_of
     from trainledger.plan import in_json
-    from trainledger.plan.step_facts import step_facts
+    from trainledger.plan.rules_of_thumb_error import step_facts
     from trainledger.questions import plan
 
     made = plan(run_or_model(args))

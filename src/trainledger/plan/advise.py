@@ -16,13 +16,13 @@ from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import Run
 
 GOALS = ("time", "memory")
-LEAST = 0.001  # of the time or the memory: a smaller gain is not told
+LEAST = 0.001  # of the time or the memory: a smaller gain is left out
 _PARTNERS = 6  # changes that are tried together with others
 
 
 @frozen
 class Advised:
-    """A changed run and its forecast beside the run as it was.
+    """A changed run and its forecast, compared with the run as it was.
 
     ``sets`` make it, as ``--set`` takes them. ``effect`` is one of EFFECTS: whether the result stays the same.
     ``seconds`` is the time of the whole run (of a step where that is not known; None where the change costs time that
@@ -39,7 +39,7 @@ class Advised:
     fits: bool | None
     basis: str
     run: Run
-    told: Forecast
+    forecast: Forecast
 
     @property
     def faster(self) -> float:
@@ -50,7 +50,7 @@ class Advised:
     @property
     def works(self) -> bool:
         """Whether the changed run can be, and is not known to need more memory than there is."""
-        return self.fits is not False and not self.told.impossible
+        return self.fits is not False and not self.forecast.impossible
 
     @property
     def smaller(self) -> float:
@@ -73,7 +73,7 @@ class Advice:
     """
 
     run: Run
-    told: Forecast
+    forecast: Forecast
     goal: str
     alone: tuple[Advised, ...]
     together: tuple[Advised, ...]
@@ -106,20 +106,20 @@ def advise(
         raise InvalidInput(
             [Problem("goal", goal, f"must be one of {', '.join(GOALS)}", nearest_text(str(goal), GOALS))]
         )
-    judge = _Judge(lambda other: predict(other, machine, backend=backend), say)
-    told = judge.told(run)
-    asked = goal or ("memory" if told.fits is False or told.step_seconds is None else "time")
-    found = judge.all(run, changes(run, backend=backend))
-    tried, refused = len(found), judge.refused
-    best = _ranked(found, asked, told)
+    trials = _Trials(lambda other: predict(other, machine, backend=backend), say)
+    forecast = trials.forecast(run)
+    asked = goal or ("memory" if forecast.fits is False or forecast.step_seconds is None else "time")
+    found = trials.all(run, changes(run, backend=backend))
+    tried, refused = len(found), trials.refused
+    best = _ranked(found, asked, forecast)
     # Together go only changes whose time is predicted.
-    free = [each for each in found if (any_result or each.effect != RESULT) and judge.change_of[each.sets].timed]
+    free = [each for each in found if (any_result or each.effect != RESULT) and trials.change_of[each.sets].timed]
     return Advice(
-        run, told, asked, tuple(best), tuple(_together(judge, run, free, goal or "time", together)), tried, refused
+        run, forecast, asked, tuple(best), tuple(_together(trials, run, free, goal or "time", together)), tried, refused
     )
 
 
-class _Judge:
+class _Trials:
     """Makes and predicts changed runs, each once."""
 
     def __init__(self, predicted: Callable[[Run], Forecast], say: Callable[[str], None]) -> None:
@@ -128,13 +128,13 @@ class _Judge:
         self.refused = 0
         self.change_of: dict[tuple[str, ...], Change] = {}
 
-    def told(self, run: Run) -> Forecast:
-        for known, told in self._known:
+    def forecast(self, run: Run) -> Forecast:
+        for known, forecast in self._known:
             if known == run:
-                return told
-        told = self._predicted(run)
-        self._known.append((run, told))
-        return told
+                return forecast
+        forecast = self._predicted(run)
+        self._known.append((run, forecast))
+        return forecast
 
     def all(self, run: Run, wanted: Iterable[Change]) -> list[Advised]:
         """Those changes that make another run which works."""
@@ -146,7 +146,7 @@ class _Judge:
             except InvalidInput:
                 self.refused += 1
                 continue
-            if advised.seconds[1] is None and each.timed and self.told(run).step_seconds is not None:
+            if advised.seconds[1] is None and each.timed and self.forecast(run).step_seconds is not None:
                 self.refused += 1  # the device has no rate for it
             elif advised.sets:
                 found.setdefault(advised.sets, advised)
@@ -154,9 +154,9 @@ class _Judge:
         return list(found.values())
 
     def one(self, run: Run, change: Change) -> Advised:
-        before, other = self.told(run), changed(run, dict(change.fields))
-        after = self.told(other)
-        seconds, nbytes = beside(before, after)
+        before, other = self.forecast(run), changed(run, dict(change.fields))
+        after = self.forecast(other)
+        seconds, nbytes = before_and_after(before, after)
         if not change.timed:
             seconds = (seconds[0], None)
         return Advised(
@@ -165,7 +165,7 @@ class _Judge:
         )  # fmt: skip
 
 
-def beside(
+def before_and_after(
     before: Forecast, after: Forecast
 ) -> tuple[tuple[float | None, float | None], tuple[int | None, int | None]]:
     """Seconds and bytes of two forecasts: of the whole run where both are known, else of a step; of a device."""
@@ -180,8 +180,8 @@ def _seconds(before: Forecast, after: Forecast) -> tuple[float | None, float | N
     return before.step_seconds, after.step_seconds
 
 
-def _nbytes(told: Forecast) -> int | None:
-    return told.peak_nbytes if told.device_nbytes is None else told.device_nbytes
+def _nbytes(forecast: Forecast) -> int | None:
+    return forecast.peak_nbytes if forecast.device_nbytes is None else forecast.device_nbytes
 
 
 def _ranked(found: list[Advised], goal: str, before: Forecast) -> list[Advised]:
@@ -203,54 +203,54 @@ def _to_fit(each: Advised) -> tuple[bool, bool, float, float]:
     return (not each.works, seconds is None, first, -each.smaller)
 
 
-def _together(judge: _Judge, run: Run, found: list[Advised], goal: str, most: int) -> Iterator[Advised]:
+def _together(trials: _Trials, run: Run, found: list[Advised], goal: str, most: int) -> Iterator[Advised]:
     """Greedily: the best change, then the best after it, at most so many.
 
     A change that makes a run faster but too large is tried with each that saves memory, as the two may gain together.
     """
     first = run
-    at = judge.told(run)
+    at = trials.forecast(run)
     done: list[Change] = []
-    partners = _partners(found, judge)
+    partners = _partners(found, trials)
     for turn in range(most):
         wanted = [each for each in partners if not _overlap(each, done)]
         if turn == 0:
             options = found
         else:
-            options = judge.all(first, wanted)
-        pairs = _pairs(judge, first, options) if len(done) + 2 <= most else []
+            options = trials.all(first, wanted)
+        pairs = _pairs(trials, first, options) if len(done) + 2 <= most else []
         now = "memory" if at.fits is False or at.step_seconds is None else goal
         best = next(iter(_ranked([*options, *pairs], now, at)), None)
         if best is None:
             return
         yield best
-        done.append(judge.change_of.get(best.sets, Change(best.what, (), best.effect)))
+        done.append(trials.change_of.get(best.sets, Change(best.what, (), best.effect)))
         if len(best.sets) > 1 and best in pairs:
             done.append(done[-1])
-        first, at = best.run, best.told
+        first, at = best.run, best.forecast
         if len(done) >= most:
             return
 
 
-def _partners(found: list[Advised], judge: _Judge) -> list[Change]:
+def _partners(found: list[Advised], trials: _Trials) -> list[Change]:
     """The changes that gained most, in time and in memory."""
     by_time = sorted(found, key=lambda each: -each.faster)[:_PARTNERS]
     by_memory = sorted(found, key=lambda each: (-each.smaller, -each.faster))[:_PARTNERS]
-    return list({each.sets: judge.change_of[each.sets] for each in (*by_time, *by_memory)}.values())
+    return list({each.sets: trials.change_of[each.sets] for each in (*by_time, *by_memory)}.values())
 
 
-def _pairs(judge: _Judge, run: Run, options: list[Advised]) -> list[Advised]:
+def _pairs(trials: _Trials, run: Run, options: list[Advised]) -> list[Advised]:
     too_large = sorted((each for each in options if each.fits is False), key=lambda each: -each.faster)
     enablers = sorted((each for each in options if each.smaller > LEAST), key=lambda each: -each.faster)
     found = []
     for large in [each for each in too_large if each.faster > LEAST][:2]:
         for small in enablers[:4]:
-            one, other = judge.change_of[large.sets], judge.change_of[small.sets]
+            one, other = trials.change_of[large.sets], trials.change_of[small.sets]
             if not _overlap(one, [other]):
                 effect = max(one.effect, other.effect, key=(SAME, ROUNDING, RESULT).index)
                 cost = "; ".join(each for each in (one.cost, other.cost) if each)
                 found.append(Change(f"{one.what}, with {other.what}", (*one.fields, *other.fields), effect, cost))
-    return judge.all(run, found)
+    return trials.all(run, found)
 
 
 def _overlap(change: Change, others: Iterable[Change]) -> bool:
@@ -263,12 +263,12 @@ def to_json(advice: Advice, taken: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "run": in_json.run(advice.run, taken),
         "goal": advice.goal,
-        "fits": advice.told.fits,
-        "impossible": advice.told.impossible,
-        "total_seconds": advice.told.total_seconds,
-        "step_seconds": advice.told.step_seconds,
-        "device_nbytes": advice.told.device_nbytes,
-        "bottleneck": None if advice.told.bottleneck is None else vars(advice.told.bottleneck),
+        "fits": advice.forecast.fits,
+        "impossible": advice.forecast.impossible,
+        "total_seconds": advice.forecast.total_seconds,
+        "step_seconds": advice.forecast.step_seconds,
+        "device_nbytes": advice.forecast.device_nbytes,
+        "bottleneck": None if advice.forecast.bottleneck is None else vars(advice.forecast.bottleneck),
         "alone": [_plain(each) for each in advice.alone],
         "together": [_plain(each) for each in advice.together],
         "tried": advice.tried,
@@ -279,7 +279,7 @@ def to_json(advice: Advice, taken: Sequence[str] = ()) -> dict[str, Any]:
 def _plain(each: Advised) -> dict[str, Any]:
     return {
         "what": each.what, "set": list(each.sets), "effect": each.effect, "means": EFFECTS[each.effect],
-        "cost": each.cost, "seconds": list(each.seconds), "step_seconds": each.told.step_seconds,
+        "cost": each.cost, "seconds": list(each.seconds), "step_seconds": each.forecast.step_seconds,
         "nbytes": list(each.nbytes), "faster": each.faster, "smaller": each.smaller, "fits": each.fits,
         "basis": each.basis,
     }  # fmt: skip

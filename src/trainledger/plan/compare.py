@@ -57,8 +57,8 @@ class Comparison:
 
     a: Run
     b: Run
-    told_a: Forecast
-    told_b: Forecast
+    forecast_a: Forecast
+    forecast_b: Forecast
     fields: tuple[Difference, ...]
     rows: tuple[Row, ...]
     of: str
@@ -69,12 +69,20 @@ class Comparison:
         return f"Comparison({len(self.fields)} fields differ; {self.of}: {_total(self.times) / 1e9:+.6g} s)"
 
 
-def compare(a: Run, told_a: Forecast, b: Run, told_b: Forecast) -> Comparison:
+def compare(a: Run, forecast_a: Forecast, b: Run, forecast_b: Forecast) -> Comparison:
     """Both runs with their forecasts, side by side; differences are b less a."""
-    of, times = _times(told_a, told_b)
+    of, times = _times(forecast_a, forecast_b)
     return Comparison(
-        a, b, told_a, told_b, differences(a, b), tuple(_rows(a, told_a, b, told_b)), of, times, _memory(told_a, told_b)
-    )  # fmt: skip
+        a=a,
+        b=b,
+        forecast_a=forecast_a,
+        forecast_b=forecast_b,
+        fields=differences(a, b),
+        rows=tuple(_rows(a, forecast_a, b, forecast_b)),
+        of=of,
+        times=times,
+        memory=_memory(forecast_a, forecast_b),
+    )
 
 
 def reasons(parts: tuple[Part, ...]) -> list[Part]:
@@ -86,7 +94,7 @@ def _total(parts: tuple[Part, ...]) -> int:
     return sum(each.difference for each in parts)
 
 
-def _rows(a: Run, told_a: Forecast, b: Run, told_b: Forecast) -> Iterator[Row]:
+def _rows(a: Run, forecast_a: Forecast, b: Run, forecast_b: Forecast) -> Iterator[Row]:
     counts = parameters(a.model), parameters(b.model)
     yield Row("parameters", "count", counts[0].total, counts[1].total)
     if any(each.active != each.total for each in counts):
@@ -95,7 +103,7 @@ def _rows(a: Run, told_a: Forecast, b: Run, told_b: Forecast) -> Iterator[Row]:
     yield Row("tokens in a step", "count", a.recipe.tokens_per_step, b.recipe.tokens_per_step)
     yield Row("steps", "count", a.recipe.total_steps, b.recipe.total_steps)
     # Only of runs that wait for tokens: a step and its speed with the wait.
-    waits = told_a.waits or told_b.waits
+    waits = forecast_a.waits or forecast_b.waits
     with_wait = [
         ("step with the wait for tokens", "seconds", "run_step_seconds"),
         ("tokens/s with the wait", "rate", "run_tokens_per_second"),
@@ -116,7 +124,7 @@ def _rows(a: Run, told_a: Forecast, b: Run, told_b: Forecast) -> Iterator[Row]:
         ("kWh", "amount", "kwh"),
         ("CO2 (kg)", "amount", "co2_kg"),
     ):
-        row = Row(name, unit, getattr(told_a, field), getattr(told_b, field))
+        row = Row(name, unit, getattr(forecast_a, field), getattr(forecast_b, field))
         if row.a is not None or row.b is not None:
             yield row
 
@@ -141,14 +149,14 @@ def _settled(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return tuple(found[each.name] for each in parts)
 
 
-def _whole_nanoseconds(told: Forecast) -> dict[str, int]:
+def _whole_nanoseconds(forecast: Forecast) -> dict[str, int]:
     """The causes of a step in whole nanoseconds that sum to the step's."""
     found, until, before = {}, 0.0, 0
-    causes = told.step_causes or {"step": told.step_seconds or 0.0}
+    causes = forecast.step_causes or {"step": forecast.step_seconds or 0.0}
     last = next(reversed(causes))
     for cause, seconds in causes.items():
         until += seconds
-        at = nanoseconds(told.step_seconds or 0.0) if cause == last else nanoseconds(until)
+        at = nanoseconds(forecast.step_seconds or 0.0) if cause == last else nanoseconds(until)
         found[cause] = at - before
         before = at
     return found
@@ -157,14 +165,14 @@ def _whole_nanoseconds(told: Forecast) -> dict[str, int]:
 def _memory(a: Forecast, b: Forecast) -> tuple[Part, ...]:
     if a.peak_nbytes is None or b.peak_nbytes is None:
         return ()
-    return _parts(_held(a), _held(b))
+    return _parts(_memory_of(a), _memory_of(b))
 
 
-def _held(told: Forecast) -> dict[str, int]:
-    held = dict(told.peak_by_category)
-    if told.device_nbytes is not None:
-        held[AROUND] = told.device_nbytes - sum(held.values())
-    return held
+def _memory_of(forecast: Forecast) -> dict[str, int]:
+    nbytes = dict(forecast.peak_by_category)
+    if forecast.device_nbytes is not None:
+        nbytes[AROUND] = forecast.device_nbytes - sum(nbytes.values())
+    return nbytes
 
 
 def _parts(a: Mapping[str, int], b: Mapping[str, int]) -> tuple[Part, ...]:
@@ -178,12 +186,12 @@ def to_json(found: Comparison, taken: Sequence[Sequence[str]] = ((), ())) -> dic
         "run": {letter: in_json.run(run, by_default) for letter, run, by_default in runs},
         "fields": [vars(each) for each in found.fields],
         "rows": [{**vars(each), "difference": each.difference} for each in found.rows],
-        "fits": {"a": found.told_a.fits, "b": found.told_b.fits},
+        "fits": {"a": found.forecast_a.fits, "b": found.forecast_b.fits},
         "time_of": found.of,
         "nanoseconds": _json_parts(found.times),
         "memory_nbytes": _json_parts(found.memory),
-        "basis": {"a": found.told_a.basis, "b": found.told_b.basis},
-        "notes": {"a": list(found.told_a.notes), "b": list(found.told_b.notes)},
+        "basis": {"a": found.forecast_a.basis, "b": found.forecast_b.basis},
+        "notes": {"a": list(found.forecast_a.notes), "b": list(found.forecast_b.notes)},
     }
 
 

@@ -8,8 +8,7 @@ from typing import Any
 from trainledger import catalog
 from trainledger.frozen import frozen
 from trainledger.ledger import rules_of_thumb as rules
-from trainledger.plan.mfu import read_mfu
-from trainledger.plan.quantity import LARGEST, SMALLEST, parse_days, read
+from trainledger.plan.quantity import LARGEST, SMALLEST, parse_days, read, read_mfu
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import (
@@ -63,6 +62,10 @@ class Napkin:
     formulas: tuple[Formula, ...]
     remarks: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        """The five numbers in one line."""
+        return f"Napkin({headline(self)})"
+
 
 def napkin(
     *,
@@ -91,7 +94,7 @@ def napkin(
         "tokens": read("tokens", None if per_parameter else tokens, parse_count, problems, least=1),
         "count": read("count", count, parse_count, problems, least=1),
         "days": read("days", days, parse_days, problems),
-        "mfu": _share(mfu, problems),
+        "mfu": None if mfu is None else read_mfu(mfu, problems),
     }
     money = read("price", price, parse_number, problems, least=0)
     chip = _device(device, problems)
@@ -242,14 +245,6 @@ def _tokens_per_parameter(tokens: Any, problems: list[Problem]) -> float | None:
         problems.append(Problem("tokens", tokens, 'tokens per parameter are written like "20x"', "20x"))
         return 20.0
     return value
-
-
-def _share(mfu: Any, problems: list[Problem]) -> float | None:
-    try:
-        return None if mfu is None else read_mfu(mfu)
-    except InvalidInput as error:
-        problems.extend(error.problems)
-        return None
 
 
 def _device(device: str | Device, problems: list[Problem]) -> Device | None:

@@ -12,7 +12,9 @@ from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.ledger.rules_of_thumb import forward_flops_per_token, training_flops
-from trainledger.plan.budget import Budget
+from trainledger.plan.affordable import Affordable
+from trainledger.plan.affordable import to_json as affordable_json
+from trainledger.plan.compute_budget import Budget
 from trainledger.plan.scaling_law import Between, Law, LossLaw, laws
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 
@@ -109,7 +111,7 @@ class Optimal:
     asked: OffOptimum | None = None
     served: Served | None = None
     repeated: Repeated | None = None
-    paid: Any = None  # `plan.paid.Paid`, where a device, its number and the time are known
+    affordable: Affordable | None = None  # where a device, how many and the time are known
 
     @property
     def chosen(self) -> Choice:
@@ -142,7 +144,7 @@ def optimal(
     ``parameters`` or ``tokens_per_parameter`` asks for one model off the optimum, ``inference_tokens`` for the model
     that is cheapest to train and serve, ``unique_tokens`` for the best one on so much data. Raises InvalidInput.
 
-    >>> from trainledger.plan.budget import read_budget
+    >>> from trainledger.plan.compute_budget import read_budget
     >>> best = optimal(read_budget(device="h100-sxm", count=32, days=14))
     >>> f"{best.parameters / 1e9:.1f}B on {best.tokens / 1e9:.0f}B tokens"
     '12.6B on 253B tokens'
@@ -265,7 +267,7 @@ def to_json(answer: Optimal) -> dict[str, Any]:
         "asked": None if answer.asked is None else vars(answer.asked),
         "served": None if answer.served is None else _served(answer.served),
         "repeated": None if answer.repeated is None else _repeated(answer.repeated),
-        "paid": None if answer.paid is None else _paid(answer),
+        "affordable": None if answer.affordable is None else affordable_json(answer.affordable),
     }  # fmt: skip
 
 
@@ -275,9 +277,3 @@ def _served(found: Served) -> dict[str, Any]:
 
 def _repeated(found: Repeated) -> dict[str, Any]:
     return {**vars(found), "law": found.law.name, "epochs": found.epochs}
-
-
-def _paid(answer: Optimal) -> dict[str, Any]:
-    from trainledger.plan.paid import to_json as paid_json
-
-    return paid_json(answer.paid)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from math import log2
 
 from trainledger.ledger.parameters import parameters
-from trainledger.plan.budget import Budget
+from trainledger.plan.compute_budget import Budget
 from trainledger.plan.family import Family
-from trainledger.plan.fit.axis import broken
-from trainledger.plan.fit.held import Scale
+from trainledger.plan.fit_axis import broken
+from trainledger.plan.memory_check import MemoryModel
 from trainledger.predict.forecast import Forecast
 from trainledger.spec.cluster import Cluster, Device
 from trainledger.spec.layout import Layout
@@ -33,7 +33,7 @@ def fastest(
     family: Family,
     at: int,
     budget: Budget,
-    scale: Scale,
+    scale: MemoryModel,
     predict: Predict,
     *,
     seq_len: int,
@@ -107,7 +107,7 @@ def _searched(run: Run, device: Device, backend: str, say: Callable[[str], None]
     return None if found.best is None else found.best.run
 
 
-def _placed(run: Run, tokens_per_step: int, scale: Scale) -> list[Run]:
+def _placed(run: Run, tokens_per_step: int, scale: MemoryModel) -> list[Run]:
     """The run in the first layout that fits, with each recomputation that fits in it; empty where none does."""
     for layout in _layouts(run.cluster.count):
         found = []
@@ -176,7 +176,7 @@ def _odd(number: int) -> int:
     return number // (number & -number)
 
 
-def _largest_batch(run: Run, tokens_per_step: int, scale: Scale) -> Run | None:
+def _largest_batch(run: Run, tokens_per_step: int, scale: MemoryModel) -> Run | None:
     """The run with the largest micro-batch of 1, 2, 4, 8 that fits; None where not even one does or rules forbid it."""
     found = None
     for size in (1, 2, 4, 8):

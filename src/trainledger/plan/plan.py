@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Ledger
 from trainledger.ledger.parameters import parameters
+from trainledger.ledger.ranks import RankAccount
 from trainledger.ledger.rules_of_thumb import training_flops, training_seconds
 from trainledger.ledger.timeline import Peak
-from trainledger.plan.beside import Beside, beside
-from trainledger.plan.mfu import read_mfu
+from trainledger.plan.quantity import checked_mfu
+from trainledger.plan.rules_of_thumb_error import RuleOfThumb, rules_of_thumb
 from trainledger.predict import predict
 from trainledger.predict.device_memory import DeviceMemory
 from trainledger.predict.forecast import Forecast
@@ -20,10 +21,7 @@ from trainledger.predict.roofline import Machine, NoRate, peak_rate
 from trainledger.predict.utilization import matmul_dtype
 from trainledger.spec.cluster import Device
 from trainledger.spec.run import Run
-from trainledger.units import SECONDS_PER_DAY
-
-if TYPE_CHECKING:
-    from trainledger.ledger.ranks import RankAccount
+from trainledger.units import SECONDS_PER_DAY, format_percent
 
 
 @frozen
@@ -37,6 +35,9 @@ class Napkin:
     tokens: int
     devices: int
     days: float
+
+    def __repr__(self) -> str:
+        return f"Napkin({self.days:.4g} days at {format_percent(self.mfu)} of the {self.dtype} peak)"
 
 
 @frozen
@@ -52,7 +53,7 @@ class Plan:
     ledger: Ledger
     peak: Peak
     forecast: Forecast
-    rules: tuple[Beside, ...]
+    rules: tuple[RuleOfThumb, ...]
     napkin: Napkin | None
     memory_nbytes: int | None
     ranks: tuple[RankAccount, ...] = ()
@@ -64,14 +65,14 @@ class Plan:
         return f"Plan({self.run.model.name} on {on}: {self.forecast!r})"
 
 
-def make_plan(run: Run, machine: Machine | None, *, backend: str, mfu: float = 0.5) -> Plan:
+def make_plan(run: Run, machine: Machine | None, *, backend: str, mfu: float | str = 0.5) -> Plan:
     """The plan of a run on one device or on many, and its machine (None: not known, so no times).
 
     ``backend`` (of `spec.kernels`) says whose kernels run. Raises InvalidInput where ``mfu`` is no share of the peak.
     """
-    mfu = read_mfu(mfu)
+    share = checked_mfu(mfu)
     ledger, ranks = predict.accounts_of(run, backend=backend)
-    napkin = _napkin(run, ledger, machine, mfu)
+    napkin = _napkin(run, ledger, machine, share)
     memory = machine.memory_nbytes if machine is not None else None
     given = machine.usable_nbytes or memory if isinstance(machine, Device) else memory
     rate = None if napkin is None else napkin.devices * napkin.peak_flops_per_second * napkin.mfu
@@ -83,7 +84,7 @@ def make_plan(run: Run, machine: Machine | None, *, backend: str, mfu: float = 0
         ledger=ledger,
         peak=held.peak,
         forecast=predict.forecast(run, ledger, machine, ranks=ranks, held=held),
-        rules=beside(whole, ledger, of_all.nbytes, memory_nbytes=given, flops_per_second=rate, mfu=mfu),
+        rules=rules_of_thumb(whole, ledger, of_all.nbytes, memory_nbytes=given, flops_per_second=rate, mfu=share),
         napkin=napkin,
         memory_nbytes=memory,
         ranks=ranks,
@@ -191,6 +192,21 @@ def _napkin_facts(napkin: Napkin) -> dict[str, Any]:
 def _ranks(plan: Plan) -> dict[str, Any]:
     if not plan.ranks:
         return {}
-    from trainledger.plan.ranks import rank_facts
-
     return {"ranks": [rank_facts(each) for each in plan.ranks]}
+
+
+def rank_facts(rank: RankAccount) -> dict[str, Any]:
+    """A rank in figures: its place, its memory, its FLOPs, and the bytes of its collectives by axis and kind."""
+    peak = rank.ledger.peak()
+    sent: dict[str, int] = {}
+    for each in rank.ledger:
+        if each.kind == "collective" and each.payload:
+            key = f"{each.name} over {each.group}"
+            sent[key] = sent.get(key, 0) + each.payload * each.times
+    return {
+        "title": rank.title, "count": rank.count, "stage": rank.stage, "place": rank.place, "layers": rank.layers,
+        "in_flight": rank.in_flight, "parameters": rank.ledger.parameters, "model_flops": rank.ledger.model_flops,
+        "peak_nbytes": peak.nbytes, "peak_by_category": peak.by_category,
+        "peak_at": f"{peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}",
+        "payload_nbytes": sent,
+    }  # fmt: skip

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
-from trainledger.spec.problem import Problem
+from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import SECONDS_PER_DAY, NotAQuantity, parse_count, parse_number, parse_seconds
 
 LARGEST, SMALLEST = 1e18, 1e-6
-_WRITTEN_OUT = 1e9  # from here on a bound is told as 1e18
+_WRITTEN_OUT = 1e9  # from here on a bound is printed as 1e18
 
 
 def read(
@@ -30,16 +30,10 @@ def read(
     """
     if value is None:
         return None
-    if hasattr(value, "__index__") and not isinstance(value, bool):  # of numpy
-        value = value.__index__()
-    try:
-        number = parse(value) if isinstance(value, str) else value
-    except NotAQuantity as error:
-        problems.append(Problem(name, value, error.rule, error.nearest))
+    number = _number(name, value, parse, problems)
+    if number is None:
         return None
-    if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
-        problems.append(Problem(name, value, "must be a finite number"))
-    elif parse is parse_count and number != int(number):
+    if parse is parse_count and number != int(number):
         problems.append(Problem(name, value, "must be a whole number", round(number)))
     elif not least <= number <= most:
         bound = least if number < least else most
@@ -50,6 +44,55 @@ def read(
     else:
         return int(number) if parse is parse_count else float(number)
     return None
+
+
+def read_mfu(value: object, problems: list[Problem]) -> float | None:
+    """A share of the peak FLOP/s, above 0 and at most 1, from a number or a text; None where wrong, as in `read`.
+
+    >>> read_mfu("50%", []), read_mfu(0.4, [])
+    (0.5, 0.4)
+    """
+    share = _number("mfu", value, parse_number, problems)
+    if share is None:
+        return None
+    if SMALLEST <= share <= 1:
+        return float(share)
+    if share > 1:
+        nearest = share / 100 if share <= 100 else 1
+        problems.append(Problem("mfu", value, "is a share of the peak, above 0 and at most 1", nearest))
+    else:
+        problems.append(Problem("mfu", value, f"must be between {SMALLEST:g} and 1", SMALLEST))
+    return None
+
+
+def checked_mfu(value: object) -> float:
+    """As `read_mfu`; raises InvalidInput where the value is no share."""
+    problems: list[Problem] = []
+    share = read_mfu(value, problems)
+    if share is None:
+        raise InvalidInput(problems)
+    return share
+
+
+def _number(name: str, value: object, parse: Callable[[str], Any], problems: list[Problem]) -> float | None:
+    if hasattr(value, "__index__") and not isinstance(value, bool):  # of numpy
+        value = value.__index__()
+    try:
+        number = parse(value) if isinstance(value, str) else value
+    except NotAQuantity as error:
+        problems.append(Problem(name, value, error.rule, error.nearest))
+        return None
+    if isinstance(number, bool) or not isinstance(number, int | float) or not _finite(number):
+        problems.append(Problem(name, value, "must be a finite number"))
+        return None
+    return number
+
+
+def _finite(number: float) -> bool:
+    try:
+        return isfinite(number)
+    except OverflowError:  # an int beyond every float
+        return False
 
 
 def _short(value: float) -> str:

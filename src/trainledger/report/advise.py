@@ -45,14 +45,14 @@ def _parts(advice: Advice, most: int) -> Iterator[str]:
                 *_sets(overrides(advice.run, last.run)),
             ]
         )
-    if advice.told.fits is False and not any(each.fits for each in (*advice.alone, *advice.together)):
+    if advice.forecast.fits is False and not any(each.fits for each in (*advice.alone, *advice.together)):
         yield wrapped(_unfit(advice))
     if advice.run.cluster.count > 1 and advice.run.recipe.lora_rank is None:
         yield wrapped(
             "A layout is changed here by a factor of two at a time; `trainledger layouts` searches all of them."
         )
     tail = f"{advice.tried} changes were predicted one by one; {advice.refused} more break a rule of the run file."
-    basis = advice.told.basis.get("step_seconds")
+    basis = advice.forecast.basis.get("step_seconds")
     yield wrapped(tail + (f" Basis of the times: {basis}." if basis else ""))
 
 
@@ -73,7 +73,7 @@ def _now(advice: Advice) -> str:
 
 
 def _as_it_is(advice: Advice) -> list[str]:
-    told = advice.told
+    told = advice.forecast
     parts = []
     if told.total_seconds is not None:
         parts.append(f"{format_seconds(told.total_seconds)} in all")
@@ -109,9 +109,9 @@ def _numbered(found: Sequence[Advised]) -> Iterator[str]:
 
 
 def _figures_of(advice: Advice, last: Advised) -> str:
-    from trainledger.plan.advise import beside
+    from trainledger.plan.advise import before_and_after
 
-    seconds, nbytes = beside(advice.told, last.told)
+    seconds, nbytes = before_and_after(advice.forecast, last.forecast)
     return _figures(seconds, nbytes, last.fits)
 
 
@@ -193,10 +193,10 @@ def figures(advice: Advice) -> dict[str, Figure]:
         meta={"key": [each.what for each in points]},
     )  # fmt: skip
     held = [(each.nbytes[1] or 0) / GIGA for each in (*points, *way)] + [start / GIGA]
-    if advice.told.usable_nbytes is not None:
-        gives = advice.told.usable_nbytes / GIGA
+    if advice.forecast.usable_nbytes is not None:
+        gives = advice.forecast.usable_nbytes / GIGA
         layout["xaxis"] |= {"range": around([*held, gives])}
-        mark(layout, "v", gives, f"the device gives {format_nbytes(advice.told.usable_nbytes)}")
+        mark(layout, "v", gives, f"the device gives {format_nbytes(advice.forecast.usable_nbytes)}")
     return {title: {"data": data, "layout": layout}}
 
 

@@ -86,7 +86,7 @@ def _sentences(found: Comparison) -> Iterator[str]:
         yield _why("takes", "less", "longer", found.times, lambda value: format_seconds(value * _NANO), found.of)
     if found.memory:
         yield _why("holds", "less", "more", found.memory, format_nbytes, "the heaviest device")
-    for letter, told in (("a", found.told_a), ("b", found.told_b)):
+    for letter, told in (("a", found.forecast_a), ("b", found.forecast_b)):
         if told.impossible:
             why = f"{letter} is impossible without a [layout]: {'; '.join(told.impossible)}"
             yield wrapped(sentence(f"{why}; its step and its tokens/s are of one device alone"))
@@ -94,17 +94,17 @@ def _sentences(found: Comparison) -> Iterator[str]:
             yield wrapped(sentence(f"{letter} does NOT fit in the memory of its device"))
         if told.step_seconds is None and told.notes:
             yield wrapped(sentence(f"{letter}: {told.notes[0]}"))
-    without = [told.interruptions is None for told in (found.told_a, found.told_b)]
-    if found.times and without[0] != without[1] and None not in (found.told_a.goodput, found.told_b.goodput):
+    without = [told.interruptions is None for told in (found.forecast_a, found.forecast_b)]
+    if found.times and without[0] != without[1] and None not in (found.forecast_a.goodput, found.forecast_b.goodput):
         letter = "a" if without[0] else "b"
         why = "as of its device no rate is known (cluster.mtbf_device_hours says yours)"
         what = "its goodput, days and bill are too good beside the other's"
         yield wrapped(sentence(f"interruptions are not in {letter}, {why}: {what}"))
-    bases = {told.basis.get("step_seconds", "") for told in (found.told_a, found.told_b)} - {""}
+    bases = {told.basis.get("step_seconds", "") for told in (found.forecast_a, found.forecast_b)} - {""}
     if bases:
         yield wrapped(sentence(f"basis of the times: {' and '.join(sorted(bases))}"))
     if len(bases) > 1 and "bound" in bases:
-        letter, other = ("a", "b") if found.told_a.basis["step_seconds"] == "bound" else ("b", "a")
+        letter, other = ("a", "b") if found.forecast_a.basis["step_seconds"] == "bound" else ("b", "a")
         why = f"what its device allows at best, where {other}'s is what programs reach"
         yield wrapped(sentence(f"{letter}'s time is only a bound, {why}: their difference is no comparison of the two"))
 
@@ -146,7 +146,7 @@ def figures(found: Comparison, names: Sequence[str] = ("a", "b")) -> dict[str, F
 
 def _draw_devices(figure: Figure, found: Comparison) -> None:
     """What the devices give where one side does not fit."""
-    layout, told = figure["layout"], (found.told_a, found.told_b)
+    layout, told = figure["layout"], (found.forecast_a, found.forecast_b)
     if all(each.fits is not False for each in told):
         return
     gives: dict[int, list[str]] = {}
@@ -163,7 +163,9 @@ def _draw_devices(figure: Figure, found: Comparison) -> None:
 def about(found: Comparison, names: Sequence[str] = ("a", "b")) -> list[str]:
     """What the page of the figures says above them: both runs, and whether each fits its device."""
     lines = []
-    for letter, name, run, told in zip("ab", names, (found.a, found.b), (found.told_a, found.told_b), strict=True):
+    for letter, name, run, told in zip(
+        "ab", names, (found.a, found.b), (found.forecast_a, found.forecast_b), strict=True
+    ):
         lines += [f"{letter}: {name}", "; ".join(of_run(run))]
         if told.device_nbytes is not None and told.usable_nbytes is not None:
             fits = "fits" if told.fits else "does NOT fit"

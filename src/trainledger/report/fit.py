@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from trainledger.ledger.parameters import parameters
-from trainledger.plan.fit.answer import Fit, Row
-from trainledger.plan.fit.held import Held
-from trainledger.plan.fit.questions import QUESTIONS, Found, divides_batch
+from trainledger.plan.fit import QUESTIONS, Fit, Found, Row, divides_batch
+from trainledger.plan.memory_check import MemoryUse
 from trainledger.predict.device_memory import TENSORS_ALONE
 from trainledger.report.heading import of_run
 from trainledger.report.memory import COLOUR_OF
@@ -43,7 +42,7 @@ def _detailed(fit: Fit) -> list[Row]:
 
 def about(fit: Fit) -> list[str]:
     """Whose answers these are, and whether it fits as it is: above the text, and on the page of the figures."""
-    run, held = fit.run, fit.held
+    run, held = fit.run, fit.memory
     spec = run.model
     verdict = "fits" if held.fits else "does NOT fit"
     return [
@@ -66,11 +65,11 @@ def _head(fit: Fit) -> str:
     return "\n".join(wrapped(each) for each in lines)
 
 
-def _rank(run: Run, held: Held) -> str:
+def _rank(run: Run, held: MemoryUse) -> str:
     return "the device" if run.layout.alone else held.rank
 
 
-def _largest(held: Held) -> str:
+def _largest(held: MemoryUse) -> str:
     largest, tensors = format_nbytes(held.by_category[held.category]), format_nbytes(held.peak_nbytes)
     return f"The most of the {tensors} in tensors are {held.category} ({largest}), at {held.moment}."
 
@@ -153,8 +152,8 @@ def _shape(found: Found) -> str:
 
 def figures(fit: Fit) -> dict[str, Figure]:
     """What each recipe holds beside what the device gives, and the largest that fits of each."""
-    held = {row.name: found.held for row in fit.rows if (found := row.answers.get("memory")) and found.held}
-    held = held or {fit.rows[0].name: fit.held}
+    held = {row.name: found.memory for row in fit.rows if (found := row.answers.get("memory")) and found.memory}
+    held = held or {fit.rows[0].name: fit.memory}
     made = {"memory": _memory_figure(fit, held)}
     for name in _DETAILED:
         sizes = [row.answers[name].size or 0 for row in fit.rows if name in row.answers]
@@ -163,7 +162,7 @@ def figures(fit: Fit) -> dict[str, Figure]:
     return made
 
 
-def _memory_figure(fit: Fit, held: dict[str, Held]) -> Figure:
+def _memory_figure(fit: Fit, held: dict[str, MemoryUse]) -> Figure:
     categories = list(dict.fromkeys(name for each in held.values() for name in each.by_category))
     parts = {name: [each.by_category.get(name, 0) for each in held.values()] for name in categories}
     parts["around the tensors"] = [each.nbytes - each.peak_nbytes for each in held.values()]
@@ -176,12 +175,12 @@ def _memory_figure(fit: Fit, held: dict[str, Held]) -> Figure:
         for name, nbytes in parts.items()
         if any(nbytes)
     ]  # fmt: skip
-    usable = fit.held.usable_nbytes / GIGA
+    usable = fit.memory.usable_nbytes / GIGA
     title = f"{fit.run.model.name} on {fit.run.cluster.count:,} x {fit.run.cluster.device}: at the peak"
     layout = arranged(title, "memory of the heaviest device (GB)", height=height_of(len(held)), barmode="stack")
     layout["legend"] |= {"traceorder": "normal"}
     layout["xaxis"] |= {"range": around([0.0, usable, *(each.nbytes / GIGA for each in held.values())])}
-    mark(layout, "v", usable, f"the device gives {format_nbytes(fit.held.usable_nbytes)}")
+    mark(layout, "v", usable, f"the device gives {format_nbytes(fit.memory.usable_nbytes)}")
     above_bars(layout, held)
     return {"data": data, "layout": layout}
 

@@ -8,9 +8,9 @@ from itertools import groupby
 from math import exp, log
 from typing import NamedTuple
 
+from trainledger.plan.affordable import Affordable
 from trainledger.plan.difference import as_override
 from trainledger.plan.optimal import OffOptimum, Optimal
-from trainledger.plan.paid import Paid
 from trainledger.plan.scaling_law import Between, LossLaw
 from trainledger.predict.device_memory import TENSORS_ALONE
 from trainledger.report.plan import BASES
@@ -55,8 +55,8 @@ def _parts(answer: Optimal) -> Iterator[str]:
         yield _served(answer)
     if answer.repeated is not None:
         yield _repeated(answer)
-    if answer.paid is not None:
-        yield _paid(answer, answer.paid)
+    if answer.affordable is not None:
+        yield _paid(answer, answer.affordable)
     elif answer.budget.seconds is None:
         yield wrapped("With --device and --count or --days: what fits there, and what its predicted speed pays for.")
     yield _sources(answer)
@@ -182,8 +182,8 @@ def _shown(value: object) -> str:
     return " + ".join(f"{count} x {each}" for each, count in runs)
 
 
-def _paid(answer: Optimal, paid: Paid) -> str:
-    run, told = paid.run, paid.told
+def _paid(answer: Optimal, paid: Affordable) -> str:
+    run, told = paid.run, paid.forecast
     spec, recipe = run.model, run.recipe
     said = [f"{each.name} {_shown(getattr(run.layout, each.name))}" for each in fields(run.layout)
             if getattr(run.layout, each.name) != each.default]  # fmt: skip
@@ -194,13 +194,13 @@ def _paid(answer: Optimal, paid: Paid) -> str:
             "not known" if each.mfu is None else format_percent(each.mfu),
             "" if each.tokens is None else format_count(_short(each.tokens)),
         ]
-        for at, each in enumerate(paid.rounds)
+        for at, each in enumerate(paid.iterations)
     ]  # fmt: skip
     lines = []
-    if paid.best not in (-1, len(paid.rounds) - 1):
+    if paid.best not in (-1, len(paid.iterations) - 1):
         lines.append(
-            f"The answer is round {paid.best + 1}, whose loss is the lowest of these: sizes near each other differ in "
-            "how well they can be laid out."
+            f"The answer is iteration {paid.best + 1}, whose loss is the lowest: sizes near each other differ in how "
+            "well they can be laid out."
         )
     lines += [
         f"d_model {spec.d_model}, {spec.n_layers} layers, {spec.n_heads} heads ({spec.kv_heads} key-value), "
@@ -208,14 +208,14 @@ def _paid(answer: Optimal, paid: Paid) -> str:
         f"{spread}; {recipe.precision}, micro-batch {recipe.micro_batch} of {recipe.seq_len:,} tokens, "
         f"{recipe.global_batch:,} sequences a step, recomputation {recipe.activation_checkpointing}"
         f"{''.join(f', {each}' for each in _as_set(recipe))}. "
-        f"A device holds {format_nbytes(paid.held.nbytes)} of {format_nbytes(paid.held.usable_nbytes)}"
-        f"{f'; {TENSORS_ALONE}' if paid.held.tensors_alone else ''}.",
+        f"A device holds {format_nbytes(paid.memory.nbytes)} of {format_nbytes(paid.memory.usable_nbytes)}"
+        f"{f'; {TENSORS_ALONE}' if paid.memory.tensors_alone else ''}.",
         *_pays(answer, paid),
         *(sentence(each) for each in (paid.note, *told.notes) if each),
     ]
     what = "What fits" if answer.asked is None else "What fits of what is asked for"
     title = f"{what}, and what its predicted speed pays for"
-    shown = table(["round", "N wanted", "N", "6ND / peak", "tokens of steps alone"], rows, align="rrrrr")
+    shown = table(["iteration", "N wanted", "N", "6ND / peak", "tokens of steps alone"], rows, align="rrrrr")
     return "\n".join([title, shown, *(wrapped(each) for each in lines)])
 
 
@@ -228,9 +228,9 @@ def _as_set(recipe: Recipe) -> list[str]:
     ]
 
 
-def _pays(answer: Optimal, paid: Paid) -> Iterator[str]:
+def _pays(answer: Optimal, paid: Affordable) -> Iterator[str]:
     """The step of what is paid for, and the run; of a device whose efficiency nobody knows as the bounds they are."""
-    told = paid.told
+    told = paid.forecast
     basis = told.basis.get("step_seconds", "")
     if told.mfu is not None and told.tokens_per_second is not None and told.step_seconds is not None:
         yield (
@@ -284,7 +284,7 @@ def _besides(answer: Optimal) -> Iterator[tuple[str, _Point]]:
     if (repeated := answer.repeated) is not None and repeated.epochs > 1:
         name = f"{format_count(repeated.unique)} tokens, repeated ({_SHORT.get(repeated.law.name, repeated.law.name)})"
         yield name, _Point(repeated.parameters, repeated.tokens, repeated.loss)
-    if (paid := answer.paid) is not None and paid.tokens is not None:
+    if (paid := answer.affordable) is not None and paid.tokens is not None:
         yield "what is paid for", _Point(paid.parameters, paid.tokens, law.loss(paid.parameters, paid.tokens))
 
 

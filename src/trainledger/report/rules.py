@@ -10,15 +10,14 @@ from trainledger.units import format_count, format_flops, format_nbytes, format_
 
 if TYPE_CHECKING:
     from trainledger.ledger.conventions import Convention
-    from trainledger.plan.beside import Beside
-    from trainledger.plan.step_facts import StepFact
+    from trainledger.plan.rules_of_thumb_error import RuleOfThumb, StepFact
 
 SHOW: dict[str, Callable[[float], str]] = {
     "count": format_count, "flops": format_flops, "nbytes": format_nbytes, "seconds": format_seconds,
 }  # fmt: skip
 
 
-def rules(rows: Iterable[Beside]) -> str:
+def rules(rows: Iterable[RuleOfThumb]) -> str:
     """Each rule beside the ledger, and under the table what each leaves out."""
     rows = list(rows)
     cells = [

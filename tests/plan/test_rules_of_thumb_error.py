@@ -9,12 +9,12 @@ import pytest
 
 import trainledger as tl
 from trainledger.ledger.timeline import timeline
-from trainledger.plan.beside import Beside, beside
+from trainledger.plan.rules_of_thumb_error import RuleOfThumb, rules_of_thumb
 from trainledger.predict.predict import accounts_of
 from trainledger.questions import plan
 
 
-def rows_of(**changes: Any) -> dict[str, Beside]:
+def rows_of(**changes: Any) -> dict[str, RuleOfThumb]:
     run = tl.load(
         {
             "model": {"preset": "llama-3-70b"},
@@ -79,7 +79,7 @@ def test_static_state_is_what_the_account_holds_of_weights_gradients_and_moments
 ) -> None:
     run = tl.load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 64, "global_batch": 1, "steps": 1, **recipe}})
     ledger = accounts_of(run, backend="cuda")[0]
-    states = next(each for each in beside(run, ledger, 1) if each.quantity == "static state").by_ledger
+    states = next(each for each in rules_of_thumb(run, ledger, 1) if each.quantity == "static state").by_ledger
     most = dict.fromkeys(("parameters", "gradients", "optimizer state"), 0)
     for moment in timeline(ledger):
         most = {name: max(nbytes, moment.live.get(name, 0)) for name, nbytes in most.items()}

@@ -1,4 +1,4 @@
-"""What the heaviest rank of a run holds, of what, and when: the verdict that every search here asks for."""
+"""Peak memory of the heaviest rank of a run, and whether it fits: what every search of sizes and layouts asks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from trainledger.spec.run import Run
 
 
 @frozen
-class Held:
+class MemoryUse:
     """Bytes of the heaviest rank at the peak of a step, and what a process gets of the device's memory.
 
-    ``nbytes`` has all that stands around the tensors in it (`predict.device_memory`); ``by_category`` sums to
-    ``peak_nbytes``, the tensors alone. ``stage`` is counted from 0 of ``stages``.
+    ``nbytes`` includes the driver's context, communicators and the allocator's waste (`predict.device_memory`);
+    ``by_category`` sums to ``peak_nbytes``, the tensors alone. ``stage`` is counted from 0 of ``stages``.
     """
 
     nbytes: int
@@ -38,7 +38,7 @@ class Held:
 
     @property
     def tensors_alone(self) -> bool:
-        """Whether nothing around the tensors is counted, as nothing is known of it."""
+        """Whether nothing beyond the tensors is counted, as nothing else is known of the device."""
         return self.nbytes == self.peak_nbytes
 
     @property
@@ -53,24 +53,24 @@ class Held:
 
 
 @frozen
-class Scale:
-    """Weighs runs on one kind of device: what they hold, exactly as a plan says it.
+class MemoryModel:
+    """Memory of runs on one kind of device, exactly as a plan states it.
 
-    ``usable_nbytes`` is None where nothing is known of the device's memory; `scale_of` refuses that.
+    ``usable_nbytes`` is None where nothing is known of the device's memory; `memory_model` refuses that.
     """
 
     machine: Machine
     backend: str
     usable_nbytes: int
-    heaviest: dict[int, int] = field(default_factory=dict)  # stage that was heaviest, by number of stages
+    heaviest: dict[int, int] = field(default_factory=dict)  # the heaviest stage so far, by number of stages
 
     def nbytes(self, run: Run, stage: int) -> int:
-        """What a rank of a stage holds in all; of ranks with uneven pieces the one with the largest."""
+        """Bytes that a rank of a stage needs in all; of ranks with uneven shards the one with the largest."""
         ledger = account_of_stage(run, stage, backend=self.backend)
         return self._in_all(run, peak_nbytes(ledger))
 
     def fits(self, run: Run) -> bool:
-        """Whether every stage fits; the stage that was heaviest before is weighed first."""
+        """Whether every stage fits; the stage that was heaviest before is checked first."""
         return self._fit(run, heaviest_stages(run))
 
     def likely(self, run: Run) -> bool:
@@ -85,7 +85,7 @@ class Scale:
                 return False
         return True
 
-    def held(self, run: Run) -> Held:
+    def use_of(self, run: Run) -> MemoryUse:
         """The heaviest rank of a run, in full."""
         stages = run.layout.pipeline
         ledgers = {stage: account_of_stage(run, stage, backend=self.backend) for stage in heaviest_stages(run)}
@@ -93,7 +93,7 @@ class Scale:
         stage = max(peaks, key=lambda each: peaks[each])
         self.heaviest[stages] = stage
         peak = ledgers[stage].peak()
-        return Held(
+        return MemoryUse(
             nbytes=self._in_all(run, peak.nbytes), usable_nbytes=self.usable_nbytes, peak_nbytes=peak.nbytes,
             by_category=peak.by_category, stage=stage, stages=stages, moment=_moment(ledgers[stage]),
         )  # fmt: skip
@@ -102,8 +102,8 @@ class Scale:
         return int(memory_of_device(run, peak, self.machine).nbytes)
 
 
-def scale_of(machine: Machine | None, *, backend: str) -> Scale:
-    """The scale of a device of the catalog or a measured machine; raises InvalidInput where its memory is not known."""
+def memory_model(machine: Machine | None, *, backend: str) -> MemoryModel:
+    """The memory of a catalog device or a measured machine; raises InvalidInput where it is not known."""
     if machine is None:
         rule = "was not measured yet, so its memory is not known (trainledger measure machine does it, once)"
         raise InvalidInput([Problem("cluster.device", "this-machine", rule, "h100-sxm")])
@@ -112,7 +112,7 @@ def scale_of(machine: Machine | None, *, backend: str) -> Scale:
         usable = machine.usable_nbytes
     if usable is None:
         raise InvalidInput([Problem("cluster.device", machine.title, "has no known memory")])
-    return Scale(machine, backend, usable)
+    return MemoryModel(machine, backend, usable)
 
 
 def _moment(ledger: Ledger) -> str:

@@ -7,8 +7,7 @@ from typing import Any
 
 from trainledger import catalog
 from trainledger.frozen import frozen
-from trainledger.plan.mfu import read_mfu
-from trainledger.plan.quantity import parse_days, parse_flops, read
+from trainledger.plan.quantity import parse_days, parse_flops, read, read_mfu
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import (
@@ -93,7 +92,7 @@ def read_budget(
     }
     devices = read("count", count, parse_count, problems, least=1, most=10**7)
     rate = read("price", price, parse_number, problems)
-    share = _share(mfu, problems)
+    share = read_mfu(mfu, problems)
     raw = {"flops": flops, "device_hours": device_hours, "days": days, "money": money}
     named = [name for name, value in raw.items() if value is not None]
     if len(named) != 1:
@@ -132,14 +131,6 @@ def at_mfu(budget: Budget, mfu: float) -> Budget:
     return replace(
         budget, mfu=mfu, flops=budget.device_hours * SECONDS_PER_HOUR * budget.peak_flops_per_second * mfu
     )  # fmt: skip
-
-
-def _share(mfu: Any, problems: list[Problem]) -> float | None:
-    try:
-        return read_mfu(mfu)
-    except InvalidInput as error:
-        problems.extend(error.problems)
-        return None
 
 
 def _peak(

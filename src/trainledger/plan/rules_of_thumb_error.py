@@ -1,4 +1,4 @@
-"""Rules of thumb beside the ledger: what the napkin says of a model and a recipe, and how far off it is."""
+"""Rules of thumb for a run, each with its error against the ledger; and what a recipe does in a step besides cost."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from trainledger.spec.run import Run
 
 
 @frozen
-class Beside:
+class RuleOfThumb:
     """One quantity by a rule of thumb and by the ledger; ``unit`` is count, flops, nbytes or seconds.
 
-    ``why`` names what the rule leaves out or supposes.
+    ``why`` names what the rule leaves out or assumes.
     """
 
     quantity: str
@@ -33,7 +33,7 @@ class Beside:
         return self.by_rule / self.by_ledger - 1 if self.by_ledger else 0.0
 
 
-def beside(
+def rules_of_thumb(
     run: Run,
     ledger: Ledger,
     peak_nbytes: int,
@@ -41,10 +41,10 @@ def beside(
     memory_nbytes: int | None = None,
     flops_per_second: float | None = None,
     mfu: float = 0.5,
-) -> tuple[Beside, ...]:
-    """The rules that say something about this run, each beside what the ledger counts.
+) -> tuple[RuleOfThumb, ...]:
+    """The rules of thumb that apply to this run, each with what the ledger counts.
 
-    With a device's memory also how many of them the rule and the ledger ask for, and with the FLOP/s that all
+    With a device's memory also how many devices the rule and the ledger ask for, and with the FLOP/s that all
     devices reach together at an ``mfu`` also how long the run takes.
     """
     rows = list(_rows(run, ledger, peak_nbytes))
@@ -52,7 +52,7 @@ def beside(
         by_rule = -(-thumb.static_nbytes(ledger.parameters, "fp32-adamw") // memory_nbytes)
         why = "as memory at the peak; supposes that it can be spread evenly"
         rows.append(
-            Beside("devices to hold it", "16 N / memory", "count", by_rule, -(-peak_nbytes // memory_nbytes), why)
+            RuleOfThumb("devices to hold it", "16 N / memory", "count", by_rule, -(-peak_nbytes // memory_nbytes), why)
         )
     if flops_per_second is not None:
         steps, tokens = run.recipe.total_steps, run.recipe.tokens_per_step
@@ -60,22 +60,24 @@ def beside(
         by_rule = thumb.training_flops(active, steps * tokens) / flops_per_second
         by_ledger = steps * (tokens // ledger.tokens) * ledger.model_flops / flops_per_second
         name = f"6 {_n(run)} D / rate"
-        rows.append(Beside(f"time at {100 * mfu:g} % MFU", name, "seconds", by_rule, by_ledger, "as FLOPs per token"))
+        rows.append(
+            RuleOfThumb(f"time at {100 * mfu:g} % MFU", name, "seconds", by_rule, by_ledger, "as FLOPs per token")
+        )
     return tuple(rows)
 
 
-def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[Beside]:
+def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     spec, recipe = run.model, run.recipe
     N, d, L, T = ledger.parameters, spec.d_model, spec.n_layers, recipe.seq_len
     count, n = parameters(spec), _n(run)
     blocks = thumb.block_parameters(d, L)
     table = spec.vocab_size * d
-    yield Beside(
+    yield RuleOfThumb(
         "parameters", "12 d^2 L + V d", "count", blocks + table, count.total,
         "supposes d_ff = 4 d without a gate, as many key-value as query heads, and one embedding matrix",
     )  # fmt: skip
     around = sum(count.by_component.get(each, 0) for each in ("embedding", "positions", "head", "prediction ahead"))
-    yield Beside(
+    yield RuleOfThumb(
         "parameters", "12 d^2 L", "count", blocks, count.total - around,
         "the blocks alone; supposes the same of them, and no norms and biases",
     )  # fmt: skip
@@ -86,21 +88,21 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[Beside]:
     six = thumb.training_flops(count.active, 1)
     held = "; N are those that are trained: frozen weights come on top" if recipe.lora_rank is not None else ""
     idle = "; frozen weights need no gradient of their own: about 4 N" if recipe.lora_rank is not None else ""
-    yield Beside(
+    yield RuleOfThumb(
         "FLOPs per token", f"2 {n}, forward", "flops", thumb.forward_flops_per_token(count.active), forward,
         "no attention scores; counts the input embedding as a product",
     )  # fmt: skip
-    yield Beside("FLOPs per token", f"6 {n}", "flops", six, per_token, f"no attention scores{idle}")
-    yield Beside(
+    yield RuleOfThumb("FLOPs per token", f"6 {n}", "flops", six, per_token, f"no attention scores{idle}")
+    yield RuleOfThumb(
         "FLOPs per token", f"6 {n} + 12 L d T", "flops", six + attention, per_token,
         f"counts the input embedding as a product; heads as wide as d_model together{idle}",
     )  # fmt: skip
-    yield Beside(
+    yield RuleOfThumb(
         "kept for backward", "L B T d (34 + 5 H T / d)", "nbytes",
         thumb.activation_nbytes(L, run.device_batch, T, d, spec.n_heads), kept,
         "supposes 16-bit activations, written-out attention, GELU, d_ff = 4 d, dropout; leaves out the logits",
     )  # fmt: skip
-    yield Beside(
+    yield RuleOfThumb(
         "kept for backward", "2 B T d L", "nbytes",
         thumb.activation_nbytes_napkin(L, run.device_batch, T, d), kept, "counts one tensor of each block",
     )  # fmt: skip
@@ -108,11 +110,11 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[Beside]:
     gradients = nbytes_in(N, precision_of(recipe).gradients)
     states = static.get("parameters", 0) + gradients + static.get("optimizer state", 0)
     if recipe.optimizer in ("adamw", "adam"):
-        yield Beside(
+        yield RuleOfThumb(
             "static state", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), states,
             f"supposes 4 bytes of a parameter, 4 of its gradient and 8 of its moments; no step counters{held}",
         )  # fmt: skip
-        yield Beside(
+        yield RuleOfThumb(
             "memory at the peak", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), peak_nbytes,
             "no activations, logits, scratch; and gradients need not all exist at the peak",
         )  # fmt: skip
@@ -121,3 +123,42 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[Beside]:
 def _n(run: Run) -> str:
     """What N is in the rules for FLOPs: of a mixture of experts the parameters that a token passes through."""
     return "N" if run.model.n_experts is None else "N_active"
+
+
+PASCANU = "Pascanu et al. 2013, On the difficulty of training recurrent neural networks (arXiv 1211.5063), section 3.2"
+WITH_TWO_MOMENTS = ("adam", "adamw", "adam-8bit", "adamw-8bit")
+
+
+@frozen
+class StepFact:
+    """One fact: what, its formula, the numbers of this run, and the sentence that they make."""
+
+    what: str
+    formula: str
+    numbers: tuple[float, ...]
+    said: str
+    source: str
+
+
+def step_facts(run: Run, ledger: Ledger) -> tuple[StepFact, ...]:
+    """The facts of a run's recipe, counted in its ledger where the ledger has them."""
+    return tuple(_facts(run, ledger))
+
+
+def _facts(run: Run, ledger: Ledger) -> Iterator[StepFact]:
+    recipe = run.recipe
+    if recipe.optimizer in WITH_TWO_MOMENTS:
+        steps = tuple(thumb.averaging_steps(each) for each in (recipe.beta1, recipe.beta2))
+        said = f"over {steps[0]:,.4g} and {steps[1]:,.4g} steps"
+        yield StepFact("moments average", "1 / (1 - beta)", steps, said, thumb.ADAM)
+    divided = ledger.filter(lambda each: each.phase == "forward" and each.path == "loss" and each.name == "div")
+    count = sum(each.times for each in divided)
+    if count:
+        said = f"loss / {count:,}, for each of {count:,} micro-batches"
+        source = "the mean over the batch is the mean of its equal parts' means"
+        yield StepFact("micro-batches", "loss / k", (count,), said, source)
+    norms = [each for each in ledger if each.phase == "clip" and each.name == "stack"]
+    if norms:
+        tensors = ledger.filter(lambda each: each.phase == "clip" and each.name.endswith("norm")).entries[-1].flops
+        said = f"{len(norms)} norm over all {tensors:,} tensors"
+        yield StepFact("gradients are cut by", "sqrt(sum of g^2)", (len(norms), tensors), said, PASCANU)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.plan.fit.axis import broken
+from trainledger.plan.fit_axis import broken
 from trainledger.spec.rules.recipe import recipe_problems
 from trainledger.spec.run import Run
 

@@ -9,12 +9,12 @@ import pytest
 
 import trainledger as tl
 from trainledger.ledger.parameters import parameters
-from trainledger.plan.budget import read_budget
+from trainledger.plan.affordable import affordable, default_tokens_per_step
+from trainledger.plan.compute_budget import read_budget
 from trainledger.plan.family import family_of
-from trainledger.plan.fit.held import scale_of
 from trainledger.plan.limits import critical_batch
+from trainledger.plan.memory_check import memory_model
 from trainledger.plan.optimal import optimal
-from trainledger.plan.paid import default_tokens_per_step, pay
 from trainledger.plan.placed import _fewer_than_devices
 from trainledger.plan.scaling_law import FixedSize, RatioLaw, laws
 from trainledger.predict.forecast import Forecast
@@ -44,7 +44,7 @@ def steady(share, beside=0.0):
 
 def paid(predict, law=LAWS["rule-20"], **given):
     budget = read_budget(**{"device": DEVICE, "count": 8, "days": 1} | given)
-    return budget, pay(budget, law, BASE, DEVICE, predict)
+    return budget, affordable(budget, law, BASE, DEVICE, predict)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.35, 0.6])
@@ -52,7 +52,7 @@ def test_a_steady_speed_gives_what_the_rule_says_of_it(share):
     budget, found = paid(steady(share))
     flops = budget.flops * share / budget.mfu
     wanted = LAWS["rule-20"].parameters(flops).value
-    assert found.rounds[0].wanted == pytest.approx(LAWS["rule-20"].parameters(budget.flops).value)
+    assert found.iterations[0].wanted == pytest.approx(LAWS["rule-20"].parameters(budget.flops).value)
     assert found.parameters == pytest.approx(wanted, rel=0.04)  # members of the family are not nearer to each other
     assert found.mfu == pytest.approx(share)
     assert 6 * found.parameters * found.tokens == pytest.approx(flops, rel=0.002)
@@ -64,7 +64,7 @@ def test_what_is_beside_the_steps_takes_its_time():
     _, found = paid(steady(0.4, beside=0.25))
     assert found.parameters == without.parameters
     assert found.tokens == pytest.approx(without.tokens / 1.25, rel=0.003)
-    assert found.told.total_seconds == pytest.approx(86400, rel=0.003)
+    assert found.forecast.total_seconds == pytest.approx(86400, rel=0.003)
 
 
 def test_the_run_that_is_paid_for_obeys_the_rules_and_fits():
@@ -75,22 +75,22 @@ def test_the_run_that_is_paid_for_obeys_the_rules_and_fits():
         held = plan(found.run).device_memory
         assert held is not None
         assert held.fits
-        assert held.nbytes == found.held.nbytes
+        assert held.nbytes == found.memory.nbytes
 
 
 def test_more_than_memory_allows():
     budget = read_budget(device=tl.device("t4"), count=1, days=3000)
-    found = pay(budget, LAWS["rule-20"], BASE, tl.device("t4"), steady(0.4))
+    found = affordable(budget, LAWS["rule-20"], BASE, tl.device("t4"), steady(0.4))
     assert found.note.startswith("memory allows no more on these devices; the rule asks for")
-    assert found.held.fits
-    assert found.parameters < found.rounds[-1].wanted
+    assert found.memory.fits
+    assert found.parameters < found.iterations[-1].wanted
 
 
 def test_what_fits_is_about_the_largest_that_does():
     """Of the members of the family those beyond it, by more than 3 %, hold more than there is."""
     device = tl.device("t4")
-    found = pay(read_budget(device=device, count=1, days=3000), LAWS["rule-20"], BASE, device, steady(0.4))
-    family, scale = family_of(BASE), scale_of(device, backend=kernels_of_capability(device.compute_capability))
+    found = affordable(read_budget(device=device, count=1, days=3000), LAWS["rule-20"], BASE, device, steady(0.4))
+    family, scale = family_of(BASE), memory_model(device, backend=kernels_of_capability(device.compute_capability))
     larger = family[family.nearest(1.06 * found.parameters)]
     assert 1.03 < parameters(larger).total / found.parameters < 1.1
     for saving in ("none", "selective", "full"):
@@ -101,24 +101,24 @@ def test_what_fits_is_about_the_largest_that_does():
 def test_the_size_that_is_asked_for_is_the_one_that_is_paid_for():
     for share in (0.2, 0.4):
         _, asked = paid(steady(share), law=FixedSize("asked", "as asked", 3e9))
-        assert len(asked.rounds) == 1
+        assert len(asked.iterations) == 1
         assert asked.parameters == pytest.approx(3e9, rel=0.03)
         assert asked.note == ""
         assert 6 * asked.parameters * asked.tokens == pytest.approx(8 * PEAK * share * 86400, rel=0.002)
     _, large = paid(steady(0.4), law=FixedSize("asked", "as asked", 70e9), count=1)
     assert large.note == "memory allows no more on these devices; you ask for 70B parameters"
     _, untimed = paid(lambda run: Forecast(), law=FixedSize("asked", "as asked", 70e9), count=1)
-    assert untimed.note == f"no time is predicted for it, so 50 % of the peak stays supposed; {large.note}"
+    assert untimed.note == f"no time is predicted for it, so 50 % of the peak stays assumed; {large.note}"
     _, dense = paid(steady(0.4), law=RatioLaw("asked", "as asked", 100, "", ""))
     assert dense.ratio == pytest.approx(100, rel=0.05)
 
 
 def test_the_whole_question_is_about_the_size_that_is_asked_for():
     found = tl.optimal(device="a100-sxm-80gb", count=8, days=3, params="2B", family="gpt2")
-    assert found.paid.parameters == pytest.approx(2e9, rel=0.03)
-    assert tl.optimal(device="a100-sxm-80gb", count=8, days=3, ratio=80, family="gpt2").paid.ratio == pytest.approx(
-        80, rel=0.06
-    )
+    assert found.affordable.parameters == pytest.approx(2e9, rel=0.03)
+    assert tl.optimal(
+        device="a100-sxm-80gb", count=8, days=3, ratio=80, family="gpt2"
+    ).affordable.ratio == pytest.approx(80, rel=0.06)
     shown = " ".join(text(found).split())
     assert "What fits of what is asked for, and what its predicted speed pays for" in shown
 
@@ -127,7 +127,7 @@ def test_all_that_the_speed_needs_and_all_that_belongs_to_the_run_is_said():
     """Planned from the settings of the text and the defaults of a run file, the run takes as long as is told."""
     answer = tl.optimal(device="h100-sxm", count=8, days=1, params="2B")
     shown = " ".join(text(answer).split())
-    found, recipe = answer.paid, answer.paid.run.recipe
+    found, recipe = answer.affordable, answer.affordable.run.recipe
     kept = ("seq_len", "global_batch", "micro_batch", "precision", "activation_checkpointing", "tokens")
     told = {name: getattr(recipe, name) for name in kept}
     named = dict(
@@ -135,36 +135,38 @@ def test_all_that_the_speed_needs_and_all_that_belongs_to_the_run_is_said():
     )
     assert named == {"compile": "true"}
     again = replace(found.run, recipe=Recipe(**told, compile=named["compile"] == "true"))
-    assert tl.predict(again).total_seconds == found.told.total_seconds
-    assert tl.predict(replace(again, recipe=Recipe(**told))).total_seconds > found.told.total_seconds
-    for note in found.told.notes:
+    assert tl.predict(again).total_seconds == found.forecast.total_seconds
+    assert tl.predict(replace(again, recipe=Recipe(**told))).total_seconds > found.forecast.total_seconds
+    for note in found.forecast.notes:
         assert note[1:] in shown
-    assert any("an interruption every" in each for each in found.told.notes)
+    assert any("an interruption every" in each for each in found.forecast.notes)
 
 
 def test_devices_whose_network_nobody_knows_are_not_searched(recwarn):
     """No time can be predicted then, and memory alone says what fits."""
-    found = tl.optimal(device="l4", count=128, days=3, params="400M", family="gpt2").paid
-    assert found.note == "no time is predicted for it, so 50 % of the peak stays supposed"
-    assert found.held.fits
+    found = tl.optimal(device="l4", count=128, days=3, params="400M", family="gpt2").affordable
+    assert found.note == "no time is predicted for it, so 50 % of the peak stays assumed"
+    assert found.memory.fits
     assert not [each for each in recwarn if each.category is RuntimeWarning]
 
 
 def test_without_a_predicted_time_the_supposed_share_stays():
     _, found = paid(lambda run: Forecast())
-    assert found.note == "no time is predicted for it, so 50 % of the peak stays supposed"
+    assert found.note == "no time is predicted for it, so 50 % of the peak stays assumed"
     assert (found.tokens, found.mfu, found.ratio) == (None, None, None)
-    assert len(found.rounds) == 1
+    assert len(found.iterations) == 1
 
 
 def test_what_cannot_be_paid_for_is_a_sentence():
     with pytest.raises(tl.InvalidInput, match="budget: needs a device, how many of them, and for how long"):
-        pay(read_budget(flops=1e22), LAWS["rule-20"], BASE, DEVICE, steady(0.4))
+        affordable(read_budget(flops=1e22), LAWS["rule-20"], BASE, DEVICE, steady(0.4))
     with pytest.raises(tl.InvalidInput, match="family = 'mixtral-8x7b': has experts"):
         tl.optimal(device="h100-sxm", count=8, days=1, family="mixtral-8x7b")
     tiny = replace(tl.device("t4"), memory_nbytes=10**9, usable_nbytes=10**9)
     with pytest.raises(tl.InvalidInput, match="holds no model of the family, however it is spread"):
-        pay(read_budget(device=tiny, count=1, days=1), LAWS["rule-20"], tl.model("llama-3-8b"), tiny, steady(0.4))
+        affordable(
+            read_budget(device=tiny, count=1, days=1), LAWS["rule-20"], tl.model("llama-3-8b"), tiny, steady(0.4)
+        )
 
 
 def test_the_tokens_of_a_step():
@@ -178,7 +180,7 @@ def test_the_tokens_of_a_step():
 
 def test_a_small_budget_is_not_spent_beyond_the_critical_batch():
     """What `breaks` warns of is not what is proposed here."""
-    found = tl.optimal(device="l4", count=1, days=1).paid
+    found = tl.optimal(device="l4", count=1, days=1).affordable
     assert found is not None
     assert found.run.recipe.tokens_per_step < critical_batch(found.run)
     assert found.run.recipe.total_steps > 2000
@@ -188,7 +190,7 @@ def test_a_small_budget_is_not_spent_beyond_the_critical_batch():
 def test_the_time_that_is_given_is_never_passed():
     for beside in (0.0, 0.1, 0.7):
         _, found = paid(steady(0.4, beside=beside))
-        assert 0.995 * 86400 < found.told.total_seconds <= 86400
+        assert 0.995 * 86400 < found.forecast.total_seconds <= 86400
 
 
 def test_rounds_that_do_not_settle_end_with_the_best_of_them():
@@ -202,17 +204,17 @@ def test_rounds_that_do_not_settle_end_with_the_best_of_them():
         return steady(0.5 if sizes.index(size) % 2 else 0.1)(run)
 
     budget = read_budget(device=DEVICE, count=1, days=1)
-    steadily = pay(budget, law, BASE, DEVICE, steady(0.5), loss=law.loss)
-    assert steadily.best == len(steadily.rounds) - 1
-    found = pay(budget, law, BASE, DEVICE, uneven, loss=law.loss)
-    losses = [law.loss(each.parameters, each.tokens) for each in found.rounds]
+    steadily = affordable(budget, law, BASE, DEVICE, steady(0.5), loss=law.loss)
+    assert steadily.best == len(steadily.iterations) - 1
+    found = affordable(budget, law, BASE, DEVICE, uneven, loss=law.loss)
+    losses = [law.loss(each.parameters, each.tokens) for each in found.iterations]
     assert losses[found.best] <= min(losses) + 0.001 < losses[-1]
-    assert found.parameters == found.rounds[found.best].parameters
-    assert found.told.total_seconds == pytest.approx(86400, rel=0.003)
-    answer = replace(optimal(budget, law="besiroglu"), paid=found)
+    assert found.parameters == found.iterations[found.best].parameters
+    assert found.forecast.total_seconds == pytest.approx(86400, rel=0.003)
+    answer = replace(optimal(budget, law="besiroglu"), affordable=found)
     said = " ".join(text(answer).split())
-    assert f"The answer is round {found.best + 1}, whose loss is the lowest of these" in said
-    assert "The answer is round" not in text(replace(answer, paid=steadily))
+    assert f"The answer is iteration {found.best + 1}, whose loss is the lowest" in said
+    assert "The answer is iteration" not in text(replace(answer, affordable=steadily))
 
 
 @pytest.mark.parametrize(("count", "batch"), [(4096, 4096), (16384, 4096), (24576, 3072), (100_000, 3125)])
@@ -228,7 +230,7 @@ def test_devices_that_no_step_can_be_shared_out_over_are_a_sentence():
 
 
 def test_a_step_has_a_sequence_however_few_tokens_it_is_asked_to_have():
-    assert tl.optimal(device="h100-sxm", count=1, days=1, tokens_per_step=1).paid.run.recipe.global_batch == 1
+    assert tl.optimal(device="h100-sxm", count=1, days=1, tokens_per_step=1).affordable.run.recipe.global_batch == 1
     with pytest.raises(tl.InvalidInput, match=r"is 7 times a power of two, too many for a step of 1 sequence \("):
         tl.optimal(device="h100-sxm", count=7, days=1, tokens_per_step=1)
     with pytest.raises(tl.InvalidInput, match="with sequences of 10,000,000 tokens"):

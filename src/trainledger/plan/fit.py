@@ -1,0 +1,262 @@
+"""What fits on a kind of device: five questions, asked of a run as it is and with changes that need less memory.
+
+The largest model, the longest sequence, the largest micro-batch, the fewest devices, the least memory: each has the
+last run that fits and the next one, which does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainledger import catalog
+from trainledger.frozen import frozen
+from trainledger.ledger.parameters import parameters
+from trainledger.plan import fit_axis as axes
+from trainledger.plan import in_json
+from trainledger.plan.family import family_of
+from trainledger.plan.fit_axis import edge
+from trainledger.plan.fit_recipes import recipes
+from trainledger.plan.memory_check import MemoryModel, MemoryUse, memory_model
+from trainledger.predict.predict import memory_of_device
+from trainledger.predict.roofline import Machine
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.run import Run
+
+Progress = Callable[[int, int], None]
+QUESTIONS = {
+    "model": "largest model",
+    "sequence": "longest sequence",
+    "micro-batch": "largest micro-batch",
+    "devices": "fewest devices",
+    "memory": "least memory",
+}
+
+
+@frozen
+class Found:
+    """The answer to one question.
+
+    ``size`` is what was asked for: parameters, tokens of a sequence, sequences of a micro-batch, devices, or bytes of a
+    device; None where nothing fits. ``run`` and ``memory`` are of that size; ``beyond_run`` and ``beyond`` of the
+    next size, which does not fit (None: there is none). ``note`` says what was kept, and why nothing fits.
+    """
+
+    question: str
+    size: int | None
+    run: Run | None = None
+    memory: MemoryUse | None = None
+    beyond_size: int | None = None
+    beyond_run: Run | None = None
+    beyond: MemoryUse | None = None
+    note: str = ""
+
+    def __repr__(self) -> str:
+        return f"Found({QUESTIONS[self.question]}: {self.size})"
+
+
+@frozen
+class Row:
+    """The answers for one recipe; ``settings`` are its lines for ``--set``."""
+
+    name: str
+    settings: tuple[str, ...]
+    answers: dict[str, Found]
+
+
+@frozen
+class Fit:
+    """What fits: a row for the run as it is, and one for each change on top of the one before.
+
+    ``memory`` is that of the run itself; ``devices`` names the devices of the catalog on which it fits as it is, the
+    smallest first (None where the least memory was not asked for).
+    """
+
+    run: Run
+    memory: MemoryUse
+    family: str
+    rows: tuple[Row, ...]
+    devices: tuple[str, ...] | None
+
+    def __getitem__(self, question: str) -> Found:
+        """The answer for the run as it is."""
+        return self.rows[0].answers[question]
+
+    def __repr__(self) -> str:
+        asked = ", ".join(f"{QUESTIONS[name]} {found.size}" for name, found in self.rows[0].answers.items())
+        return f"Fit({self.run.model.name} on {self.run.cluster.device}: {asked})"
+
+
+def what_fits(
+    run: Run,
+    machine: Machine | None,
+    *,
+    backend: str,
+    of: Sequence[str] = tuple(QUESTIONS),
+    changes: bool = True,
+    progress: Progress | None = None,
+) -> Fit:
+    """The answers to the questions of ``of`` (`QUESTIONS`) for a run, as it is and with changes that save memory.
+
+    ``changes`` off leaves the latter out. ``progress`` is called with how many of how many answers are done. Raises
+    InvalidInput for an unknown question and where the device's memory is not known.
+    """
+    unknown = [each for each in of if each not in QUESTIONS]
+    if unknown or not of:
+        rule = f"must be some of {', '.join(QUESTIONS)}"
+        raise InvalidInput([Problem("of", each, rule, nearest_text(str(each), QUESTIONS)) for each in unknown or [""]])
+    memory = memory_model(machine, backend=backend)
+    tried = recipes(run)[: None if changes else 1]
+    rows = []
+    for at, recipe in enumerate(tried):
+        answers = {}
+        for place, question in enumerate(of):
+            answers[question] = ask(question, recipe.run, memory)
+            if progress is not None:
+                progress(at * len(of) + place + 1, len(tried) * len(of))
+        rows.append(Row(recipe.name, recipe.settings, answers))
+    use = memory.use_of(run)
+    family = family_of(run.model).rule if "model" in of else ""
+    devices = tuple(_devices_for(run, use)) if "memory" in of else None
+    return Fit(run, use, family, tuple(rows), devices)
+
+
+def _devices_for(run: Run, use: MemoryUse) -> list[str]:
+    """The devices of the catalog on which the run fits, each with what stands around the tensors there."""
+    found = []
+    for name in catalog.device_names():
+        device = catalog.device(name)
+        weighed = memory_of_device(run, use.peak_nbytes, device)
+        if weighed.fits and weighed.usable_nbytes is not None:
+            found.append((weighed.usable_nbytes, name))
+    return [name for _, name in sorted(found)]
+
+
+def ask(question: str, run: Run, memory: MemoryModel) -> Found:
+    """The answer to one of `QUESTIONS` for a run on a kind of device."""
+    return _ASK[question](run, memory)
+
+
+def _largest_model(run: Run, memory: MemoryModel) -> Found:
+    family = family_of(run.model)
+    return _found("model", axes.models(run, family), memory, lambda each: parameters(each.model).total, family.rule)
+
+
+def _longest_sequence(run: Run, memory: MemoryModel) -> Found:
+    unit = axes.sequence_unit(run)
+    note = f"in steps of {unit} tokens"
+    found = _found("sequence", axes.sequences(run), memory, lambda each: each.recipe.seq_len, note)
+    if found.size is not None and found.size > run.model.max_seq_len:
+        note = f"{found.note}; memory alone: the model is made for {run.model.max_seq_len:,}"
+        return replace(found, note=note)
+    return found
+
+
+def _largest_micro_batch(run: Run, memory: MemoryModel) -> Found:
+    note = f"{run.grad_accum} in a step as before, so that the global batch grows with it"
+    return _found("micro-batch", axes.micro_batches(run), memory, lambda each: each.device_batch, note)
+
+
+def _fewest_devices(run: Run, memory: MemoryModel) -> Found:
+    """Fewer ranks that shard, other axes kept: the last that does not fit and the first that does."""
+    others = {name: getattr(run.layout, name) for name in ("context", "tensor", "pipeline")}
+    kept = ", ".join(f"{name} {size}" for name, size in others.items() if size > 1)
+    note = f"states sharded (zero = {run.layout.zero})" + (f", {kept} kept" if kept else "")
+    too_few, enough = edge(axes.shards(run), lambda each: not memory.likely(each))
+    if enough is not None and not memory.fits(enough[1]):
+        too_few, enough = edge(axes.shards(run), lambda each: not memory.fits(each))
+    if enough is None:
+        most = None if too_few is None else memory.use_of(too_few[1])
+        why = f"not even with states in {axes.MOST_SHARDS:,} parts: the rest is not sharded"
+        if too_few is not None and too_few[1].layout.shard == 1:
+            why = axes.why_not_sharded(run) or why
+        return Found("devices", None, beyond=most, note=why)
+    fewer = None if too_few is None else too_few[1]
+    note = note if enough[1].layout.devices > 1 else ""
+    return Found(
+        "devices", enough[1].layout.devices, enough[1], memory.use_of(enough[1]),
+        None if fewer is None else fewer.layout.devices, fewer, None if fewer is None else memory.use_of(fewer), note,
+    )  # fmt: skip
+
+
+def _least_memory(run: Run, memory: MemoryModel) -> Found:
+    use = memory.use_of(run)
+    return Found("memory", use.nbytes, run, use, note="what a process must get of a device for the run as it is")
+
+
+def _found(question: str, axis: axes.Axis, memory: MemoryModel, size: Callable[[Run], int], note: str) -> Found:
+    last, beyond = edge(axis, memory.likely)
+    if last is not None and not memory.fits(last[1]):  # a stage between the first and the last is heavier
+        last, beyond = edge(axis, memory.fits)
+    further = None if beyond is None else beyond[1]
+    use = None if further is None else memory.use_of(further)
+    beyond_size = None if further is None else size(further)
+    if last is None:
+        return Found(question, None, None, None, beyond_size, further, use, "not even the smallest fits")
+    return Found(question, size(last[1]), last[1], memory.use_of(last[1]), beyond_size, further, use, note)
+
+
+_ASK: dict[str, Callable[[Run, MemoryModel], Found]] = {
+    "model": _largest_model,
+    "sequence": _longest_sequence,
+    "micro-batch": _largest_micro_batch,
+    "devices": _fewest_devices,
+    "memory": _least_memory,
+}
+
+
+def divides_batch(run: Run, micro_batch: int) -> int:
+    """The largest micro-batch up to one that divides what a rank has of the global batch.
+
+    >>> from trainledger.loaded import load
+    >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 8, "global_batch": 12, "steps": 1}})
+    >>> divides_batch(run, 5)
+    4
+    """
+    share = run.recipe.global_batch // run.layout.data_ranks
+    return max(each for each in range(1, min(micro_batch, share) + 1) if share % each == 0)
+
+
+def to_json(fit: Fit, taken: Sequence[str] = ()) -> dict[str, Any]:
+    """The answers as plain data; ``taken`` are the fields of the run that nobody said."""
+    return {
+        "run": in_json.run(fit.run, taken),
+        "memory": _memory(fit.memory),
+        "family": fit.family,
+        "devices_that_hold_it": None if fit.devices is None else list(fit.devices),
+        "rows": [
+            {
+                "recipe": row.name,
+                "set": list(row.settings),
+                "answers": {name: _plain(fit.run, found) for name, found in row.answers.items()},
+            }
+            for row in fit.rows
+        ],
+    }
+
+
+def _plain(run: Run, found: Found) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "question": QUESTIONS[found.question], "size": found.size, "note": found.note,
+        "memory": None if found.memory is None else _memory(found.memory),
+        "beyond_size": found.beyond_size, "beyond": None if found.beyond is None else _memory(found.beyond),
+    }  # fmt: skip
+    if found.run is not None:
+        told["model"] = model_facts(found.run)
+    if found.question == "micro-batch" and found.size is not None:
+        told["divides_the_global_batch"] = divides_batch(run, found.size)
+    return told
+
+
+def model_facts(run: Run) -> dict[str, Any]:
+    """The shape of a run's model."""
+    spec = run.model
+    return {
+        "parameters": parameters(spec).total, "d_model": spec.d_model, "n_layers": spec.n_layers,
+        "n_heads": spec.n_heads, "n_kv_heads": spec.kv_heads, "d_ff": spec.d_ff,
+    }  # fmt: skip
+
+
+def _memory(use: MemoryUse) -> dict[str, Any]:
+    return {**vars(use), "fits": use.fits, "category": use.category, "rank": use.rank}
