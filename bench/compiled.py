@@ -18,7 +18,7 @@ sys.path.insert(0, str(HERE.parent / "tests" / "trace"))
 
 from compiled_cases import Case, Measured, closed_form, measured, traced  # noqa: E402
 
-from trainledger.ledger.entry import Ledger  # noqa: E402
+from trainledger.ledger.ledger import Ledger  # noqa: E402
 
 DOCUMENT = HERE.parent / "docs" / "compiled.md"
 AGAIN: tuple[dict[str, bool], ...] = ({}, {"checkpointing": True}, {"checkpointing": True, "selective": True})
@@ -41,9 +41,10 @@ FOOT = """
 What is left of a difference of the peak is memory that libraries take inside of a kernel, as oneDNN's scratch for bf16
 products and the buffers of the attention kernel: what the trace knows of it is what it knows of eager steps.
 
-The closed form takes what a block keeps from the rules of AOTAutograd's partitioner (`ledger.partition`), and gives a
-pointwise result memory only where a product, a collective, the backward or something outside of the block reads it. It
-is held against the trace for 20 kinds of blocks in fp32, bf16 and bf16-mixed, checkpointed and not
+The closed form takes what a block keeps from the rules of AOTAutograd's partitioner
+(`ledger.memory.compiled.partition`), and gives a pointwise result memory only where a product, a collective, the
+backward or something outside of the block reads it. It is held against the trace for 20 kinds of blocks in fp32, bf16
+and bf16-mixed, checkpointed and not
 (`tests/trace/test_compiled_closed_form.py`).
 
 Selective: the checkpoint stands inside of the compiled block, in the engine as in torchtitan, and the partitioner makes
@@ -53,7 +54,7 @@ not among them, nor is a copy of a matrix in low precision. Beside it stand the 
 bytes) where attention runs again, and a seed (8 bytes) for each dropout. On tensor ranks the last product stays, if the
 policy keeps it: the sum over the ranks counts as needed until backward is put in order, which drops it. What runs again
 does so when it is first needed, and pointwise operations that read the same become one kernel, whose results all exist
-at once (`ledger.schedule`). Kept bytes are equal in 18 kinds of blocks and 9 policies, in three formats; the peak is
+at once (`compiled.schedule`). Kept bytes are equal in 18 kinds of blocks and 9 policies, in three formats; the peak is
 within 1 % for Llama's blocks, within 2 % for GPT-2's, within 5 % for the others but one
 (`tests/trace/test_compiled_policies.py`).
 

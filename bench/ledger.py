@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import account_of_stage, accounts
 from trainledger.ledger.step import account
-from trainledger.ledger.timeline import peak_nbytes
 from trainledger.loaded import load
 from trainledger.spec.run import Run
 

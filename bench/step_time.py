@@ -21,9 +21,9 @@ from typing import Any
 import torch
 import torch.utils.deterministic
 
-from trainledger.ledger.parameters import leaves_of
+from trainledger.ledger.model.parameters import leaves_of
+from trainledger.ledger.optimizers.update import whole_of
 from trainledger.ledger.step import account
-from trainledger.ledger.update import whole_of
 from trainledger.loaded import load
 from trainledger.measure.contention import Sample, watched
 from trainledger.measure.machine import measure_machine

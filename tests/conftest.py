@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from trainledger.ledger import activations, update_muon
+from trainledger.ledger.ops import activations
+from trainledger.ledger.optimizers import muon as update_muon
 
 settings.register_profile("here", deadline=None)  # how long an example takes says more of the machine than of us
 settings.register_profile("ci", deadline=None, derandomize=True)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.ledger.entry import CATEGORIES, Entry, Ledger
+from trainledger.ledger.entry import CATEGORIES, Entry
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.measured import Measured, Spread
 from trainledger.predict.forecast import Forecast
 from trainledger.reconcile import Row, reconcile, to_json

@@ -20,7 +20,7 @@ _WHERE = {
     "Entry": "trainledger.ledger.entry",
     "InvalidInput": "trainledger.spec.problem",
     "Layout": "trainledger.spec.layout",
-    "Ledger": "trainledger.ledger.entry",
+    "Ledger": "trainledger.ledger.ledger",
     "ModelSpec": "trainledger.spec.model",
     "Problem": "trainledger.spec.problem",
     "Recipe": "trainledger.spec.recipe",
@@ -59,7 +59,8 @@ _WHERE = {
 if TYPE_CHECKING:
     from trainledger.catalog import device
     from trainledger.huggingface import model_from_hf
-    from trainledger.ledger.entry import Entry, Ledger
+    from trainledger.ledger.entry import Entry
+    from trainledger.ledger.ledger import Ledger
     from trainledger.loaded import device_of, load, machine_of, model
     from trainledger.measure.meter import meter
     from trainledger.plan.napkin import napkin

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from trainledger import catalog
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.measured import Measured, measured_run
 from trainledger.ledger.step import account
 from trainledger.ledger.store import write_ledger

@@ -97,7 +97,7 @@ def checked(run: Run) -> Run:
 
 
 def _no_run(given: object) -> NoReturn:
-    from trainledger.ledger.entry import Ledger
+    from trainledger.ledger.ledger import Ledger
 
     way = "load makes one of a run file, of sections or of a model's name"
     if isinstance(given, Ledger):

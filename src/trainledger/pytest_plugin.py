@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from trainledger.budget.difference import Difference
     from trainledger.budget.inline import Amount
-    from trainledger.ledger.entry import Ledger
+    from trainledger.ledger.ledger import Ledger
 
 
 class OverBudget(AssertionError):  # noqa: N818
@@ -145,7 +145,7 @@ def _within(asked: Mapping[str, Amount | None], model: Any, batch: Any, how: Map
     __tracebackhide__ = True
     from trainledger.budget.footprint import footprint
     from trainledger.budget.inline import held, read_limits
-    from trainledger.ledger.entry import Ledger
+    from trainledger.ledger.ledger import Ledger
 
     limits = read_limits(asked)
     if isinstance(model, Ledger):

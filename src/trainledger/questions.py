@@ -13,8 +13,8 @@ from trainledger.spec.run import Run
 from trainledger.units import parse_count, parse_number, parse_seconds
 
 if TYPE_CHECKING:
-    from trainledger.ledger.entry import Ledger
-    from trainledger.ledger.parameters import ParameterCount
+    from trainledger.ledger.ledger import Ledger
+    from trainledger.ledger.model.parameters import ParameterCount
     from trainledger.plan.advise import Advice
     from trainledger.plan.breaks import Breaks
     from trainledger.plan.compare import Comparison
@@ -60,14 +60,14 @@ def _counted(run: Run) -> Run:
 
 
 def parameters(spec: ModelSpec) -> ParameterCount:
-    """The parameters of a model by component (`ledger.parameters.parameters`), whose fields agree with each other.
+    """The parameters of a model by component (`ledger.model.parameters`), whose fields agree with each other.
 
     Raises `InvalidInput` where they do not; a model whose sizes are arrays or symbols is not checked.
 
     >>> parameters(model("gpt2")).total
     124439808
     """
-    from trainledger.ledger.parameters import parameters as counted
+    from trainledger.ledger.model.parameters import parameters as counted
     from trainledger.spec.model import ModelSpec
 
     if not isinstance(spec, ModelSpec):
@@ -104,7 +104,7 @@ def on_device(ledger: Ledger, device: Device | str) -> OnDevice:
     Collectives of a rank are named in the notes and not timed. Raises `InvalidInput`.
     """
     from trainledger import catalog
-    from trainledger.ledger.entry import Ledger
+    from trainledger.ledger.ledger import Ledger
     from trainledger.predict.step import on_device as timed
 
     if not isinstance(ledger, Ledger):

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger, summary
 from trainledger.ledger.measured import Measured, Spread
-from trainledger.ledger.summary import summary
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.utilization import mfu
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
 from trainledger.pytest_plugin import OverBudget, ResourceBudget, _modules_of, _project_of
 from trainledger.spec.problem import InvalidInput
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainledger import catalog
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.model.parameters import parameters
 from trainledger.loaded import model
 from trainledger.spec.problem import InvalidInput
 

@@ -38,8 +38,9 @@ def test_the_test_of_light_imports_can_fail():
 OF_OTHER_PLANS = {
     "trainledger.cli.layouts",
     *(f"trainledger.ledger.{each}" for each in (
-        "compiled", "context_parallel", "expert_parallel", "float8", "from_start", "fully_sharded", "predict_ahead",
-        "update_8bit", "update_adafactor", "update_foreach", "update_loop", "update_muon",
+        "memory.compiled.kernels", "parallel.context", "parallel.expert", "ops.float8", "memory.recompute_from_input",
+        "parallel.fully_sharded", "model.multi_token_prediction", "optimizers.adam_8bit", "optimizers.adafactor",
+        "optimizers.foreach", "optimizers.loop", "optimizers.muon",
     )),
 }  # fmt: skip
 
@@ -48,8 +49,8 @@ OF_OTHER_PLANS = {
     ("field", "imported"),
     [
         ("recipe.precision=bf16-mixed", set()),
-        ("recipe.optimizer=adamw-8bit", {"trainledger.ledger.update_8bit"}),
-        ("recipe.optimizer_loop=foreach", {"trainledger.ledger.update_foreach"}),
+        ("recipe.optimizer=adamw-8bit", {"trainledger.ledger.optimizers.adam_8bit"}),
+        ("recipe.optimizer_loop=foreach", {"trainledger.ledger.optimizers.foreach"}),
     ],
 )
 def test_a_plan_imports_what_it_asks_for(field, imported):

@@ -13,11 +13,11 @@ import pytest
 from trainledger.explain import account as explain
 from trainledger.explain.envelope import envelope
 from trainledger.explain.symbols import symbolic
-from trainledger.ledger.parameters import parameters
-from trainledger.ledger.pipeline import in_flight
+from trainledger.ledger.memory.timeline import timeline
+from trainledger.ledger.model.parameters import parameters
+from trainledger.ledger.parallel.pipeline import in_flight
 from trainledger.ledger.ranks import account_of_stage
 from trainledger.ledger.step import account
-from trainledger.ledger.timeline import timeline
 from trainledger.loaded import load
 from trainledger.predict.step import CAUSES, step_time
 from trainledger.spec.problem import InvalidInput

@@ -11,7 +11,7 @@ from published_configs import CONFIGS
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from trainledger.huggingface import FAMILIES, family_of, from_config, left_out, to_config
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.model.parameters import parameters
 from trainledger.spec.layers import kind_of
 from trainledger.spec.problem import InvalidInput
 

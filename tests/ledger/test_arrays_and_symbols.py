@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import sympy
 
-from trainledger.ledger.entry import Ledger
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import peak_nbytes
+from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.step import account
-from trainledger.ledger.timeline import peak_nbytes
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run

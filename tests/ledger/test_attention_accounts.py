@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger.ledger import rules
-from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.step import account
-from trainledger.ledger.timeline import peak_nbytes
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import timeline
 from trainledger.ledger.ranks import accounts
 from trainledger.ledger.step import account
-from trainledger.ledger.timeline import timeline
 from trainledger.predict.predict import predict
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from trainledger.ledger import shapes
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import timeline
+from trainledger.ledger.model import shapes
 from trainledger.ledger.ranks import accounts
 from trainledger.ledger.step import account
-from trainledger.ledger.timeline import timeline
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layers import kind_of
 from trainledger.spec.layout import SCHEDULES, Layout

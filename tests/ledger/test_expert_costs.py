@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import sympy
 
-from trainledger.ledger.entry import Ledger
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import peak_nbytes
+from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.step import account
-from trainledger.ledger.timeline import peak_nbytes
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainledger.ledger.entry import Entry, Ledger
-from trainledger.ledger.parameters import parameters
-from trainledger.ledger.rank import rank_of
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.model.parameters import parameters
+from trainledger.ledger.parallel.rank_plan import rank_of
 from trainledger.ledger.ranks import accounts
 from trainledger.ledger.step import account, account_of
 from trainledger.spec.cluster import Cluster

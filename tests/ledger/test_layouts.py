@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainledger.ledger.entry import Entry, Ledger
-from trainledger.ledger.parameters import parameters
-from trainledger.ledger.pipeline import chunks_of, in_flight, in_flight_by_chunk
-from trainledger.ledger.rank import rank_of
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import peak_nbytes
+from trainledger.ledger.model.parameters import parameters
+from trainledger.ledger.parallel.pipeline import chunks_of, in_flight, in_flight_by_chunk
+from trainledger.ledger.parallel.rank_plan import rank_of
 from trainledger.ledger.ranks import account_of_stage, accounts
 from trainledger.ledger.step import account, account_of
-from trainledger.ledger.timeline import peak_nbytes
 from trainledger.loaded import load, model
 from trainledger.spec.layout import Layout
 from trainledger.spec.recipe import Recipe
@@ -93,7 +94,7 @@ def test_zero_3_sends_three_times_the_parameters() -> None:
 
 
 def block_leaves(run: Run) -> list[Any]:
-    from trainledger.ledger.parameters import leaves_of
+    from trainledger.ledger.model.parameters import leaves_of
 
     return list(leaves_of(run.model).segments[0].blocks[0].all())
 

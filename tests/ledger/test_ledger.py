@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
 
 LAYERS, BATCHES = ("layers", 3), ("micro-batches", 2)
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.ledger.entry import BASES, CATEGORIES, KINDS, PHASES, Entry, Ledger
+from trainledger.ledger.entry import BASES, CATEGORIES, KINDS, PHASES, Entry
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.store import from_json, read_ledger, to_json, write_ledger
 from trainledger.spec.problem import InvalidInput
 

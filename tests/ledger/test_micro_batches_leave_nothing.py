@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import account_of_stage
-from trainledger.ledger.timeline import peak_nbytes
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe

@@ -10,12 +10,12 @@ import sympy
 import torch
 from torch import nn
 
-from trainledger.ledger.array import Leaf
-from trainledger.ledger.optimizer_state import state_nbytes, state_nbytes_of, states_of
-from trainledger.ledger.parameters import leaves_of
-from trainledger.ledger.tape import Tape
-from trainledger.ledger.timeline import peak_nbytes
-from trainledger.ledger.update import update, whole_of
+from trainledger.ledger.core.array import Leaf
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.memory.timeline import peak_nbytes
+from trainledger.ledger.model.parameters import leaves_of
+from trainledger.ledger.optimizers.states import state_nbytes, state_nbytes_of, states_of
+from trainledger.ledger.optimizers.update import update, whole_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from trainledger.spec.precision import precision_of

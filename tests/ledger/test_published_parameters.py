@@ -13,7 +13,7 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from trainledger.huggingface import from_config
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.model.parameters import parameters
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.rules.model import model_problems
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from test_conservation import saving_runs
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.ranks import accounts
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout

@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainledger.ledger import shapes
-from trainledger.ledger.parameters import component_of, leaves_of, parameters
+from trainledger.ledger.model import shapes
+from trainledger.ledger.model.parameters import component_of, leaves_of, parameters
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import NORM_PLACES, ModelSpec

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.ledger.entry import Entry, Ledger
-from trainledger.ledger.timeline import peak_nbytes, timeline
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import peak_nbytes, timeline
 
 
 def entry(

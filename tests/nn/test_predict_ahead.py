@@ -91,7 +91,7 @@ def test_without_training_the_modules_do_not_run() -> None:
 
 
 def test_the_modules_are_where_the_ledger_has_them() -> None:
-    from trainledger.ledger.parameters import leaves_of, parameters
+    from trainledger.ledger.model.parameters import leaves_of, parameters
 
     model = made()
     leaves = leaves_of(SPEC)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import trainledger as tl
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.model.parameters import parameters
 from trainledger.plan.affordable import affordable, default_tokens_per_step
 from trainledger.plan.compute_budget import read_budget
 from trainledger.plan.family import family_of

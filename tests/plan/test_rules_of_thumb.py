@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from trainledger.ledger import rules_of_thumb as rules
-from trainledger.ledger.array import Leaf
-from trainledger.ledger.optimizer_state import state_nbytes_of
+from trainledger.ledger.core.array import Leaf
+from trainledger.ledger.optimizers.states import state_nbytes_of
 from trainledger.spec.recipe import Recipe
 
 with open(Path(__file__).parents[1] / "published" / "worked_examples.csv", newline="", encoding="utf-8") as file:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import trainledger as tl
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import heaviest_stages
 from trainledger.loaded import kernels_of, load, machine_of
 from trainledger.plan import fit_axis as axes

@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from trainledger.ledger.entry import Entry, Ledger
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.model.parameters import parameters
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.predict import forecast
 from trainledger.predict.waterfall import BEYOND, NAPKIN, nanoseconds

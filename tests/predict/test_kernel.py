@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger import catalog
-from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.rules import attention_flops, matmul_flops
 from trainledger.ledger.step import account
 from trainledger.loaded import load

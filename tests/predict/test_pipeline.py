@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainledger.ledger.pipeline import in_flight
+from trainledger.ledger.parallel.pipeline import in_flight
 from trainledger.predict.pipeline import (
     BACKWARD,
     FORWARD,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import trainledger as tl
 from trainledger import catalog
 from trainledger.ledger.conventions import CONVENTIONS
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.step import account
 from trainledger.loaded import load
 from trainledger.predict.predict import predict, whole_run

@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger.catalog import device
-from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.predict.roofline import NoRate, Roofline, peak_rate
 from trainledger.predict.step import step_time

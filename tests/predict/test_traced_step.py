@@ -9,7 +9,8 @@ import pytest
 
 from trainledger import catalog
 from trainledger.cli import main
-from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.loaded import load
 from trainledger.measure.step import rehearse

@@ -11,8 +11,8 @@ from published_case import Case, Errors, Extra, Row, Source, read_rows
 from published_runs import case_of, labels_beside
 
 from trainledger import catalog
+from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import RankAccount, accounts
-from trainledger.ledger.timeline import peak_nbytes
 from trainledger.predict.device_memory import DeviceMemory, device_memory
 
 OVERHEADS = catalog.overheads()

@@ -6,8 +6,8 @@ import pytest
 from throughput_nemo import nemo_cases
 
 from trainledger import catalog
+from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import accounts
-from trainledger.ledger.timeline import peak_nbytes
 from trainledger.predict.predict import memory_of_device
 
 # Not by the account, and why: losses of tensor ranks over 256,000 tokens are told at 16 bytes a logit, and what 8-bit

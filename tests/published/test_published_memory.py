@@ -49,7 +49,7 @@ def test_every_row_is_told_or_has_a_reason() -> None:
 
 def test_the_sizes_of_a_run_are_those_of_its_row() -> None:
     """Where the row says how many parameters there are, some as two digits of a label."""
-    from trainledger.ledger.parameters import parameters
+    from trainledger.ledger.model.parameters import parameters
 
     for each in predictions()[0]:
         printed = each.case.row["params"]

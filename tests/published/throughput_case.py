@@ -106,7 +106,7 @@ def from_gpt_flops(row: Row, run: Run, *, recomputed: bool = True) -> float:
 
 def from_palm_flops(row: Row, run: Run) -> float:
     """TFLOP/s and device of 6N + 12 L d T for each token (Chowdhery et al. 2022, appendix B), causality not halved."""
-    from trainledger.ledger.parameters import parameters
+    from trainledger.ledger.model.parameters import parameters
 
     model, recipe = run.model, run.recipe
     heads = model.n_heads * model.head_size

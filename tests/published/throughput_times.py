@@ -11,8 +11,8 @@ from throughput_case import CALIBRATED, TimeCase, TimeSource
 from throughput_runs import time_cases
 
 from trainledger import catalog
-from trainledger.ledger.entry import Ledger
-from trainledger.ledger.rank import rank_of
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.parallel.rank_plan import rank_of
 from trainledger.ledger.ranks import RankAccount
 from trainledger.ledger.step import account_of
 from trainledger.predict.parallel_step import layout_time

@@ -24,7 +24,7 @@ from trainledger.dtypes import FORMATS
 from trainledger.explain.einsum import einsum
 from trainledger.explain.tensor import read_tensor
 from trainledger.ledger import rules_of_thumb as thumb
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.plan.rules_of_thumb_error import step_facts
 from trainledger.units import (
     GIB,

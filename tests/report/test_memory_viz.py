@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import trainledger as tl
-from trainledger.ledger.entry import Entry, Ledger
-from trainledger.ledger.record import amounts
-from trainledger.ledger.tensors import TensorLife
-from trainledger.ledger.timeline import timeline
+from trainledger.ledger.core.record import amounts
+from trainledger.ledger.entry import Entry, TensorLife
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import timeline
 from trainledger.report.memory_viz import snapshot, write_memory_viz
 from trainledger.spec.problem import InvalidInput
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from random_runs import live_nbytes, unrolled
 
-from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
 
 AMOUNTS = ("flops", "model_flops", "read", "written", "kept", "scratch")
 

@@ -12,7 +12,7 @@ import torch
 from random_runs import GPT2, LLAMA
 from torch import Tensor, nn
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.measure.allocator import AllocatorPeak
 from trainledger.nn.loss import next_token_loss

@@ -8,7 +8,8 @@ from itertools import groupby
 
 from hypothesis import strategies as st
 
-from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
 from trainledger.spec.layers import rotary_modules, windows_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import IMPLEMENTATIONS

@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from random_runs import GPT2, LLAMA, live_nbytes, pick, unrolled
 
-from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import peak_host_nbytes
 from trainledger.ledger.step import account
-from trainledger.ledger.timeline import peak_host_nbytes
 from trainledger.measure.step import rehearse
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe

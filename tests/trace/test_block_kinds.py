@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from random_runs import live_nbytes, pick, shared_nbytes, unrolled
 
-from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse
 from trainledger.spec.model import ACTIVATIONS, NORM_PLACES, ModelSpec

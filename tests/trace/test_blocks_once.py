@@ -15,7 +15,7 @@ from blocks_compared import same_ledger
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.trace import trace
 
 torch.set_num_threads(1)

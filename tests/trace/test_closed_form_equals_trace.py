@@ -6,7 +6,8 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from random_runs import live_nbytes, run_of, runs, shared_nbytes, unrolled
 
-from trainledger.ledger.entry import CATEGORIES, Entry, Ledger
+from trainledger.ledger.entry import CATEGORIES, Entry
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse
 from trainledger.spec.rules.run import run_problems

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import trainledger as tl
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.measure.allocator import AllocatorPeak
 
 

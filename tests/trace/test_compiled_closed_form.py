@@ -11,7 +11,7 @@ import pytest
 import torch
 from compiled_cases import Case, WithLoss, blocks_of, closed_form, run_of_ours, traced
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run

@@ -16,7 +16,7 @@ import torch
 import torch._inductor.ir
 from compiled_cases import Case, WithLoss, blocks_of, net_nbytes, run_of_ours
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.measure.allocator import AllocatorPeak
 from trainledger.nn.float8 import Float8Linear, use_float8

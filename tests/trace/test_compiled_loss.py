@@ -13,7 +13,7 @@ import torch
 from compiled_cases import Case, blocks_of, net_nbytes, run_of_ours
 from torch import Tensor, nn
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.measure.allocator import AllocatorPeak
 from trainledger.measure.step import rehearse

@@ -14,7 +14,7 @@ from compiled_cases import Case, measured, traced
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.measure.meter import meter
 from trainledger.spec.problem import InvalidInput
 from trainledger.trace.compiled import is_compiled, torch_internals

@@ -18,7 +18,8 @@ from test_closed_form_equals_trace import facts
 from torch import Tensor, nn
 
 import trainledger as tl
-from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse
 from trainledger.spec.kernels import cudnn_takes

@@ -8,8 +8,8 @@ from hypothesis import given
 from random_runs import pick, run_of
 from saving_runs import examples, same_ledgers, saving_runs
 
-from trainledger.ledger.lora import base_nbytes
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.model.lora import base_nbytes
+from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.step import account
 from trainledger.spec.run import Run
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from random_runs import pick, run_of
 from saving_runs import examples, same_ledgers, saving_runs
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.spec.run import Run
 

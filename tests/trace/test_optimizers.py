@@ -17,15 +17,15 @@ from test_closed_form_equals_trace import facts, same_operations, same_totals
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainledger.ledger import shapes
-from trainledger.ledger.entry import Ledger
-from trainledger.ledger.optimizer_state import for_muon as leaf_for_muon
-from trainledger.ledger.optimizer_state import state_nbytes
-from trainledger.ledger.parameters import ModelLeaves, leaves_of
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.model import shapes
+from trainledger.ledger.model.parameters import ModelLeaves, leaves_of
+from trainledger.ledger.optimizers.states import for_muon as leaf_for_muon
+from trainledger.ledger.optimizers.states import state_nbytes
+from trainledger.ledger.optimizers.update import clip, update
 from trainledger.ledger.rules import UPDATE_FLOPS_PER_PARAMETER, matmul_flops
 from trainledger.ledger.step import account
-from trainledger.ledger.tape import Tape
-from trainledger.ledger.update import clip, update
 from trainledger.measure.step import rehearse, rehearse_really
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec

@@ -184,7 +184,7 @@ def test_lines_of_a_function_with_a_backward_of_its_own() -> None:
 
 
 def test_tensors_of_a_trace_are_its_live_bytes() -> None:
-    from trainledger.ledger.timeline import timeline
+    from trainledger.ledger.memory.timeline import timeline
 
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     ledger = tl.trace(model, X, loss=lambda x: x.sum(), optimizer=torch.optim.AdamW(model.parameters()))

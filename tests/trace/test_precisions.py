@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from random_runs import GPT2, LLAMA, live_nbytes, one_wide, pick, run_of, unrolled
 from test_closed_form_equals_trace import facts, same_totals
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse, rehearse_really
 from trainledger.spec.model import ModelSpec

@@ -9,8 +9,9 @@ import torch
 from random_runs import unrolled
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainledger.ledger.entry import Entry, Ledger
-from trainledger.ledger.serve import account_serving
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.serving.serve import account_serving
 from trainledger.nn.cache import Cache
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec

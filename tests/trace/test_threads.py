@@ -16,7 +16,7 @@ from zoo import Setup
 from zoo_compared import kept_by, truth
 
 import trainledger as tl
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 
 Run = Callable[[Callable[[nn.Module], Tensor], list[nn.Module]], list[Tensor]]
 

@@ -14,7 +14,7 @@ from random_runs import run_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.measure.allocator import AllocatorPeak
 from trainledger.nn.loss import next_token_loss

@@ -18,7 +18,7 @@ from transformers_compared import CONFIGS, Comparison, compare, config_of, step_
 from transformers_modules import PAGE, page
 from transformers_reasons import REASONS, reasons_of
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.trace.fakes.rules import fake_rules
 from trainledger.trace.fakes.tensors import make_states
 from trainledger.trace.recorder.recorder import Recorder

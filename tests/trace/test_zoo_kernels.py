@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from zoo_compared import built, compare, named
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.trace import trace
 from trainledger.trace.fakes.results import CPU_RESULTS
 from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown

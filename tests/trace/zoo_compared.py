@@ -29,7 +29,7 @@ from zoo_torch import BEYOND as NOT_TORCH
 from zoo_torch import SPECIMENS as OF_TORCH
 from zoo_transformers import SPECIMENS as OF_TRANSFORMERS
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.trace.fakes.tensors import make_states
 from trainledger.trace.recorder.tensor_facts import tensors_in
 from trainledger.trace.step import trace, trace_step

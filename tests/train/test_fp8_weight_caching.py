@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import trainledger as tl
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.ranks import accounts
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse, rehearse_really

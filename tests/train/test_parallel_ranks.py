@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.ranks import accounts
 from trainledger.loaded import load
 from trainledger.spec.run import Run

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from trainledger.budget.source import Sources
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Entry, Ledger
-from trainledger.ledger.timeline import Peak
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import Peak
 
 QUANTITIES = {
     # name: (title, unit)

@@ -16,7 +16,7 @@ from trainledger.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 
 if TYPE_CHECKING:
-    from trainledger.ledger.entry import Ledger
+    from trainledger.ledger.ledger import Ledger
 
 _TOLD = ("torch", "transformers")  # libraries whose versions may move a figure
 

@@ -100,9 +100,9 @@ def _say_rank(args: argparse.Namespace, run: Run) -> None:
 def _times(args: argparse.Namespace, run: Run) -> int:
     """The step by cause, its roofline by kind, and its operations."""
     from trainledger.explain.account import time
-    from trainledger.ledger.parameters import leaves_of
+    from trainledger.ledger.model.parameters import leaves_of
+    from trainledger.ledger.optimizers.update import whole_of
     from trainledger.ledger.ranks import accounts
-    from trainledger.ledger.update import whole_of
     from trainledger.loaded import kernels_of, machine_of
     from trainledger.predict.parallel_step import layout_time
     from trainledger.predict.utilization import roofline_table

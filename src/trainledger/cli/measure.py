@@ -19,7 +19,7 @@ minute. The rates are kept in a file that forecasts read; $TRAINLEDGER_CALIBRATI
 _STEP = """Run one optimizer step of a run file on random tokens, recording every operation and every byte."""
 
 if TYPE_CHECKING:
-    from trainledger.ledger.entry import Ledger
+    from trainledger.ledger.ledger import Ledger
     from trainledger.spec.calibration import Calibration
 
 
@@ -102,8 +102,8 @@ def _measure_step(args: argparse.Namespace) -> int:
         check_target(args.output, "--output")
 
     from trainledger.closed_loop import refuse_what_does_not_fit
+    from trainledger.ledger.ledger import summary
     from trainledger.ledger.store import write_ledger
-    from trainledger.ledger.summary import summary
     from trainledger.measure.step import rehearse_really
     from trainledger.plan import in_json
     from trainledger.train.device import find_device

@@ -169,7 +169,7 @@ def run_of_some_length(args: argparse.Namespace) -> Run:
         return run
     from dataclasses import replace
 
-    from trainledger.ledger.parameters import parameters
+    from trainledger.ledger.model.parameters import parameters
     from trainledger.units import format_count
 
     tokens = 20 * parameters(run.model).active

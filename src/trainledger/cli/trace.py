@@ -35,7 +35,7 @@ from trainledger.spec.kernels import KERNELS, kernels_of_capability
 from trainledger.spec.problem import InvalidInput, Problem
 
 if TYPE_CHECKING:
-    from trainledger.ledger.entry import Ledger
+    from trainledger.ledger.ledger import Ledger
 
 _OF_CODE: dict[str, Any] = {
     # option: what it is without being given; a run file says these itself

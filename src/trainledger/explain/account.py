@@ -11,9 +11,9 @@ from trainledger.explain.settled import settled
 from trainledger.explain.symbols import Symbolic, expanded, formula, named_heads, with_numbers
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry
-from trainledger.ledger.parameters import component_of, named_shapes
-from trainledger.ledger.pipeline import in_flight
-from trainledger.ledger.timeline import timeline
+from trainledger.ledger.memory.timeline import timeline
+from trainledger.ledger.model.parameters import component_of, named_shapes
+from trainledger.ledger.parallel.pipeline import in_flight
 from trainledger.predict.roofline import EntryTime
 from trainledger.predict.step import StepTime
 from trainledger.predict.utilization import moved_nbytes
@@ -111,7 +111,7 @@ def memory(found: Symbolic) -> tuple[Part, ...]:
 
 
 def _later(entry: Entry) -> bool:
-    """Whether it runs in micro-batches that begin when earlier ones are over (`ledger.micro_batches`)."""
+    """Whether it runs in micro-batches that begin when earlier ones are over (`ledger.parallel.micro_batches`)."""
     return any(name.startswith("micro-batches") for name, _ in entry.loop)
 
 

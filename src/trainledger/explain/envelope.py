@@ -9,7 +9,7 @@ from typing import Any
 from trainledger.explain.settled import rounded_up
 from trainledger.explain.symbols import expanded, formula, smallest, symbolic
 from trainledger.frozen import frozen
-from trainledger.ledger.timeline import Moment, timeline
+from trainledger.ledger.memory.timeline import Moment, timeline
 from trainledger.spec.run import Run
 
 LARGEST = 2**40  # beyond every size of a run

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.ranks import account_of_stage
 from trainledger.spec.layers import period_of, segments
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text

@@ -7,8 +7,7 @@ from dataclasses import field
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Ledger
-from trainledger.ledger.summary import summary
+from trainledger.ledger.ledger import Ledger, summary
 
 
 @frozen(kw_only=True)

@@ -9,10 +9,11 @@ from itertools import pairwise
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.array import Leaf
-from trainledger.ledger.entry import Entry, Int, Ledger
-from trainledger.ledger.pipeline import in_flight, in_flight_by_chunk
-from trainledger.ledger.rank import Rank, rank_of, shard_shape
+from trainledger.ledger.core.array import Leaf
+from trainledger.ledger.entry import Entry, Int
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.parallel.pipeline import in_flight, in_flight_by_chunk
+from trainledger.ledger.parallel.rank_plan import Rank, rank_of, shard_shape
 from trainledger.ledger.step import account_of
 from trainledger.spec.run import Run
 
@@ -106,7 +107,7 @@ def _happens(count: Int) -> bool:
 
 
 def _rounds(rank: Rank) -> dict[str, Int]:
-    """How often each loop over micro-batches runs (`ledger.micro_batches.run_micro_batches` has them)."""
+    """How often each loop over micro-batches runs (`ledger.parallel.micro_batches.run_micro_batches` has them)."""
     micro_batches = rank.run.grad_accum
     *earlier, last = in_flight_by_chunk(rank.layout, rank.stage, micro_batches)
     rounds = {"in flight": last - 1, "micro-batches": micro_batches - last}

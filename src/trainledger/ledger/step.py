@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from trainledger.ledger.array import Array
-from trainledger.ledger.entry import Amounts, Int, Ledger
-from trainledger.ledger.forward import buffers_nbytes
-from trainledger.ledger.lora import frozen_nbytes
-from trainledger.ledger.micro_batches import Work, run_micro_batches
-from trainledger.ledger.mixed import adapt_scale, hold, main_gradients, own_nbytes, read_overflow, round_back, unscale
-from trainledger.ledger.parameters import ModelLeaves
-from trainledger.ledger.rank import Rank, rank_of
-from trainledger.ledger.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding, widened
-from trainledger.ledger.sizes import sizes_of
-from trainledger.ledger.tape import Tape
-from trainledger.ledger.update import clip, state_nbytes, update
+from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.sizes import sizes_of
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import Amounts, Int
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.model.forward import buffers_nbytes
+from trainledger.ledger.model.lora import frozen_nbytes
+from trainledger.ledger.model.parameters import ModelLeaves
+from trainledger.ledger.optimizers.mixed_precision import (
+    adapt_scale,
+    hold,
+    main_gradients,
+    own_nbytes,
+    read_overflow,
+    round_back,
+    unscale,
+)
+from trainledger.ledger.optimizers.update import clip, state_nbytes, update
+from trainledger.ledger.parallel.micro_batches import Work, run_micro_batches
+from trainledger.ledger.parallel.rank_plan import Rank, rank_of
+from trainledger.ledger.parallel.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding, widened
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 
@@ -42,10 +51,10 @@ def account_of(rank: Rank, *, backend: str) -> Ledger:
     tape = Tape(precision, backend)
     note = ""
     if recipe.compile:
-        from trainledger.ledger.compiled import Compiled
+        from trainledger.ledger.memory.compiled.kernels import Compiled
 
         tape.compiled = Compiled()
-        from trainledger.ledger.compiled_memory import Units, uncovered, unwitnessed
+        from trainledger.ledger.memory.compiled.blocks import Units, uncovered, unwitnessed
 
         as_eager = uncovered(rank)
         inside = recipe.activation_checkpointing == "selective"

@@ -10,8 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from trainledger.ledger.entry import Entry, Ledger
-from trainledger.ledger.tensors import TensorLife
+from trainledger.ledger.entry import Entry, TensorLife
+from trainledger.ledger.ledger import Ledger
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.measure.allocator import AllocatorPeak
 from trainledger.trace.optimizers import optimizers_in
 from trainledger.trace.recorder.recorder import Recorder

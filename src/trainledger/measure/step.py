@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.measure.few_blocks import from_few_blocks
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run

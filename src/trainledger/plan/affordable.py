@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.model.parameters import parameters
 from trainledger.plan.compute_budget import Budget, at_mfu
 from trainledger.plan.family import family_of
 from trainledger.plan.memory_check import MemoryUse, memory_model

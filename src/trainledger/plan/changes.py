@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.compiled_memory import uncovered
-from trainledger.ledger.rank import rank_of
+from trainledger.ledger.memory.compiled.blocks import uncovered
+from trainledger.ledger.parallel.rank_plan import rank_of
 from trainledger.spec.layout import SCHEDULES, Layout, overlaps
 from trainledger.spec.lora import BASE_FORMATS
 from trainledger.spec.optimizers import IMPLEMENTATIONS

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.model.parameters import parameters
 from trainledger.plan import in_json
 from trainledger.plan.difference import Difference, differences
 from trainledger.predict.forecast import Forecast

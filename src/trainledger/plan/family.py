@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.model.parameters import parameters
 from trainledger.spec.model import ModelSpec
 
 DEPTH_BAND = (0.8, 1.25)  # of the base model's ratio of depth to width

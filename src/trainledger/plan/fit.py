@@ -12,7 +12,7 @@ from typing import Any
 
 from trainledger import catalog
 from trainledger.frozen import frozen
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.model.parameters import parameters
 from trainledger.plan import fit_axis as axes
 from trainledger.plan import in_json
 from trainledger.plan.family import family_of

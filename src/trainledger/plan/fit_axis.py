@@ -8,7 +8,7 @@ from math import lcm
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.model.parameters import parameters
 from trainledger.plan.family import Family
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import Problem, shown

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import field
 
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import account_of_stage, heaviest_stages
-from trainledger.ledger.timeline import peak_nbytes
 from trainledger.predict.predict import memory_of_device
 from trainledger.predict.roofline import Machine
 from trainledger.spec.cluster import Device

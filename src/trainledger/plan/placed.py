@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import log2
 
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.model.parameters import parameters
 from trainledger.plan.compute_budget import Budget
 from trainledger.plan.family import Family
 from trainledger.plan.fit_axis import broken

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Ledger
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import Peak
+from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import RankAccount
 from trainledger.ledger.rules_of_thumb import training_flops, training_seconds
-from trainledger.ledger.timeline import Peak
 from trainledger.plan.quantity import checked_mfu
 from trainledger.plan.rules_of_thumb_error import RuleOfThumb, rules_of_thumb
 from trainledger.predict import predict

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
 from trainledger.ledger import rules_of_thumb as thumb
-from trainledger.ledger.entry import Ledger
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.model.parameters import parameters
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 

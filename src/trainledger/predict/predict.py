@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Ledger
-from trainledger.ledger.parameters import leaves_of, parameters
+from trainledger.ledger.ledger import Ledger, summary
+from trainledger.ledger.memory.timeline import Peak, peak_nbytes
+from trainledger.ledger.model.parameters import leaves_of, parameters
+from trainledger.ledger.optimizers.update import whole_of
 from trainledger.ledger.rules_of_thumb import training_flops
 from trainledger.ledger.step import account
-from trainledger.ledger.summary import summary
-from trainledger.ledger.timeline import Peak, peak_nbytes
-from trainledger.ledger.update import whole_of
 from trainledger.predict.device_memory import DeviceMemory, device_memory
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.roofline import Machine, NoRate, peak_rate

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import field, replace
 
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Entry, Int, Ledger
-from trainledger.ledger.kv_cache import kv_cache
-from trainledger.ledger.serve import WeightBytes, account_serving, serving_rank, weight_bytes, weights_read
+from trainledger.ledger.entry import Entry, Int
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.serving.kv_cache import kv_cache
+from trainledger.ledger.serving.serve import WeightBytes, account_serving, serving_rank, weight_bytes, weights_read
 from trainledger.predict.collective import collective_seconds, placement
 from trainledger.predict.device_memory import DeviceMemory, device_memory
 from trainledger.predict.roofline import Machine, NoRate, Roofline, peak_rate

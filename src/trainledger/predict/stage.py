@@ -10,9 +10,10 @@ from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.model.shapes import after_blocks, before_blocks, block
 from trainledger.ledger.ranks import RankAccount
-from trainledger.ledger.shapes import after_blocks, before_blocks, block
 from trainledger.predict.collective import collective_seconds, placement
 from trainledger.predict.overlap import bucket_elements, in_buckets, times_of, with_experts_overlapped, with_overlap
 from trainledger.predict.roofline import EntryTime, Machine, NoRate, Roofline
@@ -252,7 +253,7 @@ class Parts(NamedTuple):
 
 
 def _parts(run: Run, timed: list[Timed]) -> Parts:
-    """The parts of a pipeline's stage (see `ledger.micro_batches.run_micro_batches` for the order of its entries).
+    """The parts of a pipeline's stage (see `ledger.parallel.micro_batches` for the order of its entries).
 
     The first micro-batch stands outside the loops, between those ahead of it and the others.
     """

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
 
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
 from trainledger.predict.device_memory import DeviceMemory, device_memory
 from trainledger.predict.kernel import Real, larger
 from trainledger.predict.roofline import COMPUTE_KINDS, EntryTime, Machine, NoRate, Roofline, peak_rate
@@ -126,7 +127,7 @@ def entry_times(ledger: Ledger, machine: Machine, *, blocking: bool = False) -> 
 def host_seconds(entry: Entry, machine: Machine) -> Real | None:
     """Seconds of one transfer between device and host; None where the link between them is not known.
 
-    What the device computes waits for it: `ledger.checkpointing.Offload` copies one array after the other.
+    What the device computes waits for it: `ledger.memory.checkpointing.Offload` copies one array after the other.
     """
     if not isinstance(machine, Device) or machine.fabric is None or machine.fabric.host is None:
         return None

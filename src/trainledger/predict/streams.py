@@ -1,6 +1,6 @@
 """The step of one rank on its streams: compute, and communication beside it.
 
-What waits for what follows the programs that the ledger describes (`ledger.fully_sharded`, `ledger.reduction`):
+What waits for what follows the programs that the ledger describes (`ledger.parallel`):
 
 - Parameters are gathered in order on the communication stream (FSDP2's all-gather stream), which needs nothing of the
   compute stream but room: a gather waits until the block two before has been unpacked. Unpacking waits for its gather.

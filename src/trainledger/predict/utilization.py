@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.predict.roofline import COMPUTE_KINDS, EntryTime, Machine, NoRate, peak_rate
 
 

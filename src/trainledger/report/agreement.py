@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from trainledger.ledger.entry import CATEGORIES, Ledger
-from trainledger.ledger.timeline import highest_by_category
+from trainledger.ledger.entry import CATEGORIES
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import highest_by_category
 from trainledger.report.reconciliation import shown, signed
 from trainledger.report.table import table
 

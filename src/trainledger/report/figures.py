@@ -5,7 +5,7 @@ No plotly is needed to build them. `plotly.graph_objects.Figure(figure)` opens o
 
 from __future__ import annotations
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.reconcile import Reconciliation
 from trainledger.report.memory import memory_lanes
 from trainledger.report.record import RunRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.model.parameters import parameters
 from trainledger.plan.fit import QUESTIONS, Fit, Found, Row, divides_batch
 from trainledger.plan.memory_check import MemoryUse
 from trainledger.predict.device_memory import TENSORS_ALONE

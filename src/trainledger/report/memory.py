@@ -11,8 +11,9 @@ from html import escape
 from itertools import groupby
 from math import prod
 
-from trainledger.ledger.entry import CATEGORIES, HOST, Entry, Ledger
-from trainledger.ledger.timeline import Moment, timeline
+from trainledger.ledger.entry import CATEGORIES, HOST, Entry
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import Moment, timeline
 from trainledger.report.peak import held_at_peak
 from trainledger.report.style import COLOURS, DARK, GREY, Figure, above_bars, arranged, folded, height_of, line, mark
 from trainledger.report.traced import place

@@ -15,8 +15,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from trainledger.ledger.entry import HOST, Ledger
-from trainledger.ledger.tensors import TensorLife
+from trainledger.ledger.entry import HOST, TensorLife
+from trainledger.ledger.ledger import Ledger
 from trainledger.report.peak import NO_TENSORS
 from trainledger.spec.plain import check_target, replace_file
 from trainledger.spec.problem import InvalidInput, Problem

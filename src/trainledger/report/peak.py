@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainledger.ledger.entry import CATEGORIES, HOST, Entry, Ledger
-from trainledger.ledger.tensors import TensorLife
+from trainledger.ledger.entry import CATEGORIES, HOST, Entry, TensorLife
+from trainledger.ledger.ledger import Ledger
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.report.traced import place
 from trainledger.units import counted, format_nbytes, format_percent

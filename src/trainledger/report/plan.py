@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from trainledger.ledger.parameters import parameters
+from trainledger.ledger.model.parameters import parameters
 from trainledger.plan.plan import by_causal
 from trainledger.predict.device_memory import TENSORS_ALONE, of_a_device
 from trainledger.predict.predict import ALONE

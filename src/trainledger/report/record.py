@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.measured import Measured, measured_run
 from trainledger.ledger.store import read_ledger
 from trainledger.predict.forecast import Forecast

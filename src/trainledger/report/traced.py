@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainledger.ledger.entry import CATEGORIES, Entry, Ledger
+from trainledger.ledger.entry import CATEGORIES, Entry
+from trainledger.ledger.ledger import Ledger
 from trainledger.report.reconciliation import shown
 from trainledger.report.table import table, wrapped
 from trainledger.units import counted
@@ -104,7 +105,7 @@ def _named(label: str, by: str) -> str:
 
 def highest(ledger: Ledger) -> dict[str, int]:
     """The most bytes that each category has at any time of the step."""
-    from trainledger.ledger.timeline import highest_by_category
+    from trainledger.ledger.memory.timeline import highest_by_category
 
     most = highest_by_category(ledger)
     return {each: most[each] for each in CATEGORIES if most.get(each)}

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.inputs import autocast_dtype_named, floating_dtype_named, input_of, inputs_of
 from trainledger.trace.target import load_target, trace_target

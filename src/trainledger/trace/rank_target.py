@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.distributed import trace_rank
 from trainledger.trace.inputs import Inputs

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.trace import closures
 from trainledger.trace.blocks import BLOCKS, LEAST, LEAST_ASKED, traced_once
 from trainledger.trace.compiled import captured, is_compiled

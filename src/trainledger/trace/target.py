@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.trace.inputs import Inputs
 from trainledger.trace.optimizers import check_optimizer, optimizer_named

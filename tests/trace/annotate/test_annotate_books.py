@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainledger.ledger.annotation import Annotation, Work
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.trace.annotate import annotate
 from trainledger.trace.recorder.recorder import Recorder
 

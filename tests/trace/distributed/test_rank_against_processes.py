@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import rank_programs
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.trace.distributed import trace_rank
 
 REAL = Path(__file__).with_name("real_rank.py")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainledger.ledger.rank import rank_of
-from trainledger.ledger.standing import standing
+from trainledger.ledger.memory.static_memory import standing
+from trainledger.ledger.parallel.rank_plan import rank_of
 from trainledger.ledger.step import account_of
 from trainledger.plan.layouts.grid import ALONE, RESHARDS, SHARING
 from trainledger.plan.layouts.times import BUFFERING, Times

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.parameters import leaves_of
-from trainledger.ledger.rank import rank_of
+from trainledger.ledger.memory.timeline import peak_nbytes
+from trainledger.ledger.model.parameters import leaves_of
+from trainledger.ledger.optimizers.update import whole_of
+from trainledger.ledger.parallel.rank_plan import rank_of
 from trainledger.ledger.ranks import RankAccount, account_of_stage
-from trainledger.ledger.timeline import peak_nbytes
-from trainledger.ledger.update import whole_of
 from trainledger.plan.layouts.grid import Stages
 from trainledger.plan.layouts.stages import kinds_of
 from trainledger.predict.parallel_step import layout_time

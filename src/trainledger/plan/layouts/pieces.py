@@ -14,9 +14,11 @@ from typing import Any
 
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import HOST, Entry, Int, Ledger, summed
-from trainledger.ledger.rank import rank_of
-from trainledger.ledger.sizes import sizes_of
+from trainledger.ledger.core.arithmetic import summed
+from trainledger.ledger.core.sizes import sizes_of
+from trainledger.ledger.entry import HOST, Entry, Int
+from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.parallel.rank_plan import rank_of
 from trainledger.ledger.step import account_of
 from trainledger.plan.layouts.grid import Shape, runs_of
 from trainledger.plan.layouts.times import Times

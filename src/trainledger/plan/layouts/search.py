@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.plan.layouts.adding import Adding
 from trainledger.plan.layouts.blocks import Blocks

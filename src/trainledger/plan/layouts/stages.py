@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.pipeline import chunks_of, in_flight_by_chunk
+from trainledger.ledger.parallel.pipeline import chunks_of, in_flight_by_chunk
 from trainledger.plan.layouts.grid import Stages
 from trainledger.spec.layout import Layout
 from trainledger.spec.rules.layout import BESIDE_ANOTHER

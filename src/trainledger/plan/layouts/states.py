@@ -1,7 +1,7 @@
 """What stands on a rank by how states are shared: parameters, optimizer state, gradients, and their elements.
 
-`ledger.standing` is asked once for a layer of each run of layers and for what stands before and after all, with arrays
-for the ranks; a stage has the sum of its parts.
+`ledger.memory.static_memory` is asked once for a layer of each run of layers and for what stands before and after
+all, with arrays for the ranks; a stage has the sum of its parts.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainledger.ledger.rank import rank_of
-from trainledger.ledger.standing import standing
+from trainledger.ledger.memory.static_memory import standing
+from trainledger.ledger.parallel.rank_plan import rank_of
 from trainledger.plan.layouts.grid import ALONE, SHARING, runs_of
 from trainledger.spec.layout import Layout
 from trainledger.spec.run import Run

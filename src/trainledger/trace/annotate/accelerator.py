@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from trainledger.ledger.record import Event, Storage
+from trainledger.ledger.core.record import Event, Storage
 from trainledger.trace.annotate.copies import DEVICE
 from trainledger.trace.patches import all_replaced, replaced
 from trainledger.trace.recorder.recorder import Recorder

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from trainledger.ledger.annotation import Shown, Work
-from trainledger.ledger.record import Event, Storage
+from trainledger.ledger.core.record import Event, Storage
 from trainledger.trace.annotate.copies import Copies
 from trainledger.trace.recorder.recorder import Recorder
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainledger.ledger.record import Event
+from trainledger.ledger.core.record import Event
 from trainledger.trace.annotate.callers import Callers
 from trainledger.trace.recorder.tensor_facts import tensors_in
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trainledger.ledger.record import Storage
+from trainledger.ledger.core.record import Storage
 from trainledger.trace.recorder.tensor_facts import dtype_name
 
 _WIDER = {

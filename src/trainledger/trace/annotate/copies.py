@@ -9,7 +9,7 @@ from torch import Tensor, memory_format
 from torch import contiguous_format as CONTIGUOUS
 from torch._ops import OpOverload
 
-from trainledger.ledger.record import Event
+from trainledger.ledger.core.record import Event
 from trainledger.trace.recorder.tensor_facts import dtype_name, touched_nbytes
 
 NON_CONTIGUOUS, EXPANDED, DTYPE, DEVICE, LAYOUT, CLONE = (

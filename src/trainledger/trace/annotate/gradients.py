@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from trainledger.ledger.record import Storage
+from trainledger.ledger.core.record import Storage
 
 
 class Forgotten:

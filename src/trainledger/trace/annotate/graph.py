@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainledger.ledger.record import Storage
+from trainledger.ledger.core.record import Storage
 from trainledger.trace.recorder.tensor_facts import tensors_in
 
 MOST_NODES = 50_000  # looked at in one step

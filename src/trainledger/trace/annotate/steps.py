@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.optim.optimizer as optimizers
 
-from trainledger.ledger.record import Storage
+from trainledger.ledger.core.record import Storage
 from trainledger.trace.annotate import script
 from trainledger.trace.annotate.files import Files
 from trainledger.trace.annotate.gradients import gradients_of

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from trainledger.ledger.record import Storage
+from trainledger.ledger.core.record import Storage
 from trainledger.trace.annotate.copies import DTYPE
 
 _HALVES = (torch.bfloat16, torch.float16)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch._ops import OpOverload
 
-from trainledger.ledger.record import Event, Storage
+from trainledger.ledger.core.record import Event, Storage
 from trainledger.trace.annotate.graph import nodes_so_far
 from trainledger.trace.recorder.tensor_facts import tensors_in, written_arguments
 

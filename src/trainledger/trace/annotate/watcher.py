@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from trainledger.ledger.annotation import COPY, VIEW, Shown
-from trainledger.ledger.record import Event, Storage
+from trainledger.ledger.core.record import Event, Storage
 from trainledger.trace.annotate import copies
 from trainledger.trace.annotate.account import MOST_SHOWN, Account, LineAccount, Sum
 from trainledger.trace.annotate.broadcasts import Broadcasts

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from trainledger.ledger.entry import Amounts, Entry, Ledger
+from trainledger.ledger.entry import Amounts, Entry
+from trainledger.ledger.ledger import Ledger
 
 Counts = tuple[int, ...]  # how often each repeated part runs
 Stars = Callable[[str], str]  # a module's path, with a star for the number of its block

@@ -20,7 +20,8 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainledger.ledger.entry import Entry, Ledger
+from trainledger.ledger.entry import Entry
+from trainledger.ledger.ledger import Ledger
 from trainledger.trace.blocks.equivalence import Setting
 from trainledger.trace.blocks.stacks import Found, Stack
 from trainledger.trace.recorder.attribution import Places

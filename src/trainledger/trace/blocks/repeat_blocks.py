@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.trace.blocks.extrapolate import MICRO_BATCHES, Counts, counted, proved, with_rounds
 from trainledger.trace.blocks.probe import NotAlikeError, Walks
 from trainledger.trace.blocks.stacks import Found, Stack, as_before, shortened, stacks_of

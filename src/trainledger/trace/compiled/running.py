@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainledger.ledger.record import Event, Storage
+from trainledger.ledger.core.record import Event, Storage
 from trainledger.trace.compiled import torch_internals
 from trainledger.trace.compiled.kernels import Work
 from trainledger.trace.compiled.owners import Moved, Owners

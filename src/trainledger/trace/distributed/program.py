@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.trace.distributed.messages import Awaited, Messages, Sent
 from trainledger.trace.distributed.steps import Finished, Steps
 from trainledger.trace.distributed.world import entered

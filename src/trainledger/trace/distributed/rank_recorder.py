@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 
-from trainledger.ledger.entry import Ledger
-from trainledger.ledger.record import Event, Origin, Storage
+from trainledger.ledger.core.record import Event, Origin, Storage
+from trainledger.ledger.ledger import Ledger
 from trainledger.trace.distributed.collectives import Collective, collective_of, is_collective, nbytes
 from trainledger.trace.distributed.local_shards import communication_told
 from trainledger.trace.patches import replaced

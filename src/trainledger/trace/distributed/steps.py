@@ -17,7 +17,7 @@ from torch.nn.modules import module as module_hooks
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optimizers
 
-from trainledger.ledger.entry import Ledger
+from trainledger.ledger.ledger import Ledger
 from trainledger.trace.compiled import captured
 from trainledger.trace.distributed import even_routing
 from trainledger.trace.distributed.gate import Gate

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from trainledger.ledger.record import Event
+from trainledger.ledger.core.record import Event
 from trainledger.trace.patches import replaced
 from trainledger.trace.recorder.recorder import Recorder
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch._ops import OpOverload
 
-from trainledger.ledger.record import Event
+from trainledger.ledger.core.record import Event
 from trainledger.trace.recorder.tensor_facts import tensors_in
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainledger.ledger.entry import HOST, Ledger
-from trainledger.ledger.record import Event, Storage, amounts, keep_what_lives
+from trainledger.ledger.core.record import Event, Storage, amounts, keep_what_lives
+from trainledger.ledger.entry import HOST
+from trainledger.ledger.ledger import Ledger
 from trainledger.trace.operators.table import assumed_of, operator_of
 from trainledger.trace.optimizers import optimizers_in
 from trainledger.trace.recorder.accumulation import added_into, alone, engine_calls

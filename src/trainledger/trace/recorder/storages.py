@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from trainledger.ledger.record import Event, Origin, Storage
-from trainledger.ledger.tensors import TensorLife
+from trainledger.ledger.core.record import Event, Origin, Storage
+from trainledger.ledger.entry import TensorLife
 from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in
 
 

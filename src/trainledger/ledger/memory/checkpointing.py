@@ -1,0 +1,116 @@
+"""Recomputation and offloading on a tape: the same as `nn.checkpointing`, with sizes instead of tensors.
+
+As in torch's non-reentrant checkpoint the second run stops as soon as the last saved array exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.node import GatheredAgain, Saved
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import HOST
+from trainledger.spec.savings import keeper
+
+if TYPE_CHECKING:
+    from trainledger.ledger.memory.compiled.blocks import Unit
+
+
+class _EnoughRecomputed(Exception):  # noqa: N818
+    """Everything the block's backward needs is there again."""
+
+
+class Frame:
+    """A checkpointed part: its forward keeps only its input, its backward first runs the part again.
+
+    The outputs of operations in ``keep`` are kept as well, and not made again.
+    """
+
+    def __init__(self, tape: Tape, again: Callable[[], object], keep: tuple[str, ...] = ()) -> None:
+        self.tape = tape
+        self.again = again  # and with it the input, which lives until the last backward of the part is over
+        self.expected = 0
+        self.arrays: list[Saved | None] = []
+        self.collecting = False
+        self.units: list[Unit] = []  # the compiled blocks that run in it
+        self._keep = keep
+        self._keeps = keeper(keep)
+        self._kept: dict[str, list[list[Array]]] = {}
+
+    def expect(self, saved: Saved) -> int:
+        """Called for each node that saves something: the first run counts them, the second collects what they save."""
+        if not self.collecting:
+            self.expected += 1
+            return self.expected - 1
+        self.arrays.append(saved)
+        if len(self.arrays) == self.expected:
+            raise _EnoughRecomputed
+        return len(self.arrays) - 1
+
+    def recall(self, name: str) -> list[Array] | None:
+        """In the second run, what the first one kept of this operation's output."""
+        if not self.collecting or not self._keeps(name):
+            return None
+        return self._kept[name].pop(0)
+
+    def notice(self, name: str, made: list[Array]) -> None:
+        """In the first run, keep an operation's output where that is asked for."""
+        if not self.collecting and self._keeps(name):
+            self._kept.setdefault(name, []).append([each.view() for each in made])
+            for unit in self.units:
+                unit.saved.update(id(each.memory.record) for each in made if each.memory is not None)
+
+    def recomputed(self, index: int) -> Saved:
+        if not self.collecting:
+            self.collecting = True
+            self._keeps = keeper(self._keep)
+            with self.tape.recomputing(self), suppress(_EnoughRecomputed):
+                self.again()
+        arrays = self.arrays[index]
+        self.arrays[index] = None
+        assert arrays is not None
+        return arrays
+
+
+def checkpointed(tape: Tape, run: Callable[..., Array], *inputs: Array, keep: tuple[str, ...] = ()) -> Array:
+    """The output of ``run(*inputs)``, of which only the inputs are kept."""
+    frame = Frame(tape, lambda: run(*inputs), keep)
+    with tape.checkpointing(frame):
+        return run(*inputs)
+
+
+class Offload:
+    """Moves what the graph saves to host memory and back, each array as often as it is saved.
+
+    Parameters, their low-precision copies, buffers and what is in ``shared`` stay: they are there anyway.
+    """
+
+    def __init__(self, tape: Tape, shared: Iterable[Array]) -> None:
+        self.tape = tape
+        self._shared = {id(each.memory) for each in shared}
+
+    def pack(self, saved: Saved) -> Saved:
+        """Copies in host memory, made one after the other."""
+        return tuple(self._one(each, "to_host", HOST) for each in saved)
+
+    def unpack(self, packed: Saved) -> Saved:
+        """Copies on the device again."""
+        return tuple(self._one(each, "to_device", "scratch") for each in packed)
+
+    def _one(self, saved: Array | GatheredAgain, name: str, category: str) -> Array | GatheredAgain:
+        if not isinstance(saved, GatheredAgain):
+            return self._moved(saved, name, category)
+        if saved.moved != name:  # the part goes once, however many nodes save it
+            saved.part, saved.moved = self._moved(saved.part, name, category), name
+        return saved
+
+    def _moved(self, array: Array, name: str, category: str) -> Array:
+        if array.memory is None or id(array.memory) in self._shared:
+            return array
+        if array.memory.record.cached or array.memory.record.of_parameter:
+            return array
+        makes = [(array.elements, array.dtype)]
+        return self.tape.emit(name, "transfer", reads=[array], makes=makes, category=category)[0]

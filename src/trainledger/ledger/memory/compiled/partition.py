@@ -1,0 +1,202 @@
+"""What a compiled block keeps for its backward, and when each of its pieces of memory is live.
+
+torch.compile traces forward and backward of a block as one graph and cuts it in two where the least is kept: a value is
+kept, or made again in backward of what is. Taken here are the rules of AOTAutograd's partitioner (torch 2.13,
+torch/_functorch/partitioners.py, ``solve_min_cut``, with a memory budget of 1): products, attention kernels, random
+numbers and concatenations are not made again, nor what a backward reads in a product, nor reductions, nor what would
+tie kernels together that lie on two sides of a product; everything else is, where that keeps less. Pointwise
+operations run in the kernel of their reader: their result has memory only where a product, the backward or something
+outside of the block reads it, and may take that of an input of the same size that nobody needs any more.
+
+What is left out: the order in which Inductor puts products (here: autograd's), and that it hands freed memory on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.record import Event, Storage
+from trainledger.ledger.entry import Int
+from trainledger.ledger.memory.compiled.min_cut import values_to_keep
+
+FUSED = ("elementwise", "norm", "softmax", "copy", "random", "reduction")
+NOT_AGAIN = ("cat", "stack", "constant_pad_nd")  # copies that the partitioner's list of what is made again leaves out
+NEARER = 1.1  # by which a value costs more to keep for each operation that lies between it and the backward
+
+
+class Operation:
+    """One operation of a block: what it reads and makes. ``at`` is its place among all events of the step."""
+
+    __slots__ = ("at", "elements", "event", "fused", "made", "reads")
+
+    def __init__(self, event: Event, at: int, touched: Sequence[Array]) -> None:
+        self.event = event
+        self.at = at
+        self.fused = event.facts["kind"] in FUSED
+        self.reads = [each.memory.record for each in touched if each.memory is not None]
+        self.made = list(event.allocated)
+        self.elements = [each.elements for each in touched]
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether the first result is computed of the others: of a row's mean and deviation, or of a random mask."""
+        facts = self.event.facts
+        return facts["kind"] in ("norm", "random") and facts["phase"] != "backward"
+
+    @property
+    def small(self) -> list[Storage]:
+        """The sums over rows among its results: a kernel that sums writes them, whoever reads them."""
+        if self.event.facts["kind"] == "reduction":
+            return self.made
+        return self.made[1:] if self.event.facts["kind"] == "norm" and self.has_statistics else []
+
+    @property
+    def name(self) -> str:
+        return str(self.event.facts["name"])
+
+
+def once(operations: Sequence[Operation], same: dict[int, Storage]) -> list[Operation]:
+    """The operations without those that do what an earlier one has done: copies of one value in one format.
+
+    ``same`` says of the result of each that is left out which one stands for it, and comes to know of these.
+    """
+    seen: dict[tuple[object, ...], Operation] = {}
+    left = []
+    for each in operations:
+        each.reads = [same.get(id(read), read) for read in each.reads]
+        key = (each.name, *(id(read) for read in each.reads))
+        if each.name == "_to_copy" and each.reads:
+            first = seen.setdefault(key, each)
+            if first is not each:
+                same[id(each.made[0])] = first.made[0]
+                continue
+        left.append(each)
+    return left
+
+
+class Values:
+    """The values of a forward as a graph; pieces of memory stand for them."""
+
+    def __init__(self, forward: Sequence[Operation]) -> None:
+        self.maker: dict[int, Operation] = {}
+        self.inputs: dict[int, list[Storage]] = {}
+        self.users: dict[int, list[Operation]] = {}
+        self.order: dict[int, int] = {}
+        self.storages: dict[int, Storage] = {}
+        for order, operation in enumerate(forward):
+            self.order[id(operation)] = order
+            for each in operation.reads:
+                self.storages[id(each)] = each
+                self.users.setdefault(id(each), []).append(operation)
+            for made in operation.made:
+                self.storages[id(made)] = made
+                self.maker[id(made)] = operation
+                self.inputs[id(made)] = list(self._inputs_of(operation, made))
+
+    @staticmethod
+    def _inputs_of(operation: Operation, made: Storage) -> Iterator[Storage]:
+        """What a value is computed of: results of row-wise kernels of their input and of its statistics or mask."""
+        yield from operation.reads
+        if made is operation.made[0] and operation.has_statistics:
+            yield from operation.made[1:]
+
+    def kept(self, backward: Sequence[Operation]) -> set[int]:
+        """The pieces of memory that are kept for a backward, those from outside included."""
+        needed: dict[int, bool] = {}  # whether backward reads it outside of a fused kernel
+        for operation in backward:
+            for each in operation.reads:
+                if id(each) in self.storages:
+                    needed[id(each)] = needed.get(id(each), False) or not operation.fused
+        fixed = {each for each in self.storages if each not in self.maker or self._is_fixed(each)}
+        fixed |= {each for each, whole in needed.items() if whole}
+        fixed |= self._far_apart()
+        distances = self._distances(needed)
+        costs = {each: self._cost(each, needed, distances) for each in self.storages}
+        edges = [(id(one), each) for each, inputs in self.inputs.items() for one in inputs]
+        return values_to_keep(costs, edges, fixed, needed)
+
+    def _is_fixed(self, value: int) -> bool:
+        """Whether a value is not computed again by its own nature."""
+        operation = self.maker[value]
+        if not operation.fused or operation.name in NOT_AGAIN:
+            return True
+        beside = operation.has_statistics and self.storages[value] is not operation.made[0]
+        if not beside and operation.event.facts["kind"] != "reduction":
+            return False
+        read = sum(typical(each.nbytes) for each in operation.reads)
+        return operation.event.facts["kind"] == "random" or 4 * typical(self.storages[value].nbytes) < read
+
+    def _far_apart(self) -> set[int]:
+        """Values made in a fused kernel of something that is read before a product as well."""
+        found: set[int] = set()
+        for value, users in self.users.items():
+            if value not in self.maker or not self.maker[value].fused:
+                continue
+            last = max(self.order[id(each)] for each in users)
+            first = self._first_product(users, last)
+            for each in users:
+                if each.fused and self.order[id(each)] > first:
+                    found.update(id(made) for made in each.made)
+        return found
+
+    def _first_product(self, users: Iterable[Operation], last: int) -> int:
+        waiting = {self.order[id(each)]: (each, True) for each in users}
+        while waiting:
+            order = min(waiting)
+            operation, fused = waiting.pop(order)
+            if not fused:
+                return order
+            for made in operation.made:
+                for user in self.users.get(id(made), ()):
+                    if self.order[id(user)] <= last:
+                        at = self.order[id(user)]
+                        tied = operation.fused and user.fused
+                        waiting[at] = (user, tied and waiting.get(at, (user, True))[1])
+        return last
+
+    def _distances(self, needed: Iterable[int]) -> dict[int, int]:
+        """How many operations lie between each value and the backward."""
+        distances = dict.fromkeys(needed, 1)
+        for value in reversed(list(self.inputs)):
+            if value in distances:
+                for each in self.inputs[value]:
+                    distances[id(each)] = min(distances.get(id(each), 100), distances[value] + 1)
+        return distances
+
+    def _cost(self, value: int, needed: dict[int, bool], distances: dict[int, int]) -> float:
+        nbytes = typical(self.storages[value].nbytes) * NEARER ** min(distances.get(value, 100), 100)
+        maker = self.maker.get(value)
+        fused = maker is not None and maker.fused and not needed.get(value, False)
+        return nbytes * (2 if fused and all(each.fused for each in self.users.get(value, ())) else 1)
+
+    def sources(self, value: Storage, held: set[int]) -> Iterator[Storage]:
+        """What is in memory and what a value is computed of: itself, where it is."""
+        waiting, seen = [value], set()
+        while waiting:
+            each = waiting.pop()
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            if id(each) in held or id(each) not in self.maker:
+                yield each
+            else:
+                waiting += self.inputs[id(each)]
+
+
+def typical(nbytes: Int) -> float:
+    """A number for comparisons: of many sizes their mean, of a formula that with usual sizes."""
+    if isinstance(nbytes, int | float):
+        return float(nbytes)
+    if hasattr(nbytes, "free_symbols"):
+        return float(nbytes.xreplace({each: _USUAL.get(str(each), 64) for each in nbytes.free_symbols}))
+    return float(nbytes.mean())
+
+
+_USUAL = {"B": 8, "T": 2048, "S": 2048, "V": 32768, "D": 4096, "F": 12288, "H": 32, "G": 32, "K": 128}
+
+
+def same(a: Int, b: Int) -> bool:
+    """Whether two sizes are one, all of them where there are many."""
+    equal = a == b
+    return bool(equal.all()) if hasattr(equal, "all") else bool(equal)

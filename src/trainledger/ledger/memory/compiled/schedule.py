@@ -1,0 +1,178 @@
+"""In which order a compiled backward runs, and what of it is one kernel, where it makes a part of the forward again.
+
+Taken here are two rules of torch 2.13. What is made again runs when something first needs it, as the partitioner puts
+it (torch/_functorch/partitioners.py, ``reordering_to_mimic_autograd_engine``). Of that order Inductor makes kernels
+(torch/_inductor/scheduler.py): pointwise operations over as many elements that read the same, or each other's results,
+become one, those first that share the most, unless something between them would wait for itself; a kernel runs when the
+first of its operations would have, after all that it waits for. A result takes the place of something as large that
+its own operation alone reads in that kernel, and nothing reads after it.
+
+Left out: Inductor's search for an order with a lower peak, and what it gives memory to for the sake of a CPU's speed
+(the tanh or erf of a GELU whose two uses are in two kernels).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from trainledger.ledger.core.record import Event, Storage
+from trainledger.ledger.memory.compiled.partition import Operation, Values, typical
+
+
+def on_demand(again: Sequence[Operation], backward: Sequence[Operation]) -> list[Operation]:
+    """The operations of a backward, each after those of the second run whose results it is the first to need.
+
+    What else there is of the second run nobody needs.
+    """
+    makers: dict[int, list[Operation]] = {}
+    for each in again:
+        for made in each.made or each.reads[:1]:  # what it writes over, where it makes nothing
+            makers.setdefault(id(made), []).append(each)
+    order: list[Operation] = []
+    placed: set[int] = set()
+    for each in backward:
+        waiting, needed = [each], []
+        while waiting:
+            for read in waiting.pop().reads:
+                for maker in makers.get(id(read), ()):
+                    if id(maker) not in placed:
+                        placed.add(id(maker))
+                        needed.append(maker)
+                        waiting.append(maker)
+        order += [*sorted(needed, key=lambda one: one.at), each]
+    return order
+
+
+class Kernel:
+    """Operations that run as one; ``merged`` is the kernel that it has become a part of.
+
+    ``reads`` says by piece of memory which of them read it.
+    """
+
+    def __init__(self, operations: Sequence[Operation], reads: Sequence[Storage], writes: Sequence[Storage]) -> None:
+        self.operations = list(operations)
+        own = operations[-1]
+        self.fused = own.fused
+        self.elements = max(map(typical, own.elements), default=0.0)
+        self.reads = {id(each): (each, [own]) for each in reads}
+        self.writes = {id(each): (each, own) for each in writes}
+        self.order = 0
+        self.merged: Kernel | None = None
+
+    def touched(self) -> dict[int, Storage]:
+        return {key: each for known in (self.reads, self.writes) for key, (each, _) in known.items()}
+
+    def take(self, other: Kernel) -> None:
+        """The other's operations run with these."""
+        first, second = sorted((self, other), key=lambda each: each.order)
+        self.operations = [*first.operations, *second.operations]
+        self.order = first.order
+        for key, (each, readers) in other.reads.items():
+            self.reads.setdefault(key, (each, []))[1].extend(readers)
+        self.writes |= other.writes
+        other.merged = self
+
+    def whole(self) -> Kernel:
+        kernel = self
+        while kernel.merged is not None:
+            kernel = kernel.merged
+        return kernel
+
+
+class Schedule:
+    """The kernels of a graph in the order in which they run.
+
+    ``held`` are the results that have memory, ``leaving`` those among them that something outside of the graph reads.
+    """
+
+    def __init__(self, operations: Sequence[Operation], held: set[int], leaving: set[int]) -> None:
+        kernels = list(_kernels(operations, held))
+        for order, each in enumerate(kernels):
+            each.order = order
+        self._maker = {key: each for each in kernels for key in each.writes}
+        self._fuse(kernels)
+        self.kernels = self._in_turn([each for each in kernels if each.merged is None])
+        self.last = {key: each for each in self.kernels for key in each.reads}
+        for each in self.kernels:  # what only its own kernel reads needs no memory
+            if each.fused:
+                inside = [key for key in each.writes if key not in leaving and self.last.get(key) is each]
+                for key in inside:
+                    del each.writes[key]
+
+    def _waits_for(self, kernel: Kernel) -> list[Kernel]:
+        found = {id(maker): maker for key in kernel.reads if key in self._maker for maker in [self._maker[key].whole()]}
+        return sorted((each for each in found.values() if each is not kernel), key=lambda each: each.order)
+
+    def _fuse(self, kernels: Sequence[Kernel]) -> None:
+        joined = True
+        while joined:
+            joined = False
+            now = [each for each in kernels if each.fused and each.merged is None]
+            alike = [(a, b) for a, b in combinations(now, 2) if a.elements == b.elements]
+            pairs = [(_shared(a, b), a.order - b.order, a, b) for a, b in alike]
+            for nbytes, _, a, b in sorted(pairs, key=lambda each: each[:2], reverse=True):
+                one, other = a.whole(), b.whole()
+                if nbytes and one is not other and not (self._between(one, other) or self._between(other, one)):
+                    one.take(other)
+                    joined = True
+
+    def _between(self, kernel: Kernel, other: Kernel) -> bool:
+        """Whether a kernel waits for something that waits for the other one."""
+        waiting = [each for each in self._waits_for(kernel) if each is not other]
+        seen = {id(each) for each in waiting}
+        while waiting:
+            for each in self._waits_for(waiting.pop()):
+                if each is other:
+                    return True
+                if id(each) not in seen:
+                    seen.add(id(each))
+                    waiting.append(each)
+        return False
+
+    def _in_turn(self, kernels: Sequence[Kernel]) -> list[Kernel]:
+        """Each when it was to run, but after what it waits for."""
+        order: dict[int, Kernel] = {}
+        for each in sorted(kernels, key=lambda each: each.order):
+            waiting = [each]
+            while waiting:
+                before = [one for one in self._waits_for(waiting[-1]) if id(one) not in order]
+                if before:
+                    waiting.append(before[0])
+                else:
+                    done = waiting.pop()
+                    order[id(done)] = done
+        return list(order.values())
+
+    @property
+    def ends(self) -> int:
+        return self.kernels[-1].operations[-1].at
+
+    def write(self, unneeded: Sequence[Operation], after: Sequence[Operation], events: list[Event]) -> None:
+        """Put the events of a step in the order of the kernels.
+
+        Those of operations that nobody needs come first, those of what reads the graph's results ``after`` it last.
+        """
+        order = [*unneeded, *(one for each in self.kernels for one in each.operations), *after]
+        for at, each in zip(sorted(each.at for each in order), order, strict=True):
+            events[at], each.at = each.event, at
+
+
+def _kernels(operations: Sequence[Operation], held: set[int]) -> Iterator[Kernel]:
+    """A kernel for each operation with a result that has memory; what others make is computed where it is read."""
+    values = Values(operations)
+    inlined: list[Operation] = []
+    for each in operations:
+        writes = [made for made in each.made if id(made) in held]
+        if each.fused and not writes and each is not operations[-1]:
+            inlined.append(each)
+            continue
+        reads = {id(source): source for read in each.reads for source in values.sources(read, held)}
+        own, inlined = (inlined, []) if each.fused else ([], inlined)
+        yield Kernel([*own, each], list(reads.values()), writes)
+
+
+def _shared(one: Kernel, other: Kernel) -> float:
+    """Bytes that both read or write."""
+    theirs = other.touched()
+    return sum(typical(each.nbytes) for key, each in one.touched().items() if key in theirs)

@@ -1,0 +1,190 @@
+"""Memory over the operations of a step: live bytes by category, and their peak.
+
+Loops are not unrolled. An iteration changes each category by the same amount every time, so the live bytes
+at a place in the loop are linear in the iteration and are largest in the first or in the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, islice
+from typing import Any, Protocol
+
+from trainledger.frozen import frozen
+from trainledger.ledger.entry import HOST, Amounts, Entry, Int
+
+Live = dict[str, Int]
+
+
+class Recorded(Protocol):
+    """What the memory of a step follows from; a `Ledger` has it."""
+
+    @property
+    def entries(self) -> tuple[Entry, ...]: ...
+    @property
+    def resident(self) -> Amounts: ...
+
+
+@frozen
+class Moment:
+    """Live bytes by category while one entry runs, its scratch included.
+
+    ``happens`` is True but where the count of a loop is an array: there it says for which elements.
+    """
+
+    entry: Entry
+    index: int
+    iteration: tuple[Int, ...]
+    live: Live
+    happens: Any = True
+
+    @property
+    def nbytes(self) -> Int:
+        """The sum over the categories of the device; zero where the moment does not come."""
+        nbytes = sum(each for category, each in self.live.items() if category != HOST)
+        return nbytes if self.happens is True else nbytes * self.happens
+
+
+@frozen
+class Peak:
+    """The moment with the most live bytes."""
+
+    nbytes: int
+    by_category: Live
+    entry: Entry
+    index: int
+
+
+def _add(live: Live, amounts: Amounts, sign: int = 1) -> None:
+    for category, nbytes in amounts:
+        live[category] = live.get(category, 0) + sign * nbytes
+
+
+def timeline(ledger: Recorded) -> tuple[Moment, ...]:
+    """The moments of a step in order; of each loop, the first and the last iteration."""
+    return tuple(_moment(*each) for each in _moments(ledger))
+
+
+# A moment before it is one: entry, index, iteration, what is live but for the entry's scratch, whether it happens. The
+# dict goes on changing as the walk does.
+_Passing = tuple[Entry, int, tuple[Int, ...], Live, Any]
+
+
+def _moments(ledger: Recorded) -> Iterator[_Passing]:
+    return _walk(list(enumerate(ledger.entries)), dict(ledger.resident), (), True)
+
+
+def _moment(entry: Entry, index: int, iteration: tuple[Int, ...], live: Live, happens: Any) -> Moment:
+    during = dict(live)
+    if _is_nonzero(entry.scratch):
+        _add(during, (("scratch", entry.scratch),))
+    return Moment(entry, index, iteration, during, happens)
+
+
+def _walk(
+    entries: Sequence[tuple[int, Entry]], live: Live, iteration: tuple[Int, ...], happens: Any
+) -> Iterator[_Passing]:
+    """The moments of a run of entries; ``live`` is moved to the state after it."""
+    depth = len(iteration)
+    for loop, group in groupby(entries, key=lambda each: each[1].loop[depth : depth + 1]):
+        body = list(group)
+        if not loop:
+            for index, entry in body:
+                _add(live, entry.allocated)
+                yield entry, index, iteration, live, happens
+                _add(live, entry.freed, -1)
+            continue
+        count = loop[0][1]
+        if isinstance(count, int) and count < 1:
+            continue
+        here = happens & (count > 0) if hasattr(count, "shape") else happens
+        before = dict(live)
+        yield from _walk(body, live, (*iteration, 0), here)
+        if isinstance(count, int) and count == 1:
+            continue
+        change = {key: live[key] - before.get(key, 0) for key in live}
+        for key, step in change.items():
+            live[key] = before.get(key, 0) + (count - 1) * step
+        yield from _walk(body, live, (*iteration, count - 1), here)
+
+
+def peak_nbytes(ledger: Recorded) -> Int:
+    """The most live bytes of the step, for ints, arrays (one peak per element) and symbols (an unevaluated Max)."""
+    sizes: list[Int] = []
+    resident = sum(nbytes for category, nbytes in ledger.resident if category != HOST)
+    if any(hasattr(each, "free_symbols") for _, each in ledger.resident):
+        import sympy
+
+        _totals(ledger.entries, resident, 0, True, sizes.append)
+        return sympy.Max(*dict.fromkeys(sizes), evaluate=False)
+    highest: list[Int] = [0]
+
+    def higher(nbytes: Int) -> None:
+        if hasattr(nbytes, "shape") or hasattr(highest[0], "shape"):
+            import numpy
+
+            highest[0] = numpy.maximum(highest[0], nbytes)
+        else:
+            highest[0] = max(highest[0], nbytes)
+
+    _totals(ledger.entries, resident, 0, True, higher)
+    return highest[0]
+
+
+def _totals(entries: Sequence[Entry], live: Int, depth: int, happens: Any, reached: Callable[[Int], None]) -> Int:
+    """The live bytes after a run of entries; those at each moment are told to ``reached``, as `_walk` yields them."""
+    for loop, group in groupby(entries, key=lambda each: each.loop[depth : depth + 1]):
+        body = list(group)
+        if not loop:
+            for entry in body:
+                for category, nbytes in entry.allocated:
+                    live = live + nbytes if category != HOST else live
+                during = live + entry.scratch
+                reached(during if happens is True else during * happens)
+                for category, nbytes in entry.freed:
+                    live = live - nbytes if category != HOST else live
+            continue
+        count = loop[0][1]
+        if isinstance(count, int) and count < 1:
+            continue
+        here = happens & (count > 0) if hasattr(count, "shape") else happens
+        before = live
+        live = _totals(body, live, depth + 1, here, reached)
+        if not (isinstance(count, int) and count == 1):
+            live = before + (count - 1) * (live - before)
+            live = _totals(body, live, depth + 1, here, reached)
+    return live
+
+
+def _is_nonzero(amount: Int) -> bool:
+    return not isinstance(amount, int) or amount != 0
+
+
+def peak(ledger: Recorded) -> Peak:
+    """The most live bytes of the step, by category, and the entry that runs then.
+
+    Of equal moments the first is given; integers only.
+    """
+    sizes: list[int] = []
+    resident = sum(nbytes for category, nbytes in ledger.resident if category != HOST)
+    _totals(ledger.entries, resident, 0, True, sizes.append)
+    if not sizes:
+        raise ValueError("nothing was recorded, so there is no peak")
+    # Bytes of all categories together are quick to follow, and only of the largest sum is more wanted.
+    highest = _moment(*next(islice(_moments(ledger), sizes.index(max(sizes)), None)))
+    by_category = {name: nbytes for name, nbytes in highest.live.items() if nbytes and name != HOST}
+    return Peak(highest.nbytes, by_category, highest.entry, highest.index)
+
+
+def peak_host_nbytes(ledger: Recorded) -> int:
+    """The most bytes in host memory at once, of what was moved there from the device; integers only."""
+    return max((each.live.get(HOST, 0) for each in timeline(ledger)), default=0)
+
+
+def highest_by_category(ledger: Recorded) -> Live:
+    """The most bytes that each category has at any time of the step, each at a time of its own; integers only."""
+    most: Live = {}
+    for moment in timeline(ledger):
+        for category, nbytes in moment.live.items():
+            most[category] = max(most.get(category, 0), nbytes)
+    return most

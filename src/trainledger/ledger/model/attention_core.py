@@ -1,0 +1,205 @@
+"""The core of attention on a tape, fused or written out: the same expressions as in `nn.attend`.
+
+Sizes: B sequences, T tokens, H query heads, G key-value heads, K query and key width, W value width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainledger.ledger import rules
+from trainledger.ledger.core.array import Array, Leaf
+from trainledger.ledger.core.node import Gradients
+from trainledger.ledger.core.sizes import Sizes
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import Int
+from trainledger.ledger.memory.checkpointing import checkpointed
+from trainledger.ledger.ops import operations as op
+from trainledger.ledger.ops.activations import tanh
+from trainledger.ledger.ops.attention_kernels import fused_attention, softmax
+from trainledger.spec.kernels import cudnn_takes
+from trainledger.spec.problem import Problem
+
+KERNELS = {"flash": "flash_attention", "efficient": "efficient_attention", "cudnn": "cudnn_attention"}
+
+
+def refusals(sizes: Sizes, dtype: str) -> Iterator[Problem]:
+    """What the recipe's attention cannot do for this model with this backend in ``dtype``, with one that can."""
+    spec, given = sizes.spec, sizes.attention
+    cpu = sizes.backend == "cpu"
+    if given in KERNELS and cpu:
+        rule = "is a kernel of accelerators, not of a CPU"
+        yield Problem("recipe.attention", given, rule, "math" if spec.capped_or_sinking else "sdpa")
+    elif given in ("flash", "cudnn") and dtype == "fp32":
+        rule = "is a kernel for 16 bits, and attention computes in fp32 here"
+        yield Problem("recipe.attention", given, rule, "math" if spec.capped_or_sinking else "efficient")
+    elif given in ("sdpa", "efficient", "cudnn"):
+        other = "math" if cpu or dtype == "fp32" else "flash"
+        if spec.attention_softcap is not None:
+            rule = "PyTorch has no such kernel with capped scores (attention_softcap)"
+            yield Problem("recipe.attention", given, rule, other)
+        elif spec.attention_sinks:
+            yield Problem("recipe.attention", given, "PyTorch has no such kernel with attention sinks", other)
+
+
+def written_out_here(sizes: Sizes) -> bool:
+    """Whether scores are tensors: asked for, or on a CPU with attention dropout, as no fused kernel there has it."""
+    return sizes.attention == "math" or (sizes.attention_dropout > 0 and sizes.backend == "cpu")
+
+
+def kernel_of(sizes: Sizes, dtype: str, masked: bool) -> str:
+    """The fused kernel that runs: of ``sdpa`` the one that PyTorch takes.
+
+    Its flash kernel for accelerators has neither masks nor fp32, and values are as wide as keys (torch documentation
+    of scaled_dot_product_attention; aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Of devices that prefer
+    cuDNN's kernel see `kernels_of_capability`.
+    """
+    if sizes.attention in KERNELS:
+        return KERNELS[sizes.attention]
+    if sizes.backend == "cpu":
+        return "flash_attention_for_cpu"
+    head, value = sizes.spec.head_size, sizes.spec.value_size
+    if cudnn_takes(sizes.backend, dtype, head, value, sizes.attention_dropout):
+        return "cudnn_attention"
+    uneven = head != value
+    return "efficient_attention" if masked or uneven or dtype == "fp32" else "flash_attention"
+
+
+def attend(
+    tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array, mask: Array | None, window: int | None,
+    sinks: Leaf | None = None,
+) -> Array:  # fmt: skip
+    """Each query's mixture of the values it may see."""
+    if sizes.context is not None:  # one new query against all that is in the cache
+        return _core(tape, sizes, q, k, v, mask, window, sinks, rules.keys_seen(sizes.context, window))
+    if not op.is_one(sizes.layout.context):
+        from trainledger.ledger.parallel.context import attend_over_ranks
+
+        def core(sizes: Sizes, q: Array, k: Array, v: Array, keys: Int) -> Array:
+            return _core(tape, sizes, q, k, v, mask, window, sinks, keys)
+
+        return attend_over_ranks(tape, sizes, q, k, v, core)
+    if sizes.attention_again:
+        return checkpointed(tape, lambda q, k, v: _core(tape, sizes, q, k, v, mask, window, sinks), q, k, v)
+    return _core(tape, sizes, q, k, v, mask, window, sinks)
+
+
+def _core(
+    tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array, mask: Array | None, window: int | None, sinks: Leaf | None,
+    tokens: Int | None = None,
+) -> Array:  # fmt: skip
+    """The attention of one rank; ``tokens`` are all that there are, where other ranks have some of them."""
+    if written_out_here(sizes):
+        return written_out(tape, sizes, q, k, v, mask, sinks, tokens)
+    spec, B, T, H = sizes.spec, sizes.B, sizes.T, sizes.spec.n_heads
+    K, W = spec.head_size, spec.value_size
+    repeats = H // spec.kv_heads
+    if sizes.backend == "cpu":
+        wide, G = max(K, W), spec.kv_heads
+        q, k = padded(tape, q, sizes.rows * H, K, wide), padded(tape, k, sizes.rows * G, K, wide)
+        v = padded(tape, v, sizes.rows * G, W, wide)
+        K = W = wide
+    kernel = kernel_of(sizes, tape.compute_dtype, mask is not None)
+    without_shared_heads = kernel == "efficient_attention" or (kernel == "cudnn_attention" and mask is not None)
+    if without_shared_heads and not op.is_one(repeats):  # as `nn.attend` does for any mask
+        k, v = op.repeat(tape, k, repeats), op.repeat(tape, v, repeats)
+    keys = T if tokens is None else tokens
+    keys = rules.keys_seen(keys, window) if sizes.attention == "flash" else keys
+    given = () if mask is None else (mask,)
+    y = fused_attention(tape, q, k, v, (B, H, T, keys, K, W), kernel=kernel, given=given, learned=sinks)
+    if spec.value_size == W:
+        return y
+    y = part(tape, y, sizes.rows * H * spec.value_size)
+    return op.contiguous(tape, y, forward=True, backward=False)
+
+
+def written_out(
+    tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array, mask: Array | None, sinks: Leaf | None,
+    tokens: Int | None = None,
+) -> Array:  # fmt: skip
+    """Attention one operation after the other; a query that sees all ``tokens`` has no mask."""
+    spec, B, T = sizes.spec, sizes.B, sizes.T
+    S = T if tokens is None else tokens
+    H, K, W = spec.n_heads, spec.head_size, spec.value_size
+    repeats = H // spec.kv_heads
+    queries, keys = heads_first(tape, q, 1), heads_first(tape, k, repeats)
+    scores = op.times_number(tape, op.batched_product(tape, queries, keys, B * H, T, S, K))
+    if spec.attention_softcap is not None:
+        scores = op.times_number(tape, tanh(tape, scores))
+    if mask is not None:
+        scores = op.add(tape, scores, mask)
+    if sinks is None:
+        weights = probabilities(tape, sizes, scores)
+    else:
+        sink = op.cast(tape, sinks.array(), scores.dtype)
+        scores = op.concatenate(tape, (scores, broadcast(tape, sink, B * H * T, same=False)))
+        del sink
+        weights = part(tape, probabilities(tape, sizes, scores), B * H * T * S)
+    del scores
+    weights = op.dropout(tape, weights, sizes.attention_dropout)
+    values = heads_first(tape, v, repeats)
+    low = op.cast(tape, weights, tape.compute_dtype)
+    y = op.batched_product(tape, low, values, B * H, T, W, S)
+    del low, values
+    y = op.contiguous(tape, y, forward=False, backward=True)
+    return op.contiguous(tape, y, forward=True, backward=False)
+
+
+def probabilities(tape: Tape, sizes: Sizes, scores: Array) -> Array:
+    """Softmax of the scores, which CUDA's autocast takes in fp32 (torch documentation, Automatic Mixed Precision)."""
+    wide = sizes.backend != "cpu" and tape.precision.copies == "autocast"
+    return softmax(tape, op.cast(tape, scores, "fp32") if wide else scores, "_softmax")
+
+
+def heads_first(tape: Tape, x: Array, repeats: Int) -> Array:
+    """A copy with heads before tokens, a shared head once for each query's; its gradient is copied back."""
+    x = op.contiguous(tape, x, forward=False, backward=True)
+    return op.contiguous(tape, x, forward=True, backward=False) if op.is_one(repeats) else op.repeat(tape, x, repeats)
+
+
+def padded(tape: Tape, x: Array, rows: Int, width: Int, wide: Int) -> Array:
+    """Rows of a width with zeros up to another, or x itself where they are one."""
+    if width == wide:
+        return x
+    short, elements, dtype = rows * width, rows * wide, x.dtype
+    (y,) = tape.emit("constant_pad_nd", "copy", reads=[x], makes=[(elements, dtype)])
+
+    def backward(g: Array) -> Gradients:
+        return list(tape.emit("constant_pad_nd", "copy", reads=[g], makes=[(short, dtype)]))
+
+    y.node = tape.node([x.node], (), backward)
+    return y
+
+
+def part(tape: Tape, x: Array, elements: Int) -> Array:
+    """The leading part of each row, so many elements in all; the gradient is as large as x, with zeros."""
+    whole, dtype = x.elements, x.dtype
+
+    def backward(g: Array) -> Gradients:
+        return list(tape.emit("slice_backward", "embedding", reads=[g], makes=[(whole, dtype)]))
+
+    return x.view(elements, tape.node([x.node], (), backward))
+
+
+def broadcast(tape: Tape, x: Array, elements: Int, *, same: bool) -> Array:
+    """x as if there were ``elements``, read once; their gradients are summed, but for the ``same`` size."""
+    own = x.elements
+
+    def backward(g: Array) -> Gradients:
+        return [g if same else tape.sum(g, own)]
+
+    return Broadcast(elements, x, tape.node([x.node], (), backward))
+
+
+class Broadcast(Array):
+    """Elements that stand for many: a copy of it has all of them, reading it moves its own only."""
+
+    __slots__ = ("own",)
+
+    def __init__(self, elements: Int, x: Array, node: object) -> None:
+        super().__init__(elements, x.dtype, x.memory, node)  # type: ignore[arg-type]
+        self.own = x.nbytes
+
+    @property
+    def nbytes(self) -> Int:
+        return self.own

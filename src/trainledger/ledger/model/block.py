@@ -1,0 +1,94 @@
+"""One block on a tape: the same expressions as in `nn.transformer`.
+
+The kinds of branches that few models have are imported where one is followed: a plan of the others starts faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.sizes import Sizes
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.model.feed_forward import mlp
+from trainledger.ledger.model.parameters import BlockLeaves
+from trainledger.ledger.model.self_attention import Shared, attention
+from trainledger.ledger.ops import operations as op
+from trainledger.ledger.ops.norms import norm
+from trainledger.ledger.parallel.tensor import enter, leave
+
+# The norms before and behind each of the two branches of a serial block.
+NORMS: dict[str, tuple[tuple[str | None, str | None], tuple[str | None, str | None]]] = {
+    "pre": (("input_layernorm", None), ("post_attention_layernorm", None)),
+    "post": ((None, "post_attention_layernorm"), (None, "post_feedforward_layernorm")),
+    "after-add": ((None, "post_attention_layernorm"), (None, "post_feedforward_layernorm")),
+    "sandwich": (
+        ("input_layernorm", "post_attention_layernorm"),
+        ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    ),
+}
+
+
+def block(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
+    """One of the model's layers."""
+    unit = nullcontext() if tape.units is None else tape.units.block(tape.frame)
+    with tape.at("layers.*"), op.gathered(tape, list(leaves.all())), unit:
+        return compose(tape, sizes, leaves, x, shared)
+
+
+def compose(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
+    """x + attention, then x + MLP, or x + (attention + MLP); norms stand where the spec says."""
+    spec = sizes.spec
+    if spec.block != "serial":
+        return _both(tape, sizes, leaves, x, shared)
+    (before_attention, after_attention), (before_mlp, after_mlp) = NORMS[spec.norm_place]
+    x = _joined(
+        tape, sizes, leaves, x,
+        _attend(tape, sizes, leaves, _normed(tape, sizes, x, leaves, before_attention), shared), after_attention,
+    )  # fmt: skip
+    return _joined(
+        tape, sizes, leaves, x, _feed(tape, sizes, leaves, _normed(tape, sizes, x, leaves, before_mlp)), after_mlp
+    )
+
+
+def _both(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
+    """Attention and MLP side by side, through one norm or through two."""
+    normed = _normed(tape, sizes, x, leaves, "input_layernorm")
+    attended = residual(tape, sizes, _attend(tape, sizes, leaves, normed, shared))
+    if sizes.spec.block == "parallel-two-norms":
+        normed = _normed(tape, sizes, x, leaves, "post_attention_layernorm")
+    return op.add(tape, x, op.add(tape, attended, residual(tape, sizes, _feed(tape, sizes, leaves, normed))))
+
+
+def _joined(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, branch: Array, name: str | None) -> Array:
+    """The stream and a branch's output, with the norm that stands behind the branch."""
+    if sizes.spec.norm_place == "after-add":
+        return _normed(tape, sizes, op.add(tape, x, residual(tape, sizes, branch)), leaves, name)
+    return op.add(tape, x, residual(tape, sizes, _normed(tape, sizes, branch, leaves, name)))
+
+
+def _normed(tape: Tape, sizes: Sizes, x: Array, leaves: BlockLeaves, name: str | None) -> Array:
+    return x if name is None else norm(tape, sizes, x, leaves.named, name)
+
+
+def _attend(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
+    run = attention
+    if sizes.spec.latent:
+        from trainledger.ledger.model.latent_attention import latent_attention as run
+    with tape.at("self_attn"):
+        return leave(tape, sizes, run(tape, sizes, leaves, enter(tape, sizes, x), shared))
+
+
+def _feed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
+    run: Callable[[Tape, Sizes, BlockLeaves, Array], Array] = mlp
+    if leaves.kind.experts:
+        from trainledger.ledger.model.experts import experts as run
+    with tape.at("mlp"):
+        return leave(tape, sizes, run(tape, sizes, leaves, enter(tape, sizes, x)))
+
+
+def residual(tape: Tape, sizes: Sizes, x: Array) -> Array:
+    """What a branch adds to the stream, after dropout."""
+    with tape.at("dropout"):
+        return op.dropout(tape, x, sizes.dropout)

@@ -1,0 +1,105 @@
+"""What is added to the scores of attention on a tape: the same expressions as in `nn.mask`.
+
+Sizes: T tokens, H query heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.sizes import Sizes
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import Int
+from trainledger.ledger.model.attention_core import refusals, written_out_here
+from trainledger.ledger.ops import operations as op
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.recipe import Recipe
+from trainledger.spec.recompute import kinds_again
+
+Masks = dict[int | None, Array | None]
+
+
+def masks(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Masks:
+    """The masks that the layers need, by window; None where a kernel knows by itself what a query sees.
+
+    FlashAttention knows windows and ALiBi (the package of Dao 2023), PyTorch's kernels nothing but causal attention.
+    `InvalidInput` where the recipe's attention cannot do what the model needs.
+    """
+    _refuse(tape, sizes)
+    if sizes.attention == "flash":
+        return dict.fromkeys(windows)
+    always = written_out_here(sizes) or sizes.spec.positions == "alibi"
+    made: Masks = {}
+    found: Masks = {}
+    with tape.at("masks"):
+        for window in windows:
+            narrow = None if window is None or hides_nothing(window, sizes.T) else window
+            if narrow not in made:
+                made[narrow] = _mask(tape, sizes, narrow) if always or narrow is not None else None
+            found[window] = made[narrow]
+    return found
+
+
+def masks_of_last(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Masks:
+    """For the last token as the only query, which sees all keys that there are: ALiBi's penalties, or nothing."""
+    _refuse(tape, sizes)
+    found: Masks = dict.fromkeys(windows)
+    if sizes.spec.positions != "alibi" or sizes.attention == "flash":
+        return found
+    if set(found) != {None}:
+        rule = "with ALiBi is not decoded: keys behind a window lie in no order"
+        raise InvalidInput([Problem("model.window", sizes.spec.window, rule, "none")])
+    S, H = sizes.context, sizes.spec.n_heads
+    assert S is not None
+    (position,) = tape.emit("arange", "copy", makes=[(S, "fp32")])
+    slopes = Array(H, "fp32", None)
+    (bias,) = tape.emit("mul", "elementwise", reads=[slopes, position], makes=[(H * S, "fp32")], flops=H * S)
+    return {None: op.cast(tape, bias, tape.compute_dtype)}
+
+
+def _refuse(tape: Tape, sizes: Sizes) -> None:
+    """Raise `InvalidInput` where the recipe's attention cannot do what the model needs."""
+    problems = list(refusals(sizes, tape.compute_dtype))
+    if problems:
+        raise InvalidInput(problems)
+
+
+def held_masks(sizes: Sizes, masks: Masks, recipe: Recipe) -> tuple[Array, ...]:
+    """Those that live on for the backward: a fused kernel reads them again, and so does a block that runs again."""
+    read = list(masks.values())
+    if written_out_here(sizes):
+        windows = {each.window for each in kinds_again(sizes.spec, recipe)}
+        read = [mask for window, mask in masks.items() if window in windows]
+    return tuple({id(each): each for each in read if each is not None}.values())
+
+
+def hides_nothing(window: int, tokens: Int) -> bool:
+    """Whether a sequence is known to fit the window; symbols, and arrays with a longer one, are taken not to."""
+    fits = tokens <= window
+    return bool(fits.all()) if hasattr(fits, "all") else bool(fits == True)  # noqa: E712 (a relation is no bool)
+
+
+def _mask(tape: Tape, sizes: Sizes, window: int | None) -> Array:
+    T, dtype = sizes.T, tape.compute_dtype
+    square = [(T * T, dtype)]
+    (hidden,) = tape.emit("full", "copy", makes=square)
+    (mask,) = tape.emit("triu", "copy", reads=[hidden], makes=square)
+    if window is not None:
+        (left,) = tape.emit("tril", "copy", reads=[hidden], makes=square)
+        tape.emit("add_", "elementwise", reads=[left], changes=[mask], flops=T * T)
+        del left
+    del hidden
+    if sizes.spec.positions != "alibi":
+        return mask
+    size = sizes.spec.n_heads * T * T
+    (position,) = tape.emit("arange", "copy", makes=[(T, "fp32")])
+    (distance,) = tape.emit(
+        "sub", "elementwise", reads=[position, position], makes=[(T * T, "fp32")], flops=T * T
+    )  # fmt: skip
+    slopes = Array(sizes.spec.n_heads, "fp32", None)
+    (bias,) = tape.emit("mul", "elementwise", reads=[slopes, distance], makes=[(size, "fp32")], flops=size)
+    del distance
+    bias = op.cast(tape, bias, dtype)
+    tape.emit("add_", "elementwise", reads=[mask], changes=[bias], flops=size)
+    return bias

@@ -1,0 +1,190 @@
+"""Linear layers in 8 bits on a tape: the same operations as in `nn.float8`, and by block as DeepSeek-V3 has them.
+
+Sizes: N rows of tokens, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import mul
+
+from trainledger.ledger import rules
+from trainledger.ledger.core.array import Array, Leaf
+from trainledger.ledger.core.node import Gradients
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import Int
+from trainledger.ledger.model.parameters import ModelLeaves
+from trainledger.ledger.optimizers.groups import each_parameter, whole_of
+from trainledger.spec.precision import Float8
+
+BLOCK = 128  # DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2
+
+Scaled = tuple[Array, Array]  # elements in 8 bits, and what they must be multiplied with
+
+
+def products(tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O: Int) -> Array:
+    """[N, I] times a weight [O, I], and in backward both its gradients, each product in 8 bits."""
+    if float8.scaling == "block":
+        return _by_blocks(tape, float8, x, leaf, N, I, O)
+    w = leaf.array()
+    rowwise, dtype, w_dtype = float8.scaling == "rowwise", x.dtype, w.dtype
+
+    def scaled(x: Array, rows: Int, format: str, *, turned: bool) -> Scaled:
+        return cast(tape, x, rows if rowwise else 1, format, turned=turned)
+
+    def weight(w: Sequence[Array], *, turned: bool) -> Scaled:
+        """A copy that is there all step, or one that is made now."""
+        if not w:
+            return copies(float8, leaf)[turned]
+        return scaled(w[0], I if turned else O, float8.forward, turned=turned)
+
+    def backward(g: Array, x: Array, *w: Array) -> Gradients:
+        dx = multiply(
+            tape, scaled(g, N, float8.backward, turned=False), weight(w, turned=True), (N, I, O), dtype,
+        )  # fmt: skip
+        dw = multiply(
+            tape, scaled(g, O, float8.backward, turned=True), scaled(x, I, float8.forward, turned=True),
+            (O, I, N), dtype,
+        )  # fmt: skip
+        return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
+
+    read = () if float8.caching else (w,)
+    y = multiply(tape, scaled(x, N, float8.forward, turned=False), weight(read, turned=False), (N, O, I), dtype)
+    y.node = tape.node([x.node, w.node], (x, *read), backward)
+    return y
+
+
+def multiply(tape: Tape, a: Scaled, b: Scaled, sizes: tuple[Int, Int, Int], dtype: str) -> Array:
+    """The product of two scaled factors [m, k] and [k, n]; ``sizes`` are m, n and k."""
+    flops = rules.matmul_flops(*sizes)
+    return tape.emit(
+        "_scaled_mm", "matmul", reads=[a[0], b[0], a[1], b[1]], makes=[(sizes[0] * sizes[1], dtype)], flops=flops,
+        model_flops=flops, shape=(1, *sizes),
+    )[0]  # fmt: skip
+
+
+def cast(tape: Tape, x: Array, scales: Int, format: str, *, turned: bool) -> Scaled:
+    """x scaled by its largest values and cast; ``turned`` says that the result must be copied into other rows."""
+    low, high = tape.emit("aminmax", "reduction", reads=[x], makes=[(scales, x.dtype)] * 2, flops=x.elements)
+
+    def small(name: str, *reads: Array) -> Array:
+        makes = [(scales, reads[0].dtype)]
+        return tape.emit(name, "elementwise", reads=reads, makes=makes, flops=scales)[0]
+
+    negated = small("neg", low)
+    largest = small("maximum", high, negated)
+    del negated
+    if x.dtype != "fp32":
+        largest = tape.cast(largest, "fp32")
+    tape.emit("clamp_", "elementwise", changes=[largest], flops=scales)
+    turned_over = small("reciprocal", largest)
+    scale = small("mul", turned_over)
+    del turned_over
+    (wide,) = tape.emit("mul", "elementwise", reads=[x, scale], makes=[(x.elements, "fp32")], flops=x.elements)
+    tape.emit("clamp_", "elementwise", changes=[wide], flops=x.elements)
+    x8 = tape.cast(wide, format)
+    del wide
+    laid = tape.emit("clone", "copy", reads=[x8], makes=[(x8.elements, format)])[0] if turned else x8
+    return laid, small("div", largest)
+
+
+def _by_blocks(tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O: Int) -> Array:
+    """One kernel for each cast; backward gets the input's 8-bit copy, which is laid out and scaled anew for it."""
+    w = leaf.array()
+    dtype, w_dtype = x.dtype, w.dtype
+
+    def backward(g: Array, x8: Array, x_scales: Array, w: Array) -> Gradients:
+        by_output = cast_by_block(tape, g, N * blocks(O), float8.backward)
+        weight = weight_by_block(tape, float8, leaf, w, turned=True)
+        dx = multiply(tape, by_output, weight, (N, I, O), dtype)
+        del by_output, weight
+        by_token = cast_by_block(tape, g, O * blocks(N), float8.backward)
+        anew = cast_by_block(tape, x8, I * blocks(N), float8.forward)
+        dw = multiply(tape, by_token, anew, (O, I, N), dtype)
+        del by_token, anew
+        return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
+
+    a = cast_by_block(tape, x, N * blocks(I), float8.forward)
+    b = weight_by_block(tape, float8, leaf, w, turned=False)
+    y = multiply(tape, a, b, (N, O, I), dtype)
+    y.node = tape.node([x.node, w.node], (*a, w), backward)
+    return y
+
+
+def cast_by_block(tape: Tape, x: Array, scales: Int, format: str) -> Scaled:
+    """x in 8 bits with so many scales, one for each block of it."""
+    made = tape.emit(
+        "cast_by_block", "elementwise", reads=[x], makes=[(x.elements, format), (scales, "fp32")],
+        flops=2 * x.elements, basis="assumed",
+    )  # fmt: skip
+    return made[0], made[1]
+
+
+def weight_by_block(tape: Tape, float8: Float8, leaf: Leaf, w: Array, *, turned: bool) -> Scaled:
+    """A weight in 8 bits, of experts all of theirs: the copy that is there all step, or one that is made now."""
+    if float8.caching:
+        return copies(float8, leaf)[turned]
+    return cast_by_block(tape, w, _scales(float8, leaf, turned=turned), float8.forward)
+
+
+# Weights that are cast once a step
+
+
+def copies(float8: Float8, leaf: Leaf) -> tuple[Scaled, Scaled]:
+    """What stays of a weight in 8 bits: as it is for forward, and turned for backward. One scale serves both."""
+    one, other = (Array(_scales(float8, leaf, turned=each), "fp32", None) for each in (False, True))
+    whole, turned = (Array(leaf.elements, float8.forward, None) for _ in range(2))
+    return (whole, one), (turned, one if float8.scaling == "tensorwise" else other)
+
+
+def _scales(float8: Float8, leaf: Leaf, *, turned: bool) -> Int:
+    *experts, rows, columns = leaf.shape
+    if float8.scaling == "block":
+        return reduce(mul, experts, blocks(rows) * blocks(columns))
+    if float8.scaling == "tensorwise":
+        return 1
+    return columns if turned else rows
+
+
+def copies_nbytes(leaves: ModelLeaves, float8: Float8) -> Int:
+    """Bytes of all weights that stay in 8 bits, their scales included."""
+
+    def nbytes(leaf: Leaf) -> Int:
+        found = {id(each): each.nbytes for scaled in copies(float8, leaf) for each in scaled}
+        return sum(found.values())
+
+    return whole_of(leaves).among(lambda leaf: leaf.float8).total(nbytes)
+
+
+def cast_weights(tape: Tape, leaves: ModelLeaves, float8: Float8) -> None:
+    """Every weight into its copies, before the first micro-batch of a step."""
+    with tape.during("optimizer"):
+        for leaf in each_parameter(tape, whole_of(leaves).among(lambda leaf: leaf.float8)):
+            _cast_weight(tape, float8, leaf)
+
+
+def _cast_weight(tape: Tape, float8: Float8, leaf: Leaf) -> None:
+    w, (whole, turned) = leaf.array(), copies(float8, leaf)
+    if float8.scaling == "block":
+        tape.emit(
+            "cast_by_block", "elementwise", reads=[w], changes=[*whole, *turned], flops=2 * w.elements, basis="assumed"
+        )
+        return
+    made = cast(tape, w, whole[1].elements, float8.forward, turned=False)
+    _put(tape, made, whole)
+    if float8.scaling == "tensorwise":
+        _put(tape, made[:1], turned[:1])
+        return
+    del made
+    _put(tape, cast(tape, w, turned[1].elements, float8.forward, turned=True), turned)
+
+
+def _put(tape: Tape, made: Sequence[Array], into: Sequence[Array]) -> None:
+    for source, target in zip(made, into, strict=True):
+        tape.emit("copy_", "copy", reads=[source], changes=[target])
+
+
+def blocks(size: Int) -> Int:
+    """Blocks of 128 that a dim has, the last filled up."""
+    return -(-size // BLOCK)

@@ -1,0 +1,207 @@
+"""The loss on a tape: the same expressions as in `nn.loss`, with all logits at once or chunk by chunk.
+
+Sizes: N tokens of a micro-batch, D d_model, V padded vocab_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from trainledger.ledger import rules
+from trainledger.ledger.core.array import Array, Leaf
+from trainledger.ledger.core.node import Gradients
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import Int
+from trainledger.ledger.memory.checkpointing import checkpointed
+from trainledger.ledger.ops import operations as op
+from trainledger.ledger.ops.attention_kernels import softmax
+from trainledger.spec.recipe import Recipe
+
+Head = Callable[[Array, Int], Array]  # hidden states and how many tokens they are of, to logits
+
+
+def loss(tape: Tape, recipe: Recipe, x: Array, head: Head, trained: list[Leaf], ids: Array) -> Array:
+    """Mean cross entropy in fp32 of normed hidden states; ``trained`` are the head's own parameters that learn."""
+    rows = ids.elements
+    if not recipe.loss_in_chunks:
+        of_logits = compiled_cross_entropy if recipe.loss == "compiled" else cross_entropy
+        logits = head(x, rows)
+        del x
+        with tape.at("loss"):
+            return of_logits(tape, logits, ids, upcast=recipe.loss_upcast)
+    chunks = recipe.loss_chunks
+
+    def part(x: Array) -> Array:
+        targets = Array(rows // chunks, "int64", None)
+        with tape.holding("logits and loss"):
+            logits = head(x, rows // chunks)
+            with tape.at("loss"):
+                return cross_entropy(tape, logits, targets, upcast=recipe.loss_upcast)
+
+    if recipe.loss == "fused":
+        return _fused(tape, x, part, trained, chunks)
+    return _chunked(tape, x, part, chunks)
+
+
+def cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast: bool) -> Array:
+    """Cross entropy of logits, widened to fp32 or in their own format; the loss itself is fp32."""
+    wide = op.cast(tape, logits, "fp32") if upcast else logits
+    del logits
+    value = negative_log_likelihood(tape, softmax(tape, wide, "_log_softmax"), targets)
+    return op.cast(tape, value, "fp32")
+
+
+def negative_log_likelihood(tape: Tape, log_probabilities: Array, targets: Array) -> Array:
+    """The mean or sum of the targets' negated log-probabilities; its gradient is as large as the logits."""
+    elements, dtype = log_probabilities.elements, log_probabilities.dtype
+    value, weight_sum = tape.emit(
+        "nll_loss_forward", "embedding", reads=[log_probabilities, targets], makes=[(1, dtype), (1, dtype)]
+    )
+
+    def backward(g: Array, log_probabilities: Array, targets: Array, weight_sum: Array) -> Gradients:
+        reads = [g, log_probabilities, targets, weight_sum]
+        return list(tape.emit("nll_loss_backward", "embedding", reads=reads, makes=[(elements, dtype)]))
+
+    saved = (log_probabilities.view(), targets, weight_sum)
+    value.node = tape.node([log_probabilities.node], saved, backward)
+    return value
+
+
+def compiled_cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast: bool) -> Array:
+    """The same under torch.compile: a kernel forward and one backward, both from the logits in their own format.
+
+    Kept of a row beside its logits are two fp32 numbers, its largest logit and the logarithm of the sum (Inductor,
+    torch 2.13); log-probabilities and what is wider than the logits exist inside of the kernels only.
+    """
+    elements, rows, count = logits.elements, targets.elements, rules.FLOPS_PER_ELEMENT
+    wide, logits_dtype = "fp32" if upcast else logits.dtype, logits.dtype
+    makes = [(rows, "fp32"), (rows, "fp32"), (1, wide), (1, "fp32")]
+    largest, log_sum, weight_sum, value = tape.emit(
+        "cross_entropy", "softmax", reads=[logits, targets], makes=makes, flops=count["softmax"] * elements,
+        basis="assumed",
+    )  # fmt: skip
+
+    def backward(g: Array, *saved: Array) -> Gradients:
+        # The softmax is made again, and the targets' places are summed over each row.
+        flops = (count["softmax"] + count["softmax backward"]) * elements
+        gradient, _ = tape.emit(
+            "cross_entropy_backward", "softmax", reads=[g, *saved], makes=[(elements, logits_dtype), (rows, "fp32")],
+            flops=flops, basis="assumed",
+        )  # fmt: skip
+        return [gradient]
+
+    value.node = tape.node([logits.node], (logits, targets, largest, log_sum, weight_sum), backward)
+    return value
+
+
+# Chunk by chunk. The first and the last chunk stand alone: what the others share is made by the one and freed by
+# the other.
+
+
+def _rounds(tape: Tape, chunks: Int) -> Iterator[Int]:
+    """How often each round comes: the first chunk, those between, the last."""
+    yield 1
+    if not op.is_one(chunks):
+        if not op.is_one(chunks - 1):
+            yield chunks - 2
+        yield 1
+
+
+@contextmanager
+def _repeated(tape: Tape, count: Int) -> Iterator[None]:
+    if op.is_one(count):
+        yield
+        return
+    with tape.loop("chunks", count):
+        yield
+
+
+def _of_each_round(x: Array) -> None:
+    """Each round of a loop leaves its own copy of x behind."""
+    assert x.memory is not None
+    x.memory.record.cached = True
+
+
+def _chunked(tape: Tape, x: Array, part: Callable[[Array], Array], chunks: Int) -> Array:
+    """Each chunk's logits are made again in backward; the gradients of the chunks are joined at the end."""
+    counts = list(_rounds(tape, chunks))
+    size, elements, dtype = x.elements // chunks, x.elements, x.dtype
+
+    def join(*gradients: Array) -> Gradients:
+        for count, each in zip(counts, gradients, strict=True):
+            if not op.is_one(count):
+                _of_each_round(each)
+        return list(tape.emit("cat", "copy", reads=[Array(elements, dtype, None)], makes=[(elements, dtype)]))
+
+    ports = tape.fork([x.node], (), join, len(counts))
+    losses: list[Array] = []
+    for count, port in zip(counts, ports, strict=True):
+        with _repeated(tape, count):
+            losses.append(checkpointed(tape, lambda own: part(own), x.view(size, port)))
+        if not op.is_one(count):
+            _of_each_round(losses[-1])
+    del x
+    (stacked,) = tape.emit("stack", "copy", reads=[Array(chunks, "fp32", None)], makes=[(chunks, "fp32")])
+    (total,) = tape.emit("sum", "reduction", reads=[stacked], makes=[(1, "fp32")], flops=chunks)
+    del stacked
+    total.node = tape.node([each.node for each in losses], (), lambda g: [g.view() for _ in counts])
+    mean = op.divide_by_number(tape, total)
+    del losses, total
+    assert mean.memory is not None
+    mean.memory.record.category = "logits and loss"
+    return mean
+
+
+def _fused(tape: Tape, x: Array, part: Callable[[Array], Array], trained: list[Leaf], chunks: Int) -> Array:
+    """Forward and backward of each chunk at once; what backward does is to multiply by the gradient that comes."""
+    size, own = x.elements // chunks, Leaf("chunk", (x.elements // chunks,))
+    gradients = tape.emit("empty_like", "allocate", reads=[x], makes=[(x.elements, x.dtype)])
+    losses: list[Array] = []
+    for count in (1,) if op.is_one(chunks) else (1, chunks - 1):
+        with _repeated(tape, count):
+            value, found = _forward_backward(tape, x.view(size, own), part, trained)
+            gradient = found.pop(own)
+            tape.emit("copy_", "copy", reads=[gradient], changes=[Array(size, x.dtype, None)])
+            losses.append(value)
+            if len(gradients) == 1:
+                gradients += [found.pop(each) for each in trained]
+            for each, total in zip(trained, gradients[1:], strict=True):
+                if each in found:
+                    tape.emit("add_", "elementwise", reads=[found[each]], changes=[total], flops=each.elements)
+            del gradient, value
+            found.clear()
+        if not op.is_one(count):
+            _of_each_round(losses[-1])
+    (stacked,) = tape.emit("stack", "copy", reads=[Array(chunks, "fp32", None)], makes=[(chunks, "fp32")])
+    (total,) = tape.emit("sum", "reduction", reads=[stacked], makes=[(1, "fp32")], flops=chunks)
+    del stacked, losses
+    assert total.memory is not None
+    total.memory.record.category = "logits and loss"
+
+    def backward(scale: Array) -> Gradients:
+        for each in gradients:
+            tape.emit("mul_", "elementwise", reads=[scale], changes=[each], flops=each.elements)
+        given: Gradients = [*gradients]
+        gradients.clear()
+        return given
+
+    total.node = tape.node([x.node, *trained], (), backward)
+    return total
+
+
+def _forward_backward(
+    tape: Tape, own: Array, part: Callable[[Array], Array], trained: list[Leaf]
+) -> tuple[Array, dict[Leaf, Array]]:
+    """A chunk's loss without a graph, and the gradients of the chunk and the head's parameters."""
+    with tape.apart() as found:
+        for each in reversed(trained):  # a linear layer casts its bias before its weight
+            cast = tape.cast_of(each)
+            if cast is not None:  # made by an earlier chunk: the gradient of each goes back through it
+                cast.node = tape.node([each], (), op.back_to(tape, each.dtype))
+        value = op.divide_by_number(tape, part(own))
+        (seed,) = tape.emit("ones_like", "copy", reads=[value], makes=[(1, "fp32")])
+        tape.start(value, seed)
+        tape.backward(path=tape.path)
+        value.node = None
+        return value, dict(found)

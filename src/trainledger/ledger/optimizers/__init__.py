@@ -1,0 +1,1 @@
+"""What follows the gradients: clipping, optimizer states and updates, master weights."""

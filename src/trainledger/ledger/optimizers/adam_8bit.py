@@ -1,0 +1,111 @@
+"""Adam and AdamW with 8-bit moments: as `train.adam_8bit` runs them, and as bitsandbytes' kernel does.
+
+The one has the moments of a tensor in fp32 while it updates it, the other (Dettmers et al. 2022, section 2.2) reads,
+updates and stores element by element, without scratch.
+"""
+
+from __future__ import annotations
+
+from trainledger.ledger import rules
+from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import Int
+from trainledger.ledger.optimizers.groups import (
+    Group,
+    Lines,
+    count_step,
+    each_parameter,
+    read_number,
+    weight_gradient_moment,
+)
+from trainledger.ledger.optimizers.states import BLOCK, blocks_of, is_small, state_nbytes_of
+from trainledger.spec.recipe import Recipe
+
+VALUES = 256  # that a byte stands for
+
+
+def adam_8bit_loop(tape: Tape, group: Group, recipe: Recipe) -> None:
+    """Small tensors as Adam does them, the others between reading and storing their moments.
+
+    Arrays of sizes with a large one among them, and symbols, stand for large tensors.
+    """
+    tables: list[Array] = []
+    for leaf in each_parameter(tape, group):
+        n = leaf.elements
+        count_step(tape)
+        if is_small(n):
+            _rule(tape, group, n)
+            continue
+        if not tables:
+            tables = _tables(tape)
+        moments = [_read(tape, blocks_of(n)) for _ in range(2)]
+        _rule(tape, group, n)
+        for _ in range(2):
+            _store(tape, moments.pop(0), blocks_of(n))
+
+
+def adam_8bit_fused(tape: Tape, group: Group, recipe: Recipe) -> None:
+    """One kernel over codes and scales, and over the fp32 moments of small tensors."""
+    n = group.elements
+    w, g, _ = weight_gradient_moment(tape, n)
+    states = Array(group.total(lambda leaf: state_nbytes_of(leaf, recipe) - 4), "uint8", None)  # not the step counter
+    flops = rules.UPDATE_FLOPS_PER_PARAMETER[group.rule] * n
+    name = f"_fused_{group.rule.replace('-', '_')}_"
+    tape.emit(name, "update", reads=[g], changes=[w, states], flops=flops, basis="assumed")
+
+
+def _tables(tape: Tape) -> list[Array]:
+    """For either moment the values of a byte, and the bounds between them."""
+    tables = []
+    for _ in range(2):
+        (values,) = tape.emit("lift_fresh", "copy", makes=[(VALUES, "fp32")])
+        part = values.view(VALUES - 1)
+        bounds = Lines(tape).made("add", part, part)
+        Lines(tape).changed("div", bounds)
+        tables += [values, bounds]
+    return tables
+
+
+def _read(tape: Tape, blocks: Int) -> Array:
+    """A stored moment in fp32, its last block filled up."""
+    n = blocks * BLOCK
+    places = tape.emit("_to_copy", "copy", reads=[Array(n, "uint8", None)], makes=[(n, "int32")])
+    (moment,) = tape.emit("index_select", "embedding", reads=[Array(n, "fp32", None), *places], makes=[(n, "fp32")])
+    del places
+    Lines(tape).changed("mul", moment, Array(blocks, "fp32", None))
+    return moment
+
+
+def _store(tape: Tape, moment: Array, blocks: Int) -> None:
+    """A moment's largest magnitude by block, and the place of each element's share of it."""
+    n, scales = blocks * BLOCK, Array(blocks, "fp32", None)
+    largest = tape.emit("linalg_vector_norm", "reduction", reads=[moment], makes=[(blocks, "fp32")], flops=n)
+    tape.emit("copy_", "copy", reads=largest, changes=[scales])
+    del largest
+    above_zero = Lines(tape).made("clamp", scales)
+    Lines(tape).changed("div", moment, above_zero)
+    del above_zero
+    bounds = Array(VALUES - 1, "fp32", None)
+    places = tape.emit("bucketize", "embedding", reads=[moment, bounds], makes=[(n, "int32")])
+    tape.emit("copy_", "copy", reads=places, changes=[Array(n, "uint8", None)])
+
+
+def _rule(tape: Tape, group: Group, n: Int) -> None:
+    """Adam's rule on moments in fp32."""
+    lines = Lines(tape)
+    w, g, _ = weight_gradient_moment(tape, n)
+    m = Array(n, "fp32", None)
+    read_number(tape)
+    if g.dtype != "fp32":
+        (g,) = tape.emit("_to_copy", "copy", reads=[g], makes=[(n, "fp32")])
+    if group.decay and group.rule == "adamw-8bit":
+        lines.changed("mul", w)
+    elif group.decay:
+        g = lines.made("add", g, w)
+    lines.changed("lerp", m, g)
+    lines.changed("mul", m)
+    lines.changed("addcmul", m, g, g)
+    root = lines.made("sqrt", m)
+    lines.changed("div", root)
+    lines.changed("add", root)
+    lines.changed("addcdiv", w, m, root)

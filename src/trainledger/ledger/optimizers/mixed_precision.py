@@ -1,0 +1,124 @@
+"""What low precision adds to a step on a tape: master copies, gradient buffers and loss scaling.
+
+The same operations as in `train.master_weights` and `train.loss_scaling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainledger.ledger.core.array import Array, Leaf
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import Int
+from trainledger.ledger.model.parameters import ModelLeaves
+from trainledger.ledger.optimizers.groups import each_parameter, remains, whole_of
+from trainledger.spec.precision import Float8, Precision
+
+_IN_16_BITS = ("router", "shared_expert_gate")
+
+
+def hold(leaves: ModelLeaves, precision: Precision) -> None:
+    """Give every parameter the format it is held in."""
+    for segment in leaves.segments:
+        for block in (*segment.first, *segment.blocks, *segment.last):
+            for name, leaf in block.named.items():
+                leaf.float8 = precision.float8 is not None and _in_8_bits(name, leaf, precision.float8)
+    for each in all_of(leaves):
+        each.dtype = precision.parameters
+        if precision.gradient_buffers:
+            each.buffer = Array(each.elements, precision.gradients, None)
+
+
+def _in_8_bits(name: str, leaf: Leaf, float8: Float8) -> bool:
+    """Whether a block's parameter is the matrix of a linear layer that may multiply in 8 bits (`nn.float8`).
+
+    By block those of experts do too, which are held together.
+    """
+    if len(leaf.shape) == 3:
+        return float8.scaling == "block"
+    module, _, part = name.rpartition(".")
+    return part == "weight" and len(leaf.shape) == 2 and module.rpartition(".")[2] not in _IN_16_BITS
+
+
+def all_of(leaves: ModelLeaves) -> Iterator[Leaf]:
+    """Every parameter of a model."""
+    yield from leaves.before.values()
+    for segment in leaves.segments:
+        for block in (*segment.first, *segment.blocks, *segment.last):
+            yield from block.all()
+    yield from leaves.after.values()
+
+
+def own_nbytes(leaves: ModelLeaves, precision: Precision) -> Int:
+    """Bytes beside the optimizer's states: the master copy; the loss scale and its count of good steps."""
+    master = 4 * whole_of(leaves).elements if precision.master else 0
+    return master + (8 if precision.loss_scaling else 0)
+
+
+# Gradient buffers and master copies
+
+
+def empty_buffers(tape: Tape, leaves: ModelLeaves) -> None:
+    """The buffers that gradients are added to begin at zero."""
+    with tape.during("optimizer"):
+        buffers = Array(whole_of(leaves).elements, tape.precision.gradients, None)
+        tape.emit("_foreach_zero_", "copy", changes=[buffers])
+
+
+def main_gradients(tape: Tape, leaves: ModelLeaves) -> list[Array]:
+    """Every gradient in the master copy's format; the low-precision one is let go as soon as it is copied."""
+    master = tape.precision.master
+    assert master is not None
+    wide: list[Array] = []
+    taken: list[Leaf] = []
+    with tape.during("optimizer"):
+        for leaf in each_parameter(tape, whole_of(leaves)):
+            gradient = leaf.gradient
+            assert gradient is not None
+            (copy,) = tape.emit("_to_copy", "copy", reads=[gradient], makes=[(leaf.elements, master)])
+            wide.append(remains(copy))
+            tape.let_go(gradient)
+            taken.append(leaf)
+            del copy, gradient
+    for leaf in taken:
+        leaf.gradient = None
+    return wide
+
+
+def round_back(tape: Tape, leaves: ModelLeaves) -> None:
+    """The master copy rounded into the parameters."""
+    precision, elements = tape.precision, whole_of(leaves).elements
+    assert precision.master is not None
+    parameters, masters = Array(elements, precision.parameters, None), Array(elements, precision.master, None)
+    tape.emit("_foreach_copy_", "copy", reads=[masters], changes=[parameters])
+
+
+# Loss scaling
+
+
+def unscale(tape: Tape, leaves: ModelLeaves) -> Array:
+    """All gradients over the scale, with a look for overflow; what was found is given."""
+    elements = whole_of(leaves).elements
+    scale = Array(1, "fp32", None)
+    with tape.during("optimizer"):
+        wide = tape.emit("_to_copy", "copy", reads=[scale], makes=[(1, "fp64")])
+        inverse = tape.emit("reciprocal", "elementwise", reads=wide, makes=[(1, "fp64")], flops=1)
+        del wide
+        narrow = tape.emit("_to_copy", "copy", reads=inverse, makes=[(1, "fp32")])
+        del inverse
+        (found,) = tape.emit("full", "copy", makes=[(1, "fp32")])
+        gradients = Array(elements, tape.precision.updating, None)
+        name = "_amp_foreach_non_finite_check_and_unscale_"
+        tape.emit(name, "elementwise", reads=narrow, changes=[gradients, found], flops=elements)
+    return found
+
+
+def read_overflow(tape: Tape, found: Array) -> None:
+    """The host asks whether the step must be left out."""
+    tape.emit("_local_scalar_dense", "transfer", reads=[found])
+
+
+def adapt_scale(tape: Tape, found: Array) -> None:
+    """The scale falls after an overflow and grows after many steps without one."""
+    scale, good_steps = Array(1, "fp32", None), Array(1, "int32", None)
+    tape.emit("_amp_update_scale_", "elementwise", reads=[found], changes=[scale, good_steps], flops=1)

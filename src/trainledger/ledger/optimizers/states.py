@@ -1,0 +1,167 @@
+"""What an optimizer keeps between steps: for each parameter its states, with their shapes and formats."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import mul
+from typing import TYPE_CHECKING, Any
+
+from trainledger.dtypes import nbytes_in
+from trainledger.frozen import frozen
+from trainledger.ledger.core.array import Leaf
+from trainledger.ledger.entry import Int
+from trainledger.spec.precision import precision_of
+from trainledger.spec.recipe import Recipe
+
+if TYPE_CHECKING:
+    from trainledger.ledger.model.parameters import ModelLeaves
+
+# 8-bit Adam: elements that share a scale (bitsandbytes since 0.44; 2,048 in Dettmers et al. 2022, section 2.2), and
+# how many a tensor must have for its moments to be stored so (bitsandbytes' min_8bit_size).
+BLOCK = 256
+SMALLEST_IN_8_BITS = 4096
+
+_MUON_LEAVES_OUT = ("embed_tokens", "embed_positions", "lm_head")
+_MOMENTS = {
+    "sgd": (),
+    "momentum": ("momentum_buffer",),
+    "nesterov": ("momentum_buffer",),
+    "adagrad": ("sum",),
+    "rmsprop": ("square_avg",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "lion": ("exp_avg",),
+    "muon": ("momentum_buffer",),
+}
+_UNCOUNTED = ("sgd", "momentum", "nesterov", "lion", "muon")  # those without a step counter
+
+
+@frozen
+class State:
+    """One tensor of a parameter's optimizer state."""
+
+    name: str
+    shape: tuple[Int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> Int:
+        return nbytes_in(reduce(mul, self.shape, 1), self.dtype)
+
+
+def rule_of(leaf: Leaf, recipe: Recipe) -> str:
+    """The optimizer that updates a parameter: the recipe's, but AdamW for what Muon leaves to it."""
+    return "adamw" if recipe.optimizer == "muon" and not for_muon(leaf) else recipe.optimizer
+
+
+def for_muon(leaf: Leaf) -> bool:
+    """Whether Muon takes a parameter: a hidden matrix. torch.optim.Muon takes no stack of them (three dims)."""
+    named = leaf.path.split(".")
+    return len(leaf.shape) == 2 and leaf.decayed and not any(each in named for each in _MUON_LEAVES_OUT)
+
+
+def states_of(leaf: Leaf, recipe: Recipe, *, shape: tuple[Int, ...] | None = None) -> tuple[State, ...]:
+    """The optimizer's states of one parameter, as torch.optim names them; a frozen parameter has none.
+
+    Step counters, the scales of 8-bit moments and small tensors' moments beside them are fp32 in any precision.
+    ``shape`` is that of a shard of the parameter, where only a shard is updated here. Sizes may be arrays or symbols;
+    of 8-bit moments arrays get what each element gets alone, symbols stand for large tensors.
+
+    >>> from trainledger.spec.recipe import Recipe
+    >>> recipe = Recipe(seq_len=8, global_batch=1, steps=1, optimizer="adafactor")
+    >>> [(each.name, each.shape) for each in states_of(Leaf("up_proj.weight", (64, 32)), recipe)]
+    [('step', ()), ('row_var', (64, 1)), ('col_var', (1, 32))]
+    """
+    if not leaf.trained:
+        return ()
+    shape = leaf.shape if shape is None else shape
+    rule, moments = rule_of(leaf, recipe), precision_of(recipe).moments
+    counter = () if rule in _UNCOUNTED else (State("step", (), "fp32"),)
+    if rule == "adafactor":
+        return (*counter, *_factored(shape, moments))
+    if rule in ("adam-8bit", "adamw-8bit"):
+        return (*counter, *_in_8_bits(shape))
+    return (*counter, *(State(name, shape, moments) for name in moments_of(rule, recipe)))
+
+
+def moments_of(rule: str, recipe: Recipe) -> tuple[str, ...]:
+    """The states of parameter size that an optimizer of torch.optim's kind keeps."""
+    names = _MOMENTS[rule]
+    if rule in ("adam", "adamw") and recipe.amsgrad:
+        names += ("max_exp_avg_sq",)
+    if rule == "rmsprop":
+        names += ("momentum_buffer",) if recipe.rmsprop_momentum else ()
+        names += ("grad_avg",) if recipe.rmsprop_centred else ()
+    return names
+
+
+def counts_steps(rule: str) -> bool:
+    """Whether each parameter has a counter of its steps, one fp32 number."""
+    return rule not in _UNCOUNTED
+
+
+def state_nbytes_of(leaf: Leaf, recipe: Recipe, *, shape: tuple[Int, ...] | None = None) -> Int:
+    """Bytes of the optimizer's states of one parameter, or of a shard of it with the given shape."""
+    return sum(each.nbytes for each in states_of(leaf, recipe, shape=shape))
+
+
+def state_nbytes(leaves: ModelLeaves, recipe: Recipe) -> Int:
+    """Bytes of the optimizer's states of a whole model."""
+    return sum(count * sum(state_nbytes_of(leaf, recipe) for leaf in pattern) for pattern, count in leaves.in_order())
+
+
+def is_small(elements: Int) -> bool:
+    """Whether a tensor is known to be too small for 8-bit moments; arrays with a large one and symbols are not."""
+    try:
+        small = elements < SMALLEST_IN_8_BITS
+        return bool(small.all()) if hasattr(small, "all") else bool(small)
+    except TypeError:  # a symbol does not say
+        return False
+
+
+def blocks_of(elements: Int) -> Int:
+    """How many blocks of 8-bit moments a tensor has, the last filled up."""
+    return -(-elements // BLOCK)
+
+
+def rows_of(shape: tuple[Int, ...]) -> Int:
+    """Elements of the row factor: one for each row of each matrix of a stack."""
+    return reduce(mul, shape[:-1], 1)
+
+
+def columns_of(shape: tuple[Int, ...]) -> Int:
+    """Elements of the column factor: one for each column of each matrix of a stack."""
+    return reduce(mul, (*shape[:-2], shape[-1]), 1)
+
+
+def _factored(shape: tuple[Int, ...], moments: str) -> tuple[State, ...]:
+    """Adafactor's second moment: a row and a column of each matrix (Shazeer and Stern 2018), a vector's in full."""
+    if len(shape) < 2:
+        return (State("variance", shape, moments),)
+    rows, columns = (*shape[:-1], 1), (*shape[:-2], 1, shape[-1])
+    return State("row_var", rows, moments), State("col_var", columns, moments)
+
+
+def _in_8_bits(shape: tuple[Int, ...]) -> tuple[State, ...]:
+    """Two moments by blocks: a byte for each element and an fp32 scale for each block; small tensors' in fp32."""
+    elements = reduce(mul, shape, 1)
+    names = ("exp_avg", "exp_avg_sq")
+    if is_small(elements):
+        return tuple(State(name, shape, "fp32") for name in names)
+    blocks = blocks_of(elements)
+    some_small: Any = elements < SMALLEST_IN_8_BITS
+    if hasattr(some_small, "all") and some_small.any():  # an array of sizes, of which some are small
+        whole, blocks = elements * some_small, blocks * ~some_small
+        return tuple(
+            each
+            for name in names
+            for each in (
+                State(name, (whole,), "fp32"), State(name, (blocks, BLOCK), "uint8"),
+                State(f"{name}_scale", (blocks, 1), "fp32"),
+            )
+        )  # fmt: skip
+    return tuple(
+        each
+        for name in names
+        for each in (State(name, (blocks, BLOCK), "uint8"), State(f"{name}_scale", (blocks, 1), "fp32"))
+    )

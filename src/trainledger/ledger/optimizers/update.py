@@ -1,0 +1,87 @@
+"""What follows the gradients: joint clipping, and the optimizer's update.
+
+``fused`` updates all tensors in one kernel without scratch; ``foreach`` makes lists of temporaries as large
+as all parameters of a group; ``loop`` goes tensor by tensor with temporaries as large as one. Each is written as
+torch.optim runs it (2.13; the same in 2.11 but for fused Adagrad, which was for CPUs only until it came to CUDA).
+The optimizer that a recipe names is imported when it is asked for: a plan has one of them.
+"""
+
+from __future__ import annotations
+
+from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.model.parameters import ModelLeaves
+from trainledger.ledger.optimizers.groups import Group, each_parameter, groups_of, remains
+from trainledger.ledger.optimizers.groups import whole_of as whole_of
+from trainledger.ledger.optimizers.states import state_nbytes as state_nbytes
+from trainledger.spec.recipe import Recipe
+
+
+def update(tape: Tape, leaves: ModelLeaves, recipe: Recipe) -> None:
+    """The optimizer's step over all its groups."""
+    for group in groups_of(leaves, recipe):
+        _update(tape, group, recipe)
+
+
+def _update(tape: Tape, group: Group, recipe: Recipe) -> None:
+    way = recipe.optimizer_implementation
+    if group.rule == "muon":
+        from trainledger.ledger.optimizers.muon import muon
+
+        muon(tape, group, recipe)
+    elif group.rule in ("adam-8bit", "adamw-8bit"):
+        from trainledger.ledger.optimizers.adam_8bit import adam_8bit_fused, adam_8bit_loop
+
+        (adam_8bit_fused if way == "fused" else adam_8bit_loop)(tape, group, recipe)
+    elif group.rule == "adafactor":
+        from trainledger.ledger.optimizers.adafactor import adafactor_foreach, adafactor_loop
+
+        (adafactor_foreach if way == "foreach" else adafactor_loop)(tape, group)
+    elif way == "fused":
+        from trainledger.ledger.optimizers.fused import fused
+
+        fused(tape, group, recipe)
+    elif way == "foreach":
+        from trainledger.ledger.optimizers.foreach import foreach
+
+        foreach(tape, group, recipe)
+    else:
+        from trainledger.ledger.optimizers.loop import loop
+
+        loop(tape, group, recipe)
+
+
+def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool, dtype: str | None = None) -> list[Array]:
+    """The joint L2 norm of all gradients, and all gradients scaled by it (Pascanu et al. 2013).
+
+    ``dtype`` is the format of the gradients; absent, as the precision has them.
+    """
+    group = whole_of(leaves)
+    dtype = tape.precision.gradients if dtype is None else dtype
+    elements, tensors = group.elements, group.tensors
+    everything = Array(elements, dtype, None)
+    norms: list[Array] = []
+    if foreach:
+        norms += tape.emit("_foreach_norm", "reduction", reads=[everything], makes=[(tensors, dtype)], flops=elements)
+    else:
+        for leaf in each_parameter(tape, group):
+            gradient = Array(leaf.elements, dtype, None)
+            makes = [(1, dtype)]
+            made = tape.emit("linalg_vector_norm", "reduction", reads=[gradient], makes=makes, flops=leaf.elements)
+            norms.append(remains(made.pop()))
+    stacked = tape.emit("stack", "copy", reads=[Array(tensors, dtype, None)], makes=[(tensors, dtype)])
+    total = tape.emit("linalg_vector_norm", "reduction", reads=stacked, makes=[(1, dtype)], flops=tensors)
+    norms.clear()
+    del stacked
+    shifted = tape.emit("add", "elementwise", reads=total, makes=[(1, dtype)], flops=1)
+    inverse = tape.emit("reciprocal", "elementwise", reads=shifted, makes=[(1, dtype)], flops=1)
+    scale = tape.emit("mul", "elementwise", reads=inverse, makes=[(1, dtype)], flops=1)
+    del shifted, inverse
+    clamped = tape.emit("clamp", "elementwise", reads=scale, makes=[(1, dtype)], flops=1)
+    if foreach:
+        tape.emit("_foreach_mul_", "elementwise", reads=clamped, changes=[everything], flops=elements)
+    else:
+        for leaf in each_parameter(tape, group):
+            gradient = Array(leaf.elements, dtype, None)
+            tape.emit("mul_", "elementwise", reads=clamped, changes=[gradient], flops=leaf.elements)
+    return total

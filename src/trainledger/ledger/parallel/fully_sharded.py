@@ -1,0 +1,317 @@
+"""Sharded parameters and gradients on a tape, as FSDP2 (torch 2.13) gathers, holds and reduces them.
+
+Each block is a group of its own, and all that stands outside the blocks is one more, which stays gathered from the
+first operation to the last. What is gathered comes in one flat buffer and is copied out of it into the parameters;
+gradients are copied into one flat buffer and reduced from there. In forward the flat buffer of a block lives until the
+next block's has arrived (its copy may still be read then); in backward one or more blocks are gathered ahead, and a
+reduced buffer lives until the next block's backward is over. With ``zero = 2`` nothing is gathered, and gradients are
+reduced block by block all the same (DeepSpeed and Megatron-LM reduce buckets, which are not the blocks).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from trainledger.ledger.core.array import Array, Leaf
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import Int
+from trainledger.ledger.model.parameters import BlockLeaves, ModelLeaves
+from trainledger.ledger.ops.operations import is_one
+from trainledger.ledger.parallel.collectives import COMMUNICATION, Group, collective, several
+from trainledger.ledger.parallel.rank_plan import Rank, shard_shape
+from trainledger.ledger.parallel.reduction import sum_over_tensor
+
+
+class Part:
+    """The parameters of a unit that go over the same ranks; ``own`` are the elements of this rank's padded pieces."""
+
+    def __init__(self, group: Group, leaves: Sequence[Leaf]) -> None:
+        self.group = group
+        self.leaves = tuple(leaves)
+        self.own: Int = sum(_elements(shard_shape(each, group.ranks)) for each in leaves)
+        self.gradient: Array | None = None
+
+    @property
+    def padded(self) -> Int:
+        return self.own * self.group.ranks
+
+
+def _elements(shape: tuple[Int, ...]) -> Int:
+    total: Int = 1
+    for each in shape:
+        total = total * each
+    return total
+
+
+class Unit:
+    """Parameters that are gathered and reduced together."""
+
+    def __init__(self, rank: Rank, leaves: Sequence[Leaf], path: str) -> None:
+        by_group: dict[str, list[Leaf]] = {}
+        groups: dict[str, Group] = {}
+        for each in leaves:
+            group = rank.group_of(each)
+            groups[group.axes] = group
+            by_group.setdefault(group.axes, []).append(each)
+        self.parts = tuple(Part(groups[axes], each) for axes, each in by_group.items())
+        self.gathered = tuple(each for each in self.parts if not is_one(each.group.ranks))
+        self.path = path
+        self.full: list[Array] = []
+
+
+class FullySharded:
+    """What a rank holds of a chunk of layers while it runs."""
+
+    def __init__(self, tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
+        self.tape = tape
+        self.rank = rank
+        self.gathers = rank.gathers
+        self.reshards = rank.layout.reshards
+        # torch's pipelines gather once, add up whole gradients, and reduce them when the last micro-batch is over.
+        self.once = rank.layout.pipeline > 1 and not (self.gathers and self.reshards)
+        self.leaves = leaves
+        self.ahead: int = rank.layout.prefetch
+        self.dtype = tape.precision.arriving
+        outside = [*leaves.before.values(), *leaves.after.values()]
+        self.root = Unit(rank, outside, "") if outside else None
+        self.units: dict[int, Unit] = {}
+        self.order: list[Unit] = []
+        for segment in leaves.segments:
+            for _, count, blocks in segment.rounds(""):
+                pattern = [Unit(rank, tuple(each.all()), "layers.*") for each in blocks]
+                self.units |= {id(each): unit for each, unit in zip(blocks, pattern, strict=True)}
+                # A round that stands for several is there as often as the prefetch looks behind.
+                rounds = 1 if is_one(count) else 2 + self.ahead // len(pattern)
+                self.order += pattern * rounds
+        self.arrived: list[Array] = []
+        self.waiting: deque[list[Array]] = deque()
+        self.reduced: list[Array] = []
+
+    # Gathering
+
+    def _gather(self, unit: Unit) -> list[Array]:
+        with self._at(unit):
+            return [
+                collective(
+                    self.tape, "all_gather", each.group, Array(each.padded, self.dtype, None).nbytes,
+                    reads=[Array(each.own, self.dtype, None)], overlap="compute", category=COMMUNICATION,
+                    makes=[(each.padded * several(each.group.ranks), self.dtype)], scratch=self._narrowed(each),
+                )[0]
+                for each in unit.gathered
+            ]  # fmt: skip
+
+    def _narrowed(self, part: Part) -> Int:
+        """Bytes of this rank's piece in the format that is gathered, where it is held in another."""
+        return 0 if self.dtype == self.tape.precision.parameters else Array(part.own, self.dtype, None).nbytes
+
+    def _copy_out(self, unit: Unit, flat: list[Array]) -> None:
+        with self._at(unit):
+            for each, buffer in zip(unit.gathered, flat, strict=True):
+                elements = each.padded * several(each.group.ranks)
+                unit.full += self.tape.emit(
+                    "split_with_sizes_copy", "copy", reads=[buffer], makes=[(elements, self.dtype)],
+                    category=COMMUNICATION,
+                )  # fmt: skip
+
+    def _at(self, unit: Unit):  # type: ignore[no-untyped-def]
+        return self.tape.at(unit.path)
+
+    def own_elements(self) -> Int:
+        """Elements of this rank's pieces, the filling included."""
+        total: Int = 0 if self.root is None else sum(each.own for each in self.root.parts)
+        for segment in self.leaves.segments:
+            total += segment.count * sum(part.own for each in segment.blocks for part in self.units[id(each)].parts)
+        return total
+
+    def let_gradients_go(self) -> None:
+        """No gradient is held any more."""
+        for unit in (*self.units.values(), *([self.root] if self.root is not None else [])):
+            for part in unit.parts:
+                part.gradient = None
+
+    def step_begins(self) -> None:
+        """All parameters are gathered for the whole step, where that is done once."""
+        if self.once:
+            self._everywhere(self._before_forward)
+            self.arrived = []
+
+    def step_ends(self) -> None:
+        """All gradients are reduced, where that is done once."""
+        if self.once:
+            with self.tape.during("backward"):
+                self._everywhere(self._after_backward)
+            self.reduced = []
+
+    def _everywhere(self, act: Callable[[Unit], None]) -> None:
+        for index, segment in enumerate(self.leaves.segments):
+            for name, count, blocks in segment.rounds(f"layers {index}"):
+                with self.tape.loop(name, count):
+                    for each in blocks:
+                        act(self.units[id(each)])
+        if self.root is not None:
+            act(self.root)
+
+    # Forward
+
+    def begins(self) -> None:
+        """What stands outside the blocks is there."""
+        if self.root is not None and not self.once:
+            self._before_forward(self.root)
+
+    def _before_forward(self, unit: Unit) -> None:
+        if not self.gathers or unit.full:
+            return
+        flat = self._gather(unit)
+        self.arrived = []
+        self._copy_out(unit, flat)
+        self.arrived = flat
+
+    # Backward
+
+    def _before_backward(self, unit: Unit) -> None:
+        if not self.gathers:
+            return
+        if not unit.full:
+            flat = self.waiting.popleft() if self.waiting else self._gather(unit)
+            self._copy_out(unit, flat)
+            del flat
+        if self.reshards:
+            self._look_behind(self._place(unit))
+
+    def _before_all_backward(self) -> None:
+        if self.gathers and self.root is not None and not self.root.full:
+            # Let go by another micro-batch's backward, where forwards ran ahead.
+            self._copy_out(self.root, self._gather(self.root))
+        if self.gathers and self.reshards and self.order:
+            self.waiting.append(self._gather(self.order[-1]))
+
+    def _place(self, unit: Unit) -> int:
+        return max(index for index, each in enumerate(self.order) if each is unit)
+
+    def _look_behind(self, place: int) -> None:
+        while len(self.waiting) < self.ahead and place > len(self.waiting):
+            self.waiting.append(self._gather(self.order[place - 1 - len(self.waiting)]))
+
+    def _after_backward(self, unit: Unit) -> None:
+        """The unit's parameters go, and its gradients are summed over the ranks, each keeping its own piece."""
+        tape, precision = self.tape, self.tape.precision
+        gradients = [[_taken(leaf) for leaf in each.leaves if _has_gradient(leaf)] for each in unit.parts]
+        for each in unit.parts:
+            for leaf in each.leaves:
+                if leaf.trained:
+                    sum_over_tensor(tape, self.rank, leaf, Array(leaf.elements, self.dtype, None))
+        unit.full = []
+        self.reduced = []
+        with self._at(unit):
+            for part, arrived in zip(unit.parts, gradients, strict=True):
+                if not arrived:
+                    continue
+                if is_one(part.group.ranks):  # experts that are on one rank only
+                    makes = [(part.own, precision.reduction)]
+                    (own,) = tape.emit("copy_", "copy", reads=arrived, makes=makes)
+                    arrived.clear()
+                    self._keep(part, own)
+                    del own
+                    continue
+                makes = [(part.padded * several(part.group.ranks), precision.reduction)]
+                (flat,) = tape.emit("chunk_cat", "copy", reads=arrived, makes=makes, category=COMMUNICATION)
+                last = arrived[-1]  # FSDP2's foreach_reduce names it to its end
+                arrived.clear()
+                nbytes = Array(part.padded, precision.reduction, None).nbytes
+                (own,) = collective(
+                    tape, "reduce_scatter", part.group, nbytes, reads=[flat], makes=[(part.own, precision.reduction)],
+                    overlap="compute", category=COMMUNICATION,
+                )  # fmt: skip
+                self.reduced.append(flat)
+                del flat
+                self._keep(part, own)
+                del own, last
+
+    def _keep(self, part: Part, own: Array) -> None:
+        """This rank's piece of the gradient, summed over the replicas too, is kept or added to what is there."""
+        tape, precision, replicas = self.tape, self.tape.precision, self.rank.replicas
+        if not is_one(replicas.ranks):
+            collective(tape, "all_reduce", replicas, own.nbytes, changes=[own], overlap="compute")
+        if precision.gradients != precision.reduction:
+            (own,) = tape.emit("_to_copy", "copy", reads=[own], makes=[(part.own, precision.gradients)])
+        if part.gradient is None:
+            assert own.memory is not None
+            own.memory.record.category = "gradients"
+            own.memory.record.cached = True  # each round of a loop over equal blocks leaves its own
+            part.gradient = own
+        else:
+            tape.emit("add_", "elementwise", reads=[own], changes=[part.gradient], flops=part.own)
+
+    def backward_is_over(self) -> None:
+        """After the last unit's backward nothing waits any more."""
+        if self.once:
+            return
+        with self.tape.during("backward"):
+            self._everywhere(self._finish)
+        self.reduced = []
+
+    def _finish(self, unit: Unit) -> None:
+        """What no gradient of an input has told: that of the root, and of blocks before which nothing is trained."""
+        if unit is self.root or any(leaf.gradient is not None for part in unit.parts for leaf in part.leaves):
+            self._after_backward(unit)
+
+    # The graph
+
+    def entering(self, leaves: BlockLeaves, x: Array) -> Array:
+        """A block's input: its parameters are there; once the input's gradient is there, the block's own are too."""
+        unit = self.units[id(leaves)]
+        if self.once:
+            return x
+        self._before_forward(unit)
+        y = x.view()
+
+        def backward(g: Array) -> list[Array | None]:
+            self._after_backward(unit)
+            return [g]
+
+        y.node = self.tape.node([x.node], (), backward)
+        return y
+
+    def leaving(self, leaves: BlockLeaves, x: Array) -> Array:
+        """A block's output: its parameters go; when the output's gradient is there, they are needed again."""
+        unit = self.units[id(leaves)]
+        if self.once:
+            return x
+        if self.reshards and self.tape.phase != "recompute":
+            unit.full = []
+        y = x.view()
+
+        def backward(g: Array) -> list[Array | None]:
+            self._before_backward(unit)
+            return [g]
+
+        y.node = self.tape.node([x.node], (), backward)
+        return y
+
+    def ending(self, x: Array) -> Array:
+        """The chunk's output, or the logits: the forward of the parameters is over."""
+        self.arrived = []
+        y = x.view()
+
+        def backward(g: Array) -> list[Array | None]:
+            self._before_all_backward()
+            return [g]
+
+        y.node = self.tape.node([x.node], (), backward)
+        return y
+
+
+def _has_gradient(leaf: Leaf) -> bool:
+    return leaf.gradient is not None or leaf.buffer is not None
+
+
+def _taken(leaf: Leaf) -> Array:
+    """A whole parameter's gradient, which does not stay; a buffer of gradients does."""
+    if leaf.buffer is not None:
+        return leaf.buffer
+    gradient, leaf.gradient = leaf.gradient, None
+    assert gradient is not None
+    assert gradient.memory is not None
+    gradient.memory.record.category = "scratch"
+    return gradient

@@ -1,0 +1,284 @@
+"""The micro-batches of a step on a tape: forward and backward of each, in the order of the pipeline's schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from trainledger.dtypes import nbytes_in
+from trainledger.ledger.core.array import Array, Port
+from trainledger.ledger.core.node import Gradients, Node
+from trainledger.ledger.core.sizes import Sizes
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import Int
+from trainledger.ledger.model.forward import forward
+from trainledger.ledger.model.parameters import ModelLeaves
+from trainledger.ledger.ops import operations as op
+from trainledger.ledger.optimizers.mixed_precision import all_of, empty_buffers, hold
+from trainledger.ledger.parallel.collectives import COMMUNICATION, Group, collective
+from trainledger.ledger.parallel.pipeline import Chunk, in_flight_by_chunk
+from trainledger.ledger.parallel.rank_plan import Rank
+from trainledger.ledger.parallel.reduction import scatter_gradients, sum_over_replicas, sum_partial_gradients
+from trainledger.ledger.parallel.tensor import tensor_group
+
+
+class Work:
+    """A chunk of layers that a rank runs: its parameters, and what of them is sharded."""
+
+    def __init__(self, tape: Tape, rank: Rank, sizes: Sizes, chunk: Chunk, leaves: ModelLeaves) -> None:
+        self.tape = tape
+        self.rank = rank
+        self.sizes = sizes
+        self.chunk = chunk
+        self.leaves = leaves
+        hold(leaves, tape.precision)
+        sharded = rank.sharded and rank.layout.zero > 1
+        self._hold_gradients(sharded)
+        if sharded:
+            from trainledger.ledger.parallel.fully_sharded import FullySharded
+
+            self.sharded: FullySharded | None = FullySharded(tape, rank, leaves)
+        else:
+            self.sharded = None
+
+    def _hold_gradients(self, sharded: bool) -> None:
+        """Sharded gradients come and go block by block; an interleaved pipeline adds up in buffers (Megatron-LM).
+
+        So does FSDP2 where it reduces once for all micro-batches, in the format that it reduces in (torch 2.13,
+        ``FSDPParam.to_accumulated_grad_if_needed``).
+        """
+        precision, layout = self.tape.precision, self.rank.layout
+        interleaved = len(self.rank.chunks) > 1
+        once = self.rank.gathers and layout.pipeline > 1 and not layout.reshards
+        widened = once and precision.reduction != precision.arriving
+        self.buffered = interleaved or widened or (precision.gradient_buffers and not sharded)
+        for leaf in all_of(self.leaves):
+            if self.rank.gathers:
+                leaf.dtype = precision.arriving
+            leaf.buffer = Array(leaf.elements, precision.gradients, None) if self.buffered else None
+
+    @property
+    def buffers_nbytes(self) -> Int:
+        """Bytes of the gradients that are there all the time."""
+        return nbytes_in(self.leaves.elements(), self.tape.precision.gradients) if self.buffered else 0
+
+    @property
+    def parameters_nbytes(self) -> Int:
+        """Bytes of the parameters as they are held: whole, or pieces as large as the largest."""
+        dtype = self.tape.precision.parameters
+        if self.rank.gathers:
+            assert self.sharded is not None
+            return nbytes_in(self.sharded.own_elements(), dtype)
+        return nbytes_in(self.leaves.elements(), dtype)
+
+    @property
+    def copies_nbytes(self) -> Int:
+        """Bytes of the weights that stay in 8 bits."""
+        float8 = self.tape.precision.cached
+        if float8 is None:
+            return 0
+        from trainledger.ledger.ops.float8 import copies_nbytes
+
+        return copies_nbytes(self.leaves, float8)
+
+    def step_begins(self) -> None:
+        """Buffers are emptied, what is gathered once is gathered, weights that are cast once are cast."""
+        tape = self.tape
+        if self.buffered:
+            empty_buffers(tape, self.leaves)
+        if self.sharded is not None:
+            self.sharded.step_begins()
+        if tape.precision.cached is not None:
+            from trainledger.ledger.ops.float8 import cast_weights
+
+            cast_weights(tape, self.leaves, tape.precision.cached)
+
+    def step_ends(self) -> None:
+        """What is reduced once is reduced."""
+        if self.sharded is not None:
+            self.sharded.step_ends()
+        else:
+            sum_partial_gradients(self.tape, self.rank, self.leaves)
+            if self.rank.sharded:
+                scatter_gradients(self.tape, self.rank, self.leaves)
+            else:
+                sum_over_replicas(self.tape, self.rank, self.leaves)
+
+    def let_gradients_go(self) -> None:
+        """Pieces of gradients are not held any more."""
+        if self.sharded is not None:
+            self.sharded.let_gradients_go()
+
+    def forward(self) -> Array:
+        """The loss of a micro-batch, or what the next stage reads."""
+        tape, run = self.tape, self.rank.run
+        ids = Array(self.sizes.rows, "int64", None)
+        autocast: AbstractContextManager[None] = nullcontext()
+        if tape.precision.copies == "autocast":
+            autocast = tape.autocast()
+        with self._sharding(), autocast:
+            if self.sharded is not None:
+                self.sharded.begins()
+            received = None if self.chunk.begins else self._receive()
+            value = forward(tape, self.sizes, self.leaves, ids, run.recipe, received)
+            del received
+            if not self.chunk.ends:
+                self._send(value)
+                # What was sent is let go (Megatron-LM's deallocate_pipeline_outputs); the graph stays.
+                value = Array(value.elements, value.dtype, None, value.node)
+            elif not op.is_one(run.grad_accum):
+                with tape.at("loss"):
+                    value = op.divide_by_number(tape, value)
+        return value
+
+    def backward(self, value: Array) -> None:
+        """Backward of a loss, or from the gradient that the next stage sends."""
+        tape = self.tape
+        scaled = value
+        if self.chunk.ends and tape.precision.loss_scaling:
+            with tape.at("loss"):
+                scaled = op.times_constant(tape, value, Array(1, "fp32", None))
+        with self._sharding(), tape.during("backward"):
+            if self.chunk.ends:
+                with tape.at("loss"):
+                    (seed,) = tape.emit("ones_like", "copy", reads=[scaled], makes=[(1, "fp32")])
+                held = seed
+            else:
+                seed = self._received(value.elements, value.dtype)
+                # The schedule holds what it received to the end; a block must let go of its own gradient all the same,
+                # as the next round of the loop over equal blocks has another one. (One too many in the first round.)
+                (held,) = tape.emit("held", "allocate", makes=[(seed.elements, seed.dtype)], category="activations")
+            tape.start(scaled, seed)
+            del seed
+            tape.backward()  # autograd holds the seed of a loss to the end, and so does a name here
+        value.node = scaled.node = None
+        del scaled, held
+        if self.sharded is not None:
+            self.sharded.backward_is_over()
+
+    @contextmanager
+    def _sharding(self) -> Iterator[None]:
+        self.tape.sharded = self.sharded
+        try:
+            yield
+        finally:
+            self.tape.sharded = None
+
+    # Stages
+
+    def _group(self) -> Group:
+        return Group("pipeline", self.rank.layout.pipeline)
+
+    def _receive(self) -> Array:
+        """What the stage before has made; its gradient goes back there."""
+        x = self._received(self.sizes.stream_rows * self.sizes.spec.d_model, self.tape.precision.stream)
+
+        def backward(g: Array) -> Gradients:
+            self._send(g)
+            return [g]
+
+        x.node = self.tape.node([Port()], (), backward)
+        return x
+
+    def _received(self, elements: Int, dtype: str) -> Array:
+        tape, whole, part = self.tape, nbytes_in(elements, dtype), elements // self._parts
+        (x,) = collective(
+            tape, "recv", self._group(), nbytes_in(part, dtype), makes=[(part, dtype)], overlap="compute",
+            category="activations",
+        )  # fmt: skip
+        if self.rank.layout.split_sends:
+            (x,) = collective(
+                tape, "all_gather", tensor_group(self.sizes), whole, reads=[x], makes=[(elements, dtype)],
+                category="activations",
+            )  # fmt: skip
+        return x
+
+    def _send(self, x: Array) -> None:
+        part = x.view(x.elements // self._parts)
+        collective(
+            self.tape, "send", self._group(), part.nbytes, reads=[part], overlap="compute", category=COMMUNICATION
+        )
+
+    @property
+    def _parts(self) -> Int:
+        """The ranks that each send a part of the same activation (Narayanan et al. 2021, section 4.1)."""
+        layout = self.rank.layout
+        return layout.tensor if layout.split_sends else 1
+
+
+def run_micro_batches(works: tuple[Work, ...]) -> Array | None:
+    """All micro-batches of a step: forwards up to the number in flight, one forward and one backward in turn, and the
+    backwards that are left. The loss, where this rank takes it.
+
+    Of an interleaved pipeline one chunk's micro-batches run after the other's, with those of the others in flight as
+    the schedule has them when the last chunk begins its backwards.
+    """
+    rank, tape = works[-1].rank, works[-1].tape
+    micro_batches = rank.run.grad_accum
+    counts = in_flight_by_chunk(rank.layout, rank.stage, micro_batches)
+    earlier = [InFlight(works[index], counts[index], f"in flight {index}") for index in range(len(works) - 1)]
+    last = InFlight(works[-1], counts[-1] - 1, "in flight")
+    for each in (*earlier, last):
+        each.set_ahead()
+    total = _forward_backward(works[-1], None)
+    with _rounds(tape, "micro-batches", micro_batches - counts[-1]) as some:
+        if some:
+            total = _forward_backward(works[-1], total)
+    last.catch_up()
+    for index, each in reversed(list(enumerate(earlier))):
+        with _rounds(tape, f"micro-batches {index}", micro_batches - each.count) as some:
+            if some:
+                each.work.backward(each.work.forward())
+        each.catch_up()
+    return total
+
+
+def _forward_backward(work: Work, total: Array | None) -> Array | None:
+    """One micro-batch; the loss so far comes in and goes out."""
+    tape = work.tape
+    value = work.forward()
+    work.backward(value)
+    if total is None or not work.chunk.ends:
+        return value if work.chunk.ends else None
+    with tape.during("other"), tape.at("loss"):
+        (summed,) = tape.emit("add", "elementwise", reads=[total, value], makes=[(1, "fp32")], flops=1)
+    return summed
+
+
+class InFlight:
+    """Forwards of a chunk whose backwards come later: each leaves behind what it keeps."""
+
+    def __init__(self, work: Work, count: Int, name: str) -> None:
+        self.work = work
+        self.count = count
+        self.name = name
+        self._waiting: tuple[Array, list[Node]] | None = None
+
+    def set_ahead(self) -> None:
+        """The forwards; what stands outside the blocks is gathered before the first one and stays until a backward."""
+        if self.work.sharded is not None:
+            self.work.sharded.begins()
+            self.work.sharded.arrived = []
+        with _rounds(self.work.tape, self.name, self.count) as some:
+            if some:
+                self._waiting = self.work.forward(), self.work.tape.set_aside()
+
+    def catch_up(self) -> None:
+        """The backwards."""
+        if self._waiting is None:
+            return
+        (value, nodes), self._waiting = self._waiting, None
+        self.work.tape.take_up(nodes)
+        with _rounds(self.work.tape, self.name, self.count):
+            self.work.backward(value)
+            del value
+
+
+@contextmanager
+def _rounds(tape: Tape, name: str, count: Int) -> Iterator[bool]:
+    """A loop; False where it is known to be empty."""
+    if op.is_one(count + 1):
+        yield False
+        return
+    with tape.loop(name, count):
+        yield True

@@ -1,0 +1,197 @@
+"""What ranks tell each other once in a step, when the last micro-batch's backward is over.
+
+Sums of gradients that no backward has summed yet, the joint norm, and parameters that others have updated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainledger.dtypes import nbytes_in
+from trainledger.ledger.core.array import Array, Leaf
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import Int
+from trainledger.ledger.model.parameters import ModelLeaves, component_of
+from trainledger.ledger.ops.operations import is_one
+from trainledger.ledger.parallel.collectives import Group, collective, several, share
+from trainledger.ledger.parallel.rank_plan import Rank
+
+FIRST_BUCKET_NBYTES, BUCKET_NBYTES = 2**20, 25 * 2**20  # torch.nn.parallel.DistributedDataParallel's defaults
+
+# Held whole by every tensor rank, but each has worked with its own heads or experts only.
+_OF_HEADS = ("q_norm", "k_norm", "q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm", "router",
+             "shared_expert_gate")  # fmt: skip
+
+
+def is_partial(leaf: Leaf, rank: Rank) -> bool:
+    """Whether each tensor rank has only its share of this parameter's gradient: of its tokens, or of its heads."""
+    layout = rank.layout
+    if is_one(layout.tensor):
+        return False
+    module = leaf.path.split(".")
+    if any(part in _OF_HEADS for part in module):
+        return True
+    return layout.sequence_parallel and component_of(leaf.path) == "norms"
+
+
+def sharers_of(leaf: Leaf, rank: Rank) -> Group | None:
+    """The tensor ranks that sum their gradients of a parameter that all of them hold; None where none do.
+
+    Key-value heads that are fewer than the ranks are held by several of them.
+    """
+    tensor, kv = rank.layout.tensor, rank.whole.model.kv_heads
+    if is_partial(leaf, rank):
+        return Group("tensor", tensor)
+    shared = isinstance(tensor, int) and tensor > kv and not rank.whole.model.latent
+    if shared and any(part in ("k_proj", "v_proj") for part in leaf.path.split(".")):
+        return Group("tensor / kv_heads", tensor // kv)
+    return None
+
+
+def sum_over_tensor(tape: Tape, rank: Rank, leaf: Leaf, gradient: Array) -> None:
+    """Add up over the tensor ranks what each has a share of."""
+    group = sharers_of(leaf, rank)
+    if group is not None:
+        collective(tape, "all_reduce", group, gradient.nbytes, changes=[gradient])
+
+
+def sum_partial_gradients(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
+    """The same for all parameters, one after the other, where no reduction by blocks has done it."""
+    dtype = tape.precision.gradients
+    with tape.during("backward"):
+        for index, (pattern, count) in enumerate(leaves.in_order()):
+            shared = [each for each in pattern if each.trained and sharers_of(each, rank) is not None]
+            if shared:
+                with tape.loop(f"layers {index}", count):
+                    for each in shared:
+                        sum_over_tensor(tape, rank, each, Array(each.elements, dtype, None))
+
+
+def sum_tied_embedding(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
+    """The first and the last stage have each a copy of a tied embedding, and its gradient is that of both.
+
+    So they have of one that modules which predict ahead read too.
+    """
+    spec = rank.whole.model
+    if not (spec.tie_embeddings or spec.n_predict_ahead) or rank.layout.pipeline == 1:
+        return
+    for name in ("embed_tokens.weight", *(("lm_head.weight",) if spec.tie_embeddings else ())):
+        leaf = {**leaves.before, **leaves.after}.get(name)
+        if leaf is not None:
+            gradient = Array(leaf.elements, tape.precision.gradients, None)
+            with tape.during("backward"):
+                collective(tape, "all_reduce", Group("first and last stage", 2), gradient.nbytes, changes=[gradient])
+
+
+def sum_over_replicas(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
+    """All gradients in buckets, as DDP sends them: beside the backward that goes on meanwhile."""
+    group, dtype = rank.replicas, tape.precision.gradients
+    if is_one(group.ranks):
+        return
+    with tape.during("backward"):
+        for elements, count in buckets(leaves, dtype):
+            with tape.loop("buckets", count):
+                gradient = Array(elements, dtype, None)
+                collective(tape, "all_reduce", group, gradient.nbytes, changes=[gradient], overlap="compute")
+
+
+def bucket_nbytes(rank: Rank, leaves: ModelLeaves, dtype: str) -> Int:
+    """Bytes of DDP's buckets: as much as the gradients, which are copied there and back."""
+    if rank.sharded or is_one(rank.layout.replicate):
+        return 0
+    return nbytes_in(_trained(leaves), dtype) * several(rank.layout.replicate)
+
+
+def buckets(leaves: ModelLeaves, dtype: str) -> Iterator[tuple[Int, Int]]:
+    """Elements of each of DDP's buckets, and how often a bucket of this size comes.
+
+    Parameters are taken from the last to the first until 25 MiB are full (the first bucket: 1 MiB). Where sizes are not
+    numbers all gradients are told as one.
+    """
+    sizes = list(_backwards(leaves))
+    if sizes is None or not all(isinstance(each, int) for each, _ in sizes):
+        yield _trained(leaves), 1
+        return
+    found: list[int] = []
+    full, limit = 0, FIRST_BUCKET_NBYTES
+    for elements, _ in sizes:
+        full += elements
+        if nbytes_in(full, dtype) >= limit:
+            found.append(full)
+            full, limit = 0, BUCKET_NBYTES
+    if full:
+        found.append(full)
+    for each in dict.fromkeys(found):
+        yield each, found.count(each)
+
+
+def _backwards(leaves: ModelLeaves) -> Iterator[tuple[Int, Int]]:
+    runs = [(pattern, count) for pattern, count in leaves.in_order()]
+    for pattern, count in reversed(runs):
+        if not isinstance(count, int):
+            yield None, count
+            continue
+        for _ in range(count):
+            for each in reversed(pattern):
+                if each.trained:
+                    yield each.elements, 1
+
+
+def _trained(leaves: ModelLeaves) -> Int:
+    return sum(count * sum(each.elements for each in pattern if each.trained) for pattern, count in leaves.in_order())
+
+
+# ZeRO-1 and 2: an optimizer's state in flat pieces
+
+
+def scatter_gradients(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
+    """ZeRO-1: the whole gradients are summed over the ranks, each keeping the piece that its optimizer reads."""
+    dtype = tape.precision.gradients
+    with tape.during("backward"):
+        for group, some in rank.by_group(leaves):
+            own = share(sum(each.elements * count for each, count in some), group.ranks)
+            flat = Array(own * group.ranks, dtype, None)
+            if not is_one(group.ranks):
+                collective(tape, "reduce_scatter", group, flat.nbytes, reads=[flat], changes=[Array(own, dtype, None)],
+                           overlap="compute")  # fmt: skip
+            if not is_one(rank.replicas.ranks):
+                gradient = Array(own, dtype, None)
+                collective(tape, "all_reduce", rank.replicas, gradient.nbytes, changes=[gradient], overlap="compute")
+
+
+def gather_updated(tape: Tape, rank: Rank, owned: ModelLeaves) -> None:
+    """ZeRO-1 and 2: every rank gets what the others have updated; ``owned`` are the pieces of this one."""
+    dtype = tape.precision.parameters
+    with tape.during("optimizer"):
+        for group, some in rank.by_group(owned):
+            own = sum(each.elements * count for each, count in some)
+            whole = Array(own * group.ranks, dtype, None)
+            if not is_one(group.ranks):
+                collective(tape, "all_gather", group, whole.nbytes, reads=[Array(own, dtype, None)], changes=[whole])
+
+
+def widened(tape: Tape, owned: ModelLeaves) -> list[Array]:
+    """Pieces of gradients, or buffers of them, in the master copy's format."""
+    master, elements = tape.precision.master, _trained(owned)
+    assert master is not None
+    pieces = Array(elements, tape.precision.gradients, None)
+    with tape.during("optimizer"):
+        return tape.emit("_to_copy", "copy", reads=[pieces], makes=[(elements, master)])
+
+
+# The joint norm
+
+
+def sum_norms(tape: Tape, rank: Rank, tensors: Int) -> None:
+    """Each rank's norms of what it has, put together: once for each axis along which gradients are split."""
+    layout = rank.layout
+    groups = []
+    if rank.sharded:
+        groups.append(rank.group)
+    if not is_one(layout.tensor):
+        groups.append(Group("tensor", layout.tensor))
+    if layout.pipeline > 1:
+        groups.append(Group("pipeline", layout.pipeline))
+    norms = Array(tensors, "fp32", None)
+    for each in groups:
+        collective(tape, "all_reduce", each, norms.nbytes, changes=[norms])

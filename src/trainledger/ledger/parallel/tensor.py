@@ -1,0 +1,208 @@
+"""Tensor parallelism on a tape: what each rank of a group has of a model, and where the group talks.
+
+Megatron-LM's split (Shoeybi et al. 2019, section 3; with sequence parallelism Korthikanti et al. 2022, section 4.2),
+as torch's DTensor runs it: the first product of a branch by columns, the last by rows; heads, inner widths and the
+rows of embedding and head over the ranks. Norms, positions and biases of last products are held by every rank.
+
+Sizes: N tokens of a micro-batch, D d_model, V rows of the embedding on this rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.node import GatheredAgain, Gradients
+from trainledger.ledger.core.sizes import Sizes
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import Int
+from trainledger.ledger.ops import operations as op
+from trainledger.ledger.parallel.collectives import Group, collective, share
+from trainledger.spec.model import ModelSpec
+
+
+def local_model(spec: ModelSpec, ranks: Int) -> ModelSpec:
+    """The model that one tensor rank computes: its heads, its part of the inner widths, its rows of the embedding.
+
+    Key-value heads that are fewer than the ranks are held by several of them.
+
+    >>> from trainledger.spec.model import ModelSpec
+    >>> spec = ModelSpec(vocab_size=64, d_model=32, n_layers=2, n_heads=8, n_kv_heads=2, d_ff=96, max_seq_len=8)
+    >>> rank = local_model(spec, 4)
+    >>> rank.n_heads, rank.kv_heads, rank.head_size, rank.d_ff, rank.padded_vocab
+    (2, 1, 4, 24, 16)
+    """
+    if op.is_one(ranks):
+        return spec
+    latent = spec.latent
+    return replace(
+        spec,
+        n_heads=spec.n_heads // ranks,
+        n_kv_heads=None if latent else share(spec.kv_heads, ranks),
+        head_dim=spec.head_dim if latent else spec.head_size,
+        d_ff=spec.d_ff // ranks,
+        expert_d_ff=spec.expert_width // ranks if spec.n_experts is not None else None,
+        vocab_size=spec.padded_vocab // ranks,
+        vocab_multiple=1,
+    )
+
+
+def tensor_group(sizes: Sizes) -> Group:
+    return Group("tensor", sizes.layout.tensor)
+
+
+def enter(tape: Tape, sizes: Sizes, x: Array) -> Array:
+    """The stream as the ranks' own products read it; backward adds up the gradients that the ranks have of it.
+
+    With sequence parallelism each rank has some of the tokens outside, and all of them inside. What the products keep
+    of them are all, or the rank's own in their format, gathered once more in backward (Korthikanti et al. 2022, section
+    4.2.2).
+    """
+    if op.is_one(sizes.layout.tensor):
+        return x
+    if sizes.layout.gathers_again:
+        own = op.cast(tape, x, tape.compute_dtype)
+        y = _gathered(tape, sizes, own)
+        y.node = tape.node([own.node], (), lambda g: [_scattered(tape, sizes, g)])
+        assert y.memory is not None
+        y.memory.again = GatheredAgain(tape, own, lambda own: _gathered(tape, sizes, own, overlap="compute"))
+        return y
+    if sizes.layout.sequence_parallel:
+        y = _gathered(tape, sizes, x)
+        y.node = tape.node([x.node], (), lambda g: [_scattered(tape, sizes, g)])
+        return y
+    y = x.view()
+    y.node = tape.node([x.node], (), lambda g: [_summed(tape, sizes, g)])
+    return y
+
+
+def leave(tape: Tape, sizes: Sizes, y: Array) -> Array:
+    """What the ranks' own products add up to."""
+    if op.is_one(sizes.layout.tensor):
+        return y
+    if sizes.layout.sequence_parallel:
+        own = _scattered(tape, sizes, y)
+        own.node = tape.node([y.node], (), lambda g: [_gathered(tape, sizes, g)])
+        return own
+    total = _summed(tape, sizes, y)
+    total.node = tape.node([y.node], (), lambda g: [g])
+    return total
+
+
+def embedded(tape: Tape, sizes: Sizes, x: Array) -> Array:
+    """The embeddings that the ranks found among their rows, put together.
+
+    Learned positions are added to every token of every rank, so these come before the tokens go over the ranks.
+    """
+    if op.is_one(sizes.layout.tensor):
+        return x
+    x = _without_others(tape, x, sizes.rows)
+    if sizes.spec.positions != "learned":
+        return leave(tape, sizes, x)
+    total = _summed(tape, sizes, x)
+    total.node = tape.node([x.node], (), lambda g: [g])
+    return total
+
+
+def _without_others(tape: Tape, x: Array, rows: Int) -> Array:
+    """Zeros for the tokens whose row another rank has; a byte for each token says which."""
+    (others,) = tape.emit("bitwise_or", "elementwise", makes=[(rows, "bool")], flops=rows)
+
+    def filled(x: Array, others: Array) -> Array:
+        makes = [(x.elements, x.dtype)]
+        return tape.emit("masked_fill", "elementwise", reads=[x, others], makes=makes, flops=x.elements)[0]
+
+    node = tape.node([x.node], (others,), lambda g, others: [filled(g, others)])
+    y = filled(x, others)
+    y.node = node
+    return y
+
+
+def scatter(tape: Tape, sizes: Sizes, x: Array) -> Array:
+    """Of a stream that every rank has, this rank's tokens (sequence parallelism)."""
+    layout = sizes.layout
+    if op.is_one(layout.tensor) or not layout.sequence_parallel:
+        return x
+    own, ranks = x.elements // layout.tensor, layout.tensor
+    (y,) = tape.emit("clone", "copy", reads=[x.view(own)], makes=[(own, x.dtype)])
+
+    def backward(g: Array) -> Gradients:
+        makes = [(g.elements * ranks, g.dtype)]
+        return [*collective(tape, "all_gather", tensor_group(sizes), g.nbytes * ranks, reads=[g], makes=makes)]
+
+    y.node = tape.node([x.node], (), backward)
+    return y
+
+
+def _summed(tape: Tape, sizes: Sizes, x: Array) -> Array:
+    """The sum over the ranks, in new memory."""
+    group = tensor_group(sizes)
+    return collective(tape, "all_reduce", group, x.nbytes, reads=[x], makes=[(x.elements, x.dtype)])[0]
+
+
+def _gathered(tape: Tape, sizes: Sizes, x: Array, *, overlap: str = "") -> Array:
+    """All ranks' tokens; dim 1 of a batch of several sequences is brought together by a copy."""
+    group, makes = tensor_group(sizes), [(x.elements * sizes.layout.tensor, x.dtype)]
+    (y,) = collective(tape, "all_gather", group, x.nbytes * group.ranks, reads=[x], makes=makes, overlap=overlap)
+    return _reordered(tape, sizes, y)
+
+
+def _scattered(tape: Tape, sizes: Sizes, x: Array) -> Array:
+    """The sum over the ranks of this rank's tokens."""
+    group = tensor_group(sizes)
+    x = _reordered(tape, sizes, x)
+    own = x.elements // group.ranks
+    return collective(tape, "reduce_scatter", group, x.nbytes, reads=[x], makes=[(own, x.dtype)])[0]
+
+
+def _reordered(tape: Tape, sizes: Sizes, x: Array) -> Array:
+    if op.is_one(sizes.B):
+        return x
+    return tape.emit("cat", "copy", reads=[x], makes=[(x.elements, x.dtype)])[0]
+
+
+def vocab_parallel_loss(tape: Tape, sizes: Sizes, logits: Array, targets: Array, *, upcast: bool) -> Array:
+    """Mean cross entropy where each rank has some columns of the logits: [N, V] each, and N numbers summed three times.
+
+    Largest logit, sum of exponentials, and the target's log-probability go over the ranks (Shoeybi et al. 2019,
+    section 3); written as torch's ``loss_parallel`` runs it. The gradient of loss and softmax is taken in one.
+    """
+    wide = op.cast(tape, logits, "fp32") if upcast else logits
+    del logits
+    rows, size, dtype = targets.elements, wide.elements, wide.dtype
+
+    def op_(name: str, reads: list[Array], elements: Int, kind: str = "elementwise", flops: Int | None = None) -> Array:
+        flops = elements if flops is None else flops
+        return tape.emit(name, kind, reads=reads, makes=[(elements, dtype)], flops=flops)[0]
+
+    def over_ranks(x: Array) -> Array:
+        return _summed(tape, sizes, x)
+
+    largest = over_ranks(op_("amax", [wide], rows, "reduction", size))
+    shifted = op_("sub", [wide, largest], size)
+    del largest
+    exponentials = op_("exp", [shifted], size)
+    sums = op_("sum", [exponentials], rows, "reduction", size)
+    del exponentials
+    total = over_ranks(sums)
+    del sums
+    log_total = op_("log", [total], rows)
+    del total
+    log_probabilities = op_("sub", [shifted, log_total], size)
+    del shifted, log_total
+    softmax_node = tape.node([wide.node], (log_probabilities,), lambda g, saved: [g])
+    del wide
+    mine = over_ranks(op_("gather", [log_probabilities], rows, "embedding", 0))
+    (value,) = tape.emit("sum", "reduction", reads=[mine], makes=[(1, dtype)], flops=rows)
+    del mine
+
+    def backward(g: Array, log_probabilities: Array, targets: Array) -> Gradients:
+        picked = op_("zeros_like", [], size, "copy", 0)
+        tape.emit("index_put_", "embedding", reads=[targets, Array(rows, dtype, None)], changes=[picked.view(rows)])
+        shares = op_("exp", [log_probabilities], size)
+        less = op_("add", [picked, shares], size)
+        del shares
+        return [op_("mul", [less, g], size)]
+
+    value.node = tape.node([softmax_node], (log_probabilities.view(), targets), backward)
+    return op.cast(tape, value, "fp32")

@@ -1,0 +1,1 @@
+"""Inference: prefill and decoding of a served model, and its KV cache."""
