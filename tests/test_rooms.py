@@ -29,13 +29,15 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "plan": ({*PREDICT, "catalog"}, False),
     "explain": ({*PREDICT, "catalog"}, False),
     "trace": (LEDGER, True),
+    "annotate": ({*LEDGER, "trace"}, True),
+    "tensors": ({*CORE, "spec", "ledger"}, True),  # torch in `tensors.inspect` only
     "nn": ({*CORE, "spec", "huggingface"}, True),
     "data": ({*CORE, "spec"}, True),
     "train": (TRAIN, True),
     "measure": ({*LEDGER, "trace", "nn", "data", "train"}, True),
     "reconcile": (PREDICT, False),
     "budget": ({*LEDGER, "catalog", "loaded", "questions", "trace", "measure"}, False),
-    "report": ({*PREDICT, "plan", "explain", "reconcile", "budget"}, False),
+    "report": ({*PREDICT, "plan", "explain", "reconcile", "budget", "annotate", "tensors"}, False),
     "pytest_plugin": (EVERYTHING, False),
     "loaded": (EVERYTHING, False),
     "questions": (EVERYTHING, False),
@@ -102,3 +104,14 @@ def test_the_reader_of_imports_sees_what_it_must_see(tmp_path: Path) -> None:
     file = tmp_path / "file.py"
     file.write_text("import torch\nfrom trainledger.train import step\ndef later():\n    import numpy\n")
     assert dict(imports(file)) == {"torch": True, "trainledger.train.step": True, "numpy": False}
+
+
+def test_tensors_are_described_without_torch() -> None:
+    with_torch = {
+        path.name
+        for path in files()
+        if room_of(path) == "tensors"
+        for name, _ in imports(path)
+        if name.split(".")[0] == "torch"
+    }
+    assert with_torch == {"inspect.py"}

@@ -27,14 +27,14 @@ _WHERE = {
     "Run": "trainledger.spec.run",
     "account": "trainledger.questions",
     "advise": "trainledger.questions",
-    "annotate": "trainledger.trace.annotate",
+    "annotate": "trainledger.annotate.annotate",
     "breaks": "trainledger.questions",
     "compare": "trainledger.questions",
     "device": "trainledger.catalog",
     "device_of": "trainledger.loaded",
     "fit": "trainledger.questions",
     "inference": "trainledger.questions",
-    "inspect": "trainledger.trace.inspect",
+    "inspect": "trainledger.tensors.inspect",
     "layouts": "trainledger.questions",
     "load": "trainledger.loaded",
     "machine_of": "trainledger.loaded",
@@ -87,9 +87,9 @@ if TYPE_CHECKING:
     from trainledger.spec.problem import InvalidInput, Problem
     from trainledger.spec.recipe import Recipe
     from trainledger.spec.run import Run
+    from trainledger.tensors.inspect import inspect
     from trainledger.trace import trace, trace_step
     from trainledger.trace.distributed import fake_world, trace_rank
-    from trainledger.trace.inspect import inspect
     from trainledger.trace.operators.custom import cost_rule
     from trainledger.trace.target import TrainingStep
 

@@ -21,11 +21,11 @@ import trainledger as tl
 from trainledger import catalog
 from trainledger.cli import main
 from trainledger.dtypes import FORMATS
-from trainledger.explain.einsum import einsum
-from trainledger.explain.tensor import read_tensor
 from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.ledger import Ledger
 from trainledger.plan.rules_of_thumb_error import step_facts
+from trainledger.tensors.einsum import einsum
+from trainledger.tensors.tensor import read_tensor
 from trainledger.units import (
     GIB,
     GIGA,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.ledger.annotation import Annotation, File, Finding, Line, Mark, Work
+from trainledger.annotate.annotation import Annotation, File, Finding, Line, Mark, Work
 from trainledger.report.annotate import html, short, text, to_json
 
 

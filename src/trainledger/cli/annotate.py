@@ -53,8 +53,8 @@ def execute(args: argparse.Namespace) -> int:
 
     if args.html is not None:
         check_target(args.html, "--html")
-    from trainledger.trace.annotate import annotate
-    from trainledger.trace.annotate.script import compiled
+    from trainledger.annotate.annotate import annotate
+    from trainledger.annotate.script import compiled
 
     compiled(args.script)  # what is wrong with its name or its text is told before anything else happens
     with _output_aside():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from trainledger.cli.arguments import add_json, print_json
-from trainledger.explain.number import ALIASES, SHOWN, in_every_format, known_format, read_number
+from trainledger.tensors.number import ALIASES, SHOWN, in_every_format, known_format, read_number
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -25,11 +25,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from trainledger import catalog
-    from trainledger.explain.einops import is_pattern, read_sizes
-    from trainledger.explain.einsum import einsum
-    from trainledger.explain.number import known_format
-    from trainledger.explain.tensor import read_shape
     from trainledger.report import einsum as report
+    from trainledger.tensors.einops import is_pattern, read_sizes
+    from trainledger.tensors.einsum import einsum
+    from trainledger.tensors.number import known_format
+    from trainledger.tensors.tensor import read_shape
 
     words, sizes = read_sizes(args.shapes)
     shapes = [read_shape(each, f"shape {number}") for number, each in enumerate(words, start=1)]
@@ -46,11 +46,11 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _pattern(args: argparse.Namespace, shapes: list[tuple[int, ...]], sizes: dict[str, int], dtype: str) -> int:
-    from trainledger.explain.chain import start_of
-    from trainledger.explain.einops import rearranged
-    from trainledger.explain.tensor import Tensor
     from trainledger.report import einsum as report
     from trainledger.spec.problem import InvalidInput, Problem
+    from trainledger.tensors.chain import start_of
+    from trainledger.tensors.einops import rearranged
+    from trainledger.tensors.tensor import Tensor
 
     if args.device is not None:
         rule = "bounds the time of a product; a pattern on one tensor moves bytes and is not timed"

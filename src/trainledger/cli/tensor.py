@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trainledger.cli.arguments import add_json, error_json, print_json
 
 if TYPE_CHECKING:
-    from trainledger.ledger.strided import Chain
+    from trainledger.tensors.strided import Chain
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +29,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.explain.tensor import read_tensor
     from trainledger.report import tensor as report
+    from trainledger.tensors.tensor import read_tensor
 
     one = read_tensor(args.tensor)
     told = report.tensor_to_json(one) if args.json else None
@@ -44,10 +44,10 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _chain(args: argparse.Namespace, told: dict[str, Any] | None, alone: str) -> int:
-    from trainledger.explain.chain import chain, places, read_index
-    from trainledger.explain.tensor import read_tensor
     from trainledger.report import tensor as report
     from trainledger.spec.problem import InvalidInput
+    from trainledger.tensors.chain import chain, places, read_index
+    from trainledger.tensors.tensor import read_tensor
 
     chained = chain(read_tensor(args.tensor), args.operations)
     index = None if args.at is None else read_index(args.at)

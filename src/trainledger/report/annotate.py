@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from html import escape
 from typing import Any
 
-from trainledger.ledger.annotation import COPY, VIEW, Annotation, File, Finding, Line, Mark, Shown, Work
+from trainledger.annotate.annotation import COPY, VIEW, Annotation, File, Finding, Line, Mark, Shown, Work
 from trainledger.report.table import WIDTH, sentence, wrapped
 from trainledger.units import EXA, GIGA, KILO, MEGA, PETA, TERA, counted, format_flops, format_nbytes, format_seconds
 

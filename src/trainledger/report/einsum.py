@@ -10,9 +10,9 @@ from trainledger.report.tensor import chain, chain_to_json, shape_text
 from trainledger.units import format_flops, format_nbytes, format_seconds
 
 if TYPE_CHECKING:
-    from trainledger.explain.einops import Rearranged
-    from trainledger.explain.einsum import Einsum
     from trainledger.predict.roofline import Machine
+    from trainledger.tensors.einops import Rearranged
+    from trainledger.tensors.einsum import Einsum
 
 
 def einsum(one: Einsum, machine: Machine | None) -> str:
@@ -65,9 +65,17 @@ def pattern_to_json(one: Rearranged) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _seconds(one: Einsum, machine: Machine) -> tuple[float, float]:
+    """Least seconds to compute and to move, from the machine's peaks; NoRate where one is not known."""
+    bandwidth = machine.memory_bytes_per_second
+    if bandwidth is None:
+        raise NoRate(f"{machine.title} has no memory bandwidth on record")
+    return one.flops / peak_rate(machine, one.dtype), one.nbytes / bandwidth
+
+
 def _bound(one: Einsum, machine: Machine) -> str:
     try:
-        compute, move = one.seconds(machine)
+        compute, move = _seconds(one, machine)
     except NoRate as reason:
         return sentence(f"no time: {reason}")
     bandwidth = machine.memory_bytes_per_second
@@ -90,7 +98,7 @@ def einsum_to_json(one: Einsum, machine: Machine | None) -> dict[str, Any]:
     }  # fmt: skip
     if machine is not None:
         try:
-            found["compute_seconds"], found["memory_seconds"] = one.seconds(machine)
+            found["compute_seconds"], found["memory_seconds"] = _seconds(one, machine)
         except NoRate as reason:
             found["note"] = str(reason)
     return found

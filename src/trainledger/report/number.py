@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainledger.dtypes import BLOCK_FORMATS, NumberFormat, Rounded
-from trainledger.explain.number import SHOWN, TF32, overflows_from, zero_up_to
 from trainledger.report.table import table, wrapped
+from trainledger.tensors.number import SHOWN, TF32, overflows_from, zero_up_to
 
 _FATES = {"overflow": "overflows", "underflow": "underflows to zero"}
 

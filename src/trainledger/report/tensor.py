@@ -10,8 +10,8 @@ from trainledger.report.table import sentence, table, wrapped
 from trainledger.units import GIB, GIGA, KIB, KILO, MEGA, MIB, format_nbytes
 
 if TYPE_CHECKING:
-    from trainledger.explain.tensor import Tensor
-    from trainledger.ledger.strided import Chain, Strided
+    from trainledger.tensors.strided import Chain, Strided
+    from trainledger.tensors.tensor import Tensor
 
 _UNITS = (("kB", KILO), ("KiB", KIB), ("MB", MEGA), ("MiB", MIB), ("GB", GIGA), ("GiB", GIB))
 

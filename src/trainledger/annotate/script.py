@@ -1,0 +1,125 @@
+"""Run a script as Python would, and say how it ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import CodeType, ModuleType, TracebackType
+
+from trainledger.annotate.files import Files
+from trainledger.spec.problem import InvalidInput, Problem, shown
+from trainledger.trace.recorder.partial import why_it_stopped
+
+DONE, FAILED, STOPPED, INTERRUPTED = "done", "failed", "stopped", "interrupted"
+
+
+class EnoughSteps(BaseException):
+    """The program has taken as many optimizer steps as were asked for."""
+
+
+class Refused(Exception):  # noqa: N818
+    """Something that cannot be done here; the text says what and what to do instead."""
+
+
+def compiled(path: str) -> CodeType:
+    """The code of a script; raises InvalidInput where it cannot be read or is no Python."""
+    if os.path.isdir(path):
+        raise InvalidInput([Problem("script", path, "is a directory; name the file to run, such as train.py")])
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        raise InvalidInput([Problem("script", path, f"cannot be read: {error.strerror or error}")]) from None
+    try:
+        return compile(source, os.path.abspath(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise InvalidInput(
+            [Problem("script", path, f"is no Python: {error.msg} at line {error.lineno or 1}")]
+        ) from None
+    except ValueError as error:
+        raise InvalidInput([Problem("script", path, f"is no Python: {error}")]) from None
+
+
+@contextmanager
+def as_main(path: str, arguments: Sequence[str]) -> Iterator[ModuleType]:
+    """A module ``__main__`` for a script, with ``sys.argv`` and ``sys.path[0]`` as Python sets them."""
+    module = ModuleType("__main__")
+    module.__file__ = path
+    module.__dict__["__builtins__"] = __builtins__
+    module.__dict__["__cached__"] = None
+    before = sys.argv, sys.path[:], sys.modules.get("__main__")
+    sys.argv = [path, *arguments]
+    # The first place is that of whoever runs us where Python has set it so, else it is left in place.
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    sys.modules["__main__"] = module
+    try:
+        yield module
+    finally:
+        sys.argv, sys.path[:] = before[0], before[1]
+        if before[2] is not None:
+            sys.modules["__main__"] = before[2]
+
+
+class Ending:
+    """How a program ended: ``outcome`` in a word, ``sentence`` empty where it came to its end."""
+
+    def __init__(self) -> None:
+        self.outcome, self.sentence = DONE, ""
+        self.live = True
+
+
+def run(program: Callable[[], object], files: Files, tell: Callable[[str], None]) -> Ending:
+    """Run a program to its end, whatever that is; an error's traceback is told as Python would."""
+    ending = Ending()
+    try:
+        program()
+    except EnoughSteps as enough:
+        ending.outcome, ending.sentence = STOPPED, str(enough)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            ending.outcome, ending.sentence = FAILED, f"the script exited with {shown(error.code)}"
+            if isinstance(error.code, str):
+                tell(error.code)
+    except KeyboardInterrupt as error:
+        ending.outcome = INTERRUPTED
+        at = last_line(error.__traceback__, files)
+        ending.sentence = "interrupted" + (f" at {at}" if at else "")
+    except BaseException as error:
+        ending.outcome = FAILED
+        ending.sentence = why_it_ended(error, files)
+        if not isinstance(error, Refused):
+            tell("".join(traceback.format_exception(type(error), error, _of_script(error.__traceback__, files))))
+    return ending
+
+
+def why_it_ended(error: BaseException, files: Files) -> str:
+    """One sentence: where it ended and why."""
+    at = last_line(error.__traceback__, files)
+    if isinstance(error, Refused):
+        return f"{at}: {error}" if at else str(error)
+    sentence = why_it_stopped(error, "the script")
+    return sentence if not at or at in sentence else f"{sentence} (from {at})"
+
+
+def last_line(trace: TracebackType | None, files: Files) -> str:
+    """The innermost line of the files shown that an error passed through."""
+    found = ""
+    while trace is not None:
+        name = files.name(trace.tb_frame.f_code.co_filename)
+        if name:
+            found = f"{name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def _of_script(trace: TracebackType | None, files: Files) -> TracebackType | None:
+    """A traceback without what stands before the script's own first frame."""
+    at = trace
+    while at is not None:
+        if files.name(at.tb_frame.f_code.co_filename):
+            return at
+        at = at.tb_next
+    return trace

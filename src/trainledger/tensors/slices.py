@@ -1,0 +1,182 @@
+"""Operations of torch that pick a part of a tensor over the same storage; as `tensors.views`, on which they stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainledger.tensors.strided import Strided, list_text
+from trainledger.tensors.views import (
+    CannotApply,
+    Operation,
+    Outcome,
+    dim_of,
+    has_dims,
+    numbers,
+    over,
+    unsqueeze,
+    whole,
+)
+
+LARGEST_COUNT = 10**6  # of pieces
+
+
+def cut(tensor: Strided, dim: int, start: int | None, stop: int | None, step: int, why: str) -> Outcome:
+    """A slice of one dim as Python means it; steps forward only, as in torch."""
+    size = tensor.shape[dim]
+    if step <= 0:
+        raise CannotApply(f"has a step of {step}, and torch's slices step forward",
+                          f"flip({dim}), a copy of {tensor.nbytes:,} bytes")  # fmt: skip
+    first, last, _ = slice(start, stop, step).indices(size)
+    count = max(0, -(-(last - first) // step))
+    shape = (*tensor.shape[:dim], count, *tensor.shape[dim + 1 :])
+    stride = (*tensor.stride[:dim], tensor.stride[dim] * step, *tensor.stride[dim + 1 :])
+    return over(tensor, shape, stride, why, tensor.offset + first * tensor.stride[dim])
+
+
+def slice_(tensor: Strided, dim: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> Outcome:
+    has_dims(tensor)
+    at = dim_of(tensor, dim)
+    ends = [None if each is None else whole(each) for each in (start, end)]
+    return cut(tensor, at, ends[0], ends[1], whole(step), f"a part of dim {at}: another offset, the same storage")
+
+
+def select(tensor: Strided, dim: Any, index: Any) -> Outcome:
+    has_dims(tensor)
+    at, wanted = dim_of(tensor, dim), whole(index)
+    size = tensor.shape[at]
+    if not -size <= wanted < size:
+        near = str(min(max(wanted, -size), size - 1)) if size else None
+        raise CannotApply(f"asks for index {wanted} of dim {at}, which has {size}", near)
+    place = tensor.offset + (wanted % size) * tensor.stride[at]
+    return over(tensor, (*tensor.shape[:at], *tensor.shape[at + 1 :]), (*tensor.stride[:at], *tensor.stride[at + 1 :]),
+                f"index {wanted} of dim {at}, which goes: another offset, the same storage", place)  # fmt: skip
+
+
+def narrow(tensor: Strided, dim: Any, start: Any, length: Any) -> Outcome:
+    has_dims(tensor)
+    at, first, count = dim_of(tensor, dim), whole(start), whole(length)
+    size = tensor.shape[at]
+    if not -size <= first <= size:
+        raise CannotApply(f"begins at {first} of dim {at}, which has {size}", str(min(max(first, -size), size)))
+    first = first + size if first < 0 else first
+    if count < 0 or first + count > size:
+        raise CannotApply(f"asks for {count} from {first} on of dim {at}, which has {size}",
+                          f"narrow({at}, {first}, {size - first})")  # fmt: skip
+    return cut(tensor, at, first, first + count, 1, f"a part of dim {at}: another offset, the same storage")
+
+
+def indexed(tensor: Strided, items: tuple[Any, ...]) -> Outcome:
+    """``tensor[items]`` with whole numbers, slices, None and an ellipsis."""
+    used = sum(each is not None and each is not Ellipsis for each in items)
+    if used > len(tensor.shape):
+        raise CannotApply(f"has {used} indices, and {tensor.title} has {len(tensor.shape)} dims")
+    if items.count(Ellipsis) > 1:
+        raise CannotApply("has two ellipses, and which dims each of them stands for is open")
+    if Ellipsis not in items:
+        items = (*items, Ellipsis)
+    at, result = 0, tensor
+    for each in items:
+        if each is Ellipsis:
+            at += len(tensor.shape) - used
+        elif each is None:
+            result = unsqueeze(result, at)[0]
+            at += 1
+        elif isinstance(each, slice):
+            result = slice_(result, at, each.start, each.stop, 1 if each.step is None else each.step)[0]
+            at += 1
+        elif isinstance(each, tuple):
+            raise CannotApply("has a list of indices, whose elements are copied",
+                              f"index_select({at}, {', '.join(map(str, each))})")  # fmt: skip
+        else:
+            result = select(result, at, each)[0]
+    return result, "view", "a part of the tensor: another offset, the same storage"
+
+
+def _piece(tensor: Strided, dim: int, sizes: tuple[int, ...], piece: Any) -> Outcome:
+    """One of the pieces that a dim is cut into."""
+    number = whole(piece)
+    if not 0 <= number < len(sizes):
+        raise CannotApply(f"makes {len(sizes)} pieces, and piece {number} is none of them", str(len(sizes) - 1))
+    start = sum(sizes[:number])
+    said = f"piece {number} of {len(sizes)}" + (", another one with piece=1 and so on" if len(sizes) > 1 else "")
+    return cut(tensor, dim, start, start + sizes[number], 1, said)
+
+
+def _pieces(length: int, size: int) -> tuple[int, ...]:
+    """Sizes of the pieces of a dim, the last one smaller where they do not fill it."""
+    return (size,) * (length // size) + ((length % size,) if length % size else ())
+
+
+def chunk(tensor: Strided, chunks: Any, dim: Any = 0, piece: Any = 0) -> Outcome:
+    has_dims(tensor)
+    at, count = dim_of(tensor, dim), whole(chunks)
+    if not 1 <= count <= LARGEST_COUNT:
+        near = 1 if count < 1 else LARGEST_COUNT
+        raise CannotApply(f"makes {count} pieces, and must make 1 to {LARGEST_COUNT:,}", str(near))
+    length = tensor.shape[at]
+    return _piece(tensor, at, _pieces(length, -(-length // count)) if length else (0,) * count, piece)
+
+
+def split(tensor: Strided, size: Any, dim: Any = 0, piece: Any = 0) -> Outcome:
+    has_dims(tensor)
+    at = dim_of(tensor, dim)
+    length = tensor.shape[at]
+    if isinstance(size, tuple):
+        sizes = numbers(size)
+        if sum(sizes) != length or any(each < 0 for each in sizes):
+            raise CannotApply(f"has pieces of {list_text(sizes)}, and they must add up to {length}")
+        return _piece(tensor, at, sizes, piece)
+    if whole(size) < 0 or (size == 0 and length):
+        raise CannotApply(f"has pieces of {size} elements, and they must have one at least", "1")
+    if size and length // size > LARGEST_COUNT:
+        raise CannotApply(f"makes more than {LARGEST_COUNT:,} pieces", str(-(-length // LARGEST_COUNT)))
+    return _piece(tensor, at, _pieces(length, size) if length else (0,), piece)
+
+
+def unfold(tensor: Strided, dimension: Any, size: Any, step: Any) -> Outcome:
+    at, length, move = dim_of(tensor, dimension), whole(size), whole(step)
+    have, stride = (tensor.shape[at], tensor.stride[at]) if tensor.shape else (1, 1)
+    if not 0 <= length <= have:
+        raise CannotApply(f"has windows of {length}, and dim {at} has {have}", str(min(max(length, 0), have)))
+    if move <= 0:
+        raise CannotApply(f"moves its windows by {move}, and must move them forward", "1")
+    if not tensor.shape:
+        return over(tensor, (length,), (1,), "one window")
+    shape = (*tensor.shape[:at], (have - length) // move + 1, *tensor.shape[at + 1 :], length)
+    steps = (*tensor.stride[:at], stride * move, *tensor.stride[at + 1 :], stride)
+    return over(tensor, shape, steps, "windows over a dim" + (", which share elements" if move < length else ""))
+
+
+def diagonal(tensor: Strided, offset: Any = 0, dim1: Any = 0, dim2: Any = 1) -> Outcome:
+    first, second, shift = dim_of(tensor, dim1), dim_of(tensor, dim2), whole(offset)
+    if first == second:
+        raise CannotApply(f"needs two dims, and dim {first} stands for both")
+    down, right = max(-shift, 0), max(shift, 0)
+    count = max(min(tensor.shape[first] - down, tensor.shape[second] - right), 0)
+    start = down * tensor.stride[first] + right * tensor.stride[second] if count else 0
+    rest = [each for each in range(len(tensor.shape)) if each not in (first, second)]
+    return over(
+        tensor, (*(tensor.shape[each] for each in rest), count),
+        (*(tensor.stride[each] for each in rest), tensor.stride[first] + tensor.stride[second]),
+        "the step of a diagonal is the sum of two strides", tensor.offset + start,
+    )  # fmt: skip
+
+
+def as_strided(tensor: Strided, size: Any, stride: Any, storage_offset: Any = None) -> Outcome:
+    shape, steps = numbers((size,)), numbers((stride,))
+    at = tensor.offset if storage_offset is None else whole(storage_offset)
+    if len(shape) != len(steps):
+        raise CannotApply(f"has {len(shape)} sizes and {len(steps)} strides")
+    if any(each < 0 for each in (*shape, *steps, at)):
+        raise CannotApply("has a size, a stride or an offset below 0, and torch's tensors have none")
+    made = over(tensor, shape, steps, "sizes, strides and offset as they were asked for", at)
+    end, holds = made[0].span[1], tensor.storage_nbytes // tensor.itemsize
+    if made[0].elements and end > holds:
+        raise CannotApply(f"would reach element {end - 1:,} of a storage that holds {holds:,}")
+    return made
+
+
+SLICES: dict[str, Operation] = {
+    "slice": slice_, "select": select, "narrow": narrow, "chunk": chunk, "split": split, "unfold": unfold,
+    "diagonal": diagonal, "as_strided": as_strided,
+}  # fmt: skip
