@@ -17,7 +17,7 @@ from trainledger.ledger.model.parameters import parameters
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.rules.model import model_problems
 
-with open(Path(__file__).parents[1] / "published/param_counts.csv", newline="", encoding="utf-8") as file:
+with open(Path(__file__).parents[2] / "tools/published/param_counts.csv", newline="", encoding="utf-8") as file:
     ROWS = {row["model"]: row for row in csv.DictReader(file)}
 
 # How a row's words become fields. What a row does not say (epsilons, rope bases, activations) costs no parameter.

@@ -10,6 +10,8 @@ from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import accounts
 from trainledger.predict.predict import memory_of_device
 
+pytestmark = pytest.mark.published
+
 # Not by the account, and why: losses of tensor ranks over 256,000 tokens are told at 16 bytes a logit, and what 8-bit
 # products keep of their inputs in 16 bits; Nemotron 340B of 2024 is told 35 GB of optimizer state on a device.
 ABOVE = {

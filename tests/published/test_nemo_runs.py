@@ -11,6 +11,8 @@ from throughput_nemo import SOURCES, fitted_nemo, nemo_cases, unseen_nemo
 from trainledger.spec.rules.run import run_problems
 from trainledger.units import TERA
 
+pytestmark = pytest.mark.published
+
 # What NVIDIA divides by for the printed utilization, in 16 bits; twice that in 8.
 PEAK = {"h100-sxm": 989.5 * TERA, "gb200": 2450 * TERA, "b200": 2250 * TERA}
 

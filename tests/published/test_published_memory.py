@@ -13,6 +13,8 @@ from published_runs import LEFT_OUT, MISSED_REASONS, ROW_REASONS, SOURCES, case_
 
 from trainledger.spec.rules.run import run_problems
 
+pytestmark = pytest.mark.published
+
 
 def test_the_median_error_of_dense_pretraining_is_at_most_10_percent() -> None:
     assert sum(len(each.errors) for each in by_source() if each.source.group == COUNTS) >= 75
@@ -81,11 +83,11 @@ def test_every_assumption_and_everything_held_besides_says_why() -> None:
 
 
 def test_the_page_is_what_would_be_written_today() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run python tests/published/published_page.py"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python tools/published/published_page.py"
 
 
 def test_the_rows_are_a_table_of_facts_with_sources() -> None:
-    with open(PAGE.parents[1] / "tests/published/runs.csv", newline="", encoding="utf-8") as file:
+    with open(PAGE.parents[1] / "tools/published/runs.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len({row["id"] for row in rows}) == len(rows)
     assert all(row["source"] for row in rows)

@@ -25,6 +25,8 @@ from throughput_told import COUNTS, HOURS, MEDIAN, RANKS, SHARE, WITHIN, countin
 from trainledger import catalog
 from trainledger.spec.rules.run import run_problems
 
+pytestmark = pytest.mark.published
+
 EVERY = 6  # of the rows, one in so many is predicted again by default
 
 
@@ -129,7 +131,7 @@ def _compare_hours(row: str) -> None:
 
 
 def test_the_page_is_what_would_be_written_today() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run python tests/published/throughput_page.py"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python tools/published/throughput_page.py"
 
 
 def test_calibrations_are_within_their_bounds_and_say_what_they_rest_on() -> None:

@@ -16,6 +16,8 @@ from unseen_runs import HERE, Unseen, unseen, unseen_cases, unseen_rows
 from trainledger.spec.rules.run import run_problems
 from trainledger.units import TERA
 
+pytestmark = pytest.mark.published
+
 EVERY = 12  # of the steps, one in so many is predicted again by default
 
 
@@ -78,4 +80,4 @@ def _compare(some: tuple[Unseen, ...]) -> None:
 
 
 def test_the_page_is_what_would_be_written_today() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run python tests/published/unseen_page.py"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python tools/published/unseen_page.py"

@@ -1,6 +1,6 @@
 """Write docs/published_memory.md: predicted memory beside published figures.
 
-``python tests/published/published_page.py``; a test compares the page with what it would write today.
+``python tools/published/published_page.py``; a test compares the page with what it would write today.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ FIGURES = {
 HEAD = """\
 # Published memory beside the ledger's
 
-Written by `python tests/published/published_page.py`; a test compares it with what it would write today. The rows are
-those of `tests/published/runs.csv`, facts read from public repositories, each with its source.
+Written by `python tools/published/published_page.py`; a test compares it with what it would write today. The rows are
+those of `tools/published/runs.csv`, facts read from public repositories, each with its source.
 
 Of every row that says enough, a run is made, and of every rank of its layout an account in closed form on a GPU
 (`ledger.ranks.accounts`). To the rank's peak comes what stands around the tensors (`predict.device_memory`: cuBLAS's

@@ -1,6 +1,6 @@
 """Write docs/unseen_throughput.md: what was predicted of published steps that nothing was fitted on.
 
-``python tests/published/unseen_page.py`` writes it from what ``unseen_runs.py`` has stored; tests compare both.
+``python tools/published/unseen_page.py`` writes it from what ``unseen_runs.py`` has stored; tests compare both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "unseen_throughput.md"
 HEAD = """\
 # Published steps that nothing was fitted on
 
-Written by `python tests/published/unseen_page.py` from what `python tests/published/unseen_runs.py` has stored; tests
+Written by `python tools/published/unseen_page.py` from what `python tools/published/unseen_runs.py` has stored; tests
 compare both with what is predicted today.
 
 The calibrations of the catalog are fitted on the rows of docs/published_throughput.md. What follows are other steps of

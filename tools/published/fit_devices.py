@@ -1,9 +1,9 @@
 """Fit the constants of devices to published throughput, write them into the catalog, and everything beside them.
 
-``python tests/published/fit_devices.py [a100-sxm h100-sxm v100-sxm blackwell tpu]`` fits each device type (all of them
+``python tools/published/fit_devices.py [a100-sxm h100-sxm v100-sxm blackwell tpu]`` fits each device type (all of them
 where none is named), writes ``catalog/calibrations/<device>.toml`` and the rows' predictions, in the sample and with
 their source left out, into ``throughput_predicted.csv`` (``predict`` as the argument does that alone, with the
-constants that are stored); ``python tests/published/throughput_page.py`` makes a page of that.
+constants that are stored); ``python tools/published/throughput_page.py`` makes a page of that.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def write_calibration(found: DeviceFit) -> None:
     for device in (*CALIBRATED[found.name], *ALSO.get(found.name, ())):
         clock = META_CLOCK if device.endswith("500w") else 1.0
         lines = [
-            "# Written by python tests/published/fit_devices.py: fitted on published runs, "
+            "# Written by python tools/published/fit_devices.py: fitted on published runs, "
             "see docs/published_throughput.md.\n",
             f'source = "fitted on {len(some)} published runs of {len(sources)} sources: {"; ".join(sources)}"\n',
             f"date = {DATE}\n",

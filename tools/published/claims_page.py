@@ -1,6 +1,6 @@
 """Write docs/claims.md: worked examples of public texts, each with our number and the command that prints it.
 
-``python tests/published/claims_page.py``; a test compares the page with what it would write today.
+``python tools/published/claims_page.py``; a test compares the page with what it would write today.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
 HEAD = """\
 # Worked examples of others, worked out again
 
-Written by `python tests/published/claims_page.py`; a test compares it with what it would write today, and runs every
-command. The rows are those of `tests/published/worked_examples.csv`: numbers that notes, lectures and papers on
+Written by `python tools/published/claims_page.py`; a test compares it with what it would write today, and runs every
+command. The rows are those of `tools/published/worked_examples.csv`: numbers that notes, lectures and papers on
 training print. A claim holds where our number agrees within {agrees}; where it does not, the right number stands beside
 it, and how the printed one comes about where that could be found. {counts}
 

@@ -1,6 +1,6 @@
 """Write docs/published_throughput.md: predicted step times and device-hours beside published ones.
 
-``python tests/published/throughput_page.py`` writes it from what `fit_devices.py` and `throughput_hours.py` have
+``python tools/published/throughput_page.py`` writes it from what `fit_devices.py` and `throughput_hours.py` have
 stored; tests compare the page with what it would write, and what is stored with what would be predicted.
 """
 
@@ -28,9 +28,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "published_throughput.md"
 HEAD = """\
 # Published throughput beside the predictions
 
-Written by `python tests/published/throughput_page.py` from what `python tests/published/fit_devices.py` (step times)
-and `python tests/published/throughput_hours.py` (whole runs) have stored; tests compare the page, and the stored
-numbers with what is predicted today. The rows are those of `runs.csv` and `blackwell_runs.csv` in `tests/published`,
+Written by `python tools/published/throughput_page.py` from what `python tools/published/fit_devices.py` (step times)
+and `python tools/published/throughput_hours.py` (whole runs) have stored; tests compare the page, and the stored
+numbers with what is predicted today. The rows are those of `runs.csv` and `blackwell_runs.csv` in `tools/published`,
 and some of its `nemo_runs.csv`.
 
 Of every row that says enough, a run is made, and its step is timed as `trainledger plan` times it: every operation of
