@@ -29,7 +29,7 @@ from estimate_memory import loopback_hub, sizes
 
 import trainledger as tl
 from trainledger.loaded import load
-from trainledger.plan.layouts.found import Layouts
+from trainledger.plan.layouts.result import Layouts
 from trainledger.units import GIGA
 
 MODELS: dict[str, dict[str, Any]] = {

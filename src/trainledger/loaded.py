@@ -18,7 +18,7 @@ from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.run import Run
 
 if TYPE_CHECKING:
-    from trainledger.plan.layouts.found import Layouts
+    from trainledger.plan.layouts.result import Layouts
     from trainledger.spec.calibration import Calibration
 
 THIS_MACHINE = "this-machine"
@@ -268,8 +268,8 @@ def why_no_layout(
 ) -> Problem:
     """Why a search with ``fixed`` values found no layout, and the nearest values with which there is one."""
     from trainledger.ledger.step import account
+    from trainledger.plan.layouts.diagnostics import diagnose
     from trainledger.plan.layouts.grid import whole
-    from trainledger.plan.layouts.refused import refused
     from trainledger.questions import spread
 
     run = whole(found.run)
@@ -286,7 +286,7 @@ def why_no_layout(
 
     alone = replace(run, recipe=replace(run.recipe, micro_batch=1, global_batch=1))
     states = sum(nbytes for _, nbytes in account(alone, backend=kernels_of(run)).resident)
-    why = refused(found, fixed, fits, states // found.usable_nbytes if found.usable_nbytes else 1)
+    why = diagnose(found, fixed, fits, states // found.usable_nbytes if found.usable_nbytes else 1)
     values = ", ".join(f"{name} = {shown(value)}" for name, value in fixed.items())
     rule = f"found no layout that fits {found.devices:,} x {run.cluster.device}"
     rule += f" with {values}" if values and (found.allowed or not why.rule) else ""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainledger.plan.breaks import Breaks
     from trainledger.plan.compare import Comparison
     from trainledger.plan.fit import Fit
-    from trainledger.plan.layouts.found import Layouts
+    from trainledger.plan.layouts.result import Layouts
     from trainledger.plan.optimal import Optimal
     from trainledger.plan.plan import Plan
     from trainledger.predict.forecast import Forecast

@@ -1,4 +1,4 @@
-"""A layout that is to be found: what somebody wrote beside it is kept, and a batch of nobody's can be spread."""
+"""A layout that is to be found: what somebody wrote beside it is kept, and a default batch can be sharded."""
 
 from __future__ import annotations
 

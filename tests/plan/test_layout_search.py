@@ -17,12 +17,12 @@ from trainledger.cli import main
 from trainledger.loaded import kernels_of, load, machine_of, with_layout
 from trainledger.plan.layouts.blocks import Blocks
 from trainledger.plan.layouts.bounds import Bounds
-from trainledger.plan.layouts.chosen import pareto
-from trainledger.plan.layouts.exact import exact
-from trainledger.plan.layouts.found import AS_QUICK
+from trainledger.plan.layouts.collectives import rates_of
+from trainledger.plan.layouts.constraints import Constraints
 from trainledger.plan.layouts.grid import Grid, Shape, grid_of, run_of, shared_layers, whole
-from trainledger.plan.layouts.judge import Judge
-from trainledger.plan.layouts.messages import rates_of
+from trainledger.plan.layouts.pareto import pareto
+from trainledger.plan.layouts.rescore import rescore
+from trainledger.plan.layouts.result import AS_QUICK
 from trainledger.plan.layouts.search import BY_ACCOUNT, _costs
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import States
@@ -56,7 +56,7 @@ def test_stages_that_cut_a_pattern_of_layers_come_to_what_their_plan_says(
     run = run_for(stages, model, global_batch=16, micro_batch=1, **recipe)
     run = replace(run, layout=replace(run.layout, pipeline=stages))
     machine = machine_of(run)
-    told, found = tl.predict(run), exact(run, machine, backend=kernels_of(run))
+    told, found = tl.predict(run), rescore(run, machine, backend=kernels_of(run))
     assert (found.seconds, found.peak_nbytes) == (pytest.approx(told.step_seconds), told.peak_nbytes)
 
 
@@ -71,16 +71,16 @@ def everything(grid: Grid) -> Iterator[Run]:
                         for again in grid.again():
                             shape = Shape(tensor, parallel, context, kind, expert, size, again)
                             for stages in grid.stages(pipeline):
-                                for spread in grid.spreads(ranks, context):
-                                    yield run_of(grid.run, shape, stages, spread)
+                                for sharding in grid.shardings(ranks, context):
+                                    yield run_of(grid.run, shape, stages, sharding)
 
 
 def candidates(blocks: Blocks) -> Iterator[Run]:
     for some in blocks.blocks.values():
         for block in some:
-            for way, variant, spread in np.argwhere(blocks.allowed(block)):
+            for way, variant, sharding in np.argwhere(blocks.allowed(block)):
                 shape = blocks.shapes[block.variants[variant]]
-                yield run_of(blocks.grid.run, shape, blocks.stages[block.pipeline][way], block.spreads[spread])
+                yield run_of(blocks.grid.run, shape, blocks.stages[block.pipeline][way], block.shardings[sharding])
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_layout_is_a_candidate_exactly_where_the_rules_allow_it(
 ) -> None:
     run = whole(run_for(devices, model, **recipe))
     grid = grid_of(run, devices, {})
-    blocks = Blocks(grid, Judge(grid))
+    blocks = Blocks(grid, Constraints(grid))
     found = list(candidates(blocks))
     every = list(everything(grid))
     valid = {each for each in every if not list(run_problems(each))}
@@ -116,7 +116,7 @@ def bounded(run: Run, draws: int, seed: int, fixed: dict[str, Any]) -> Iterator[
     assert isinstance(machine, tl.Device)
     grid = grid_of(whole(run), run.cluster.count, fixed)
     run = grid.run
-    blocks = Blocks(grid, Judge(grid))
+    blocks = Blocks(grid, Constraints(grid))
     states = States(run, list(blocks.ranks), backend=kernels_of(run))
     bounds = Bounds(
         run, blocks.shapes, states, _costs(run, machine, kernels_of(run)), gathers=[False, True],
@@ -132,9 +132,9 @@ def bounded(run: Run, draws: int, seed: int, fixed: dict[str, Any]) -> Iterator[
             continue
         at = tuple(allowed[draw.randrange(len(allowed))])
         bound = bounds.of(block, ways[pipeline])
-        shape, spread = blocks.shapes[block.variants[at[1]]], block.spreads[at[2]]
-        one = run_of(run, shape, blocks.stages[pipeline][at[0]], spread)
-        told = exact(one, machine, backend=kernels_of(run))
+        shape, sharding = blocks.shapes[block.variants[at[1]]], block.shardings[at[2]]
+        one = run_of(run, shape, blocks.stages[pipeline][at[0]], sharding)
+        told = rescore(one, machine, backend=kernels_of(run))
         assert told.seconds is not None
         yield bound.nbytes[at] / told.peak_nbytes, bound.seconds[at] / told.seconds, one
 
@@ -200,7 +200,7 @@ def test_gathers_in_backward_are_candidates_where_ranks_are_sequence_parallel(pr
     run = run_for(4, {**SMALL, "d_ff": 128}, precision=precision)
     run = replace(run, layout=replace(run.layout, sequence_gather="again"))
     grid = grid_of(whole(run), 4, {"micro_batch": 1, "pipeline": 1})
-    found = set(candidates(Blocks(grid, Judge(grid))))
+    found = set(candidates(Blocks(grid, Constraints(grid))))
     assert found == {each for each in everything(grid) if not list(run_problems(each))}
     ways = {(each.layout.sequence_parallel, each.layout.sequence_gather) for each in found}
     assert ways == {(False, "kept"), *({(True, "again")} if precision == "bf16-sharded" else ())}
@@ -224,7 +224,7 @@ def test_sums_beside_products_are_said_of_layouts_with_tensor_ranks_alone() -> N
     run = run_for(4, SMALL)
     run = replace(run, layout=replace(run.layout, overlap=("gradients", "input-gradients")))
     grid = grid_of(whole(run), 4, {"micro_batch": 1, "pipeline": 1})
-    found = set(candidates(Blocks(grid, Judge(grid))))
+    found = set(candidates(Blocks(grid, Constraints(grid))))
     assert found == {each for each in everything(grid) if not list(run_problems(each))}
     ways = {(each.layout.tensor > 1, "input-gradients" in (each.layout.overlap or ())) for each in found}
     assert ways == {(False, False), (True, True)}
@@ -235,7 +235,7 @@ def test_the_collectives_of_a_block_cost_the_same_alone_and_among_others() -> No
     machine = machine_of(run)
     assert isinstance(machine, tl.Device)
     grid = grid_of(run, 8, {"micro_batch": 1})
-    blocks = Blocks(grid, Judge(grid))
+    blocks = Blocks(grid, Constraints(grid))
     states = States(run, list(blocks.ranks), backend=kernels_of(run))
     bounds = Bounds(
         run, blocks.shapes, states, _costs(run, machine, kernels_of(run)), gathers=[False, True],
@@ -259,7 +259,7 @@ def test_the_best_is_the_best_of_all() -> None:
     assert isinstance(machine, tl.Device)
     grid = grid_of(whole(run), 4, fixed)
     every = [each for each in everything(grid) if not list(run_problems(each))]
-    told = sorted(exact(each, machine, backend=kernels_of(run)).seconds or 0.0 for each in every)
+    told = sorted(rescore(each, machine, backend=kernels_of(run)).seconds or 0.0 for each in every)
     assert len(every) == found.allowed
     assert [each.seconds for each in found.ranked] == pytest.approx(told[:5])
 
@@ -381,7 +381,7 @@ def test_where_nothing_fits_the_reasons_say_so() -> None:
 def test_modules_that_predict_ahead_are_searched_in_pipelines_but_not_over_tensor_ranks() -> None:
     run = whole(run_for(4, {**EXPERTS, "n_predict_ahead": 1}))
     grid = grid_of(run, 4, {})
-    blocks = Blocks(grid, Judge(grid))
+    blocks = Blocks(grid, Constraints(grid))
     found = list(candidates(blocks))
     assert {each.layout.tensor for each in found} == {1}
     assert {each.layout.pipeline for each in found} == {1, 2, 4}
@@ -494,7 +494,7 @@ def test_on_this_machine_auto_is_one_device() -> None:
 def test_a_found_layout_reads_back_as_it_was_found() -> None:
     import tomllib
 
-    from trainledger.plan.layouts.found import as_toml
+    from trainledger.plan.layouts.result import as_toml
 
     run = load({**AUTO, "layout": "auto"})
     table = tomllib.loads(as_toml(run))

@@ -15,10 +15,10 @@ import trainledger as tl
 from trainledger.cli import main
 from trainledger.loaded import kernels_of, machine_of
 from trainledger.plan.layouts.blocks import Blocks
-from trainledger.plan.layouts.exact import exact
-from trainledger.plan.layouts.found import AS_QUICK, as_toml
-from trainledger.plan.layouts.grid import Shape, Spread, Stages, grid_of, run_of, whole
-from trainledger.plan.layouts.judge import Judge
+from trainledger.plan.layouts.constraints import Constraints
+from trainledger.plan.layouts.grid import Shape, Sharding, Stages, grid_of, run_of, whole
+from trainledger.plan.layouts.rescore import rescore
+from trainledger.plan.layouts.result import AS_QUICK, as_toml
 from trainledger.spec.rules.run import run_problems
 
 GIVEN: list[dict[str, Any]] = [
@@ -80,21 +80,21 @@ def test_what_runs_beside_compute_is_kept_where_the_layout_has_it() -> None:
     run = run_for(16, EXPERTS, global_batch=32)
     run = whole(replace(run, layout=replace(run.layout, overlap=("gradients", "tensor", "experts"))))
 
-    def overlap(expert: int, stages: Stages, spread: Spread, *, parallel: bool = False) -> Any:
+    def overlap(expert: int, stages: Stages, sharding: Sharding, *, parallel: bool = False) -> Any:
         shape = Shape(2 if parallel else 1, parallel, 1, "ring", expert, 1, "none")
-        found = run_of(run, shape, stages, spread)
+        found = run_of(run, shape, stages, sharding)
         assert not list(run_problems(found))
         return found.layout.overlap
 
     alone, zero_bubble = Stages(1, "1f1b", 1, None), Stages(2, "zero-bubble", 1, None)
-    assert overlap(4, alone, Spread(1, 16, 1)) == ("gradients", "experts")
-    assert overlap(1, alone, Spread(1, 16, 1)) == ("gradients",)
-    assert overlap(4, zero_bubble, Spread(1, 8, 1)) == ("gradients", "experts")
-    assert overlap(4, Stages(2, "1f1b", 1, None), Spread(1, 8, 1)) == ("gradients",)
-    assert overlap(1, alone, Spread(1, 8, 1), parallel=True) == ("gradients", "tensor")
+    assert overlap(4, alone, Sharding(1, 16, 1)) == ("gradients", "experts")
+    assert overlap(1, alone, Sharding(1, 16, 1)) == ("gradients",)
+    assert overlap(4, zero_bubble, Sharding(1, 8, 1)) == ("gradients", "experts")
+    assert overlap(4, Stages(2, "1f1b", 1, None), Sharding(1, 8, 1)) == ("gradients",)
+    assert overlap(1, alone, Sharding(1, 8, 1), parallel=True) == ("gradients", "tensor")
     one = replace(run, recipe=replace(run.recipe, global_batch=16))
     shape = Shape(1, False, 1, "ring", 4, 1, "none")
-    assert run_of(one, shape, alone, Spread(1, 16, 1)).layout.overlap == ("gradients",)
+    assert run_of(one, shape, alone, Sharding(1, 16, 1)).layout.overlap == ("gradients",)
 
 
 def test_a_search_keeps_what_it_is_told_of_experts() -> None:
@@ -127,7 +127,7 @@ def test_no_way_to_send_to_experts_is_quicker_than_what_the_search_finds() -> No
             grid = grid_of(whole(run), 16, {**fixed, "expert_send": send, "overlap": overlap})
             for each in everything(grid):
                 if each not in seconds and not list(run_problems(each)):
-                    told = exact(each, machine, backend=kernels_of(each))
+                    told = rescore(each, machine, backend=kernels_of(each))
                     if told.fits:
                         seconds[each] = told.seconds or 0.0
     assert len(seconds) > 4
@@ -159,7 +159,7 @@ def test_experts_of_a_capacity_get_copies() -> None:
     for said, count in (("copies", 1), ("nodes", 0)):
         asked = whole(replace(run, layout=replace(run.layout, expert_send=said)))
         grid = grid_of(asked, 4, {"micro_batch": 1, "pipeline": 1})
-        blocks = Blocks(grid, Judge(grid))
+        blocks = Blocks(grid, Constraints(grid))
         found = set(candidates(blocks))
         assert found == {each for each in everything(grid) if not list(run_problems(each))}
         assert len({each.layout.expert_send for each in found if each.layout.expert > 1}) == count

@@ -26,7 +26,7 @@ from trainledger.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from trainledger.plan.layouts.found import Layouts
+    from trainledger.plan.layouts.result import Layouts
     from trainledger.spec.run import Run
 
 

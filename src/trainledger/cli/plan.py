@@ -116,7 +116,7 @@ def _print_found_layout(args: argparse.Namespace, run: Run) -> None:
     if run.layout.alone and run.recipe.micro_batch is None:  # one device whose rates nobody knows: nothing to find
         return
     if asks_for_layout(args):
-        from trainledger.plan.layouts.found import as_toml
+        from trainledger.plan.layouts.result import as_toml
         from trainledger.report.layouts import pasted
 
         print(f"\nThe layout that was found, to paste into a run file\n\n{pasted(as_toml(run))}")

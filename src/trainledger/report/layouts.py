@@ -8,7 +8,7 @@ from typing import Any
 
 from trainledger.plan import in_json
 from trainledger.plan.difference import as_override
-from trainledger.plan.layouts.found import AS_QUICK, Found, Gap, Layouts, Rejected
+from trainledger.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.predict.device_memory import TENSORS_ALONE
 from trainledger.report.style import COLOURS, Figure, around, arranged, by_turns, mark
 from trainledger.report.table import WIDTH, sentence, table, wrapped
@@ -96,11 +96,11 @@ def _none(found: Layouts) -> str:
     return f"No layout over {found.devices:,} x {found.device} is allowed{below}.{helps}"
 
 
-def _table(some: Sequence[Found]) -> str:
+def _table(some: Sequence[ScoredLayout]) -> str:
     return table(_COLUMNS, [_row(each) for each in some], align="rrrllllllrl")
 
 
-def _row(each: Found) -> list[str]:
+def _row(each: ScoredLayout) -> list[str]:
     layout, recipe = each.run.layout, each.run.recipe
     pipeline = str(layout.pipeline)
     if layout.pipeline > 1:
@@ -214,7 +214,7 @@ def to_json(found: Layouts, taken: Sequence[str] = ()) -> dict[str, Any]:
     """The result as JSON takes it; ``taken`` are the fields of the run that nobody said."""
     from trainledger.spec.plain import to_plain
 
-    def layout(each: Found) -> dict[str, Any]:
+    def layout(each: ScoredLayout) -> dict[str, Any]:
         recipe = each.run.recipe
         return {
             "layout": to_plain(each.run.layout), "micro_batch": recipe.micro_batch,
@@ -260,7 +260,7 @@ def figures(found: Layouts) -> dict[str, Figure]:
     return {"Step time against memory": {"data": data, "layout": layout}}
 
 
-def _points(name: str, some: Sequence[Found], colour: str, mode: str) -> dict[str, Any]:
+def _points(name: str, some: Sequence[ScoredLayout], colour: str, mode: str) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": mode, "name": name, "x": [each.device_nbytes / GIGA for each in some],
         "y": [each.seconds for each in some], "customdata": [each.title for each in some], "cliponaxis": False,

@@ -8,8 +8,8 @@ from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.plan.layouts.bounds import Block
-from trainledger.plan.layouts.grid import SHARING, Grid, Shape, Spread, Stages
-from trainledger.plan.layouts.judge import Judge
+from trainledger.plan.layouts.constraints import Constraints
+from trainledger.plan.layouts.grid import ZERO_MODES, Grid, Shape, Sharding, Stages
 from trainledger.plan.layouts.states import Ranks
 from trainledger.spec.problem import Problem
 
@@ -33,10 +33,10 @@ class Blocks:
     ``searched`` counts the grid, ``rejected`` the layouts that are not allowed, by reason.
     """
 
-    def __init__(self, grid: Grid, judge: Judge) -> None:
+    def __init__(self, grid: Grid, constraints: Constraints) -> None:
         import numpy as np
 
-        self.grid, self.judge = grid, judge
+        self.grid, self.constraints = grid, constraints
         self.searched = 0
         self.rejected: Counter[str] = Counter()
         self.shapes: list[Shape] = []
@@ -44,9 +44,9 @@ class Blocks:
         self.blocks: dict[int, list[Block]] = {}
         self.stages: dict[int, list[Stages]] = {}
         self._all_stages: dict[int, list[Stages]] = {}
-        self._spreads: dict[tuple[int, int], list[Spread]] = {}
+        self._shardings: dict[tuple[int, int], list[Sharding]] = {}
         self._axes: dict[tuple[int, int], list[tuple[bool, str]]] = {}
-        self._again = [each for each in grid.again() if not self._judged(each)]
+        self._again = [each for each in grid.again() if not self._forbids(each)]
         corners = list(self._corners())
         self._sizes = self._micro_batches({each.data_ranks for each in corners})
         used: dict[tuple[int, int], set[int]] = {}
@@ -58,9 +58,9 @@ class Blocks:
         for each in corners:
             self._add(each)
 
-    def _judged(self, again: str) -> Problem | None:
+    def _forbids(self, again: str) -> Problem | None:
         batch = self.grid.run.recipe.global_batch
-        return self.judge.shape(Shape(1, False, 1, "ring", 1, batch, again))
+        return self.constraints.shape(Shape(1, False, 1, "ring", 1, batch, again))
 
     def _corners(self) -> Iterator[Corner]:
         """The ranks that some layout may have; layouts of all others are counted here."""
@@ -69,21 +69,21 @@ class Blocks:
         for tensor, context, pipeline in grid.blocks():
             data_ranks = grid.devices // (tensor * context * pipeline)
             stages = self._stages_of(pipeline)
-            spreads = len(self._spreads_of(data_ranks, context))
+            shardings = len(self._shardings_of(data_ranks, context))
             axes = [(each, kind) for each in grid.parallels(tensor) for kind in grid.kinds(context)]
-            each_axes = inside * len(stages) * spreads
+            each_axes = inside * len(stages) * shardings
             self.searched += each_axes * len(axes)
             allowed = self._allowed_axes(tensor, context, axes, each_axes)
-            left = inside * spreads * len(allowed)
-            self._reject([self.judge.stages(each) for each in stages], left)
+            left = inside * shardings * len(allowed)
+            self._reject([self.constraints.stages(each) for each in stages], left)
             ok_stages = len(self.stages[pipeline])
-            left = ok_stages * spreads * len(allowed) * len(grid.micro_batches()) * len(grid.experts())
-            self._reject([self._judged(each) for each in grid.again()], left)
-            if allowed and ok_stages and self._again and spreads:
+            left = ok_stages * shardings * len(allowed) * len(grid.micro_batches()) * len(grid.experts())
+            self._reject([self._forbids(each) for each in grid.again()], left)
+            if allowed and ok_stages and self._again and shardings:
                 yield Corner(tensor, context, pipeline, data_ranks)
 
     def _allowed_axes(self, tensor: int, context: int, axes: list[tuple[bool, str]], count: int) -> list[Any]:
-        problems = [self.judge.shape(self._shape(tensor, each, context, kind)) for each, kind in axes]
+        problems = [self.constraints.shape(self._shape(tensor, each, context, kind)) for each, kind in axes]
         self._reject(problems, count)
         allowed = [each for each, problem in zip(axes, problems, strict=True) if problem is None]
         self._axes[tensor, context] = allowed
@@ -101,21 +101,21 @@ class Blocks:
     def _stages_of(self, pipeline: int) -> list[Stages]:
         if pipeline not in self._all_stages:
             every = self._all_stages[pipeline] = list(self.grid.stages(pipeline))
-            self.stages[pipeline] = [each for each in every if self.judge.stages(each) is None]
+            self.stages[pipeline] = [each for each in every if self.constraints.stages(each) is None]
         return self._all_stages[pipeline]
 
-    def _spreads_of(self, data_ranks: int, context: int) -> list[Spread]:
+    def _shardings_of(self, data_ranks: int, context: int) -> list[Sharding]:
         key = data_ranks, context
-        if key not in self._spreads:
-            self._spreads[key] = list(self.grid.spreads(*key))
-        return self._spreads[key]
+        if key not in self._shardings:
+            self._shardings[key] = list(self.grid.shardings(*key))
+        return self._shardings[key]
 
     def _micro_batches(self, data_ranks: set[int]) -> dict[int, list[int]]:
         """The sizes of a micro-batch that go into the batch of each number of data ranks."""
         found = {}
         for ranks in data_ranks:
-            sizes = [each for each in self.grid.micro_batches() if self.judge.batch(each, ranks) is None]
-            found[ranks] = [each for each in sizes if self.judge.shape(Shape(
+            sizes = [each for each in self.grid.micro_batches() if self.constraints.batch(each, ranks) is None]
+            found[ranks] = [each for each in sizes if self.constraints.shape(Shape(
                 1, False, 1, "ring", 1, each, self.grid.run.recipe.activation_checkpointing)) is None]  # fmt: skip
         return found
 
@@ -141,14 +141,14 @@ class Blocks:
         import numpy as np
 
         grid, tensor, context = self.grid, corner.tensor, corner.context
-        spreads, sizes = self._spreads_of(corner.data_ranks, context), self._sizes[corner.data_ranks]
+        shardings, sizes = self._shardings_of(corner.data_ranks, context), self._sizes[corner.data_ranks]
         around = len(self.stages[corner.pipeline]) * len(self._axes[tensor, context]) * len(self._again)
         every = len(grid.micro_batches())
-        self.rejected[WHOLE_BATCH] += (every - len(sizes)) * around * len(spreads) * len(grid.experts())
+        self.rejected[WHOLE_BATCH] += (every - len(sizes)) * around * len(shardings) * len(grid.experts())
         for expert in grid.experts():
-            problems = [self.judge.experts(expert, each.shard * context, each.sharing) for each in spreads]
+            problems = [self.constraints.experts(expert, each.shard * context, each.zero_mode) for each in shardings]
             self._reject(problems, around * len(sizes))
-            allowed = tuple(each for each, problem in zip(spreads, problems, strict=True) if problem is None)
+            allowed = tuple(each for each, problem in zip(shardings, problems, strict=True) if problem is None)
             places, of_size = self._variants[tensor, context][expert]
             which = np.isin(of_size, sizes)
             if not allowed or not which.any():
@@ -167,22 +167,22 @@ class Blocks:
         """Which layouts of a block the rules allow with each way to run its pipeline, [S, V, U]; others are counted."""
         import numpy as np
 
-        ways, size = self.stages[block.pipeline], len(block.spreads)
+        ways, size = self.stages[block.pipeline], len(block.shardings)
         counts, inverse = np.unique(block.micro_batches, return_inverse=True)
         rounds = np.array([
-            [each.schedule != "interleaved" or self.judge.rounds(each.schedule, each.pipeline, int(count)) is None
+            [each.schedule != "interleaved" or self.constraints.rounds(each.schedule, each.pipeline, int(count)) is None
              for count in counts] for each in ways
         ])[:, inverse]  # fmt: skip
         self.rejected[WHOLE_ROUNDS] += int((~rounds).sum()) * size
         again = self._numbers[block.variants]
-        sharing = np.array([each.sharing for each in block.spreads])
-        shares = np.ones((len(ways), len(self._again), len(SHARING)), bool)
+        zero_mode = np.array([each.zero_mode for each in block.shardings])
+        shares = np.ones((len(ways), len(self._again), len(ZERO_MODES)), bool)
         for way, each in enumerate(ways):
             for number, name in enumerate(self._again):
                 count = int((rounds[way] & (again == number)).sum())
-                for how in set(sharing.tolist()):
-                    problem = self.judge.sharing(how, each.schedule, each.pipeline, name)
+                for how in set(zero_mode.tolist()):
+                    problem = self.constraints.zero_mode(how, each.schedule, each.pipeline, name)
                     shares[way, number, how] = problem is None
                     if problem is not None:
-                        self._reject([problem], count * int((sharing == how).sum()))
-        return rounds[:, :, None] & shares[:, again][:, :, sharing]
+                        self._reject([problem], count * int((zero_mode == how).sum()))
+        return rounds[:, :, None] & shares[:, again][:, :, zero_mode]

@@ -16,10 +16,10 @@ from typing import Any
 
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
-from trainledger.plan.layouts.adding import Adding
-from trainledger.plan.layouts.grid import RESHARDS, Shape, Spread, runs_of
-from trainledger.plan.layouts.messages import GRADIENTS, Messages, Rates, rates_of
-from trainledger.plan.layouts.pieces import WORK, Pieces, Work, class_of, pieces_of
+from trainledger.plan.layouts.block_costs import COLUMNS, BlockCosts, PartCosts, block_costs, class_of
+from trainledger.plan.layouts.collectives import ZERO2, Collectives, Rates, rates_of
+from trainledger.plan.layouts.gradient_accumulation import GradientAccumulation
+from trainledger.plan.layouts.grid import ZERO3_RESHARDS, Shape, Sharding, runs_of
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import AMOUNTS, ROUNDING, States
 from trainledger.plan.layouts.times import Times
@@ -44,7 +44,7 @@ class Block:
     data_ranks: int
     variants: Any
     micro_batches: Any
-    spreads: tuple[Spread, ...]
+    shardings: tuple[Sharding, ...]
     columns: tuple[int, ...]
 
 
@@ -67,7 +67,7 @@ class Costs:
 
     times: Times
     update_seconds: float
-    adding: Adding
+    adding: GradientAccumulation
     slower: float = 0.0
     contention: float = 0.0
 
@@ -95,16 +95,21 @@ class Bounds:
         formats = precision.gradients, precision.parameters
         self.gradient_nbytes, self.parameter_nbytes = (nbytes_in(8, each) / 8 for each in formats)
 
-    def _empty(self) -> Pieces:
+    def _empty(self) -> BlockCosts:
         """The pieces of all shapes, to be filled."""
         import numpy as np
 
-        size, runs = len(self.shapes), len(self.runs)
-        return Pieces(
-            Work(*np.zeros((len(WORK), size))), tuple(Work(*np.zeros((len(WORK), size))) for _ in range(runs)),
-            Work(*np.zeros((len(WORK), size))), np.zeros(size), np.zeros(size),
-            *(tuple((np.zeros(size), np.zeros(size)) for _ in range(runs)) for _ in range(2)),
-        )  # fmt: skip
+        size, runs = len(self.shapes), range(len(self.runs))
+
+        def part() -> PartCosts:
+            return PartCosts(*np.zeros((len(COLUMNS), size)))
+
+        def payloads() -> tuple[tuple[Any, Any], ...]:
+            return tuple((np.zeros(size), np.zeros(size)) for _ in runs)
+
+        return BlockCosts(
+            part(), tuple(part() for _ in runs), part(), np.zeros(size), np.zeros(size), payloads(), payloads()
+        )
 
     def _fill(self, backend: str) -> None:
         """The pieces of all shapes, from one account for each class of them."""
@@ -116,7 +121,7 @@ class Bounds:
             for each in alike:
                 some = [self.shapes[index] for index in classes[each]]
                 for gathers, whole in self.tables.items():
-                    found = pieces_of(self.run, some, self.costs.times, gathers=gathers, backend=backend)
+                    found = block_costs(self.run, some, self.costs.times, gathers=gathers, backend=backend)
                     _put(whole, found, classes[each])
             self.costs.times.forget()
 
@@ -128,13 +133,13 @@ class Bounds:
             (rates,) = rates_of(self, [block])
         parts = []
         for gathers in self.tables:
-            at = [index for index, each in enumerate(block.spreads) if (each.sharing >= RESHARDS) == gathers]
+            at = [index for index, each in enumerate(block.shardings) if (each.zero_mode >= ZERO3_RESHARDS) == gathers]
             if at:
                 parts.append((at, _Part(self, block, pipelines, gathers, at, rates)))
         if len(parts) == 1:
             ((_, part),) = parts
             return Bound(*part.memory(), part.seconds())
-        shape = (len(pipelines.ways), len(block.variants), len(block.spreads))
+        shape = (len(pipelines.ways), len(block.variants), len(block.shardings))
         nbytes, states, seconds = np.empty(shape), np.empty(shape), np.empty(shape)
         for at, part in parts:
             nbytes[:, :, at], states[:, :, at] = part.memory()
@@ -153,10 +158,12 @@ class _Part:
         self.bounds, self.block, self.pipelines, self.gathers = bounds, block, pipelines, gathers
         self.at, self.rates = at, rates
         self.columns = np.array([block.columns[index] for index in at])
-        self.sharing = np.array([block.spreads[index].sharing for index in at])
+        self.zero_mode = np.array([block.shardings[index].zero_mode for index in at])
         rows, stream = bounds.rows[gathers], bounds.tables[gathers].stream
-        self.before, self.after = (dict(zip(WORK, each[:, block.variants], strict=True)) for each in rows[:2])
-        self.layers = dict(zip((*WORK, "block", "experts"), rows[2][:, :, block.variants], strict=True))  # [K, V] each
+        self.before, self.after = (dict(zip(COLUMNS, each[:, block.variants], strict=True)) for each in rows[:2])
+        self.layers = dict(
+            zip((*COLUMNS, "block", "experts"), rows[2][:, :, block.variants], strict=True)
+        )  # [K, V] each
         self.stream = stream[block.variants]
         self.paired = bounds.paired and block.expert > 1
         several = block.pipeline > 1
@@ -171,14 +178,14 @@ class _Part:
         ways, states = self.pipelines, self.bounds.states
         size, most, _ = ways.layers.shape
         table = np.empty((len(AMOUNTS), size, most, len(self.columns)))
-        for sharing in set(self.sharing.tolist()):
-            at = np.flatnonzero(self.sharing == sharing)
+        for zero_mode in set(self.zero_mode.tolist()):
+            at = np.flatnonzero(self.zero_mode == zero_mode)
             if self.block.pipeline == 1:
-                table[..., at] = states.whole(sharing)[:, None, None, self.columns[at]]
+                table[..., at] = states.whole(zero_mode)[:, None, None, self.columns[at]]
                 continue
             for interleaved in set(ways.interleaved):
                 which = np.flatnonzero(np.array(ways.interleaved) == interleaved)
-                found = states.stages(sharing, interleaved, self.columns[at], ways.layers[which], ways.first[which],
+                found = states.stages(zero_mode, interleaved, self.columns[at], ways.layers[which], ways.first[which],
                                       ways.last[which])  # fmt: skip
                 table[:, which[:, None, None], np.arange(most)[None, :, None], at] = found
         return dict(zip(AMOUNTS, table, strict=True))
@@ -213,7 +220,7 @@ class _Part:
         later = np.maximum(0.0, np.where(in_flight > 1, kept - own, 0.0))
         several = self.block.micro_batches * ways.chunks[:, None, None] > in_flight
         piped = self.block.pipeline > 1
-        once = self.sharing > RESHARDS if self.gathers and piped else np.zeros(1, bool)
+        once = self.zero_mode > ZERO3_RESHARDS if self.gathers and piped else np.zeros(1, bool)
         head = kept - ends * self.after["kept"]
         base = head - ends * self.stream  # the head's backward leaves the gradient of its input, not its input
         # Where gradients are reduced once, those of the head are where all others are; in a pipeline without gathers
@@ -229,7 +236,7 @@ class _Part:
             gathered = self._tail("block")[..., None] + self._tail("experts")[..., None] * shared
             # What the layer behind has reduced is still there only from the last layer but one on.
             beside = ways.longer[:, :, None] * (base - self._tail("kept") + self._tail("most"))
-            reshards = self.sharing == RESHARDS
+            reshards = self.zero_mode == ZERO3_RESHARDS
             beside = beside[..., None] * (reshards & shared) + left
             quiet = np.maximum(quiet, beside) + gathered * reshards
         moment = np.maximum(np.maximum(again, quiet), after)
@@ -262,7 +269,7 @@ class _Part:
         import numpy as np
 
         ways, costs = self.pipelines, self.bounds.costs
-        messages = Messages(self.bounds, self.block, self.rates, self.at, ways, self.standing)
+        messages = Collectives(self.bounds, self.block, self.rates, self.at, ways, self.standing)
         count = self.block.micro_batches[:, None].astype(float)
         ahead, back, weights = (self._work(name) for name in ("forward", "backward", "weights"))
         launch, launch_back = self._work("launch"), self._work("launch_back")
@@ -271,9 +278,9 @@ class _Part:
         gather, again, reduce = messages.per_micro_batch()
         begin, end, beside = messages.once()
         if self.gathers:
-            several = (self.sharing == RESHARDS) | (self.block.pipeline == 1)
+            several = (self.zero_mode == ZERO3_RESHARDS) | (self.block.pipeline == 1)
             ahead = ahead + self._copies("unpack") * several
-            back = back + self._copies("pack") * (self.sharing == RESHARDS)
+            back = back + self._copies("pack") * (self.zero_mode == ZERO3_RESHARDS)
         adding = self._adding() * (count > 1)  # but for the first
         back = back + adding * (1 - 1 / count)
         if self.block.pipeline == 1:
@@ -312,7 +319,7 @@ class _Part:
         if self.block.pipeline == 1:
             # The program launches ahead of the device, and waits for it once a step. What is reduced block by block
             # launches less than what these pieces are from.
-            launching = count * (launch + launch_back)[:, 0] * (self.sharing != GRADIENTS)
+            launching = count * (launch + launch_back)[:, 0] * (self.zero_mode != ZERO2)
             total = np.maximum(total, launching)
         return total * (1 + costs.slower)
 
@@ -343,7 +350,7 @@ class _Part:
         import numpy as np
 
         adding, pipeline = self.bounds.costs.adding, self.block.pipeline
-        each = np.array([adding.seconds(sharing, pipeline=pipeline) for sharing in self.sharing.tolist()])
+        each = np.array([adding.seconds(zero_mode, pipeline=pipeline) for zero_mode in self.zero_mode.tolist()])
         return (self.standing["computed"] * each)[:, :, None]
 
     def _work(self, name: str) -> Any:
@@ -353,7 +360,7 @@ class _Part:
         return (total + ways.layers @ self.layers[name])[..., None]
 
 
-def _put(whole: Pieces, found: Pieces, places: Sequence[int]) -> None:
+def _put(whole: BlockCosts, found: BlockCosts, places: Sequence[int]) -> None:
     """The pieces of some shapes into those of all."""
     pairs = [(whole.before, found.before), (whole.after, found.after)]
     for into, of in (*pairs, *zip(whole.layers, found.layers, strict=True)):
@@ -372,26 +379,26 @@ def _before(ways: Pipelines, seconds: Any) -> Any:
     return (ways.before @ seconds.reshape(size, most, -1)).reshape(size, most, *others)
 
 
-def _rows(pieces: Pieces) -> tuple[Any, Any, Any]:
-    """What stands before and after all layers, [WORK, shapes], and layers, [WORK and parameters, K, shapes]."""
+def _rows(pieces: BlockCosts) -> tuple[Any, Any, Any]:
+    """What stands before and after all layers, [COLUMNS, shapes], and layers, [COLUMNS and parameters, K, shapes]."""
     import numpy as np
 
-    def row(work: Work) -> Any:
-        return np.stack([getattr(work, name) for name in WORK])
+    def row(work: PartCosts) -> Any:
+        return np.stack([getattr(work, name) for name in COLUMNS])
 
     gathered = [[each / 2 for each in both] for both in pieces.gather]  # forward and backward do
     layers = [np.stack([*row(each), *both]) for each, both in zip(pieces.layers, gathered, strict=True)]
     return row(pieces.before), row(pieces.after), np.stack(layers, axis=1)
 
 
-def _hidden(pieces: Pieces, contention: float) -> tuple[Any, Any]:
+def _hidden(pieces: BlockCosts, contention: float) -> tuple[Any, Any]:
     """Seconds of a forward's and of a backward's sends to experts that go beside the other, at most.
 
     See `predict.overlap`. Of what stands after all layers, [2, shapes], and of layers, [2, K, shapes].
     """
     import numpy as np
 
-    def hidden(work: Work) -> Any:
+    def hidden(work: PartCosts) -> Any:
         with np.errstate(invalid="ignore"):  # over a network that is not known sends take forever, and so do both
             ahead, back = work.forward + work.unpack - work.sends, work.backward + work.pack - work.sends_back
         return (1 - contention) * np.stack([np.minimum(work.sends, back), np.minimum(work.sends_back, ahead)])

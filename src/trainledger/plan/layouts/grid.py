@@ -1,7 +1,7 @@
-"""The grid of layouts: every way to spread a run over so many devices that the search looks at.
+"""The grid of layouts: every way that the search considers to lay a run out over so many devices.
 
 A layout of the grid has three parts. Its shape is what one device computes of a micro-batch, its stages are how layers
-go over the pipeline, and its spread is how the ranks that are left share states. Names are those of `spec.layout`.
+go over the pipeline, and its sharding is how the ranks that are left share states. Names are those of `spec.layout`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ FIELDS = (
 )  # fmt: skip
 KNOWN = {**Recipe.__dataclass_fields__, **Layout.__dataclass_fields__}  # how each of `FIELDS` is read
 # How states are shared: (zero, reshard_after_forward). The first is that of ranks that share none.
-SHARING: tuple[tuple[int, bool | None], ...] = ((3, None), (1, None), (2, None), (3, True), (3, False))
-ALONE = 0
-RESHARDS = 3  # from here on parameters are gathered block by block
+ZERO_MODES: tuple[tuple[int, bool | None], ...] = ((3, None), (1, None), (2, None), (3, True), (3, False))
+UNSHARDED = 0
+ZERO3_RESHARDS = 3  # from here on parameters are gathered block by block
 SENDING = ("expert_send", "overlap")  # how tokens go to their experts: no axes, the quickest is taken
 
 
@@ -59,12 +59,12 @@ class Stages:
 
 
 @frozen
-class Spread:
-    """How the ranks that are left share states; ``sharing`` is a place in `SHARING`."""
+class Sharding:
+    """How the ranks that are left share states; ``zero_mode`` is a place in `ZERO_MODES`."""
 
     replicate: int
     shard: int
-    sharing: int
+    zero_mode: int
 
 
 @frozen
@@ -115,15 +115,15 @@ class Grid:
                 if shared is not None:
                     yield Stages(pipeline, schedule, each, shared or None)
 
-    def spreads(self, ranks: int, context: int) -> Iterator[Spread]:
+    def shardings(self, ranks: int, context: int) -> Iterator[Sharding]:
         """The ways to share states over the data-parallel ranks."""
         for shard in self.values("shard", divisors(ranks)):
             if "replicate" in self.fixed and ranks // shard != self.fixed["replicate"]:
                 continue
-            for sharing in (ALONE,) if shard * context == 1 else range(1, len(SHARING)):
-                zero, reshard = SHARING[sharing]
+            for zero_mode in (UNSHARDED,) if shard * context == 1 else range(1, len(ZERO_MODES)):
+                zero, reshard = ZERO_MODES[zero_mode]
                 if self.fixed.get("zero", zero) == zero and self.fixed.get("reshard_after_forward", reshard) == reshard:
-                    yield Spread(ranks // shard, shard, sharing)
+                    yield Sharding(ranks // shard, shard, zero_mode)
 
 
 def grid_of(run: Run, devices: int, fixed: Mapping[str, Any]) -> Grid:
@@ -209,12 +209,12 @@ def fixed_by(run: Run, written: Collection[str] = ()) -> dict[str, Any]:
     return found
 
 
-def run_of(run: Run, shape: Shape, stages: Stages, spread: Spread) -> Run:
+def run_of(run: Run, shape: Shape, stages: Stages, sharding: Sharding) -> Run:
     """The run with one layout of the grid."""
-    zero, reshard = SHARING[spread.sharing]
+    zero, reshard = ZERO_MODES[sharding.zero_mode]
     usual = stages.pipeline == 1
     layout = Layout(
-        replicate=spread.replicate, shard=spread.shard, zero=zero,
+        replicate=sharding.replicate, shard=sharding.shard, zero=zero,
         reshard_after_forward=None if reshard is usual else reshard, prefetch=run.layout.prefetch,
         tensor=shape.tensor, sequence_parallel=shape.sequence_parallel, pipeline=stages.pipeline,
         schedule=stages.schedule, virtual_stages=stages.virtual_stages, stage_layers=stages.layers,

@@ -10,15 +10,15 @@ from typing import Any
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.plan.layouts.adding import Adding
 from trainledger.plan.layouts.blocks import Blocks
 from trainledger.plan.layouts.bounds import Block, Bounds, Costs
-from trainledger.plan.layouts.chosen import Chosen, pareto
-from trainledger.plan.layouts.exact import Exact, exact
-from trainledger.plan.layouts.found import AS_QUICK, Found, Gap, Layouts, Rejected
-from trainledger.plan.layouts.grid import RESHARDS, Spread, grid_of, plainer, run_of
-from trainledger.plan.layouts.judge import Judge
-from trainledger.plan.layouts.messages import rates_of
+from trainledger.plan.layouts.collectives import rates_of
+from trainledger.plan.layouts.constraints import Constraints
+from trainledger.plan.layouts.gradient_accumulation import GradientAccumulation
+from trainledger.plan.layouts.grid import ZERO3_RESHARDS, Sharding, grid_of, plainer, run_of
+from trainledger.plan.layouts.pareto import Candidates, pareto
+from trainledger.plan.layouts.rescore import Score, rescore
+from trainledger.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import States
 from trainledger.plan.layouts.times import Times
@@ -62,22 +62,22 @@ def search(
     began = time.process_time()
     grid = grid_of(run, run.cluster.count, fixed or {})
     run = grid.run
-    judge = Judge(grid)
-    blocks = Blocks(grid, judge)
+    constraints = Constraints(grid)
+    blocks = Blocks(grid, constraints)
     states = States(run, list(blocks.ranks) or [(1, 1, 1, False)], backend=backend)
-    spreads = [each for some in blocks.blocks.values() for block in some for each in block.spreads]
-    gathers = [each for each in (False, True) if any(_table(spread.sharing) == each for spread in spreads)]
-    gathers = [False, True] if any(each.sharing == 2 for each in spreads) else gathers
+    shardings = [each for some in blocks.blocks.values() for block in some for each in block.shardings]
+    gathers = [each for each in (False, True) if any(_table(sharding.zero_mode) == each for sharding in shardings)]
+    gathers = [False, True] if any(each.zero_mode == 2 for each in shardings) else gathers
     bounds = Bounds(run, blocks.shapes, states, _costs(run, machine, backend), gathers=gathers, backend=backend)
     room = Room(run, machine)
-    chosen = Chosen(MOST_LISTED)
+    chosen = Candidates(MOST_LISTED)
     pairs = [(pipeline, number) for pipeline, some in sorted(blocks.blocks.items()) for number in range(len(some))]
     ways = {pipeline: Pipelines(blocks.stages[pipeline], bounds.runs) for pipeline in blocks.blocks}
     for pipeline, some in blocks.blocks.items():
-        for sharing in sorted({spread.sharing for block in some for spread in block.spreads}):
+        for zero_mode in sorted({sharding.zero_mode for block in some for sharding in block.shardings}):
             for how in set(ways[pipeline].interleaved):
-                states.prepare(sharing, interleaved=how, pipeline=pipeline)
-            bounds.costs.adding.seconds(sharing, pipeline=pipeline)
+                states.prepare(zero_mode, interleaved=how, pipeline=pipeline)
+            bounds.costs.adding.seconds(zero_mode, pipeline=pipeline)
     preparing, began = time.process_time() - began, time.process_time()
     allowed_count = fitting = 0
     rates = rates_of(bounds, [blocks.blocks[pipeline][at] for pipeline, at in pairs])
@@ -97,7 +97,7 @@ def search(
         key = int(row[2])
         block = blocks.blocks[key >> 32][key & 0xFFFFFFFF]
         stages = blocks.stages[key >> 32][int(row[3])]
-        return run_of(run, blocks.shapes[block.variants[int(row[4])]], stages, block.spreads[int(row[5])])
+        return run_of(run, blocks.shapes[block.variants[int(row[4])]], stages, block.shardings[int(row[5])])
 
     began = time.process_time()
     accounts = _Accounts(run, machine, backend, layout_at, keep, grid.taken)
@@ -122,8 +122,8 @@ def search(
     )  # fmt: skip
 
 
-def _table(sharing: int) -> bool:
-    return sharing >= RESHARDS
+def _table(zero_mode: int) -> bool:
+    return zero_mode >= ZERO3_RESHARDS
 
 
 def _costs(run: Run, machine: Device, backend: str) -> Costs:
@@ -141,7 +141,7 @@ def _costs(run: Run, machine: Device, backend: str) -> Costs:
     except NoRate as reason:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, f"cannot be timed: {reason}")]) from None
     whole = replace(run, layout=Layout(replicate=run.cluster.count))
-    adding = Adding(run, times, backend=backend)
+    adding = GradientAccumulation(run, times, backend=backend)
     return Costs(times, update_seconds, adding, straggling(whole, machine, fabric), machine.contention_share)
 
 
@@ -167,21 +167,21 @@ class Room:
         import numpy as np
 
         if self.usable is None:
-            return np.full(len(block.spreads), np.inf)
-        replicate, shard = np.array([(each.replicate, each.shard) for each in block.spreads]).T
+            return np.full(len(block.shardings), np.inf)
+        replicate, shard = np.array([(each.replicate, each.shard) for each in block.shardings]).T
         fixed = np.array([block.tensor, block.pipeline, block.context, block.expert])[:, None]
         sizes = [replicate, shard * block.context, *np.broadcast_to(fixed, (4, len(shard)))]
         # As `Layout.communicators` counts them: of all those, and one of all devices.
         groups = np.array([*sizes, block.tensor * block.context * block.pipeline * replicate * shard])
         keys = zip((groups > 1).sum(0).tolist(), (groups == 2).sum(0).tolist(), strict=True)
-        return np.array([self._of(block, spread, key) for spread, key in zip(block.spreads, keys, strict=True)])
+        return np.array([self._of(block, sharding, key) for sharding, key in zip(block.shardings, keys, strict=True)])
 
-    def _of(self, block: Block, spread: Spread, key: tuple[int, int]) -> float:
+    def _of(self, block: Block, sharding: Sharding, key: tuple[int, int]) -> float:
         """Of layouts with so many groups, and so many groups of two, all have the same."""
         assert self.usable is not None
         if key not in self._known:
             layout = Layout(
-                replicate=spread.replicate, shard=spread.shard, context=block.context, tensor=block.tensor,
+                replicate=sharding.replicate, shard=sharding.shard, context=block.context, tensor=block.tensor,
                 pipeline=block.pipeline, expert=block.expert,
             )  # fmt: skip
             run = replace(self.run, layout=layout)
@@ -229,8 +229,8 @@ class _Accounts:
     ) -> None:
         self.run, self.machine, self.backend, self.layout_at, self.keep = run, machine, backend, layout_at, keep
         self.taken = taken
-        self.found: list[Found] = []
-        self.plainer: list[Found] = []  # those that are no layouts of the grid
+        self.found: list[ScoredLayout] = []
+        self.plainer: list[ScoredLayout] = []  # those that are no layouts of the grid
         self.count = self.too_large = 0
         self.certain = False
         self.unknown = ""
@@ -294,11 +294,11 @@ class _Accounts:
         quickest, simplest = self.ranked()[:1], self.simplest()
         for each in quickest if simplest in quickest or simplest is None else (*quickest, simplest):
             for run in plainer(each.run, self.taken):
-                told = exact(run, self.machine, backend=self.backend)
+                told = rescore(run, self.machine, backend=self.backend)
                 if told.seconds is not None and told.fits is not False:
                     self.plainer.append(self._found(run, told, told.seconds, told.peak_nbytes))
 
-    def simplest(self) -> Found | None:
+    def simplest(self) -> ScoredLayout | None:
         """Of those about as quick as the quickest the simplest; of those as simple, the quickest."""
         ranked = self.ranked()
         as_quick = [each for each in ranked if each.seconds <= ranked[0].seconds * AS_QUICK]
@@ -309,7 +309,7 @@ class _Accounts:
         if run in self._seen:
             return
         self._seen.add(run)
-        told = exact(run, self.machine, backend=self.backend)
+        told = rescore(run, self.machine, backend=self.backend)
         self.count += 1
         if told.seconds is None:
             self.unknown = told.why
@@ -319,14 +319,14 @@ class _Accounts:
             return
         self.found.append(self._found(run, told, float(row[0]), float(row[1])))
 
-    def _found(self, run: Run, told: Exact, bound_seconds: float, bound_nbytes: float) -> Found:
+    def _found(self, run: Run, told: Score, bound_seconds: float, bound_nbytes: float) -> ScoredLayout:
         assert told.seconds is not None
-        return Found(
+        return ScoredLayout(
             run=run, seconds=told.seconds, device_nbytes=told.device_nbytes, peak_nbytes=told.peak_nbytes,
             mfu=self._mfu(told), bound_seconds=bound_seconds, bound_nbytes=bound_nbytes,
         )  # fmt: skip
 
-    def _mfu(self, told: Exact) -> float | None:
+    def _mfu(self, told: Score) -> float | None:
         """Of the whole step on all devices."""
         if self._work is None:
             recipe = replace(self.run.recipe, micro_batch=1, global_batch=1)
@@ -339,10 +339,10 @@ class _Accounts:
         flops, peak = self._work
         return mfu(flops, told.seconds, peak) if told.seconds and peak else None
 
-    def ranked(self) -> list[Found]:
+    def ranked(self) -> list[ScoredLayout]:
         return sorted((*self.found, *self.plainer), key=lambda each: (each.seconds, each.device_nbytes))
 
-    def pareto(self) -> tuple[Found, ...]:
+    def pareto(self) -> tuple[ScoredLayout, ...]:
         """Those that no other beats in both seconds and memory, the quickest first."""
         import numpy as np
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainledger.ledger.memory.static_memory import standing
 from trainledger.ledger.parallel.rank_plan import rank_of
-from trainledger.plan.layouts.grid import ALONE, SHARING, runs_of
+from trainledger.plan.layouts.grid import UNSHARDED, ZERO_MODES, runs_of
 from trainledger.spec.layout import Layout
 from trainledger.spec.run import Run
 
@@ -34,47 +34,47 @@ class States:
         self._parts: dict[tuple[int, bool], list[Any]] = {}
         self._whole: dict[int, Any] = {}
 
-    def prepare(self, sharing: int, *, interleaved: bool, pipeline: int) -> None:
+    def prepare(self, zero_mode: int, *, interleaved: bool, pipeline: int) -> None:
         """Ask for what `whole` or `stages` will need."""
         if pipeline == 1:
-            self.whole(sharing)
+            self.whole(zero_mode)
         else:
-            self._parts_of(sharing, interleaved)
+            self._parts_of(zero_mode, interleaved)
 
-    def whole(self, sharing: int) -> Any:
+    def whole(self, zero_mode: int) -> Any:
         """[amount, ranks] of a rank that has all layers."""
-        if sharing not in self._whole:
-            self._whole[sharing] = self._ask(sharing, None, 0, False)
-        return self._whole[sharing]
+        if zero_mode not in self._whole:
+            self._whole[zero_mode] = self._ask(zero_mode, None, 0, False)
+        return self._whole[zero_mode]
 
-    def stages(self, sharing: int, interleaved: bool, columns: Any, layers: Any, first: Any, last: Any) -> Any:
+    def stages(self, zero_mode: int, interleaved: bool, columns: Any, layers: Any, first: Any, last: Any) -> Any:
         """[amount, S, J, columns] of stages with so many layers of each run [S, J, K]."""
         import numpy as np
 
-        before, *each, after = (part[:, columns] for part in self._parts_of(sharing, interleaved))
+        before, *each, after = (part[:, columns] for part in self._parts_of(zero_mode, interleaved))
         total = np.einsum("sjk,kau->asju", layers, np.array(each))
         return total + first[..., None] * before[:, None, None] + last[..., None] * after[:, None, None]
 
-    def _parts_of(self, sharing: int, interleaved: bool) -> list[Any]:
-        if (sharing, interleaved) not in self._parts:
-            self._parts[sharing, interleaved] = self._ask_parts(sharing, interleaved)
-        return self._parts[sharing, interleaved]
+    def _parts_of(self, zero_mode: int, interleaved: bool) -> list[Any]:
+        if (zero_mode, interleaved) not in self._parts:
+            self._parts[zero_mode, interleaved] = self._ask_parts(zero_mode, interleaved)
+        return self._parts[zero_mode, interleaved]
 
-    def _ask_parts(self, sharing: int, interleaved: bool) -> list[Any]:
+    def _ask_parts(self, zero_mode: int, interleaved: bool) -> list[Any]:
         """What stands before all layers, a layer of each run, what stands after."""
         layers = self.run.model.n_layers
-        found = [self._ask(sharing, (0, layers, 0), 0, interleaved)]
+        found = [self._ask(zero_mode, (0, layers, 0), 0, interleaved)]
         first = 0
         for size in self.runs:
-            found.append(self._ask(sharing, (first, 1, layers - first - 1), 1, interleaved))
+            found.append(self._ask(zero_mode, (first, 1, layers - first - 1), 1, interleaved))
             first += size
-        return [*found, self._ask(sharing, (0, layers, 0), 2, interleaved)]
+        return [*found, self._ask(zero_mode, (0, layers, 0), 2, interleaved)]
 
-    def _ask(self, sharing: int, cut: tuple[int, ...] | None, stage: int, interleaved: bool) -> Any:
+    def _ask(self, zero_mode: int, cut: tuple[int, ...] | None, stage: int, interleaved: bool) -> Any:
         import numpy as np
 
         tensor, expert, shared, several = (_sizes([each[at] for each in self.ranks]) for at in range(4))
-        zero, reshard = SHARING[sharing]
+        zero, reshard = ZERO_MODES[zero_mode]
         layout = Layout(
             zero=zero, reshard_after_forward=reshard, prefetch=self.run.layout.prefetch,
             pipeline=1 if cut is None else 3, stage_layers=cut,
@@ -82,8 +82,8 @@ class States:
         if interleaved and cut is not None:  # a second chunk without layers: buffers are what makes the difference
             layout = replace(layout, schedule="interleaved", virtual_stages=2,
                              stage_layers=(*cut, 0, 0, 0) if stage < 2 else (0, 0, 0, *cut))  # fmt: skip
-        shard = 1 if sharing == ALONE else np.maximum(np.maximum(shared, 2), expert)
-        vars(layout).update(tensor=tensor, expert=1 if sharing == ALONE else expert, shard=shard,
+        shard = 1 if zero_mode == UNSHARDED else np.maximum(np.maximum(shared, 2), expert)
+        vars(layout).update(tensor=tensor, expert=1 if zero_mode == UNSHARDED else expert, shard=shard,
                             replicate=1 + several * 1)  # fmt: skip
         recipe = replace(self.run.recipe, micro_batch=1)
         vars(recipe).update(global_batch=shard * (1 + several * 1))

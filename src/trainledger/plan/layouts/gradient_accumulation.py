@@ -10,7 +10,7 @@ from dataclasses import replace
 from trainledger.ledger.memory.static_memory import standing
 from trainledger.ledger.parallel.rank_plan import rank_of
 from trainledger.ledger.step import account_of
-from trainledger.plan.layouts.grid import ALONE, RESHARDS, SHARING
+from trainledger.plan.layouts.grid import UNSHARDED, ZERO3_RESHARDS, ZERO_MODES
 from trainledger.plan.layouts.times import BUFFERING, Times
 from trainledger.spec.layout import Layout
 from trainledger.spec.run import Run
@@ -19,27 +19,27 @@ _SHARD, _MICRO_BATCHES = 8, 4
 FLIGHT = "in flight"  # the loop over micro-batches that a stage begins before its first backward
 
 
-class Adding:
+class GradientAccumulation:
     """Reads it off the ledger of one stage for each way to share states."""
 
     def __init__(self, run: Run, times: Times, *, backend: str) -> None:
         self.run, self.times, self.backend = run, times, backend
         self._known: dict[int, float] = {}
 
-    def seconds(self, sharing: int, *, pipeline: int) -> float:
+    def seconds(self, zero_mode: int, *, pipeline: int) -> float:
         """Seconds for each element; 0 where blocks reduce every time, and a rank adds up small pieces only."""
         alone = pipeline == 1
-        if sharing == RESHARDS or (alone and sharing > 1) or self.run.recipe.lora_rank is not None:
+        if zero_mode == ZERO3_RESHARDS or (alone and zero_mode > 1) or self.run.recipe.lora_rank is not None:
             return 0.0
-        if sharing not in self._known:
-            self._known[sharing] = self._read(sharing)
-        return self._known[sharing]
+        if zero_mode not in self._known:
+            self._known[zero_mode] = self._read(zero_mode)
+        return self._known[zero_mode]
 
-    def _read(self, sharing: int) -> float:
-        zero, reshard = SHARING[sharing]
+    def _read(self, zero_mode: int) -> float:
+        zero, reshard = ZERO_MODES[zero_mode]
         layers = self.run.model.n_layers
         layout = Layout(
-            zero=zero, reshard_after_forward=reshard, shard=1 if sharing == ALONE else _SHARD, pipeline=2,
+            zero=zero, reshard_after_forward=reshard, shard=1 if zero_mode == UNSHARDED else _SHARD, pipeline=2,
             stage_layers=(layers, 0),
         )  # fmt: skip
         recipe = replace(self.run.recipe, micro_batch=1, global_batch=_MICRO_BATCHES * layout.shard)

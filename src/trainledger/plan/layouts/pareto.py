@@ -7,8 +7,8 @@ from typing import Any
 MOST_TIMES_BEST = 4.0  # a layout so much slower than the best is on nobody's Pareto front
 
 
-class Chosen:
-    """Rows of (seconds, bytes, block, stages, variant, spread), at most about twice ``most`` of them at a time."""
+class Candidates:
+    """Rows of (seconds, bytes, block, stages, variant, sharding), at most about twice ``most`` of them at a time."""
 
     def __init__(self, most: int) -> None:
         import numpy as np
@@ -21,7 +21,7 @@ class Chosen:
         self._front = np.zeros((0, 6))
 
     def add(self, seconds: Any, nbytes: Any, block: int, allowed: Any) -> None:
-        """The layouts of a block that are ``allowed`` and fit, [ways, variants, spreads] each."""
+        """The layouts of a block that are ``allowed`` and fit, [ways, variants, shardings] each."""
         import numpy as np
 
         if not allowed.any():

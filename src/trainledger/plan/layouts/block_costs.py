@@ -33,7 +33,7 @@ COMMUNICATION = "communication"
 
 
 @frozen
-class Work:
+class PartCosts:
     """What one layer, or what stands before or after all, needs for a micro-batch.
 
     ``kept`` bytes wait for the backward. ``most`` is what is live beside all that is kept while the backward runs,
@@ -62,12 +62,12 @@ class Work:
     sends_back: Any = 0.0
 
 
-WORK = tuple(each.name for each in fields(Work))
+COLUMNS = tuple(each.name for each in fields(PartCosts))
 SECONDS = ("forward", "backward", "weights", "unpack", "pack", "launch", "launch_back", "sends", "sends_back")
 
 
 @frozen
-class Pieces:
+class BlockCosts:
     """The pieces of some shapes, each an array with an element for each of them.
 
     ``layers`` are those of a layer of each run of `runs_of`. ``stream`` are the bytes that go from one stage to the
@@ -76,9 +76,9 @@ class Pieces:
     the second, of all others the first.
     """
 
-    before: Work
-    layers: tuple[Work, ...]
-    after: Work
+    before: PartCosts
+    layers: tuple[PartCosts, ...]
+    after: PartCosts
     stream: Any
     received: Any
     gather: tuple[tuple[Any, Any], ...]
@@ -102,7 +102,7 @@ def class_of(shape: Shape) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def pieces_of(run: Run, shapes: Sequence[Shape], times: Times | None, *, gathers: bool, backend: str) -> Pieces:
+def block_costs(run: Run, shapes: Sequence[Shape], times: Times | None, *, gathers: bool, backend: str) -> BlockCosts:
     """The pieces of shapes of one class; ``gathers`` says that parameters are gathered block by block."""
     local = _with_arrays(run, shapes, gathers)
     rank = rank_of(local)
@@ -117,7 +117,7 @@ def pieces_of(run: Run, shapes: Sequence[Shape], times: Times | None, *, gathers
     segments = shapes[0].checkpointing == "segments"
     found = _Reader(ledger, times, local.layout, stream, which, hidden, blocks, segments).read()
     size = len(shapes)
-    layers, gather, reduce = list[Work](), [], []
+    layers, gather, reduce = list[PartCosts](), [], []
     for index in which:
         work, of = found.loops[index], blocks[index]
         shares = {name: getattr(work, name) / of for name in ("kept", *SECONDS)}
@@ -126,14 +126,14 @@ def pieces_of(run: Run, shapes: Sequence[Shape], times: Times | None, *, gathers
         reduce.append(tuple(_wide(each / of, size) for each in found.reduced[index]))
     if segments:
         alone = [replace(each, checkpointing="full") for each in shapes]
-        layers = _no_longer(layers, pieces_of(run, alone, times, gathers=gathers, backend=backend).layers)
-    return Pieces(
+        layers = _no_longer(layers, block_costs(run, alone, times, gathers=gathers, backend=backend).layers)
+    return BlockCosts(
         before=_spread(found.before, size), layers=tuple(layers), after=_spread(found.after, size),
         stream=_wide(stream, size), received=_wide(found.received, size), gather=tuple(gather), reduce=tuple(reduce),
     )  # fmt: skip
 
 
-def _no_longer(layers: Sequence[Work], alone: Sequence[Work]) -> list[Work]:
+def _no_longer(layers: Sequence[PartCosts], alone: Sequence[PartCosts]) -> list[PartCosts]:
     """Layers of segments, whose backward takes no longer than alone: a stage may have a part of a segment.
 
     What runs again ends before the last product: of a segment that of its last layer, and of a layer alone its own.
@@ -188,15 +188,15 @@ def _wide(amount: Any, size: int) -> Any:
     return np.broadcast_to(np.asarray(amount, float), size)
 
 
-def _spread(work: Work, size: int) -> Work:
-    return Work(*(_wide(each, size) for each in vars(work).values()))
+def _spread(work: PartCosts, size: int) -> PartCosts:
+    return PartCosts(*(_wide(each, size) for each in vars(work).values()))
 
 
 class _Found:
     def __init__(self) -> None:
-        self.before, self.after = Work(), Work()
+        self.before, self.after = PartCosts(), PartCosts()
         self.received: Int = 0
-        self.loops: dict[int, Work] = {}
+        self.loops: dict[int, PartCosts] = {}
         self.gathered: dict[int, tuple[Int, Int]] = {}
         self.reduced: dict[int, tuple[Int, Int]] = {}
 
@@ -253,8 +253,8 @@ class _Reader:
         again, _ = self._most(_MOVING[:-1], ("recompute",))
         spent = self._seconds()
 
-        def work(key: Any) -> Work:
-            return Work(
+        def work(key: Any) -> PartCosts:
+            return PartCosts(
                 kept=self.kept.get(key, 0), most=most.get(key, 0), quiet=quiet.get(key, 0), again=again.get(key, 0),
                 left=left if key == "after" else 0, **dict(zip(SECONDS, spent[key], strict=True)),
             )  # fmt: skip

@@ -16,7 +16,7 @@ AS_QUICK = 1.03  # times are told to about 5 %: what takes this much longer is a
 
 
 @frozen
-class Found:
+class ScoredLayout:
     """A layout and what it comes to; ``run`` is the run with it, to be planned or stored.
 
     ``seconds`` of a step and ``device_nbytes`` (everything that the heaviest device holds) are those of its account,
@@ -32,7 +32,7 @@ class Found:
     bound_nbytes: float
 
     def __repr__(self) -> str:
-        return f"Found({self.title}: {format_seconds(self.seconds)}, {format_nbytes(self.device_nbytes)})"
+        return f"ScoredLayout({self.title}: {format_seconds(self.seconds)}, {format_nbytes(self.device_nbytes)})"
 
     @property
     def simplicity(self) -> tuple[int, int]:
@@ -97,9 +97,9 @@ class Layouts:
     fitting: int
     accounted: int
     certain: bool
-    ranked: tuple[Found, ...]
-    simplest: Found | None
-    pareto: tuple[Found, ...]
+    ranked: tuple[ScoredLayout, ...]
+    simplest: ScoredLayout | None
+    pareto: tuple[ScoredLayout, ...]
     rejected: tuple[Rejected, ...]
     seconds_gap: Gap | None
     nbytes_gap: Gap | None
@@ -117,7 +117,7 @@ class Layouts:
         return f"Layouts({self.devices:,} x {self.device}, {searched} searched, {self.fitting:,} fit, best={best})"
 
     @property
-    def best(self) -> Found | None:
+    def best(self) -> ScoredLayout | None:
         """The quickest that fits; None where none does."""
         return self.ranked[0] if self.ranked else None
 

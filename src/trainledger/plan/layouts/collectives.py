@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainledger.frozen import frozen
-from trainledger.plan.layouts.grid import ALONE, RESHARDS, SHARING
+from trainledger.plan.layouts.grid import UNSHARDED, ZERO3_RESHARDS, ZERO_MODES
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.predict.collective import placement
 from trainledger.spec.layout import Layout, overlaps
@@ -17,8 +17,8 @@ from trainledger.spec.layout import Layout, overlaps
 if TYPE_CHECKING:
     from trainledger.plan.layouts.bounds import Block, Bounds
 
-KEEPS = SHARING.index((3, False))
-OPTIMIZER, GRADIENTS = SHARING.index((1, None)), SHARING.index((2, None))
+ZERO3_KEEPS = ZERO_MODES.index((3, False))
+ZERO1, ZERO2 = ZERO_MODES.index((1, None)), ZERO_MODES.index((2, None))
 LARGE = float(2**44)  # bytes of a message whose time is all bandwidth, whatever the ranks
 
 
@@ -48,7 +48,7 @@ def rates_of(bounds: Bounds, blocks: Sequence[Block]) -> list[Rates]:
         rates = _rates_of(bounds, some, "shard x context" if context else "shard", experts)
         at = 0
         for index, each in zip(places, some, strict=True):
-            own = slice(at, at := at + len(each.spreads))
+            own = slice(at, at := at + len(each.shardings))
             layers = tuple((gather[own], reduce[own]) for gather, reduce in rates.layers)
             found[index] = Rates(rates.shared[own], rates.gather[own], rates.expert[own], rates.sum[own], layers)
     return [found[index] for index in range(len(blocks))]
@@ -58,7 +58,7 @@ def _rates_of(bounds: Bounds, blocks: Sequence[Block], group: str, experts: bool
     """The columns of all blocks in a row, which have the same groups."""
     import numpy as np
 
-    times, sizes = bounds.costs.times, [len(each.spreads) for each in blocks]
+    times, sizes = bounds.costs.times, [len(each.shardings) for each in blocks]
 
     def by_block(values: Sequence[Any]) -> Any:
         return np.repeat(np.array(values), sizes)
@@ -66,7 +66,7 @@ def _rates_of(bounds: Bounds, blocks: Sequence[Block], group: str, experts: bool
     axes = {name: by_block([getattr(each, name) for each in blocks])
             for name in ("tensor", "context", "pipeline", "expert")}  # fmt: skip
     shards, replicas = (
-        np.array([getattr(spread, name) for each in blocks for spread in each.spreads])
+        np.array([getattr(sharding, name) for each in blocks for sharding in each.shardings])
         for name in ("shard", "replicate")
     )
     layout = Layout()
@@ -100,7 +100,7 @@ def _rates_of(bounds: Bounds, blocks: Sequence[Block], group: str, experts: bool
     return Rates(shared, gather, of_experts, total, tuple(layers))
 
 
-class Messages:
+class Collectives:
     """The collectives of ranks that share states, and the sends of a pipeline; ``at`` are columns of the block."""
 
     def __init__(
@@ -110,11 +110,11 @@ class Messages:
 
         self.bounds, self.block, self.ways, self.standing = bounds, block, ways, standing
         self.times = bounds.costs.times
-        self.sharing = np.array([block.spreads[index].sharing for index in at])
+        self.zero_mode = np.array([block.shardings[index].zero_mode for index in at])
         self.shared, self.gather_rate, self.sum_rate = rates.shared[at], rates.gather[at], rates.sum[at]
         self.expert_rate = rates.expert[at]
         self.gather = self.reduce = np.zeros((*ways.first.shape, len(at)))  # of all layers of a stage, once
-        if rates.layers and (self.sharing >= GRADIENTS).any():
+        if rates.layers and (self.zero_mode >= ZERO2).any():
             for run, (gather, reduce) in enumerate(rates.layers):
                 count = ways.layers[:, :, run, None]
                 self.gather, self.reduce = self.gather + count * gather[at], self.reduce + count * reduce[at]
@@ -124,12 +124,12 @@ class Messages:
         import numpy as np
 
         alone = self.block.pipeline == 1
-        if not alone and not (self.sharing == RESHARDS).any():
+        if not alone and not (self.zero_mode == ZERO3_RESHARDS).any():
             return (np.zeros((1, 1, 1, 1)),) * 3
-        reshards, keeps = self.sharing == RESHARDS, (self.sharing == KEEPS) & alone
+        reshards, keeps = self.zero_mode == ZERO3_RESHARDS, (self.zero_mode == ZERO3_KEEPS) & alone
         gather = np.where(reshards | keeps, self.gather + self.standing["outside"] * self.gather_rate, 0.0)
         again = np.where(reshards, self.gather, 0.0)
-        reduce = np.where(reshards | keeps | ((self.sharing == GRADIENTS) & alone), self.reduce, 0.0)
+        reduce = np.where(reshards | keeps | ((self.zero_mode == ZERO2) & alone), self.reduce, 0.0)
         return gather[:, :, None], again[:, :, None], reduce[:, :, None]
 
     def once(self) -> tuple[Any, Any, Any]:
@@ -137,13 +137,13 @@ class Messages:
         import numpy as np
 
         several = self.block.pipeline > 1
-        keeps = (self.sharing == KEEPS) & several
+        keeps = (self.zero_mode == ZERO3_KEEPS) & several
         before = np.where(keeps, self.gather, 0.0)
-        after = np.where(keeps | ((self.sharing == GRADIENTS) & several), self.reduce, 0.0)
+        after = np.where(keeps | ((self.zero_mode == ZERO2) & several), self.reduce, 0.0)
         nbytes = self.standing["computed"] * self.bounds.gradient_nbytes
         scattered = self._shared_seconds(self.bounds.gradient_nbytes) + nbytes * self.sum_rate / self.shared
-        beside = np.where(self.sharing == OPTIMIZER, scattered, 0.0)
-        beside = np.where(self.sharing == ALONE, nbytes * self.sum_rate, beside)
+        beside = np.where(self.zero_mode == ZERO1, scattered, 0.0)
+        beside = np.where(self.zero_mode == UNSHARDED, nbytes * self.sum_rate, beside)
         return before[:, :, None], after[:, :, None], beside[:, :, None]
 
     def _shared_seconds(self, nbytes: float) -> Any:
@@ -155,7 +155,7 @@ class Messages:
         """Gathering what the optimizer has updated, where each rank needs all of it and nothing runs beside that."""
         import numpy as np
 
-        whole = (self.sharing == OPTIMIZER) | (self.sharing == GRADIENTS)
+        whole = (self.zero_mode == ZERO1) | (self.zero_mode == ZERO2)
         if overlaps(self.bounds.run.layout, "parameters"):
             whole = whole & False
         most = np.max(self._shared_seconds(self.bounds.parameter_nbytes), axis=1)[:, None, :]

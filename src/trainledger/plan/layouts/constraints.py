@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trainledger.plan.layouts.grid import ALONE, Grid, Shape, Spread, Stages, run_of
+from trainledger.plan.layouts.grid import UNSHARDED, Grid, Shape, Sharding, Stages, run_of
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.rules.run import run_problems
@@ -18,7 +18,7 @@ _PLAIN = Shape(1, False, 1, "ring", 1, 1, "none")
 _WHOLE = Stages(1, "1f1b", 1, None)
 
 
-class Judge:
+class Constraints:
     """Answers with what is wrong, or None; each question is asked of the rules once."""
 
     def __init__(self, grid: Grid) -> None:
@@ -47,7 +47,7 @@ class Judge:
                 plain, tensor=shape.tensor, sequence_parallel=shape.sequence_parallel, context=shape.context,
                 context_kind=shape.context_kind,
             ),
-            sharing=1 if shape.context > 1 else ALONE,
+            zero_mode=1 if shape.context > 1 else UNSHARDED,
         )  # fmt: skip
         found = found or self._ask(("again", shape.checkpointing), replace(plain, checkpointing=shape.checkpointing))
         return found or self._ask(("micro-batch", shape.micro_batch), replace(plain, micro_batch=shape.micro_batch))
@@ -61,7 +61,7 @@ class Judge:
         key = ("batch", micro_batch, data_ranks)
         if key in self._known:
             return self._known[key]
-        return self._ask(key, self._shape(micro_batch), spread=Spread(data_ranks, 1, ALONE), micro_batches=None)
+        return self._ask(key, self._shape(micro_batch), sharding=Sharding(data_ranks, 1, UNSHARDED), micro_batches=None)
 
     def rounds(self, schedule: str, pipeline: int, micro_batches: int) -> Problem | None:
         """What is wrong where a schedule gets so many micro-batches."""
@@ -72,21 +72,21 @@ class Judge:
         layers = (self.grid.run.model.n_layers, *(0,) * (pipeline * several - 1))
         return self._ask(key, self._shape(), Stages(pipeline, schedule, several, layers), micro_batches=micro_batches)
 
-    def experts(self, expert: int, shard_ranks: int, sharing: int) -> Problem | None:
+    def experts(self, expert: int, shard_ranks: int, zero_mode: int) -> Problem | None:
         """What is wrong with expert ranks among so many that share in this way."""
-        key = ("experts", expert, shard_ranks, sharing)
+        key = ("experts", expert, shard_ranks, zero_mode)
         if expert == 1:
             return None
         if key in self._known:
             return self._known[key]
-        return self._ask(key, replace(self._shape(), expert=expert), spread=Spread(1, shard_ranks, sharing))
+        return self._ask(key, replace(self._shape(), expert=expert), sharding=Sharding(1, shard_ranks, zero_mode))
 
-    def sharing(self, sharing: int, schedule: str, pipeline: int, checkpointing: str) -> Problem | None:
-        """What is wrong with sharing states in this way."""
-        if sharing == ALONE:
+    def zero_mode(self, zero_mode: int, schedule: str, pipeline: int, checkpointing: str) -> Problem | None:
+        """What is wrong with this way of sharing states."""
+        if zero_mode == UNSHARDED:
             return None
         several, layers = pipeline > 1, self.grid.run.model.n_layers
-        key = ("sharing", sharing, schedule, several, checkpointing)
+        key = ("zero_mode", zero_mode, schedule, several, checkpointing)
         if key in self._known:
             return self._known[key]
         stages = _WHOLE
@@ -94,7 +94,7 @@ class Judge:
             chunks = 4 if schedule == "interleaved" else 2
             stages = Stages(2, schedule, chunks // 2, (layers,) + (0,) * (chunks - 1))
         shape = replace(self._shape(), checkpointing=checkpointing)
-        return self._ask(key, shape, stages, spread=Spread(1, 2, sharing), micro_batches=2)
+        return self._ask(key, shape, stages, sharding=Sharding(1, 2, zero_mode), micro_batches=2)
 
     def _shape(self, micro_batch: int | None = None) -> Shape:
         return replace(
@@ -106,14 +106,14 @@ class Judge:
         return self.grid.run.recipe.global_batch
 
     def _ask(
-        self, key: tuple[Any, ...], shape: Shape, stages: Stages = _WHOLE, spread: Spread | None = None,
-        sharing: int = ALONE, micro_batches: int | None = 1,
+        self, key: tuple[Any, ...], shape: Shape, stages: Stages = _WHOLE, sharding: Sharding | None = None,
+        zero_mode: int = UNSHARDED, micro_batches: int | None = 1,
     ) -> Problem | None:  # fmt: skip
         if key not in self._known:
-            spread = spread or Spread(1, 1, sharing)
-            run = run_of(self.run, shape, stages, spread)
+            sharding = sharding or Sharding(1, 1, zero_mode)
+            run = run_of(self.run, shape, stages, sharding)
             if micro_batches is not None:
-                batch = shape.micro_batch * spread.replicate * spread.shard * micro_batches
+                batch = shape.micro_batch * sharding.replicate * sharding.shard * micro_batches
                 run = replace(run, recipe=replace(run.recipe, global_batch=batch))
             self._known[key] = next(run_problems(run), None)
         return self._known[key]

@@ -20,7 +20,7 @@ from trainledger.spec.run import Run
 
 
 @frozen
-class Exact:
+class Score:
     """Seconds of a step (None: a rate is not known, and ``why``), bytes of the heaviest rank and of its device."""
 
     seconds: float | None
@@ -30,7 +30,7 @@ class Exact:
     why: str = ""
 
 
-def exact(run: Run, machine: Device, *, backend: str) -> Exact:
+def rescore(run: Run, machine: Device, *, backend: str) -> Score:
     """What a layout comes to.
 
     Of stages that have the same layers the first is followed, which has the most micro-batches in flight; of ranks that
@@ -59,4 +59,4 @@ def exact(run: Run, machine: Device, *, backend: str) -> Exact:
     tensors = whole_of(leaves_of(run.model, run.recipe)).tensors
     step = layout_time(run, ranks, machine, tensors=tensors)
     why = "" if step.seconds is not None else step.notes[0]
-    return Exact(step.seconds, peak, int(held.nbytes), held.fits, why)
+    return Score(step.seconds, peak, int(held.nbytes), held.fits, why)

@@ -9,9 +9,9 @@ from typing import Any
 from trainledger.frozen import frozen
 from trainledger.plan.difference import as_override
 from trainledger.plan.layouts.blocks import Blocks
-from trainledger.plan.layouts.found import Layouts
-from trainledger.plan.layouts.grid import CHECKPOINTING, SENDING, Shape, Spread, Stages, divisors, grid_of, run_of
-from trainledger.plan.layouts.judge import Judge
+from trainledger.plan.layouts.constraints import Constraints
+from trainledger.plan.layouts.grid import CHECKPOINTING, SENDING, Shape, Sharding, Stages, divisors, grid_of, run_of
+from trainledger.plan.layouts.result import Layouts
 from trainledger.plan.layouts.search import BESIDE_STATES, BY_ACCOUNT, NO_NETWORK, STATES_ALONE
 from trainledger.spec.layout import SCHEDULES
 from trainledger.spec.lora import ONE_DEVICE
@@ -34,14 +34,14 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 @frozen
-class Refused:
+class Diagnosis:
     """The ``rule``, empty where no layout has the fixed values, and what works in its place as ``--set`` takes it."""
 
     rule: str
     nearest: tuple[str, ...]
 
 
-def refused(found: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], bool], least_devices: int) -> Refused:
+def diagnose(found: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], bool], least_devices: int) -> Diagnosis:
     """Why a search found nothing, with ``fixed`` values; ``fits`` says whether there is a layout on so many devices.
 
     Where the rules allow layouts it is memory: then powers of two times the devices are tried, from ``least_devices``.
@@ -50,15 +50,15 @@ def refused(found: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], bool
     """
     run, devices = found.run, found.devices
     if run.recipe.lora_rank is not None and devices > 1:
-        return Refused(ONE_DEVICE, ())
+        return Diagnosis(ONE_DEVICE, ())
     if found.allowed:
-        return Refused(_memory(found), tuple(_more(devices, fits, least_devices)))
+        return Diagnosis(_memory(found), tuple(_more(devices, fits, least_devices)))
     named = [name for name in fixed if name not in SENDING]
     others = [each for each in (_instead(run, devices, fixed, name) for name in named) if each is not None]
     reasons = [each.reason for each in found.rejected]
     if others:
         says = (each for each in reasons if any(f".{name} " in each for name in named))
-        return Refused(next(says, ""), tuple(others))
+        return Diagnosis(next(says, ""), tuple(others))
     ways = _Ways(run, devices, fixed)
     ranks = sorted(devices // each for each in ways.inner if devices % each == 0)
     batches = list(ways.batches())
@@ -67,21 +67,21 @@ def refused(found: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], bool
         plain = replace(run, model=replace(run.model, n_predict_ahead=0))
         nearest += ["model.n_predict_ahead=0"] * _Ways(plain, devices, fixed).there_is
     if not batches:
-        return Refused(_plainly(run, devices) or next(iter(reasons), ""), tuple(nearest))
+        return Diagnosis(_plainly(run, devices) or next(iter(reasons), ""), tuple(nearest))
     of = "" if ways.micro_batch == 1 else f"recipe.micro_batch = {ways.micro_batch} x "
     told = ", ".join(f"{each:,}" for each in ranks[:_NAMED]) + " ..." * (len(ranks) > _NAMED)
     rule = (
         f"recipe.global_batch = {run.recipe.global_batch} must be a multiple of {of}the data ranks, which are "
         f"{told} beside the tensor, context and pipeline ranks that the model allows"
     )
-    return Refused(rule, tuple(nearest))
+    return Diagnosis(rule, tuple(nearest))
 
 
 def _plainly(run: Run, devices: int) -> str:
-    """What is wrong where nothing but states is spread, whatever the batch."""
+    """What is wrong where nothing but states is sharded, whatever the batch."""
     shape = Shape(1, False, 1, "ring", 1, 1, run.recipe.activation_checkpointing)
     recipe = replace(run.recipe, global_batch=devices)
-    plain = run_of(replace(run, recipe=recipe), shape, Stages(1, "1f1b", 1, None), Spread(1, devices, 1))
+    plain = run_of(replace(run, recipe=recipe), shape, Stages(1, "1f1b", 1, None), Sharding(1, devices, 1))
     return next((f"{each.field} {each.rule}" for each in run_problems(plain)), "")
 
 
@@ -142,18 +142,18 @@ class _Ways:
         self.inner: dict[int, dict[str, int]] = {}
         try:
             grid = grid_of(run, devices, fixed)
-            judge = Judge(grid)
+            rules = Constraints(grid)
         except InvalidInput:
             return
-        widths = [each for each in range(1, run.model.n_heads + 1) if _allowed(judge, each, 1, (False,), ("ring",))]
-        parts = [each for each in divisors(run.recipe.seq_len) if _allowed(judge, 1, each, (False,), _KINDS)]
+        widths = [each for each in range(1, run.model.n_heads + 1) if _allowed(rules, each, 1, (False,), ("ring",))]
+        parts = [each for each in divisors(run.recipe.seq_len) if _allowed(rules, 1, each, (False,), _KINDS)]
         depths = [
             each for each in grid.values("pipeline", range(1, run.model.n_layers + 3))
-            if any(judge.stages(stages) is None for stages in grid.stages(each))
+            if any(rules.stages(stages) is None for stages in grid.stages(each))
         ]  # fmt: skip
         for tensor in grid.values("tensor", widths):
             for context in grid.values("context", parts):
-                if _allowed(judge, tensor, context, grid.parallels(tensor), grid.kinds(context)):
+                if _allowed(rules, tensor, context, grid.parallels(tensor), grid.kinds(context)):
                     for pipeline in depths:
                         sizes = {"tensor": tensor, "context": context, "pipeline": pipeline}
                         self.inner.setdefault(tensor * context * pipeline, sizes)
@@ -181,7 +181,7 @@ class _Ways:
         """The devices nearest to the run's, fewer and more."""
         batch = self.run.recipe.global_batch
         whole = divisors(batch // self.micro_batch) if batch % self.micro_batch == 0 else ()
-        sizes = [ranks for ranks in whole if self._spreads(ranks)]
+        sizes = [ranks for ranks in whole if self._shardings(ranks)]
         some = {each * ranks: each for each in self.inner for ranks in sizes}
         fewer = sorted((count for count in some if count < self.devices), reverse=True)
         more = sorted(count for count in some if self.devices < count <= _MOST_DEVICES)
@@ -192,7 +192,7 @@ class _Ways:
     def _whole(self, inner: int, devices: int, batch: int) -> bool:
         return devices % inner == 0 and batch % (devices // inner * self.micro_batch) == 0
 
-    def _spreads(self, ranks: int) -> bool:
+    def _shardings(self, ranks: int) -> bool:
         """Whether so many data ranks can share states as is fixed."""
         shard, replicate = self.fixed.get("shard"), self.fixed.get("replicate")
         if shard is not None and replicate is not None:
@@ -201,8 +201,8 @@ class _Ways:
 
     def _first(self, some: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
         """The first of (inner ranks, devices, batch) with which the grid has a layout, if any of the first few."""
-        spread = [each for each in some if self._spreads(each[1] // each[0])]
-        for inner, devices, batch in spread[:_TRIED]:
+        sharding = [each for each in some if self._shardings(each[1] // each[0])]
+        for inner, devices, batch in sharding[:_TRIED]:
             run = replace(self.run, recipe=replace(self.run.recipe, global_batch=batch))
             sizes = {"micro_batch": 1, **self.inner[inner], **self.fixed}
             if _has_layout(run, devices, sizes):
@@ -210,11 +210,11 @@ class _Ways:
                 return
 
 
-def _allowed(judge: Judge, tensor: int, context: int, parallels: Sequence[bool], kinds: Sequence[str]) -> bool:
-    recipe = judge.grid.run.recipe
+def _allowed(rules: Constraints, tensor: int, context: int, parallels: Sequence[bool], kinds: Sequence[str]) -> bool:
+    recipe = rules.grid.run.recipe
     batch, again = recipe.global_batch, recipe.activation_checkpointing
     return any(
-        judge.shape(Shape(tensor, parallel, context, kind, 1, batch, again)) is None
+        rules.shape(Shape(tensor, parallel, context, kind, 1, batch, again)) is None
         for parallel in parallels for kind in kinds
     )  # fmt: skip
 
@@ -222,7 +222,7 @@ def _allowed(judge: Judge, tensor: int, context: int, parallels: Sequence[bool],
 def _has_layout(run: Run, devices: int, fixed: Mapping[str, Any]) -> bool:
     try:
         grid = grid_of(run, devices, fixed)
-        blocks = Blocks(grid, Judge(grid))
+        blocks = Blocks(grid, Constraints(grid))
     except InvalidInput:
         return False
     return any(bool(blocks.allowed(each).any()) for some in blocks.blocks.values() for each in some)
