@@ -45,7 +45,8 @@ def _closed_form_of_this_torch():
         yield
 
 
-# What a test file costs; `./check` runs the unit tests, `make test` those of QUICK, `make test-all` every one.
+# What a test costs: unit tests need no torch and run in `./check`; those of agreement, published figures and processes
+# run in `make test-all`.
 COSTS = ("unit", "torch", "agreement", "published", "process")
 _NEEDS_TORCH = re.compile(
     r"^\s*(?:import torch|from torch|from trainledger\.(?:trace|nn|train|measure|annotate|data)\b)"
@@ -70,7 +71,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave files of another cost out before they import anything."""
-    wanted = config.getoption("--cost").split(",")
-    if wanted == [""] or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+    wanted = _wanted(config)
+    if not wanted or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
     return True if cost_of(collection_path) not in wanted else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests out that say another cost than their file's."""
+    wanted = _wanted(config)
+    if not wanted:
+        return
+    left = {id(each) for each in items if (own := _own_cost(each)) is not None and own not in wanted}
+    config.hook.pytest_deselected(items=[each for each in items if id(each) in left])
+    items[:] = [each for each in items if id(each) not in left]
+
+
+def _own_cost(item: pytest.Item) -> str | None:
+    return next((each.name for each in item.iter_markers() if each.name in COSTS), None)
+
+
+def _wanted(config: pytest.Config) -> set[str]:
+    return {each for each in config.getoption("--cost").split(",") if each}

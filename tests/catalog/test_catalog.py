@@ -13,7 +13,7 @@ from trainledger.ledger.model.parameters import parameters
 from trainledger.loaded import model
 from trainledger.spec.problem import InvalidInput
 
-PUBLISHED = Path(__file__).parents[1] / "published"
+PUBLISHED = Path(__file__).parents[2] / "tools/published"
 
 
 def rows(name):

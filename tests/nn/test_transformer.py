@@ -161,7 +161,7 @@ def test_rotary_buffers_and_masks_are_not_weights(spec):
 
 def published():
     """The rows of the published sizes that are GPT-2s or Llamas as built here."""
-    path = Path(__file__).parents[1] / "published" / "param_counts.csv"
+    path = Path(__file__).parents[2] / "tools/published" / "param_counts.csv"
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             llama = row["norm"] == "rmsnorm" and row["positional"] == "rope" and row["gated"] == "1"

@@ -13,7 +13,7 @@ from trainledger.ledger import rules_of_thumb as rules
 from trainledger.plan.napkin import UNKNOWNS, headline, napkin, to_json
 from trainledger.spec.problem import InvalidInput
 
-with open(Path(__file__).parents[1] / "published" / "worked_examples.csv", newline="", encoding="utf-8") as file:
+with open(Path(__file__).parents[2] / "tools/published" / "worked_examples.csv", newline="", encoding="utf-8") as file:
     EXAMPLES = {row["id"]: row for row in csv.DictReader(file)}
 
 WORKED = {"params": "70B", "tokens": "15T", "device": "h100-sxm", "count": 1024, "mfu": 0.5}

@@ -11,7 +11,7 @@ from trainledger.ledger.core.array import Leaf
 from trainledger.ledger.optimizers.states import state_nbytes_of
 from trainledger.spec.recipe import Recipe
 
-with open(Path(__file__).parents[1] / "published" / "worked_examples.csv", newline="", encoding="utf-8") as file:
+with open(Path(__file__).parents[2] / "tools/published" / "worked_examples.csv", newline="", encoding="utf-8") as file:
     EXAMPLES = {row["id"]: row for row in csv.DictReader(file)}
 
 

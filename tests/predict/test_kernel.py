@@ -24,7 +24,7 @@ H100 = catalog.device("h100-sxm")
 CALIBRATED = sorted(name for name in catalog.device_names() if catalog.device(name).efficiency is not None)
 OF_LINKS = ("straggler_share", "contention_share", "network_share")
 OF_KERNELS = [each.name for each in fields(Efficiency) if each.name not in ("source", "date", *OF_LINKS)]
-GEMMS = Path(__file__).parents[1] / "published" / "measured_gemm_tflops.csv"
+GEMMS = Path(__file__).parents[2] / "tools/published" / "measured_gemm_tflops.csv"
 
 eights = st.integers(1, 700).map(lambda each: 8 * each)
 shares = st.floats(0.05, 1.0)
