@@ -10,7 +10,7 @@ from golden import figures, frozen, ledger_digest, renames
 from trainledger.ledger.step import account
 
 WORDS = renames()["words"]
-EVERY = 7  # of the ledgers' cases, in the quick tests; `test_every_golden_ledger.py` has them all
+EVERY = 21  # of the ledgers' cases, in the quick tests; `test_every_golden_ledger.py` has them all
 
 
 @pytest.mark.parametrize("name", list(LEDGERS)[::EVERY])
