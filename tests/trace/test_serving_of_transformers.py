@@ -13,7 +13,7 @@ from trainledger.ledger.serving.serve import account_serving
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.spec.serving import Serving
-from trainledger.trace.fakes.transformers import as_if_real
+from trainledger.trace.fakes.rules import as_if_real
 from trainledger.trace.recorder.recorder import Recorder
 
 torch.set_num_threads(1)

@@ -196,9 +196,9 @@ def test_a_model_whose_output_is_the_loss() -> None:
 @pytest.mark.parametrize(
     ("batch", "loss", "found"),
     [
-        (torch.randn(8, 64), None, "a tensor of shape [8, 32]"),
-        (torch.randn(8, 64), lambda y: {"nll": y}, "dict"),
-        (torch.randn(8, 64), lambda y: 1.0, "float"),
+        (torch.randn(8, 64), None, "fp32[8,32]"),
+        (torch.randn(8, 64), lambda y: {"nll": y}, "a dict of (.nll) fp32[8,32], of a model that returned fp32[8,32]"),
+        (torch.randn(8, 64), lambda y: 1.0, "float, of a model that returned fp32[8,32]"),
     ],
 )
 def test_no_scalar_no_ledger(batch: Tensor, loss: Any, found: str) -> None:

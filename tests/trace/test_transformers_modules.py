@@ -145,7 +145,7 @@ def freed(ledger: Ledger) -> Counter[str]:
 
 def test_packed_sequences_would_be_seen() -> None:
     """What is undone for the trace matters: with transformers' own care, fake tensors get a mask."""
-    undone = import_module("trainledger.trace.fakes.transformers")
+    undone = import_module("trainledger.trace.fakes.rules")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(undone, "_not_packed", lambda find: find)
         careful = traced(config_of("llama"))

@@ -55,7 +55,7 @@ class Accelerator(TorchFunctionMode):
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor passes for one on the GPU."""
-        record = self._recorder.storages.of(tensor)
+        record = self._recorder.record_of(tensor)
         return record is not None and record in self._there
 
     def device_of(self, tensor: Tensor) -> str:
@@ -136,7 +136,7 @@ class Accelerator(TorchFunctionMode):
 
     def _put(self, out: Any, there: bool) -> None:
         for tensor in tensors_in(out):
-            record = self._recorder.storages.of(tensor)
+            record = self._recorder.record_of(tensor)
             if record is not None:
                 (self._arrived if there else self.gone)(record)
 

@@ -81,7 +81,7 @@ class Account:
         recorder = self._recorder()
         for before in recorder.events[:-1]:
             self._bury(before)
-        recorder.forget_told()
+        recorder.forget_events()
         facts = event.facts
         name = facts["line"]
         line = self.of(name)

@@ -32,9 +32,8 @@ from trainledger.annotate.watcher import Watcher
 from trainledger.annotate.written import annotation_of
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.fakes.kernels import kernels_of
-from trainledger.trace.fakes.rules import fake_rules
+from trainledger.trace.fakes.rules import as_if_real, fake_rules
 from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
-from trainledger.trace.fakes.transformers import as_if_real
 from trainledger.trace.patches import replaced
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines
@@ -127,7 +126,7 @@ def _run(asked: _Asked, program: Callable[[], object], tell: Tell | None) -> Ann
     account = Account(lambda: recorder)
     callers = Callers(files)
     watcher = Watcher(account, callers, lines, files, asked.shapes)
-    recorder = watcher.recorder = Recorder(nn.Module(), find_phases=True, lines=lines, watch=watcher.watch)
+    recorder = watcher.recorder = Recorder(nn.Module(), find_phases=True, lines=lines, observers=(watcher,))
     notes: dict[str, None] = {}
     guesses: Counter[str] = Counter()
     runs = LineRuns(files, account.end_line, watcher.tally, watcher.loops.left)

@@ -11,7 +11,7 @@ from types import CodeType, ModuleType, TracebackType
 
 from trainledger.annotate.files import Files
 from trainledger.spec.problem import InvalidInput, Problem, shown
-from trainledger.trace.recorder.partial import why_it_stopped
+from trainledger.trace.recorder.notes import why_it_stopped
 
 DONE, FAILED, STOPPED, INTERRUPTED = "done", "failed", "stopped", "interrupted"
 

@@ -63,12 +63,12 @@ class Steps:
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._watcher.updates.told = None
         self._forget_frames()
-        self._use(gradients_of(optimizer, self._watcher.recorder.storages.of), self.taken)
+        self._use(gradients_of(optimizer, self._watcher.recorder.record_of), self.taken)
         self.in_step = True
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.in_step = False
-        self._watcher.gradients.after_step(gradients_of(optimizer, self._watcher.recorder.storages.of))
+        self._watcher.gradients.after_step(gradients_of(optimizer, self._watcher.recorder.record_of))
         self._end()
         self._enough()
 

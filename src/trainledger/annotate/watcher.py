@@ -25,13 +25,14 @@ from trainledger.annotate.syncs import SYNCHRONIZING, Syncs
 from trainledger.annotate.upcasts import Upcasts
 from trainledger.annotate.updates import Updates
 from trainledger.ledger.core.record import Event, Storage
+from trainledger.trace.recorder.events import Observer
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines
 from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in
 
 
-class Watcher:
-    """The ``watch`` of a recorder. ``device_of`` tells the device that a tensor passes for."""
+class Watcher(Observer):
+    """Observes a recorder. ``device_of`` tells the device that a tensor passes for."""
 
     def __init__(self, account: Account, callers: Callers, lines: Lines, files: Files, shapes: bool) -> None:
         self.account = account
@@ -63,7 +64,7 @@ class Watcher:
         for each in self.dies:
             each(record)
 
-    def watch(
+    def operation(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, event: Event | None
     ) -> None:
         """Take one operation that just ran."""
@@ -123,7 +124,7 @@ class Watcher:
         return Tally(total.flops, total.read + total.written, self.account.live, nodes_so_far(), self.graph.steps)
 
     def _record_of(self, tensor: Any) -> Storage | None:
-        return self.recorder.storages.of(tensor) if isinstance(tensor, Tensor) else None
+        return self.recorder.record_of(tensor)
 
     def _take_view(self, func: OpOverload, out: Any) -> None:
         if not isinstance(out, (Tensor, list, tuple)):

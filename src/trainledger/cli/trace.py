@@ -52,7 +52,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--input", action="append", default=[], metavar="SHAPE",
         help="an input of the model, such as int64[8,2048] or labels=int64[8,2048]; may be repeated",
     )  # fmt: skip
-    code.add_argument("--loss", help="of torch.nn.functional, mean, sum, or package.module:function (the model's own)")
+    code.add_argument(
+        "--loss", metavar="LOSS",
+        help="a part of what the model returns (.loss, .1), package.module:function of it, mean, sum, or a loss of "
+        "torch.nn.functional (the output itself or its .loss)",
+    )  # fmt: skip
     code.add_argument("--label", metavar="SHAPE", help="what the loss sets the output against, such as int64[8,2048]")
     code.add_argument("--step", help="forward, backward, or an optimizer such as adamw-fused (adamw)")
     code.add_argument("--autocast", metavar="DTYPE", help="run forward under autocast, such as bf16")

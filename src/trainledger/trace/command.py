@@ -1,4 +1,4 @@
-"""A step that is described in words, as on a command line or in a lock: what it names is found, built and traced."""
+"""A step described in words, as on a command line or in a lock: what it names is found, built and traced."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.trace.inputs import autocast_dtype_named, floating_dtype_named, input_of, inputs_of
-from trainledger.trace.target import load_target, trace_target
+from trainledger.trace.distributed import trace_rank
+from trainledger.trace.inputs import Inputs, autocast_dtype_named, floating_dtype_named, input_of, inputs_of
+from trainledger.trace.loss import loss_named
+from trainledger.trace.optimizers import check_optimizer, optimizer_named
+from trainledger.trace.target import as_wrong_input, load_target, trace_target
 
 
 def trace_named(
@@ -51,7 +55,7 @@ def trace_named(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the trace is partial", RuntimeWarning)  # the ledger says it
         if world_size is not None:
-            from trainledger.trace.rank_target import trace_rank_target
+            from trainledger.trace.command import trace_rank_target
 
             _refuse_in_a_world(
                 hf=hf, autocast=autocast, dtype=dtype, grad_accum=grad_accum, checkpointing=tuple(checkpointing)
@@ -87,3 +91,48 @@ def _refuse_in_a_world(**asked: object) -> None:
         if value not in (None, 1, ()):
             rule = "is not taken with a world: the program does it itself, as under torchrun"
             raise InvalidInput([Problem("--" + name.replace("_", "-"), value, rule)])
+
+
+_A_LOSS = "--loss mean, --loss package.module:function, or a loss function that the program returns"
+
+
+def trace_rank_target(
+    program: Any,
+    *,
+    world_size: int,
+    rank: int = 0,
+    inputs: Inputs = (),
+    step: str | None = None,
+    loss: str | Callable[..., Tensor] | None = None,
+    label: Tensor | None = None,
+    field: str = "RUN",
+    **options: Any,
+) -> Ledger:
+    """The ledger of one rank's step (`trace_rank`), with words for what the program does not return.
+
+    ``inputs``, ``loss`` and ``step``, the name of an optimizer, are as in `target.trace_target`; the other options
+    those of `trace_rank`. Raises InvalidInput.
+    """
+    if label is not None:
+        rule = "is not taken with a world: let the program return a loss that holds its labels"
+        raise InvalidInput([Problem("--label", str(tuple(label.shape)), rule)])
+    if step == "forward":
+        rule = "a rank of a world takes a whole step"
+        raise InvalidInput([Problem("--step", step, rule, "backward, or an optimizer such as adamw")])
+    if not callable(program):
+        raise InvalidInput(
+            [Problem(field, type(program).__name__, "must be a function that is called without arguments")]
+        )
+    optimizer = None
+    if step not in (None, "", "backward"):
+        name = step
+        check_optimizer(name)
+
+        def optimizer(parameters: Any) -> torch.optim.Optimizer:
+            return optimizer_named(name, parameters)
+
+    with as_wrong_input(field, "the program", _A_LOSS):
+        return trace_rank(
+            program, world_size=world_size, rank=rank, batch=inputs or None, loss=loss_named(loss, None),
+            optimizer=optimizer, **options,
+        )  # fmt: skip

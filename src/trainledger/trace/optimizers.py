@@ -1,12 +1,24 @@
-"""Optimizers of torch by name, for steps that are traced without the user's own, and those of a step as a list."""
+"""Optimizers of torch by name, those of a step as a list, and those whose step evaluates the model by a closure.
+
+Of torch's own, L-BFGS evaluates the model itself as often as values ask for. Fake tensors have no values, so its
+decisions are assumed to go as in a descent that continues: every evaluation gives a smaller loss, curvature is
+positive, the first step length of each line search is accepted, and no tolerance is reached. That is the most
+evaluations that ``max_iter`` and ``max_eval`` allow without longer searches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._ops import OpOverload
 
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 
@@ -65,3 +77,103 @@ def optimizers_in(
     if optimizer is None:
         return ()
     return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+
+
+aten = torch.ops.aten
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_LBFGS = os.path.join(_TORCH, "optim", "lbfgs.py")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_MODELS = tuple(os.path.join(_TORCH, each) + os.sep for each in ("nn", "autograd"))
+_LIMITS, _FEW = ("max_iter", "max_eval"), 2  # iterations that make every kind of state
+_EVALUATES: set[Any] = set()  # code of closures: what they call is the model's
+
+_falling = count(0, -1)
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step takes a closure and cannot go without."""
+    named = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
+    return bool(named) and named[0].name == "closure" and named[0].default is inspect.Parameter.empty
+
+
+def evaluates(closure: Callable[[], Any]) -> Callable[[], Any]:
+    """Mark a closure: an optimizer calls it, but decides nothing in it."""
+    _EVALUATES.add(closure.__code__)
+    return closure
+
+
+def closure_note(optimizer: torch.optim.Optimizer, evaluations: int) -> str:
+    """The note that a step of this optimizer has called its closure so often."""
+    name = type(optimizer).__name__
+    first = f"{name} evaluates the model as often as values ask for: {evaluations} evaluations are in this step"
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        return first
+    pairs = max((len(each.get("old_dirs") or ()) for each in optimizer.state.values()), default=0)
+    return (
+        f"{first}, as many as max_iter and max_eval allow where each line search takes its first step; its history "
+        f"ends with {pairs} pairs of vectors as long as all parameters"
+    )
+
+
+def make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer that needs a closure have its state; of L-BFGS a full history."""
+    if any(optimizer.state.values()):
+        return
+    groups = optimizer.param_groups
+    asked = [{name: group[name] for name in _LIMITS if name in group} for group in groups]
+    for group, limits in zip(groups, asked, strict=True):
+        group.update(dict.fromkeys(limits, _FEW + 1))
+    try:
+        optimizer.step(evaluates(lambda: float(next(_falling))))
+    finally:
+        for group, limits in zip(groups, asked, strict=True):
+            group.update(limits)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        for state in optimizer.state.values():
+            for name in ("old_dirs", "old_stps", "ro"):
+                held = state.get(name) or []
+                while held and len(held) < groups[0]["history_size"]:
+                    held.append(torch.empty_like(held[-1]))
+
+
+def number_for_lbfgs() -> float | None:
+    """What L-BFGS reads where it runs now: each loss smaller than the one before; None anywhere else."""
+    return float(next(_falling)) if _lbfgs_asks() else None
+
+
+def _compared(answer: Callable[[tuple[Any, ...]], bool]) -> Callable[[tuple[Any, ...], Any], Any]:
+    def known(args: tuple[Any, ...], out: Any) -> Any:
+        if not isinstance(out, Tensor) or out.dim() or not _lbfgs_asks():
+            return out
+        return torch.tensor(answer(args))
+
+    return known
+
+
+def _curved(args: tuple[Any, ...]) -> bool:
+    """``ys > 1e-10``: the curvature is positive. ``gtd > -tolerance_change``: it does go down."""
+    return bool(args[1] > 0)
+
+
+# What L-BFGS asks by comparing single numbers. ``le`` of two tensors is that a search may end.
+DECISIONS: dict[OpOverload, Callable[[tuple[Any, ...], Any], Any]] = {
+    aten.gt.Scalar: _compared(_curved),
+    aten.le.Tensor: _compared(lambda args: True),
+    **{
+        each: _compared(lambda args: False)
+        for each in (aten.le.Scalar, aten.lt.Scalar, aten.ge.Scalar, aten.gt.Tensor, aten.lt.Tensor, aten.ge.Tensor)
+    },
+}
+
+
+def _lbfgs_asks() -> bool:
+    """Whether what runs now was called by torch's L-BFGS, and not by the closure that it calls."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file == _LBFGS:
+            return True
+        if frame.f_code in _EVALUATES or file.startswith(_MODELS) or not file.startswith((_TORCH, _PACKAGE)):
+            return False
+        frame = frame.f_back
+    return False

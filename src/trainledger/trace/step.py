@@ -12,24 +12,21 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.ledger.ledger import Ledger
-from trainledger.trace import closures
 from trainledger.trace.blocks import BLOCKS, LEAST, LEAST_ASKED, traced_once
 from trainledger.trace.compiled import captured, is_compiled
-from trainledger.trace.fakes.assumed_values import Guesses
 from trainledger.trace.fakes.kernels import kernels_of
-from trainledger.trace.fakes.logging import quiet_fake_errors
-from trainledger.trace.fakes.random_states import random_states
 from trainledger.trace.fakes.results import results_of
-from trainledger.trace.fakes.rules import fake_rules
-from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
+from trainledger.trace.fakes.rules import as_if_real, fake_rules
+from trainledger.trace.fakes.scalar_reads import Guesses, ZeroWhereUnknown
 from trainledger.trace.fakes.tensors import fake_batch, make_states, mode_of, on_fake
-from trainledger.trace.fakes.transformers import as_if_real
-from trainledger.trace.optimizers import optimizers_in
-from trainledger.trace.recorder.partial import as_far_as_it_goes, scalar_loss, why_it_stopped
+from trainledger.trace.loss import loss_of
+from trainledger.trace.optimizers import closure_note, evaluates, needs_closure, optimizers_in
+from trainledger.trace.recorder.notes import as_far_as_it_goes, quiet_fake_errors, why_it_stopped
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines, ends_here
 from trainledger.trace.recorder.tensor_facts import tensors_in
 from trainledger.trace.recorder.threads import threads_follow
+from trainledger.trace.recorder.undispatched import random_states
 
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor
 MOST_GUESSES = 10_000  # of one line: a loop that waits for a value would never end
@@ -55,7 +52,7 @@ def trace(
     makes a scalar of the output, and of the ``label`` where one is given, which is then part of the batch; without it
     the output's own ``loss``, or a scalar output, is taken. The parameters may be real, on the meta device, or fake.
     With an optimizer a steady-state step is traced (its state exists before), with ``first_step`` the one that creates
-    it; one that takes a closure evaluates the model by it, as often as told in ``notes`` (`closures`). ``grad_accum``
+    it; one that takes a closure evaluates the model by it, as often as told in ``notes`` (`optimizers`). ``grad_accum``
     micro-batches of this batch make the step; without ``backward`` it is a forward alone. ``kernels`` are those
     of a CPU or, where they differ in what they keep or allocate, of "cuda", "sm90" or "sm100" (`kernels_of`).
 
@@ -73,9 +70,9 @@ def trace(
     def forward(inputs: _Inputs) -> Any:
         with torch.autocast("cpu", dtype=autocast) if autocast is not None else nullcontext():
             value = call(model, inputs.batch)
-            return scalar_loss((loss or own_loss)(value, *inputs.label)) if backward else value
+            return loss_of(value, loss, inputs.label) if backward else value
 
-    needs_closure = optimizer is not None and backward and closures.needs_closure(optimizer)
+    takes_closure = optimizer is not None and backward and needs_closure(optimizer)
 
     def passes(inputs: _Inputs, recorder: Recorder, rounds: int) -> Any:
         value = None
@@ -86,12 +83,12 @@ def trace(
             if backward:
                 with recorder.phase("backward"):
                     value.backward()
-        return value if needs_closure else None
+        return value if takes_closure else None
 
     def step(inputs: _Inputs, recorder: Recorder, rounds: int) -> None:
         if optimizer is None or not backward:
             passes(inputs, recorder, rounds)
-        elif not needs_closure:
+        elif not takes_closure:
             passes(inputs, recorder, rounds)
             with recorder.phase("optimizer"):
                 optimizer.step()
@@ -106,15 +103,15 @@ def trace(
 
             try:
                 with recorder.phase("optimizer"):
-                    optimizer.step(closures.evaluates(closure))
+                    optimizer.step(evaluates(closure))
             finally:
-                recorder.notes.append(closures.told(optimizer, evaluations))
+                recorder.notes.append(closure_note(optimizer, evaluations))
 
     if blocks not in BLOCKS:
         raise ValueError(f"blocks must be one of {', '.join(BLOCKS)}, not {blocks!r}")
     given = _Inputs(batch, () if label is None else (label,))
     least = LEAST if blocks == "auto" else LEAST_ASKED
-    few = None if blocks == "all" or needs_closure or is_compiled(model) else _Few(forward, least)
+    few = None if blocks == "all" or takes_closure or is_compiled(model) else _Few(forward, least)
     return _record(
         model, given, step, optimizers_in(optimizer), first_step=first_step, kernels=kernels, rounds=grad_accum, few=few
     )  # fmt: skip
@@ -196,11 +193,11 @@ def _record(
                 each.grad = None
             recorder = Recorder(model, optimizers, lines=Lines(), find_phases=find_phases, kernels=kernels)
             recorder.resident(tensors_in([inputs.batch, inputs.label]), "batch")
-            recorder.storages.stand_for(tensors_in([given.batch, given.label]))
+            recorder.storages.replaced_by_fake(tensors_in([given.batch, given.label]))
             with (
                 ZeroWhereUnknown(lambda: recorder.current_phase == "optimizer", guesses.add, results_of(kernels)),
                 recorder,
-                threads_follow(recorder.given_to_a_thread),
+                threads_follow(recorder.handed_to_thread),
                 as_if_real(given.batch),
                 fake_rules(),
                 random_states(recorder),
@@ -208,8 +205,6 @@ def _record(
                 captured(model, recorder, mode),
             ):
                 step(inputs, recorder, rounds)
-            if find_phases:
-                recorder.micro_batches = 1
             if stateless:
                 recorder.notes.append(stateless)
             recorder.notes += guesses.notes()
@@ -217,6 +212,7 @@ def _record(
                 (each.numel() for each in tensors_in([inputs.batch, inputs.label]) if not each.is_floating_point()), 0
             )
             ledger = recorder.ledger(tokens=tokens, writer="trace", tensors=tensors)
+            ledger = replace(ledger, micro_batches=1) if find_phases else ledger
             model.zero_grad(set_to_none=True)
             return ledger
 
@@ -297,12 +293,12 @@ def phases_of(optimizers: Sequence[torch.optim.Optimizer], recorder: Recorder) -
             with recorder.phase("other"):
                 return given()
 
-        return closures.evaluates(closure)
+        return evaluates(closure)
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         entered.pop().__exit__(None, None, None)
-        if evaluations[0] and closures.needs_closure(optimizer):
-            recorder.notes.append(closures.told(optimizer, evaluations[0]))
+        if evaluations[0] and needs_closure(optimizer):
+            recorder.notes.append(closure_note(optimizer, evaluations[0]))
 
     hooks = [each.register_step_pre_hook(before) for each in optimizers]
     hooks += [each.register_step_post_hook(after) for each in optimizers]
@@ -318,11 +314,3 @@ def call(function: Callable[..., Any], inputs: Any) -> Any:
     if isinstance(inputs, dict):
         return function(**inputs)
     return function(*inputs) if isinstance(inputs, (tuple, list)) else function(inputs)
-
-
-def own_loss(output: Any) -> Any:
-    """The loss that an output brings along, else the output itself."""
-    if isinstance(output, Tensor):
-        return output
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    return output if found is None else found

@@ -9,18 +9,21 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.trace.inputs import Inputs
+from trainledger.trace.loss import NoScalarLossError, loss_named
 from trainledger.trace.optimizers import check_optimizer, optimizer_named
 from trainledger.trace.patches import replaced
-from trainledger.trace.recorder.partial import NoScalarLossError, why_it_stopped
+from trainledger.trace.recorder.notes import why_it_stopped
 from trainledger.trace.step import trace, trace_step
 
 DEFAULT_STEP = "adamw"
@@ -150,10 +153,9 @@ def trace_target(
     """The ledger of a target's step (`build`), with ``inputs`` of `inputs_of`.
 
     ``step`` is ``forward``, ``backward`` (forward and backward) or an optimizer of `optimizers.OPTIMIZERS`, by itself
-    AdamW; a TrainingStep has its own. ``loss`` takes the output, and ``label`` if there is one: a function, the name of
-    one in ``torch.nn.functional`` (``cross_entropy`` flattens leading dims), ``mean`` or ``sum`` of the output.
-    ``checkpointing`` are patterns of modules that are run again in backward. The other options are those of `trace`.
-    Raises InvalidInput.
+    AdamW; a TrainingStep has its own. ``loss`` and ``label`` are as in `loss.loss_named`: without them the output has
+    one of its own. ``checkpointing`` are patterns of modules to recompute in backward. The other options are those of
+    `trace`. Raises InvalidInput.
     """
     if step not in (None, "forward", "backward"):
         check_optimizer(step)
@@ -171,7 +173,7 @@ def trace_target(
             return trace_step(built.run, built.models, inputs, optimizers=built.optimizers, **allowed)
     model, step = built, step or DEFAULT_STEP
     if checkpointing:
-        from trainledger.trace.checkpointed import checkpoint_modules
+        from trainledger.trace.target import checkpoint_modules
 
         checkpoint_modules(model, checkpointing)
     _refuse_unknown(model, inputs)
@@ -196,7 +198,7 @@ def as_wrong_input(field: str, what: str = "the step", a_loss: str = _A_LOSS) ->
     except (KeyboardInterrupt, InvalidInput):
         raise
     except NoScalarLossError as error:
-        raise InvalidInput([Problem("--loss", None, str(error).partition(";")[0], a_loss)]) from error
+        raise InvalidInput([Problem("--loss", None, error.sentence, error.near or a_loss)]) from error
     except BaseException as error:
         raise InvalidInput([Problem(field, None, why_it_stopped(error, what))]) from error
 
@@ -213,38 +215,39 @@ def _refuse_unknown(model: nn.Module, inputs: Inputs) -> None:
         raise InvalidInput([Problem("--input", None, rule)]) from error
 
 
-def loss_named(loss: str | Callable[..., Tensor] | None, label: Tensor | None) -> Callable[..., Tensor] | None:
-    """A function of a model's output, and of its label where there is one, from the name of a loss (`trace_target`)."""
-    if loss is None and label is None:
-        return None
-    if callable(loss):
-        given = loss
-        return lambda output, *label: given(logits_of(output), *label)
-    if loss in ("mean", "sum") and label is None:
-        reduce = getattr(torch, loss)
-        return lambda output: reduce(logits_of(output))
-    if loss is None or not hasattr(F, loss):
-        losses = [each for each in dir(F) if each.endswith(("loss", "entropy", "entropy_with_logits"))]
-        near = nearest_text(loss or "", losses) or "cross_entropy"
-        raise InvalidInput([Problem("--loss", loss, "is no loss of torch.nn.functional, nor mean or sum", near)])
-    if label is None:
-        raise InvalidInput([Problem("--label", None, f"{loss} needs one to set the output against", "int64[8,2048]")])
-    function = getattr(F, loss)
+def checkpoint_modules(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Let the modules whose path matches a pattern (``layers.*``) run again in backward; the paths.
 
-    def of(output: Any, label: Tensor) -> Tensor:
-        x = logits_of(output)
-        flat = loss == "cross_entropy" and x.dim() == label.dim() + 1 and x.dim() > 2
-        value: Tensor = function(x.flatten(0, -2), label.flatten()) if flat else function(x, label)
-        return value
+    A star stands for one part of a path. A model of transformers does it itself where the pattern is ``blocks``.
+    Raises InvalidInput where nothing matches.
+    """
+    found = []
+    for pattern in patterns:
+        if pattern == "blocks" and hasattr(model, "gradient_checkpointing_enable"):
+            enable: Any = model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
+            found.append(pattern)
+            continue
+        matching = [name for name, _ in model.named_modules() if name and matches(name, pattern)]
+        if not matching:
+            stacks = [name for name, each in model.named_modules() if isinstance(each, nn.ModuleList) and len(each)]
+            near = f"{stacks[0]}.*" if stacks else None
+            raise InvalidInput([Problem("--checkpointing", pattern, "no module of the model has such a path", near)])
+        for name in matching:
+            module = model.get_submodule(name)
+            if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+                rule = "holds modules and is never called itself"
+                raise InvalidInput([Problem("--checkpointing", pattern, rule, f"{name}.*")])
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+        found += matching
+    return tuple(found)
 
-    return of
 
+def matches(path: str, pattern: str) -> bool:
+    """Whether a path has as many parts as a pattern, and each fits.
 
-def logits_of(output: Any) -> Any:
-    """The tensor of an output: itself, its ``logits``, or the first of several."""
-    if isinstance(output, Tensor):
-        return output
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    if logits is not None:
-        return logits
-    return output[0] if isinstance(output, (tuple, list)) and output else output
+    >>> matches("layers.3", "layers.*"), matches("layers.3.mlp", "layers.*"), matches("h.0.mlp", "h.?.mlp")
+    (True, False, True)
+    """
+    parts, wanted = path.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))

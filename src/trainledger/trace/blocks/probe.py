@@ -24,7 +24,7 @@ from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.blocks.equivalence import Setting
 from trainledger.trace.blocks.stacks import Found, Stack
-from trainledger.trace.recorder.attribution import Places
+from trainledger.trace.recorder.attribution import Attribution
 from trainledger.trace.recorder.tensor_facts import tensors_in
 
 _DEVICE = torch.ops.prim.device.default
@@ -90,16 +90,16 @@ class _Around(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.known: dict[int, str] = {}  # other objects that it took
         self.objects: list[Any] = []
         self.alive: list[Any] = []
-        self._places = Places(model, None, lambda *_: None)
+        self._attribution = Attribution(model, None, lambda *_: None)
 
     def __enter__(self) -> _Around:
-        self._places.follow()
+        self._attribution.follow()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._places.leave()
+        self._attribution.leave()
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -111,7 +111,7 @@ class _Around(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.inside is not None:
             self.inside.append((func, made))
         else:
-            path = self._places.path("forward")
+            path = self._attribution.path("forward")
             sizes = tuple(size for shape, _ in made for size in shape)
             formats = str([(len(shape), dtype) for shape, dtype in made])
             self.entries.append(Entry(str(func), path, "forward", "", shape=sizes, source=formats))

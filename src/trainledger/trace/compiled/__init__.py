@@ -1,5 +1,5 @@
 """The ledger of compiled modules and steps: the compiler's own code, with its kernels left out, on fake tensors."""
 
-from trainledger.trace.compiled.dynamo import captured, is_compiled, ran_eagerly
+from trainledger.trace.compiled.dynamo import captured, is_compiled
 
-__all__ = ["captured", "is_compiled", "ran_eagerly"]
+__all__ = ["captured", "is_compiled"]

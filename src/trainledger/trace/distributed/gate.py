@@ -1,18 +1,27 @@
-"""Where every operation of a rank's program passes by."""
+"""The dispatch mode that every operation of a rank's program passes, and even routing of tokens to experts.
+
+Programs of expert parallelism count tokens by expert, send the other ranks the counts, and read them to know how large
+the parts of an all-to-all are. A count is made a tensor whose values are known, the same for each expert; fake tensors
+compute on with those by themselves. All ranks are assumed to be alike.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from trainledger.trace.distributed import even_routing
+from trainledger.trace.distributed.collectives import group_of
 from trainledger.trace.distributed.rank_recorder import RankRecorder
+from trainledger.trace.patches import replaced
 
 _READ = torch.ops.aten._local_scalar_dense.default
 _ELEMENTWISE = ("add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv", "sqrt", "neg", "reciprocal", "abs", "sign",
@@ -50,15 +59,15 @@ class Gate(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._follower.guess(func, types, args)
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return self._on_parts(func, args, kwargs or {})
-        if func in even_routing.COUNTS:
+        if func in COUNTS:
             self._follower.counted()
         recorder = self._follower.recorder
         if recorder is not None:
             out = recorder.__torch_dispatch__(func, types, args, kwargs)
         else:
             out = func(*args, **(kwargs or {}))
-        if func in even_routing.SPREAD:
-            even_routing.tell(func, args, out)
+        if func in SPREAD:
+            tell(func, args, out)
         return out
 
     def _on_parts(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -105,3 +114,50 @@ def _local_parts(argument: Any) -> Any:
     if isinstance(argument, (list, tuple)):
         return [each._local_tensor if isinstance(each, DTensor) else each for each in argument]
     return argument
+
+
+MOST_COUNTS = 4096  # elements of a tensor whose values are followed
+
+_TO_OTHERS = {
+    torch.ops.c10d.alltoall_base_.default,
+    torch.ops._c10d_functional.all_to_all_single.default,
+}
+COUNTS = {torch.ops.aten.histc.default, torch.ops.aten.bincount.default}
+SPREAD = COUNTS | _TO_OTHERS
+
+
+@contextmanager
+def counts_have_values() -> Iterator[None]:
+    """Let fake tensors of a few integers keep values that are known, not only those of one."""
+    with replaced(fake_tensor, "CONSTANT_NUMEL_LIMIT", lambda _: MOST_COUNTS, needed=False):
+        yield
+
+
+def tell(func: OpOverload, args: tuple[Any, ...], out: Any) -> None:
+    """Give a count, or what arrives of the counts of all ranks, its values."""
+    if func in COUNTS:
+        if isinstance(out, FakeTensor):
+            out.constant = even(args[0].numel(), out.shape[0], out.dtype)
+        return
+    source, target = (args[1], args[0]) if func is torch.ops.c10d.alltoall_base_.default else (args[0], out)
+    known = getattr(source, "constant", None)
+    if known is None or not isinstance(target, FakeTensor) or known.numel() != target.numel():
+        return
+    group = group_of(func, args, {})
+    if group is None or known.numel() % group.size():
+        return
+    ranks = group.size()
+    with _disable_current_modes():
+        mine = known.reshape(ranks, -1)[group.rank()]
+        target.constant = mine.repeat(ranks).view(target.shape)
+
+
+def even(total: int, pieces: int, dtype: torch.dtype) -> Tensor:
+    """A whole in pieces that differ by one at most.
+
+    >>> even(10, 4, torch.int64)
+    tensor([3, 3, 2, 2])
+    """
+    with _disable_current_modes():
+        each, rest = divmod(total, pieces)
+        return torch.tensor([each + (at < rest) for at in range(pieces)], dtype=dtype)

@@ -44,14 +44,14 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """Follow modules and resized storages from now on; operations are told one by one (`Gate`)."""
-        self._places.follow()
+        self.attribution.follow()
         self._stack.enter_context(communication_told(self.communicating, self.at))
         self._stack.enter_context(replaced(torch.UntypedStorage, "resize_", self._following))
 
     def end(self) -> None:
         """Follow no longer."""
         self._stack.close()
-        self._places.leave()
+        self.attribution.leave()
 
     @contextmanager
     def communicating(self) -> Iterator[None]:
@@ -65,14 +65,15 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
     @contextmanager
     def at(self, module: nn.Module) -> Iterator[None]:
         """What runs inside is done for the parameters of a module, whichever one runs."""
-        before, self._unit_path = self._unit_path, self._places._paths.get(id(module), self._unit_path)
+        before, path = self._unit_path, self.attribution.path_of(module)
+        self._unit_path = before if path is None else path
         try:
             yield
         finally:
             self._unit_path = before
 
     def _path(self) -> str:
-        return self._places.path(self._phase) if self._unit_path is None else self._unit_path
+        return self.attribution.path(self.current_phase) if self._unit_path is None else self._unit_path
 
     # Local parts
 
@@ -106,16 +107,16 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
         if known is not None and known.nbytes == storage.nbytes():
             return
         if known is not None:
-            self.storages.let_go(key)
+            self.storages.free(key)
         if storage.nbytes():
-            made = Storage(storage.nbytes(), self._phase, COMMUNICATION if self._communicating else "scratch")
+            made = Storage(storage.nbytes(), self.current_phase, COMMUNICATION if self._communicating else "scratch")
             path = self._path()
             made.origin = Origin("resize_", (storage.nbytes(),), "uint8", path, "", len(self.events))
             self.storages.watch(storage, made)
             self.events.append(
                 Event(
-                    [made], name="resize_", path=path, phase=self._phase, kind="allocate",
-                    source="torch.UntypedStorage.resize_", line=self._places.line(),
+                    [made], name="resize_", path=path, phase=self.current_phase, kind="allocate",
+                    source="torch.UntypedStorage.resize_", line=self.attribution.line(),
                 )
             )  # fmt: skip
 
@@ -123,20 +124,18 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     def _record(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *measured: Any
-    ) -> None:
-        begins = self._phase == "other" and func is not _READ and torch.is_grad_enabled()
+    ) -> Event | None:
+        begins = self.current_phase == "other" and func is not _READ and torch.is_grad_enabled()
         if begins and any(each.requires_grad for each in tensors_in(args)):
-            self._begin("forward")
-        before = len(self.events)
+            self.begin_phase("forward")
         collective = collective_of(func, args, kwargs, out) if is_collective(func) else None
         if collective is not None and collective.name in _MAKES_ONLY:
             self.resident(tensors_in(args), COMMUNICATION)  # buffers that are there for what arrives
-        super()._record(func, args, kwargs, out, *measured)
-        if len(self.events) == before:
+        event = super()._record(func, args, kwargs, out, *measured)
+        if event is None:
             if func._schema.name == _GATHER_COPY_IN:
                 self._copied_in(args[0])
-            return
-        event = self.events[-1]
+            return None
         if self._unit_path is not None:
             event.facts["path"] = self._unit_path
             for each in event.allocated:
@@ -147,6 +146,9 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
                 each.category = COMMUNICATION
         if collective is not None:
             self._sent(event, collective, args, out)
+            for observer in self._observers:
+                observer.collective(event)
+        return event
 
     def was_read(self, func: OpOverload, args: tuple[Any, ...]) -> None:
         """A value goes to the host."""
@@ -187,7 +189,7 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
         moved = sum(nbytes(each) for each in tensors_in(pieces))
         self.events.append(
             Event(
-                [], name="all_gather_copy_in", path=self._path(), phase=self._phase, kind="copy",
+                [], name="all_gather_copy_in", path=self._path(), phase=self.current_phase, kind="copy",
                 read=moved, written=moved, source=_GATHER_COPY_IN,
             )
         )  # fmt: skip

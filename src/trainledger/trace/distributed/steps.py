@@ -19,12 +19,10 @@ from torch.optim import optimizer as optimizers
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.compiled import captured
-from trainledger.trace.distributed import even_routing
-from trainledger.trace.distributed.gate import Gate
+from trainledger.trace.distributed.gate import Gate, counts_have_values
 from trainledger.trace.distributed.rank_recorder import COMMUNICATION, RankRecorder, local, unwrapped
-from trainledger.trace.fakes.assumed_values import Guesses
-from trainledger.trace.fakes.rules import fake_rules
-from trainledger.trace.fakes.transformers import as_if_real
+from trainledger.trace.fakes.rules import as_if_real, fake_rules
+from trainledger.trace.fakes.scalar_reads import Guesses
 from trainledger.trace.patches import replaced
 from trainledger.trace.recorder.source_lines import Lines
 from trainledger.trace.recorder.tensor_facts import tensors_in
@@ -66,7 +64,7 @@ class Steps:
             enter(replaced(clip_grad, name, self._during("clip"), needed=False))
         for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
             enter(replaced(ShardingPropagator, name, self._unseen, needed=False))
-        enter(even_routing.counts_have_values())
+        enter(counts_have_values())
         enter(as_if_real())
         enter(fake_rules())
         enter(Gate(self))
@@ -96,7 +94,7 @@ class Steps:
         recorder.begin()
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         self._stack.enter_context(captured(root, recorder, mode))
-        recorder._begin("data")
+        recorder.begin_phase("data")
         self._tokens = 0
 
     def _found_root(self) -> nn.Module:
@@ -141,11 +139,11 @@ class Steps:
                 if recorder is None or recorder.compiling or recorder.current_phase == phase:
                     return function(*args, **kwargs)
                 before = recorder.current_phase
-                recorder._begin(phase)
+                recorder.begin_phase(phase)
                 try:
                     return function(*args, **kwargs)
                 finally:
-                    recorder._begin("other" if before == "forward" else before)
+                    recorder.begin_phase("other" if before == "forward" else before)
 
             return called
 
@@ -171,7 +169,7 @@ class Steps:
             self._models.setdefault(id(module), module)
             return
         if self.recorder.current_phase in ("data", "other"):
-            self.recorder._begin("forward")
+            self.recorder.begin_phase("forward")
         counted = (each for each in tensors_in(args) if not each.is_floating_point())
         self._tokens += next((local(each).numel() for each in counted), 0)
 
@@ -181,12 +179,12 @@ class Steps:
     def _begin_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._used.setdefault(id(optimizer), optimizer)
         if self.recorder is not None:
-            self.recorder._begin("optimizer")
+            self.recorder.begin_phase("optimizer")
 
     def _end_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._first = self._first or optimizer
         if self.recorder is not None:
-            self.recorder._begin("other")
+            self.recorder.begin_phase("other")
         if optimizer is not self._first:
             return
         self.taken += 1

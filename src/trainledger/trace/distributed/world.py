@@ -19,11 +19,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainledger.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.trace.distributed.accelerator import as_cpu
 from trainledger.trace.distributed.collectives import AXES, name_groups
 from trainledger.trace.distributed.local_shards import own_pieces_only
-from trainledger.trace.distributed.pipeline import stages_on_cpu
 from trainledger.trace.distributed.reducer import reducer_in_python
+from trainledger.trace.distributed.without_gpu import as_cpu, stages_on_cpu
 from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
 from trainledger.trace.patches import all_replaced, replaced
 

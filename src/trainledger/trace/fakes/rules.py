@@ -1,15 +1,108 @@
-"""What the tracer knows of operators on fake tensors beyond torch: products of many experts, embeddings' indices."""
+"""What code and torch do differently on fake tensors, undone: operators without rules, and what transformers asks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses import fake_impls
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
+
+from trainledger.trace.patches import Made, all_replaced
+
+
+@contextmanager
+def as_if_real(batch: Any = None) -> Iterator[None]:
+    """Let transformers take the way that it takes for real tensors after looking at their values.
+
+    Of fake tensors it cannot look at the values and, to be safe, writes out a mask of [B, 1, T, T], which a real
+    run may not have. Sequences are taken as not packed. A padding mask that the model makes itself hides nothing; one
+    in the batch is looked at, and one without values there is taken to hide something. Nothing is imported
+    here: where transformers is not loaded, no model is made of it.
+    """
+    masking: Any = sys.modules.get("transformers.masking_utils")
+    hides = _hides_something(batch)
+    changes: list[tuple[Any, str, Made]] = [(F, "one_hot", _one_hot)]
+    if masking is not None:
+        changes += [
+            (masking, "find_packed_sequence_indices", _not_packed),
+            (masking, "is_tracing", _not_tracing),
+            (masking, "fast_all", lambda before: _answered(before, not hides)),
+        ]
+    with all_replaced(*changes):
+        yield
+
+
+def _hides_something(batch: Any) -> bool:
+    """Whether a mask in the batch hides a token; without values it may."""
+    if not isinstance(batch, Mapping):
+        return False
+    masks = [each for name, each in batch.items() if str(name).endswith("attention_mask") and isinstance(each, Tensor)]
+    for each in masks:
+        if each.is_meta or isinstance(each, FakeTensor):
+            return True
+        with unset_fake_temporarily(), _disable_current_modes():
+            if not bool(each.all()):
+                return True
+    return False
+
+
+def _not_packed(find: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
+    """The look at the values with all its operations, answered for fake tensors: one sequence in each row."""
+
+    def found(position_ids: Tensor) -> Tensor | None:
+        sequence = find(position_ids)
+        if not isinstance(sequence, FakeTensor):
+            return sequence
+        return None if _known((sequence[:, -1] == 0).all(), True) else sequence
+
+    return found
+
+
+def _not_tracing(before: Callable[..., bool]) -> Callable[..., bool]:
+    def is_tracing(tensor: Any = None) -> bool:
+        if isinstance(tensor, FakeTensor) and sys._getframe(1).f_code.co_name in _ANSWERED:
+            return before()
+        return before(tensor)
+
+    return is_tracing
+
+
+# Where transformers asks nothing of a mask but whether all of it is set, by way of `fast_all`.
+_ANSWERED = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")
+
+
+def _answered(before: Callable[[Tensor], Tensor], answer: bool) -> Callable[[Tensor], Tensor]:
+    def fast_all(mask: Tensor) -> Tensor:
+        return _known(before(mask), answer)
+
+    return fast_all
+
+
+def _known(value: Tensor, answer: bool) -> Tensor:
+    """A fake truth value that has a value."""
+    if isinstance(value, FakeTensor):
+        with _disable_current_modes():
+            value.constant = torch.tensor(answer)
+    return value
+
+
+def _one_hot(before: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """As real tensors do it: zeros, and a one where each number says; fake ones are compared with all numbers."""
+
+    def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+        if not isinstance(tensor, FakeTensor) or num_classes < 0:
+            return before(tensor, num_classes)
+        zeros = torch.zeros(*tensor.shape, num_classes, dtype=tensor.dtype)
+        return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    return one_hot
 
 
 @contextmanager

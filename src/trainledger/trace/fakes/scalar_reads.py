@@ -1,10 +1,11 @@
-"""Numbers that code reads off tensors, where tensors are fake."""
+"""Values that code reads off fake tensors, which are assumed: 0 where nothing else is known."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,8 +15,9 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainledger.trace.closures import DECISIONS, number_for_lbfgs
-from trainledger.trace.fakes.sparse_results import added_to_dense
+from trainledger.trace.fakes.results import added_to_dense
+from trainledger.trace.optimizers import DECISIONS, number_for_lbfgs
+from trainledger.trace.recorder.source_lines import Lines
 
 _READ = torch.ops.aten._local_scalar_dense.default
 _EQUAL = torch.ops.aten.equal.default
@@ -40,7 +42,7 @@ class ZeroWhereUnknown(TorchDispatchMode):
     A truth value decides in any case, and what other optimizers do with a number is not known. There, and where
     nothing is trusted, ``guessed()`` is told each time; where nothing is trusted and without one the read fails.
     ``results`` correct what some operators give (`cpu_results`). L-BFGS decides by losses and slopes, and is told those
-    of a descent that goes on (`closures`).
+    of a descent that goes on (`optimizers`).
     """
 
     supports_higher_order_operators = True
@@ -108,3 +110,37 @@ def _only_scales(tensor: FakeTensor) -> bool:
             return False
         frame = frame.f_back
     return True
+
+
+class Guesses:
+    """Counts, by the user's line, values that were taken for 0.
+
+    More than ``most`` at one line raise RuntimeError: a loop that waits for a value would never end.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._counts: Counter[str] = Counter()
+        self._lines = Lines()
+
+    def add(self) -> None:
+        """One more, at the line that runs now."""
+        line = self.line()
+        self._counts[line] += 1
+        if self._most is not None and self._counts[line] > self._most:
+            raise RuntimeError(f"{line} has read more than {self._most:,} values that nobody knows")
+
+    def line(self) -> str:
+        """The line that runs now, in words where it is none of the user's."""
+        return self._lines.here() or "a line that is not yours"
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._counts.clear()
+
+    def notes(self) -> Iterator[str]:
+        """A sentence for each line."""
+        for line, count in self._counts.items():
+            values, are = ("value", "is") if count == 1 else ("values", "are")
+            unknown = f"{count} {values} read at {line} {are} unknown and taken for 0"
+            yield f"{unknown}: what depends on it may go another way"

@@ -1,8 +1,9 @@
-"""Rules for operators that are not torch's own, given by whoever wrote them."""
+"""The account of one operator as data, and rules for operators that are not torch's own, given by the user."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import index
 from typing import Any, TypeVar
 
@@ -12,7 +13,32 @@ from torch.utils.flop_counter import flop_registry
 
 from trainledger.ledger.entry import KINDS
 from trainledger.spec.problem import shown
-from trainledger.trace.operators.table import CUSTOM, Operator, operator_of
+
+Args = tuple[Any, ...]
+Flops = tuple[int, int]  # done, and the model's own share of it
+Scratch = Callable[[Args, Any], int]  # bytes, of the arguments and the result
+
+
+def no_shape(args: Args) -> tuple[int, ...]:
+    """Of operators that are no matrix product or attention."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Operator:
+    """How one operator is accounted for; with ``takes_options`` ``flops`` gets its keywords as a last argument."""
+
+    name: str
+    kind: str
+    flops: Callable[[Args, Any], Flops]
+    assumed: bool = False
+    shape: Callable[[Args], tuple[int, ...]] = no_shape
+    takes_options: bool = False
+    source: str = ""
+    scratch: Scratch | None = None  # what a CPU's kernel allocates besides its results
+
+
+CUSTOM: dict[str, Operator] = {}  # by the operator's name with its library
 
 Rule = TypeVar("Rule", bound=Callable[..., int])
 
@@ -21,10 +47,10 @@ def cost_rule(operator: str | OpOverload | OpOverloadPacket, *, kind: str = "mat
     """Say how many FLOPs an operator does: a decorator of a function of its arguments and ``out``, its result.
 
     ``operator`` is one of ``torch.ops`` or its name (``"my_lib::attention"``); ``kind`` one of the kinds of an entry.
-    FLOPs of kinds ``matmul`` and ``attention`` are the model's own, others are not. A later rule takes the place of an
-    earlier one. What ``torch.utils.flop_counter.register_flop_formula`` was told needs no second rule. Raises
-    ValueError for a kind that is none, for what names no operator, and, when the operator runs, where the rule gives
-    anything but a whole number from zero on: the trace then ends there and its ``partial`` says so.
+    FLOPs of kinds ``matmul`` and ``attention`` are the model's own, others are not. A later rule replaces an
+    earlier one. A formula registered with ``torch.utils.flop_counter.register_flop_formula`` needs no second rule.
+    Raises ValueError for a kind that is none, for what names no operator, and, when the operator runs, where the rule
+    gives anything but a whole number from zero on: the trace then ends there and its ``partial`` says so.
 
     >>> @cost_rule("my_lib::gated")
     ... def gated(x, weight, *, out):
@@ -44,25 +70,24 @@ def cost_rule(operator: str | OpOverload | OpOverloadPacket, *, kind: str = "mat
             raise ValueError(f"the rule of {name} must be a function, not {shown(rule)}")
         source = f"cost_rule {getattr(rule, '__qualname__', type(rule).__name__)}"
 
-        def flops(args: tuple[Any, ...], out: Any) -> tuple[int, int]:
+        def flops(args: Args, out: Any) -> Flops:
             *given, options = args
             counted = _whole(rule(*given, **options, out=out), name, source)
             return counted, counted if kind in ("matmul", "attention") else 0
 
         CUSTOM[name] = Operator(name, kind, flops, takes_options=True, source=source)
-        operator_of.cache_clear()
         return rule
 
     return remember
 
 
 def registered_with_torch(func: OpOverload) -> Operator | None:
-    """The account of an operator by the formula that torch's own FLOP counter was given for it, if it was."""
+    """The account of an operator by the formula that was registered with torch's own FLOP counter; None without one."""
     formula = flop_registry.get(func._overloadpacket)
     if formula is None:
         return None
 
-    def flops(args: tuple[Any, ...], out: Any) -> tuple[int, int]:
+    def flops(args: Args, out: Any) -> Flops:
         *given, options = args
         counted = _whole(formula(*given, **options, out_val=out), name, source)
         return counted, counted
@@ -72,7 +97,7 @@ def registered_with_torch(func: OpOverload) -> Operator | None:
 
 
 def _whole(counted: object, name: str, source: str) -> int:
-    """FLOPs that a rule gave, if they are such."""
+    """FLOPs that a rule gave; ValueError where they are no whole number from zero on."""
     try:
         whole = index(counted)  # type: ignore[arg-type]
     except TypeError:

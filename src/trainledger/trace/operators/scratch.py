@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Args = tuple[Any, ...]
-Scratch = Callable[[Args, Any], int]
+from trainledger.trace.operators.custom import Args, Scratch
 
 _ONEDNN = ("Mkldnn", "MkldnnTranspose", "MkldnnEmpty")
 

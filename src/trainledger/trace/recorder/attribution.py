@@ -1,19 +1,20 @@
-"""Where an operation belongs: the module it runs in and the line of the user's code, in backward those of its forward.
+"""Attributes an operation to the module it runs in and the line of the user's code, in backward those of its forward.
 
-Autograd numbers its nodes in the order of the forward, and a node that runs in backward tells its number.
+Autograd numbers its nodes in the order of the forward, and a node that runs in backward has its number.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 
+from trainledger.trace.recorder.events import Observer
 from trainledger.trace.recorder.source_lines import BY_AUTOGRAD, Lines
 
 OUTSIDE = "loss"  # what runs outside of all modules in a forward
@@ -28,14 +29,21 @@ class _Running(threading.local):
         self.begins = False
 
 
-class Places:
-    """Follows which modules are running. ``left(module, output)`` is told when one is done."""
+class Attribution:
+    """Follows which modules are running. ``left(module, output)`` is called when one is done."""
 
-    def __init__(self, root: nn.Module, lines: Lines | None, left: Callable[[nn.Module, Any], None]) -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        lines: Lines | None,
+        left: Callable[[nn.Module, Any], None],
+        observers: Sequence[Observer] = (),
+    ) -> None:
         self._running = _Running()
         self._paths = {id(each): plain_name(name) for name, each in root.named_modules()}
         self._lines = lines
         self._left = left
+        self._observers = tuple(observers)
         # From which autograd node on which module ran, and the line of each node.
         self._first_nodes: list[int] = []
         self._path_from: list[str] = []
@@ -74,6 +82,8 @@ class Places:
         path = self._paths.get(id(module))
         self.running.append(path if path is not None else (self.running[-1] if self.running else ""))
         self._mark(self.running[-1])
+        for each in self._observers:
+            each.module_entered(module, self.running[-1])
 
     def exit(self, module: nn.Module, args: Any, output: Any) -> None:
         """A module is done."""
@@ -81,6 +91,8 @@ class Places:
             self.running.pop()
             self._mark(self.running[-1] if self.running else OUTSIDE)
         self._left(module, output)
+        for each in self._observers:
+            each.module_left(module, output)
 
     def _mark(self, path: str) -> None:
         number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
@@ -90,8 +102,12 @@ class Places:
         self._first_nodes.append(number)
         self._path_from.append(path)
 
+    def path_of(self, module: nn.Module) -> str | None:
+        """The path of a module of the root; None of any other."""
+        return self._paths.get(id(module))
+
     def forget_before(self, number: int) -> None:
-        """Let go of nodes with a smaller number: of a long program's past steps no backward comes any more."""
+        """Drop nodes with a smaller number: past steps of a long program have no backward any more."""
         gone = max(0, bisect_right(self._first_nodes, number) - 1)
         del self._first_nodes[:gone], self._path_from[:gone]
         self._line_of_node = {node: line for node, line in self._line_of_node.items() if node >= number}
@@ -140,6 +156,13 @@ def plain_name(name: str) -> str:
     ('layers.0.weight', 'layers.0')
     """
     return ".".join(each for each in name.split(".") if each != "_orig_mod")
+
+
+def compiled_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The compiled modules of a model with their names: those that ``torch.compile`` or ``Module.compile`` made."""
+    for name, module in model.named_modules():
+        if hasattr(module, "_torchdynamo_orig_callable") or module._compiled_call_impl is not None:
+            yield name, module
 
 
 def _number_of_node() -> int | None:

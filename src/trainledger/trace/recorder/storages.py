@@ -1,9 +1,9 @@
-"""The life of every piece of memory while a recorder watches: from the operation that made it until nobody holds it."""
+"""The life of every storage while a recorder is active: from the operation that made it to its last reference."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trainledger.ledger.core.record import Event, Origin, Storage
 from trainledger.ledger.entry import TensorLife
+from trainledger.trace.recorder.events import Observer
 from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in
 
 
@@ -20,11 +21,12 @@ class Storages:
     What dies is noted as freed by the last of ``events``; before the first it was never there.
     """
 
-    def __init__(self, events: list[Event]) -> None:
+    def __init__(self, events: list[Event], observers: Sequence[Observer] = ()) -> None:
         self.live: dict[int, Storage] = {}
         self.there_before: list[Storage] = []
-        self._stood_for: dict[int, Tensor] = {}
+        self._replaced: dict[int, Tensor] = {}
         self._events = events
+        self._observers = tuple(observers)
         self._guards: dict[int, weakref.ref[Any]] = {}
         self._every: list[Storage] = []
 
@@ -33,15 +35,15 @@ class Storages:
         for tensor, name in zip_longest(tensors, names, fillvalue=category):
             assert isinstance(tensor, Tensor)
             storage = tensor.untyped_storage()
-            if storage._cdata not in self.live and storage._cdata not in self._stood_for:
+            if storage._cdata not in self.live and storage._cdata not in self._replaced:
                 record = Storage(storage.nbytes(), "resident", category)
                 record.origin = Origin(str(name), tuple(tensor.shape), dtype_name(tensor.dtype), "", "", -1)
                 self.watch(storage, record)
                 self.there_before.append(record)
 
-    def stand_for(self, tensors: Iterable[Tensor]) -> None:
-        """Say of which real tensors fake ones are followed: a loss may hold them, and they are no other memory."""
-        self._stood_for |= {each.untyped_storage()._cdata: each for each in tensors}
+    def replaced_by_fake(self, tensors: Iterable[Tensor]) -> None:
+        """Count no memory for these real tensors, which fake ones replace: a loss may still refer to them."""
+        self._replaced |= {each.untyped_storage()._cdata: each for each in tensors}
 
     def born(self, tensor: Tensor, name: str, phase: str, line: str = "") -> Storage:
         """Follow memory that has just been made; the caller puts it into the event that it is for."""
@@ -49,6 +51,8 @@ class Storages:
         record = Storage(storage.nbytes(), phase)
         record.origin = Origin(name, tuple(tensor.shape), dtype_name(tensor.dtype), "", line, len(self._events))
         self.watch(storage, record)
+        for each in self._observers:
+            each.storage_born(record)
         return record
 
     def watch(self, storage: Any, record: Storage) -> None:
@@ -66,8 +70,8 @@ class Storages:
             self.live[storage._cdata] = record
             self._guards[storage._cdata] = weakref.ref(storage, self._died(storage._cdata))
 
-    def let_go(self, key: int) -> None:
-        """Take a storage for gone, though somebody holds it."""
+    def free(self, key: int) -> None:
+        """Count a storage as freed though references to it remain: its memory was released."""
         self._died(key)(None)
 
     def _died(self, key: int) -> Callable[[Any], None]:
@@ -80,6 +84,8 @@ class Storages:
                 self._events[-1].freed.append((record, 1))
             else:
                 self.there_before.remove(record)
+            for each in self._observers:
+                each.storage_freed(record)
 
         return gone
 
@@ -97,8 +103,8 @@ class Storages:
             if record is not None:
                 record.category = category
 
-    def forget_gone(self) -> None:
-        """Hold no records of what is gone."""
+    def forget_freed(self) -> None:
+        """Drop records of freed memory."""
         self._every.clear()
 
     def lives(self) -> Iterator[TensorLife]:

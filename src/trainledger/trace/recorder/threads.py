@@ -24,23 +24,6 @@ _WORKER = getattr(pools, "_worker", None)  # of a pool, which outlives what is s
 _COMPILER = tuple(os.path.join(os.path.dirname(torch.__file__), each) + os.sep for each in ("_inductor", "_functorch"))
 _NEEDED = ("_get_current_dispatch_mode_stack", "_push_mode", "_pop_mode")
 
-_UNSEEN = (
-    "{count} tensors of the graph come from operations that were not seen, as those of a thread are that began before "
-    "the trace: their FLOPs and the memory of what they keep are missing"
-)
-_SEVERAL = (
-    "{count} calls ran in threads of their own: their operations stand in the order in which they came, and what "
-    "several hold at once is another in another run; lines and modules of their backward may be wrong"
-)
-
-
-def told_of_threads(unseen: int, calls: int) -> Iterator[str]:
-    """What is to be said of tensors that came from nowhere, and of calls that ran in threads of their own."""
-    if unseen:
-        yield _UNSEEN.format(count=unseen)
-    if calls:
-        yield _SEVERAL.format(count=calls)
-
 
 @contextmanager
 def threads_follow(given: Callable[[], Callable[[], None]]) -> Iterator[None]:
