@@ -8,7 +8,8 @@ from trainledger.ledger.entry import CATEGORIES, Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.measured import Measured, Spread
 from trainledger.predict.forecast import Forecast
-from trainledger.reconcile import Row, reconcile, to_json
+from trainledger.reconcile import Row, reconcile
+from trainledger.report.reconciliation import document
 
 nbytes = st.integers(0, 2**50)
 seconds = st.floats(1e-6, 1e6)
@@ -69,7 +70,7 @@ def test_parts_and_the_unexplained_rest_sum_to_the_difference_exactly(predicted,
 
 @given(forecasts(), measurements())
 def test_the_json_form_of_whole_quantities_balances_in_integers(predicted, measured):
-    for row in to_json(reconcile(predicted, measured))["rows"]:
+    for row in document(reconcile(predicted, measured)).data()["rows"]:
         if row["unit"] in ("nbytes", "flops", "count") and row["difference"] is not None:
             assert all(type(each["difference"]) is int for each in row["parts"])
             assert sum(each["difference"] for each in row["parts"]) + row["unexplained"] == row["difference"]

@@ -9,7 +9,7 @@ import pytest
 import trainledger
 
 SOURCE = Path(trainledger.__file__).parent
-CORE = {"frozen", "durable", "units", "dtypes"}
+CORE = {"document", "frozen", "durable", "units", "dtypes"}
 LEDGER = {*CORE, "spec", "ledger"}
 PREDICT = {*LEDGER, "predict"}
 TRAIN = {*CORE, "spec", "huggingface", "nn", "data", "train"}
@@ -17,6 +17,7 @@ EVERYTHING = None
 
 # Room: the rooms it may import (itself always), and whether it may import torch.
 ROOMS: dict[str, tuple[set[str] | None, bool]] = {
+    "document": ({"frozen", "units"}, False),
     "frozen": (set(), False),
     "durable": (set(), False),
     "units": (set(), False),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from trainledger.document import Answer
 from trainledger.ledger.ledger import Ledger, summary
 from trainledger.ledger.measured import Measured, Spread
 from trainledger.predict.forecast import Forecast
@@ -79,7 +80,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Reconciliation:
+class Reconciliation(Answer, report="reconciliation"):
     """All quantities of a run, forecast beside measurement."""
 
     rows: tuple[Row, ...]
@@ -184,38 +185,3 @@ def _mfu(before: Forecast, after: Measured, step: float | None) -> Row:
         between = mfu(before.model_flops, step, peak)
         parts = (Part("step time", before.mfu, between), Part("model FLOPs", between, measured))
     return Row("mfu", "MFU", "share", before.mfu, measured, before.basis.get("mfu", ""), parts)
-
-
-def to_json(reconciliation: Reconciliation) -> dict[str, Any]:
-    """The rows as plain data; differences as numbers (exact ones where the quantity is whole)."""
-    return {
-        "device": reconciliation.device,
-        "notes": list(reconciliation.notes),
-        "rows": [_row_json(each) for each in reconciliation.rows],
-    }
-
-
-def _row_json(row: Row) -> dict[str, Any]:
-    where = row.where
-    return {
-        "quantity": row.quantity,
-        "unit": row.unit,
-        "predicted": row.predicted,
-        "measured": row.measured,
-        "ratio": row.ratio,
-        "basis": row.basis,
-        "spread": vars(row.spread) if row.spread else None,
-        "difference": _plain(row.difference),
-        "where": None if where is None else {"part": where[0], "difference": _plain(where[1])},
-        "parts": [
-            {"name": each.name, "predicted": each.predicted, "measured": each.measured,
-             "difference": _plain(each.difference)} for each in row.parts
-        ],
-        "unexplained": _plain(row.unexplained),
-    }  # fmt: skip
-
-
-def _plain(value: Fraction | None) -> Number | None:
-    if value is None:
-        return None
-    return int(value) if value.denominator == 1 else float(value)

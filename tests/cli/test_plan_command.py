@@ -8,7 +8,6 @@ import pytest
 from trainledger.cli import main
 from trainledger.loaded import load
 from trainledger.questions import plan
-from trainledger.report.plan import text
 from trainledger.spec.problem import InvalidInput
 
 L4 = ["--set", "cluster.device=l4"]
@@ -142,7 +141,7 @@ def test_a_plan_says_money_energy_and_interruptions_of_a_large_run(capsys):
     assert code == 0
     said = costs(out)
     told = json.loads(call(capsys, *words, "--json")[1])["forecast"]
-    assert said["money"] == f"{2.5 * told['device_hours']:,.0f} at 2.5 for a device-hour"
+    assert said["money"] == f"{2.5 * told['device_hours']:,.0f} at 2.5 per device-hour"
     energy = told["device_hours"] * 0.7 * 1.2
     assert said["energy"] == f"{energy:,.0f} kWh at the rated power, PUE 1.2; {0.4 * energy:,.0f} kg of CO2"
     assert said["bottleneck"].startswith(told["bottleneck"]["name"])
@@ -174,7 +173,7 @@ def test_nothing_is_infinite_at_the_bounds(capsys):
 
 def test_a_plan_has_no_minus_zero(capsys):
     run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 8, "global_batch": 1, "steps": 1}})
-    assert "-0.0 %" not in text(plan(run))
+    assert "-0.0 %" not in str(plan(run))
 
 
 def test_model_flops_by_another_convention(capsys):
@@ -195,9 +194,9 @@ def test_the_device_is_asked_for_what_stands_around_the_tensors(capsys):
     words = ["plan", "llama-3.2-1b", "--set", "cluster.device=h100-sxm", "--set", "recipe.seq_len=2048"]
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "Around the tensors" in said
+    assert "Outside the tensors" in said
     assert "CUDA context 314.6 MB" in said
-    assert "Fits in the 85.02 GB that the device gives." in " ".join(said.split())
+    assert "in all: fits in 85.02 GB of usable memory." in " ".join(said.split())
     assert main([*words, "--json"]) == 0
     held = json.loads(capsys.readouterr().out)["device_memory"]
     assert held["fits"] is True

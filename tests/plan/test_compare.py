@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_drawn_and_told_so() -> None:
     memory = list(figures(found).values())[1]["layout"]
     given = [each.usable_nbytes for each in (found.forecast_a, found.forecast_b)]
     assert [each["x0"] for each in memory["shapes"]] == [each / 1e9 for each in given if each]
-    assert [each["text"][:16] for each in memory["annotations"][-2:]] == ["a's device gives", "b's device gives"]
+    assert [each["text"][:3] for each in memory["annotations"][-2:]] == ["a: ", "b: "]
     assert all(memory["xaxis"]["range"][0] <= each["x0"] < memory["xaxis"]["range"][1] for each in memory["shapes"])
     said = " ".join(about(found, ("one", "other")))
     assert "a: one" in said

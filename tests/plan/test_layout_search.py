@@ -299,7 +299,7 @@ def test_nothing_on_the_front_is_beaten_by_what_is_on_it() -> None:
     layout, front = figure["layout"], figure["data"][-1]
     assert front["text"] == [f"{at + 1}" for at in range(len(found.pareto))]
     assert layout["meta"]["key"] == [each.title for each in found.pareto]  # what the numbers name
-    assert [each["text"] for each in layout["annotations"]] == ["the device gives 85.02 GB"]
+    assert [each["text"] for each in layout["annotations"]] == ["85.02 GB usable"]
     low, high = layout["xaxis"]["range"]
     assert all(low < x < high for x in (*front["x"], layout["shapes"][0]["x0"]))
 

@@ -16,7 +16,6 @@ from trainledger.questions import plan
 from trainledger.report import advise as advise_report
 from trainledger.report import breaks as breaks_report
 from trainledger.report import compare as compare_report
-from trainledger.report import plan as plan_report
 from trainledger.spec.layout import Layout
 from trainledger.spec.rules.run import run_problems
 from trainledger.units import format_nbytes
@@ -88,9 +87,9 @@ def test_what_a_device_needs_is_said_of_one_device_in_each_sentence() -> None:
     alone = f"one device that does all of it alone needs {format_nbytes(told.device_nbytes)}"
     assert told.bottleneck.sentence.startswith(f"{alone} and has 84.98 GB; ")
     assert told.impossible[0].endswith(" for the whole model and its part of the sequences, and has 84.98 GB")
-    out = " ".join(plan_report.text(plan(run)).split())
+    out = " ".join(str(plan(run)).split())
     needed = format_nbytes(told.device_nbytes)
-    assert f"does NOT fit: {needed} in one device that does all of it alone" in out
+    assert f"does NOT fit: {needed} on one device that does all of it alone" in out
     assert f"a device needs {needed}" not in out
 
 
@@ -104,7 +103,7 @@ def test_a_batch_that_is_too_large_for_one_device_alone_is_shared() -> None:
 
 
 def test_a_plan_says_it_before_any_number() -> None:
-    out = plan_report.text(plan(run_of("llama-3-70b", 512)))
+    out = str(plan(run_of("llama-3-70b", 512)))
     costs = " ".join(out.partition("What it costs")[2].partition("Where the time")[0].split())
     first, step = (
         costs.index("impossible without a [layout]: 1 sequence a step cannot be spread"),
@@ -120,7 +119,7 @@ def test_a_plan_says_it_before_any_number() -> None:
 
 
 def test_a_bill_that_rests_on_sharing_says_so_beside_the_step() -> None:
-    out = " ".join(plan_report.text(plan(run_of("gpt2", 8, global_batch=8))).split())
+    out = " ".join(str(plan(run_of("gpt2", 8, global_batch=8))).split())
     assert " on one device alone, shared by 8 without loss; goodput " in out
 
 
@@ -203,11 +202,11 @@ def test_adapters_are_sent_to_no_layout() -> None:
     why = "adapters (recipe.lora_rank) are accounted for on one device only"
     assert any(each.endswith(why) for each in tl.predict(small).notes if "without loss" in each)
     assert not any("without loss" in each for each in tl.predict(large).notes)
-    texts = [plan_report.text(plan(each)) for each in (large, small, few)]
+    texts = [str(plan(each)) for each in (large, small, few)]
     texts += [advise_report.text(tl.advise(large, together=0))]
     texts += [breaks_report.text(tl.breaks(each, along=["depth"], reach=2)) for each in (large, few)]
     for text in (" ".join(each.split()) for each in texts):
         assert "layout=auto" not in text
         assert "trainledger layouts" not in text
     assert all(why in " ".join(each.split()) for each in (*texts[:4], texts[-1]))
-    assert f"has 84.98 GB. No layout is looked for, as {why}" in " ".join(texts[0].split())
+    assert f"has 84.98 GB. No layout is searched for, as {why}" in " ".join(texts[0].split())

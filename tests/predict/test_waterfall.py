@@ -1,9 +1,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainledger.document import Document, Section
 from trainledger.predict.step import CAUSES
 from trainledger.predict.waterfall import BEYOND, NAPKIN, RUN_CAUSES, UNEXPLAINED, Bar, nanoseconds, waterfall
-from trainledger.report.waterfall import figure, text
+from trainledger.report.plan import bars as bars_of
+from trainledger.report.terminal import text as written
+from trainledger.report.time_figures import waterfall as figure
+
+
+def text(bars):
+    return written(Document("", (Section("", (bars_of(bars),)),)))
+
 
 AMOUNTS = st.floats(0.0, 1e9, allow_nan=False)
 

@@ -7,21 +7,20 @@ from typing import Any
 import pytest
 
 import trainledger as tl
-from trainledger.loaded import machine_of
+from trainledger.document import Figure
 from trainledger.plan.plan import Plan
 from trainledger.questions import plan
 from trainledger.report.memory import memory_lanes
 from trainledger.report.plan import about
 from trainledger.report.plan_figures import figures
-from trainledger.report.style import Figure
 
-GIVES = "the device gives 85.02 GB"
+GIVES = "85.02 GB usable"
 
 
 def _made(model: str, **recipe: Any) -> tuple[Plan, list[Figure], list[str]]:
     steps = {"seq_len": 1024, "global_batch": 1, "steps": 1, "precision": "bf16-mixed", **recipe}
     made = plan(tl.load({"model": {"preset": model}, "recipe": steps, "cluster": {"device": "h100-sxm"}}))
-    drawn = figures(made, machine_of(made.run))
+    drawn = figures(made)
     return made, list(drawn.values()), list(drawn)
 
 
@@ -42,7 +41,7 @@ def test_a_run_that_does_not_fit_is_drawn_with_what_the_device_gives() -> None:
     assert "A step: 1 sequence of 1,024 tokens" in said
     assert "1 x h100-sxm" in said
     assert said[-1].startswith("Memory: does NOT fit: ")
-    assert said[-1].endswith(" in one device with the whole model, of 85.02 GB.")
+    assert said[-1].endswith(" on one device with the whole model, of 85.02 GB usable.")
 
 
 def test_a_run_far_below_what_the_device_gives_has_no_line() -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from trainledger.cli.arguments import add_plot, check_plot_of, write_plot_of
+from trainledger.document import Figure
 from trainledger.report import html as html_module
 from trainledger.report import plot as plot_module
 from trainledger.report.plot import check_plot, write_plot
-from trainledger.report.style import COLOURS, Figure, arranged
+from trainledger.report.style import COLOURS, arranged
 from trainledger.spec.problem import InvalidInput
 
 BROWSER = next((each for each in ("chromium", "chromium-browser", "google-chrome") if shutil.which(each)), None)

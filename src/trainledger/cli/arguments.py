@@ -14,7 +14,7 @@ from trainledger.units import parse_count
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainledger.report.style import Figure
+    from trainledger.document import Figure
     from trainledger.spec.run import Run
 
 

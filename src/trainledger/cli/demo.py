@@ -37,10 +37,9 @@ def execute(args: argparse.Namespace) -> int:
     _measure_once(run, say)
     if not args.json:
         from trainledger.questions import plan
-        from trainledger.report.plan import text
 
         say("What it will cost")
-        print(text(plan(run)))
+        print(plan(run))
         say("Training it")
     code, result = train_and_reconcile(run, run_dir, resume=run_dir.exists())
     if code:

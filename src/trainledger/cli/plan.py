@@ -17,9 +17,7 @@ from trainledger.cli.arguments import (
     add_run,
     check_plot_of,
     load_run,
-    print_json,
     while_searching,
-    write_plot_of,
 )
 from trainledger.cli.serving import add_serving, execute_serving, refuse_without_phase, run_to_serve
 
@@ -58,22 +56,14 @@ def execute(args: argparse.Namespace) -> int:
     if not says_length(args):
         made = of_one_step(made)
     made = with_notes(made, _notes_of_config(args))
-    if args.json:
-        from trainledger.cli.taken import taken_by_default
-        from trainledger.plan.plan import to_json
+    from trainledger.cli.taken import taken_by_default
+    from trainledger.report.plan import document
+    from trainledger.report.show import show
 
-        print_json(to_json(made, taken_by_default(args, made.run)))
-    else:
-        from trainledger.report.plan import text
-
-        print(text(made))
-        _print_found_layout(args, made.run)
-    if args.plot is not None:
-        from trainledger.report.plan import about
-        from trainledger.report.plan_figures import figures
-
-        drawn = figures(made, machine_of(made.run))
-        write_plot_of(args, drawn, f"The plan of {made.run.model.name}", about(made))
+    defaults = taken_by_default(args, made.run) if args.json else ()
+    show(
+        document(made, defaults=defaults, found_layout=_found_layout(args, made.run)), as_json=args.json, plot=args.plot
+    )
     return 0
 
 
@@ -111,15 +101,13 @@ def _refuse_code(named: str) -> None:
     raise InvalidInput([Problem("RUN", named, rule, near)])
 
 
-def _print_found_layout(args: argparse.Namespace, run: Run) -> None:
+def _found_layout(args: argparse.Namespace, run: Run) -> str:
     """The layout as it was found, to paste into the run file, where that asks for a search."""
-    if run.layout.alone and run.recipe.micro_batch is None:  # one device whose rates nobody knows: nothing to find
-        return
-    if asks_for_layout(args):
-        from trainledger.plan.layouts.result import as_toml
-        from trainledger.report.layouts import pasted
+    if run.layout.alone and run.recipe.micro_batch is None:  # one device whose rates are unknown: nothing to find
+        return ""
+    from trainledger.plan.layouts.result import as_toml
 
-        print(f"\nThe layout that was found, to paste into a run file\n\n{pasted(as_toml(run))}")
+    return as_toml(run) if asks_for_layout(args) else ""
 
 
 def asks_for_layout(args: argparse.Namespace) -> bool:

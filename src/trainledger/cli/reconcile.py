@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from textwrap import fill
+import sys
 
-from trainledger.cli.arguments import add_json, add_output, print_json
+from trainledger.cli.arguments import add_json, add_output
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +20,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from trainledger.reconcile import to_json
-    from trainledger.report.reconciliation import text
+    from trainledger.report.html import NO_PLOTLY, plotly_js
+    from trainledger.report.reconciliation import document, write_html
     from trainledger.report.record import read_run
+    from trainledger.report.show import show
     from trainledger.spec.plain import check_target
     from trainledger.spec.problem import InvalidInput, Problem
 
@@ -35,15 +36,8 @@ def execute(args: argparse.Namespace) -> int:
     if record.forecast is None and not record.lines:
         problems = [Problem("RUN_DIR", args.run_dir, f"holds no run: {each}") for each in record.missing]
         raise InvalidInput(problems)
-    missing = [fill(f"Missing: {each}.", 80) for each in record.missing]
+    show(document(record), as_json=args.json)
     if args.html is not None:
-        from trainledger.report.html import NO_PLOTLY, plotly_js, write_html
-
         write_html(record, args.html)
-        missing += [] if plotly_js() else [fill(NO_PLOTLY, 80)]
-        missing.append(f"Written to {args.html}")
-    if args.json:
-        print_json({**to_json(record.reconciliation), "missing": list(record.missing), "html": args.html})
-    else:
-        print("\n".join([text(record.reconciliation), *missing]))
+        print(f"Written to {args.html}" + ("" if plotly_js() else f". {NO_PLOTLY}"), file=sys.stderr)
     return 0

@@ -138,7 +138,6 @@ def _trace_code(args: argparse.Namespace) -> int:
     from trainledger.cli import DONE, FAILED
     from trainledger.predict.step import on_device
     from trainledger.report import traced as report
-    from trainledger.report import traced_time
 
     problems = []
     if args.set:
@@ -165,12 +164,12 @@ def _trace_code(args: argparse.Namespace) -> int:
     _keep(args, ledger, title)
     timed = on_device(ledger, device) if device is not None and len(ledger) and not ledger.partial else None
     if args.json:
-        told = {} if timed is None else {"on_device": traced_time.to_json(timed)}
+        told = {} if timed is None else {"on_device": timed.document().data()}
         print_json({"target": title, **report.to_json(ledger, args.by or ""), **told, **_tensors_json(args, ledger)})
     else:
         print(report.text(ledger, title, args.by or "", args.top))
         if timed is not None:
-            print("\n" + traced_time.text(timed))
+            print("\n" + str(timed))
         _print_tensors(args, ledger)
     return FAILED if ledger.partial else DONE
 

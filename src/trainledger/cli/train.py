@@ -70,10 +70,9 @@ def _refuse_if_not_begun(run: Run, run_dir: Path) -> None:
 def train_and_reconcile(run: Run, run_dir: Path, *, resume: bool) -> tuple[int, dict[str, Any]]:
     """The exit code, and what there is to tell: the end of the run, and forecast beside measurement."""
     from trainledger.closed_loop import run_closed_loop
-    from trainledger.reconcile import to_json
-    from trainledger.report.html import write_html
-    from trainledger.report.reconciliation import text
+    from trainledger.report.reconciliation import document, write_html
     from trainledger.report.record import read_run
+    from trainledger.report.terminal import text
     from trainledger.train.metrics import TensorBoard
     from trainledger.train.progress import Progress
     from trainledger.train.stop import Stopped
@@ -91,8 +90,8 @@ def train_and_reconcile(run: Run, run_dir: Path, *, resume: bool) -> tuple[int, 
         "state": "finished",
         **vars(finished),
         "html": html,
-        "reconciliation": to_json(record.reconciliation),
-        "reconciliation_text": text(record.reconciliation),
+        "reconciliation": document(record.reconciliation).data(),
+        "reconciliation_text": text(document(record.reconciliation)),
     }
 
 

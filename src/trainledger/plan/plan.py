@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
+from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Peak
@@ -41,12 +40,12 @@ class Napkin:
 
 
 @frozen
-class Plan:
+class Plan(Answer, report="plan"):
     """A run's ledger, its forecast, and the rules of thumb beside them; ``napkin`` is None without a known peak.
 
     ``ranks`` are the distinct ranks of a run that is spread over devices; its ledger is that of the whole step.
     ``convention`` says how its model FLOPs are counted. ``device_memory`` is what the heaviest of its devices holds in
-    all; None where the device is not of the catalog.
+    all; None where the device is not of the catalog. ``machine`` is what times are predicted for.
     """
 
     run: Run
@@ -59,6 +58,7 @@ class Plan:
     ranks: tuple[RankAccount, ...] = ()
     device_memory: DeviceMemory | None = None
     convention: str = "dense"
+    machine: Machine | None = None
 
     def __repr__(self) -> str:
         on = f"{self.run.cluster.count:,} x {self.run.cluster.device}"
@@ -89,6 +89,7 @@ def make_plan(run: Run, machine: Machine | None, *, backend: str, mfu: float | s
         memory_nbytes=memory,
         ranks=ranks,
         device_memory=memory_of_device(run, held.peak.nbytes, machine),
+        machine=machine,
     )
 
 
@@ -156,57 +157,3 @@ def _napkin(run: Run, ledger: Ledger, machine: Machine | None, mfu: float) -> Na
     tokens, active = run.recipe.total_steps * run.recipe.tokens_per_step, parameters(run.model).active
     seconds = training_seconds(training_flops(active, tokens), run.cluster.count, peak, mfu)
     return Napkin(mfu, dtype, peak, active, tokens, run.cluster.count, seconds / SECONDS_PER_DAY)
-
-
-def to_json(plan: Plan, taken: Sequence[str] = ()) -> dict[str, Any]:
-    """The plan as JSON takes it, the ledger left out; ``taken`` are the fields that nobody said."""
-    from trainledger.plan import in_json
-
-    return {
-        "run": in_json.run(plan.run, taken),
-        "parameters": vars(parameters(plan.run.model)),
-        "convention": plan.convention,
-        "forecast": _forecast(plan.forecast),
-        "causal": None if (causal := by_causal(plan)) is None else vars(causal),
-        "rules_of_thumb": [{**vars(each), "error": each.error} for each in plan.rules],
-        "napkin": None if plan.napkin is None else _napkin_facts(plan.napkin),
-        "memory_nbytes": plan.memory_nbytes,
-        "device_memory": in_json.device_memory(plan.device_memory),
-        **_ranks(plan),
-    }
-
-
-def _forecast(told: Forecast) -> dict[str, Any]:
-    limit = told.bottleneck
-    return {
-        **{"device_title" if name == "device" else name: value for name, value in vars(told).items()},
-        "waterfall": [{**vars(each), "seconds": each.seconds} for each in told.waterfall],
-        "bottleneck": None if limit is None else vars(limit),
-    }
-
-
-def _napkin_facts(napkin: Napkin) -> dict[str, Any]:
-    return {"count" if name == "devices" else name: value for name, value in vars(napkin).items()}
-
-
-def _ranks(plan: Plan) -> dict[str, Any]:
-    if not plan.ranks:
-        return {}
-    return {"ranks": [rank_facts(each) for each in plan.ranks]}
-
-
-def rank_facts(rank: RankAccount) -> dict[str, Any]:
-    """A rank in figures: its place, its memory, its FLOPs, and the bytes of its collectives by axis and kind."""
-    peak = rank.ledger.peak()
-    sent: dict[str, int] = {}
-    for each in rank.ledger:
-        if each.kind == "collective" and each.payload:
-            key = f"{each.name} over {each.group}"
-            sent[key] = sent.get(key, 0) + each.payload * each.times
-    return {
-        "title": rank.title, "count": rank.count, "stage": rank.stage, "place": rank.place, "layers": rank.layers,
-        "in_flight": rank.in_flight, "parameters": rank.ledger.parameters, "model_flops": rank.ledger.model_flops,
-        "peak_nbytes": peak.nbytes, "peak_by_category": peak.by_category,
-        "peak_at": f"{peak.entry.name} of {peak.entry.path or 'the update'}, {peak.entry.phase}",
-        "payload_nbytes": sent,
-    }  # fmt: skip

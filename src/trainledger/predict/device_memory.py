@@ -9,7 +9,7 @@ from trainledger.ledger.entry import Int
 from trainledger.spec.cluster import Device, Overhead
 
 ROUNDING = 512  # bytes to which PyTorch's CUDA allocator rounds every block up (c10/cuda/CUDACachingAllocator.cpp)
-TENSORS_ALONE = "nothing around the tensors is counted: what else this device holds is not known"
+TENSORS_ALONE = "tensors only: what else takes memory on this device is not known and not counted"
 ON_THE_BOX = "the number on the box: what a process gets of it is not known"
 HOPPER = 9.0  # the compute capability from which cuBLAS wants a larger workspace
 
@@ -104,6 +104,6 @@ def _around(
 
 
 def of_a_device(held: DeviceMemory) -> str:
-    """Words for its bytes: what a device is known to give, or what stands on its box."""
-    given = held.usable_source != ON_THE_BOX
-    return "that the device gives" if given else "on its box (what a process gets of them is not known)"
+    """Words for its bytes: memory that is known to be usable, or what its maker states."""
+    known = held.usable_source != ON_THE_BOX
+    return "of usable memory" if known else "that its maker states (how much of it is usable is not known)"

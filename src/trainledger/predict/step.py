@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
 
+from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
@@ -212,7 +213,7 @@ IDEAL = "model FLOPs at the peak"
 
 
 @frozen
-class OnDevice:
+class OnDevice(Answer, report="traced_time"):
     """A traced step on a device: what it holds, how long a step takes, and what that goes to (None: not known)."""
 
     device: Device

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from trainledger.document import Figure
 from trainledger.plan.advise import Advice, Advised
 from trainledger.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
 from trainledger.plan.difference import overrides
 from trainledger.report.heading import of_run
 from trainledger.report.plan import impossible, on_one
-from trainledger.report.style import COLOURS, Figure, around, arranged, by_turns, mark
+from trainledger.report.style import COLOURS, around, arranged, by_turns, mark
 from trainledger.report.table import WIDTH, sentence, wrapped
 from trainledger.units import GIGA, format_nbytes, format_percent, format_seconds
 
@@ -196,7 +197,7 @@ def figures(advice: Advice) -> dict[str, Figure]:
     if advice.forecast.usable_nbytes is not None:
         gives = advice.forecast.usable_nbytes / GIGA
         layout["xaxis"] |= {"range": around([*held, gives])}
-        mark(layout, "v", gives, f"the device gives {format_nbytes(advice.forecast.usable_nbytes)}")
+        mark(layout, "v", gives, f"{format_nbytes(advice.forecast.usable_nbytes)} usable")
     return {title: {"data": data, "layout": layout}}
 
 

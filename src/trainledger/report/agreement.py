@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from trainledger.document import shown, signed
 from trainledger.ledger.entry import CATEGORIES
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import highest_by_category
-from trainledger.report.reconciliation import shown, signed
 from trainledger.report.table import table
 
 _NO_MODULE = "outside the model"  # clipping and the optimizer

@@ -215,7 +215,7 @@ dt { font-weight: 600; margin-top: .8rem; } tr.found td { background: #fdf0e0; }
 
 def html(annotation: Annotation) -> str:
     """One page that opens offline: the findings, then the files with heat behind the numbers."""
-    from trainledger.report.html import document
+    from trainledger.report.html import page
 
     parts = [_STYLE, f"<h1>{escape(annotation.script)}, line by line</h1>"]
     parts.append(f'<p class="where">{escape(_head(annotation, 10_000))}</p>')
@@ -241,7 +241,7 @@ def html(annotation: Annotation) -> str:
         parts.append(f"<p>{escape(nothing(annotation))}</p>")
     parts.append(f'<p class="note">{escape(LEGEND)}</p>')
     parts += [f'<p class="note">{escape(sentence(each))}</p>' for each in annotation.notes]
-    return document(f"{annotation.script}, line by line", parts, {})
+    return page(f"{annotation.script}, line by line", parts, {})
 
 
 def _html_line(file: File, line: Line, annotation: Annotation, found_at: set[str]) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import log10
 
+from trainledger.document import Figure
 from trainledger.plan.breaks import RULE, Along, Break, Breaks
 from trainledger.report.heading import of_run
-from trainledger.report.style import COLOURS, GREY, Figure, arranged
+from trainledger.report.style import COLOURS, GREY, arranged
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.units import format_count, format_nbytes, format_percent
 

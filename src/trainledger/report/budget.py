@@ -11,7 +11,7 @@ from trainledger.budget.difference import LESS, MORE, WITHIN, Difference, Move, 
 from trainledger.budget.footprint import QUANTITIES, Footprint
 from trainledger.budget.inline import Limit, largest
 from trainledger.budget.lock import Locked
-from trainledger.report.reconciliation import shown, signed
+from trainledger.document import shown, signed
 from trainledger.report.table import WIDTH, table, wrapped
 from trainledger.units import counted
 

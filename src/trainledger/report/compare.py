@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from trainledger.document import Figure
 from trainledger.plan.compare import ROUNDING, Comparison, Part, Row, reasons
 from trainledger.report.heading import of_run
-from trainledger.report.style import COLOURS, Figure, above_bars, around, arranged, folded, height_of, mark
+from trainledger.report.style import COLOURS, above_bars, around, arranged, folded, height_of, mark
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.units import (
     GIGA,
@@ -156,8 +157,8 @@ def _draw_devices(figure: Figure, found: Comparison) -> None:
     reach = [each for side in figure["data"] for each in side["x"]]
     layout["xaxis"] |= {"range": around([0.0, *reach, *(each / GIGA for each in gives)])}
     for nbytes, letters in gives.items():
-        whose = "the device" if len(letters) == len(told) else f"{letters[0]}'s device"
-        mark(layout, "v", nbytes / GIGA, f"{whose} gives {format_nbytes(nbytes)}")
+        whose = "" if len(letters) == len(told) else f"{letters[0]}: "
+        mark(layout, "v", nbytes / GIGA, f"{whose}{format_nbytes(nbytes)} usable")
 
 
 def about(found: Comparison, names: Sequence[str] = ("a", "b")) -> list[str]:

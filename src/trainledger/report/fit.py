@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from trainledger.document import Figure
 from trainledger.ledger.model.parameters import parameters
 from trainledger.plan.fit import QUESTIONS, Fit, Found, Row, divides_batch
 from trainledger.plan.memory_check import MemoryUse
 from trainledger.predict.device_memory import TENSORS_ALONE
 from trainledger.report.heading import of_run
 from trainledger.report.memory import COLOUR_OF
-from trainledger.report.style import COLOURS, GREY, Figure, above_bars, around, arranged, height_of, mark
+from trainledger.report.style import COLOURS, GREY, above_bars, around, arranged, height_of, mark
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.spec.run import Run
 from trainledger.units import GIGA, counted, format_count, format_nbytes
@@ -180,7 +181,7 @@ def _memory_figure(fit: Fit, held: dict[str, MemoryUse]) -> Figure:
     layout = arranged(title, "memory of the heaviest device (GB)", height=height_of(len(held)), barmode="stack")
     layout["legend"] |= {"traceorder": "normal"}
     layout["xaxis"] |= {"range": around([0.0, usable, *(each.nbytes / GIGA for each in held.values())])}
-    mark(layout, "v", usable, f"the device gives {format_nbytes(fit.memory.usable_nbytes)}")
+    mark(layout, "v", usable, f"{format_nbytes(fit.memory.usable_nbytes)} usable")
     above_bars(layout, held)
     return {"data": data, "layout": layout}
 

@@ -1,20 +1,17 @@
-"""One HTML file of a run that opens offline: the reconciliation, the figures, and everything they need inside."""
+"""A document as HTML: a fragment for a notebook, and pages of figures that open offline."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 
-from trainledger.report.figures import figures
-from trainledger.report.reconciliation import COLUMNS, cells_of, spread_sentence
-from trainledger.report.record import RunRecord
-from trainledger.report.style import Figure, key_of, untitled
-from trainledger.report.table import sentence
-from trainledger.spec.plain import finite, replace_file
+from trainledger.document import Bars, Code, Document, Facts, Figure, Items, Part, Table, Text, shown
+from trainledger.report.style import COLOURS, key_of, untitled
+from trainledger.spec.plain import finite
+from trainledger.units import format_percent
 
 NO_PLOTLY = "Figures need the web extra: pip install 'trainledger[web]'"
 # Nothing may be fetched, whatever stands in the data: the browser itself is told so.
@@ -33,7 +30,15 @@ th { text-align: left; border-bottom: 2px solid #222; font-weight: 600; }
 th, td { padding: .25rem .6rem; } td { border-bottom: 1px solid #e4e4e4; white-space: nowrap; }
 tr.part td { color: #555; border-bottom-color: #f1f1f1; } tr.part td:first-child { padding-left: 1.8rem; }
 .number { text-align: right; }
+dl { display: grid; grid-template-columns: 8rem 1fr; } dt { font-weight: 600; } dd { margin: 0; }
+.bar { height: .8rem; } pre { background: #f6f6f6; padding: .6rem; overflow-x: auto; }
 figure { margin: 0; } figcaption { color: #555; font-size: .85rem; } .note { color: #555; margin: .4rem 0; }
+"""
+_NOTEBOOK = """
+.trainledger table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+.trainledger :is(th, td) { text-align: left; padding: .2rem .6rem; white-space: nowrap; }
+.trainledger .number { text-align: right; } .trainledger .note { opacity: .7; } .trainledger .bar { height: .8rem; }
+.trainledger dl { display: grid; grid-template-columns: 8rem 1fr; } .trainledger dd { margin: 0; }
 """
 # Nothing is sent either: Plotly's own tool bar has a button that uploads a chart to its maker's server.
 CONFIG = {
@@ -61,21 +66,76 @@ read("figures").forEach(({data, layout}, at) => {
 """
 
 
-def write_html(record: RunRecord, path: str | os.PathLike[str]) -> None:
-    """Store the report of a run as one file."""
-    replace_file(path, html(record).encode())
+def fragment(document: Document) -> str:
+    """The document's text, tables and bars as HTML without scripts, as a notebook shows it."""
+    return f'<div class="trainledger"><style>{_NOTEBOOK}</style>{"".join(parts(document))}</div>'
 
 
-def html(record: RunRecord) -> str:
-    """The report of a run; without plotly it has the table and a sentence instead of the figures."""
-    title = f"{record.path.name}: forecast and measurement"
-    return document(title, [_head(record), _table(record), *_notes(record)], figures(record))
+def parts(document: Document) -> Iterator[str]:
+    """The sections as parts of a page."""
+    for section in document.sections:
+        if section.title:
+            yield f"<h2>{escape(section.title)}</h2>"
+        yield from (_part(each) for each in section.parts)
 
 
-def document(title: str, parts: Sequence[str], drawn: Mapping[str, Figure]) -> str:
+def _part(part: Part) -> str:
+    match part:
+        case Table():
+            return _table(part)
+        case Facts():
+            return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(said)}</dd>' for name, said in part.pairs)}</dl>"
+        case Text():
+            return "".join(paragraphs(part.lines) if part.note else (f"<p>{escape(each)}</p>" for each in part.lines))
+        case Bars():
+            return _bars(part)
+        case Items():
+            code = [f"<pre>{escape(each.code)}</pre>" if each.code else "" for each in part.items]
+            texts = zip((escape(each.text) for each in part.items), code, strict=True)
+            return f"<ol>{''.join(f'<li>{text}{pasted}</li>' for text, pasted in texts)}</ol>"
+        case Code():
+            return f"<pre>{escape(part.text)}</pre>"
+
+
+def _table(part: Table) -> str:
+    classes = [' class="number"' if each == "r" else "" for each in part.sides]
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        own = (f"<{tag}{each}>{escape(cell)}</{tag}>" for each, cell in zip(classes, cells, strict=True))
+        return f"<tr>{''.join(own)}</tr>"
+
+    body = "".join(row(each, "td") for each in part.texts())
+    return f'<div class="wide"><table><thead>{row(part.columns, "th")}</thead><tbody>{body}</tbody></table></div>'
+
+
+def _bars(part: Bars) -> str:
+    """Bars that begin where the one before ended, drawn by the page's own styles."""
+    total = sum(amount for _, amount in part.bars)
+    ends, at = [], 0
+    for name, amount in part.bars:
+        if amount:
+            ends.append((name, at, at + amount))
+        at += amount
+    highest = max([1, *(end for _, _, end in ends)])
+    rows = []
+    for name, start, end in [*ends, ("in all", 0, total)]:
+        low, high = (100 * max(0, each) / highest for each in sorted((start, end)))
+        colour = COLOURS[0] if name == "in all" else COLOURS[5] if end > start else COLOURS[2]
+        bar = f'<div class="bar" style="margin-left:{low:.2f}%;width:{high - low:.2f}%;background:{colour}"></div>'
+        share = format_percent((end - start) / total) if total else ""
+        numbers = f'<td class="number">{_signed(end - start, part.unit)}</td><td class="number">{share}</td>'
+        rows.append(f'<tr><td>{escape(name)}</td>{numbers}<td style="width:50%">{bar}</td></tr>')
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _signed(amount: int, unit: str) -> str:
+    return f"-{shown(-amount, unit)}" if amount < 0 else shown(amount, unit)
+
+
+def page(title: str, parts: Sequence[str], drawn: Mapping[str, Figure]) -> str:
     """A page that opens offline: parts of HTML, then figures under their titles (or a sentence without plotly)."""
     plotly = plotly_js() if drawn else None
-    page = [
+    lines = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -83,20 +143,20 @@ def document(title: str, parts: Sequence[str], drawn: Mapping[str, Figure]) -> s
         *parts,
     ]
     if drawn and plotly is None:
-        page.append(f'<p class="note">{escape(NO_PLOTLY)}</p>')
+        lines.append(f'<p class="note">{escape(NO_PLOTLY)}</p>')
     elif plotly is not None:
         for at, (name, figure) in enumerate(drawn.items()):
             own = figure["layout"].get("title", {}).get("text") or name
             heading = "" if own == title else f"<h2>{escape(own)}</h2>"
             named = "".join(f"<li>{escape(each)}</li>" for each in key_of(figure["layout"]))
             key = f"<figcaption><ol>{named}</ol></figcaption>" if named else ""
-            page.append(f'{heading}<figure><div id="figure-{at}"></div>{key}</figure>')
-        page.append(f"<script>{plotly}</script>")
+            lines.append(f'{heading}<figure><div id="figure-{at}"></div>{key}</figure>')
+        lines.append(f"<script>{plotly}</script>")
         without_titles = [each | {"layout": untitled(each["layout"])} for each in drawn.values()]
         for name, held in (("figures", without_titles), ("config", CONFIG)):
-            page.append(f'<script type="application/json" id="{name}">{_embedded(held)}</script>')
-        page.append(f"<script>{_SCRIPT}</script>")
-    return "\n".join([*page, "</body></html>\n"])
+            lines.append(f'<script type="application/json" id="{name}">{_embedded(held)}</script>')
+        lines.append(f"<script>{_SCRIPT}</script>")
+    return "\n".join([*lines, "</body></html>\n"])
 
 
 def plotly_js() -> str | None:
@@ -111,44 +171,6 @@ def plotly_js() -> str | None:
 def _embedded(held: object) -> str:
     """JSON that cannot end the script element it stands in, and that every browser reads."""
     return json.dumps(finite(held), allow_nan=False).replace("<", "\\u003c")
-
-
-def _head(record: RunRecord) -> str:
-    rows = record.reconciliation
-    facts = [rows.device, record.measured.date, str(record.state.get("state", "")), str(record.path)]
-    if record.measured.torch_version:
-        facts.insert(1, f"torch {record.measured.torch_version}")
-    return (
-        f"<h1>{escape(record.path.name)}: forecast and measurement</h1>"
-        f'<p class="where">{escape(" · ".join(each for each in facts if each))}</p>'
-    )
-
-
-def _table(record: RunRecord) -> str:
-    numbers = (1, 2, 3)
-
-    def cells(row: list[str], tag: str) -> str:
-        side = [' class="number"' if at in numbers else "" for at in range(len(row))]
-        return "".join(f"<{tag}{each}>{escape(cell)}</{tag}>" for each, cell in zip(side, row, strict=True))
-
-    body = "".join(
-        f"<tr{' class=part' if is_part else ''}>{cells(row, 'td')}</tr>"
-        for is_part, row in cells_of(record.reconciliation)
-    )
-    return (
-        f'<div class="wide"><table><thead><tr>{cells(list(COLUMNS), "th")}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _notes(record: RunRecord) -> list[str]:
-    rows = record.reconciliation
-    notes = ["The ratio is measured / predicted. Parts and the unexplained rest sum to the difference."]
-    if rows["step_seconds"].spread is not None:
-        notes.append(spread_sentence(rows["step_seconds"].spread))
-    notes += [sentence(each) for each in rows.notes]
-    notes += [f"Not in this report: {each}." for each in record.missing]
-    return paragraphs(notes)
 
 
 def paragraphs(sentences: Sequence[str]) -> list[str]:

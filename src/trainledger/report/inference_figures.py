@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from math import log10
 from typing import TYPE_CHECKING
 
+from trainledger.document import Figure
 from trainledger.predict.device_memory import of_a_device
 from trainledger.report.inference import head, largest
-from trainledger.report.style import COLOURS, GREY, Figure, arranged, mark
+from trainledger.report.style import COLOURS, GREY, arranged, mark
 from trainledger.units import GIGA, KILO, format_nbytes
 
 if TYPE_CHECKING:

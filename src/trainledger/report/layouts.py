@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from trainledger.document import Figure
 from trainledger.plan import in_json
 from trainledger.plan.difference import as_override
 from trainledger.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.predict.device_memory import TENSORS_ALONE
-from trainledger.report.style import COLOURS, Figure, around, arranged, by_turns, mark
-from trainledger.report.table import WIDTH, sentence, table, wrapped
+from trainledger.report.style import COLOURS, around, arranged, by_turns, mark
+from trainledger.report.table import pasted, sentence, table, wrapped
 from trainledger.spec.layout import Layout, overlaps
 from trainledger.units import GIGA, counted, format_count, format_nbytes, format_percent, format_seconds
 
@@ -48,26 +49,6 @@ def _parts(found: Layouts) -> Iterator[str]:
     if found.rejected:
         yield _rejected(found)
     yield "\n".join(wrapped(each) for each in _how(found))
-
-
-def pasted(toml: str) -> str:
-    """Lines of a run file, its long lists over several lines.
-
-    >>> print(pasted("stage_layers = [" + ", ".join(["2"] * 30) + "]"))
-    stage_layers = [
-        2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2,
-        2, 2, 2, 2, 2
-    ]
-    """
-    lines = []
-    for each in toml.splitlines():
-        name, opens, rest = each.partition(" = [")
-        if len(each) <= WIDTH or not opens:
-            lines.append(each)
-        else:
-            items = wrapped(rest.rstrip("]"), WIDTH - 4).splitlines()
-            lines += [f"{name} = [", *(f"    {item}" for item in items), "]"]
-    return "\n".join(lines)
 
 
 def _head(found: Layouts) -> str:
@@ -256,7 +237,7 @@ def figures(found: Layouts) -> dict[str, Figure]:
     if found.usable_nbytes is not None:
         gives = found.usable_nbytes / GIGA
         layout["xaxis"] |= {"range": around([*held, gives])}
-        mark(layout, "v", gives, f"the device gives {format_nbytes(found.usable_nbytes)}")
+        mark(layout, "v", gives, f"{format_nbytes(found.usable_nbytes)} usable")
     return {"Step time against memory": {"data": data, "layout": layout}}
 
 

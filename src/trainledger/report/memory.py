@@ -11,11 +11,12 @@ from html import escape
 from itertools import groupby
 from math import prod
 
+from trainledger.document import Figure
 from trainledger.ledger.entry import CATEGORIES, HOST, Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Moment, timeline
 from trainledger.report.peak import held_at_peak
-from trainledger.report.style import COLOURS, DARK, GREY, Figure, above_bars, arranged, folded, height_of, line, mark
+from trainledger.report.style import COLOURS, DARK, GREY, above_bars, arranged, folded, height_of, line, mark
 from trainledger.report.traced import place
 from trainledger.units import GIGA, KILO, MEGA, format_nbytes
 
@@ -92,7 +93,7 @@ def memory_lanes(sides: Sequence[tuple[str, Ledger]], usable_nbytes: int | None 
         _draw_gaps(layout, lane, axis)
         layout["annotations"].append(_peak_mark(lane, axis, scale))
         if gives is not None:
-            mark(layout, "h", gives / scale, f"the device gives {format_nbytes(gives)}", axis)
+            mark(layout, "h", gives / scale, f"{format_nbytes(gives)} usable", axis)
     every = max(each.every for each in lanes)
     told = ["operations of one optimizer step" + (f" (each point the highest of {every})" if every > 1 else "")]
     alike = len({each.peak_text for each in lanes}) == 1
@@ -104,6 +105,17 @@ def memory_lanes(sides: Sequence[tuple[str, Ledger]], usable_nbytes: int | None 
     below = "<br>".join(folded(escape(each)) for each in told)
     layout[f"xaxis{len(lanes) if len(lanes) > 1 else ''}"]["title"] = {"text": below, "standoff": 10}
     return {"data": data, "layout": layout}
+
+
+def memory_timeline(
+    predicted: Ledger | None, measured: Ledger | None, usable_nbytes: int | None = None
+) -> Figure | None:
+    """Live bytes over the operations of a step, stacked by category: the prediction above the measurement.
+
+    ``usable_nbytes`` is what the device gives, where that is known.
+    """
+    sides = [(name, each) for name, each in (("predicted", predicted), ("measured", measured)) if each is not None]
+    return memory_lanes(sides, usable_nbytes) if sides else None
 
 
 def peak_figure(ledger: Ledger, top: int = 20) -> Figure | None:

@@ -8,13 +8,14 @@ from itertools import groupby
 from math import exp, log
 from typing import NamedTuple
 
+from trainledger.document import Figure
 from trainledger.plan.affordable import Affordable
 from trainledger.plan.difference import as_override
 from trainledger.plan.optimal import OffOptimum, Optimal
 from trainledger.plan.scaling_law import Between, LossLaw
 from trainledger.predict.device_memory import TENSORS_ALONE
 from trainledger.report.plan import BASES
-from trainledger.report.style import COLOURS, DARK, Figure, arranged
+from trainledger.report.style import COLOURS, DARK, arranged
 from trainledger.report.table import sentence, table, wrapped
 from trainledger.spec.recipe import Recipe
 from trainledger.units import (

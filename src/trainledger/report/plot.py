@@ -9,8 +9,9 @@ from importlib.util import find_spec
 from textwrap import wrap
 from typing import Any
 
-from trainledger.report.html import NO_PLOTLY, document, paragraphs, plotly_js
-from trainledger.report.style import Figure, key_of, titled, untitled
+from trainledger.document import Figure
+from trainledger.report.html import NO_PLOTLY, page, paragraphs, plotly_js
+from trainledger.report.style import key_of, titled, untitled
 from trainledger.report.table import WIDTH as COLUMNS
 from trainledger.report.table import wrapped
 from trainledger.spec.plain import check_target, finite, replace_file
@@ -66,7 +67,7 @@ def write_plot(
     stem, ending = os.path.splitext(where)
     suffix = ending.lower()
     if suffix == ".html":
-        replace_file(where, document(title, [f"<h1>{escape(title)}</h1>", *paragraphs(about)], figures).encode())
+        replace_file(where, page(title, [f"<h1>{escape(title)}</h1>", *paragraphs(about)], figures).encode())
         return told({where: ""})
     files = {where if at == 1 else f"{stem}-{at}{ending}": name for at, name in enumerate(figures, 1)}
     for each in files:

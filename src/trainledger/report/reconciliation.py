@@ -1,93 +1,191 @@
-"""The reconciliation in words and figures: for a terminal of 80 columns, and as the same cells for HTML."""
+"""The document of a run directory or a reconciliation: forecast beside measurement, and the figures of the run."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from fractions import Fraction
-from textwrap import fill
+from html import escape
+from typing import Any
 
+from trainledger.document import Amount, Cell, Document, Figure, Section, Table, Text, sections, signed
 from trainledger.ledger.measured import Spread
-from trainledger.reconcile import Number, Part, Reconciliation, Row
-from trainledger.report.table import WIDTH, sentence, table
-from trainledger.units import format_count, format_flops, format_nbytes, format_percent, format_seconds
+from trainledger.reconcile import Part, Reconciliation, Row
+from trainledger.report.html import page, parts
+from trainledger.report.memory import memory_timeline
+from trainledger.report.plain_data import plain
+from trainledger.report.record import RunRecord
+from trainledger.report.style import arranged, line
+from trainledger.report.table import sentence
+from trainledger.spec.plain import replace_file
+from trainledger.units import format_seconds
 
-COLUMNS = ("", "predicted", "measured", "ratio", "basis", "difference sits in")
+_PREDICTED, _MEASURED = "#E69F00", "#0072B2"
 # These are always split; the others only where there is a difference to place.
 _ALWAYS_SPLIT = ("peak_nbytes", "step_seconds", "total_seconds")
-_UNKNOWN = "unknown"
 
 
-def text(reconciliation: Reconciliation) -> str:
-    """The table with its notes; ratio is measured / predicted."""
-    rows = [["- " + name if is_part else name, *cells] for is_part, (name, *cells) in cells_of(reconciliation)]
-    lines = [table(COLUMNS, rows, align="lrrrll")]
-    spread = reconciliation["step_seconds"].spread
-    if spread is not None:
-        lines.append(spread_sentence(spread))
-    lines += [sentence(each) for each in reconciliation.notes]
-    return "\n".join([lines[0], "", *(fill(each, WIDTH) for each in lines[1:])])
+def document(found: Reconciliation | RunRecord) -> Document:
+    """The table of quantities with its notes; of a run directory also what it lacks, and its figures."""
+    record = found if isinstance(found, RunRecord) else None
+    rows = found.reconciliation if isinstance(found, RunRecord) else found
+    spread = rows["step_seconds"].spread
+    lines = [] if spread is None else [spread_sentence(spread)]
+    lines += [sentence(each) for each in rows.notes]
+    lines += [f"Not in this report: {each}." for each in record.missing] if record else []
+    return Document(
+        title=f"{record.path.name}: forecast and measurement" if record else "Forecast and measurement",
+        sections=sections(Section("", (table_of(rows),)), Section("", (Text(tuple(lines)),)) if lines else None),
+        data=lambda: _data(rows) | ({"missing": list(record.missing)} if record else {}),
+        figures=lambda: figures(record) if record else {},
+    )
 
 
-def cells_of(reconciliation: Reconciliation) -> list[tuple[bool, list[str]]]:
-    """The rows as cells under `COLUMNS`, each with whether it is a part of the row before."""
-    cells: list[tuple[bool, list[str]]] = []
-    for row in reconciliation.rows:
-        cells.append((False, _row_cells(row)))
-        if row.unexplained or (row.parts and (row.quantity in _ALWAYS_SPLIT or row.difference)):
-            cells.extend((True, _part_cells(each, row.unit)) for each in row.parts if each.predicted or each.measured)
-            if row.unexplained is not None:
-                cells.append((True, ["unexplained", "", "", "", "", signed(row.unexplained, row.unit)]))
-    return cells
+def table_of(rows: Reconciliation) -> Table:
+    """Every quantity, predicted and measured, with the parts of those that differ; ratio is measured / predicted."""
+    columns = ("", "predicted", "measured", "ratio", "basis", "difference is in")
+    return Table("quantities", columns, tuple(each for row in rows.rows for each in _cells(row)), align="lrrrll")
 
 
-def _row_cells(row: Row) -> list[str]:
-    where = ""
-    if row.where is not None:
-        where = f"{row.where[0]} {signed(row.where[1], row.unit)}"
-    return [row.title, shown(row.predicted, row.unit), shown(row.measured, row.unit), ratio(row), row.basis, where]
+def _cells(row: Row) -> Iterator[tuple[Cell, ...]]:
+    where = "" if row.where is None else f"{row.where[0]} {signed(row.where[1], row.unit)}"
+    same = row.difference == 0  # the same number, not merely close
+    ratio = "equal" if same else "" if row.ratio is None else f"{row.ratio:.3f}"
+    yield row.title, _amount(row.predicted, row.unit), _amount(row.measured, row.unit), ratio, row.basis, where
+    if row.unexplained or (row.parts and (row.quantity in _ALWAYS_SPLIT or row.difference)):
+        yield from (_part_cells(each, row.unit) for each in row.parts if each.predicted or each.measured)
+        if row.unexplained is not None:
+            yield "- unexplained", "", "", "", "", signed(row.unexplained, row.unit)
 
 
-def _part_cells(part: Part, unit: str) -> list[str]:
+def _part_cells(part: Part, unit: str) -> tuple[Cell, ...]:
     share = f"{float(Fraction(part.measured) / Fraction(part.predicted)):.3f}" if part.predicted else ""
     if part.predicted == part.measured:
         share = "equal"
     difference = signed(part.difference, unit) if part.difference else ""
-    return [part.name, shown(part.predicted, unit), shown(part.measured, unit), share, "", difference]
+    return f"- {part.name}", _amount(part.predicted, unit), _amount(part.measured, unit), share, "", difference
 
 
-def ratio(row: Row) -> str:
-    """Measured over predicted; ``equal`` where they are the same number, not merely close."""
-    if row.difference == 0:
-        return "equal"
-    return "" if row.ratio is None else f"{row.ratio:.3f}"
-
-
-def shown(value: Number | None, unit: str) -> str:
-    """An amount in its unit."""
-    if value is None:
-        return _UNKNOWN
-    if not value:
-        return "0"
-    if unit == "nbytes":
-        return format_nbytes(value)
-    if unit == "flops":
-        return format_flops(value)
-    if unit == "seconds":
-        return format_seconds(value)
-    if unit == "share":
-        return format_percent(value)
-    return format_count(value)
-
-
-def signed(value: Fraction, unit: str) -> str:
-    """A difference with its sign."""
-    if not value:
-        return "0"
-    number = int(value) if value.denominator == 1 else float(value)
-    return ("+" if value > 0 else "-") + shown(abs(number), unit)
+def _amount(value: int | float | None, unit: str) -> Cell:
+    return "unknown" if value is None else Amount(value, unit)
 
 
 def spread_sentence(spread: Spread) -> str:
-    """How the steps were spread."""
-    discarded = f"; {spread.discarded} disturbed ones left out" if spread.discarded else ""
+    """Over which range the steps' times are spread."""
+    discarded = f"; {spread.discarded} disturbed steps left out" if spread.discarded else ""
     low, high = format_seconds(spread.low), format_seconds(spread.high)
-    return f"Step time is the median of {spread.count} steps, the middle half from {low} to {high}{discarded}."
+    return f"Step time is the median of {spread.count} steps; half of them lie between {low} and {high}{discarded}."
+
+
+def _data(rows: Reconciliation) -> dict[str, Any]:
+    more = {Row: ("ratio", "difference", "where", "unexplained"), Part: ("difference",)}
+    data: dict[str, Any] = plain(rows, more=more, less={Row: ("title",)})
+    for row in data["rows"]:
+        row["where"] = row["where"] and dict(zip(("part", "difference"), row["where"], strict=True))
+    return data
+
+
+def write_html(record: RunRecord, path: str | os.PathLike[str]) -> None:
+    """Store the report of a run as one file."""
+    replace_file(path, html(record).encode())
+
+
+def html(record: RunRecord) -> str:
+    """The report of a run as a page; without plotly it has the table and a sentence instead of the figures."""
+    made, rows = document(record), record.reconciliation
+    facts = [rows.device, record.measured.date, str(record.state.get("state", "")), str(record.path)]
+    if record.measured.torch_version:
+        facts.insert(1, f"torch {record.measured.torch_version}")
+    where = escape(" · ".join(each for each in facts if each))
+    head = f'<h1>{escape(made.title)}</h1><p class="where">{where}</p>'
+    return page(made.title, [head, *parts(made)], made.figures())
+
+
+def figures(record: RunRecord) -> dict[str, Figure]:
+    """The figures that a run directory has the data for, by title."""
+    rows = record.reconciliation
+    built = {
+        "Memory over one step": memory_timeline(record.predicted_ledger, record.measured_ledger),
+        "Loss": loss_curve(record),
+        "Step time": step_time_distribution(record),
+        "Time by phase": phase_times(rows),
+    }
+    return {title: each for title, each in built.items() if each is not None}
+
+
+def loss_curve(record: RunRecord) -> Figure | None:
+    """Training and validation loss over steps, beside the unigram entropy of the corpus."""
+    steps, evaluations = record.steps, record.evaluations
+    if not steps:
+        return None
+    curves = [("training", steps, "loss", {"mode": "lines", "line": {"color": _MEASURED, "width": 1.2}})]
+    if evaluations:
+        style = {"mode": "lines+markers", "line": {"color": "#D55E00", "width": 2}}
+        curves.append(("validation", evaluations, "validation_loss", style))
+    data = [
+        {
+            "type": "scatter",
+            "name": name,
+            "x": [each["step"] for each in lines],
+            "y": [each[key] for each in lines],
+            **style,
+        }
+        for name, lines, key, style in curves
+    ]
+    layout = arranged(x="step", y="loss (nats per token)")
+    entropy = record.state.get("unigram_entropy")
+    if isinstance(entropy, int | float):
+        layout["shapes"].append(line("h", entropy, "#555", "x domain", "y", dash="dash"))
+        layout["annotations"] = [
+            {
+                "x": 1, "xref": "x domain", "y": entropy, "yref": "y", "text": f"unigram entropy {entropy:.3f}",
+                "showarrow": False, "xanchor": "right", "yanchor": "bottom", "font": {"color": "#555"},
+            }
+        ]  # fmt: skip
+        layout["yaxis"]["rangemode"] = "tozero"
+    return {"data": data, "layout": layout}
+
+
+def step_time_distribution(record: RunRecord) -> Figure | None:
+    """How long the steps took, with the median and the forecast marked."""
+    seconds = [each["seconds"] for each in record.steps if isinstance(each.get("seconds"), int | float)]
+    if not seconds:
+        return None
+    marks = []
+    if record.measured.step_seconds is not None:
+        marks.append(("median", record.measured.step_seconds.median, _MEASURED))
+    if record.forecast is not None and record.forecast.step_seconds is not None:
+        marks.append(("predicted", record.forecast.step_seconds, "#D55E00"))
+    layout = arranged(x="seconds per step", y="steps", bargap=0.02, showlegend=False)
+    layout["annotations"] = []
+    layout["margin"] |= {"t": 60}
+    for at, (name, value, colour) in enumerate(marks):
+        layout["shapes"].append(line("v", value, colour, "x", "y domain", dash="dash"))
+        layout["annotations"].append(
+            {
+                "x": value, "xref": "x", "y": 1 + 0.07 * at, "yref": "y domain", "xanchor": "left", "yanchor": "bottom",
+                "text": f" {name} {format_seconds(value)}", "showarrow": False, "font": {"color": colour},
+            }
+        )  # fmt: skip
+    bars = {"type": "histogram", "x": seconds, "nbinsx": 60, "marker": {"color": "#56B4E9"}, "name": "steps"}
+    return {"data": [bars], "layout": layout}
+
+
+def phase_times(rows: Reconciliation) -> Figure | None:
+    """Seconds by phase, predicted and measured: of the whole run, or of a step where the run is not whole."""
+    row = next((each for each in (rows["total_seconds"], rows["step_seconds"]) if each.parts), None)
+    if row is None:
+        return None
+    names = [each.name for each in row.parts]
+    sides = (
+        ("predicted", [each.predicted for each in row.parts], _PREDICTED),
+        ("measured", [each.measured for each in row.parts], _MEASURED),
+    )
+    data = [
+        {"type": "bar", "orientation": "h", "name": name, "y": names, "x": values, "marker": {"color": colour}}
+        for name, values, colour in sides
+    ]
+    what = "the whole run" if row.quantity == "total_seconds" else "one step"
+    layout = arranged(x=f"seconds of {what}", barmode="group")
+    layout["yaxis"] |= {"autorange": "reversed"}
+    return {"data": data, "layout": layout}

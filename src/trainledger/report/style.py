@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from textwrap import wrap
 from typing import Any
 
-Figure = dict[str, Any]
-
 # Okabe and Ito's colours, which people with any colour vision tell apart.
 COLOURS = (
     "#0072B2",

@@ -151,3 +151,23 @@ def sentence(note: str) -> str:
     'No MFU: the peak is unknown.'
     """
     return note[:1].upper() + note[1:] + ("" if note.endswith(".") else ".")
+
+
+def pasted(toml: str) -> str:
+    """Lines of a run file, its long lists over several lines.
+
+    >>> print(pasted("stage_layers = [" + ", ".join(["2"] * 30) + "]"))
+    stage_layers = [
+        2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2,
+        2, 2, 2, 2, 2
+    ]
+    """
+    lines = []
+    for each in toml.splitlines():
+        name, opens, rest = each.partition(" = [")
+        if len(each) <= WIDTH or not opens:
+            lines.append(each)
+        else:
+            items = wrapped(rest.rstrip("]"), WIDTH - 4).splitlines()
+            lines += [f"{name} = [", *(f"    {item}" for item in items), "]"]
+    return "\n".join(lines)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from trainledger.document import shown
 from trainledger.ledger.entry import CATEGORIES, Entry
 from trainledger.ledger.ledger import Ledger
-from trainledger.report.reconciliation import shown
 from trainledger.report.table import table, wrapped
 from trainledger.units import counted
 

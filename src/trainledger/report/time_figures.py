@@ -1,12 +1,14 @@
-"""A step drawn over time: the streams of a rank, or the stages of a pipeline, one lane each."""
+"""Figures of time: what a run's time goes to, and a step as it runs, one lane for each stream or stage."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainledger.document import Figure
 from trainledger.predict.streams import Span
-from trainledger.report.style import COLOURS, Figure, arranged
-from trainledger.units import format_seconds
+from trainledger.predict.waterfall import NAPKIN, Bar
+from trainledger.report.style import COLOURS, above_bars, around, arranged, height_of
+from trainledger.units import format_percent, format_seconds
 
 _COLOUR_OF = {
     "forward": COLOURS[0], "backward": COLOURS[2], "weights": COLOURS[4], "update": COLOURS[3],
@@ -17,6 +19,42 @@ _PALER = 0.5  # what stands for many rounds
 _WAITING = "waiting, anywhere in the step"
 _LEAST = 1e-3  # of a step: less at its end is not drawn
 _SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+
+
+def waterfall(bars: Sequence[Bar], title: str) -> Figure:
+    """The causes of a time as bars, each beginning where the one before ended, in the unit that suits the whole."""
+    total = sum(each.nanoseconds for each in bars) / 10**9
+    scale, unit = next(
+        (each for each in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")) if total >= 2 * each[0]),
+        (1.0, "seconds") if total >= 1 else (1e-3, "milliseconds"),
+    )
+    drawn = [each for each in bars if each.nanoseconds]
+    names = [*(each.cause for each in drawn), "in all"]
+    data = {
+        "type": "waterfall", "orientation": "h", "y": names,
+        "x": [*(each.seconds / scale for each in drawn), total / scale],
+        "measure": [*("absolute" if each.cause == NAPKIN else "relative" for each in drawn), "total"],
+        "showlegend": False,
+        "hovertemplate": f"%{{y}}: %{{delta:.4g}} {unit}<extra></extra>",
+        "connector": {"line": {"color": "#bbb", "width": 1}},
+        "increasing": {"marker": {"color": COLOURS[5]}}, "decreasing": {"marker": {"color": COLOURS[2]}},
+        "totals": {"marker": {"color": COLOURS[0]}},
+        "text": [*(format_percent(each.seconds / total) for each in drawn), ""] if total else None,
+        "textposition": "outside", "cliponaxis": False,
+    }  # fmt: skip
+    layout = arranged(title, unit, height=height_of(len(names)))
+    layout["xaxis"] |= {"range": around([0.0, 1.1 * _highest(bars) / 10**9 / scale]) if total else None}
+    above_bars(layout, names)
+    return {"data": [data], "layout": layout}
+
+
+def _highest(bars: Sequence[Bar]) -> int:
+    """The largest sum of the first bars."""
+    at = most = 0
+    for each in bars:
+        at += each.nanoseconds
+        most = max(most, at)
+    return most
 
 
 def step_timeline(spans: Sequence[Span], step_seconds: float, note: str = "") -> Figure | None:

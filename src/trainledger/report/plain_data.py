@@ -1,0 +1,49 @@
+"""An answer as plain data, for JSON: dicts of the fields of its dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from fractions import Fraction
+from os import PathLike, fspath
+from typing import Any
+
+from trainledger.ledger.ledger import Ledger
+from trainledger.spec.run import Run
+
+_SECTIONS = ("model", "recipe", "layout", "cluster")
+Shape = Mapping[type, Sequence[str]]
+
+
+def plain(value: Any, more: Shape | None = None, less: Shape | None = None) -> Any:
+    """A value as JSON takes it: dataclasses as dicts of their fields, exact fractions as numbers, no ledgers.
+
+    Of a class, ``more`` names properties that are told as well, and ``less`` fields that are not. A run is told by its
+    sections (`run_data`).
+
+    >>> from trainledger.predict.waterfall import Bar
+    >>> plain((Bar("data", 2 * 10**9), Fraction(4, 2)), more={Bar: ["seconds"]})
+    [{'cause': 'data', 'nanoseconds': 2000000000, 'seconds': 2.0}, 2]
+    """
+    more, less = more or {}, less or {}
+    if isinstance(value, Run):
+        return run_data(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [*(each.name for each in fields(value)), *more.get(type(value), ())]
+        of = {name: getattr(value, name) for name in names if name not in less.get(type(value), ())}
+        return {name: plain(each, more, less) for name, each in of.items() if not isinstance(each, Ledger)}
+    if isinstance(value, Mapping):
+        return {key: plain(each, more, less) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(each, more, less) for each in value]
+    if isinstance(value, Fraction):
+        return int(value) if value.denominator == 1 else float(value)
+    return fspath(value) if isinstance(value, PathLike) else value
+
+
+def run_data(run: Run, defaults: Sequence[str] = ()) -> dict[str, Any]:
+    """The sections of a run as in a run file, a found layout too.
+
+    ``defaults`` are the fields that nothing asked for, each as ``--set`` takes it.
+    """
+    return {**{name: plain(getattr(run, name)) for name in _SECTIONS}, "taken_by_default": list(defaults)}
