@@ -22,7 +22,6 @@ import torch
 import torch.utils.deterministic
 
 from trainledger.ledger.model.parameters import leaves_of
-from trainledger.ledger.optimizers.update import whole_of
 from trainledger.ledger.step import account
 from trainledger.loaded import load
 from trainledger.measure.contention import Sample, watched
@@ -153,7 +152,7 @@ def arithmetic(run: Run) -> Iterator[None]:
 
 
 def predicted(run: Run, machine: Calibration) -> StepTime:
-    tensors = whole_of(leaves_of(run.model, run.recipe)).tensors
+    tensors = leaves_of(run.model, run.recipe).trained().tensors
     return step_time(account(run, backend="cpu"), machine, tensors=tensors)
 
 

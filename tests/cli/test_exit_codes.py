@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trainledger.cli import arguments, layouts, main
-from trainledger.ledger.core.array import Memory
+from trainledger.ledger.core.graph import Memory
 
 SMALL = ["layouts", "gpt2", "--device", "a100-sxm-80gb", "--count", "4", "--set", "recipe.global_batch=8"]
 

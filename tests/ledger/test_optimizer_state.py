@@ -10,12 +10,12 @@ import sympy
 import torch
 from torch import nn
 
-from trainledger.ledger.core.array import Leaf
+from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import leaves_of
 from trainledger.ledger.optimizers.states import state_nbytes, state_nbytes_of, states_of
-from trainledger.ledger.optimizers.update import update, whole_of
+from trainledger.ledger.optimizers.update import update
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from trainledger.spec.precision import precision_of
@@ -118,10 +118,10 @@ def sizes_of(recipe: Recipe, **sizes: Any) -> list[Any]:
     leaves, tape = leaves_of(spec), Tape(precision_of(recipe))
     with tape.during("optimizer"):
         update(tape, leaves, recipe)
-    resident = (("parameters", 4 * whole_of(leaves).elements),)
+    resident = (("parameters", 4 * leaves.trained().elements),)
     ledger = tape.ledger(resident=resident, parameters=0, tokens=0, micro_batches=1)
     moved = [ledger.total(each) for each in ("flops", "read", "written")]
-    return [*moved, peak_nbytes(ledger), state_nbytes(leaves, recipe), whole_of(leaves).elements]
+    return [*moved, peak_nbytes(ledger), state_nbytes(leaves, recipe), leaves.trained().elements]
 
 
 WAYS = [{**options, "optimizer_loop": loop} for options in OPTIONS for loop in IMPLEMENTATIONS[options["optimizer"]]]
@@ -148,7 +148,7 @@ def test_an_update_of_arrays_and_symbols(options: dict[str, Any]) -> None:
 def test_the_kernel_of_8_bit_adam_has_no_scratch_and_moves_each_state_once() -> None:
     loop, fused = (sizes_of(recipe_of(optimizer="adamw-8bit", optimizer_loop=each)) for each in ("loop", "fused"))
     _, read, written, peak, states, elements = fused
-    counters = 4 * whole_of(leaves_of(spec_of(3, d_model=40, d_ff=200, vocab_size=300))).tensors
+    counters = 4 * leaves_of(spec_of(3, d_model=40, d_ff=200, vocab_size=300)).trained().tensors
     assert peak == 4 * elements < loop[3]
     assert (read, written) == (8 * elements + states - counters, 4 * elements + states - counters)
     assert states == loop[4]

@@ -9,8 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trainledger.ledger.core.leaves import component_of
 from trainledger.ledger.model import shapes
-from trainledger.ledger.model.parameters import component_of, leaves_of, parameters
+from trainledger.ledger.model.parameters import leaves_of, parameters
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import NORM_PLACES, ModelSpec

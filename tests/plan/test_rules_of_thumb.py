@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainledger.ledger import rules_of_thumb as rules
-from trainledger.ledger.core.array import Leaf
+from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.optimizers.states import state_nbytes_of
 from trainledger.spec.recipe import Recipe
 

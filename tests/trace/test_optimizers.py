@@ -17,10 +17,11 @@ from test_closed_form_equals_trace import facts, same_operations, same_totals
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model import shapes
-from trainledger.ledger.model.parameters import ModelLeaves, leaves_of
+from trainledger.ledger.model.parameters import leaves_of
 from trainledger.ledger.optimizers.states import for_muon as leaf_for_muon
 from trainledger.ledger.optimizers.states import state_nbytes
 from trainledger.ledger.optimizers.update import clip, update

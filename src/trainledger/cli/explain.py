@@ -101,7 +101,6 @@ def _times(args: argparse.Namespace, run: Run) -> int:
     """The step by cause, its roofline by kind, and its operations."""
     from trainledger.explain.account import time
     from trainledger.ledger.model.parameters import leaves_of
-    from trainledger.ledger.optimizers.update import whole_of
     from trainledger.ledger.ranks import accounts
     from trainledger.loaded import kernels_of, machine_of
     from trainledger.predict.parallel_step import layout_time
@@ -117,7 +116,7 @@ def _times(args: argparse.Namespace, run: Run) -> int:
     if machine is None:
         rule = "was not measured yet (trainledger measure machine does it, once), so there are no times to explain"
         raise InvalidInput([Problem("cluster.device", run.cluster.device, rule)])
-    tensors = whole_of(leaves_of(run.model, run.recipe)).tensors
+    tensors = leaves_of(run.model, run.recipe).trained().tensors
     step = layout_time(run, accounts(run, backend=kernels_of(run)), machine, tensors=tensors)
     if step.seconds is None:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, "; ".join(step.notes))])

@@ -10,9 +10,10 @@ from typing import Any
 from trainledger.explain.settled import settled
 from trainledger.explain.symbols import Symbolic, expanded, formula, named_heads, with_numbers
 from trainledger.frozen import frozen
+from trainledger.ledger.core.leaves import component_of
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.memory.timeline import timeline
-from trainledger.ledger.model.parameters import component_of, named_shapes
+from trainledger.ledger.model.parameters import named_shapes
 from trainledger.ledger.parallel.pipeline import in_flight
 from trainledger.predict.roofline import EntryTime
 from trainledger.predict.step import StepTime

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.core.array import Leaf
+from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.entry import Entry, Int
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.parallel.pipeline import in_flight, in_flight_by_chunk

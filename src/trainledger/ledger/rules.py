@@ -9,9 +9,8 @@ A window bounds the keys of a query only where the kernel knows it (`keys_seen`)
 
 from __future__ import annotations
 
-from typing import Any
-
-Int = Any
+from trainledger.ledger.core.arithmetic import smaller
+from trainledger.ledger.entry import Int
 
 # Elementary operations per element that a normalization, a softmax or an update takes, one for each
 # addition, multiplication, root, exponential or comparison in its definition; an `assumed` count, as
@@ -80,23 +79,6 @@ def attention_backward_model_flops(
 ) -> Int:
     """The part of a fused attention backward that is not recomputation: twice its forward."""
     return 2 * attention_flops(batch, heads, queries, keys, head_dim, value_dim)
-
-
-def smaller(a: Int, b: Int) -> Int:
-    """The smaller of two amounts, element by element of arrays, as a formula of symbols.
-
-    >>> smaller(3, 5)
-    3
-    """
-    if isinstance(a, int) and isinstance(b, int):
-        return min(a, b)
-    if hasattr(a, "free_symbols") or hasattr(b, "free_symbols"):
-        from sympy import Min
-
-        return Min(a, b)
-    import numpy as np
-
-    return np.minimum(a, b)
 
 
 def keys_seen(tokens: Int, window: Int | None) -> Int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.arithmetic import is_zero
+from trainledger.ledger.core.graph import Array
+from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.sizes import sizes_of
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Amounts, Int
 from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.compiled.blocks import hooks_of
 from trainledger.ledger.model.forward import buffers_nbytes
 from trainledger.ledger.model.lora import frozen_nbytes
-from trainledger.ledger.model.parameters import ModelLeaves
 from trainledger.ledger.optimizers.mixed_precision import (
     adapt_scale,
     hold,
@@ -48,18 +50,8 @@ def account_of(rank: Rank, *, backend: str) -> Ledger:
     """The ledger of one rank of a layout."""
     run, precision = rank.run, precision_of(rank.run.recipe)
     recipe = run.recipe
-    tape = Tape(precision, backend)
-    note = ""
-    if recipe.compile:
-        from trainledger.ledger.memory.compiled.kernels import Compiled
-
-        tape.compiled = Compiled()
-        from trainledger.ledger.memory.compiled.blocks import Units, uncovered, unwitnessed
-
-        as_eager = uncovered(rank)
-        inside = recipe.activation_checkpointing == "selective"
-        tape.units = None if as_eager else Units(inside=inside)
-        note = as_eager or unwitnessed(rank)
+    hooks, note = hooks_of(rank) if recipe.compile else ((), "")
+    tape = Tape(precision, backend, hooks)
     sizes = sizes_of(run, backend)
     works = tuple(Work(tape, rank, sizes, chunk, rank.leaves(chunk)) for chunk in rank.chunks)
     leaves = works[0].leaves if len(works) == 1 and not rank.sharded else rank.owned()
@@ -117,10 +109,10 @@ def resident_of(rank: Rank, works: tuple[Work, ...], owned: ModelLeaves, tokens:
         ("communication", bucket_nbytes(rank, owned, precision.gradients)),
         ("buffers", buffers_nbytes(rank.run.model) + sum(each.copies_nbytes for each in works)),
     ]
-    return tuple((name, nbytes) for name, nbytes in resident if not _is_zero(nbytes))
+    return tuple(
+        (name, nbytes) for name, nbytes in resident if not (is_zero(nbytes) or getattr(nbytes, "is_zero", False))
+    )
 
 
-def _is_zero(amount: Int) -> bool:
-    if hasattr(amount, "free_symbols"):
-        return bool(amount.is_zero)
-    return isinstance(amount, int) and amount == 0
+def _is_zero_formula(amount: Int) -> bool:
+    return hasattr(amount, "free_symbols") and bool(amount.is_zero)

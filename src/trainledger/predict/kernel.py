@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from trainledger.dtypes import nbytes_in
+from trainledger.ledger.core.arithmetic import smaller
 from trainledger.ledger.entry import Int
-from trainledger.ledger.rules import smaller
 from trainledger.spec.efficiency import Efficiency
 
 Real = Any  # float for one run, an array for many at once

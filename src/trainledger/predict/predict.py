@@ -10,7 +10,6 @@ from trainledger.frozen import frozen
 from trainledger.ledger.ledger import Ledger, summary
 from trainledger.ledger.memory.timeline import Peak, peak_nbytes
 from trainledger.ledger.model.parameters import leaves_of, parameters
-from trainledger.ledger.optimizers.update import whole_of
 from trainledger.ledger.rules_of_thumb import training_flops
 from trainledger.ledger.step import account
 from trainledger.predict.device_memory import DeviceMemory, device_memory
@@ -203,7 +202,7 @@ def memory_of_device(run: Run, peak_nbytes: int, machine: Machine) -> DeviceMemo
         sheet = Device(machine.title, machine.title, {}, memory_nbytes=machine.memory_nbytes)
         return device_memory(peak_nbytes, sheet, {})
     # At most a parameter, its gradient and two moments of each tensor, and as many activations again.
-    tensors = 8 * whole_of(leaves_of(run.model)).tensors
+    tensors = 8 * leaves_of(run.model).trained().tensors
     overheads = {each.name: each for each in machine.overheads}
     return device_memory(peak_nbytes, machine, overheads, tensors=tensors, groups=run.layout.communicators)
 
@@ -231,7 +230,7 @@ def _step(run: Run, ledger: Ledger, machine: Machine, ranks: Sequence[RankAccoun
         from trainledger.predict.parallel_step import layout_time
 
         return layout_time(run, ranks, machine)
-    tensors = whole_of(leaves_of(run.model, run.recipe)).tensors
+    tensors = leaves_of(run.model, run.recipe).trained().tensors
     return step_time(ledger, machine, tensors=tensors, blocking=run.recipe.launch_blocking)
 
 

@@ -67,6 +67,20 @@ class Event:
         )
 
 
+class BlockRun:
+    """One run of a block, by which what happens in it is known forward, when it is recomputed and backward.
+
+    ``checkpointed``: its operations run again for its backward, but for those whose results (``recalled``: their
+    storages) were kept.
+    """
+
+    __slots__ = ("checkpointed", "recalled")
+
+    def __init__(self) -> None:
+        self.checkpointed = False
+        self.recalled: set[int] = set()
+
+
 def copies_left_behind(storage: Storage, loop: Loop) -> Int:
     """How many copies die with a storage that loops inside ``loop`` made one after the other."""
     if not storage.cached or storage.loop[: len(loop)] != loop:

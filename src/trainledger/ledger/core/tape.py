@@ -12,183 +12,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainledger.dtypes import nbytes_in
-from trainledger.ledger.core.arithmetic import summed
-from trainledger.ledger.core.array import Array, Leaf, Memory, Port, Target
-from trainledger.ledger.core.node import Backward, Gradients, Node, Sums, taken
-from trainledger.ledger.core.record import Event, Loop, Storage, copies_left_behind, keep_what_lives
-from trainledger.ledger.entry import Amounts, Int
-from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.core.graph import (
+    Array,
+    Backward,
+    GatheredAgain,
+    Gradients,
+    Leaf,
+    Node,
+    Port,
+    Sums,
+    Target,
+    as_kept,
+    pop_gradient,
+)
+from trainledger.ledger.core.hooks import Hook
+from trainledger.ledger.core.record import keep_what_lives
+from trainledger.ledger.core.recording import Recording
+from trainledger.ledger.entry import Int
 from trainledger.spec.precision import Precision
 
-if TYPE_CHECKING:
-    from trainledger.ledger.memory.checkpointing import Frame, Offload
-    from trainledger.ledger.memory.compiled.blocks import Units
-    from trainledger.ledger.memory.compiled.kernels import Compiled
-    from trainledger.ledger.parallel.fully_sharded import FullySharded
 
+class Tape(Recording):
+    """A recording with the graph that autograd would build, and its backward."""
 
-class Tape:
-    """Collects the entries of a step in a precision. ``backend`` (of `spec.kernels.KERNELS`) says which kernels run."""
-
-    def __init__(self, precision: Precision, backend: str = "cpu") -> None:
-        self.precision = precision
-        self.compute_dtype = precision.compute
-        self.backend = backend
-        # A CPU multiplies fp32 in fp32 whatever it is allowed to do.
-        self._fp32_rate = precision.rate if backend != "cpu" and precision.rate else "fp32"
-        self.events: list[Event] = []
-        self.phase = "forward"
-        self.path = ""
-        self.loop_stack: Loop = ()
-        self.frame: Frame | None = None
-        self.offload: Offload | None = None
-        self.category: str | None = None
-        self.sharded: FullySharded | None = None
-        self.compiled: Compiled | None = None
-        self.units: Units | None = None
+    def __init__(self, precision: Precision, backend: str = "cpu", hooks: Sequence[Hook] = ()) -> None:
+        super().__init__(precision, backend, hooks)
         self._forgetting = False
+        self._recomputing = False
         self._held: list[Array] = []
         self._apart: dict[Leaf, Array] | None = None
         self._nodes: list[Node] = []
-        self._casts: dict[int, Array] = {}
-        self._live: dict[int, Storage] = {}
-
-    # Where and when
-
-    @contextmanager
-    def at(self, path: str) -> Iterator[None]:
-        """Operations inside belong to this module path."""
-        before, self.path = self.path, f"{self.path}.{path}" if self.path else path
-        try:
-            yield
-        finally:
-            self.path = before
-
-    @contextmanager
-    def loop(self, name: str, count: Int) -> Iterator[None]:
-        """Operations inside run ``count`` times."""
-        before, self.loop_stack = self.loop_stack, (*self.loop_stack, (name, count))
-        try:
-            yield
-        finally:
-            self.loop_stack = before
-
-    @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
-        """Operations inside belong to this phase; what a forward leaves alive for it counts as kept."""
-        if phase == "backward":
-            keep_what_lives(self._live.values(), "forward")
-        before, self.phase = self.phase, phase
-        try:
-            yield
-        finally:
-            self.phase = before
-
-    @contextmanager
-    def autocast(self) -> Iterator[None]:
-        """Low-precision copies of parameters are made once inside and dropped at the end."""
-        before, self._casts = self._casts, {}
-        try:
-            yield
-        finally:
-            self._casts = before
-
-    def cast_of(self, leaf: Leaf) -> Array | None:
-        """The low-precision copy of a parameter that this autocast has already made."""
-        return self._casts.get(id(leaf))
-
-    def remember_cast(self, leaf: Leaf, cast: Array) -> None:
-        assert cast.memory is not None
-        cast.memory.record.cached = True
-        self._casts[id(leaf)] = cast
-
-    # Operations
-
-    def emit(
-        self,
-        name: str,
-        kind: str,
-        *,
-        reads: Sequence[Array] = (),
-        makes: Sequence[tuple[Int, str]] = (),
-        changes: Sequence[Array] = (),
-        flops: Int = 0,
-        model_flops: Int = 0,
-        category: str | None = None,
-        basis: str = "exact",
-        source: str = "",
-        **more: Any,
-    ) -> list[Array]:
-        """One operation: its entry, and the arrays that it makes; ``more`` are other fields of the entry."""
-        if self.frame is not None:
-            known = self.frame.recall(name)
-            if known is not None:
-                return known
-        if category is None:
-            of_loss = self.path == "loss" or self.path.endswith(".loss")
-            category = self.category or ("logits and loss" if of_loss else "scratch")
-        made: list[Array] = []
-        records: list[Storage] = []
-        for elements, dtype in makes:
-            record = Storage(nbytes_in(elements, dtype), self.phase, category, self.loop_stack)
-            self._live[id(record)] = record
-            records.append(record)
-            made.append(Array(elements, dtype, Memory(record, self.released), nbytes=record.nbytes))
-        touched = [*changes, *reads]  # as torch has its arguments
-        self.events.append(
-            Event(
-                records,
-                name=name,
-                path=self.path,
-                phase=self.phase,
-                kind=kind,
-                flops=flops,
-                model_flops=0 if self.phase == "recompute" else model_flops,
-                read=0 if kind == "allocate" else summed(each.nbytes for each in touched),
-                written=0 if kind == "allocate" else summed(each.nbytes for each in (*made, *changes)),
-                dtype=self._rate_of(kind, [*changes, *reads]),  # torch names first what it changes
-                loop=self.loop_stack,
-                basis=basis,
-                source=source or f"ledger.operations.{name}",
-                **more,
-            )
-        )
-        if self.compiled is not None:
-            self.compiled.notice(self.events[-1], reads, changes)
-            if self.units is not None:
-                self.units.notice(self.events[-1], len(self.events) - 1, reads, changes)
-        if self.frame is not None:
-            self.frame.notice(name, made)
-        return made
-
-    def _rate_of(self, kind: str, touched: Sequence[Array]) -> str:
-        """The format an operation works in: that of its first input, fp32 products at the rate they may run at."""
-        if not touched:
-            return ""
-        dtype = touched[0].dtype
-        return self._fp32_rate if dtype == "fp32" and kind in ("matmul", "attention") else dtype
-
-    def let_go(self, array: Array) -> None:
-        """The last operation frees what an array of an earlier loop refers to: once in each round of its own loop."""
-        memory = array.memory
-        assert memory is not None
-        self._live.pop(id(memory.record), None)
-        self.events[-1].freed.append((memory.record, 1))
-        memory.released = lambda record: None
-
-    def released(self, record: Storage) -> None:
-        """Called when the last reference to a piece of memory is gone."""
-        self._live.pop(id(record), None)
-        if not self.events:
-            return
-        if self.events[-1].facts["loop"] != self.loop_stack:
-            self.emit("release", "allocate")  # the last entry runs in another loop and would free in each round of that
-        self.events[-1].freed.append((record, copies_left_behind(record, self.loop_stack)))
-
-    # The graph
 
     def node(
         self,
@@ -220,32 +75,36 @@ class Tape:
             return [None] * outputs
         if self._forgetting:
             return [Port() for _ in range(outputs)]
-        node = Node(self, targets, saved, backward, outputs, sums, formats)
-        if self.frame is None or not self.frame.collecting:
-            self._nodes.append(node)
-            for each in targets:
-                if isinstance(each, Leaf):
-                    each.uses += 1
+        if self._recomputing:  # the graph is there, only what it saves is collected
+            if saved:
+                self._pack(saved)
+            return [Port() for _ in range(outputs)]
+        node = Node(targets, backward, outputs, sums, formats, (self.path, self.loop_stack, self._block))
+        if saved:
+            node.packed_by, node.saved = self._pack(saved)
+        self._nodes.append(node)
+        for each in targets:
+            if isinstance(each, Leaf):
+                each.uses += 1
         return node.ports
 
-    @contextmanager
-    def checkpointing(self, frame: Frame) -> Iterator[None]:
-        """Nodes made inside save nothing but their place in the frame."""
-        assert self.frame is None, "checkpointed blocks do not nest"
-        self.frame = frame
-        try:
-            yield
-        finally:
-            self.frame = None
+    def _pack(self, saved: tuple[Array, ...]) -> tuple[Hook | None, Any]:
+        """What a node keeps of what it saves, and the innermost hook that has packed it."""
+        for hook in reversed(self.hooks):
+            packed = hook.saved(saved)
+            if packed is not None:
+                return hook, packed
+        return None, as_kept(saved)
 
     @contextmanager
-    def recomputing(self, frame: Frame) -> Iterator[None]:
-        """A block runs again for its backward, under an autocast of its own."""
+    def recomputing(self, hook: Hook) -> Iterator[None]:
+        """A part runs again for its backward, under an autocast of its own; the hook collects what is saved."""
         path, self.path = self.path, ""
-        with self.checkpointing(frame), self.during("recompute"), self.autocast():
+        before, self._recomputing = self._recomputing, True
+        with self.hooked(hook), self.during("recompute"), self.autocast():
             yield
         keep_what_lives(self._live.values(), "recompute")
-        self.path = path
+        self.path, self._recomputing = path, before
 
     def hold(self, arrays: Sequence[Array]) -> None:
         """Keep arrays alive until the backward is over."""
@@ -254,29 +113,11 @@ class Tape:
     @contextmanager
     def forgetting(self) -> Iterator[None]:
         """Operations inside make no graph and save nothing."""
-        before, self.frame, self._forgetting = self.frame, None, True
+        self._forgetting = True
         try:
             yield
         finally:
-            self.frame, self._forgetting = before, False
-
-    @contextmanager
-    def holding(self, category: str) -> Iterator[None]:
-        """What is made inside belongs to this category unless it turns out to be a gradient."""
-        before, self.category = self.category, category
-        try:
-            yield
-        finally:
-            self.category = before
-
-    @contextmanager
-    def offloading(self, offload: Offload) -> Iterator[None]:
-        """What nodes made inside save goes to host memory."""
-        self.offload = offload
-        try:
-            yield
-        finally:
-            self.offload = None
+            self._forgetting = False
 
     @contextmanager
     def apart(self) -> Iterator[dict[Leaf, Array]]:
@@ -321,22 +162,43 @@ class Tape:
             node = self._nodes.pop()
             if all(each.gradient is None for each in node.ports):
                 continue
-            self.path, self.loop_stack = node.path if path is None else path, node.loop
-            if self.units is not None:
-                self.units.now = node.unit
-            self._deliver(node.targets, node.run(self))
-        self.path, self.loop_stack = before, loop
-        if self.units is not None:
-            self.units.now = None
+            self.path, self.loop_stack, self._block = node.path if path is None else path, node.loop, node.block
+            self._deliver(node.targets, self._run(node))
+        self.path, self.loop_stack, self._block = before, loop, None
         if path is None:
             self._held.clear()
+
+    def _run(self, node: Node) -> Gradients:
+        """Gradients for a node's targets; the incoming gradients and what it saved are freed afterwards."""
+        incoming = [each.pop() for each in node.ports]
+        hook, kept = node.packed_by, node.pop_saved()
+        if hook is not None:
+            kept = hook.unpacked(kept)
+        saved = tuple(each.read() if isinstance(each, GatheredAgain) else each for each in kept)
+        gradients = node.backward(*incoming, *saved)
+        if hook is not None and hook.frees_before_sums:
+            del saved, kept
+        for index, elements in node.sums:
+            if node.targets[index] is None:
+                continue
+            whole = pop_gradient(gradients, index)
+            gradients[index] = self.sum(whole, elements)
+            del whole
+        for index, dtype in enumerate(node.formats):
+            if node.targets[index] is None:
+                continue
+            wide = pop_gradient(gradients, index)
+            gradients[index] = self.cast(wide, dtype) if wide.dtype != dtype else wide
+            del wide
+        node.packed_by = hook = None  # the last node of a checkpointed part frees its input before the gradients
+        return gradients
 
     def _deliver(self, targets: Sequence[Target], gradients: Gradients) -> None:
         for index, target in enumerate(targets):
             if isinstance(target, Leaf):
-                self._to_leaf(target, taken(gradients, index))
+                self._to_leaf(target, pop_gradient(gradients, index))
             elif target is not None:
-                self._to_port(target, taken(gradients, index))
+                self._to_port(target, pop_gradient(gradients, index))
 
     def _to_port(self, target: Port, gradient: Array) -> None:
         target.gradient = gradient if target.gradient is None else self._plus(target.gradient, gradient)
@@ -377,17 +239,3 @@ class Tape:
         """Two gradients of one tensor; autograd adds them into a new one."""
         (total,) = self.emit("add", "elementwise", reads=[a, b], makes=[(a.elements, a.dtype)], flops=a.elements)
         return total
-
-    # The ledger
-
-    def ledger(
-        self, *, resident: Amounts, parameters: Int, tokens: Int, micro_batches: Int, notes: tuple[str, ...] = ()
-    ) -> Ledger:
-        """What was noted, as a ledger; the tape is done afterwards."""
-        if self.compiled is not None:
-            self.compiled.finish()
-        if self.units is not None:
-            self.units.finish(self.events)
-        entries = tuple(each.entry() for each in self.events)
-        self.events = []
-        return Ledger(entries, resident, parameters, tokens, micro_batches, writer="closed form", notes=notes)

@@ -5,25 +5,22 @@ As in torch's non-reentrant checkpoint the second run stops as soon as the last 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from trainledger.ledger.core.array import Array
-from trainledger.ledger.core.node import GatheredAgain, Saved
+from trainledger.ledger.core.graph import Array, GatheredAgain, Saved, as_kept
+from trainledger.ledger.core.hooks import Hook
+from trainledger.ledger.core.record import BlockRun, Event
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import HOST
 from trainledger.spec.savings import keeper
-
-if TYPE_CHECKING:
-    from trainledger.ledger.memory.compiled.blocks import Unit
 
 
 class _EnoughRecomputed(Exception):  # noqa: N818
     """Everything the block's backward needs is there again."""
 
 
-class Frame:
+class Frame(Hook):
     """A checkpointed part: its forward keeps only its input, its backward first runs the part again.
 
     The outputs of operations in ``keep`` are kept as well, and not made again.
@@ -32,20 +29,22 @@ class Frame:
     def __init__(self, tape: Tape, again: Callable[[], object], keep: tuple[str, ...] = ()) -> None:
         self.tape = tape
         self.again = again  # and with it the input, which lives until the last backward of the part is over
+        self.frees_before_sums = True
         self.expected = 0
         self.arrays: list[Saved | None] = []
         self.collecting = False
-        self.units: list[Unit] = []  # the compiled blocks that run in it
+        self._blocks: list[BlockRun] = []  # that run in it
+        self._repeated: Iterator[BlockRun] = iter(())
         self._keep = keep
         self._keeps = keeper(keep)
         self._kept: dict[str, list[list[Array]]] = {}
 
-    def expect(self, saved: Saved) -> int:
+    def saved(self, arrays: tuple[Array, ...]) -> int:
         """Called for each node that saves something: the first run counts them, the second collects what they save."""
         if not self.collecting:
             self.expected += 1
             return self.expected - 1
-        self.arrays.append(saved)
+        self.arrays.append(as_kept(arrays))
         if len(self.arrays) == self.expected:
             raise _EnoughRecomputed
         return len(self.arrays) - 1
@@ -56,16 +55,36 @@ class Frame:
             return None
         return self._kept[name].pop(0)
 
-    def notice(self, name: str, made: list[Array]) -> None:
+    def emitted(
+        self,
+        event: Event,
+        at: int,
+        block: BlockRun | None,
+        reads: Sequence[Array],
+        changes: Sequence[Array],
+        made: Sequence[Array],
+    ) -> None:
         """In the first run, keep an operation's output where that is asked for."""
+        name = event.facts["name"]
         if not self.collecting and self._keeps(name):
             self._kept.setdefault(name, []).append([each.view() for each in made])
-            for unit in self.units:
-                unit.saved.update(id(each.memory.record) for each in made if each.memory is not None)
+            for one in self._blocks:
+                one.recalled.update(id(each.memory.record) for each in made if each.memory is not None)
 
-    def recomputed(self, index: int) -> Saved:
+    def entering_block(self, run: BlockRun) -> BlockRun:
+        """In the second run, the blocks of the first one after the other."""
+        if self.collecting:
+            return next(self._repeated, run)
+        run.checkpointed = True
+        self._blocks.append(run)
+        return run
+
+    def unpacked(self, packed: int) -> Saved:
+        """What the node saves in the second run, which begins when it is first asked for."""
+        index = packed
         if not self.collecting:
             self.collecting = True
+            self._repeated = iter(self._blocks)
             self._keeps = keeper(self._keep)
             with self.tape.recomputing(self), suppress(_EnoughRecomputed):
                 self.again()
@@ -78,11 +97,11 @@ class Frame:
 def checkpointed(tape: Tape, run: Callable[..., Array], *inputs: Array, keep: tuple[str, ...] = ()) -> Array:
     """The output of ``run(*inputs)``, of which only the inputs are kept."""
     frame = Frame(tape, lambda: run(*inputs), keep)
-    with tape.checkpointing(frame):
+    with tape.hooked(frame):
         return run(*inputs)
 
 
-class Offload:
+class Offload(Hook):
     """Moves what the graph saves to host memory and back, each array as often as it is saved.
 
     Parameters, their low-precision copies, buffers and what is in ``shared`` stay: they are there anyway.
@@ -92,11 +111,11 @@ class Offload:
         self.tape = tape
         self._shared = {id(each.memory) for each in shared}
 
-    def pack(self, saved: Saved) -> Saved:
+    def saved(self, arrays: tuple[Array, ...]) -> Saved:
         """Copies in host memory, made one after the other."""
-        return tuple(self._one(each, "to_host", HOST) for each in saved)
+        return tuple(self._one(each, "to_host", HOST) for each in as_kept(arrays))
 
-    def unpack(self, packed: Saved) -> Saved:
+    def unpacked(self, packed: Saved) -> Saved:
         """Copies on the device again."""
         return tuple(self._one(each, "to_device", "scratch") for each in packed)
 

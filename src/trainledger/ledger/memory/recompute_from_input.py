@@ -10,26 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.arithmetic import is_one
+from trainledger.ledger.core.graph import Array
+from trainledger.ledger.core.leaves import BlockLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.memory.checkpointing import Frame
-from trainledger.ledger.model.parameters import BlockLeaves
-from trainledger.ledger.ops import operations as op
 
 Blocks = tuple[BlockLeaves, ...]
 Round = tuple[str, Int, Blocks]  # the name of a loop, how often it runs, and what runs in it
 Run = Callable[[Array, Blocks], Array]
 
 
-def from_start(tape: Tape, rounds: Sequence[Round], x: Array, run: Run) -> Array:
+def recompute_from_input(tape: Tape, rounds: Sequence[Round], x: Array, run: Run) -> Array:
     """The output of all rounds; the first one's count is one."""
     start = x
     for number, (_, count, blocks) in enumerate(rounds):
         with tape.loop(f"layers {number}", count):
             for position in range(len(blocks)):
                 again = _again(tape, rounds[: number + 1], position, start, run)
-                with tape.checkpointing(Frame(tape, again)):
+                with tape.hooked(Frame(tape, again)):
                     x = run(x, blocks[position : position + 1])
     return x
 
@@ -41,14 +41,14 @@ def _again(tape: Tape, rounds: Sequence[Round], position: int, start: Array, run
     def again() -> Array:
         x = start
         with tape.forgetting():
-            if not op.is_one(count):
+            if not is_one(count):
                 with _beside(tape, f"{name} again", count * (count - 1) // 2):
                     # What goes into these blocks came out of others, and is there beside the first one's input.
                     held = tape.emit("release", "allocate", makes=[(start.elements, start.dtype)])
                     run(start, blocks)
                     del held
             for number, (_, times, before) in enumerate(earlier):
-                if op.is_one(times):
+                if is_one(times):
                     x = run(x, before)
                 else:
                     with tape.loop(f"layers {number} again", times):

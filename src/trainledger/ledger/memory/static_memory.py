@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
+from trainledger.ledger.core.arithmetic import several
+from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.sizes import sizes_of
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import HOST, Int
-from trainledger.ledger.model.parameters import ModelLeaves
-from trainledger.ledger.parallel.collectives import several
 from trainledger.ledger.parallel.micro_batches import Work
 from trainledger.ledger.parallel.rank_plan import Rank
 from trainledger.ledger.step import resident_of

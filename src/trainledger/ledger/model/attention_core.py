@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainledger.ledger import rules
-from trainledger.ledger.core.array import Array, Leaf
-from trainledger.ledger.core.node import Gradients
+from trainledger.ledger.core.arithmetic import is_one
+from trainledger.ledger.core.graph import Array, Gradients, Leaf
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
@@ -17,6 +17,7 @@ from trainledger.ledger.memory.checkpointing import checkpointed
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.activations import tanh
 from trainledger.ledger.ops.attention_kernels import fused_attention, softmax
+from trainledger.ledger.parallel.context import attend_over_ranks
 from trainledger.spec.kernels import cudnn_takes
 from trainledger.spec.problem import Problem
 
@@ -72,8 +73,7 @@ def attend(
     """Each query's mixture of the values it may see."""
     if sizes.context is not None:  # one new query against all that is in the cache
         return _core(tape, sizes, q, k, v, mask, window, sinks, rules.keys_seen(sizes.context, window))
-    if not op.is_one(sizes.layout.context):
-        from trainledger.ledger.parallel.context import attend_over_ranks
+    if not is_one(sizes.layout.context):
 
         def core(sizes: Sizes, q: Array, k: Array, v: Array, keys: Int) -> Array:
             return _core(tape, sizes, q, k, v, mask, window, sinks, keys)
@@ -101,7 +101,7 @@ def _core(
         K = W = wide
     kernel = kernel_of(sizes, tape.compute_dtype, mask is not None)
     without_shared_heads = kernel == "efficient_attention" or (kernel == "cudnn_attention" and mask is not None)
-    if without_shared_heads and not op.is_one(repeats):  # as `nn.attend` does for any mask
+    if without_shared_heads and not is_one(repeats):  # as `nn.attend` does for any mask
         k, v = op.repeat(tape, k, repeats), op.repeat(tape, v, repeats)
     keys = T if tokens is None else tokens
     keys = rules.keys_seen(keys, window) if sizes.attention == "flash" else keys
@@ -154,7 +154,7 @@ def probabilities(tape: Tape, sizes: Sizes, scores: Array) -> Array:
 def heads_first(tape: Tape, x: Array, repeats: Int) -> Array:
     """A copy with heads before tokens, a shared head once for each query's; its gradient is copied back."""
     x = op.contiguous(tape, x, forward=False, backward=True)
-    return op.contiguous(tape, x, forward=True, backward=False) if op.is_one(repeats) else op.repeat(tape, x, repeats)
+    return op.contiguous(tape, x, forward=True, backward=False) if is_one(repeats) else op.repeat(tape, x, repeats)
 
 
 def padded(tape: Tape, x: Array, rows: Int, width: Int, wide: Int) -> Array:

@@ -1,18 +1,16 @@
-"""One block on a tape: the same expressions as in `nn.transformer`.
-
-The kinds of branches that few models have are imported where one is followed: a plan of the others starts faster.
-"""
+"""One block on a tape: the same expressions as in `nn.transformer`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.graph import Array
+from trainledger.ledger.core.leaves import BlockLeaves
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.model.experts import experts
 from trainledger.ledger.model.feed_forward import mlp
-from trainledger.ledger.model.parameters import BlockLeaves
+from trainledger.ledger.model.latent_attention import latent_attention
 from trainledger.ledger.model.self_attention import Shared, attention
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.norms import norm
@@ -32,8 +30,7 @@ NORMS: dict[str, tuple[tuple[str | None, str | None], tuple[str | None, str | No
 
 def block(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
     """One of the model's layers."""
-    unit = nullcontext() if tape.units is None else tape.units.block(tape.frame)
-    with tape.at("layers.*"), op.gathered(tape, list(leaves.all())), unit:
+    with tape.at("layers.*"), op.gathered(tape, list(leaves.all())), tape.block():
         return compose(tape, sizes, leaves, x, shared)
 
 
@@ -73,17 +70,13 @@ def _normed(tape: Tape, sizes: Sizes, x: Array, leaves: BlockLeaves, name: str |
 
 
 def _attend(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
-    run = attention
-    if sizes.spec.latent:
-        from trainledger.ledger.model.latent_attention import latent_attention as run
+    run = latent_attention if sizes.spec.latent else attention
     with tape.at("self_attn"):
         return leave(tape, sizes, run(tape, sizes, leaves, enter(tape, sizes, x), shared))
 
 
 def _feed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
-    run: Callable[[Tape, Sizes, BlockLeaves, Array], Array] = mlp
-    if leaves.kind.experts:
-        from trainledger.ledger.model.experts import experts as run
+    run: Callable[[Tape, Sizes, BlockLeaves, Array], Array] = experts if leaves.kind.experts else mlp
     with tape.at("mlp"):
         return leave(tape, sizes, run(tape, sizes, leaves, enter(tape, sizes, x)))
 

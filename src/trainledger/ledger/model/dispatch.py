@@ -6,8 +6,8 @@ Sizes: N tokens, K experts of a token, R = K N routes, E experts, C places of an
 from __future__ import annotations
 
 from trainledger.frozen import frozen
-from trainledger.ledger.core.array import Array
-from trainledger.ledger.core.node import Gradients
+from trainledger.ledger.core.arithmetic import is_one
+from trainledger.ledger.core.graph import Array, Gradients
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
@@ -30,7 +30,7 @@ class Dispatch:
 def dispatch(tape: Tape, chosen: Array, n_tokens: Int, per_token: int, n_experts: int, places: Int | None) -> Dispatch:
     """Where R routes go; ``places`` of each expert, or None for as many as it is sent."""
     R = chosen.elements
-    flat = op.contiguous(tape, chosen, forward=not op.is_one(per_token) and not op.is_one(n_tokens), backward=False)
+    flat = op.contiguous(tape, chosen, forward=not is_one(per_token) and not is_one(n_tokens), backward=False)
     expert, route = _sorted(tape, flat)
     del flat
     place = _sorted(tape, route)[1]

@@ -7,14 +7,14 @@ all experts.
 from __future__ import annotations
 
 from trainledger.ledger import rules
-from trainledger.ledger.core.array import Array
-from trainledger.ledger.core.node import Gradients
+from trainledger.ledger.core.arithmetic import is_one, smaller
+from trainledger.ledger.core.graph import Array, Gradients
+from trainledger.ledger.core.leaves import BlockLeaves
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.dispatch import dispatch, from_experts, to_experts
 from trainledger.ledger.model.feed_forward import mlp
-from trainledger.ledger.model.parameters import BlockLeaves
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.activations import activate, gated, sigmoid
 from trainledger.ledger.ops.expert_products import Places, linear
@@ -54,7 +54,7 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     where = dispatch(tape, routes.chosen, N, K, spec.n_experts, places)
     S = R if places is None else places * spec.n_experts
     roomy = sizes.capacity_factor is None or sizes.capacity_factor >= 1
-    routed = R if roomy else rules.smaller(R, S)
+    routed = R if roomy else smaller(R, S)
     ends = where.ends if places is None else None
     stack = Places(S, routed, spec.n_experts // sizes.layout.expert, where.expert, ends)
     if sizes.layout.sends_to_nodes:
@@ -62,7 +62,7 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     else:
         y = _stack(tape, sizes, leaves, to_ranks(tape, sizes, to_experts(tape, x, where, K)), None, stack)
         y = from_ranks(tape, sizes, y)
-    turned = not op.is_one(K) and not op.is_one(N)
+    turned = not is_one(K) and not is_one(N)
     weights = op.cast(tape, op.contiguous(tape, routes.weights, forward=turned, backward=False), y.dtype)
     if sizes.layout.sends_to_nodes:  # routes' weights come along, and what is sent back is their sum
         mixed = from_nodes(tape, sizes, _multiply(tape, y, weights, narrow=1))

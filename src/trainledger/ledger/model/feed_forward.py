@@ -5,11 +5,11 @@ Sizes: D d_model, F inner width.
 
 from __future__ import annotations
 
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.graph import Array
+from trainledger.ledger.core.leaves import BlockLeaves
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.model.parameters import BlockLeaves
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.activations import activate, gated
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain
 
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.arithmetic import is_one
+from trainledger.ledger.core.graph import Array
+from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.layers import run_layers
 from trainledger.ledger.model.mask import Masks, held_masks, masks
-from trainledger.ledger.model.parameters import ModelLeaves
+from trainledger.ledger.model.multi_token_prediction import ahead_loss
 from trainledger.ledger.model.self_attention import Angles, Shared
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.activations import softcap
+from trainledger.ledger.ops.extra_loss import with_loss
 from trainledger.ledger.ops.loss import loss
 from trainledger.ledger.ops.norms import norm
 from trainledger.ledger.parallel.tensor import embedded, enter, scatter, vocab_parallel_loss
@@ -43,17 +46,17 @@ def forward(
         logits = head(tape, sizes, leaves, x, rows)
         op.let_copies_go(outside)
         # A model that takes its loss itself, chunk by chunk, ends with that.
-        return logits if tape.sharded is None or recipe.loss_in_chunks else tape.sharded.ending(logits)
+        return logits if recipe.loss_in_chunks else tape.model_output(logits)
 
     if leaves.head is None:
         x = hidden(tape, sizes, leaves, ids, recipe, received)
         op.let_copies_go(outside)
-        return x if tape.sharded is None else tape.sharded.ending(x)
+        return tape.model_output(x)
 
     # No name here keeps the hidden states alive while the loss is taken.
-    if op.is_one(sizes.layout.tensor):
+    if is_one(sizes.layout.tensor):
         value = loss(tape, recipe, hidden(tape, sizes, leaves, ids, recipe, received), logits_of, trained, ids)
-        return value if tape.sharded is None or not recipe.loss_in_chunks else tape.sharded.ending(value)
+        return tape.model_output(value) if recipe.loss_in_chunks else value
     logits = logits_of(_entered(tape, sizes, hidden(tape, sizes, leaves, ids, recipe, received)), sizes.rows)
     with tape.at("loss"):
         return vocab_parallel_loss(tape, sizes, logits, ids, upcast=recipe.loss_upcast)
@@ -87,9 +90,6 @@ def hidden(
     x = run_layers(tape, sizes, leaves, first.pop(), angles, seen, recipe)
     del seen
     if e is not None:
-        from trainledger.ledger.model.multi_token_prediction import ahead_loss
-        from trainledger.ledger.ops.extra_loss import with_loss
-
         own = partial(head, tape, sizes, leaves), partial(_shared, tape)
         value = ahead_loss(tape, sizes, leaves, x, e, recipe, *own)
         x = with_loss(tape, x, op.times_number(tape, value))

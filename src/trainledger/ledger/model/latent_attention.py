@@ -6,15 +6,17 @@ W value width.
 
 from __future__ import annotations
 
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.arithmetic import is_one
+from trainledger.ledger.core.graph import Array
+from trainledger.ledger.core.leaves import BlockLeaves
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.attention_core import attend, broadcast
-from trainledger.ledger.model.parameters import BlockLeaves
 from trainledger.ledger.model.self_attention import Angles, Shared, project, rotate
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.norms import rms_norm, widened
+from trainledger.ledger.serving.cached_attention import absorbed, remember
 
 
 def latent_attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
@@ -38,7 +40,7 @@ def latent_attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, sh
     plain, v = op.parts(tape, kv, [rows * H * N, rows * H * W])
     del kv
     turned = rotate(tape, sizes, turning, 1, angles)
-    k = op.concatenate(tape, (plain, broadcast(tape, turned, rows * H * Q, same=op.is_one(H))))
+    k = op.concatenate(tape, (plain, broadcast(tape, turned, rows * H * Q, same=is_one(H))))
     del plain, turned, latent, turning
     y = attend(tape, sizes, q, k, v, mask, None)
     return project(tape, sizes, leaves, "o_proj", y, H * W, D)
@@ -49,8 +51,6 @@ def _remembering(
     mask: Array | None,
 ) -> Array:  # fmt: skip
     """The same with a cache, of which one query reads the latents alone."""
-    from trainledger.ledger.serving.cached_attention import absorbed, remember
-
     spec, rows = sizes.spec, sizes.rows
     H, W, Q, R, N = spec.n_heads, spec.value_size, spec.rotary_size, spec.kv_rank, spec.nope_head_dim
     assert N is not None
@@ -65,7 +65,7 @@ def _remembering(
     else:
         kv = project(tape, sizes, leaves, "kv_b_proj", latent, R, H * (N + W))
         plain, v = op.parts(tape, kv, [rows * H * N, rows * H * W])
-        k = op.concatenate(tape, (plain, broadcast(tape, turned, rows * H * Q, same=op.is_one(H))))
+        k = op.concatenate(tape, (plain, broadcast(tape, turned, rows * H * Q, same=is_one(H))))
         del kv, plain, turned, latent, turning, new, seen
         y = attend(tape, sizes, q, k, v, mask, None)
     return project(tape, sizes, leaves, "o_proj", y, H * W, spec.d_model)

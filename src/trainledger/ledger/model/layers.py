@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.graph import Array
+from trainledger.ledger.core.leaves import BlockLeaves, ModelLeaves, SegmentLeaves
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.memory.checkpointing import Offload, checkpointed
+from trainledger.ledger.memory.recompute_from_input import recompute_from_input
 from trainledger.ledger.model.block import block
 from trainledger.ledger.model.mask import Masks
-from trainledger.ledger.model.parameters import BlockLeaves, ModelLeaves, SegmentLeaves
 from trainledger.ledger.model.self_attention import Angles, Shared
 from trainledger.spec.layers import angles_of
 from trainledger.spec.recipe import Recipe
@@ -35,24 +36,20 @@ def run_layers(
     run = partial(_run, tape, sizes)  # a recomputed group keeps what its own blocks share, and nothing else
     if recipe.activation_checkpointing == "offload":
         shared = [*chain(*angles.values()), *(each for each in masks.values() if each is not None)]
-        with tape.offloading(Offload(tape, shared)):
+        with tape.hooked(Offload(tape, shared)):
             return _run_groups(tape, leaves, first.pop(), run, with_shared, ())
     if recipe.activation_checkpointing == "from-start":
-        from trainledger.ledger.memory.recompute_from_input import from_start
-
         rounds = [one for each in leaves.segments for one in each.rounds("layers")]
-        return from_start(tape, rounds, first.pop(), lambda x, blocks: run(x, with_shared(blocks)))
+        return recompute_from_input(tape, rounds, first.pop(), lambda x, blocks: run(x, with_shared(blocks)))
     keep = recipe.recompute_keep if recipe.activation_checkpointing == "selective" else ()
     return _run_groups(tape, leaves, first.pop(), run, with_shared, keep)
 
 
 def _run(tape: Tape, sizes: Sizes, x: Array, members: Members) -> Array:
     for leaves, shared in members:
-        if tape.sharded is not None:
-            x = tape.sharded.entering(leaves, x)
+        x = tape.block_input(leaves, x)
         x = block(tape, sizes, leaves, x, shared)
-        if tape.sharded is not None:
-            x = tape.sharded.leaving(leaves, x)
+        x = tape.block_output(leaves, x)
     return x
 
 

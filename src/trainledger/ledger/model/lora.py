@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from trainledger.dtypes import BLOCK_FORMATS, nbytes_in
 from trainledger.ledger import rules
-from trainledger.ledger.core.array import Array, Leaf
-from trainledger.ledger.core.node import Gradients
+from trainledger.ledger.core.graph import Array, Gradients, Leaf
+from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
+from trainledger.ledger.ops.float8 import float8_linear
 from trainledger.spec.lora import BLOCKS_OF, is_linear, is_target
 from trainledger.spec.recipe import Recipe
-
-if TYPE_CHECKING:
-    from trainledger.ledger.model.parameters import ModelLeaves
-
 
 CODES = {"bf16": "bf16", "int8": "int8", "nf4": "uint8"}  # the format that a weight's codes are held in
 
@@ -73,7 +69,7 @@ def _frozen(
 ) -> Array:
     """The product with a weight that gets no gradient, made wide for each use where it is stored otherwise."""
     if recipe.base_format is None:
-        way, w.linear = w.linear, None
+        way, w.linear = w.linear, float8_linear if w.float8 else None
         try:
             return op.linear(tape, x, w, bias, rows, d_in, d_out)
         finally:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from trainledger.ledger.core.array import Array
-from trainledger.ledger.core.node import Gradients
+from trainledger.ledger.core.arithmetic import is_one
+from trainledger.ledger.core.graph import Array, Gradients
+from trainledger.ledger.core.leaves import BlockLeaves, ModelLeaves
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.memory.checkpointing import checkpointed
 from trainledger.ledger.model.block import compose
-from trainledger.ledger.model.parameters import BlockLeaves, ModelLeaves
 from trainledger.ledger.model.self_attention import Shared
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.loss import cross_entropy
@@ -81,7 +81,7 @@ def _loss(
     with tape.holding("logits and loss"):
         logits = head(normed, sizes.rows)
         with tape.at(f"{PATH}.loss"):
-            if not op.is_one(sizes.B) and not op.is_one(sizes.T):  # else the slice of targets is a view of one dim
+            if not is_one(sizes.B) and not is_one(sizes.T):  # else the slice of targets is a view of one dim
                 (targets,) = tape.emit("clone", "copy", reads=[targets], makes=[(sizes.rows, "int64")])
             return cross_entropy(tape, logits, targets, upcast=recipe.loss_upcast)
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from itertools import chain
 from operator import mul
 
 from trainledger.frozen import frozen
-from trainledger.ledger.core.array import Leaf
+from trainledger.ledger.core.arithmetic import is_one
+from trainledger.ledger.core.graph import Leaf
+from trainledger.ledger.core.leaves import BlockLeaves, ModelLeaves, SegmentLeaves, component_of
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model import shapes
 from trainledger.ledger.model.lora import adapt
 from trainledger.ledger.model.shapes import Shape
-from trainledger.ledger.ops.operations import is_one
-from trainledger.spec.layers import LayerKind, segments
+from trainledger.spec.layers import segments
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.recompute import Group, LayerRun, layer_runs
+from trainledger.spec.recompute import LayerRun, layer_runs
 
 AHEAD = "prediction ahead"  # the component of multi-token prediction modules, whatever is in them
 COMPONENTS = ("embedding", "positions", "attention", "mlp", "norms", "head")  # of every model; others where they are
@@ -78,102 +79,9 @@ def trained_parameters(spec: ModelSpec, recipe: Recipe) -> Int:
     return leaves_of(spec, recipe).elements()
 
 
-def component_of(name: str) -> str:
-    """Which part of a model a parameter belongs to, by its name.
-
-    >>> component_of("layers.0.self_attn.q_norm.weight"), component_of("mlp.experts.down_proj")
-    ('norms', 'experts')
-    """
-    module = name.split(".")
-    if any("norm" in part for part in module):
-        return "norms"
-    named = (
-        ("embed_tokens", "embedding"), ("embed_positions", "positions"), ("lm_head", "head"), ("router", "router"),
-        ("experts", "experts"), ("shared_experts", "shared experts"), ("shared_expert_gate", "shared experts"),
-        ("self_attn", "attention"),
-    )  # fmt: skip
-    return next((component for part, component in named if part in module), "mlp")
-
-
 def elements_of(shape: Shape) -> Int:
     """Elements of a tensor of this shape."""
     return reduce(mul, shape, 1)
-
-
-@frozen
-class BlockLeaves:
-    """The parameters of one block by name, in torch's order."""
-
-    kind: LayerKind
-    named: dict[str, Leaf]
-
-    def __getitem__(self, name: str) -> Leaf:
-        return self.named[name]
-
-    def get(self, name: str) -> Leaf | None:
-        """The parameter, or None where the block has none of this name."""
-        return self.named.get(name)
-
-    def all(self) -> Iterator[Leaf]:
-        return iter(self.named.values())
-
-
-@frozen
-class SegmentLeaves:
-    """A run of layers: a pattern of blocks that comes ``count`` times; ``groups`` of them may be recomputed together.
-
-    ``last`` is the last round where it must stand alone: its output does not live as long as the others' do. So is
-    ``first``, where others than the layers read what goes in.
-    """
-
-    blocks: tuple[BlockLeaves, ...]
-    groups: tuple[Group, ...]
-    count: Int
-    last: tuple[BlockLeaves, ...] = ()
-    first: tuple[BlockLeaves, ...] = ()
-
-    def all(self) -> Iterator[Leaf]:
-        """The parameters of the pattern, each block's in torch's order."""
-        return (leaf for block in self.blocks for leaf in block.all())
-
-    def rounds(self, name: str) -> Iterator[tuple[str, Int, tuple[BlockLeaves, ...]]]:
-        """The loops that run the layers: their names, how often they run, and what runs in them."""
-        between = self.count - (bool(self.first) + bool(self.last))
-        if self.first:
-            yield f"{name} first", 1, self.first
-        if not (isinstance(between, int) and between == 0):
-            yield name, between, self.blocks
-        if self.last:
-            yield f"{name} last", 1, self.last
-
-
-@frozen
-class ModelLeaves:
-    """The parameters of a model; one `BlockLeaves` stands for each run of equal blocks."""
-
-    before: dict[str, Leaf]
-    segments: tuple[SegmentLeaves, ...]
-    after: dict[str, Leaf]
-    head: Leaf | None
-
-    def in_order(self) -> Iterator[tuple[tuple[Leaf, ...], Int]]:
-        """Every parameter in torch's order, as runs of a pattern of parameters and how often each comes."""
-        yield tuple(self.before.values()), 1
-        for each in self.segments:
-            yield tuple(each.all()), each.count
-        yield tuple(self.after.values()), 1
-
-    def elements(self) -> Int:
-        """Trained elements."""
-        return self._total(lambda leaf: leaf.elements if leaf.trained else 0)
-
-    def tensors(self) -> Int:
-        """Trained tensors."""
-        return self._total(lambda leaf: 1 if leaf.trained else 0)
-
-    def _total(self, amount: Callable[[Leaf], Int]) -> Int:
-        outside = sum(amount(each) for each in (*self.before.values(), *self.after.values()))
-        return outside + sum(each.count * sum(amount(leaf) for leaf in each.all()) for each in self.segments)
 
 
 @frozen

@@ -5,14 +5,15 @@ Sizes: B sequences, T tokens, D d_model, H query heads, G key-value heads, K hea
 
 from __future__ import annotations
 
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.graph import Array
+from trainledger.ledger.core.leaves import BlockLeaves
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.attention_core import attend
-from trainledger.ledger.model.parameters import BlockLeaves
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.norms import norm
+from trainledger.ledger.serving.cached_attention import remember
 
 Angles = tuple[Array, Array]
 Shared = tuple[Angles | None, Array | None]  # what all layers of a kind share: rotary angles, and a mask
@@ -39,8 +40,6 @@ def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: S
         q = rotate(tape, sizes, q, H, angles, after=K - spec.rotary_size)
         k = rotate(tape, sizes, k, G, angles, after=K - spec.rotary_size)
     if sizes.cache is not None:
-        from trainledger.ledger.serving.cached_attention import remember
-
         k, v = remember(tape, sizes, leaves.kind.window, ((G, K), (G, K)), (k, v))
     y = attend(tape, sizes, q, k, v, mask, leaves.kind.window, leaves.get("self_attn.sinks"))
     return project(tape, sizes, leaves, "o_proj", y, H * K, D)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainledger.ledger.core.array import Array
-from trainledger.ledger.core.node import Gradients
+from trainledger.ledger.core.graph import Array, Gradients
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.ops import operations as op
 

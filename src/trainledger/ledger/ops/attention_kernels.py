@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainledger.ledger import rules
-from trainledger.ledger.core.array import Array, Leaf
-from trainledger.ledger.core.node import Gradients
+from trainledger.ledger.core.graph import Array, Gradients, Leaf
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from trainledger.frozen import frozen
 from trainledger.ledger import rules
-from trainledger.ledger.core.array import Array, Leaf
-from trainledger.ledger.core.node import Gradients
+from trainledger.ledger.core.graph import Array, Gradients, Leaf
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
+from trainledger.ledger.ops.float8 import blocks, cast_by_block, weight_by_block
 
 Scaled = tuple[Array, Array]  # elements in 8 bits, and what they must be multiplied with
 
@@ -82,8 +82,6 @@ def _in_8_bits(
     tape: Tape, x: Array, w: Leaf, b: Leaf | None, d_in: Int, d_out: Int, places: Places, scales: Array | None
 ) -> Array:
     """The same in 8 bits by block, as linear layers have it (`ledger.ops.float8`): DeepSeek-V3's grouped products."""
-    from trainledger.ledger.ops.float8 import blocks, cast_by_block, weight_by_block
-
     float8 = tape.precision.float8
     assert float8 is not None
     rows, n_experts, dtype = places.count, places.n_experts, tape.compute_dtype

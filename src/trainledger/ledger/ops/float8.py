@@ -10,17 +10,32 @@ from functools import reduce
 from operator import mul
 
 from trainledger.ledger import rules
-from trainledger.ledger.core.array import Array, Leaf
-from trainledger.ledger.core.node import Gradients
+from trainledger.ledger.core.graph import Array, Gradients, Leaf
+from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.model.parameters import ModelLeaves
-from trainledger.ledger.optimizers.groups import each_parameter, whole_of
+from trainledger.ledger.ops import operations as op
 from trainledger.spec.precision import Float8
 
 BLOCK = 128  # DeepSeek-AI 2024, DeepSeek-V3, section 3.3.2
 
 Scaled = tuple[Array, Array]  # elements in 8 bits, and what they must be multiplied with
+
+
+def float8_linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, d_out: Int) -> Array:
+    """A linear layer in 8 bits, of the weight as it is held (`Leaf.linear`); the bias is added to what comes out."""
+    float8 = tape.precision.float8
+    assert float8 is not None
+    x = op.cast(tape, x, tape.compute_dtype)
+    x = x.view(node=tape.node([x.node], (), lambda g: [g]))  # as rows, whose gradient comes after the weight's
+    y = products(tape, float8, x, w, rows, d_in, d_out)
+    del x
+    if b is None:
+        return y
+    bias = op.cast(tape, b.array(), y.dtype)
+    (z,) = tape.emit("add", "elementwise", reads=[y, bias], makes=[(y.elements, y.dtype)], flops=y.elements)
+    z.node = tape.node([y.node, bias.node], (), lambda g: [g, g], sums=[(1, d_out)])
+    return z
 
 
 def products(tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O: Int) -> Array:
@@ -154,13 +169,13 @@ def copies_nbytes(leaves: ModelLeaves, float8: Float8) -> Int:
         found = {id(each): each.nbytes for scaled in copies(float8, leaf) for each in scaled}
         return sum(found.values())
 
-    return whole_of(leaves).among(lambda leaf: leaf.float8).total(nbytes)
+    return leaves.trained().among(lambda leaf: leaf.float8).total(nbytes)
 
 
 def cast_weights(tape: Tape, leaves: ModelLeaves, float8: Float8) -> None:
     """Every weight into its copies, before the first micro-batch of a step."""
     with tape.during("optimizer"):
-        for leaf in each_parameter(tape, whole_of(leaves).among(lambda leaf: leaf.float8)):
+        for leaf in tape.each_parameter(leaves.trained().among(lambda leaf: leaf.float8)):
             _cast_weight(tape, float8, leaf)
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from trainledger.ledger import rules
-from trainledger.ledger.core.array import Array, Leaf
-from trainledger.ledger.core.node import Gradients
+from trainledger.ledger.core.arithmetic import is_one
+from trainledger.ledger.core.graph import Array, Gradients, Leaf
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.memory.checkpointing import checkpointed
@@ -102,15 +102,15 @@ def compiled_cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast:
 def _rounds(tape: Tape, chunks: Int) -> Iterator[Int]:
     """How often each round comes: the first chunk, those between, the last."""
     yield 1
-    if not op.is_one(chunks):
-        if not op.is_one(chunks - 1):
+    if not is_one(chunks):
+        if not is_one(chunks - 1):
             yield chunks - 2
         yield 1
 
 
 @contextmanager
 def _repeated(tape: Tape, count: Int) -> Iterator[None]:
-    if op.is_one(count):
+    if is_one(count):
         yield
         return
     with tape.loop("chunks", count):
@@ -130,7 +130,7 @@ def _chunked(tape: Tape, x: Array, part: Callable[[Array], Array], chunks: Int) 
 
     def join(*gradients: Array) -> Gradients:
         for count, each in zip(counts, gradients, strict=True):
-            if not op.is_one(count):
+            if not is_one(count):
                 _of_each_round(each)
         return list(tape.emit("cat", "copy", reads=[Array(elements, dtype, None)], makes=[(elements, dtype)]))
 
@@ -139,7 +139,7 @@ def _chunked(tape: Tape, x: Array, part: Callable[[Array], Array], chunks: Int) 
     for count, port in zip(counts, ports, strict=True):
         with _repeated(tape, count):
             losses.append(checkpointed(tape, lambda own: part(own), x.view(size, port)))
-        if not op.is_one(count):
+        if not is_one(count):
             _of_each_round(losses[-1])
     del x
     (stacked,) = tape.emit("stack", "copy", reads=[Array(chunks, "fp32", None)], makes=[(chunks, "fp32")])
@@ -158,7 +158,7 @@ def _fused(tape: Tape, x: Array, part: Callable[[Array], Array], trained: list[L
     size, own = x.elements // chunks, Leaf("chunk", (x.elements // chunks,))
     gradients = tape.emit("empty_like", "allocate", reads=[x], makes=[(x.elements, x.dtype)])
     losses: list[Array] = []
-    for count in (1,) if op.is_one(chunks) else (1, chunks - 1):
+    for count in (1,) if is_one(chunks) else (1, chunks - 1):
         with _repeated(tape, count):
             value, found = _forward_backward(tape, x.view(size, own), part, trained)
             gradient = found.pop(own)
@@ -171,7 +171,7 @@ def _fused(tape: Tape, x: Array, part: Callable[[Array], Array], trained: list[L
                     tape.emit("add_", "elementwise", reads=[found[each]], changes=[total], flops=each.elements)
             del gradient, value
             found.clear()
-        if not op.is_one(count):
+        if not is_one(count):
             _of_each_round(losses[-1])
     (stacked,) = tape.emit("stack", "copy", reads=[Array(chunks, "fp32", None)], makes=[(chunks, "fp32")])
     (total,) = tape.emit("sum", "reduction", reads=[stacked], makes=[(1, "fp32")], flops=chunks)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trainledger.ledger import rules
-from trainledger.ledger.core.array import Array, Leaf, Target
-from trainledger.ledger.core.node import Gradients
+from trainledger.ledger.core.graph import Array, Gradients, Leaf, Target
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int

@@ -10,17 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from trainledger.ledger import rules
-from trainledger.ledger.core.array import Array, Leaf, Target
-from trainledger.ledger.core.node import Gradients, Sums
+from trainledger.ledger.core.graph import Array, Gradients, Leaf, Sums, Target
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-
-
-def is_one(size: Int) -> bool:
-    """Whether a size is known to be one; symbols, and arrays with another element, stand for the general case."""
-    same = size == 1
-    return bool(same.all()) if hasattr(same, "all") else bool(same)
-
 
 # Formats
 
@@ -84,8 +76,6 @@ def linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, 
     """[rows, d_in] times a weight [d_out, d_in] plus a bias [d_out]."""
     if w.linear is not None:
         return w.linear(tape, x, w, b, rows, d_in, d_out)
-    if w.float8:
-        return _linear_in_8_bits(tape, x, w, b, rows, d_in, d_out)
     bias = weight(tape, b) if b is not None else None
     matrix = weight(tape, w)
     x = cast(tape, x, tape.compute_dtype)
@@ -128,24 +118,6 @@ def linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, 
     )  # fmt: skip
     y.node = node
     return y
-
-
-def _linear_in_8_bits(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, d_out: Int) -> Array:
-    """The products in 8 bits, of the weight as it is held; the bias is added to what comes out."""
-    from trainledger.ledger.ops.float8 import products
-
-    float8 = tape.precision.float8
-    assert float8 is not None
-    x = cast(tape, x, tape.compute_dtype)
-    x = x.view(node=tape.node([x.node], (), lambda g: [g]))  # as rows, whose gradient comes after the weight's
-    y = products(tape, float8, x, w, rows, d_in, d_out)
-    del x
-    if b is None:
-        return y
-    bias = cast(tape, b.array(), y.dtype)
-    (z,) = tape.emit("add", "elementwise", reads=[y, bias], makes=[(y.elements, y.dtype)], flops=y.elements)
-    z.node = tape.node([y.node, bias.node], (), lambda g: [g, g], sums=[(1, d_out)])
-    return z
 
 
 def batched_product(tape: Tape, a: Array, b: Array, batch: Int, m: Int, n: Int, k: Int) -> Array:

@@ -6,12 +6,11 @@ Sizes: N tokens, D d_model, E experts, K experts of a token, G groups of experts
 from __future__ import annotations
 
 from trainledger.frozen import frozen
-from trainledger.ledger.core.array import Array
-from trainledger.ledger.core.node import Gradients
+from trainledger.ledger.core.graph import Array, Gradients
+from trainledger.ledger.core.leaves import BlockLeaves
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.model.parameters import BlockLeaves
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.activations import plus_number, sigmoid
 from trainledger.ledger.ops.attention_kernels import softmax

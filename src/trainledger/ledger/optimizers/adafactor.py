@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainledger.ledger.core.array import Array, Leaf
+from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.optimizers.groups import (
@@ -16,7 +16,6 @@ from trainledger.ledger.optimizers.groups import (
     Lines,
     count_step,
     count_steps,
-    each_parameter,
     read_number,
     read_steps,
     remains,
@@ -34,7 +33,7 @@ def adafactor_loop(tape: Tape, group: Group) -> None:
     square: Array | None = None
     estimate: Array | None = None
     update: Array | None = None
-    for leaf in each_parameter(tape, group):
+    for leaf in tape.each_parameter(group):
         w, g, m = weight_gradient_moment(tape, leaf.elements)
         count_step(tape)
         read_number(tape)
@@ -87,7 +86,7 @@ def adafactor_foreach(tape: Tape, group: Group) -> None:
         w, g, m = weight_gradient_moment(tape, part.elements)
         count_steps(tape, part.tensors)
         read_steps(tape, 3 * part.tensors)
-        for leaf in each_parameter(tape, part):
+        for leaf in tape.each_parameter(part):
             _norm_read(tape, weight_gradient_moment(tape, leaf.elements)[0])
         if part.decay:
             lines.changed("mul", w)
@@ -95,11 +94,11 @@ def adafactor_foreach(tape: Tape, group: Group) -> None:
             for count in (rows_of, columns_of):
                 _lerp_means(tape, part, lines, count)
             fresh = []
-            for leaf in each_parameter(tape, part):
+            for leaf in tape.each_parameter(part):
                 fresh.append(remains(_product(tape, leaf, *_factors(leaf, m))))
             estimates = fresh
             means = []
-            for leaf in each_parameter(tape, part):
+            for leaf in tape.each_parameter(part):
                 means.append(remains(_mean(tape, leaf, _factors(leaf, m)[0])))
             all_means = Array(part.total(lambda leaf: _matrices(leaf)), m.dtype, None)
             lines.changed("clamp_min", all_means)
@@ -110,7 +109,7 @@ def adafactor_foreach(tape: Tape, group: Group) -> None:
             lines.changed("lerp", m, squares)
             squares = None
             fresh = []
-            for leaf in each_parameter(tape, part):
+            for leaf in tape.each_parameter(part):
                 fresh.append(remains(_clone(tape, Array(leaf.elements, m.dtype, None))))
             estimates = fresh
         del fresh
@@ -119,7 +118,7 @@ def adafactor_foreach(tape: Tape, group: Group) -> None:
         lines.changed("rsqrt", every)
         lines.changed("mul", every, g)
         updates = estimates
-        for leaf in each_parameter(tape, part):
+        for leaf in tape.each_parameter(part):
             _norm_read(tape, Array(leaf.elements, m.dtype, None))
         lines.changed("mul", every)
         lines.changed("add", w, every)
@@ -129,7 +128,7 @@ def adafactor_foreach(tape: Tape, group: Group) -> None:
 def _lerp_means(tape: Tape, part: Group, lines: Lines, count: Callable[[tuple[Int, ...]], Int]) -> None:
     """Mean squares of all rows or columns, put into their factors."""
     means = []
-    for leaf in each_parameter(tape, part):
+    for leaf in tape.each_parameter(part):
         _, g, m = weight_gradient_moment(tape, leaf.elements)
         means.append(remains(_norms(tape, g, count(leaf.shape))))
     elements = part.total(lambda leaf: count(leaf.shape))

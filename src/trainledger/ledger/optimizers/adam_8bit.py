@@ -7,14 +7,13 @@ updates and stores element by element, without scratch.
 from __future__ import annotations
 
 from trainledger.ledger import rules
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.optimizers.groups import (
     Group,
     Lines,
     count_step,
-    each_parameter,
     read_number,
     weight_gradient_moment,
 )
@@ -30,7 +29,7 @@ def adam_8bit_loop(tape: Tape, group: Group, recipe: Recipe) -> None:
     Arrays of sizes with a large one among them, and symbols, stand for large tensors.
     """
     tables: list[Array] = []
-    for leaf in each_parameter(tape, group):
+    for leaf in tape.each_parameter(group):
         n = leaf.elements
         count_step(tape)
         if is_small(n):

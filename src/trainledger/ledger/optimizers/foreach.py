@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.optimizers.groups import Group, Lines, count_steps, read_steps, weight_gradient_moment
 from trainledger.ledger.optimizers.states import counts_steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainledger.ledger import rules
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.optimizers.groups import Group, weight_gradient_moment
 from trainledger.ledger.optimizers.states import counts_steps, moments_of

@@ -2,82 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 from trainledger.frozen import frozen
-from trainledger.ledger.core.array import Array, Leaf
+from trainledger.ledger.core.graph import Array
+from trainledger.ledger.core.leaves import ModelLeaves, Parameters
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.model.parameters import ModelLeaves
-from trainledger.ledger.ops import operations as op
 from trainledger.ledger.optimizers.states import for_muon
 from trainledger.spec.recipe import Recipe
 
 
 @frozen
-class Group:
-    """The parameters of one torch parameter group: runs of a pattern of parameters, and how often each comes."""
+class Group(Parameters):
+    """The parameters of one torch parameter group, and the rule that updates them."""
 
     rule: str
     decay: float
-    runs: tuple[tuple[tuple[Leaf, ...], Int], ...]
-
-    @property
-    def elements(self) -> Int:
-        return self.total(lambda leaf: leaf.elements)
-
-    @property
-    def tensors(self) -> Int:
-        return self.total(lambda leaf: 1)
-
-    @property
-    def empty(self) -> bool:
-        return not any(pattern for pattern, _ in self.runs)
-
-    def total(self, amount: Callable[[Leaf], Int]) -> Int:
-        """An amount of each parameter, added up."""
-        return sum(count * sum(amount(leaf) for leaf in pattern) for pattern, count in self.runs)
-
-    def among(self, chosen: Callable[[Leaf], bool]) -> Group:
-        """The same group with the parameters that ``chosen`` accepts."""
-        runs = tuple((tuple(leaf for leaf in pattern if chosen(leaf)), count) for pattern, count in self.runs)
-        return Group(self.rule, self.decay, runs)
-
-    def first(self) -> Leaf:
-        """The first parameter of a group that is not empty."""
-        return next(leaf for pattern, _ in self.runs for leaf in pattern)
-
-
-def whole_of(leaves: ModelLeaves) -> Group:
-    """All trained parameters as one group."""
-    return Group("", 0.0, tuple(leaves.in_order())).among(lambda leaf: leaf.trained)
 
 
 def groups_of(leaves: ModelLeaves, recipe: Recipe) -> tuple[Group, ...]:
     """Matrices with decay, vectors without, as the engine groups them; Muon's matrices before both. None is empty."""
-    whole = whole_of(leaves)
+    whole = leaves.trained()
     rule = "adamw" if recipe.optimizer == "muon" else recipe.optimizer
     rest = whole.among(lambda leaf: not for_muon(leaf)) if recipe.optimizer == "muon" else whole
     groups = [
-        Group(rule, recipe.weight_decay, rest.among(lambda leaf: leaf.decayed).runs),
-        Group(rule, 0.0, rest.among(lambda leaf: not leaf.decayed).runs),
+        Group(rest.among(lambda leaf: leaf.decayed).runs, rule, recipe.weight_decay),
+        Group(rest.among(lambda leaf: not leaf.decayed).runs, rule, 0.0),
     ]
     if recipe.optimizer == "muon":
-        groups.insert(0, Group("muon", recipe.weight_decay, whole.among(for_muon).runs))
+        groups.insert(0, Group(whole.among(for_muon).runs, "muon", recipe.weight_decay))
     return tuple(each for each in groups if not each.empty)
-
-
-def each_parameter(tape: Tape, group: Group) -> Iterator[Leaf]:
-    """Every parameter in torch's order inside the loops that repeat it.
-
-    The first round of a pattern stands alone: what it finds left over from the parameter before it is not what
-    the others find.
-    """
-    for pattern, count in group.runs:
-        yield from pattern
-        if pattern and not op.is_one(count):
-            with tape.loop("layers", count - 1):
-                yield from pattern
 
 
 def weight_gradient_moment(tape: Tape, elements: Int) -> tuple[Array, Array, Array]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.optimizers.groups import (
     Group,
     Lines,
     count_step,
-    each_parameter,
     read_number,
     weight_gradient_moment,
 )
@@ -21,7 +20,7 @@ def loop(tape: Tape, group: Group, recipe: Recipe) -> None:
     rule = group.rule
     lines = Lines(tape)
     root: Array | None = None
-    for leaf in each_parameter(tape, group):
+    for leaf in tape.each_parameter(group):
         w, g, m = weight_gradient_moment(tape, leaf.elements)
         if counts_steps(rule):
             count_step(tape)

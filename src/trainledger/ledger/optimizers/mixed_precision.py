@@ -5,13 +5,12 @@ The same operations as in `train.master_weights` and `train.loss_scaling`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from trainledger.ledger.core.array import Array, Leaf
+from trainledger.ledger.core.graph import Array, Leaf
+from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.model.parameters import ModelLeaves
-from trainledger.ledger.optimizers.groups import each_parameter, remains, whole_of
+from trainledger.ledger.ops.float8 import float8_linear
+from trainledger.ledger.optimizers.groups import remains
 from trainledger.spec.precision import Float8, Precision
 
 _IN_16_BITS = ("router", "shared_expert_gate")
@@ -22,8 +21,11 @@ def hold(leaves: ModelLeaves, precision: Precision) -> None:
     for segment in leaves.segments:
         for block in (*segment.first, *segment.blocks, *segment.last):
             for name, leaf in block.named.items():
-                leaf.float8 = precision.float8 is not None and _in_8_bits(name, leaf, precision.float8)
-    for each in all_of(leaves):
+                if precision.float8 is not None and _in_8_bits(name, leaf, precision.float8):
+                    leaf.float8 = True
+                    if len(leaf.shape) == 2 and leaf.linear is None:
+                        leaf.linear = float8_linear
+    for each in leaves.every():
         each.dtype = precision.parameters
         if precision.gradient_buffers:
             each.buffer = Array(each.elements, precision.gradients, None)
@@ -40,18 +42,9 @@ def _in_8_bits(name: str, leaf: Leaf, float8: Float8) -> bool:
     return part == "weight" and len(leaf.shape) == 2 and module.rpartition(".")[2] not in _IN_16_BITS
 
 
-def all_of(leaves: ModelLeaves) -> Iterator[Leaf]:
-    """Every parameter of a model."""
-    yield from leaves.before.values()
-    for segment in leaves.segments:
-        for block in (*segment.first, *segment.blocks, *segment.last):
-            yield from block.all()
-    yield from leaves.after.values()
-
-
 def own_nbytes(leaves: ModelLeaves, precision: Precision) -> Int:
     """Bytes beside the optimizer's states: the master copy; the loss scale and its count of good steps."""
-    master = 4 * whole_of(leaves).elements if precision.master else 0
+    master = 4 * leaves.trained().elements if precision.master else 0
     return master + (8 if precision.loss_scaling else 0)
 
 
@@ -61,7 +54,7 @@ def own_nbytes(leaves: ModelLeaves, precision: Precision) -> Int:
 def empty_buffers(tape: Tape, leaves: ModelLeaves) -> None:
     """The buffers that gradients are added to begin at zero."""
     with tape.during("optimizer"):
-        buffers = Array(whole_of(leaves).elements, tape.precision.gradients, None)
+        buffers = Array(leaves.trained().elements, tape.precision.gradients, None)
         tape.emit("_foreach_zero_", "copy", changes=[buffers])
 
 
@@ -72,7 +65,7 @@ def main_gradients(tape: Tape, leaves: ModelLeaves) -> list[Array]:
     wide: list[Array] = []
     taken: list[Leaf] = []
     with tape.during("optimizer"):
-        for leaf in each_parameter(tape, whole_of(leaves)):
+        for leaf in tape.each_parameter(leaves.trained()):
             gradient = leaf.gradient
             assert gradient is not None
             (copy,) = tape.emit("_to_copy", "copy", reads=[gradient], makes=[(leaf.elements, master)])
@@ -87,7 +80,7 @@ def main_gradients(tape: Tape, leaves: ModelLeaves) -> list[Array]:
 
 def round_back(tape: Tape, leaves: ModelLeaves) -> None:
     """The master copy rounded into the parameters."""
-    precision, elements = tape.precision, whole_of(leaves).elements
+    precision, elements = tape.precision, leaves.trained().elements
     assert precision.master is not None
     parameters, masters = Array(elements, precision.parameters, None), Array(elements, precision.master, None)
     tape.emit("_foreach_copy_", "copy", reads=[masters], changes=[parameters])
@@ -98,7 +91,7 @@ def round_back(tape: Tape, leaves: ModelLeaves) -> None:
 
 def unscale(tape: Tape, leaves: ModelLeaves) -> Array:
     """All gradients over the scale, with a look for overflow; what was found is given."""
-    elements = whole_of(leaves).elements
+    elements = leaves.trained().elements
     scale = Array(1, "fp32", None)
     with tape.during("optimizer"):
         wide = tape.emit("_to_copy", "copy", reads=[scale], makes=[(1, "fp64")])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.optimizers.groups import Group, Lines, each_parameter, weight_gradient_moment
+from trainledger.ledger.optimizers.groups import Group, Lines, weight_gradient_moment
 from trainledger.ledger.rules import matmul_flops
 from trainledger.spec.recipe import Recipe
 
@@ -17,7 +17,7 @@ def muon(tape: Tape, group: Group, recipe: Recipe) -> None:
     """Momentum with Nesterov's look ahead, orthogonalized in bf16; the decay's product runs even where it is 1."""
     lines = Lines(tape)
     update: Array | None = None
-    for leaf in each_parameter(tape, group):
+    for leaf in tape.each_parameter(group):
         w, g, m = weight_gradient_moment(tape, leaf.elements)
         lines.changed("lerp", m, g)
         update = lines.made("lerp", g, m)

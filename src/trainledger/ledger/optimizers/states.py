@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import mul
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
-from trainledger.ledger.core.array import Leaf
+from trainledger.ledger.core.graph import Leaf
+from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.entry import Int
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
-
-if TYPE_CHECKING:
-    from trainledger.ledger.model.parameters import ModelLeaves
 
 # 8-bit Adam: elements that share a scale (bitsandbytes since 0.44; 2,048 in Dettmers et al. 2022, section 2.2), and
 # how many a tensor must have for its moments to be stored so (bitsandbytes' min_8bit_size).

@@ -3,16 +3,20 @@
 ``fused`` updates all tensors in one kernel without scratch; ``foreach`` makes lists of temporaries as large
 as all parameters of a group; ``loop`` goes tensor by tensor with temporaries as large as one. Each is written as
 torch.optim runs it (2.13; the same in 2.11 but for fused Adagrad, which was for CPUs only until it came to CUDA).
-The optimizer that a recipe names is imported when it is asked for: a plan has one of them.
 """
 
 from __future__ import annotations
 
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.graph import Array
+from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
-from trainledger.ledger.model.parameters import ModelLeaves
-from trainledger.ledger.optimizers.groups import Group, each_parameter, groups_of, remains
-from trainledger.ledger.optimizers.groups import whole_of as whole_of
+from trainledger.ledger.optimizers.adafactor import adafactor_foreach, adafactor_loop
+from trainledger.ledger.optimizers.adam_8bit import adam_8bit_fused, adam_8bit_loop
+from trainledger.ledger.optimizers.foreach import foreach
+from trainledger.ledger.optimizers.fused import fused
+from trainledger.ledger.optimizers.groups import Group, groups_of, remains
+from trainledger.ledger.optimizers.loop import loop
+from trainledger.ledger.optimizers.muon import muon
 from trainledger.ledger.optimizers.states import state_nbytes as state_nbytes
 from trainledger.spec.recipe import Recipe
 
@@ -26,28 +30,16 @@ def update(tape: Tape, leaves: ModelLeaves, recipe: Recipe) -> None:
 def _update(tape: Tape, group: Group, recipe: Recipe) -> None:
     way = recipe.optimizer_implementation
     if group.rule == "muon":
-        from trainledger.ledger.optimizers.muon import muon
-
         muon(tape, group, recipe)
     elif group.rule in ("adam-8bit", "adamw-8bit"):
-        from trainledger.ledger.optimizers.adam_8bit import adam_8bit_fused, adam_8bit_loop
-
         (adam_8bit_fused if way == "fused" else adam_8bit_loop)(tape, group, recipe)
     elif group.rule == "adafactor":
-        from trainledger.ledger.optimizers.adafactor import adafactor_foreach, adafactor_loop
-
         (adafactor_foreach if way == "foreach" else adafactor_loop)(tape, group)
     elif way == "fused":
-        from trainledger.ledger.optimizers.fused import fused
-
         fused(tape, group, recipe)
     elif way == "foreach":
-        from trainledger.ledger.optimizers.foreach import foreach
-
         foreach(tape, group, recipe)
     else:
-        from trainledger.ledger.optimizers.loop import loop
-
         loop(tape, group, recipe)
 
 
@@ -56,7 +48,7 @@ def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool, dtype: str | None = 
 
     ``dtype`` is the format of the gradients; absent, as the precision has them.
     """
-    group = whole_of(leaves)
+    group = leaves.trained()
     dtype = tape.precision.gradients if dtype is None else dtype
     elements, tensors = group.elements, group.tensors
     everything = Array(elements, dtype, None)
@@ -64,7 +56,7 @@ def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool, dtype: str | None = 
     if foreach:
         norms += tape.emit("_foreach_norm", "reduction", reads=[everything], makes=[(tensors, dtype)], flops=elements)
     else:
-        for leaf in each_parameter(tape, group):
+        for leaf in tape.each_parameter(group):
             gradient = Array(leaf.elements, dtype, None)
             makes = [(1, dtype)]
             made = tape.emit("linalg_vector_norm", "reduction", reads=[gradient], makes=makes, flops=leaf.elements)
@@ -81,7 +73,7 @@ def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool, dtype: str | None = 
     if foreach:
         tape.emit("_foreach_mul_", "elementwise", reads=clamped, changes=[everything], flops=elements)
     else:
-        for leaf in each_parameter(tape, group):
+        for leaf in tape.each_parameter(group):
             gradient = Array(leaf.elements, dtype, None)
             tape.emit("mul_", "elementwise", reads=clamped, changes=[gradient], flops=leaf.elements)
     return total

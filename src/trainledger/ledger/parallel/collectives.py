@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.arithmetic import several
+from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 
@@ -40,23 +41,3 @@ def collective(
         payload=payload * several(group.ranks), group=group.axes, ranks=group.ranks,
         source=f"ledger.collectives.{name}", **more,
     )  # fmt: skip
-
-
-def several(ranks: Int) -> Int:
-    """1 where a group has more than one rank, else 0; a symbol stands for more than one.
-
-    >>> several(1), several(8)
-    (0, 1)
-    """
-    if isinstance(ranks, int):
-        return int(ranks > 1)
-    return (ranks > 1) * 1 if hasattr(ranks, "shape") else 1
-
-
-def share(whole: Int, ranks: Int) -> Int:
-    """The largest part of something split over ranks in whole pieces: FSDP2's chunk of dim 0, or a padded flat part.
-
-    >>> share(10, 4)
-    3
-    """
-    return -(-whole // ranks)

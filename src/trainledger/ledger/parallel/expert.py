@@ -10,13 +10,12 @@ Sizes: N tokens of this rank, K experts of a token, S = K N places of its routes
 
 from __future__ import annotations
 
-from trainledger.ledger.core.array import Array
-from trainledger.ledger.core.node import Gradients
+from trainledger.ledger.core.arithmetic import is_one
+from trainledger.ledger.core.graph import Array, Gradients
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops.float8 import blocks, cast_by_block
-from trainledger.ledger.ops.operations import is_one
 from trainledger.ledger.parallel.collectives import Group, collective
 from trainledger.ledger.parallel.context import exchanged
 

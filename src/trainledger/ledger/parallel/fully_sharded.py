@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from trainledger.ledger.core.array import Array, Leaf
+from trainledger.ledger.core.arithmetic import is_one, several
+from trainledger.ledger.core.graph import Array, Leaf
+from trainledger.ledger.core.hooks import Hook
+from trainledger.ledger.core.leaves import BlockLeaves, ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.model.parameters import BlockLeaves, ModelLeaves
-from trainledger.ledger.ops.operations import is_one
-from trainledger.ledger.parallel.collectives import COMMUNICATION, Group, collective, several
+from trainledger.ledger.parallel.collectives import COMMUNICATION, Group, collective
 from trainledger.ledger.parallel.rank_plan import Rank, shard_shape
 from trainledger.ledger.parallel.reduction import sum_over_tensor
 
@@ -60,7 +61,7 @@ class Unit:
         self.full: list[Array] = []
 
 
-class FullySharded:
+class FullySharded(Hook):
     """What a rank holds of a chunk of layers while it runs."""
 
     def __init__(self, tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
@@ -258,7 +259,7 @@ class FullySharded:
 
     # The graph
 
-    def entering(self, leaves: BlockLeaves, x: Array) -> Array:
+    def block_input(self, leaves: BlockLeaves, x: Array) -> Array:
         """A block's input: its parameters are there; once the input's gradient is there, the block's own are too."""
         unit = self.units[id(leaves)]
         if self.once:
@@ -273,7 +274,7 @@ class FullySharded:
         y.node = self.tape.node([x.node], (), backward)
         return y
 
-    def leaving(self, leaves: BlockLeaves, x: Array) -> Array:
+    def block_output(self, leaves: BlockLeaves, x: Array) -> Array:
         """A block's output: its parameters go; when the output's gradient is there, they are needed again."""
         unit = self.units[id(leaves)]
         if self.once:
@@ -289,7 +290,7 @@ class FullySharded:
         y.node = self.tape.node([x.node], (), backward)
         return y
 
-    def ending(self, x: Array) -> Array:
+    def model_output(self, x: Array) -> Array:
         """The chunk's output, or the logits: the forward of the parameters is over."""
         self.arrived = []
         y = x.view()

@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from trainledger.dtypes import nbytes_in
-from trainledger.ledger.core.array import Array, Port
-from trainledger.ledger.core.node import Gradients, Node
+from trainledger.ledger.core.arithmetic import is_one
+from trainledger.ledger.core.graph import Array, Gradients, Node, Port
+from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.forward import forward
-from trainledger.ledger.model.parameters import ModelLeaves
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.optimizers.mixed_precision import all_of, empty_buffers, hold
+from trainledger.ledger.ops.float8 import cast_weights, copies_nbytes
+from trainledger.ledger.optimizers.mixed_precision import empty_buffers, hold
 from trainledger.ledger.parallel.collectives import COMMUNICATION, Group, collective
+from trainledger.ledger.parallel.fully_sharded import FullySharded
 from trainledger.ledger.parallel.pipeline import Chunk, in_flight_by_chunk
 from trainledger.ledger.parallel.rank_plan import Rank
 from trainledger.ledger.parallel.reduction import scatter_gradients, sum_over_replicas, sum_partial_gradients
@@ -34,12 +36,7 @@ class Work:
         hold(leaves, tape.precision)
         sharded = rank.sharded and rank.layout.zero > 1
         self._hold_gradients(sharded)
-        if sharded:
-            from trainledger.ledger.parallel.fully_sharded import FullySharded
-
-            self.sharded: FullySharded | None = FullySharded(tape, rank, leaves)
-        else:
-            self.sharded = None
+        self.sharded = FullySharded(tape, rank, leaves) if sharded else None
 
     def _hold_gradients(self, sharded: bool) -> None:
         """Sharded gradients come and go block by block; an interleaved pipeline adds up in buffers (Megatron-LM).
@@ -52,7 +49,7 @@ class Work:
         once = self.rank.gathers and layout.pipeline > 1 and not layout.reshards
         widened = once and precision.reduction != precision.arriving
         self.buffered = interleaved or widened or (precision.gradient_buffers and not sharded)
-        for leaf in all_of(self.leaves):
+        for leaf in self.leaves.every():
             if self.rank.gathers:
                 leaf.dtype = precision.arriving
             leaf.buffer = Array(leaf.elements, precision.gradients, None) if self.buffered else None
@@ -77,8 +74,6 @@ class Work:
         float8 = self.tape.precision.cached
         if float8 is None:
             return 0
-        from trainledger.ledger.ops.float8 import copies_nbytes
-
         return copies_nbytes(self.leaves, float8)
 
     def step_begins(self) -> None:
@@ -89,8 +84,6 @@ class Work:
         if self.sharded is not None:
             self.sharded.step_begins()
         if tape.precision.cached is not None:
-            from trainledger.ledger.ops.float8 import cast_weights
-
             cast_weights(tape, self.leaves, tape.precision.cached)
 
     def step_ends(self) -> None:
@@ -126,7 +119,7 @@ class Work:
                 self._send(value)
                 # What was sent is let go (Megatron-LM's deallocate_pipeline_outputs); the graph stays.
                 value = Array(value.elements, value.dtype, None, value.node)
-            elif not op.is_one(run.grad_accum):
+            elif not is_one(run.grad_accum):
                 with tape.at("loss"):
                     value = op.divide_by_number(tape, value)
         return value
@@ -156,13 +149,8 @@ class Work:
         if self.sharded is not None:
             self.sharded.backward_is_over()
 
-    @contextmanager
-    def _sharding(self) -> Iterator[None]:
-        self.tape.sharded = self.sharded
-        try:
-            yield
-        finally:
-            self.tape.sharded = None
+    def _sharding(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.sharded is None else self.tape.hooked(self.sharded)
 
     # Stages
 
@@ -277,7 +265,7 @@ class InFlight:
 @contextmanager
 def _rounds(tape: Tape, name: str, count: Int) -> Iterator[bool]:
     """A loop; False where it is known to be empty."""
-    if op.is_one(count + 1):
+    if is_one(count + 1):
         yield False
         return
     with tape.loop(name, count):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainledger.frozen import frozen
+from trainledger.ledger.core.arithmetic import between, greater, is_zero, smaller
 from trainledger.ledger.entry import Int
-from trainledger.ledger.rules import smaller
 from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.recompute import Group, LayerRun
 
@@ -79,16 +79,6 @@ def in_flight_by_chunk(layout: Layout, stage: int, micro_batches: Int) -> tuple[
     return tuple(rounds * stages + between(rest - chunk * stages, 0, stages) for chunk in range(chunks))
 
 
-def greater(a: Int, b: Int) -> Int:
-    """The larger of two sizes, ints, arrays or symbols."""
-    return -smaller(-a, -b)
-
-
-def between(size: Int, least: Int, most: Int) -> Int:
-    """A size, or the bound that it passes."""
-    return smaller(greater(size, least), most)
-
-
 def cut(runs: tuple[LayerRun, ...], chunk: Chunk) -> tuple[LayerRun, ...]:
     """The runs of layers that fall into a chunk; a group that is recomputed together ends with its chunk."""
     if chunk.begins and chunk.ends:
@@ -136,7 +126,7 @@ def ends_apart(runs: tuple[LayerRun, ...], *, first: bool, last: bool) -> tuple[
     What the first block of a stage reads is held to the end, what the last one makes is sent and let go: a loop cannot
     say so of the others. Runs of no layers are left out.
     """
-    runs = tuple(each for each in runs if not _is_zero(each.count))
+    runs = tuple(each for each in runs if not is_zero(each.count))
     if first and runs:
         count = runs[0].count
         runs = (*_counted(runs[0], between(count, 0, 1), greater(count - 1, 0)), *runs[1:])
@@ -148,12 +138,8 @@ def ends_apart(runs: tuple[LayerRun, ...], *, first: bool, last: bool) -> tuple[
 
 def _counted(run: LayerRun, *counts: Int) -> Iterator[LayerRun]:
     for each in counts:
-        if not _is_zero(each):
+        if not is_zero(each):
             yield LayerRun(run.kinds, run.groups, each)
-
-
-def _is_zero(count: Int) -> bool:
-    return isinstance(count, int) and count == 0
 
 
 def standing_apart(runs: tuple[LayerRun, ...], ahead: int) -> tuple[LayerRun, ...]:
@@ -166,5 +152,5 @@ def standing_apart(runs: tuple[LayerRun, ...], ahead: int) -> tuple[LayerRun, ..
     for run in runs:
         counts = [between(run.count - number, 0, 1) for number in range(ahead)]
         counts += [greater(run.count - 1 - ahead, 0), between(run.count - ahead, 0, 1)]
-        found += [LayerRun(run.kinds, run.groups, each) for each in counts if not (isinstance(each, int) and each == 0)]
+        found += [LayerRun(run.kinds, run.groups, each) for each in counts if not is_zero(each)]
     return tuple(found)

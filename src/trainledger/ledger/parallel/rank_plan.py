@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from trainledger.frozen import frozen
-from trainledger.ledger.core.array import Leaf
+from trainledger.ledger.core.arithmetic import between, is_one, share
+from trainledger.ledger.core.graph import Leaf
+from trainledger.ledger.core.leaves import ModelLeaves, component_of
 from trainledger.ledger.entry import Int
-from trainledger.ledger.model.parameters import BlockLeaves, ModelLeaves, Part, SegmentLeaves, component_of, leaves_of
-from trainledger.ledger.ops.operations import is_one
-from trainledger.ledger.parallel.collectives import Group, share
-from trainledger.ledger.parallel.pipeline import Chunk, between, chunks_of, cut, ends_apart, standing_apart
+from trainledger.ledger.model.parameters import Part, leaves_of
+from trainledger.ledger.parallel.collectives import Group
+from trainledger.ledger.parallel.pipeline import Chunk, chunks_of, cut, ends_apart, standing_apart
 from trainledger.ledger.parallel.tensor import local_model
 from trainledger.spec.layout import Layout
 from trainledger.spec.recompute import LayerRun, layer_runs
@@ -107,13 +108,13 @@ class Rank:
                 return leaf
             return Leaf(leaf.path, (leaf.shape[0] // ranks, *leaf.shape[1:]), trained=leaf.trained)
 
-        return _changed(leaves, own)
+        return leaves.changed(own)
 
     def _shards(self, leaves: ModelLeaves) -> ModelLeaves:
         def shard(leaf: Leaf) -> Leaf:
             return Leaf(leaf.path, shard_shape(leaf, self.group_of(leaf).ranks, self.place), trained=leaf.trained)
 
-        return _changed(leaves, shard)
+        return leaves.changed(shard)
 
     def _flat(self, leaves: ModelLeaves) -> ModelLeaves:
         """All parameters that decay as one piece, and all that do not as another; of expert ranks experts apart.
@@ -158,26 +159,6 @@ def shard_shape(leaf: Leaf, ranks: Int, place: int = 0) -> tuple[Int, ...]:
 
 def _divides(ranks: Int, size: Int) -> bool:
     return isinstance(ranks, int) and isinstance(size, int) and size % ranks == 0
-
-
-def _changed(leaves: ModelLeaves, change: object) -> ModelLeaves:
-    assert callable(change)
-
-    def all_of(named: dict[str, Leaf]) -> dict[str, Leaf]:
-        return {name: change(leaf) for name, leaf in named.items()}
-
-    def blocks(each: tuple[BlockLeaves, ...]) -> tuple[BlockLeaves, ...]:
-        return tuple(BlockLeaves(block.kind, all_of(block.named)) for block in each)
-
-    before, after = all_of(leaves.before), all_of(leaves.after)
-    head = None
-    if leaves.head is not None:
-        found = [name for name, leaf in leaves.before.items() if leaf is leaves.head]
-        head = before[found[0]] if found else next(after[n] for n, leaf in leaves.after.items() if leaf is leaves.head)
-    segments = tuple(
-        SegmentLeaves(blocks(s.blocks), s.groups, s.count, blocks(s.last), blocks(s.first)) for s in leaves.segments
-    )
-    return ModelLeaves(before=before, segments=segments, after=after, head=head)
 
 
 def rank_of(run: Run, stage: int = 0, place: int = 0) -> Rank:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainledger.dtypes import nbytes_in
-from trainledger.ledger.core.array import Array, Leaf
+from trainledger.ledger.core.arithmetic import is_one, several, share
+from trainledger.ledger.core.graph import Array, Leaf
+from trainledger.ledger.core.leaves import ModelLeaves, component_of
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.model.parameters import ModelLeaves, component_of
-from trainledger.ledger.ops.operations import is_one
-from trainledger.ledger.parallel.collectives import Group, collective, several, share
+from trainledger.ledger.parallel.collectives import Group, collective
 from trainledger.ledger.parallel.rank_plan import Rank
 
 FIRST_BUCKET_NBYTES, BUCKET_NBYTES = 2**20, 25 * 2**20  # torch.nn.parallel.DistributedDataParallel's defaults

@@ -10,14 +10,15 @@ Sizes: N tokens of a micro-batch, D d_model, V rows of the embedding on this ran
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from trainledger.ledger.core.array import Array
-from trainledger.ledger.core.node import GatheredAgain, Gradients
+from trainledger.ledger.core.arithmetic import is_one, share
+from trainledger.ledger.core.graph import Array, GatheredAgain, Gradients
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.parallel.collectives import Group, collective, share
+from trainledger.ledger.parallel.collectives import Group, collective
 from trainledger.spec.model import ModelSpec
 
 
@@ -32,7 +33,7 @@ def local_model(spec: ModelSpec, ranks: Int) -> ModelSpec:
     >>> rank.n_heads, rank.kv_heads, rank.head_size, rank.d_ff, rank.padded_vocab
     (2, 1, 4, 24, 16)
     """
-    if op.is_one(ranks):
+    if is_one(ranks):
         return spec
     latent = spec.latent
     return replace(
@@ -58,14 +59,14 @@ def enter(tape: Tape, sizes: Sizes, x: Array) -> Array:
     of them are all, or the rank's own in their format, gathered once more in backward (Korthikanti et al. 2022, section
     4.2.2).
     """
-    if op.is_one(sizes.layout.tensor):
+    if is_one(sizes.layout.tensor):
         return x
     if sizes.layout.gathers_again:
         own = op.cast(tape, x, tape.compute_dtype)
         y = _gathered(tape, sizes, own)
         y.node = tape.node([own.node], (), lambda g: [_scattered(tape, sizes, g)])
         assert y.memory is not None
-        y.memory.again = GatheredAgain(tape, own, lambda own: _gathered(tape, sizes, own, overlap="compute"))
+        y.memory.again = GatheredAgain(own, partial(_gathered_at, tape, sizes, tape.path))
         return y
     if sizes.layout.sequence_parallel:
         y = _gathered(tape, sizes, x)
@@ -78,7 +79,7 @@ def enter(tape: Tape, sizes: Sizes, x: Array) -> Array:
 
 def leave(tape: Tape, sizes: Sizes, y: Array) -> Array:
     """What the ranks' own products add up to."""
-    if op.is_one(sizes.layout.tensor):
+    if is_one(sizes.layout.tensor):
         return y
     if sizes.layout.sequence_parallel:
         own = _scattered(tape, sizes, y)
@@ -94,7 +95,7 @@ def embedded(tape: Tape, sizes: Sizes, x: Array) -> Array:
 
     Learned positions are added to every token of every rank, so these come before the tokens go over the ranks.
     """
-    if op.is_one(sizes.layout.tensor):
+    if is_one(sizes.layout.tensor):
         return x
     x = _without_others(tape, x, sizes.rows)
     if sizes.spec.positions != "learned":
@@ -121,7 +122,7 @@ def _without_others(tape: Tape, x: Array, rows: Int) -> Array:
 def scatter(tape: Tape, sizes: Sizes, x: Array) -> Array:
     """Of a stream that every rank has, this rank's tokens (sequence parallelism)."""
     layout = sizes.layout
-    if op.is_one(layout.tensor) or not layout.sequence_parallel:
+    if is_one(layout.tensor) or not layout.sequence_parallel:
         return x
     own, ranks = x.elements // layout.tensor, layout.tensor
     (y,) = tape.emit("clone", "copy", reads=[x.view(own)], makes=[(own, x.dtype)])
@@ -147,6 +148,14 @@ def _gathered(tape: Tape, sizes: Sizes, x: Array, *, overlap: str = "") -> Array
     return _reordered(tape, sizes, y)
 
 
+def _gathered_at(tape: Tape, sizes: Sizes, path: str, own: Array) -> Array:
+    """The same in a backward, at the module path where it was gathered before."""
+    before, tape.path = tape.path, path
+    whole = _gathered(tape, sizes, own, overlap="compute")
+    tape.path = before
+    return whole
+
+
 def _scattered(tape: Tape, sizes: Sizes, x: Array) -> Array:
     """The sum over the ranks of this rank's tokens."""
     group = tensor_group(sizes)
@@ -156,7 +165,7 @@ def _scattered(tape: Tape, sizes: Sizes, x: Array) -> Array:
 
 
 def _reordered(tape: Tape, sizes: Sizes, x: Array) -> Array:
-    if op.is_one(sizes.B):
+    if is_one(sizes.B):
         return x
     return tape.emit("cat", "copy", reads=[x], makes=[(x.elements, x.dtype)])[0]
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainledger.frozen import frozen
-from trainledger.ledger.core.array import Array, Leaf
+from trainledger.ledger.core.arithmetic import is_one
+from trainledger.ledger.core.graph import Array, Leaf
+from trainledger.ledger.core.leaves import ModelLeaves, component_of
 from trainledger.ledger.core.sizes import Sizes, sizes_of
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
@@ -17,10 +19,8 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.forward import all_angles, buffers_nbytes, embed, head
 from trainledger.ledger.model.layers import run_layers
 from trainledger.ledger.model.mask import masks, masks_of_last
-from trainledger.ledger.model.parameters import ModelLeaves, component_of
-from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.norms import norm
-from trainledger.ledger.optimizers.mixed_precision import all_of, hold
+from trainledger.ledger.optimizers.mixed_precision import hold
 from trainledger.ledger.parallel.collectives import collective
 from trainledger.ledger.parallel.rank_plan import Rank, rank_of
 from trainledger.ledger.parallel.tensor import enter, tensor_group
@@ -93,7 +93,7 @@ def account_serving(run: Run, serving: Serving, *, backend: str = "cpu", all_exp
     hold(leaves, precision)
     weights = weight_bytes(leaves, serving)
     share = 1.0 if all_experts or spec.n_experts is None else experts_met(spec, sizes.rows)
-    for leaf in all_of(leaves):
+    for leaf in leaves.every():
         leaf.trained = False
         of_experts = component_of(leaf.path) == "experts" and len(leaf.shape) == 3
         if serving.weights != serving.compute or of_experts:
@@ -128,7 +128,7 @@ def _forward(tape: Tape, sizes: Sizes, leaves: ModelLeaves, ids: Array, recipe: 
     x = x.view(sizes.B * spec.d_model)
     if spec.norm_place != "after-add":
         x = norm(tape, sizes, x, leaves.after, "norm", rows=sizes.B)
-    if op.is_one(sizes.layout.tensor):
+    if is_one(sizes.layout.tensor):
         head(tape, sizes, leaves, x, sizes.B)
         return
     logits = head(tape, sizes, leaves, enter(tape, sizes, x), sizes.B)

@@ -7,7 +7,6 @@ from typing import Any
 from trainledger.frozen import frozen
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import leaves_of
-from trainledger.ledger.optimizers.update import whole_of
 from trainledger.ledger.parallel.rank_plan import rank_of
 from trainledger.ledger.ranks import RankAccount, account_of_stage
 from trainledger.plan.layouts.grid import Stages
@@ -56,7 +55,7 @@ def rescore(run: Run, machine: Device, *, backend: str) -> Score:
         )
         for each, part in zip(every, parts, strict=True)
     ]  # fmt: skip
-    tensors = whole_of(leaves_of(run.model, run.recipe)).tensors
+    tensors = leaves_of(run.model, run.recipe).trained().tensors
     step = layout_time(run, ranks, machine, tensors=tensors)
     why = "" if step.seconds is not None else step.notes[0]
     return Score(step.seconds, peak, int(held.nbytes), held.fits, why)

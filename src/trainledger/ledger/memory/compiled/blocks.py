@@ -7,22 +7,18 @@ are told anew by the rules of `compiled.partition`. What other parts of the step
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING
 
-from trainledger.ledger.core.array import Array
-from trainledger.ledger.core.record import Event, Storage
+from trainledger.ledger.core.arithmetic import is_one, same
+from trainledger.ledger.core.graph import Array
+from trainledger.ledger.core.hooks import Hook
+from trainledger.ledger.core.record import BlockRun, Event, Storage
+from trainledger.ledger.memory.compiled.kernels import Kernels
 from trainledger.ledger.memory.compiled.lifetimes import Lives
-from trainledger.ledger.memory.compiled.partition import Operation, Values, once, same
+from trainledger.ledger.memory.compiled.partition import Operation, Values, once
 from trainledger.ledger.memory.compiled.schedule import Kernel, Schedule, on_demand
-from trainledger.ledger.ops.operations import is_one
+from trainledger.ledger.parallel.rank_plan import Rank
 from trainledger.spec.precision import precision_of
-
-if TYPE_CHECKING:
-    from trainledger.ledger.memory.checkpointing import Frame
-    from trainledger.ledger.parallel.rank_plan import Rank
-
 
 STATES = {"_scaled_dot_product_flash_attention_for_cpu": 5056, "native_dropout": 8}  # a CPU's generator, a seed
 COVERED = ("none", "full", "segments", "selective")
@@ -66,51 +62,57 @@ def unwitnessed(rank: Rank) -> str:
     return f"compiled memory goes by the compiler's rules, which torch cannot show for {named}" if named else ""
 
 
+def hooks_of(rank: Rank) -> tuple[tuple[Hook, ...], str]:
+    """What follows the step of a rank whose blocks are compiled, and a sentence on what it does not cover."""
+    as_eager = uncovered(rank)
+    if as_eager:
+        return (Kernels(),), as_eager
+    inside = rank.run.recipe.activation_checkpointing == "selective"
+    return (Kernels(), Lifetimes(inside=inside)), unwitnessed(rank)
+
+
 class Unit:
     """A compiled block: its operations forward, in the second run of a checkpointed one, and backward.
 
-    ``inside`` says that the checkpoint stands inside of what is compiled, ``saved`` what its policy keeps; ``sums`` add
-    its gradients to those of earlier micro-batches, when all of it is through.
+    ``inside`` says that the checkpoint stands inside of what is compiled, ``recalled`` what its policy keeps; ``sums``
+    add its gradients to those of earlier micro-batches, when all of it is through.
     """
 
-    def __init__(self, *, inside: bool = False) -> None:
-        self.inside = inside
-        self.saved: set[int] = set()
+    def __init__(self, run: BlockRun, *, inside: bool) -> None:
+        self.inside = inside and run.checkpointed
+        self.recalled = run.recalled
         self.forward: list[Operation] = []
         self.again: list[Operation] = []
         self.backward: list[Operation] = []
         self.sums: list[Operation] = []
 
 
-class Units:
-    """The compiled blocks of a step, as the tape comes by them."""
+class Lifetimes(Hook):
+    """Follows the compiled blocks of a step and tells the lives of their memory anew.
+
+    ``inside`` says that checkpoints stand inside of what is compiled.
+    """
 
     def __init__(self, *, inside: bool) -> None:
         self._inside = inside
-        self.now: Unit | None = None
-        self._units: list[Unit] = []
+        self._units: dict[BlockRun, Unit] = {}
         self._maker: dict[int, Unit] = {}
         self._outside: set[int] = set()
 
-    @contextmanager
-    def block(self, frame: Frame | None) -> Iterator[None]:
-        """Inside, a block runs: for the first time, or again for its backward."""
-        before = self.now
-        if frame is not None and frame.collecting:
-            self.now = next(each for each in frame.units if not each.again)
-        else:
-            self.now = Unit(inside=self._inside and frame is not None)
-            self._units.append(self.now)
-            if frame is not None:
-                frame.units.append(self.now)
-        try:
-            yield
-        finally:
-            self.now = before
-
-    def notice(self, event: Event, at: int, reads: Sequence[Array], changes: Sequence[Array]) -> None:
-        """An operation has run, the step's with this index."""
-        unit, phase = self.now, event.facts["phase"]
+    def emitted(
+        self,
+        event: Event,
+        at: int,
+        block: BlockRun | None,
+        reads: Sequence[Array],
+        changes: Sequence[Array],
+        made: Sequence[Array],
+    ) -> None:
+        """An operation has run."""
+        phase = event.facts["phase"]
+        unit = None
+        if block is not None:
+            unit = self._units.get(block) or self._units.setdefault(block, Unit(block, inside=self._inside))
         operation = Operation(event, at, [*changes, *reads])
         adds_up = phase == "backward" and event.facts["name"] == "add_"  # to a gradient, when the block is through
         if unit is not None and adds_up:
@@ -124,9 +126,9 @@ class Units:
             self._maker.update((id(each), unit) for each in operation.made)
             {"forward": unit.forward, "recompute": unit.again}.get(phase, unit.backward).append(operation)
 
-    def finish(self, events: list[Event]) -> None:
+    def finished(self, events: list[Event]) -> None:
         """Tell the lives of what the blocks made anew."""
-        units = [each for each in self._units if each.forward and each.backward]
+        units = [each for each in self._units.values() if each.forward and each.backward]
         results = {each.forward[-1].event.facts["loop"]: each.forward[-1].made[0] for each in units}
         blocks = [_Block(each, results[each.forward[-1].event.facts["loop"]], self._outside, events) for each in units]
         lives = Lives(events)
@@ -191,7 +193,7 @@ class _Block:
         run = {id(each) for operations in (self.forward, self.again, self.backward) for each in operations}
         self.never = [each for one in chain(*runs) if id(one) not in run for each in one.made]
         self.leaving = {id(each) for each in made if id(each) in outside or each.category == "gradients"}
-        self.saved = unit.saved
+        self.recalled = unit.recalled
         self.schedule = self._scheduled(unit, events) if unit.inside else None
 
     def tell(self, lives: Lives) -> None:
@@ -233,8 +235,8 @@ class _Block:
         # What ranks send each other counts as needed until backward is put in order, and what it reads stays an input.
         values = Values(self.forward)
         sent = [each for one in self.forward if one.event.facts["kind"] == "collective" for each in one.reads]
-        for key in (id(source) for one in sent for source in values.sources(one, self.saved)):
-            if key in self.saved:
+        for key in (id(source) for one in sent for source in values.sources(one, self.recalled)):
+            if key in self.recalled:
                 until.setdefault(key, schedule.ends)
         forward = _Run(self.forward, until.keys() | self.leaving)
         self._tell_run(forward, until, keeps=True)

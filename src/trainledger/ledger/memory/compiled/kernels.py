@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainledger.ledger.core.array import Array
-from trainledger.ledger.core.record import Event, Storage
+from trainledger.ledger.core.arithmetic import smaller
+from trainledger.ledger.core.graph import Array
+from trainledger.ledger.core.hooks import Hook
+from trainledger.ledger.core.record import BlockRun, Event, Storage
 from trainledger.ledger.entry import Int
-from trainledger.ledger.rules import smaller
 
 JOINED = ("elementwise", "norm", "softmax", "copy", "random")
 ROW_WISE = ("mean",)  # the only reduction in a block whose result the same rows need again: that of RMSNorm
@@ -57,7 +58,7 @@ class _Kernel:
             other.merged = self
 
 
-class Compiled:
+class Kernels(Hook):
     """Follows the operations of a step and says what each costs where blocks are compiled."""
 
     def __init__(self) -> None:
@@ -67,7 +68,15 @@ class Compiled:
         self._open: list[_Kernel] = []
         self._where: tuple[object, ...] = ()
 
-    def notice(self, event: Event, reads: Sequence[Array], changes: Sequence[Array]) -> None:
+    def emitted(
+        self,
+        event: Event,
+        at: int,
+        block: BlockRun | None,
+        reads: Sequence[Array],
+        changes: Sequence[Array],
+        made: Sequence[Array],
+    ) -> None:
         """An operation has run that reads and changes these arrays and has made what the event allocates."""
         facts = event.facts
         inside = facts["phase"] in PHASES and facts["path"].startswith("layers.")
@@ -121,7 +130,7 @@ class Compiled:
             if closing:
                 maker.joined.whole().open = False
 
-    def finish(self) -> None:
+    def finished(self, events: list[Event]) -> None:
         """Tell the events what their operations cost."""
         seen: dict[tuple[int, int], Int] = {}  # by kernel and piece of memory
         begun: set[int] = set()

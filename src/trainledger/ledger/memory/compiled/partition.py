@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from trainledger.ledger.core.array import Array
+from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.record import Event, Storage
 from trainledger.ledger.entry import Int
 from trainledger.ledger.memory.compiled.min_cut import values_to_keep
@@ -194,9 +194,3 @@ def typical(nbytes: Int) -> float:
 
 
 _USUAL = {"B": 8, "T": 2048, "S": 2048, "V": 32768, "D": 4096, "F": 12288, "H": 32, "G": 32, "K": 128}
-
-
-def same(a: Int, b: Int) -> bool:
-    """Whether two sizes are one, all of them where there are many."""
-    equal = a == b
-    return bool(equal.all()) if hasattr(equal, "all") else bool(equal)

@@ -1,18 +1,18 @@
-"""Arrays of a size and a format but without values, the parameters that they come from, and where gradients go."""
+"""The graph that a tape builds: arrays without values, parameters, nodes, and where gradients go.
+
+An array has a size and a format; the lifetime of its memory is the lifetime of the references to it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import mul
-from typing import TYPE_CHECKING
+from typing import Any
 
 from trainledger.dtypes import nbytes_in
-from trainledger.ledger.core.record import Storage
+from trainledger.ledger.core.record import BlockRun, Loop, Storage
 from trainledger.ledger.entry import Int
-
-if TYPE_CHECKING:
-    from trainledger.ledger.core.node import GatheredAgain
 
 
 def nbytes_of(dtype: str) -> int:
@@ -76,8 +76,8 @@ class Leaf:
 
     Matrices decay, vectors do not: of stacked experts the matrices have three dims, the biases two. ``dtype`` is the
     format it is held in; while there is a ``copy`` in another (`operations.gathered`), that is what is read.
-    ``buffer`` is a gradient that is there all the time and is added to. ``float8``: it is multiplied in 8 bits.
-    ``linear`` stands for a linear layer's own way to multiply with it (`ledger.model.lora`).
+    ``buffer`` is a gradient that is there all the time and is added to. ``linear`` is a linear layer's own way to
+    multiply with it (`model.lora`, `ops.float8`); ``float8`` says that the product is one in 8 bits.
     """
 
     def __init__(self, path: str, shape: tuple[Int, ...], *, trained: bool = True) -> None:
@@ -113,9 +113,93 @@ class Port:
     def __init__(self) -> None:
         self.gradient: Array | None = None
 
-    def take(self) -> Array | None:
+    def pop(self) -> Array | None:
         gradient, self.gradient = self.gradient, None
         return gradient
 
 
 Target = Port | Leaf | None
+
+
+Saved = tuple["Array | GatheredAgain", ...]
+Gradients = list[Array | None]
+Backward = Callable[..., Gradients]
+Sums = Sequence[tuple[int, Int]]
+
+
+class Node:
+    """One step of the graph: where it was made, what it saved, how its backward runs, and where gradients go on.
+
+    ``sums`` says which of its gradients belong to a broadcast input, and that input's elements: they are
+    summed after its backward, by the engine and not by the step itself. So are gradients cast to ``formats``, those
+    of the inputs, where these are given. ``saved`` is what the node keeps: arrays, or what the hook that packed them
+    gave in their place.
+    """
+
+    __slots__ = ("backward", "block", "formats", "loop", "packed_by", "path", "ports", "saved", "sums", "targets")
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        backward: Backward,
+        outputs: int,
+        sums: Sums,
+        formats: Sequence[str],
+        place: tuple[str, Loop, BlockRun | None],
+    ) -> None:
+        self.targets = list(targets)
+        self.formats = formats
+        self.backward = backward
+        self.sums = sums
+        self.path, self.loop, self.block = place
+        self.ports = [Port() for _ in range(outputs)]
+        self.saved: Any = ()
+        self.packed_by: Any = None
+
+    def pop_saved(self) -> Any:
+        saved, self.saved = self.saved, ()
+        return saved
+
+
+class GatheredAgain:
+    """Saved in the place of what ranks have gathered: only the rank's own part is kept.
+
+    The first of the nodes to run gathers the whole again, which is live until the last of them has run. ``moved``
+    is how it was moved last (`checkpointing.Offload`).
+    """
+
+    __slots__ = ("_gather", "_readers", "_whole", "moved", "part")
+
+    def __init__(self, part: Array, gather: Callable[[Array], Array]) -> None:
+        self.part = part
+        self.moved = ""
+        self._gather = gather
+        self._readers = 0
+        self._whole: Array | None = None
+
+    def saved(self) -> GatheredAgain:
+        """What another node saves."""
+        self._readers += 1
+        return self
+
+    def read(self) -> Array:
+        """The whole, for one of the nodes that have saved it."""
+        whole = self._gather(self.part) if self._whole is None else self._whole
+        self._readers -= 1
+        self._whole = whole if self._readers else None
+        return whole
+
+
+def as_kept(saved: tuple[Array, ...]) -> Saved:
+    """What nodes keep of what they save: the arrays, or what is gathered again in their place."""
+    again = [None if each.memory is None else each.memory.again for each in saved]
+    if not any(again):
+        return saved
+    return tuple(each if how is None else how.saved() for each, how in zip(saved, again, strict=True))
+
+
+def pop_gradient(gradients: Gradients, index: int) -> Array:
+    """A gradient out of a list, so that its receiver holds the only reference."""
+    gradient, gradients[index] = gradients[index], None
+    assert gradient is not None
+    return gradient

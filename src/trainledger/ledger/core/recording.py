@@ -1,0 +1,245 @@
+"""The operations of a step as they are followed: where and when each runs, and what it does to memory.
+
+The lifetime of an array is the lifetime of the Python references to it: as in PyTorch. Loops are followed once:
+`loop(name, count)` says that what runs inside runs ``count`` times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from trainledger.dtypes import nbytes_in
+from trainledger.ledger.core.arithmetic import is_one, summed
+from trainledger.ledger.core.graph import Array, Leaf, Memory
+from trainledger.ledger.core.hooks import Hook
+from trainledger.ledger.core.leaves import BlockLeaves, Parameters
+from trainledger.ledger.core.record import BlockRun, Event, Loop, Storage, copies_left_behind, keep_what_lives
+from trainledger.ledger.entry import Amounts, Int
+from trainledger.ledger.ledger import Ledger
+from trainledger.spec.precision import Precision
+
+
+class Recording:
+    """The operations of a step in a precision, as they come.
+
+    ``backend`` (of `spec.kernels.KERNELS`) says which kernels run.
+    ``hooks`` act on the whole step; others come and go (`hooked`). They are asked in order, the innermost last.
+    """
+
+    def __init__(self, precision: Precision, backend: str = "cpu", hooks: Sequence[Hook] = ()) -> None:
+        self.precision = precision
+        self.compute_dtype = precision.compute
+        self.backend = backend
+        # A CPU multiplies fp32 in fp32 whatever it is allowed to do.
+        self._fp32_rate = precision.rate if backend != "cpu" and precision.rate else "fp32"
+        self.events: list[Event] = []
+        self.phase = "forward"
+        self.path = ""
+        self.loop_stack: Loop = ()
+        self.hooks = tuple(hooks)
+        self._category = ""
+        self._block: BlockRun | None = None  # that runs
+        self._casts: dict[int, Array] = {}
+        self._live: dict[int, Storage] = {}
+
+    # Where and when
+
+    @contextmanager
+    def at(self, path: str) -> Iterator[None]:
+        """Operations inside belong to this module path."""
+        before, self.path = self.path, f"{self.path}.{path}" if self.path else path
+        try:
+            yield
+        finally:
+            self.path = before
+
+    @contextmanager
+    def loop(self, name: str, count: Int) -> Iterator[None]:
+        """Operations inside run ``count`` times."""
+        before, self.loop_stack = self.loop_stack, (*self.loop_stack, (name, count))
+        try:
+            yield
+        finally:
+            self.loop_stack = before
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Operations inside belong to this phase; what a forward leaves alive for it counts as kept."""
+        if phase == "backward":
+            keep_what_lives(self._live.values(), "forward")
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """Operations inside are one run of a block, the first or one that is repeated."""
+        before, run = self._block, BlockRun()
+        for hook in self.hooks:
+            run = hook.entering_block(run)
+        self._block = run
+        try:
+            yield
+        finally:
+            self._block = before
+
+    @contextmanager
+    def hooked(self, *hooks: Hook) -> Iterator[None]:
+        """Hooks act on what runs inside."""
+        before, self.hooks = self.hooks, (*self.hooks, *hooks)
+        try:
+            yield
+        finally:
+            self.hooks = before
+
+    def block_input(self, leaves: BlockLeaves, x: Array) -> Array:
+        """A block's input, as hooks hand it on."""
+        for hook in self.hooks:
+            x = hook.block_input(leaves, x)
+        return x
+
+    def block_output(self, leaves: BlockLeaves, x: Array) -> Array:
+        """A block's output, as hooks hand it on."""
+        for hook in self.hooks:
+            x = hook.block_output(leaves, x)
+        return x
+
+    def model_output(self, x: Array) -> Array:
+        """What a forward ends with, as hooks hand it on."""
+        for hook in self.hooks:
+            x = hook.model_output(x)
+        return x
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Low-precision copies of parameters are made once inside and dropped at the end."""
+        before, self._casts = self._casts, {}
+        try:
+            yield
+        finally:
+            self._casts = before
+
+    def cast_of(self, leaf: Leaf) -> Array | None:
+        """The low-precision copy of a parameter that this autocast has already made."""
+        return self._casts.get(id(leaf))
+
+    def remember_cast(self, leaf: Leaf, cast: Array) -> None:
+        assert cast.memory is not None
+        cast.memory.record.cached = True
+        self._casts[id(leaf)] = cast
+
+    @contextmanager
+    def holding(self, category: str) -> Iterator[None]:
+        """What is made inside belongs to this category unless it turns out to be a gradient."""
+        before, self._category = self._category, category
+        try:
+            yield
+        finally:
+            self._category = before
+
+    # Operations
+
+    def emit(
+        self,
+        name: str,
+        kind: str,
+        *,
+        reads: Sequence[Array] = (),
+        makes: Sequence[tuple[Int, str]] = (),
+        changes: Sequence[Array] = (),
+        flops: Int = 0,
+        model_flops: Int = 0,
+        category: str | None = None,
+        basis: str = "exact",
+        source: str = "",
+        **more: Any,
+    ) -> list[Array]:
+        """One operation: its entry, and the arrays that it makes; ``more`` are other fields of the entry."""
+        for hook in self.hooks:
+            known = hook.recall(name)
+            if known is not None:
+                return known
+        if category is None:
+            of_loss = self.path == "loss" or self.path.endswith(".loss")
+            category = self._category or ("logits and loss" if of_loss else "scratch")
+        made: list[Array] = []
+        records: list[Storage] = []
+        for elements, dtype in makes:
+            record = Storage(nbytes_in(elements, dtype), self.phase, category, self.loop_stack)
+            self._live[id(record)] = record
+            records.append(record)
+            made.append(Array(elements, dtype, Memory(record, self.released), nbytes=record.nbytes))
+        touched = [*changes, *reads]  # as torch has its arguments
+        self.events.append(
+            Event(
+                records,
+                name=name,
+                path=self.path,
+                phase=self.phase,
+                kind=kind,
+                flops=flops,
+                model_flops=0 if self.phase == "recompute" else model_flops,
+                read=0 if kind == "allocate" else summed(each.nbytes for each in touched),
+                written=0 if kind == "allocate" else summed(each.nbytes for each in (*made, *changes)),
+                dtype=self._rate_of(kind, [*changes, *reads]),  # torch names first what it changes
+                loop=self.loop_stack,
+                basis=basis,
+                source=source or f"ledger.operations.{name}",
+                **more,
+            )
+        )
+        for hook in self.hooks:
+            hook.emitted(self.events[-1], len(self.events) - 1, self._block, reads, changes, made)
+        return made
+
+    def _rate_of(self, kind: str, touched: Sequence[Array]) -> str:
+        """The format an operation works in: that of its first input, fp32 products at the rate they may run at."""
+        if not touched:
+            return ""
+        dtype = touched[0].dtype
+        return self._fp32_rate if dtype == "fp32" and kind in ("matmul", "attention") else dtype
+
+    def let_go(self, array: Array) -> None:
+        """The last operation frees what an array of an earlier loop refers to: once in each round of its own loop."""
+        memory = array.memory
+        assert memory is not None
+        self._live.pop(id(memory.record), None)
+        self.events[-1].freed.append((memory.record, 1))
+        memory.released = lambda record: None
+
+    def released(self, record: Storage) -> None:
+        """Called when the last reference to a piece of memory is gone."""
+        self._live.pop(id(record), None)
+        if not self.events:
+            return
+        if self.events[-1].facts["loop"] != self.loop_stack:
+            self.emit("release", "allocate")  # the last entry runs in another loop and would free in each round of that
+        self.events[-1].freed.append((record, copies_left_behind(record, self.loop_stack)))
+
+    def each_parameter(self, parameters: Parameters) -> Iterator[Leaf]:
+        """Every parameter in torch's order inside the loops that repeat it.
+
+        The first round of a pattern is on its own: what it finds left over from the parameter before it is not what
+        the others find.
+        """
+        for pattern, count in parameters.runs:
+            yield from pattern
+            if pattern and not is_one(count):
+                with self.loop("layers", count - 1):
+                    yield from pattern
+
+    # The ledger
+
+    def ledger(
+        self, *, resident: Amounts, parameters: Int, tokens: Int, micro_batches: Int, notes: tuple[str, ...] = ()
+    ) -> Ledger:
+        """What was noted, as a ledger; the tape is done afterwards."""
+        for hook in self.hooks:
+            hook.finished(self.events)
+        entries = tuple(each.entry() for each in self.events)
+        self.events = []
+        return Ledger(entries, resident, parameters, tokens, micro_batches, writer="closed form", notes=notes)
