@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "ledger": (LEDGER, False),
     "predict": (PREDICT, False),
     "plan": ({*PREDICT, "catalog"}, False),
-    "explain": ({*PREDICT, "catalog"}, False),
+    "explain": ({*PREDICT, "catalog", "plan"}, False),
     "trace": (LEDGER, True),
     "annotate": ({*LEDGER, "trace"}, True),
     "tensors": ({*CORE, "spec", "ledger"}, True),  # torch in `tensors.inspect` only

@@ -21,7 +21,7 @@ from trainledger.loaded import THIS_MACHINE
 from trainledger.measure.machine import memory_nbytes, title
 from trainledger.measure.meter import StepMeter
 from trainledger.measure.quiet_steps import QuietSteps
-from trainledger.predict.fit import refuse_beyond
+from trainledger.plan.memory_check import refuse_beyond
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.predict import forecast
 from trainledger.predict.roofline import Machine

@@ -191,21 +191,24 @@ def breaks(
     exposed: float | str = 0.2,
     lost: float | str = 0.1,
     unique_tokens: int | str | None = None,
+    keep_tokens: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> Breaks:
-    """What gives way first, second and third when one thing of a run grows (`trainledger.plan.breaks`).
+    """What breaks first, second and third when one size of a run grows (`trainledger.plan.breaks`).
 
-    ``along`` are axes of `trainledger.plan.growth.AXES` (None: all). ``exposed`` is the share of a step that
+    ``along`` are axes of `trainledger.plan.sizes.AXES` (None: all). ``exposed`` is the share of a step that
     communication, or a pipeline's bubble, may take; ``lost`` that of a run that checkpoints and failures may take;
-    ``unique_tokens`` how many tokens there are. Numbers may be text (``"20%"``, ``"15T"``). ``say`` hears what is being
-    looked at. Raises `InvalidInput`.
+    ``unique_tokens`` how many tokens there are. Numbers may be text (``"20%"``, ``"15T"``). Longer sequences keep the
+    tokens of a step; with ``keep_tokens`` off, their number. The layout of a run whose layout is to be searched for
+    (``layout.auto``, of `load` with search=False) follows the size. ``say`` is called with what is being looked at.
+    Raises `InvalidInput`.
     """
     from trainledger.plan.breaks import breaks as found
-    from trainledger.plan.growth import AXES
     from trainledger.plan.limits import Limits
     from trainledger.plan.quantity import read
+    from trainledger.plan.sizes import AXES
 
-    run = checked(run)
+    asked, run = run, checked(run)
     problems: list[Problem] = []
     shares = {"exposed": exposed, "lost": lost}
     bearable = {name: read(name, each, parse_number, problems, least=0, most=1) for name, each in shares.items()}
@@ -216,8 +219,31 @@ def breaks(
         raise InvalidInput(problems)
     return found(
         run, machine_of(run), backend=kernels_of(run), axes=_several(along, AXES),
-        limits=Limits(unique_tokens=unique, **bearable), reach=far, most=few, say=say,
+        limits=Limits(unique_tokens=unique, **bearable), reach=far, most=few, keep_tokens=keep_tokens,
+        planner=_planner(asked) if asked.layout.auto else None, say=say,
     )  # fmt: skip
+
+
+def _planner(asked: Run) -> Callable[[Run], Run | None]:
+    """Searches for the layout of other runs as of the one that was asked for: what that one gives is kept."""
+    from trainledger.plan.layouts.grid import fixed_by
+
+    def planned(run: Run) -> Run | None:
+        free = replace(
+            run.recipe,
+            micro_batch=asked.recipe.micro_batch,
+            activation_checkpointing=asked.recipe.activation_checkpointing,
+        )
+        wanted = replace(run, layout=asked.layout, recipe=free)
+        try:
+            found = spread(wanted, fixed=fixed_by(wanted), keep=1, limit_seconds=3)
+        except InvalidInput:  # such as more devices than a known network joins
+            return None
+        if found.interrupted:
+            raise KeyboardInterrupt
+        return None if found.simplest is None else found.simplest.run
+
+    return planned
 
 
 def advise(

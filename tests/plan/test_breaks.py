@@ -1,4 +1,4 @@
-"""What gives way: every edge is exact by a prediction made apart, and the figures are those of that prediction."""
+"""What breaks: every edge is exact by a prediction made apart, and the figures are those of that prediction."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -14,8 +14,9 @@ import trainledger as tl
 from trainledger.cli import main
 from trainledger.plan import breaks as breaks_module
 from trainledger.plan.breaks import RULE, Breaks
-from trainledger.plan.growth import AXES, growth
 from trainledger.plan.limits import LIMITS, Limit, Limits, Reading, critical_batch, critical_batch_of_tokens, remedy
+from trainledger.plan.longer_context import longer_model
+from trainledger.plan.sizes import AXES, grow
 from trainledger.report.breaks import figures, text
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
@@ -62,7 +63,7 @@ def test_every_edge_is_exact(name: str) -> None:
     seen = [each for along in found.along for each in along.breaks]
     assert len({each.limit for each in seen}) > 2
     for each in seen:
-        way = growth(run, each.axis, breaks_module.REACH)
+        way = grow(run, each.axis, breaks_module.REACH)
         at = way.values.index(each.holds)
         assert way.values[at + 1] == each.breaks  # no value lies between
         before, after = way.at(at), way.at(at + 1)
@@ -78,7 +79,7 @@ def test_every_edge_is_exact(name: str) -> None:
 
 
 def test_a_longer_sequence_gives_way_where_its_own_prediction_says_so() -> None:
-    found = tl.breaks(tl.load(ALONE), along=["sequence"])
+    found = tl.breaks(tl.load(ALONE), along=["sequence"], keep_tokens=False)
     edge = next(each for each in found.along[0].breaks if each.limit == "device memory")
     for T, fits in ((edge.holds, True), (edge.breaks, False)):
         told = tl.predict(tl.load(ALONE, {"recipe.seq_len": T, "model.max_seq_len": T}))
@@ -129,17 +130,17 @@ def test_what_does_not_hold_as_planned_is_said_first_and_not_again() -> None:
     found = tl.breaks(tl.load(TOO_LARGE), along=["width"])
     assert "device memory" in [each.limit for each in found.already]
     assert "device memory" not in [each.limit for each in found.along[0].breaks]
-    assert text(found).startswith("Gives way already, as planned: device memory.")
+    assert text(found).startswith("Broken already, as planned: device memory.")
 
 
 def test_micro_batches_that_shrink_as_devices_are_added_are_told() -> None:
     """A batch of 64 in micro-batches of 4 ends 16 devices; 64 have one sequence each."""
     recipe = {"seq_len": 1024, "global_batch": 64, "micro_batch": 4, "steps": 10, "precision": "bf16-mixed"}
     table: Table = {"model": {"preset": "gpt2"}, "recipe": recipe, "cluster": {"device": "h100-sxm"}}
-    carries = growth(tl.load(table), "devices", 64).carries
+    carries = grow(tl.load(table), "devices", 64).carries
     assert carries.endswith("the global batch shared out (in smaller micro-batches where a rank has fewer sequences)")
     one = {**table, "recipe": {**recipe, "micro_batch": 1}}
-    assert growth(tl.load(one), "devices", 64).carries.endswith("the global batch shared out")
+    assert grow(tl.load(one), "devices", 64).carries.endswith("the global batch shared out")
 
 
 def test_more_devices_end_where_a_rank_gets_no_sequence() -> None:
@@ -173,7 +174,7 @@ def test_the_search_finds_the_first_value_beyond_any_curve(power: float, most: i
     curve = Limit("curve", "share", "", "", "", False, lambda *each: asked.append(each) or read(*each))  # type: ignore[func-returns-value]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(breaks_module, "LIMITS", (curve,))
-        found = tl.breaks(run, along=["sequence"])
+        found = tl.breaks(run, along=["sequence"], keep_tokens=False)
     step = 2 * context if context > 1 else 1
     beyond = 1024 + (most - 1024) // step * step + step  # the first of 1024, 1024 + step, ... that is larger
     assert [each.breaks for each in found.along[0].breaks] == [beyond]
@@ -184,7 +185,7 @@ def test_no_vocabulary_before_the_edge_gives_way() -> None:
     run = tl.load(ACROSS_NODES)
     found = tl.breaks(run, along=["vocabulary"])
     edge = next(each for each in found.along[0].breaks if each.limit == "exposed communication")
-    values = growth(run, "vocabulary", breaks_module.REACH).values
+    values = grow(run, "vocabulary", breaks_module.REACH).values
     assert edge.holds % 128 == edge.breaks % 128 == 0
     at = values.index(edge.holds)
     for rows in {*values[: at + 1 : 97], *values[at - 15 : at + 1]}:
@@ -198,7 +199,7 @@ def test_no_vocabulary_before_the_edge_gives_way() -> None:
 def test_vocabularies_are_those_that_models_have(start: int, tensor: int, multiple: int, first: int) -> None:
     model = {**ACROSS_NODES["model"], "vocab_size": start, "vocab_multiple": multiple}
     layout = {"shard": 32 // tensor, "tensor": tensor}
-    values = growth(tl.load({**ACROSS_NODES, "model": model, "layout": layout}), "vocabulary", 64).values
+    values = grow(tl.load({**ACROSS_NODES, "model": model, "layout": layout}), "vocabulary", 64).values
     assert values[:2] == (start, first)
     assert all(each % lcm(128 * tensor, multiple) == 0 for each in values[1:])
     assert values[-1] <= 64 * start
@@ -227,7 +228,7 @@ def test_of_a_share_that_goes_up_and_down_the_first_edge_is_found(depth: float, 
 @pytest.mark.parametrize("name", RUNS)
 def test_values_on_the_way_keep_the_rules_of_the_run_file(name: str, axis: str) -> None:
     run = tl.load(RUNS[name])
-    way = growth(run, axis, 8)
+    way = grow(run, axis, 8)
     assert way.at(0) == run or axis == "devices"
     last = len(way.values) - (2 if axis == "devices" else 1)  # of devices the last is the first that is too many
     for index in {0, 1, last // 2, last} & set(range(last + 1)):
@@ -239,7 +240,7 @@ def test_values_on_the_way_keep_the_rules_of_the_run_file(name: str, axis: str) 
 
 def test_width_keeps_heads_and_proportions() -> None:
     run = tl.load(MESH)
-    way = growth(run, "width", 4)
+    way = grow(run, "width", 4)
     wide = way.at(3).model
     assert wide.head_size == run.model.head_size
     assert wide.kv_heads == run.model.kv_heads
@@ -352,3 +353,69 @@ def test_all_numbers_that_are_wrong_are_told_at_once(capsys: pytest.CaptureFixtu
     assert main(["breaks", "gpt2", "--reach", "1", "--exposed", "2", "--unique-tokens", "1.5"]) == 2
     told = capsys.readouterr().err.splitlines()
     assert [each.split(" = ")[0] for each in told] == ["--reach", "--exposed", "--unique-tokens"]
+
+
+def test_longer_sequences_keep_the_tokens_of_a_step() -> None:
+    run = tl.load(SHARDED)
+    way = grow(run, "sequence", 64)
+    tokens = run.recipe.tokens_per_step
+    for index in (1, 1000, 4096, 12288):
+        grown = way.at(index)
+        assert tokens - grown.recipe.seq_len * 16 < grown.recipe.tokens_per_step <= tokens
+    last = way.at(len(way.values) - 1)  # 262,144 tokens: not even a sequence for each of the 16 ranks
+    assert last.recipe.global_batch == 16
+    kept = grow(run, "sequence", 64, keep_tokens=False).at(4096)
+    assert kept.recipe.global_batch == run.recipe.global_batch
+
+
+def test_context_ranks_cure_a_sequence_that_does_not_fit() -> None:
+    found = tl.breaks(tl.load(SHARDED), along=["sequence"])
+    edge = next(each for each in found.along[0].breaks if each.limit == "device memory")
+    assert edge.cure is not None
+    assert edge.cure.devices == 16
+    assert edge.cure.holds > 1.5 * edge.holds
+    ranks = [each for each in edge.cure.changes if each.startswith("layout.context=")]
+    assert ranks == ["layout.context=2"]
+    T = {"recipe.seq_len": edge.cure.holds, "model.max_seq_len": edge.cure.holds, "recipe.global_batch": 8}
+    cured = tl.load(tl.load(SHARDED, list(edge.cure.changes)), T)
+    assert tl.predict(cured).fits
+    assert "context ranks hold it up to" in " ".join(text(found).split())
+
+
+def test_one_device_is_cured_by_more_of_them() -> None:
+    found = tl.breaks(tl.load(ALONE), along=["sequence"])
+    edge = next(each for each in found.along[0].breaks if each.limit == "device memory")
+    assert edge.cure is not None
+    assert edge.cure.changes == ("layout.context=2", "cluster.count=2")
+
+
+@pytest.mark.parametrize(
+    ("preset", "longer"), [("llama-3-8b", "llama-3.1-8b"), ("llama-2-7b", "llama-3-8b"), ("gpt2", None)]
+)
+def test_a_short_context_is_answered_with_a_longer_model_of_the_family(preset: str, longer: str | None) -> None:
+    assert longer_model(tl.model(preset), tl.model(preset).max_seq_len + 1) == longer
+
+
+def test_positions_name_the_longer_model() -> None:
+    run = tl.load({**MESH, "recipe": {**MESH["recipe"], "tokens": "10B"}})
+    found = tl.breaks(run, along=["sequence"], reach=2, most=1)
+    (edge,) = found.along[0].breaks
+    assert edge.limit == "positions"
+    assert edge.remedy.startswith("llama-3.1-8b, which has more positions (model.preset), or a larger")
+
+
+def test_the_layout_follows_where_it_is_searched_for() -> None:
+    """Where memory ends in the planned layout, the search finds one of context ranks that holds on."""
+    asked = tl.load({**SHARDED, "layout": {"auto": True}}, search=False)
+    (along,) = tl.breaks(asked, along=["sequence"], reach=16).along
+    (planned,) = tl.breaks(tl.load(asked), along=["sequence"], reach=16).along
+    assert along.carries.endswith("the layout that the search finds")
+    assert along.reached == 16 * 4096 > max(each.breaks for each in planned.breaks if each.limit == "device memory")
+    assert "device memory" not in [each.limit for each in along.breaks]
+    assert any(each.startswith("layout.context=") for each in along.layout)
+    assert tl.predict(tl.load(tl.load(asked), [*along.layout, *_sequence_of(along.reached)])).fits
+    assert planned.layout == ()
+
+
+def _sequence_of(tokens: int) -> tuple[str, ...]:
+    return (f"recipe.seq_len={tokens}", f"model.max_seq_len={max(tokens, 131072)}", "recipe.global_batch=16")

@@ -171,7 +171,7 @@ def test_breaks_does_not_say_that_it_holds_as_planned() -> None:
     assert (broken.limit, broken.holds, broken.breaks, broken.factor) == (RULE, 0, 8, 1)
     assert "8 data ranks" in broken.why
     out = breaks_report.text(found)
-    assert out.startswith("Gives way already, as planned: divisibility. 1 sequence a step cannot be spread")
+    assert out.startswith("Broken already, as planned: divisibility. 1 sequence a step cannot be spread")
     assert "divisibility         -       8     1x" in out
 
 

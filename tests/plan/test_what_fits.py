@@ -12,11 +12,10 @@ import trainledger as tl
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import heaviest_stages
 from trainledger.loaded import kernels_of, load, machine_of
-from trainledger.plan import fit_axis as axes
-from trainledger.plan.fit import QUESTIONS, divides_batch, to_json, what_fits
-from trainledger.plan.fit_axis import Axis, edge
-from trainledger.plan.fit_recipes import recipes
+from trainledger.plan import sizes, sweep
+from trainledger.plan.fit import QUESTIONS, divides_batch, saving_recipes, to_json, what_fits
 from trainledger.plan.memory_check import memory_model
+from trainledger.plan.sweep import Sweep, edge
 from trainledger.questions import plan
 from trainledger.spec.rules.run import run_problems
 
@@ -79,7 +78,7 @@ def test_the_edge_is_exact(run, question):
         assert sum(found.beyond.by_category.values()) == found.beyond.peak_nbytes
     if found.size is not None and found.beyond_size is not None:
         next_one = {
-            "sequence": found.size + axes.sequence_unit(run), "micro-batch": found.size + 1,
+            "sequence": found.size + sizes.sequence_unit(run), "micro-batch": found.size + 1,
             "devices": found.size - run.layout.context * run.layout.tensor * run.layout.pipeline,
         }  # fmt: skip
         assert found.beyond_size == next_one.get(question, found.beyond_size)
@@ -114,7 +113,7 @@ def test_changes_of_the_recipe_are_lines_to_paste_and_fit_more():
         assert set(before.settings) < set(after.settings)
         assert after.answers["memory"].size < before.answers["memory"].size
         assert (after.answers["model"].size or 0) >= (before.answers["model"].size or 0)
-    for recipe in recipes(run):
+    for recipe in saving_recipes(run):
         section = {"preset": "llama-3.2-1b"}
         again = {name: vars(getattr(run, name)) for name in ("recipe", "layout", "cluster")}
         pasted = load({"model": section, **again}, recipe.settings)
@@ -123,7 +122,7 @@ def test_changes_of_the_recipe_are_lines_to_paste_and_fit_more():
 
 def test_a_run_that_saves_already_has_no_changes():
     run = run_of(micro_batch=1, activation_checkpointing="full", loss="chunked")
-    assert [each.name for each in recipes(run)] == ["as it is"]
+    assert [each.name for each in saving_recipes(run)] == ["as it is"]
 
 
 def test_nothing_fits():
@@ -193,8 +192,10 @@ def test_the_heaviest_stage_is_among_the_first_of_each_kind(layout, shard, again
 @given(last=st.integers(-1, 99), holes=st.sets(st.integers(1, 98), max_size=40))
 def test_the_search_on_a_line(start, last, holes):
     """On any line with holes: the last that fits and the first that does not, whatever place it starts from."""
-    line = Axis(100, lambda place: None if place in holes else place, start=start)  # type: ignore[arg-type, return-value]
-    found, beyond = edge(line, lambda place: place <= last)
+    line = Sweep("", range(100), lambda place: place, start=start)  # type: ignore[arg-type, return-value]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "memory_problems", lambda place: iter(["a hole"] if place in holes else []))
+        found, beyond = edge(line, lambda place: place <= last)
     there = [place for place in range(100) if place not in holes]
     assert found == next(((each, each) for each in reversed(there) if each <= last), None)
     assert beyond == next(((each, each) for each in there if each > last), None)
@@ -202,8 +203,10 @@ def test_the_search_on_a_line(start, last, holes):
 
 def test_a_family_is_searched_a_little_beyond_its_edge():
     fits = {0, 1, 2, 3, 5}
-    line = Axis(20, lambda place: place, ahead=4)  # type: ignore[arg-type, return-value]
-    assert edge(line, lambda place: place in fits) == ((5, 5), (6, 6))
+    line = Sweep("", range(20), lambda place: place, ahead=4)  # type: ignore[arg-type, return-value]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "memory_problems", lambda place: iter(()))
+        assert edge(line, lambda place: place in fits) == ((5, 5), (6, 6))
 
 
 def test_micro_batches_that_divide():
@@ -250,7 +253,7 @@ def test_parameters_that_stay_after_forward_are_let_go_before_a_model_is_called_
         "layout": {"shard": 64, "reshard_after_forward": False},
     }
     run = load(table)
-    names = [each.name for each in recipes(run)]
+    names = [each.name for each in saving_recipes(run)]
     assert "+ parameters gathered again in backward" in names
     first, last = (tl.fit(run, of=["model"]).rows[place].answers["model"].size for place in (0, -1))
     assert last > 3 * first

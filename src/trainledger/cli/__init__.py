@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "rules": ("Plan", "rules of thumb beside the ledger, each with its error", "rules"),
     "trace": ("Plan", "the same from the real model on fake tensors", "trace"),
     "annotate": ("Plan", "run a script and tell what each line costs", "annotate"),
-    "breaks": ("Plan", "what gives way first when a run grows", "breaks"),
+    "breaks": ("Plan", "what breaks first when a run grows", "breaks"),
     "advise": ("Plan", "what to change, ranked by what it gains", "advise"),
     "compare": ("Plan", "two plans side by side, and why they differ", "compare"),
     "layouts": ("Plan", "the quickest ways to spread a run over devices", "layouts"),

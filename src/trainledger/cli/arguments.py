@@ -199,11 +199,11 @@ def while_searching() -> Callable[[str, int, int], None]:
     return progress
 
 
-def load_run(args: argparse.Namespace) -> Run:
+def load_run(args: argparse.Namespace, *, search: bool = True) -> Run:
     """The run that `add_run`'s arguments name; raises InvalidInput."""
     from trainledger.loaded import load_file
 
-    return load_file(args.run, args.set, progress=while_searching())
+    return load_file(args.run, args.set, search=search, progress=while_searching())
 
 
 def error_json(error: InvalidInput) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""What gives way first, second and third when one thing of a run grows.
+"""What breaks first, second and third when one size of a run grows.
 
 Each edge is exact: the last value that holds and the next one that does not (a vocabulary grows by 128 rows for each
-tensor rank). Of a run file, a model of the catalog or a Hugging Face config.json.
+tensor rank). With --set layout=auto the layout follows the size, on a grid of values. Of a run file, a model of the
+catalog or a Hugging Face config.json.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--lost", action=Quantity, parse=parse_number, least=0, most=1, default=0.1, metavar="SHARE",
         help="share of a run that checkpoints and failures may take (10%%)",
     )  # fmt: skip
+    parser.add_argument(
+        "--keep-batch", action="store_true",
+        help="longer sequences are as many in a step; absent: fewer, so that a step keeps its tokens",
+    )  # fmt: skip
     add_count(parser, "--unique-tokens", metavar="N", help='tokens that the dataset has, such as "15T"')
     add_json(parser)
     add_plot(parser)
@@ -59,13 +64,20 @@ def execute(args: argparse.Namespace) -> int:
     check_plot_of(args)
     say = while_waiting()
     found = breaks(
-        run_of_some_length(args), along=args.along, reach=args.reach, most=args.most, exposed=args.exposed,
-        lost=args.lost, unique_tokens=args.unique_tokens, say=say,
-    )  # fmt: skip
+        run_of_some_length(args, search=False),
+        along=args.along,
+        reach=args.reach,
+        most=args.most,
+        exposed=args.exposed,
+        lost=args.lost,
+        unique_tokens=args.unique_tokens,
+        keep_tokens=not args.keep_batch,
+        say=say,
+    )
     say("")
     if args.json:
         print_json(to_json(found, taken_by_default(args, found.run)))
     else:
         print(text(found))
-    write_plot_of(args, figures(found), f"What gives way when {found.run.model.name} grows", about(found))
+    write_plot_of(args, figures(found), f"What breaks when {found.run.model.name} grows", about(found))
     return 0

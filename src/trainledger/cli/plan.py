@@ -67,13 +67,16 @@ def execute(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_or_model(args: argparse.Namespace) -> Run:
-    """The run file, or a default run of a catalog model or config.json where ``args.run`` names one."""
+def run_or_model(args: argparse.Namespace, *, search: bool = True) -> Run:
+    """The run file, or a default run of a catalog model or config.json where ``args.run`` names one.
+
+    With ``search`` off a layout that is to be found (layout=auto) is not searched for.
+    """
     from trainledger.loaded import is_run_file, named_run, with_layout
 
     _refuse_code(args.run)
     if is_run_file(args.run):
-        return load_run(args)
+        return load_run(args, search=search)
     run = named_run(args.run, args.set)
     if not run.layout.auto:
         return run
@@ -81,6 +84,8 @@ def run_or_model(args: argparse.Namespace) -> Run:
     from trainledger.spec.runfile import written
 
     tell_batch(run, args.set)
+    if not search:
+        return run
     return with_layout(run, written=written({}, args.set), progress=while_searching())
 
 
@@ -148,11 +153,11 @@ def says_length(args: argparse.Namespace) -> bool:
     return is_run_file(args.run) or not {"recipe.tokens", "recipe.steps"}.isdisjoint(said(args.set))
 
 
-def run_of_some_length(args: argparse.Namespace) -> Run:
+def run_of_some_length(args: argparse.Namespace, *, search: bool = True) -> Run:
     """As `run_or_model`, a model alone with 20 tokens for each parameter (told on standard error)."""
     import sys
 
-    run = run_or_model(args)
+    run = run_or_model(args, search=search)
     if says_length(args):
         return run
     from dataclasses import replace

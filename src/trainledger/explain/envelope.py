@@ -10,6 +10,7 @@ from trainledger.explain.settled import rounded_up
 from trainledger.explain.symbols import expanded, formula, smallest, symbolic
 from trainledger.frozen import frozen
 from trainledger.ledger.memory.timeline import Moment, timeline
+from trainledger.plan.sweep import last_holding
 from trainledger.spec.run import Run
 
 LARGEST = 2**40  # beyond every size of a run
@@ -67,7 +68,9 @@ def envelope(
     least = 1 if exact_from == 2 else exact_from
     pieces = _pieces(highest, _told, least)
     fits = holds or (lambda nbytes: memory_nbytes is None or nbytes <= memory_nbytes)
-    largest = None if memory_nbytes is None else _largest(lambda size: fits(highest(size)[0]), least)
+    largest = None
+    if memory_nbytes is not None:
+        largest = last_holding(lambda size: fits(highest(size)[0]), LARGEST, least, least) or 0
     return Envelope(
         symbol=name,
         exact_from=exact_from,
@@ -134,27 +137,8 @@ def _pieces(highest: Any, told: Any, first: int) -> list[Piece]:
 
 def _last_of(highest: Any, first: int, moment: Moment) -> int | None:
     """The last size from ``first`` on at which this moment is the highest; None where it stays so."""
-    low, high = first, first
-    while highest(high)[1] is moment:
-        if high >= LARGEST:
-            return None
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if highest(middle)[1] is moment else (low, middle)
-    return low
-
-
-def _largest(fits: Any, least: int) -> int:
-    if not fits(least):
-        return 0
-    low, high = least, 2 * least
-    while high < LARGEST and fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    last = last_holding(lambda size: highest(size)[1] is moment, LARGEST, first, first)
+    return None if last == LARGEST - 1 else last
 
 
 def _counter(amount: Any, symbol: Any) -> Callable[[int], int]:

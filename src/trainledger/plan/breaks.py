@@ -1,4 +1,4 @@
-"""What gives way first, second and third when one thing of a run grows, and at which value."""
+"""What breaks first, second and third when one size of a run grows, and at which value."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 from trainledger.frozen import frozen
 from trainledger.plan import in_json
 from trainledger.plan.difference import overrides
-from trainledger.plan.growth import AXES, Growth, growth
-from trainledger.plan.limits import LIMITS, LOGITS, Limit, Limits, Reading, critical_batch_of_tokens, remedy
+from trainledger.plan.limits import LIMITS, LOGITS, MEMORY, POSITIONS, Limit, Limits, Reading, comparison, remedy
+from trainledger.plan.longer_context import longer_model, with_context_ranks
+from trainledger.plan.sizes import AXES, grow, regrown
+from trainledger.plan.sweep import Sweep, first_failing, last_holding
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.predict import predict
 from trainledger.predict.roofline import Machine
@@ -20,23 +22,31 @@ from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
-from trainledger.units import format_count
 
 REACH = 64
 MOST = 3
 RULE = "divisibility"
-_NEAR, _SAMPLES = 32, 8  # values just before an edge, and all the way to it, at which a share is asked for again
+_NEAR, _SAMPLES = 32, 8  # values just before an edge, and all the way to it, at which a share is computed again
+Planner = Callable[[Run], Run | None]
+
+
+@frozen
+class ContextRanks:
+    """A layout with more context ranks that cures a break: the overrides that make it, and how far it then holds."""
+
+    changes: tuple[str, ...]
+    devices: int
+    holds: int
 
 
 @frozen
 class Break:
-    """Where something gives way: it holds at ``holds`` and no longer at ``breaks``, the next value that is possible.
+    """Where a limit is passed: the run keeps it at ``holds`` and no longer at ``breaks``, the next possible value.
 
-    ``holds`` is 0 where it does not hold as planned.
-
-    ``planned``, ``before`` and ``after`` are what is compared with ``most``: as planned, at ``holds`` and at
-    ``breaks``; None where a rule of the run file is broken, told in ``why``. ``changes`` lead from the run to the one
-    that no longer holds, as ``--set`` takes them.
+    ``holds`` is 0 where the planned run does not keep it. ``planned``, ``before`` and ``after`` are what is compared
+    with ``most``: as planned, at ``holds`` and at ``breaks``; None where a rule of the run file is broken, named in
+    ``why``. ``changes`` lead from the planned run to the one at ``breaks``, as ``--set`` takes them. ``cure`` is the
+    context-parallel layout that keeps the limit at ``breaks``, where a sequence grew and there is one.
     """
 
     limit: str
@@ -55,6 +65,7 @@ class Break:
     basis: str
     source: str
     changes: tuple[str, ...]
+    cure: ContextRanks | None = None
 
     @property
     def factor(self) -> float:
@@ -64,7 +75,10 @@ class Break:
 
 @frozen
 class Along:
-    """What gives way along one axis, the first first; ``reached`` is the largest value that was looked at."""
+    """What breaks along one axis, the first first; ``reached`` is the largest value that was looked at.
+
+    ``layout`` is what the run has there of another layout, as ``--set`` takes it, where the layout follows the size.
+    """
 
     axis: str
     field: str
@@ -72,11 +86,12 @@ class Along:
     reached: int
     carries: str
     breaks: tuple[Break, ...]
+    layout: tuple[str, ...] = ()
 
 
 @frozen
 class Breaks:
-    """What gives way along each axis; ``already`` does not hold as planned, ``unknown`` cannot be judged."""
+    """What breaks along each axis; ``already`` is broken as planned, ``unknown`` cannot be judged."""
 
     run: Run
     along: tuple[Along, ...]
@@ -87,7 +102,7 @@ class Breaks:
         first = [
             f"{each.axis}: {each.breaks[0].limit} at {each.breaks[0].breaks:,}" for each in self.along if each.breaks
         ]
-        return f"Breaks({self.run.model.name}; {'; '.join(first) or 'nothing gives way'})"
+        return f"Breaks({self.run.model.name}; {'; '.join(first) or 'nothing breaks'})"
 
 
 def breaks(
@@ -95,72 +110,140 @@ def breaks(
     machine: Machine | None,
     *,
     backend: str,
-    axes: Sequence[str] = tuple(AXES),
+    axes: Sequence[str] = AXES,
     limits: Limits = Limits(),  # noqa: B008  # frozen
     reach: int = REACH,
     most: int = MOST,
+    keep_tokens: bool = True,
+    planner: Planner | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Breaks:
-    """The first ``most`` things that give way along each axis, up to ``reach`` times the planned value.
+    """The first ``most`` limits that are passed along each axis, up to ``reach`` times the planned value.
 
-    Each edge is exact: of the values that the run's layout and batch can be divided by, ``holds`` is the last at which
-    it holds before it does not. ``say`` hears what is being looked at. Raises InvalidInput for an axis that is none of
-    `AXES`.
+    Each edge is exact: of the values that the run's layout and batch can be divided by, ``holds`` is the last that
+    keeps the limit before one does not. With a ``planner``, which gives a run the layout that it searches for (None:
+    none fits), the layout follows the size wherever the one before passes a limit, on a grid of values. Longer
+    sequences keep the tokens of a step unless ``keep_tokens`` is off. ``say`` is called with what is being looked at.
+    Raises InvalidInput for an axis that is none of `AXES`.
     """
     unknown = [each for each in axes if each not in AXES]
     if unknown:
         rule = f"must be one of {', '.join(AXES)}"
         raise InvalidInput([Problem("along", each, rule, nearest_text(str(each), AXES)) for each in unknown])
-
-    def told(other: Run) -> Forecast:
-        return predict(other, machine, backend=backend)
-
     limits = replace(limits, positions=run.model.max_seq_len)
-    at_start = told(run)
-    readings = {each.name: each.read(run, at_start, limits) for each in LIMITS}
-    already = [each for each in LIMITS if (found := readings[each.name]) is not None and not found.holds]
-    judged = [each for each in LIMITS if readings[each.name] is not None and each not in already]
+    forecasts: dict[Run, Forecast] = {}
+
+    def forecast(other: Run) -> Forecast:
+        if other not in forecasts:
+            forecasts[other] = predict(other, machine, backend=backend)
+        return forecasts[other]
+
+    planned = _Judge(LIMITS, limits, forecast).readings(run)
+    already = [each for each in LIMITS if (found := planned[each.name]) is not None and not found.holds]
+    kept = [each for each in LIMITS if planned[each.name] is not None and each not in already]
     along = []
     for axis in axes:
         say(axis)
-        way = growth(run, axis, reach)
         # A longer run has the same steps: no forecast is asked.
-        of_axis = [each for each in judged if axis != "dataset" or not each.forecasts]
-        along.append(_Walk(run, way, of_axis, limits, told, readings).along(most))
+        of_axis = [each for each in kept if axis != "dataset" or not each.needs_forecast]
+        judge = _Judge(of_axis, limits, forecast)
+        sweep = grow(run, axis, reach, keep_tokens=keep_tokens)
+        if planner is not None and axis != "dataset":
+            sweep = _following(run, axis, reach, keep_tokens, planner, judge)
+        along.append(_Walk(run, axis, sweep, judge, planned, cure=planner is None).along(most))
     few = too_few(run) if run.cluster.count > 1 else None
     broken = () if few is None else (_not_spread(run, few),)
     return Breaks(
-        run, tuple(along), (*broken, *(_as_planned(run, each, readings[each.name]) for each in already)),
-        tuple(each.name for each in LIMITS if readings[each.name] is None),
-    )  # fmt: skip
+        run=run,
+        along=tuple(along),
+        already=(*broken, *(_as_planned(run, each, planned[each.name]) for each in already)),
+        unknown=tuple(each.name for each in LIMITS if planned[each.name] is None),
+    )
+
+
+@frozen
+class _Judge:
+    """Compares runs with some limits."""
+
+    of: Sequence[Limit]
+    limits: Limits
+    forecast: Callable[[Run], Forecast]
+
+    def reading(self, limit: Limit, run: Run) -> Reading | None:
+        return limit.read(run, self.forecast(run) if limit.needs_forecast else None, self.limits)
+
+    def readings(self, run: Run) -> dict[str, Reading | None]:
+        return {each.name: self.reading(each, run) for each in self.of}
+
+    def holds(self, limit: Limit, run: Run) -> bool:
+        reading = self.reading(limit, run)
+        return reading is None or reading.holds
+
+    def laid_out_well(self, run: Run) -> bool:
+        """Whether a run obeys all rules and keeps the limits that its layout decides about."""
+        if next(run_problems(run), None) is not None:
+            return False
+        return all(self.holds(each, run) for each in self.of if each.of_layout)
+
+
+def _following(run: Run, axis: str, reach: int, keep_tokens: bool, planner: Planner, judge: _Judge) -> Sweep:
+    """The sweep on a grid of values (1, 1.5, 2, 3, 4 ... times the planned one), the layout following the size."""
+    sweep = regrown(run, axis, reach, keep_tokens=keep_tokens)
+    grid = [0]
+    factor = 2
+    while factor <= 2 * reach:
+        for twice in (factor, factor * 3 // 2):
+            near = bisect_right(sweep.values, sweep.values[0] * twice // 2) - 1
+            if near > grid[-1]:
+                grid.append(near)
+        factor *= 2
+    layouts, chosen = [run], {0: run}
+
+    def at(index: int) -> Run:
+        if index not in chosen:
+            grown = sweep.at(grid[index])
+            kept = (_laid_out_as(each, grown) for each in reversed(layouts))
+            found = next((each for each in kept if judge.laid_out_well(each)), None)
+            if found is None:
+                found = planner(grown)
+                if found is not None:
+                    layouts.append(found)
+            chosen[index] = _laid_out_as(layouts[-1], grown) if found is None else found
+        return chosen[index]
+
+    carries = f"{sweep.carries}{'; ' if sweep.carries else ''}the layout that the search finds"
+    return replace(sweep, values=tuple(sweep.values[each] for each in grid), at=at, carries=carries)
+
+
+def _laid_out_as(known: Run, run: Run) -> Run:
+    """A run with the layout, micro-batch and recomputation of another."""
+    recipe = replace(
+        run.recipe,
+        micro_batch=known.recipe.micro_batch,
+        activation_checkpointing=known.recipe.activation_checkpointing,
+    )
+    return replace(run, layout=known.layout, recipe=recipe)
 
 
 class _Walk:
-    """Goes along one axis: in large steps until enough gives way, then narrows each edge down."""
+    """Goes along one axis: in large steps until enough limits are passed, then finds the edge of each."""
 
     def __init__(
-        self,
-        run: Run,
-        way: Growth,
-        judged: list[Limit],
-        limits: Limits,
-        told: Callable[[Run], Forecast],
-        planned: dict[str, Reading | None],
+        self, run: Run, axis: str, sweep: Sweep, judge: _Judge, planned: dict[str, Reading | None], *, cure: bool
     ) -> None:
-        self.run, self.way, self.judged, self.limits, self.told, self.planned = run, way, judged, limits, told, planned
-        self._forecasts: dict[int, Forecast] = {}
+        self.run, self.axis, self.sweep, self.judge, self.planned, self.cure = run, axis, sweep, judge, planned, cure
+        self._runs: dict[int, Run] = {}
         self._problems: dict[int, Problem | None] = {}
 
     def along(self, most: int) -> Along:
-        way = self.way
+        values = self.sweep.values
         edges: dict[str, tuple[int, int]] = {}  # limit -> the last index known to hold, one known not to
         before = reached = 0
         ruled_out: int | None = None
-        if self._problem(0) is not None:
-            return Along(way.axis, way.field, way.start, way.start, way.carries, (self._rule_broken(0),))
+        found: list[Break] = []
         for index in self._ladder():
             if self._problem(index) is not None:
-                ruled_out = self._first_not(before, index, self._problem_free)
+                ruled_out = first_failing(lambda each: self._problem(each) is None, before, index) if index else 0
                 if ruled_out - 1 > before:
                     self._look(ruled_out - 1, before, edges)
                 reached = ruled_out
@@ -173,25 +256,28 @@ class _Walk:
         if ruled_out is not None:
             found.append(self._rule_broken(ruled_out))
         found.sort(key=lambda each: each.breaks)
-        return Along(way.axis, way.field, way.start, way.values[reached], way.carries, tuple(found[:most]))
+        sweep = self.sweep
+        layout = () if self.cure else _layout_of(overrides(self.run, self._at(reached)))
+        return Along(self.axis, sweep.field, values[0], values[reached], sweep.carries, tuple(found[:most]), layout)
 
     def _ladder(self) -> Iterator[int]:
-        """Indices at about every fourfold value, the last one among them; in between is looked where it gives way."""
-        values, last = self.way.values, len(self.way.values) - 1
+        """The first index, then one at about every fourfold value, the last one among them."""
+        values, last = self.sweep.values, len(self.sweep.values) - 1
         index = 0
+        yield index
         while index < last:
             index = min(last, max(index + 1, bisect_right(values, 4 * values[index]) - 1))
             yield index
 
     def _look(self, index: int, before: int, edges: dict[str, tuple[int, int]]) -> None:
-        for each in self.judged:
-            if each.name not in edges and not self._holds(each, index):
+        for each in self.judge.of:
+            if index and each.name not in edges and not self._holds(each, index):
                 edges[each.name] = (before, index)
 
     def _narrowed(self, edges: dict[str, tuple[int, int]], most: int) -> list[tuple[Limit, int]]:
-        """The exact index at which each gives way, of as many as can be among the first ``most``."""
+        """The exact index at which each limit is passed, of as many as can be among the first ``most``."""
         found: list[tuple[Limit, int]] = []
-        by_name = {each.name: each for each in self.judged}
+        by_name = {each.name: each for each in self.judge.of}
         for name, (holds, not_any_more) in sorted(edges.items(), key=lambda each: each[1]):
             if len([at for _, at in found if at <= holds]) >= most:
                 break
@@ -199,15 +285,18 @@ class _Walk:
         return found
 
     def _first(self, limit: Limit, low: int, high: int) -> int:
-        """The edge between an index that holds and one that does not; along the vocabulary the first of several.
+        """The first index at which a limit is passed, also where amounts go up and down on the way.
 
-        There the head's product fills its last wave of tiles now more, now less, so that a share of the time crosses
-        its limit several times; memory grows with every row.
+        Along the vocabulary the head's matmul fills its last wave of tiles now more, now less, so that a share of the
+        time crosses its limit several times; longer sequences that keep the tokens of a step lose micro-batches.
         """
         edge = self._edge(limit, low, high)
-        while limit.unit == "share" and limit.name != LOGITS and self.way.axis == "vocabulary":
-            some = range(0, edge, max(1, edge // _SAMPLES))
-            looked = sorted({*some, *range(max(0, edge - _NEAR), edge)})
+        waves = self.axis == "vocabulary" and limit.unit == "share" and limit.name != LOGITS
+        while waves or self.sweep.turns:
+            looked = [0, *(each for each in self.sweep.turns if each < edge)]
+            if waves:
+                some = range(0, edge, max(1, edge // _SAMPLES))
+                looked = sorted({*some, *range(max(0, edge - _NEAR), edge)})
             earlier = next((at for at, each in enumerate(looked) if at and not self._holds(limit, each)), None)
             if earlier is None:
                 break
@@ -220,107 +309,153 @@ class _Walk:
         Most amounts are nearly straight lines, so a straight line is tried before the middle is.
         """
         tries = 0
-        while high - low > 1:
-            middle = (low + high) // 2
-            ends = self._reading(limit, low), self._reading(limit, high)
-            if tries % 3 != 2 and ends[0] is not None and ends[1] is not None:
-                below, above = ends[0].most - ends[0].amount, ends[1].amount - ends[1].most
-                if below > 0:
-                    guess = low + int((high - low) * below / (below + above)) + (tries % 3 == 1)
-                    middle = min(max(guess, low + 1), high - 1)
-            low, high = (middle, high) if self._holds(limit, middle) else (low, middle)
-            tries += 1
-        return high
 
-    def _first_not(self, low: int, high: int, holds: Callable[[int], bool]) -> int:
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if holds(middle) else (low, middle)
-        return high
+        def guess(low: int, high: int) -> int | None:
+            nonlocal tries
+            tries += 1
+            ends = self._reading(limit, low), self._reading(limit, high)
+            if tries % 3 == 0 or ends[0] is None or ends[1] is None:
+                return None
+            below, above = ends[0].most - ends[0].amount, ends[1].amount - ends[1].most
+            return low + int((high - low) * below / (below + above)) + (tries % 3 == 2) if below > 0 else None
+
+        return first_failing(lambda index: self._holds(limit, index), low, high, guess)
+
+    def _at(self, index: int) -> Run:
+        if index not in self._runs:
+            self._runs[index] = self.sweep.at(index)
+        return self._runs[index]
 
     def _problem(self, index: int) -> Problem | None:
         if index not in self._problems:
-            self._problems[index] = next(iter(run_problems(self.way.at(index))), None)
+            self._problems[index] = next(run_problems(self._at(index)), None)
         return self._problems[index]
 
-    def _problem_free(self, index: int) -> bool:
-        return self._problem(index) is None
-
-    def _forecast(self, index: int) -> Forecast:
-        if index not in self._forecasts:
-            self._forecasts[index] = self.told(self.way.at(index))
-        return self._forecasts[index]
-
     def _reading(self, limit: Limit, index: int) -> Reading | None:
-        told = self._forecast(index) if limit.forecasts else None
-        return limit.read(self.way.at(index), told, self.limits)
+        return self.judge.reading(limit, self._at(index))
 
     def _holds(self, limit: Limit, index: int) -> bool:
-        reading = self._reading(limit, index)
-        return reading is None or reading.holds
+        return self.judge.holds(limit, self._at(index))
 
     def _break(self, limit: Limit, index: int) -> Break:
         planned, before, after = self.planned[limit.name], self._reading(limit, index - 1), self._reading(limit, index)
         assert planned is not None  # what is not known as planned is not judged
         assert after is not None  # what is not known holds
-        return self._told(
-            index, limit=limit.name, unit=limit.unit, planned=planned.amount, after=after.amount, most=after.most,
-            before=None if before is None else before.amount, why=self._why(limit, index),
-            remedy=remedy(limit, self.run), basis=after.basis, source=limit.source,
-        )  # fmt: skip
+        return self._made(
+            index,
+            limit=limit.name,
+            unit=limit.unit,
+            planned=planned.amount,
+            before=None if before is None else before.amount,
+            after=after.amount,
+            most=after.most,
+            why=self._why(limit, index),
+            remedy=self._remedy(limit, index),
+            basis=after.basis,
+            source=limit.source,
+            cure=self._cure(limit, index) if self.cure and self.axis == "sequence" and limit.of_layout else None,
+        )
 
     def _why(self, limit: Limit, index: int) -> str:
-        if limit.name != "device memory":
-            return _compared(limit, self.way.at(index))
-        first, then = self._forecast(0).peak_by_category, self._forecast(index).peak_by_category
+        if limit.name != MEMORY:
+            return comparison(limit, self._at(index))
+        first, then = (self.judge.forecast(self._at(each)).peak_by_category for each in (0, index))
         most = max(then, key=lambda each: then[each] - first.get(each, 0))
         return f"{limit.what}; {most} grew most"
+
+    def _remedy(self, limit: Limit, index: int) -> str:
+        words = remedy(limit, self.run)
+        if limit.name == POSITIONS:
+            name = longer_model(self.run.model, self.sweep.values[index])
+            return words if name is None else f"{name}, which has more positions (model.preset), or {words}"
+        return words
+
+    def _cure(self, limit: Limit, index: int) -> ContextRanks | None:
+        """More context ranks that keep the limit where it is passed, and the largest value up to which they do."""
+
+        def good(run: Run) -> bool:
+            memory = (each for each in self.judge.of if each.name in (MEMORY, limit.name))
+            return all(self.judge.holds(each, run) for each in memory)
+
+        for found in with_context_ranks(self._at(index), self.run.recipe.tokens_per_step):
+            if not good(found):
+                continue
+            further = grow(found, "sequence", max(1, self.sweep.values[-1] // found.recipe.seq_len))
+            last = last_holding(lambda each: good(further.at(each)), len(further.values))  # noqa: B023
+            assert last is not None
+            return ContextRanks(_layout_of(overrides(self.run, found)), found.layout.devices, further.values[last])
+        return None
 
     def _rule_broken(self, index: int) -> Break:
         problem = self._problem(index)
         assert problem is not None
         nearest = "" if problem.nearest is None else f"nearest that works: {problem.field}={problem.nearest}"
-        return self._told(
-            index, limit=RULE, unit="", planned=None, before=None, after=None, most=None,
-            why=f"{problem.field} = {problem.value}: {problem.rule}", remedy=nearest, basis="exact",
+        return self._made(
+            index,
+            limit=RULE,
+            unit="",
+            planned=None,
+            before=None,
+            after=None,
+            most=None,
+            why=f"{problem.field} = {problem.value}: {problem.rule}",
+            remedy=nearest,
+            basis="exact",
             source="the rules of the run file",
-        )  # fmt: skip
+        )
 
-    def _told(self, index: int, **more: Any) -> Break:
-        way = self.way
-        holds = way.values[index - 1] if index else 0
+    def _made(self, index: int, **more: Any) -> Break:
+        sweep = self.sweep
         return Break(
-            axis=way.axis, field=way.field, start=way.start, holds=holds, breaks=way.values[index],
-            changes=overrides(self.run, way.at(index)), **more,
-        )  # fmt: skip
+            axis=self.axis,
+            field=sweep.field,
+            start=sweep.values[0],
+            holds=sweep.values[index - 1] if index else 0,
+            breaks=sweep.values[index],
+            changes=overrides(self.run, self._at(index)),
+            **more,
+        )
 
 
-def _compared(limit: Limit, run: Run) -> str:
-    """What is compared, in words; beside the critical batch that of another law, as the two are far apart."""
-    if limit.name != "critical batch":
-        return limit.what
-    by_tokens = format_count(critical_batch_of_tokens(run))
-    return f"{limit.what}; a law of the tokens alone says {by_tokens} (Bergsma et al. 2025)"
+def _layout_of(changes: Sequence[str]) -> tuple[str, ...]:
+    """Those overrides that spread a run over devices."""
+    fields = ("layout.", "cluster.count", "recipe.micro_batch", "recipe.activation_checkpointing")
+    return tuple(each for each in changes if each.startswith(fields))
 
 
 def _as_planned(run: Run, limit: Limit, reading: Reading | None) -> Break:
     assert reading is not None
-    return Break(
-        limit=limit.name, axis="", field="", start=1, holds=0, breaks=1, unit=limit.unit, planned=reading.amount,
-        before=None, after=reading.amount, most=reading.most, why=_compared(limit, run), remedy=remedy(limit, run),
-        basis=reading.basis, source=limit.source, changes=(),
-    )  # fmt: skip
+    return _already(
+        limit=limit.name,
+        unit=limit.unit,
+        planned=reading.amount,
+        after=reading.amount,
+        most=reading.most,
+        why=comparison(limit, run),
+        remedy=remedy(limit, run),
+        basis=reading.basis,
+        source=limit.source,
+    )
 
 
 def _not_spread(run: Run, why: str) -> Break:
-    """What gives way already where devices without a layout cannot share a step."""
+    """What is broken already where devices without a layout cannot share a step."""
     alone = run.recipe.lora_rank is not None
-    return Break(
-        limit=RULE, axis="", field="", start=1, holds=0, breaks=1, unit="", planned=None, before=None, after=None,
-        most=None, why=why, basis="exact",
+    return _already(
+        limit=RULE,
+        unit="",
+        planned=None,
+        after=None,
+        most=None,
+        why=why,
         remedy=f"whole sequences for each, as {ONE_DEVICE}" if alone else "--set layout=auto looks for a layout",
-        source="the rules of the run file", changes=(),
-    )  # fmt: skip
+        basis="exact",
+        source="the rules of the run file",
+    )
+
+
+def _already(**more: Any) -> Break:
+    return Break(axis="", field="", start=1, holds=0, breaks=1, before=None, changes=(), **more)
 
 
 def to_json(found: Breaks, taken: Sequence[str] = ()) -> dict[str, Any]:
@@ -337,6 +472,6 @@ def to_json(found: Breaks, taken: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _plain(each: Break) -> dict[str, Any]:
-    told = vars(each) | {"set": list(each.changes)}
-    del told["changes"]
-    return told
+    plain = vars(each) | {"set": list(each.changes), "cure": None if each.cure is None else vars(each.cure)}
+    del plain["changes"]
+    return plain

@@ -27,6 +27,7 @@ EFFECTS = {
     RESULT: "CHANGES what is trained",
 }
 _ORDINALS = {2: "second", 3: "third", 4: "fourth"}
+LOSS_CHUNKS = 8
 AXES = ("replicate", "shard", "context", "tensor", "pipeline")
 _BESIDE = {  # what may run beside compute, the effect, and programs that do so
     "gradients": ("sum gradients beside the last backward", SAME, "DDP, Megatron-LM"),
@@ -48,6 +49,22 @@ class Change:
     timed: bool = True  # whether the forecast has all of its time
 
 
+def value_of(run: Run, field: str) -> Any:
+    """The value of a field by its name in a run file (``recipe.micro_batch``)."""
+    section, _, name = field.partition(".")
+    return getattr(getattr(run, section), name)
+
+
+def made(run: Run, change: Change) -> Run:
+    """The run with a change made; whether it obeys the rules of the run file is not checked."""
+    for field, value in change.fields:
+        section, _, name = field.partition(".")
+        fields: dict[str, Any] = {name: value}
+        sections: dict[str, Any] = {section: replace(getattr(run, section), **fields)}
+        run = replace(run, **sections)
+    return run
+
+
 def changes(run: Run, *, backend: str = "cuda") -> Iterator[Change]:
     """Every change that is considered for a run, alone; some will break a rule of the run file.
 
@@ -66,6 +83,45 @@ def changes(run: Run, *, backend: str = "cuda") -> Iterator[Change]:
     yield from _sharding(run)
     yield from _mesh(run)
     yield from _pipeline(run)
+
+
+def memory_savings(run: Run) -> Iterator[Change]:
+    """Changes that need less memory for the same result, in the order in which they are made one after the other.
+
+    States sharded in full (ZeRO-3), parameters resharded after forward, one sequence at a time, recomputation of every
+    block, and the loss of a part of the tokens at a time. All but the first cost time.
+    """
+    layout, recipe = run.layout, run.recipe
+    if layout.replicate > 1 or (layout.shard_ranks > 1 and layout.zero < 3):
+        shard = (("layout.replicate", 1), ("layout.shard", layout.replicate * layout.shard), ("layout.zero", 3))
+        yield Change("states sharded in full", shard, SAME)
+    if layout.shard_ranks > 1 and not layout.reshards:
+        yield _one("parameters gathered again in backward", "layout.reshard_after_forward", True, SAME)
+    if run.device_batch > 1:
+        yield _one("micro-batch 1", "recipe.micro_batch", 1, SAME)
+    if recipe.activation_checkpointing not in ("full", "from-start", "segments") or recipe.recompute_every > 1:
+        full = (("recipe.activation_checkpointing", "full"), ("recipe.recompute_every", 1))
+        yield Change("full recomputation", full, SAME)
+    if not recipe.loss_in_chunks and layout.tensor == 1:
+        chunked = (("recipe.loss", "chunked"), ("recipe.loss_chunks", LOSS_CHUNKS))
+        yield Change("loss in chunks", chunked, SAME)
+
+
+def smaller_batches(run: Run) -> Iterator[Change]:
+    """Micro-batches of about half and half again, then the same with full recomputation; the least changed first."""
+    batch, recipe = run.device_batch, run.recipe
+    sizes = [size for size in range(batch, 0, -1) if not recipe.global_batch % size] if batch <= 2**16 else [1]
+    halves = sizes[:1]
+    for size in sizes[1:]:
+        if size == sizes[-1] or 2 * size <= halves[-1]:
+            halves.append(size)
+    for kind in dict.fromkeys((recipe.activation_checkpointing, "full")):
+        for size in halves:
+            wanted = (("recipe.micro_batch", size, batch),
+                      ("recipe.activation_checkpointing", kind, recipe.activation_checkpointing))  # fmt: skip
+            fields = tuple((field, value) for field, value, now in wanted if value != now)
+            if fields:
+                yield Change(f"micro-batches of {size}, recomputation {kind}", fields, ROUNDING)
 
 
 def _one(what: str, field: str, value: Any, effect: str, cost: str = "") -> Change:

@@ -13,15 +13,17 @@ from typing import Any
 from trainledger import catalog
 from trainledger.frozen import frozen
 from trainledger.ledger.model.parameters import parameters
-from trainledger.plan import fit_axis as axes
-from trainledger.plan import in_json
+from trainledger.plan import in_json, sizes
+from trainledger.plan.changes import made, memory_savings, value_of
+from trainledger.plan.difference import as_override
 from trainledger.plan.family import family_of
-from trainledger.plan.fit_axis import edge
-from trainledger.plan.fit_recipes import recipes
 from trainledger.plan.memory_check import MemoryModel, MemoryUse, memory_model
+from trainledger.plan.sweep import Sweep, edge
 from trainledger.predict.predict import memory_of_device
 from trainledger.predict.roofline import Machine
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.rules.recipe import recipe_problems
+from trainledger.spec.rules.run import memory_problems
 from trainledger.spec.run import Run
 
 Progress = Callable[[int, int], None]
@@ -88,6 +90,29 @@ class Fit:
         return f"Fit({self.run.model.name} on {self.run.cluster.device}: {asked})"
 
 
+@frozen
+class Recipe:
+    """A run with some of its settings changed, each as a line for ``--set``; ``name`` says what the last one does."""
+
+    name: str
+    settings: tuple[str, ...]
+    run: Run
+
+
+def saving_recipes(run: Run) -> tuple[Recipe, ...]:
+    """The run as it is, and then with each further change of `memory_savings` that rules allow."""
+    found = [Recipe("as it is", (), run)]
+    for change in memory_savings(run):
+        before = found[-1]
+        changed = made(before.run, change)
+        if next(memory_problems(changed), None) is None and next(recipe_problems(changed.recipe), None) is None:
+            lines = tuple(
+                as_override(name, value) for name, value in change.fields if value_of(before.run, name) != value
+            )
+            found.append(Recipe(f"+ {change.what}", (*before.settings, *lines), changed))
+    return tuple(found)
+
+
 def what_fits(
     run: Run,
     machine: Machine | None,
@@ -107,7 +132,7 @@ def what_fits(
         rule = f"must be some of {', '.join(QUESTIONS)}"
         raise InvalidInput([Problem("of", each, rule, nearest_text(str(each), QUESTIONS)) for each in unknown or [""]])
     memory = memory_model(machine, backend=backend)
-    tried = recipes(run)[: None if changes else 1]
+    tried = saving_recipes(run)[: None if changes else 1]
     rows = []
     for at, recipe in enumerate(tried):
         answers = {}
@@ -140,13 +165,13 @@ def ask(question: str, run: Run, memory: MemoryModel) -> Found:
 
 def _largest_model(run: Run, memory: MemoryModel) -> Found:
     family = family_of(run.model)
-    return _found("model", axes.models(run, family), memory, lambda each: parameters(each.model).total, family.rule)
+    return _found("model", sizes.models(run, family), memory, lambda each: parameters(each.model).total, family.rule)
 
 
 def _longest_sequence(run: Run, memory: MemoryModel) -> Found:
-    unit = axes.sequence_unit(run)
+    unit = sizes.sequence_unit(run)
     note = f"in steps of {unit} tokens"
-    found = _found("sequence", axes.sequences(run), memory, lambda each: each.recipe.seq_len, note)
+    found = _found("sequence", sizes.sequences(run), memory, lambda each: each.recipe.seq_len, note)
     if found.size is not None and found.size > run.model.max_seq_len:
         note = f"{found.note}; memory alone: the model is made for {run.model.max_seq_len:,}"
         return replace(found, note=note)
@@ -155,7 +180,7 @@ def _longest_sequence(run: Run, memory: MemoryModel) -> Found:
 
 def _largest_micro_batch(run: Run, memory: MemoryModel) -> Found:
     note = f"{run.grad_accum} in a step as before, so that the global batch grows with it"
-    return _found("micro-batch", axes.micro_batches(run), memory, lambda each: each.device_batch, note)
+    return _found("micro-batch", sizes.micro_batches(run), memory, lambda each: each.device_batch, note)
 
 
 def _fewest_devices(run: Run, memory: MemoryModel) -> Found:
@@ -163,14 +188,14 @@ def _fewest_devices(run: Run, memory: MemoryModel) -> Found:
     others = {name: getattr(run.layout, name) for name in ("context", "tensor", "pipeline")}
     kept = ", ".join(f"{name} {size}" for name, size in others.items() if size > 1)
     note = f"states sharded (zero = {run.layout.zero})" + (f", {kept} kept" if kept else "")
-    too_few, enough = edge(axes.shards(run), lambda each: not memory.likely(each))
+    too_few, enough = edge(sizes.shards(run), lambda each: not memory.likely(each))
     if enough is not None and not memory.fits(enough[1]):
-        too_few, enough = edge(axes.shards(run), lambda each: not memory.fits(each))
+        too_few, enough = edge(sizes.shards(run), lambda each: not memory.fits(each))
     if enough is None:
         most = None if too_few is None else memory.use_of(too_few[1])
-        why = f"not even with states in {axes.MOST_SHARDS:,} parts: the rest is not sharded"
+        why = f"not even with states in {sizes.MOST_SHARDS:,} parts: the rest is not sharded"
         if too_few is not None and too_few[1].layout.shard == 1:
-            why = axes.why_not_sharded(run) or why
+            why = sizes.why_not_sharded(run) or why
         return Found("devices", None, beyond=most, note=why)
     fewer = None if too_few is None else too_few[1]
     note = note if enough[1].layout.devices > 1 else ""
@@ -185,10 +210,10 @@ def _least_memory(run: Run, memory: MemoryModel) -> Found:
     return Found("memory", use.nbytes, run, use, note="what a process must get of a device for the run as it is")
 
 
-def _found(question: str, axis: axes.Axis, memory: MemoryModel, size: Callable[[Run], int], note: str) -> Found:
-    last, beyond = edge(axis, memory.likely)
+def _found(question: str, sweep: Sweep, memory: MemoryModel, size: Callable[[Run], int], note: str) -> Found:
+    last, beyond = edge(sweep, memory.likely)
     if last is not None and not memory.fits(last[1]):  # a stage between the first and the last is heavier
-        last, beyond = edge(axis, memory.fits)
+        last, beyond = edge(sweep, memory.fits)
     further = None if beyond is None else beyond[1]
     use = None if further is None else memory.use_of(further)
     beyond_size = None if further is None else size(further)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import field
 
 from trainledger.frozen import frozen
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import account_of_stage, heaviest_stages
+from trainledger.plan.changes import made, smaller_batches
+from trainledger.plan.difference import as_override
 from trainledger.predict.predict import memory_of_device
 from trainledger.predict.roofline import Machine
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
+from trainledger.units import format_nbytes
 
 
 @frozen
@@ -118,3 +121,20 @@ def memory_model(machine: Machine | None, *, backend: str) -> MemoryModel:
 def _moment(ledger: Ledger) -> str:
     entry = ledger.peak().entry
     return f"{entry.name} of {entry.path or 'the update'}, {entry.phase}"
+
+
+def refuse_beyond(run: Run, memory_nbytes: int, peak_nbytes: Callable[[Run], int], where: str) -> None:
+    """Raise `InvalidInput` where a run's peak is more than the memory of ``where``, with the least change that fits.
+
+    ``peak_nbytes`` is asked for the run and then for runs that need less: smaller micro-batches, then recomputation of
+    every block, then both.
+    """
+    needed = peak_nbytes(run)
+    if needed <= memory_nbytes:
+        return
+    rule = f"needs {format_nbytes(needed)} at the peak of a step, and {where} has {format_nbytes(memory_nbytes)}"
+    for change in smaller_batches(run):
+        if peak_nbytes(made(run, change)) <= memory_nbytes:
+            nearest = " ".join(as_override(*each) for each in change.fields)
+            raise InvalidInput([Problem("recipe.micro_batch", run.device_batch, rule, nearest)])
+    raise InvalidInput([Problem("model", run.model.name, f"{rule}; no micro-batch is small enough")])

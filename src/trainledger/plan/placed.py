@@ -9,7 +9,6 @@ from math import log2
 from trainledger.ledger.model.parameters import parameters
 from trainledger.plan.compute_budget import Budget
 from trainledger.plan.family import Family
-from trainledger.plan.fit_axis import broken
 from trainledger.plan.memory_check import MemoryModel
 from trainledger.predict.forecast import Forecast
 from trainledger.spec.cluster import Cluster, Device
@@ -17,6 +16,7 @@ from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.rules.run import memory_problems
 from trainledger.spec.run import Run
 
 Predict = Callable[[Run], Forecast]
@@ -183,7 +183,9 @@ def _largest_batch(run: Run, tokens_per_step: int, scale: MemoryModel) -> Run | 
         ranks = run.layout.data_ranks
         batch = _batch(tokens_per_step, run.recipe.seq_len, size * ranks)
         tried = replace(run, recipe=replace(run.recipe, micro_batch=size, global_batch=batch))
-        if broken(tried) or (found is not None and size * ranks * run.recipe.seq_len > 2 * tokens_per_step):
+        if next(memory_problems(tried), None) is not None or (
+            found is not None and size * ranks * run.recipe.seq_len > 2 * tokens_per_step
+        ):
             return found
         if not scale.fits(tried):
             return found

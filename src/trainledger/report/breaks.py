@@ -1,4 +1,4 @@
-"""What gives way, for a terminal of 80 columns and as a figure."""
+"""What breaks when a run grows, for a terminal of 80 columns and as a figure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from math import log10
 
 from trainledger.document import Figure
-from trainledger.plan.breaks import RULE, Along, Break, Breaks
+from trainledger.plan.breaks import RULE, Along, Break, Breaks, ContextRanks
 from trainledger.report.heading import of_run
 from trainledger.report.style import COLOURS, GREY, arranged
 from trainledger.report.table import sentence, table, wrapped
-from trainledger.units import format_count, format_nbytes, format_percent
+from trainledger.units import counted, format_count, format_nbytes, format_percent
 
 _SHOW: dict[str, Callable[[float], str]] = {
     "nbytes": format_nbytes, "tokens": lambda value: f"{format_count(value)} tokens", "share": format_percent,
@@ -35,7 +35,7 @@ def text(found: Breaks) -> str:
 
 def _parts(found: Breaks) -> Iterator[str]:
     for now in found.already:
-        yield _sentence(f"Gives way already, as planned: {now.limit}. {_figures(now)}. What to do: {now.remedy}")
+        yield _sentence(f"Broken already, as planned: {now.limit}. {_figures(now)}. What to do: {now.remedy}")
     for each in found.along:
         yield _along(each, "nothing else" if found.already else "nothing")
     remedies = {one.limit: one.remedy for each in found.along for one in each.breaks if one.limit != RULE}
@@ -51,7 +51,7 @@ def _along(each: Along, nothing: str) -> str:
     if each.carries:
         title += f"; with it {each.carries}"
     if not each.breaks:
-        return wrapped(title) + f"\n  {nothing} gives way up to {each.reached:,}"
+        return "\n".join([wrapped(title), f"  {nothing} breaks up to {each.reached:,}", *_layout(each)])
     rows = [
         [
             _ORDER[at] if at < len(_ORDER) else f"{at + 1}th", one.limit, _holds(one), f"{one.breaks:,}",
@@ -59,11 +59,24 @@ def _along(each: Along, nothing: str) -> str:
         ]
         for at, one in enumerate(each.breaks)
     ]  # fmt: skip
-    lines = [wrapped(title), table(["", "gives way", "holds at", "not at", "grown", "why"], rows, align="llrrrl")]
+    lines = [wrapped(title), table(["", "breaks", "holds at", "not at", "grown", "why"], rows, align="llrrrl")]
     lines += [_sentence(one.remedy) for one in each.breaks if one.limit == RULE and one.remedy]
+    lines += [_sentence(_cure(one, one.cure)) for one in each.breaks if one.cure is not None]
     if len(each.breaks) < len(_ORDER) and each.reached > each.start:
         lines.append(_sentence(f"nothing else up to {each.reached:,}"))
-    return "\n".join(lines)
+    return "\n".join([*lines, *_layout(each)])
+
+
+def _layout(each: Along) -> list[str]:
+    """The layout at the largest value, where it is not the planned one."""
+    sets = " ".join(f"--set {one}" for one in each.layout)
+    return [_sentence(f"at {each.reached:,} the search takes {sets}")] if sets else []
+
+
+def _cure(each: Break, cure: ContextRanks) -> str:
+    """The context-parallel layout with which a limit holds further."""
+    sets = " ".join(f"--set {one}" for one in cure.changes)
+    return f"{each.limit}: context ranks hold it up to {cure.holds:,}, on {counted(cure.devices, 'device')}: {sets}"
 
 
 def _holds(each: Break) -> str:
@@ -90,12 +103,12 @@ def _sentence(words: str) -> str:
 
 def about(found: Breaks) -> list[str]:
     """What the page of the figure says above it: the run as planned, and what it does not keep within already."""
-    already = [f"Gives way already, as planned: {each.limit}. {_figures(each)}." for each in found.already]
+    already = [f"Broken already, as planned: {each.limit}. {_figures(each)}." for each in found.already]
     return [*of_run(found.run), *already]
 
 
 def figures(found: Breaks) -> dict[str, Figure]:
-    """How far each thing can grow before what gives way, by title."""
+    """How far each thing can grow before it breaks, by title."""
     names = list(dict.fromkeys(one.limit for each in found.along for one in each.breaks))
     if not names:
         return {}
@@ -119,7 +132,7 @@ def figures(found: Breaks) -> dict[str, Figure]:
             }
         )  # fmt: skip
     layout = arranged(
-        f"What gives way when {found.run.model.name} grows", "times the planned value", height=130 + 70 * len(rows)
+        f"What breaks when {found.run.model.name} grows", "times the planned value", height=130 + 70 * len(rows)
     )
     farthest = max(log10(each.factor) for row in rows for each in row.breaks)
     layout["xaxis"] |= {
@@ -128,4 +141,4 @@ def figures(found: Breaks) -> dict[str, Figure]:
         "range": [-0.12 * (farthest + 0.1), 1.15 * farthest + 0.1],
     }  # fmt: skip
     layout["yaxis"] |= {"autorange": "reversed", "type": "category"}
-    return {"What gives way": {"data": data, "layout": layout}}
+    return {"What breaks": {"data": data, "layout": layout}}

@@ -3,7 +3,7 @@
 import pytest
 
 from trainledger.ledger.step import account
-from trainledger.predict.fit import refuse_beyond
+from trainledger.plan.memory_check import refuse_beyond
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe

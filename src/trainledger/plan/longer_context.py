@@ -1,0 +1,70 @@
+"""What helps where sequences grow too long: a model of the family with more positions, and context-parallel ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from trainledger import catalog
+from trainledger.plan.sizes import sequence_step, whole_batch, with_sequence
+from trainledger.spec.layout import Layout
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.rules.run import run_problems
+from trainledger.spec.run import Run
+
+_SHAPE = ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_ff", "vocab_size")
+_RANKS = (2, 4, 8, 16, 32, 64)
+
+
+def longer_model(spec: ModelSpec, tokens: int) -> str | None:
+    """The catalog's model of the same shape, or else of the same family, whose positions reach ``tokens``.
+
+    Of a family, the model of the nearest width; None where the catalog has no such model.
+
+    >>> from trainledger.catalog import model
+    >>> longer_model(ModelSpec(**model("llama-3-8b"), name="llama-3-8b"), 32768)
+    'llama-3.1-8b'
+    """
+    family = spec.name.partition("-")[0]
+    found: list[tuple[bool, int, str]] = []
+    for name in catalog.model_names():
+        other: dict[str, Any] = catalog.model(name)
+        same = all(other.get(field) == getattr(spec, field) for field in _SHAPE)
+        if other["max_seq_len"] >= tokens and (same or name.partition("-")[0] == family):
+            found.append((not same, abs(other["d_model"] - spec.d_model), name))
+    return min(found, default=(False, 0, None))[2]
+
+
+def with_context_ranks(run: Run, tokens_per_step: int) -> Iterator[Run]:
+    """The run with more and more context ranks: taken from its data ranks, then on more devices.
+
+    Its sequences are as long, or longer by as little as the ranks ask for; a step keeps about ``tokens_per_step``.
+    Only runs that obey all rules.
+    """
+    for more_devices in (False, True):
+        for ranks in _RANKS:
+            layout = _split(run.layout, ranks, more_devices)
+            if layout is None:
+                continue
+            spread = replace(run, layout=layout, cluster=replace(run.cluster, count=layout.devices))
+            step = sequence_step(spread)
+            longer = with_sequence(spread, -(-run.recipe.seq_len // step) * step)
+            unit = whole_batch(longer)
+            batch = max(1, tokens_per_step // (longer.recipe.seq_len * unit)) * unit
+            found = replace(longer, recipe=replace(longer.recipe, global_batch=batch))
+            if next(run_problems(found), None) is None:
+                yield found
+
+
+def _split(layout: Layout, ranks: int, more_devices: bool) -> Layout | None:
+    """The layout with so many times the context ranks; None where its data ranks cannot give them."""
+    context = layout.context * ranks
+    if more_devices:
+        return replace(layout, context=context)
+    for axis in ("shard", "replicate"):
+        size = getattr(layout, axis)
+        if size % ranks == 0:
+            fewer: dict[str, Any] = {axis: size // ranks, "context": context}
+            return replace(layout, **fewer)
+    return None
