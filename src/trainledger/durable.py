@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 # What the system says when a disk, a quota or a file-size limit is full.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -30,6 +31,14 @@ def write_atomically(path: Path, text: str) -> None:
     sync(temporary)
     os.replace(temporary, path)
     sync(path.parent)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """JSON text as plain data; ValueError also where it is nested more deeply than the reader can follow."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainledger.data.corpus import find_corpus, plan_shards
-from trainledger.data.documents import Document, documents
+from trainledger.data.document import Document
+from trainledger.data.documents import documents
 from trainledger.data.sample import sample_texts
 from trainledger.spec.problem import InvalidInput
 

@@ -41,7 +41,7 @@ def model_of(kind: str) -> Transformer:
 def test_token_by_token_gives_the_logits_of_the_whole(kind, prompt):
     model = model_of(kind)
     ids_BT = torch.randint(31, (2, 20), generator=torch.Generator().manual_seed(1))
-    cache = Cache(model, 2, 20)
+    cache = Cache(model.spec, model.embed_tokens.weight, 2, 20)
     whole_BTV = model(ids_BT)
     logits_BV = model(ids_BT[:, :prompt], cache=cache)
     for at in range(prompt, 20):
@@ -55,13 +55,15 @@ def test_token_by_token_gives_the_logits_of_the_whole(kind, prompt):
 def test_the_bytes_of_a_cache_are_those_of_the_account(kind):
     model = model_of(kind)
     for n_tokens in (1, 5, 20):
-        assert Cache(model, 3, n_tokens).nbytes == kv_cache(model.spec, "fp32").nbytes(3, n_tokens)
+        assert Cache(model.spec, model.embed_tokens.weight, 3, n_tokens).nbytes == kv_cache(model.spec, "fp32").nbytes(
+            3, n_tokens
+        )
 
 
 @torch.no_grad()
 def test_behind_others_tokens_come_one_at_a_time():
     model, ids = model_of("grouped"), torch.zeros(1, 2, dtype=torch.int64)
-    cache = Cache(model, 1, 9)
+    cache = Cache(model.spec, model.embed_tokens.weight, 1, 9)
     model(ids, cache=cache)
     with pytest.raises(ValueError, match="behind 2 tokens one more is taken at a time, not 2"):
         model(ids, cache=cache)

@@ -216,7 +216,7 @@ def test_a_whole_model_quantized_for_real(name, quantized):
     run = Run(model=SPEC, recipe=Recipe(seq_len=1, global_batch=1, steps=1))
     resident = dict(account_serving(run, told).resident)
     assert resident["frozen weights"] == nbytes
-    assert resident["cache"] == Cache(model, 3, 17).nbytes
+    assert resident["cache"] == Cache(model.spec, model.embed_tokens.weight, 3, 17).nbytes
 
 
 @pytest.mark.parametrize(("name", "bits"), [("int8", 8), ("int4", 4), ("int2", 2)])

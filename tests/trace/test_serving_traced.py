@@ -46,7 +46,7 @@ def traced(spec: ModelSpec, B: int, context: int, phase: str, dtype: torch.dtype
         torch.set_default_dtype(dtype)
         model = Transformer(spec).eval()
         torch.set_default_dtype(before)
-        cache = Cache(model, B, context)
+        cache = Cache(model.spec, model.embed_tokens.weight, B, context)
         past = context - 1 if phase == "decode" else 0
         if past:
             model(torch.zeros(B, past, dtype=torch.int64), cache=cache)

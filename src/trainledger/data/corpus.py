@@ -19,8 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from trainledger.data.documents import Segment, problem_of_reading
+from trainledger.data.document import Segment, problem_of_reading
 from trainledger.data.files import write_whole
+from trainledger.durable import parse_json
 from trainledger.spec.data import STANDARD_LIBRARY
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import GIB, KIB, MIB
@@ -110,7 +111,7 @@ def identify(corpus: Corpus, cache: Path, advance: Callable[[int], None] = lambd
     """
     memory = cache / "corpus-hashes.json"
     try:
-        known: dict[str, str] = json.loads(memory.read_text())
+        known: dict[str, str] = parse_json(memory.read_text())
     except (OSError, ValueError):
         known = {}
     fresh: dict[str, str] = {}

@@ -9,46 +9,23 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib
 import json
 import os
 import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from trainledger.data.document import Document, Segment, clean, imported, missing_field, problem_of_reading
 from trainledger.data.files import file_problem
+from trainledger.data.parquet import parquet_documents
 from trainledger.spec.problem import InvalidInput
 from trainledger.units import KIB, MIB
 
+LONGEST_LINE_NBYTES = 256 * MIB  # of a compressed file: a record is in memory at once
+MOST_EXPANSION = 500  # text shrinks some 3 to 20 times, equal lines 100 to 300; a gzip bomb 1,000
+FREE_NBYTES = 64 * MIB  # decompressed before the expansion is judged
 _PARAGRAPH_END = re.compile(rb"\n\r?\n")
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A part of a file: bytes ``start`` to ``stop`` (row groups of a Parquet file).
-
-    ``piece_nbytes`` is the nominal size of the documents that a large text file is cut into, 0 where the file is
-    one document.
-    """
-
-    path: str
-    kind: str
-    compression: str
-    file_nbytes: int
-    start: int
-    stop: int
-    piece_nbytes: int = 0
-
-
-@dataclass(frozen=True)
-class Document:
-    """A text and where it stands; ``repaired`` names the first place that was not UTF-8, empty where all was."""
-
-    text: str
-    place: str
-    repaired: str = ""
 
 
 def documents(segment: Segment, text_field: str) -> Iterator[Document]:
@@ -62,8 +39,6 @@ def documents(segment: Segment, text_field: str) -> Iterator[Document]:
             rule = f"has {present} bytes and had {segment.file_nbytes} when preparing began: it is being changed"
             raise InvalidInput([file_problem("data.path", segment.path, rule, "prepare again when it is not")])
         if segment.kind == "parquet":
-            from trainledger.data.parquet import parquet_documents
-
             found = parquet_documents(segment, text_field)
         else:
             found = _records(segment, text_field) if segment.kind == "jsonl" else _texts(segment)
@@ -83,33 +58,6 @@ def split_hash(utf8: bytes) -> float:
     """A document's place in [0, 1), uniform over documents."""
     digest = hashlib.blake2b(utf8, digest_size=8, key=b"trainledger: held out").digest()
     return int.from_bytes(digest, "big") / 2**64
-
-
-def clean(text: str) -> tuple[str, bool]:
-    """The text with lone halves of surrogate pairs replaced, and whether there were any.
-
-    >>> clean("a\\ud83d\\ude00"), clean("a\\ud83d")
-    (('a😀', True), ('a\ufffd', True))
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"), True
-    return text, False
-
-
-def imported(package: str, path: str) -> Any:
-    """A package that only some corpora need, or the sentence that says how to get it."""
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        rule = f"needs the package {package.split('.')[0]} to be read, which is not installed"
-        raise InvalidInput([file_problem("data.path", path, rule, "pip install 'trainledger[train]'")]) from None
-
-
-def problem_of_reading(path: str, error: OSError) -> InvalidInput:
-    """A corpus file that cannot be read, as a sentence."""
-    return InvalidInput([file_problem("data.path", path, f"cannot be read: {error.strerror or error}")])
 
 
 # Text files.
@@ -197,11 +145,6 @@ def _records(segment: Segment, text_field: str) -> Iterator[Document]:
         yield Document(text, place, repaired or (place if had_halves else ""))
 
 
-def missing_field(wanted: str, fields: list[str]) -> str:
-    """The rule broken by a record without its text field."""
-    return f"has no field {wanted!r}; its fields are {', '.join(map(repr, fields)) or 'none'}"
-
-
 def _json_kind(value: object) -> str:
     kinds = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
     return kinds.get(type(value), "null")
@@ -231,22 +174,33 @@ def _lines(segment: Segment) -> Iterator[tuple[int, bytes]]:
                 yield offset, line
                 offset += len(line)
         return
-    offset, kept = 0, b""
+    offset, kept = 0, bytearray()
     for chunk in _decompressed(segment):
-        *whole, kept = (kept + chunk).split(b"\n")
-        for line in whole:
-            yield offset, line
-            offset += len(line) + 1
+        first, *others = chunk.split(b"\n")
+        kept += first
+        if len(kept) > LONGEST_LINE_NBYTES:
+            rule = f"has a line of more than {LONGEST_LINE_NBYTES} bytes (it begins at byte {offset})"
+            raise InvalidInput([file_problem("data.path", segment.path, rule, "one record a line")])
+        for following in others:
+            yield offset, bytes(kept)
+            offset += len(kept) + 1
+            kept = bytearray(following)
     if kept:
-        yield offset, kept
+        yield offset, bytes(kept)
 
 
 def _decompressed(segment: Segment) -> Iterator[bytes]:
     """The bytes of a gzip or Zstandard file in pieces of at most a few MiB."""
     with open(segment.path, "rb") as file:
         pieces = _gunzipped(file) if segment.compression == "gz" else _unzstandard(file)
+        nbytes = 0
         try:
-            yield from pieces
+            for piece in pieces:
+                yield piece
+                nbytes += len(piece)
+                if nbytes > FREE_NBYTES and nbytes > MOST_EXPANSION * file.tell():
+                    rule = f"expands more than {MOST_EXPANSION} times when it is decompressed, which no text does"
+                    raise InvalidInput([file_problem("data.path", segment.path, rule, "leave it out")])
         except (EOFError, gzip.BadGzipFile, zlib.error, _DamagedError) as error:
             cut = isinstance(error, EOFError)
             what = "is truncated: its compressed stream ends" if cut else f"is corrupt ({error}): decompressing failed"

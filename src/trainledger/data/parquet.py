@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainledger.data.documents import Document, Segment, clean, imported, missing_field
+from trainledger.data.document import Document, Segment, clean, imported, missing_field
 from trainledger.data.files import file_problem
 from trainledger.spec.problem import InvalidInput
 from trainledger.units import MIB

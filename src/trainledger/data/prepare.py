@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 from trainledger.data.corpus import Corpus, find_corpus, identify, plan_shards, told
-from trainledger.data.documents import Segment
+from trainledger.data.document import Segment
 from trainledger.data.files import file_problem, problem_of_writing, write_whole
 from trainledger.data.shard import ShardRecord, dtype_for, parse_record, read_counts, read_record
 from trainledger.data.store import FORMAT, INDEX, TOKENIZER, TokenStore, open_store
 from trainledger.data.tokenizer import BYTE_VALUES, ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
 from trainledger.data.workers import default_workers, run_jobs
-from trainledger.durable import held
+from trainledger.durable import held, parse_json
 from trainledger.spec.data import DataSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import MIB
@@ -124,7 +124,7 @@ def _make(
 def _is_complete(directory: Path) -> bool:
     """Whether there is an index and every file it names; whether they are whole is for `open_store` to say."""
     try:
-        shards = json.loads((directory / INDEX).read_text())["shards"]
+        shards = parse_json((directory / INDEX).read_text())["shards"]
         records = [parse_record(each) for each in shards]
     except FileNotFoundError:
         return False

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from trainledger.data.documents import Segment, documents, held_out
+from trainledger.data.document import Segment
+from trainledger.data.documents import documents, held_out
 from trainledger.units import KIB, MIB
 
 SAMPLE_CHARACTERS = 16 * MIB

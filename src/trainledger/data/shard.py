@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainledger.data.documents import Document, Segment, documents, split_hash
+from trainledger.data.document import Document, Segment
+from trainledger.data.documents import documents, split_hash
 from trainledger.data.files import FileRecord, FileWriter, check_size, problem_of_writing, write_whole
 from trainledger.data.tokenizer import Tokenizer
-from trainledger.durable import sync
+from trainledger.durable import parse_json, sync
 from trainledger.spec.problem import Problem
 
 SPLITS = ("train", "validation")
@@ -136,7 +137,7 @@ def write_shard(
 def read_record(directory: Path, shard: int) -> ShardRecord | None:
     """The record of a shard; None where it is not finished or a file of it has not the recorded size."""
     try:
-        record = parse_record(json.loads((directory / f"{shard:05d}.json").read_text()))
+        record = parse_record(parse_json((directory / f"{shard:05d}.json").read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return None if any(check_size(directory / each.name, each.nbytes) for each in record.files) else record

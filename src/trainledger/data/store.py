@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy.typing as npt
 from trainledger.data.files import REMEDY, check_file, check_size, file_problem
 from trainledger.data.shard import SPLITS, ShardRecord, ends_file, parse_record, size_problems, token_file
 from trainledger.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
+from trainledger.durable import parse_json
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.runfile import vocabulary_problem
 
@@ -173,7 +173,7 @@ def open_store(directory: Path) -> TokenStore:
     """
     path = directory / INDEX
     try:
-        index = json.loads(path.read_text())
+        index = parse_json(path.read_text())
         records = [parse_record(each) for each in index["shards"]] if index["format"] == FORMAT else []
         splits = [Split(directory, name, index["dtype"], index["vocab_size"], records) for name in SPLITS]
     except OSError as error:

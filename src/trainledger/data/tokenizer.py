@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainledger.durable import parse_json
 from trainledger.spec.problem import InvalidInput, Problem
 
 Ids = npt.NDArray[np.uint32]
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 BYTE_VALUES = 256
 ENCODED_AT_ONCE = 2**18  # characters
+LARGEST_ID = 10**8 - 1  # as model.vocab_size
+SAMPLE = "A tokenizer's first words: 1 + 1 = 2; \u00e9\u4e16\U0001f600.\n\tx\0"  # what it must be able to encode
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,8 @@ class JsonTokenizer:
 
     @cached_property
     def _engine(self) -> Any:
-        engine = _engine_of(self.definition)
+        with _refused(self.name, "is not a tokenizer"):
+            engine = _engine_of(self.definition)
         # A document that spells out <|endoftext|> gets the letters, not the token.
         engine.encode_special_tokens = True
         return engine
@@ -99,12 +104,16 @@ class JsonTokenizer:
         ]
 
     def _encode_together(self, texts: list[str]) -> list[Ids]:
-        encodings = self._engine.encode_batch_fast(texts, add_special_tokens=False)
+        engine = self._engine
+        with _refused(self.name, "cannot encode this corpus"):
+            encodings = engine.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(each.ids, dtype=np.uint32) for each in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of tokens, special tokens written out."""
-        return str(self._engine.decode(list(ids), skip_special_tokens=False))
+        engine = self._engine
+        with _refused(self.name, "cannot decode these tokens"):
+            return str(engine.decode(list(ids), skip_special_tokens=False))
 
 
 Tokenizer = ByteTokenizer | JsonTokenizer
@@ -148,11 +157,16 @@ def read_tokenizer(path: str, end_token: str | None) -> JsonTokenizer:
 
 def json_tokenizer(name: str, definition: str, end_token: str | None = None) -> JsonTokenizer:
     """The tokenizer of a definition, with the token that ends its documents found."""
-    try:
+    with _refused(name, "is not a tokenizer"):
         engine = _engine_of(definition)
-    except Exception as error:  # the package raises plain Exception
-        rule = f"is not a tokenizer: {error}"
-        raise InvalidInput([Problem("data.tokenizer", name, rule, '"bytes"')]) from None
+        vocabulary = engine.get_vocab(with_added_tokens=True)
+        engine.encode_batch_fast([SAMPLE], add_special_tokens=False)
+    largest = max(vocabulary.values(), default=-1)
+    if not 0 <= largest <= LARGEST_ID:
+        rule = f"has {largest:,} as its largest token id, and at most {LARGEST_ID:,} works"
+        if not vocabulary:
+            rule = "has no tokens"
+        raise InvalidInput([Problem("data.tokenizer", name, rule, '"bytes"')])
     wanted = END_TOKENS if end_token is None else (end_token,)
     for token in wanted:
         end_id = engine.token_to_id(token)
@@ -162,6 +176,23 @@ def json_tokenizer(name: str, definition: str, end_token: str | None = None) -> 
     rule = f"is not a token of {name}, whose added tokens are {', '.join(added[:20]) or 'none'}"
     value = end_token if end_token is not None else " or ".join(END_TOKENS)
     raise InvalidInput([Problem("data.end_token", value, rule, added[0] if added else None)])
+
+
+@contextmanager
+def _refused(name: str, rule: str) -> Iterator[None]:
+    """Say in a sentence what the tokenizers package refuses.
+
+    It raises plain Exception, and where its own code panics a BaseException of a class that it does not export.
+    """
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise InvalidInput([Problem("data.tokenizer", name, f"{rule}: {reason}", '"bytes"')]) from None
 
 
 def _engine_of(definition: str) -> Any:
@@ -179,10 +210,10 @@ def _tokenizers() -> Any:
 
 def _canonical(definition: str) -> str:
     """A tokenizer.json as one line without truncation and padding, which are no part of a vocabulary."""
-    told = json.loads(definition)
-    if not isinstance(told, dict):
+    fields = parse_json(definition)
+    if not isinstance(fields, dict):
         raise ValueError("it holds no object")
-    return json.dumps(told | {"truncation": None, "padding": None}, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(fields | {"truncation": None, "padding": None}, ensure_ascii=False, separators=(",", ":"))
 
 
 def _parts(text: str) -> list[str]:

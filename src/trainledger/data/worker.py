@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainledger.data.documents import Segment
+from trainledger.data.document import Segment
 from trainledger.data.sample import sample_texts
 from trainledger.data.shard import write_shard
 from trainledger.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer, train_bpe

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import zlib
@@ -14,6 +15,7 @@ from trainledger.ledger.entry import Entry, TensorLife
 from trainledger.ledger.ledger import Ledger
 from trainledger.spec.plain import replace_file
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.units import GIB
 
 FORMAT = 1
 _ENTRY = {each.name: each.default for each in fields(Entry)}
@@ -57,6 +59,7 @@ def from_json(data: dict[str, Any]) -> Ledger:
         raise InvalidInput([Problem("ledger", None, f"is not what trainledger writes: {error}")]) from error
 
 
+LARGEST_NBYTES = GIB  # of a ledger as text: a million entries
 _TRACED = ("partial", "notes")  # what few ledgers have
 _HEAD = tuple(each.name for each in fields(Ledger) if each.name not in ("entries", "tensors", *_TRACED))
 
@@ -72,7 +75,7 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
     where = os.fspath(path)
     try:
         content = Path(path).read_bytes()
-        return from_json(json.loads(gzip.decompress(content) if where.endswith(".gz") else content))
+        return from_json(json.loads(_unpacked(content) if where.endswith(".gz") else content))
     except OSError as error:
         rule = f"cannot be read: {error.strerror or error}"
         raise InvalidInput([Problem(Path(path).name, None, rule)], where) from error
@@ -80,6 +83,15 @@ def read_ledger(path: str | os.PathLike[str]) -> Ledger:
         if isinstance(error, InvalidInput):
             raise InvalidInput(list(error.problems), where) from error
         raise InvalidInput([Problem(Path(path).name, None, f"is torn or no ledger: {error}")], where) from error
+
+
+def _unpacked(content: bytes) -> bytes:
+    """The text of a compressed ledger; ValueError where it is longer than any ledger is."""
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        text = file.read(LARGEST_NBYTES + 1)
+    if len(text) > LARGEST_NBYTES:
+        raise ValueError(f"it has more than {LARGEST_NBYTES} bytes when it is decompressed")
+    return text
 
 
 def _is_plain(value: object) -> bool:

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
 
-if TYPE_CHECKING:
-    from trainledger.nn.transformer import Transformer
-
 
 class LayerCache:
-    """What one layer remembers: of ordinary heads keys and values, of latent attention the latent and the turned key.
+    """The keys and values of one layer; of latent attention the latent and the rotated key.
 
-    A layer with a window has no more places than it sees tokens; the oldest gives way.
+    A layer with a window has no more places than it sees tokens; a new token replaces the oldest.
     """
 
     def __init__(self, heads: Sequence[tuple[int, int]], batch: int, places: int, like: Tensor) -> None:
@@ -49,8 +45,8 @@ class LayerCache:
 class Cache:
     """The caches of all layers of a model, for ``batch`` sequences of at most ``n_tokens``."""
 
-    def __init__(self, model: Transformer, batch: int, n_tokens: int) -> None:
-        spec, like = model.spec, model.embed_tokens.weight
+    def __init__(self, spec: ModelSpec, like: Tensor, batch: int, n_tokens: int) -> None:
+        """A cache of ``like``'s dtype and device."""
         windows = [kind_of(spec, layer).window for layer in range(spec.n_layers)]
         places = [n_tokens if window is None else min(window, n_tokens) for window in windows]
         self.layers = [LayerCache(heads_of(spec), batch, each, like) for each in places]
@@ -66,9 +62,9 @@ class Cache:
         return sum(part.nbytes for layer in self.layers for part in layer.parts_BSGK)
 
     @contextmanager
-    def held_by(self, model: Transformer) -> Iterator[None]:
-        """Inside, the layers of the model remember here."""
-        attentions = [block.self_attn for block in model.layers]
+    def used_by(self, blocks: nn.ModuleList) -> Iterator[None]:
+        """Inside, the blocks of a model write their keys and values here."""
+        attentions = [block.self_attn for block in blocks]
         for attention, layer in zip(attentions, self.layers, strict=True):
             attention.cache = layer  # type: ignore[union-attr]
         try:

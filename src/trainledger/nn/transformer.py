@@ -218,7 +218,7 @@ class Transformer(nn.Module):
         n_tokens, past = ids_BT.shape[1], cache.past
         x_BTD = self.embed(ids_BT, past)
         shared = self.shared(range(self.spec.n_layers), x_BTD, n_tokens, past)
-        with cache.held_by(self):
+        with cache.used_by(self.layers):
             for block, each in zip(self.layers, shared, strict=True):
                 x_BTD = block(x_BTD, each)
         logits_B1V: Tensor = self.lm_head(_normed(self.norm, x_BTD[:, -1:]))

@@ -12,7 +12,6 @@ Batches and dropout are functions of the step, so no generator state is stored. 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -25,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from trainledger.durable import is_full, sha256, sync, write_json
+from trainledger.durable import is_full, parse_json, sha256, sync, write_json
 from trainledger.train.stop import CannotSave
 
 Say = Callable[[str], None]
@@ -137,14 +136,14 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 def read_facts(path: Path) -> dict[str, Any]:
     """What training.json of a checkpoint says."""
-    facts: dict[str, Any] = json.loads((path / "training.json").read_text(encoding="utf-8"))
+    facts: dict[str, Any] = parse_json((path / "training.json").read_text(encoding="utf-8"))
     return facts
 
 
 def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, as the rest of a sentence, or None where every file has its hash."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = parse_json((path / MANIFEST).read_text(encoding="utf-8"))
         files: dict[str, dict[str, Any]] = manifest["files"]
         if manifest["format"] != FORMAT:
             return f"has format {manifest['format']}, and this version reads {FORMAT}"

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainledger.durable import sync, write_atomically
+from trainledger.durable import parse_json, sync, write_atomically
 from trainledger.train.observer import EvaluationRecord, Observer, StepRecord, TrainingState
 
 
@@ -53,16 +53,16 @@ class Metrics:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics file; a last line that was cut short by a crash is left out."""
+    """The lines of a metrics file; what a crash cut short, or what has no whole number of steps, is left out."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
-                fields = json.loads(line)
+                fields = parse_json(line)
             except ValueError:
                 continue
-            if isinstance(fields, dict):
+            if isinstance(fields, dict) and isinstance(fields.get("step", 0), int):
                 yield fields
 
 
