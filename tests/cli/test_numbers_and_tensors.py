@@ -20,7 +20,8 @@ def call(capsys, *words):
 CALLS = [
     ("dtype",), ("dtype", "1e-8"), ("dtype", "-65520"), ("dtype", "-1e-8"), ("dtype", "-.5"),
     ("dtype", "fp16"), ("dtype", "3.4e38", "--format", "half"), ("dtype", "--json", "-1E-8"),
-    ("dtype", "tf32"), ("dtype", "e4m3"),
+    ("dtype", "tf32"), ("dtype", "e4m3"), ("dtype", "fp8"), ("dtype", "fp8", "0.0123"), ("dtype", "-1e-8", "fp4"),
+    ("dtype", "int", "3.7"), ("dtype", "int8"), ("dtype", "MXFP4", "0.3"), ("dtype", "int", "bf16", "-3e9"),
     ("tensor", "float32[4,8]"), ("tensor", "nvfp4[4096,4096]"), ("tensor", "int64[]"),
     ("tensor", "float32[4,8]", "transpose", "contiguous", "view:2,16", "--at", "1,2"),
     ("tensor", "float32[4,8]", "--at", "-1,0"), ("tensor", "float32[4,8]", "--draw"),
@@ -57,6 +58,21 @@ def test_a_number_in_every_format(capsys):
     assert json.loads(call(capsys, "dtype", "1e9", "--format", "fp16", "--json")[1])["formats"][0]["value"] == "inf"
 
 
+def test_a_number_in_the_formats_that_a_name_means(capsys):
+    def held(*words):
+        return {
+            each["format"]: each["value"] for each in json.loads(call(capsys, "dtype", *words, "--json")[1])["formats"]
+        }
+
+    assert held("fp8", "0.0123") == {"e4m3": 0.01171875, "e5m2": 0.01171875}
+    assert held("0.0123", "fp4") == {"e2m1": 0.0}
+    assert held("nvfp4", "5") == {"e2m1": 4.0}
+    assert held("int", "200.7") == {"int64": 200, "int32": 200, "int16": 200, "int8": None, "uint8": 200}
+    assert held("3", "--format", "fp8") == {"e4m3": 3.0, "e5m2": 3.0}
+    assert "out of range" in call(capsys, "dtype", "int8", "200")[1]
+    assert "one e8m0 scale" in call(capsys, "dtype", "mxfp8", "0.3")[1]
+
+
 def test_the_cheapest_order_of_a_chain(capsys):
     out = call(capsys, "einsum", "ab,bc,cd,de->ae", "10,1000", "1000,10", "10,1000", "1000,10")[1]
     assert "bc,cd->bd" not in out
@@ -70,8 +86,9 @@ def test_a_rate_that_is_not_known_is_a_sentence(capsys):
 
 @pytest.mark.parametrize(("words", "sentence"), [
     (("dtype", "1e-8x"), "value = '1e-8x': is neither a number (write it like 1e-8, 0.1 or 65504) nor a "),
+    (("dtype", "fp8", "1", "2"), "value = '2': is a second number; one is shown at a time"),
     (("dtype", "bfloat17"), "nearest that works: bfloat16"),
-    (("dtype", "1", "--format", "int8"), "--format = 'int8': is no floating-point format that is known"),
+    (("dtype", "1", "--format", "bool"), "--format = 'bool': is no floating-point format that is known"),
     (("dtype", "1e999"), "must be a finite number that fp64 holds; nearest that works: 1.7976931348623157e+308"),
     (("dtype", "-inf"), "must be a finite number that fp64 holds; nearest that works: -1.7976931348623157e+308"),
     (("dtype", "1e-400"), "is too small for fp64 and would be read as zero; nearest that works: 5e-324"),

@@ -229,7 +229,7 @@ def below_normal() -> Claim:
     assert told.fate == "subnormal"
     taken = 0.0 if number < fp16.smallest_normal else told.value
     how = f"takes the smallest normal value, {fp16.smallest_normal:.3g}, for the smallest; that is "
-    shown = show("dtype fp16", "smallest above zero", f"{fp16.smallest_subnormal:.17g}")
+    shown = show("dtype fp16", "smallest subnormal", f"{fp16.smallest_subnormal:.17g}")
     more = show("dtype 6e-5 --format fp16", "fp16", f"{told.value:.9g}", "subnormal")
     return Claim((told.value,), (*shown, *more), (taken,), how + f"{fp16.smallest_subnormal:.3g}")
 

@@ -1,6 +1,7 @@
 """A number in every floating-point format: what it becomes, how far off that is, its bits, and the step to the next.
 
-Without a number, the table of formats: range, smallest values, spacing, bytes, and what each suits.
+Without a number, the table of formats: range, smallest values, spacing, bytes, and what each suits. A format in place
+of the number, or before it, shows that format only: fp16, fp8 (both of them), int (integers), mxfp4 (its elements).
 """
 
 from __future__ import annotations
@@ -8,36 +9,46 @@ from __future__ import annotations
 import argparse
 
 from trainledger.cli.arguments import add_json, print_json
-from trainledger.tensors.number import ALIASES, SHOWN, in_every_format, known_format, read_number
+from trainledger.dtypes import BLOCK_FORMATS
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.tensors.number import SHOWN, WHOLE, Whole, formats_named, known_format, read_number
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("value", nargs="?", help="a number such as 1e-8, or a format such as fp16 (all formats)")
+    parser.add_argument(
+        "words", nargs="*", metavar="VALUE", help="a number such as 1e-8, a format such as fp8, or both"
+    )
     parser.add_argument("--format", metavar="NAME", help="this format only, such as bf16 (all)")
     add_json(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.report import number as report
+    from trainledger.report import tensors as report
 
-    only = None if args.format is None else known_format(args.format, "--format", floating=True)
-    if args.value is not None and _is_format(args.value):
-        only = known_format(args.value, floating=True)
-    elif args.value is not None:
-        number = read_number(args.value)
-        rounded = [each for each in in_every_format(number) if only in (None, each.format.name)]
-        if args.json:
-            print_json({"value": number, "formats": [report.rounded_to_json(each) for each in rounded]})
-        else:
-            print(report.in_formats(number, rounded))
-        return 0
+    words = [each for each in args.words if not formats_named(each)]
+    numbers = [read_number(each) for each in words]
+    if len(numbers) > 1:
+        raise InvalidInput([Problem("value", words[1], "is a second number; one is shown at a time", words[0])])
+    number = numbers[0] if numbers else None
+    if args.format is not None and not formats_named(args.format):
+        known_format(args.format, "--format", floating=True)
+    named = [each for each in args.words if each not in words] + [args.format] * (args.format is not None)
+    chosen = dict.fromkeys(each for name in named for each in formats_named(name)) or dict.fromkeys(SHOWN.values())
+    whole = [each for each in chosen if isinstance(each, Whole)]
+    floating = [each for each in chosen if not isinstance(each, Whole)]
+    rounded = [] if number is None else [each.rounded(number) for each in floating]
     if args.json:
-        print_json({"formats": [report.to_json(each) for name, each in SHOWN.items() if only in (None, name)]})
-    else:
-        print(report.formats() if only is None else report.one_format(SHOWN[only]))
+        shown = [report.rounded_to_json(each) for each in rounded] or [report.format_to_json(each) for each in floating]
+        shown += [report.whole_to_json(each, number) for each in whole]
+        print_json({**({} if number is None else {"value": number}), "formats": shown})
+        return 0
+    parts = [report.whole_formats(whole, number)] if whole else []
+    if rounded and number is not None:
+        parts.insert(0, report.in_formats(number, rounded))
+    elif floating:
+        one = report.one_format(floating[0]) if len(floating) == 1 else report.several_formats(floating)
+        parts.insert(0, one if named else report.formats())
+    blocks = [name.lower() for name in named if name.lower() in BLOCK_FORMATS and name.lower() not in WHOLE]
+    parts += [report.of_block(name) for name in blocks]
+    print("\n\n".join(parts))
     return 0
-
-
-def _is_format(text: str) -> bool:
-    plain = text.strip().lower().removeprefix("torch.")
-    return ALIASES.get(plain, plain) in SHOWN

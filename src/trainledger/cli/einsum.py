@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from trainledger import catalog
-    from trainledger.report import einsum as report
+    from trainledger.report import tensors as report
     from trainledger.tensors.einops import is_pattern, read_sizes
     from trainledger.tensors.einsum import einsum
     from trainledger.tensors.number import known_format
@@ -46,7 +46,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _pattern(args: argparse.Namespace, shapes: list[tuple[int, ...]], sizes: dict[str, int], dtype: str) -> int:
-    from trainledger.report import einsum as report
+    from trainledger.report import tensors as report
     from trainledger.spec.problem import InvalidInput, Problem
     from trainledger.tensors.chain import start_of
     from trainledger.tensors.einops import rearranged

@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.report import tensor as report
+    from trainledger.report import tensors as report
     from trainledger.tensors.tensor import read_tensor
 
     one = read_tensor(args.tensor)
@@ -44,7 +44,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _chain(args: argparse.Namespace, told: dict[str, Any] | None, alone: str) -> int:
-    from trainledger.report import tensor as report
+    from trainledger.report import tensors as report
     from trainledger.spec.problem import InvalidInput
     from trainledger.tensors.chain import chain, places, read_index
     from trainledger.tensors.tensor import read_tensor
@@ -73,7 +73,7 @@ def _chain(args: argparse.Namespace, told: dict[str, Any] | None, alone: str) ->
 
 
 def _drawings(chained: Chain, every: bool) -> list[str]:
-    from trainledger.report import tensor as report
+    from trainledger.report import tensors as report
 
     steps = [("at first", chained.start), *((each.word, each.result) for each in chained.steps)]
     if every:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from trainledger.dtypes import BLOCK_FORMATS, FORMATS, OTHER_NBYTES, NumberFormat, Rounded
+from trainledger.dtypes import BLOCK_FORMATS, FORMATS, OTHER_NBYTES, NumberFormat
+from trainledger.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 
 # Other names: of torch, numpy and JAX, and the short ones.
@@ -25,6 +26,60 @@ TF32 = NumberFormat("tf32", 8, 10, suits="products of fp32 operands on tensor co
 SHOWN = {name: each for pair in FORMATS.items() for name, each in (pair, *([("tf32", TF32)] * (pair[0] == "fp32")))}
 
 
+@frozen
+class Whole:
+    """An integer format, in two's complement where it is signed."""
+
+    name: str
+    bits: int
+    signed: bool = True
+
+    @property
+    def smallest(self) -> int:
+        return -(2 ** (self.bits - 1)) if self.signed else 0
+
+    @property
+    def largest(self) -> int:
+        return int(2 ** (self.bits - self.signed)) - 1
+
+    def held(self, number: float) -> int | None:
+        """A number as torch converts it, without its fraction; None where it is out of range.
+
+        >>> WHOLE["int8"].held(-3.7), WHOLE["uint8"].held(256)
+        (-3, None)
+        """
+        whole = math.trunc(number)
+        return whole if self.smallest <= whole <= self.largest else None
+
+
+WHOLE = {
+    each.name: each
+    for each in (Whole("int64", 64), Whole("int32", 32), Whole("int16", 16), Whole("int8", 8), Whole("uint8", 8, False))
+}
+# Names that mean several formats.
+FAMILIES = {
+    "fp8": ("e4m3", "e5m2"), "fp6": ("e3m2", "e2m3"), "fp4": ("e2m1",), "int": tuple(WHOLE), "integer": tuple(WHOLE),
+}  # fmt: skip
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().removeprefix("torch.").removeprefix("np.").removeprefix("jnp.")
+
+
+def formats_named(name: str) -> tuple[NumberFormat | Whole, ...]:
+    """The formats that a name means, those of its elements for a format in blocks; none for any other word.
+
+    >>> [each.name for each in formats_named("fp8")], [each.name for each in formats_named("nvfp4")]
+    (['e4m3', 'e5m2'], ['e2m1'])
+    """
+    plain = _plain(name)
+    plain = plain if plain in FAMILIES else ALIASES.get(plain, plain)
+    if plain in BLOCK_FORMATS and plain not in WHOLE:
+        plain = BLOCK_FORMATS[plain].element
+    known: dict[str, NumberFormat | Whole] = {**SHOWN, **WHOLE}
+    return tuple(known[each] for each in FAMILIES.get(plain, (plain,)) if each in known)
+
+
 def known_format(name: str, field: str = "dtype", *, floating: bool = False) -> str:
     """The one of `dtypes`' formats that a name means; `InvalidInput` with the nearest where there is none.
 
@@ -34,8 +89,7 @@ def known_format(name: str, field: str = "dtype", *, floating: bool = False) -> 
     ('fp32', 'bf16', 'fp16')
     """
     known = [*SHOWN] if floating else [*dict.fromkeys((*FORMATS, *OTHER_NBYTES, *BLOCK_FORMATS))]
-    plain = name.strip().lower().removeprefix("torch.").removeprefix("np.").removeprefix("jnp.")
-    plain = ALIASES.get(plain, plain)
+    plain = ALIASES.get(_plain(name), _plain(name))
     if plain in known:
         return plain
     near = nearest_text(plain, [*known, *(each for each, meant in ALIASES.items() if meant in known)])
@@ -63,15 +117,6 @@ def read_number(text: str, field: str = "value") -> float:
         smallest = math.copysign(FORMATS["fp64"].smallest_subnormal, number)
         raise InvalidInput([Problem(field, text, "is too small for fp64 and would be read as zero", smallest)])
     return number
-
-
-def in_every_format(number: float) -> tuple[Rounded, ...]:
-    """A number as each floating-point format holds it, widest first.
-
-    >>> [each.format.name for each in in_every_format(1e-8) if each.fate == "underflow"]
-    ['fp16', 'e4m3', 'e5m2', 'e3m2', 'e2m3', 'e2m1']
-    """
-    return tuple(each.rounded(number) for each in SHOWN.values())
 
 
 def zero_up_to(each: NumberFormat) -> float:
