@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.ledger import store
+from trainledger.ledger import store as ledger_store
 from trainledger.ledger.entry import BASES, CATEGORIES, KINDS, PHASES, Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.store import from_json, read_ledger, to_json, write_ledger
@@ -105,8 +105,8 @@ def test_plain_data_goes_through_json_itself():
 
 
 def test_a_compressed_file_that_expands_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "LARGEST_NBYTES", 10**6)
+    monkeypatch.setattr(ledger_store, "LARGEST_NBYTES", 10**6)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b" " * 10**7))
     with pytest.raises(InvalidInput, match="has more than 1000000 bytes when it is decompressed"):
-        store.read_ledger(path)
+        read_ledger(path)
