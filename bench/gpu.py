@@ -21,8 +21,8 @@ import torch
 
 from trainledger.ledger.step import account
 from trainledger.loaded import load
-from trainledger.measure.allocator import AllocatorPeak
 from trainledger.measure.machine import measure_machine
+from trainledger.measure.meter import AllocatorPeak
 from trainledger.measure.step import metered_step
 from trainledger.nn.transformer import build
 from trainledger.predict.step import step_time

@@ -19,8 +19,7 @@ from trainledger.ledger.step import account
 from trainledger.ledger.store import write_ledger
 from trainledger.loaded import THIS_MACHINE
 from trainledger.measure.machine import memory_nbytes, title
-from trainledger.measure.meter import StepMeter
-from trainledger.measure.quiet_steps import QuietSteps
+from trainledger.measure.meter import QuietSteps, StepMeter
 from trainledger.plan.memory_check import refuse_beyond
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.predict import forecast
@@ -105,9 +104,9 @@ class Forecasting(Observer):
 
 
 class Measuring(Observer):
-    """Meters the run and keeps its measurement in its directory, however the sitting ends.
+    """Meters the run and keeps its measurement in its directory, however the session ends.
 
-    A later sitting that ends before its metered step keeps the metered ledger of the earlier one.
+    A later session that ends before its metered step keeps the metered ledger of the earlier one.
     """
 
     def __init__(self) -> None:
@@ -156,7 +155,7 @@ class Measuring(Observer):
 
 
 def _with_earlier(measured: Measured, path: Path) -> Measured:
-    """The ledger figures of an earlier sitting under this one's times."""
+    """The ledger figures of an earlier session under this one's times."""
     try:
         earlier = read_json(Measured, path)
     except (OSError, InvalidInput):

@@ -38,7 +38,7 @@ def test_no_sample_has_no_middle():
     assert spread([]) is None
 
 
-def test_the_first_steps_of_each_sitting_are_warm_up():
+def test_the_first_steps_of_each_session_are_warm_up():
     lines = [*run_of(9.0, 9.0, 1.0, 1.0), {"event": "resume", "step": 4}, step(5, 9.0), step(6, 9.0), step(7, 1.0)]
     assert measured_run(lines).step_seconds == Spread(median=1.0, low=1.0, high=1.0, count=3)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainledger.ledger.step import account
-from trainledger.measure.allocator import AllocatorPeak
+from trainledger.measure.meter import AllocatorPeak
 from trainledger.nn.transformer import build
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe

@@ -22,7 +22,7 @@ from trainledger.ledger.core.record import amounts
 from trainledger.ledger.entry import CATEGORIES, Entry, TensorLife
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import timeline
-from trainledger.measure.allocator import AllocatorPeak
+from trainledger.measure.meter import AllocatorPeak
 from trainledger.report.memory import lane_of, memory_figure, memory_lanes, numbers_of, peak_figure, unrolled
 from trainledger.report.peak import held_at_peak, peak_json, peak_text
 from trainledger.report.plot import write_plot

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.measure.allocator import AllocatorPeak
+from trainledger.measure.meter import AllocatorPeak
 from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import build
 from trainledger.spec.model import ModelSpec

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import trainledger as tl
 from trainledger.ledger.ledger import Ledger
-from trainledger.measure.allocator import AllocatorPeak
+from trainledger.measure.meter import AllocatorPeak
 
 
 class Descent:

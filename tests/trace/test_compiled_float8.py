@@ -18,7 +18,7 @@ from compiled_cases import Case, WithLoss, blocks_of, net_nbytes, run_of_ours
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.measure.allocator import AllocatorPeak
+from trainledger.measure.meter import AllocatorPeak
 from trainledger.nn.float8 import Float8Linear, use_float8
 from trainledger.nn.transformer import build
 from trainledger.spec.precision import precision_of

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.measure.allocator import AllocatorPeak
+from trainledger.measure.meter import AllocatorPeak
 from trainledger.measure.step import rehearse
 from trainledger.nn.loss import run_loss
 from trainledger.spec.precision import precision_of

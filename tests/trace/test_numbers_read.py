@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import trainledger as tl
-from trainledger.measure.allocator import AllocatorPeak
+from trainledger.measure.meter import AllocatorPeak
 
 
 def real_and_traced(optimizer_of: Any) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.measure.allocator import AllocatorPeak
+from trainledger.measure.meter import AllocatorPeak
 from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import build
 from trainledger.trace import trace

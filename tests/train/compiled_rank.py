@@ -16,7 +16,7 @@ import torch.distributed as dist
 from rank_witness import batches_of, local
 
 from trainledger.loaded import load
-from trainledger.measure.allocator import AllocatorPeak
+from trainledger.measure.meter import AllocatorPeak
 from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import build
 from trainledger.spec.precision import precision_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_resume import curve, in_sittings, sha
+from test_resume import curve, in_sessions, sha
 from tiny_run import CountingFeed, tiny_run
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
@@ -82,7 +82,7 @@ def test_a_resumed_run_ends_in_the_same_bits(way: str, tmp_path: Path) -> None:
     run = tiny_run(**WAYS[way])
     assert not list(run_problems(run))
     whole = train(run, tmp_path / "whole", open_feed=CountingFeed)
-    parts = in_sittings(run, tmp_path / "parts", 3, 4)
+    parts = in_sessions(run, tmp_path / "parts", 3, 4)
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert sha(parts, name) == sha(whole, name)
     assert curve(tmp_path / "parts") == curve(tmp_path / "whole")

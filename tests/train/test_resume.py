@@ -35,7 +35,7 @@ def sha(finished: Finished, name: str = "model.safetensors") -> str:
     return hashlib.sha256((finished.checkpoint / name).read_bytes()).hexdigest()
 
 
-def in_sittings(run: Run, run_dir: Path, *stops: int) -> Finished:
+def in_sessions(run: Run, run_dir: Path, *stops: int) -> Finished:
     for number, stop in enumerate(stops):
         with pytest.raises(Interrupted):
             train(run, run_dir, open_feed=CountingFeed, resume=number > 0, observers=[StopAfter(stop)])
@@ -69,7 +69,7 @@ def test_a_resumed_run_ends_in_the_same_bits(case: str, tmp_path: Path) -> None:
     fields = dict(CASES[case])
     run = tiny_run(fields.pop("model", None), **fields)
     whole = train(run, tmp_path / "whole", open_feed=CountingFeed)
-    parts = in_sittings(run, tmp_path / "parts", 3, 4)
+    parts = in_sessions(run, tmp_path / "parts", 3, 4)
     assert (sha(parts), sha(parts, "optimizer.safetensors")) == (sha(whole), sha(whole, "optimizer.safetensors"))
     assert (parts.loss, parts.validation_loss) == (whole.loss, whole.validation_loss)
     assert curve(tmp_path / "parts") == curve(tmp_path / "whole")
@@ -90,7 +90,7 @@ def test_the_seed_changes_the_run(tmp_path: Path) -> None:
     )
 
 
-def test_the_metrics_of_a_lost_sitting_are_cut_back(tmp_path: Path) -> None:
+def test_the_metrics_of_a_lost_session_are_cut_back(tmp_path: Path) -> None:
     """Steps after the last checkpoint are run again; the curve must show each of them once."""
     run = tiny_run(checkpoint_every=2)
     with pytest.raises(Interrupted):
@@ -123,4 +123,4 @@ def test_the_run_learns(tmp_path: Path) -> None:
 def test_a_compiled_run_ends_in_the_same_bits(precision: str, again: str, loss: str, tmp_path: Path) -> None:
     run = tiny_run(compile=True, precision=precision, dropout=0.1, activation_checkpointing=again, loss=loss)
     whole = train(run, tmp_path / "whole", open_feed=CountingFeed)
-    assert sha(in_sittings(run, tmp_path / "parts", 3)) == sha(whole)
+    assert sha(in_sessions(run, tmp_path / "parts", 3)) == sha(whole)

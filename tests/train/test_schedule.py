@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tiny_run import SHORT
 
 from trainledger.spec.recipe import SCHEDULES, Recipe
-from trainledger.train.schedule import learning_rate
+from trainledger.train.loop import learning_rate
 
 
 def rates(**fields: object) -> list[float]:

@@ -88,7 +88,7 @@ def measured_run(
 ) -> Measured:
     """A run's measurement from the lines of its metrics file and the ledger of its metered step.
 
-    The first steps of each sitting are warm-up and not steady; nor are ``metered`` steps, and ``disturbed``
+    The first steps of each session are warm-up and not steady; nor are ``metered`` steps, and ``disturbed``
     ones unless hardly any other is left, which is then said in the notes.
     """
     steps: dict[int, tuple[float, dict[str, float]]] = {}

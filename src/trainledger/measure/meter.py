@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import accumulate
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
 from trainledger.ledger.ledger import Ledger
-from trainledger.measure.allocator import AllocatorPeak
+from trainledger.measure.contention import Sample, watched
 from trainledger.trace.optimizers import optimizers_in
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines
@@ -18,7 +21,7 @@ from trainledger.trace.step import phases_of
 from trainledger.train.master_weights import gradient_buffers
 from trainledger.train.observer import Observer, StepRecord, TrainingState
 
-# The third step of a sitting: the optimizer's state exists, and what the first steps warm up is warm.
+# The third step of a session: the optimizer's state exists, and what the first steps warm up is warm.
 STEPS_BEFORE = 2
 
 
@@ -109,3 +112,90 @@ def meter(
     recorder = Recorder(model, optimizer, clocked=True, find_phases=True, lines=Lines())
     with phases_of(optimizers_in(optimizer), recorder), recorder:
         yield Meter(recorder)
+
+
+class QuietSteps(Observer):
+    """Watches every step; ``disturbed`` are the numbers of those in which others took the processor.
+
+    Where the system does not say (no /proc/stat), no step counts as disturbed and ``unknown`` is true.
+    """
+
+    def __init__(self) -> None:
+        self.samples: dict[int, Sample] = {}
+
+    @property
+    def disturbed(self) -> frozenset[int]:
+        return frozenset(step for step, sample in self.samples.items() if sample.disturbed)
+
+    @property
+    def unknown(self) -> bool:
+        return any(sample.others is None for sample in self.samples.values())
+
+    @contextmanager
+    def around_step(self, step: int) -> Iterator[None]:
+        with watched(torch.get_num_threads()) as sample:
+            yield
+        self.samples[step] = sample
+
+
+class AllocatorPeak:
+    """The most bytes allocated at once inside the block, on top of ``live_nbytes`` that were there before.
+
+    On CUDA the caching allocator's own maximum; on a CPU the profiler's allocation events of this thread, which are
+    ``changes`` in their order: bytes allocated, negative where freed. ``nbytes`` is None where neither tells.
+    """
+
+    def __init__(self, device: torch.device, *, live_nbytes: int = 0) -> None:
+        self.nbytes: int | None = None
+        self.changes: list[int] = []
+        self._device = device
+        self._live = live_nbytes
+        self._profiler: Any = None
+
+    def __enter__(self) -> AllocatorPeak:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+        elif self._device.type == "cpu":
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it reports each start and stop otherwise
+            from torch.profiler import ProfilerActivity, profile
+
+            self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            self._profiler.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            self.nbytes = torch.cuda.max_memory_allocated(self._device)
+        elif self._profiler is not None:
+            self._profiler.__exit__(kind, error, trace)
+            self.changes = _changes(self._profiler)
+            self.nbytes = self._live + max(accumulate(self.changes, initial=0))
+
+
+def _changes(profiler: Any) -> list[int]:
+    """The sizes of the allocation events so far; frees of what was there before are not among them.
+
+    PyTorch remembers addresses of an earlier profile, and tells a free there with the size of what lay there then.
+    """
+    events: list[tuple[int, int, int]] = []
+    waiting = list(profiler.profiler.kineto_results.experimental_event_tree())
+    while waiting:
+        node = waiting.pop()
+        if node.tag.name == "Allocation":
+            events.append((node.start_time_ns, node.extra_fields.ptr, node.extra_fields.alloc_size))
+        waiting.extend(node.children)
+    inside: set[int] = set()
+    changes = []
+    for _, address, nbytes in sorted(events, key=lambda each: each[0]):
+        if nbytes > 0:
+            inside.add(address)
+        elif address in inside:
+            inside.remove(address)
+        else:
+            continue
+        changes.append(nbytes)
+    return changes

@@ -22,7 +22,7 @@ from trainledger.spec.runfile import digest
 from trainledger.train import checkpoint
 from trainledger.train.device import find_device, keep_freed_memory, refuse_launches
 from trainledger.train.feed import Feed, OpenFeed, open_store
-from trainledger.train.loop import Say, Sitting, finished_from
+from trainledger.train.loop import Say, TrainingLoop, finished_from
 from trainledger.train.loss_scaling import LossScaler
 from trainledger.train.master_weights import MasterWeights
 from trainledger.train.observer import Finished, Observer, TrainingState
@@ -84,7 +84,7 @@ def train(
                 write_atomically(run_dir / "tokenizer.json", feed.tokenizer_definition)
             with memory_told():
                 state = _prepare(run, run_dir, device, feed, resume=begun, say=say)
-            return Sitting(state, feed, observers, say).to_the_end(resumed=begun)
+            return TrainingLoop(state, feed, observers, say).run(resumed=begun)
 
 
 def _prepare(run: Run, run_dir: Path, device: torch.device, feed: Feed, *, resume: bool, say: Say) -> TrainingState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,17 @@ import torch
 from torch import nn
 
 from trainledger.durable import is_full
-from trainledger.spec.precision import precision_of
+from trainledger.nn.loss import next_token_loss
+from trainledger.spec.precision import Precision, precision_of
+from trainledger.spec.recipe import Recipe
 from trainledger.spec.runfile import digest
 from trainledger.train import checkpoint
-from trainledger.train.evaluation import evaluate
 from trainledger.train.feed import Feed
 from trainledger.train.metrics import Metrics
 from trainledger.train.observer import EvaluationRecord, Finished, Observer, PhaseClock, StepRecord, TrainingState
 from trainledger.train.optimizer import set_learning_rate
+from trainledger.train.precision import autocast
 from trainledger.train.run_directory import write_state
-from trainledger.train.schedule import learning_rate
 from trainledger.train.seeds import dropout_seeds
 from trainledger.train.step import Batch, optimizer_step
 from trainledger.train.stop import CannotSave, Diverged, Interrupted, StopRequests, memory_told
@@ -35,7 +36,7 @@ SMALLEST_SCALE = 2.0**-10
 Say = Callable[[str], None]
 
 
-class Sitting:
+class TrainingLoop:
     """What one process does for a run: from the state it found to the last step or a stop."""
 
     def __init__(self, state: TrainingState, feed: Feed, observers: Sequence[Observer], say: Say) -> None:
@@ -49,7 +50,7 @@ class Sitting:
         state.unigram_entropy = feed.unigram_entropy
         state.validation_sequences = feed.validation_sequences
 
-    def to_the_end(self, *, resumed: bool) -> Finished:
+    def run(self, *, resumed: bool) -> Finished:
         """Every remaining step; `state.json` tells how it ended."""
         state = self.state
         self.metrics = Metrics(state.run_dir, after=state.step)
@@ -223,3 +224,48 @@ def finished_from(run_dir: Path, facts: dict[str, Any]) -> Finished:
     path = checkpoint.checkpoints_dir(run_dir) / facts["checkpoint"]
     names = ("step", "loss", "validation_loss", "unigram_entropy", "tokens", "seconds")
     return Finished(**{name: facts[name] for name in names}, run_dir=run_dir, checkpoint=path)
+
+
+def evaluate(model: nn.Module, batches: Iterable[Batch], precision: Precision) -> float:
+    """Mean loss in nats per token over all batches, weighted by their tokens; dropout off, no gradients.
+
+    The sum is kept in fp64, so that it does not depend on how the sequences are cut into batches beyond rounding.
+    """
+    was_training = model.training
+    model.eval()
+    total, n_tokens = 0.0, 0
+    try:
+        with torch.no_grad():
+            for inputs_BT, targets_BT in batches:
+                with autocast(precision, inputs_BT.device):
+                    loss = next_token_loss(model(inputs_BT), targets_BT)
+                total += loss.item() * targets_BT.numel()
+                n_tokens += targets_BT.numel()
+    finally:
+        model.train(was_training)
+    assert n_tokens > 0, "an evaluation needs at least one held-out sequence"
+    return total / n_tokens
+
+
+def learning_rate(recipe: Recipe, step: int) -> float:
+    """The learning rate of the step with index ``step`` (the first is 0).
+
+    Linear warm-up reaches the peak at index ``warmup_steps - 1``; from there the rate goes to
+    ``final_lr_ratio`` of the peak at the last step: along a half cosine (Loshchilov and Hutter 2017, without
+    restarts), a line, or (``wsd``, Hu et al. 2024, section 4) flat and then a line over the last ``decay_fraction``.
+
+    >>> recipe = Recipe(seq_len=8, global_batch=1, steps=11, learning_rate=1.0, schedule="linear", final_lr_ratio=0.0)
+    >>> [round(learning_rate(recipe, k), 3) for k in (0, 5, 10)]
+    [1.0, 0.5, 0.0]
+    """
+    peak, last = recipe.learning_rate, recipe.total_steps - 1
+    if step < recipe.warmup_steps:
+        return peak * (step + 1) / recipe.warmup_steps
+    if recipe.schedule == "constant":
+        return peak
+    top = max(recipe.warmup_steps - 1, 0)  # the last index at the peak
+    if recipe.schedule == "wsd":
+        top = max(top, last - round(recipe.decay_fraction * recipe.total_steps))
+    progress = min(max(step - top, 0) / max(last - top, 1), 1.0)
+    height = (1 + math.cos(math.pi * progress)) / 2 if recipe.schedule == "cosine" else 1 - progress
+    return peak * (recipe.final_lr_ratio + (1 - recipe.final_lr_ratio) * height)

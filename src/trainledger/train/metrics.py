@@ -21,7 +21,7 @@ class Metrics:
     """Appends lines to ``metrics.jsonl``; each is handed to the system before the next step begins."""
 
     def __init__(self, run_dir: Path, *, after: int) -> None:
-        """Open the file for a sitting that begins ``after`` that many steps; later lines are cut off."""
+        """Open the file for a session that begins ``after`` that many steps; later lines are cut off."""
         self.path = run_dir / "metrics.jsonl"
         cut_back(self.path, after)
         self._file = self.path.open("a", encoding="utf-8")

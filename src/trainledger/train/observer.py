@@ -29,7 +29,7 @@ class TrainingState:
     optimizer: torch.optim.Optimizer
     scaler: LossScaler | None = None
     step: int = 0
-    seconds: float = 0.0  # of training so far, over all sittings
+    seconds: float = 0.0  # of training so far, over all sessions
     loss: float | None = None
     validation_loss: float | None = None
     unigram_entropy: float | None = None
@@ -67,7 +67,7 @@ class EvaluationRecord:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that reached its last step. Losses in nats; ``seconds`` of training over all sittings."""
+    """A run that reached its last step. Losses in nats; ``seconds`` of training over all sessions."""
 
     step: int
     loss: float | None
@@ -83,7 +83,7 @@ class Observer:
     """One who watches a run; every method does nothing unless overridden. Steps are counted from 1."""
 
     def on_start(self, state: TrainingState) -> None:
-        """Before the first step of this sitting; ``state.step`` steps are done already."""
+        """Before the first step of this session; ``state.step`` steps are done already."""
 
     def meters(self, step: int) -> bool:
         """True where the phases of this step must be waited for on an accelerator."""
@@ -110,7 +110,7 @@ class Observer:
         """After the last step, its evaluation and its checkpoint."""
 
     def on_stop(self) -> None:
-        """At the end of the sitting, however it ended."""
+        """At the end of the session, however it ended."""
 
 
 class PhaseClock:

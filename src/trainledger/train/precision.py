@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainledger.nn.float8 import use_float8
-from trainledger.nn.gathered import gather_copies
 from trainledger.nn.lora import adapt
 from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.model import ModelSpec
@@ -92,3 +92,40 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 def set_fp32_products(precision: Precision) -> None:
     """fp32 means fp32 on every device, no TF32 in CUDA matmuls, unless the recipe says tf32."""
     torch.set_float32_matmul_precision("high" if precision.rate == "tf32" else "highest")
+
+
+def gather_copies(model: Transformer, dtype: torch.dtype) -> None:
+    """Let every block, and the model for what is outside of blocks, compute with copies in ``dtype``."""
+    inside = {id(each) for layer in model.layers for each in layer.modules()}
+    _Copies(model, [each for each in model.modules() if id(each) not in inside], dtype)
+    for layer in model.layers:
+        _Copies(layer, list(layer.modules()), dtype)
+
+
+class _Copies:
+    """Swaps the parameters of some modules for copies while one module's forward runs."""
+
+    def __init__(self, around: nn.Module, modules: list[nn.Module], dtype: torch.dtype) -> None:
+        self.modules = modules
+        self.dtype = dtype
+        self.held: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+        around.register_forward_pre_hook(self._swap)
+        around.register_forward_hook(self._restore, always_call=True)
+
+    def _swap(self, module: nn.Module, args: Any) -> None:
+        copies: dict[int, Tensor] = {}
+        for each in self.modules:
+            slots: dict[str, Any] = each._parameters
+            for name, parameter in slots.items():
+                if parameter is None:
+                    continue
+                if id(parameter) not in copies:
+                    copies[id(parameter)] = parameter.to(self.dtype)
+                self.held.append((slots, name, parameter))
+        for slots, name, parameter in self.held:
+            slots[name] = copies[id(parameter)]
+
+    def _restore(self, module: nn.Module, args: Any, output: Any) -> None:
+        for slots, name, parameter in self.held:
+            slots[name] = parameter
+        self.held.clear()
