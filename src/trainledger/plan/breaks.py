@@ -9,11 +9,12 @@ from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.plan import in_json
-from trainledger.plan.difference import overrides
-from trainledger.plan.limits import LIMITS, LOGITS, MEMORY, POSITIONS, Limit, Limits, Reading, comparison, remedy
-from trainledger.plan.longer_context import longer_model, with_context_ranks
-from trainledger.plan.sizes import AXES, grow, regrown
-from trainledger.plan.sweep import Sweep, first_failing, last_holding
+from trainledger.plan.difference import layout_overrides, overrides
+from trainledger.plan.followed_layout import Planner, following
+from trainledger.plan.limits import LIMITS, LOGITS, MEMORY, POSITIONS, Judge, Limit, Limits, Reading, comparison, remedy
+from trainledger.plan.longer_context import ContextRanks, context_ranks, longer_model
+from trainledger.plan.sizes import AXES, grow
+from trainledger.plan.sweep import Sweep, first_failing
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.predict import predict
 from trainledger.predict.roofline import Machine
@@ -27,16 +28,6 @@ REACH = 64
 MOST = 3
 RULE = "divisibility"
 _NEAR, _SAMPLES = 32, 8  # values just before an edge, and all the way to it, at which a share is computed again
-Planner = Callable[[Run], Run | None]
-
-
-@frozen
-class ContextRanks:
-    """A layout with more context ranks that cures a break: the overrides that make it, and how far it then holds."""
-
-    changes: tuple[str, ...]
-    devices: int
-    holds: int
 
 
 @frozen
@@ -138,7 +129,7 @@ def breaks(
             forecasts[other] = predict(other, machine, backend=backend)
         return forecasts[other]
 
-    planned = _Judge(LIMITS, limits, forecast).readings(run)
+    planned = Judge(LIMITS, limits, forecast).readings(run)
     already = [each for each in LIMITS if (found := planned[each.name]) is not None and not found.holds]
     kept = [each for each in LIMITS if planned[each.name] is not None and each not in already]
     along = []
@@ -146,10 +137,10 @@ def breaks(
         say(axis)
         # A longer run has the same steps: no forecast is asked.
         of_axis = [each for each in kept if axis != "dataset" or not each.needs_forecast]
-        judge = _Judge(of_axis, limits, forecast)
+        judge = Judge(of_axis, limits, forecast)
         sweep = grow(run, axis, reach, keep_tokens=keep_tokens)
         if planner is not None and axis != "dataset":
-            sweep = _following(run, axis, reach, keep_tokens, planner, judge)
+            sweep = following(run, axis, reach, keep_tokens, planner, judge)
         along.append(_Walk(run, axis, sweep, judge, planned, cure=planner is None).along(most))
     few = too_few(run) if run.cluster.count > 1 else None
     broken = () if few is None else (_not_spread(run, few),)
@@ -161,75 +152,11 @@ def breaks(
     )
 
 
-@frozen
-class _Judge:
-    """Compares runs with some limits."""
-
-    of: Sequence[Limit]
-    limits: Limits
-    forecast: Callable[[Run], Forecast]
-
-    def reading(self, limit: Limit, run: Run) -> Reading | None:
-        return limit.read(run, self.forecast(run) if limit.needs_forecast else None, self.limits)
-
-    def readings(self, run: Run) -> dict[str, Reading | None]:
-        return {each.name: self.reading(each, run) for each in self.of}
-
-    def holds(self, limit: Limit, run: Run) -> bool:
-        reading = self.reading(limit, run)
-        return reading is None or reading.holds
-
-    def laid_out_well(self, run: Run) -> bool:
-        """Whether a run obeys all rules and keeps the limits that its layout decides about."""
-        if next(run_problems(run), None) is not None:
-            return False
-        return all(self.holds(each, run) for each in self.of if each.of_layout)
-
-
-def _following(run: Run, axis: str, reach: int, keep_tokens: bool, planner: Planner, judge: _Judge) -> Sweep:
-    """The sweep on a grid of values (1, 1.5, 2, 3, 4 ... times the planned one), the layout following the size."""
-    sweep = regrown(run, axis, reach, keep_tokens=keep_tokens)
-    grid = [0]
-    factor = 2
-    while factor <= 2 * reach:
-        for twice in (factor, factor * 3 // 2):
-            near = bisect_right(sweep.values, sweep.values[0] * twice // 2) - 1
-            if near > grid[-1]:
-                grid.append(near)
-        factor *= 2
-    layouts, chosen = [run], {0: run}
-
-    def at(index: int) -> Run:
-        if index not in chosen:
-            grown = sweep.at(grid[index])
-            kept = (_laid_out_as(each, grown) for each in reversed(layouts))
-            found = next((each for each in kept if judge.laid_out_well(each)), None)
-            if found is None:
-                found = planner(grown)
-                if found is not None:
-                    layouts.append(found)
-            chosen[index] = _laid_out_as(layouts[-1], grown) if found is None else found
-        return chosen[index]
-
-    carries = f"{sweep.carries}{'; ' if sweep.carries else ''}the layout that the search finds"
-    return replace(sweep, values=tuple(sweep.values[each] for each in grid), at=at, carries=carries)
-
-
-def _laid_out_as(known: Run, run: Run) -> Run:
-    """A run with the layout, micro-batch and recomputation of another."""
-    recipe = replace(
-        run.recipe,
-        micro_batch=known.recipe.micro_batch,
-        activation_checkpointing=known.recipe.activation_checkpointing,
-    )
-    return replace(run, layout=known.layout, recipe=recipe)
-
-
 class _Walk:
     """Goes along one axis: in large steps until enough limits are passed, then finds the edge of each."""
 
     def __init__(
-        self, run: Run, axis: str, sweep: Sweep, judge: _Judge, planned: dict[str, Reading | None], *, cure: bool
+        self, run: Run, axis: str, sweep: Sweep, judge: Judge, planned: dict[str, Reading | None], *, cure: bool
     ) -> None:
         self.run, self.axis, self.sweep, self.judge, self.planned, self.cure = run, axis, sweep, judge, planned, cure
         self._runs: dict[int, Run] = {}
@@ -257,7 +184,7 @@ class _Walk:
             found.append(self._rule_broken(ruled_out))
         found.sort(key=lambda each: each.breaks)
         sweep = self.sweep
-        layout = () if self.cure else _layout_of(overrides(self.run, self._at(reached)))
+        layout = () if self.cure else layout_overrides(self.run, self._at(reached))
         return Along(self.axis, sweep.field, values[0], values[reached], sweep.carries, tuple(found[:most]), layout)
 
     def _ladder(self) -> Iterator[int]:
@@ -371,20 +298,13 @@ class _Walk:
         return words
 
     def _cure(self, limit: Limit, index: int) -> ContextRanks | None:
-        """More context ranks that keep the limit where it is passed, and the largest value up to which they do."""
+        """More context ranks that keep the limit where it is passed, and memory with it."""
+        kept = [each for each in self.judge.of if each.name in (MEMORY, limit.name)]
 
-        def good(run: Run) -> bool:
-            memory = (each for each in self.judge.of if each.name in (MEMORY, limit.name))
-            return all(self.judge.holds(each, run) for each in memory)
+        def holds(run: Run) -> bool:
+            return all(self.judge.holds(each, run) for each in kept)
 
-        for found in with_context_ranks(self._at(index), self.run.recipe.tokens_per_step):
-            if not good(found):
-                continue
-            further = grow(found, "sequence", max(1, self.sweep.values[-1] // found.recipe.seq_len))
-            last = last_holding(lambda each: good(further.at(each)), len(further.values))  # noqa: B023
-            assert last is not None
-            return ContextRanks(_layout_of(overrides(self.run, found)), found.layout.devices, further.values[last])
-        return None
+        return context_ranks(self.run, self._at(index), holds, self.sweep.values[-1])
 
     def _rule_broken(self, index: int) -> Break:
         problem = self._problem(index)
@@ -415,12 +335,6 @@ class _Walk:
             changes=overrides(self.run, self._at(index)),
             **more,
         )
-
-
-def _layout_of(changes: Sequence[str]) -> tuple[str, ...]:
-    """Those overrides that spread a run over devices."""
-    fields = ("layout.", "cluster.count", "recipe.micro_batch", "recipe.activation_checkpointing")
-    return tuple(each for each in changes if each.startswith(fields))
 
 
 def _as_planned(run: Run, limit: Limit, reading: Reading | None) -> Break:

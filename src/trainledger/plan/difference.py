@@ -1,4 +1,4 @@
-"""What two runs say differently, and a difference as the override that makes it."""
+"""The fields in which two runs differ, and a difference as the override that makes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainledger.spec.setting import NONE
 
 @frozen
 class Difference:
-    """One field of a run file that two runs have not alike; ``none`` stands for absent."""
+    """One field of a run file in which two runs differ; None where it is absent."""
 
     field: str
     a: Any
@@ -48,6 +48,12 @@ def as_override(field: str, value: Any) -> str:
 def overrides(a: Run, b: Run) -> tuple[str, ...]:
     """What turns one run into the other, each as ``--set`` takes it."""
     return tuple(as_override(each.field, each.b) for each in differences(a, b))
+
+
+def layout_overrides(a: Run, b: Run) -> tuple[str, ...]:
+    """Those of the overrides from one run to the other that spread it over devices."""
+    fields = ("layout.", "cluster.count", "recipe.micro_batch", "recipe.activation_checkpointing")
+    return tuple(each for each in overrides(a, b) if each.startswith(fields))
 
 
 def _text(value: Any) -> str:

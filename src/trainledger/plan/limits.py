@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from trainledger.catalog import critical_batch as published_laws
 from trainledger.frozen import frozen
@@ -10,6 +10,7 @@ from trainledger.ledger.model.parameters import parameters
 from trainledger.plan.scaling_law import LossLaw, laws
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.predict import NEVER
+from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.units import format_count
 
@@ -268,3 +269,28 @@ def remedy(limit: Limit, run: Run) -> str:
     ):
         words = words.replace(each, "") if useless else words
     return words
+
+
+@frozen
+class Judge:
+    """Compares runs with some limits; ``forecast`` predicts a run."""
+
+    of: Sequence[Limit]
+    limits: Limits
+    forecast: Callable[[Run], Forecast]
+
+    def reading(self, limit: Limit, run: Run) -> Reading | None:
+        return limit.read(run, self.forecast(run) if limit.needs_forecast else None, self.limits)
+
+    def readings(self, run: Run) -> dict[str, Reading | None]:
+        return {each.name: self.reading(each, run) for each in self.of}
+
+    def holds(self, limit: Limit, run: Run) -> bool:
+        reading = self.reading(limit, run)
+        return reading is None or reading.holds
+
+    def laid_out_well(self, run: Run) -> bool:
+        """Whether a run obeys all rules and keeps the limits that its layout decides about."""
+        if next(run_problems(run), None) is not None:
+            return False
+        return all(self.holds(each, run) for each in self.of if each.of_layout)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from trainledger import catalog
-from trainledger.plan.sizes import sequence_step, whole_batch, with_sequence
+from trainledger.frozen import frozen
+from trainledger.plan.difference import layout_overrides
+from trainledger.plan.sizes import grow, sequence_step, whole_batch, with_sequence
+from trainledger.plan.sweep import last_holding
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.rules.run import run_problems
@@ -34,6 +37,29 @@ def longer_model(spec: ModelSpec, tokens: int) -> str | None:
         if other["max_seq_len"] >= tokens and (same or name.partition("-")[0] == family):
             found.append((not same, abs(other["d_model"] - spec.d_model), name))
     return min(found, default=(False, 0, None))[2]
+
+
+@frozen
+class ContextRanks:
+    """A layout with more context ranks that keeps a limit: the overrides that make it, and how far it then holds."""
+
+    changes: tuple[str, ...]
+    devices: int
+    holds: int
+
+
+def context_ranks(planned: Run, longer: Run, holds: Callable[[Run], bool], farthest: int) -> ContextRanks | None:
+    """The fewest context ranks with which a ``longer`` run holds, and its longest sequence up to ``farthest``.
+
+    None where no layout of `with_context_ranks` holds.
+    """
+    for found in with_context_ranks(longer, planned.recipe.tokens_per_step):
+        if holds(found):
+            further = grow(found, "sequence", max(1, farthest // found.recipe.seq_len))
+            last = last_holding(lambda index: holds(further.at(index)), len(further.values))  # noqa: B023
+            assert last is not None
+            return ContextRanks(layout_overrides(planned, found), found.layout.devices, further.values[last])
+    return None
 
 
 def with_context_ranks(run: Run, tokens_per_step: int) -> Iterator[Run]:

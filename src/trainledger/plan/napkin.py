@@ -9,6 +9,7 @@ from trainledger import catalog
 from trainledger.frozen import frozen
 from trainledger.ledger import rules_of_thumb as rules
 from trainledger.plan.quantity import LARGEST, SMALLEST, parse_days, read, read_mfu
+from trainledger.spec.calibration import find_calibration, to_device
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import (
@@ -253,8 +254,6 @@ def _device(device: str | Device, problems: list[Problem]) -> Device | None:
     try:
         if device != "this-machine":
             return catalog.device(device, "device")
-        from trainledger.spec.calibration import find_calibration, to_device
-
         calibration = find_calibration()
         if calibration is not None:
             return to_device(calibration)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from trainledger.document import Answer
 from trainledger.frozen import frozen
+from trainledger.ledger.conventions import CONVENTIONS
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Peak
 from trainledger.ledger.model.parameters import parameters
@@ -19,6 +20,7 @@ from trainledger.predict.forecast import Forecast
 from trainledger.predict.roofline import Machine, NoRate, peak_rate
 from trainledger.predict.utilization import matmul_dtype
 from trainledger.spec.cluster import Device
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import Run
 from trainledger.units import SECONDS_PER_DAY, format_percent
 
@@ -100,9 +102,6 @@ def memory_of_device(run: Run, peak_nbytes: int, machine: Machine | None) -> Dev
 
 def counted_by(plan: Plan, convention: str) -> Plan:
     """The same plan with model FLOPs and MFU by one of `ledger.conventions`; raises InvalidInput for another name."""
-    from trainledger.ledger.conventions import CONVENTIONS
-    from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-
     if convention not in CONVENTIONS:
         rule = f"must be one of {', '.join(CONVENTIONS)}"
         raise InvalidInput([Problem("convention", convention, rule, nearest_text(convention, CONVENTIONS))])
@@ -125,8 +124,6 @@ class Causal:
 
 def by_causal(plan: Plan) -> Causal | None:
     """The plan's MFU and HFU without masked pairs; None where it has none."""
-    from trainledger.ledger.conventions import CONVENTIONS
-
     told, ledger = plan.forecast, plan.ledger
     if told.mfu is None or told.hfu is None or not told.model_flops or not ledger.matmul_flops:
         return None

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from math import exp, log, sqrt
 from typing import Any
 
+from trainledger.catalog import scaling_laws
 from trainledger.frozen import frozen
 
 _FLOPS = 6  # of training, for each parameter and token
@@ -216,8 +217,6 @@ def _worth(used: float, new: float, decay: float) -> float:
 
 def laws() -> dict[str, Law]:
     """Every law of the catalog, by name."""
-    from trainledger.catalog import scaling_laws
-
     return {name: _law(name, entry) for name, entry in scaling_laws().items()}
 
 

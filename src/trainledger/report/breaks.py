@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from math import log10
 
 from trainledger.document import Figure
-from trainledger.plan.breaks import RULE, Along, Break, Breaks, ContextRanks
+from trainledger.plan.breaks import RULE, Along, Break, Breaks
+from trainledger.plan.longer_context import ContextRanks
 from trainledger.report.heading import of_run
 from trainledger.report.style import COLOURS, GREY, arranged
 from trainledger.report.table import sentence, table, wrapped
