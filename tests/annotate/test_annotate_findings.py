@@ -65,7 +65,7 @@ def test_five_things_planted_are_found_with_their_lines(fake: bool) -> None:
 
 
 def test_the_page_says_what_is_found() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "annotate.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "annotate.md").read_text()
     rows = re.findall(r"^\| (\d+) \| ([\w ]+) \|", page, flags=re.MULTILINE)
     planted = {kind: str(line_with(PROGRAMS / "planted.py", comment)) for comment, kind in PLANTED.items()}
     assert {kind: line for line, kind in rows} == planted

@@ -217,8 +217,7 @@ def test_the_thread_of_a_device_is_served_by_the_programs_line() -> None:
     """Autograd runs a GPU's nodes on a thread of its own, which has no frame of the program's."""
     import threading
 
-    from trainledger.annotate.callers import Callers
-    from trainledger.annotate.files import Files
+    from trainledger.annotate.source import Callers, Files
 
     callers = Callers(Files(__file__))
     found: list[object] = []

@@ -20,16 +20,15 @@ from trainledger.annotate import script
 from trainledger.annotate.accelerator import Accelerator, pretended
 from trainledger.annotate.account import Account
 from trainledger.annotate.annotation import Annotation
-from trainledger.annotate.callers import Callers
-from trainledger.annotate.files import Files
+from trainledger.annotate.fake_values import ZeroIndices, without_values
 from trainledger.annotate.findings import FEWEST_READS
-from trainledger.annotate.graph import FEWEST_LOOKS
-from trainledger.annotate.reading import reads_seen
-from trainledger.annotate.runs import LineRuns
+from trainledger.annotate.graphs import FEWEST_LOOKS
+from trainledger.annotate.line_runs import LineRuns
+from trainledger.annotate.result import annotation_of
+from trainledger.annotate.source import Callers, Files
 from trainledger.annotate.steps import Steps
-from trainledger.annotate.values import ZeroIndices, without_values
+from trainledger.annotate.syncs import reads_seen
 from trainledger.annotate.watcher import Watcher
-from trainledger.annotate.written import annotation_of
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.fakes.rules import as_if_real, fake_rules
@@ -165,7 +164,7 @@ def _run(asked: _Asked, program: Callable[[], object], tell: Tell | None) -> Ann
             watcher.device_of, watcher.after = accelerator.device_of, accelerator.after
             watcher.dies.append(accelerator.gone)
             enter(pretended(accelerator, lambda: watcher.synchronized("torch.cuda.synchronize", [], "cuda")))
-        enter(reads_seen(watcher, guessed))
+        enter(reads_seen(watcher.synchronized, guessed))
         enter(recorder)
         began = time.perf_counter()
         with runs:

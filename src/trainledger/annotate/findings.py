@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from trainledger.annotate.annotation import PROBLEM, REMARK, Finding
 from trainledger.annotate.copies import DEVICE, EXPANDED, NON_CONTIGUOUS, REPEATED, Copy
-from trainledger.annotate.files import Files
 from trainledger.annotate.holders import Holder
 from trainledger.annotate.script import DONE, Ending
+from trainledger.annotate.source import Files
 from trainledger.annotate.watcher import Watcher
-from trainledger.trace.recorder.tensor_facts import dtype_name
 from trainledger.units import counted, format_flops, format_nbytes
 
 LEAST_OF_MOVED = 1 / 1000  # of all bytes that the program moves: smaller copies are not worth a word
@@ -126,16 +125,16 @@ def _forwards(watcher: Watcher, weighed: Weighed, ending: Ending) -> Iterator[Fi
 
 
 def _round_trips(watcher: Watcher, weighed: Weighed) -> Iterator[Finding]:
-    for each in watcher.conversions.found.values():
+    for each in watcher.conversions.round_trips.values():
         if each.nbytes < weighed.copied:
             continue
         by = f"`{each.expression}`" if each.expression else "it"
         yield Finding(
             "conversion back and forth", each.line,
-            f"{by} turns {each.formats[0]}{list(each.shape)} into {each.formats[1]} and back: "
+            f"{by} turns {each.to}{each.shape} into {each.source_dtype} and back: "
             f"{format_nbytes(each.nbytes)} in two copies, {counted(each.times, 'time')}",
-            f"every value of {each.formats[0]} is one of {each.formats[1]} too: it comes back as it was",
-            f"keep it in {each.formats[0]}",
+            f"every value of {each.to} is one of {each.source_dtype} too: it comes back as it was",
+            f"keep it in {each.to}",
             times=each.times, nbytes=each.nbytes, expression=each.expression,
         )  # fmt: skip
 
@@ -172,15 +171,14 @@ def _syncs(watcher: Watcher, files: Files) -> Iterator[Finding]:
 
 
 def _upcasts(watcher: Watcher, weighed: Weighed) -> Iterator[Finding]:
-    for each in watcher.upcasts.found.values():
+    for each in watcher.conversions.upcasts.values():
         if not each.of_loss or each.nbytes < weighed.live * each.times:
             continue
         one = each.nbytes // each.times
-        was = dtype_name(each.was)
         by = f"`{each.expression}`" if each.expression else "it"
         yield Finding(
             "fp32 copy of logits", each.line,
-            f"{by} writes {was}{list(each.shape)} out in fp32: {format_nbytes(one)}, {counted(each.times, 'time')}",
+            f"{by} writes {each.source} out in fp32: {format_nbytes(one)}, {counted(each.times, 'time')}",
             "it goes to the loss, whose softmax and gradient take as much again",
             "take the loss over pieces of the tokens, each turned into fp32 alone and checkpointed, or a fused "
             "linear cross-entropy",
@@ -242,13 +240,13 @@ def _written_out(line: str, expression: str, copy: Copy) -> Finding:
 
 
 def _broadcasts(watcher: Watcher, weighed: Weighed) -> Iterator[Finding]:
-    for each in watcher.broadcasts.found.values():
+    for each in watcher.broadcasts.values():
         if each.largest < 25 * weighed.live:  # a quarter of all there is
             continue
-        sources = " and ".join(str(list(shape)) for shape in each.sources)
+        sources = " and ".join(map(str, each.sources))
         yield Finding(
             "broadcast written out", each.line,
-            f"`{each.expression}` makes {list(each.shape)} of {sources}: {format_nbytes(each.largest)}, "
+            f"`{each.expression}` makes {each.shape} of {sources}: {format_nbytes(each.largest)}, "
             f"{counted(each.times, 'time')}",
             "each element of both is combined with each of the other before anything is summed",
             "write it as a product (matmul, einsum, torch.cdist), or in pieces",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
-from trainledger.annotate.files import Files
+from trainledger.annotate.source import Files
 
 _ADDS = ("append", "add", "extend", "insert", "appendleft", "setdefault", "update", "put")
 _ADDS_ONE = ("append", "add", "insert", "appendleft", "setdefault", "put")

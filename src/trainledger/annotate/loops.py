@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import Tensor
 
-from trainledger.annotate.files import Files
-from trainledger.annotate.graph import Graph
+from trainledger.annotate.graphs import Graph
 from trainledger.annotate.holders import Holder, added_to, attributes_of, sums_up, variables_of
-from trainledger.annotate.runs import Turns
+from trainledger.annotate.line_runs import Turns
+from trainledger.annotate.source import Files
 
 _FEWEST = 4  # iterations
 _FEWEST_HELD = 3  # iterations whose graphs are still there

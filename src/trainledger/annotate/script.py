@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType, ModuleType, TracebackType
 
-from trainledger.annotate.files import Files
+from trainledger.annotate.source import Files
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.trace.recorder.notes import why_it_stopped
 

@@ -1,4 +1,10 @@
-"""The optimizer steps of a program: those of `torch.optim`, by its hooks, or those that it takes itself."""
+"""The optimizer steps of a program: those of `torch.optim`, by its hooks, or those that it takes itself.
+
+A program takes a step itself where it writes parameters in place from gradients: ``p -= lr * p.grad`` under
+``no_grad``, ``p.data.add_(...)`` and ``torch._foreach_*``. Such a step begins with the first write since a backward and
+is over when a graph is recorded again. Clipped or averaged weights are none: what is written must come from what a
+backward has made, which is followed through all operations in between.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +18,9 @@ import torch
 import torch.optim.optimizer as optimizers
 
 from trainledger.annotate import script
-from trainledger.annotate.files import Files
-from trainledger.annotate.gradients import gradients_of
+from trainledger.annotate.graphs import gradients_of
 from trainledger.annotate.holders import Holder, holder_of, snapshots
+from trainledger.annotate.source import Files
 from trainledger.annotate.watcher import Watcher
 from trainledger.ledger.core.record import Storage
 from trainledger.trace.patches import replaced

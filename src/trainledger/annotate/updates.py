@@ -1,4 +1,4 @@
-"""Steps that a program takes itself, without `torch.optim`: parameters that it writes in place, from gradients.
+"""Parameters that a program writes itself, without `torch.optim`: parameters that it writes in place, from gradients.
 
 ``p -= lr * p.grad`` under ``no_grad``, ``p.data.add_(...)`` and ``torch._foreach_*`` are such writes. A step begins
 with the first of them since a backward and is over when a graph is recorded again. Clipped or averaged weights are
@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch._ops import OpOverload
 
-from trainledger.annotate.graph import nodes_so_far
+from trainledger.annotate.graphs import nodes_so_far
 from trainledger.ledger.core.record import Event, Storage
 from trainledger.trace.recorder.tensor_facts import tensors_in, written_arguments
 

@@ -1,4 +1,4 @@
-"""Looks at each operation of a program as it runs, and hands it to the books, the gradients' and the graph's watch."""
+"""Observes each operation of a program as it runs, and hands it to the account and to what looks for findings."""
 
 from __future__ import annotations
 
@@ -12,17 +12,12 @@ from torch._ops import OpOverload
 from trainledger.annotate import copies
 from trainledger.annotate.account import MOST_SHOWN, Account, LineAccount, Sum
 from trainledger.annotate.annotation import COPY, VIEW, Shown
-from trainledger.annotate.broadcasts import Broadcasts
-from trainledger.annotate.callers import Caller, Callers
-from trainledger.annotate.conversions import Conversions
-from trainledger.annotate.files import Files
-from trainledger.annotate.forwards import HEAVY, Forwards
-from trainledger.annotate.gradients import Gradients
-from trainledger.annotate.graph import Graph, nodes_so_far
+from trainledger.annotate.copies import Broadcasts, Conversions
+from trainledger.annotate.graphs import HEAVY, Forwards, Gradients, Graph, nodes_so_far
+from trainledger.annotate.line_runs import Tally
 from trainledger.annotate.loops import LoopGraphs
-from trainledger.annotate.runs import Tally
+from trainledger.annotate.source import Caller, Callers, Files
 from trainledger.annotate.syncs import SYNCHRONIZING, Syncs
-from trainledger.annotate.upcasts import Upcasts
 from trainledger.annotate.updates import Updates
 from trainledger.ledger.core.record import Event, Storage
 from trainledger.trace.recorder.events import Observer
@@ -42,7 +37,6 @@ class Watcher(Observer):
         self.loops = LoopGraphs(files, self.graph)
         self.forwards = Forwards()
         self.conversions = Conversions()
-        self.upcasts = Upcasts()
         self.broadcasts = Broadcasts()
         self.syncs = Syncs()
         self.updates = Updates(self._record_of)
@@ -50,7 +44,7 @@ class Watcher(Observer):
         self.device_of: Callable[[Tensor], str] = lambda tensor: str(tensor.device)
         self.after: Callable[[tuple[Any, ...], dict[str, Any], Event], str] = lambda args, kwargs, event: ""
         self.dies: list[Callable[[Storage], None]] = [
-            self.gradients.gone, self.graph.gone, self.upcasts.gone, self.conversions.gone, self.updates.gone,
+            self.gradients.gone, self.graph.gone, self.conversions.gone, self.updates.gone,
         ]  # fmt: skip
         self.uncounted: dict[str, str] = {}
         self._lines = lines
@@ -175,21 +169,19 @@ class Watcher(Observer):
         if not backward:
             self.broadcasts.take(event, args, out, self.callers)
         why = crossed or copies.why_copied(func, name, args, kwargs, out)
-        if name == "_log_softmax" or name in self.upcasts.losses:
-            self.upcasts.reached_loss([self._record_of(each) for each in tensors_in(args)])
+        if name in copies.LOSSES:
+            self.conversions.reached_loss([self._record_of(each) for each in tensors_in(args)])
         if not why:
             return
         caller: Caller | None = None if backward else self.callers.now()
         expression, inside = (caller.expression, caller.inside) if caller is not None else ("", "")
         source = tensors_in(args)[0]
-        line.copies.count(why, event, source, out, expression, inside, backward)
-        if not backward:
-            made = event.allocated[0] if event.allocated else None
-            if why == copies.DTYPE and made is not None and not inside:
-                self.conversions.converted(
-                    self._record_of(source), made, source, out, event.facts["line"], expression
-                )  # fmt: skip
-            self.upcasts.copied(self._record_of(source), made, why, source, out, event.facts["line"], expression)
+        line.copies.count(why, event.facts["line"], source, out, expression, inside, backward)
+        if not backward and event.allocated:
+            record, made = self._record_of(source), event.allocated[0]
+            if why == copies.DTYPE and not inside:
+                self.conversions.converted(record, made, source, out, event.facts["line"], expression)
+            self.conversions.copied(record, made, why, source, out, event.facts["line"], expression)
 
     def synchronized(self, name: str, tensors: list[Tensor], device: str = "cpu") -> None:
         """The program waits for a value of a tensor, or for a device."""

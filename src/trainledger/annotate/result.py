@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from trainledger.annotate.account import LineAccount
 from trainledger.annotate.annotation import BACKWARD, COPY, LOOP, SYNC, VIEW, Annotation, File, Line, Mark, Work
-from trainledger.annotate.files import Files
 from trainledger.annotate.findings import findings
 from trainledger.annotate.holders import Holder
-from trainledger.annotate.runs import LineRuns, Loop
+from trainledger.annotate.line_runs import LineRuns, Loop
 from trainledger.annotate.script import Ending
+from trainledger.annotate.source import Files
 from trainledger.annotate.watcher import Watcher
 from trainledger.units import counted, format_flops, format_nbytes
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
-from trainledger.annotate.files import Files, Shape
+from trainledger.annotate.source import Files, Shape
 
 # Parts of a line that have a frame of their own; in them the line goes on.
 _WITHIN_A_LINE = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")
