@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.parameters import parameters
-from trainledger.ledger.parallel.rank_plan import rank_of
+from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.ranks import accounts
-from trainledger.ledger.step import account, account_of
+from trainledger.ledger.step import account, follow
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
@@ -38,7 +38,7 @@ def run_of(layout: Layout, model: ModelSpec = SPEC, **recipe: Any) -> Run:
 
 
 def ledger_of(layout: Layout, model: ModelSpec = SPEC, **recipe: Any) -> Ledger:
-    return account_of(rank_of(run_of(layout, model, **recipe)), backend="cuda")
+    return follow(rank_plan(run_of(layout, model, **recipe)), backend="cuda")
 
 
 def sent(ledger: Ledger) -> list[Entry]:

@@ -13,9 +13,9 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.parallel.pipeline import chunks_of, in_flight, in_flight_by_chunk
-from trainledger.ledger.parallel.rank_plan import rank_of
+from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.ranks import account_of_stage, accounts
-from trainledger.ledger.step import account, account_of
+from trainledger.ledger.step import account, follow
 from trainledger.loaded import load, model
 from trainledger.spec.layout import Layout
 from trainledger.spec.recipe import Recipe
@@ -304,5 +304,5 @@ def test_stages_that_are_alike_have_the_accounts_that_they_would_have_on_their_o
     # With no more micro-batches than stages some loops of an interleaved pipeline are empty, of each stage others.
     assert count == 4 or any(each.alike != each.stage for each in found)
     for each in found:
-        assert each.ledger == account_of(rank_of(run, each.stage, each.place), backend="cuda")
+        assert each.ledger == follow(rank_plan(run, each.stage, each.place), backend="cuda")
     assert sum(each.count for each in found) == layout.devices

@@ -22,7 +22,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.parallel.pipeline import in_flight
-from trainledger.ledger.parallel.rank_plan import rank_of
+from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.ranks import account_of_stage
 from trainledger.loaded import load
 from trainledger.nn.loss import compiled_loss, next_token_loss
@@ -206,7 +206,7 @@ class Stage(nn.Module):
 
     def __init__(self, run: Run, stage: int) -> None:
         super().__init__()
-        (self.chunk,) = rank_of(run, stage).chunks
+        (self.chunk,) = (each.chunk for each in rank_plan(run, stage).chunks)
         self.model = build(run.model, run.recipe)
         self.loss = run.recipe.loss
         self.own = range(self.chunk.first, self.chunk.first + self.chunk.count)

@@ -12,9 +12,9 @@ from throughput_runs import time_cases
 
 from trainledger import catalog
 from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.parallel.rank_plan import rank_of
+from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.ranks import RankAccount
-from trainledger.ledger.step import account_of
+from trainledger.ledger.step import follow
 from trainledger.predict.parallel_step import layout_time
 from trainledger.predict.step import StepTime
 from trainledger.spec.efficiency import Efficiency
@@ -40,14 +40,14 @@ def ranks_of(case: TimeCase) -> tuple[RankAccount, ...]:
         alike: dict[Any, Ledger] = {}
         found = []
         for stage in range(run.layout.pipeline):
-            rank = rank_of(run, stage)
-            key = tuple((each.count, each.begins, each.ends) for each in rank.chunks)
+            rank = rank_plan(run, stage)
+            key = tuple((each.count, each.begins, each.ends) for each in (one.chunk for one in rank.chunks))
             if key not in alike:
-                alike[key] = account_of(rank, backend="cuda")
+                alike[key] = follow(rank, backend="cuda")
             found.append(
                 RankAccount(
                     stage=stage, place=0, count=run.layout.devices // run.layout.pipeline,
-                    layers=sum(each.count for each in rank.chunks), first=rank.chunks[0].begins,
+                    layers=sum(each.count for each in (one.chunk for one in rank.chunks)), first=rank.chunks[0].begins,
                     last=rank.chunks[-1].ends, in_flight=0, ledger=alike[key],
                 )
             )  # fmt: skip

@@ -13,8 +13,8 @@ from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.entry import Entry, Int
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.parallel.pipeline import in_flight, in_flight_by_chunk
-from trainledger.ledger.parallel.rank_plan import Rank, rank_of, shard_shape
-from trainledger.ledger.step import account_of
+from trainledger.ledger.parallel.rank_plan import parts_of, rank_plan, shard_shape
+from trainledger.ledger.step import follow
 from trainledger.spec.run import Run
 
 
@@ -63,13 +63,12 @@ def accounts(run: Run, *, backend: str = "cpu") -> tuple[RankAccount, ...]:
     found: list[RankAccount] = []
     known: dict[Any, list[RankAccount]] = {}
     for stage in range(run.layout.pipeline):
-        rank = rank_of(run, stage)
-        key = _kind(rank)
+        key = _kind(run, stage)
         if key not in known:
             known[key] = list(_accounts_of_stage(run, stage, backend))
             found += known[key]
             continue
-        counts, flying = _rounds(rank), _in_flight(rank)
+        counts, flying = _rounds(run, stage), in_flight(run.layout, stage, run.grad_accum)
         for each in known[key]:
             ledger = _with_rounds(each.ledger, counts)
             found.append(replace(each, stage=stage, in_flight=flying, ledger=ledger))
@@ -78,11 +77,12 @@ def accounts(run: Run, *, backend: str = "cpu") -> tuple[RankAccount, ...]:
 
 def _accounts_of_stage(run: Run, stage: int, backend: str) -> Iterator[RankAccount]:
     for place, alike in _places(run, stage):
-        rank = rank_of(run, stage, place)
+        rank = rank_plan(run, stage, place)
+        chunks = [each.chunk for each in rank.chunks]
         yield RankAccount(
             stage=stage, place=place, count=alike * run.layout.devices // (run.layout.pipeline * _pieces(run)),
-            layers=sum(each.count for each in rank.chunks), first=rank.chunks[0].begins,
-            last=rank.chunks[-1].ends, in_flight=_in_flight(rank), ledger=account_of(rank, backend=backend),
+            layers=sum(each.count for each in chunks), first=chunks[0].begins, last=chunks[-1].ends,
+            in_flight=in_flight(run.layout, stage, run.grad_accum), ledger=follow(rank, backend=backend),
             alike=stage,
         )  # fmt: skip
 
@@ -91,25 +91,25 @@ def heaviest_stages(run: Run) -> tuple[int, ...]:
     """The first stage of each kind, one of which holds the most: later ones of a kind have no more in flight."""
     found: dict[Any, int] = {}
     for stage in range(run.layout.pipeline):
-        found.setdefault(_kind(rank_of(run, stage)), stage)
+        found.setdefault(_kind(run, stage), stage)
     return tuple(found.values())
 
 
-def _kind(rank: Rank) -> Any:
+def _kind(run: Run, stage: int) -> Any:
     """Equal for stages whose entries are the same but for how often their loops over micro-batches run."""
-    if not isinstance(rank.whole.model.n_layers, int):
-        return rank.stage
-    return rank.parts, tuple((name, _happens(count)) for name, count in _rounds(rank).items())
+    if not isinstance(run.model.n_layers, int):
+        return stage
+    return parts_of(run, stage), tuple((name, _happens(count)) for name, count in _rounds(run, stage).items())
 
 
 def _happens(count: Int) -> bool:
     return not isinstance(count, int) or count > 0
 
 
-def _rounds(rank: Rank) -> dict[str, Int]:
+def _rounds(run: Run, stage: int) -> dict[str, Int]:
     """How often each loop over micro-batches runs (`ledger.parallel.micro_batches.run_micro_batches` has them)."""
-    micro_batches = rank.run.grad_accum
-    *earlier, last = in_flight_by_chunk(rank.layout, rank.stage, micro_batches)
+    micro_batches = run.grad_accum
+    *earlier, last = in_flight_by_chunk(run.layout, stage, micro_batches)
     rounds = {"in flight": last - 1, "micro-batches": micro_batches - last}
     for index, count in enumerate(earlier):
         rounds |= {f"in flight {index}": count, f"micro-batches {index}": micro_batches - count}
@@ -141,11 +141,7 @@ def _in_loop(entry: Entry, loop: tuple[tuple[str, Int], ...]) -> Entry:
 
 def account_of_stage(run: Run, stage: int, *, backend: str = "cpu") -> Ledger:
     """The ledger of the rank of a stage that has the largest pieces; sizes may be arrays."""
-    return account_of(rank_of(run, stage), backend=backend)
-
-
-def _in_flight(rank: Rank) -> Int:
-    return in_flight(rank.layout, rank.stage, rank.run.grad_accum)
+    return follow(rank_plan(run, stage), backend=backend)
 
 
 def _pieces(run: Run) -> Any:
@@ -162,8 +158,8 @@ def _places(run: Run, stage: int) -> Iterator[tuple[int, Any]]:
     if ranks == 1:
         yield 0, 1
         return
-    rank = rank_of(run, stage)
-    leaves = [each for chunk in rank.chunks for pattern, _ in rank.leaves(chunk).in_order() for each in pattern]
+    rank = rank_plan(run, stage)
+    leaves = [leaf for each in rank.chunks for pattern, _ in each.leaves.in_order() for leaf in pattern]
     shared = [(leaf, rank.group_of(leaf).ranks) for leaf in leaves]
     uneven = [(leaf, among) for leaf, among in shared if _is_uneven(leaf, among)]
     if not uneven:

@@ -23,7 +23,7 @@ from trainledger.ledger.optimizers.mixed_precision import (
 )
 from trainledger.ledger.optimizers.update import clip, state_nbytes, update
 from trainledger.ledger.parallel.micro_batches import Work, run_micro_batches
-from trainledger.ledger.parallel.rank_plan import Rank, rank_of
+from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
 from trainledger.ledger.parallel.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding, widened
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
@@ -43,18 +43,18 @@ def account(run: Run, *, backend: str = "cpu") -> Ledger:
     Of a run spread over devices this is the first rank: of its first stage, and where pieces are uneven with the
     largest; `ledger.ranks.accounts` has them all.
     """
-    return account_of(rank_of(run), backend=backend)
+    return follow(rank_plan(run), backend=backend)
 
 
-def account_of(rank: Rank, *, backend: str) -> Ledger:
+def follow(rank: RankPlan, *, backend: str) -> Ledger:
     """The ledger of one rank of a layout."""
     run, precision = rank.run, precision_of(rank.run.recipe)
     recipe = run.recipe
     hooks, note = hooks_of(rank) if recipe.compile else ((), "")
     tape = Tape(precision, backend, hooks)
     sizes = sizes_of(run, backend)
-    works = tuple(Work(tape, rank, sizes, chunk, rank.leaves(chunk)) for chunk in rank.chunks)
-    leaves = works[0].leaves if len(works) == 1 and not rank.sharded else rank.owned()
+    works = tuple(Work(tape, rank, sizes, each) for each in rank.chunks)
+    leaves = rank.owned
     hold(leaves, precision)
     for each in works:
         each.step_begins()
@@ -97,7 +97,7 @@ def account_of(rank: Rank, *, backend: str) -> Ledger:
     )
 
 
-def resident_of(rank: Rank, works: tuple[Work, ...], owned: ModelLeaves, tokens: Int) -> Amounts:
+def resident_of(rank: RankPlan, works: tuple[Work, ...], owned: ModelLeaves, tokens: Int) -> Amounts:
     """What a rank holds before a step of so many tokens, by category."""
     recipe, precision = rank.run.recipe, precision_of(rank.run.recipe)
     resident = [

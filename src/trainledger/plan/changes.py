@@ -11,7 +11,7 @@ from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.ledger.memory.compiled.blocks import uncovered
-from trainledger.ledger.parallel.rank_plan import rank_of
+from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.spec.layout import SCHEDULES, Layout, overlaps
 from trainledger.spec.lora import BASE_FORMATS
 from trainledger.spec.optimizers import IMPLEMENTATIONS
@@ -166,7 +166,7 @@ def _kernels(run: Run, backend: str) -> Iterator[Change]:
             yield _one(f"attention by {kernel}", "recipe.attention", kernel, ROUNDING)
     if not run.recipe.compile:
         cost = "compiles at every start"
-        if uncovered(rank_of(replace(run, recipe=replace(run.recipe, compile=True)))):
+        if uncovered(rank_plan(replace(run, recipe=replace(run.recipe, compile=True)))):
             cost += "; its memory is told as that of eager blocks"
         yield _one("compile each block", "recipe.compile", True, ROUNDING, cost)
 

@@ -134,7 +134,7 @@ def inference(run: Run, serving: Serving, machine: Machine | None, *, backend: s
     _check(run, serving)
     rank = serving_rank(run, serving, backend=backend)
     ledger = account_serving(run, serving, backend=backend)
-    leaves = rank.leaves(rank.chunks[0])
+    leaves = rank.owned
     held = _memory(run, ledger, machine)
     cache, local = kv_cache(run.model, serving.cache), kv_cache(rank.run.model, serving.cache)
     cache_nbytes = local.nbytes(serving.batch, serving.context)

@@ -13,13 +13,13 @@ from trainledger.ledger.core.sizes import sizes_of
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import HOST, Int
 from trainledger.ledger.parallel.micro_batches import Work
-from trainledger.ledger.parallel.rank_plan import Rank
+from trainledger.ledger.parallel.rank_plan import RankPlan
 from trainledger.ledger.step import resident_of
 from trainledger.spec.precision import precision_of
 
 
 @frozen
-class Standing:
+class StaticMemory:
     """Bytes of a rank by what they are.
 
     ``resident`` is there before the step, batch and buffers left out (but for weights in 8 bits). ``gradients`` are
@@ -38,19 +38,19 @@ class Standing:
     experts: Int = 0
 
 
-def standing(rank: Rank, *, backend: str) -> Standing:
+def static_memory(rank: RankPlan, *, backend: str) -> StaticMemory:
     """What stands on a rank; at least so much is live at some moment of the step."""
     precision = precision_of(rank.run.recipe)
     tape = Tape(precision, backend)
     sizes = sizes_of(rank.run, backend)
-    works = tuple(Work(tape, rank, sizes, chunk, rank.leaves(chunk)) for chunk in rank.chunks)
-    owned = works[0].leaves if len(works) == 1 and not rank.sharded else rank.owned()
+    works = tuple(Work(tape, rank, sizes, each) for each in rank.chunks)
+    owned = rank.owned
     resident = sum(nbytes for name, nbytes in resident_of(rank, works, owned, 0) if name not in (HOST, "buffers"))
     resident += sum(each.copies_nbytes for each in works)
     outside = sum(_outside(rank, each.leaves) for each in works) if rank.gathers else 0
     whole = rank.gathers and not rank.layout.reshards
     gathered = sum(_gathered(rank, each.leaves) for each in works) if whole else 0
-    return Standing(
+    return StaticMemory(
         resident=resident,
         gradients=sum(_gradients(each) for each in works),
         gathered=nbytes_in(gathered, precision.arriving) if whole else 0,
@@ -61,7 +61,7 @@ def standing(rank: Rank, *, backend: str) -> Standing:
     )
 
 
-def _experts(rank: Rank, leaves: ModelLeaves) -> Int:
+def _experts(rank: RankPlan, leaves: ModelLeaves) -> Int:
     """Elements of what other ranks share than all else."""
     groups = rank.by_group(leaves)
     return sum(sum(leaf.elements * n for leaf, n in some) for group, some in groups if group.axes != rank.group.axes)
@@ -78,7 +78,7 @@ def _gradients(work: Work) -> Int:
     return nbytes_in(work.leaves.elements(), least)
 
 
-def _gathered(rank: Rank, leaves: ModelLeaves) -> Int:
+def _gathered(rank: RankPlan, leaves: ModelLeaves) -> Int:
     """Elements of the parameters that several ranks share; experts may be on one rank only."""
     return sum(
         count * sum(leaf.elements * several(rank.group_of(leaf).ranks) for leaf in pattern)
@@ -86,7 +86,7 @@ def _gathered(rank: Rank, leaves: ModelLeaves) -> Int:
     )
 
 
-def _outside(rank: Rank, leaves: ModelLeaves) -> Int:
+def _outside(rank: RankPlan, leaves: ModelLeaves) -> Int:
     """The same of what stands outside the blocks: modules that predict ahead have experts too."""
     every = (*leaves.before.values(), *leaves.after.values())
     return sum(each.elements * several(rank.group_of(each).ranks) for each in every)

@@ -20,7 +20,7 @@ from trainledger.ledger.core.leaves import BlockLeaves, ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.parallel.collectives import COMMUNICATION, Group, collective
-from trainledger.ledger.parallel.rank_plan import Rank, shard_shape
+from trainledger.ledger.parallel.rank_plan import RankPlan, shard_shape
 from trainledger.ledger.parallel.reduction import sum_over_tensor
 
 
@@ -48,7 +48,7 @@ def _elements(shape: tuple[Int, ...]) -> Int:
 class Unit:
     """Parameters that are gathered and reduced together."""
 
-    def __init__(self, rank: Rank, leaves: Sequence[Leaf], path: str) -> None:
+    def __init__(self, rank: RankPlan, leaves: Sequence[Leaf], path: str) -> None:
         by_group: dict[str, list[Leaf]] = {}
         groups: dict[str, Group] = {}
         for each in leaves:
@@ -64,7 +64,7 @@ class Unit:
 class FullySharded(Hook):
     """What a rank holds of a chunk of layers while it runs."""
 
-    def __init__(self, tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
+    def __init__(self, tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
         self.tape = tape
         self.rank = rank
         self.gathers = rank.gathers

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from trainledger.dtypes import nbytes_in
 from trainledger.ledger.core.arithmetic import is_one
 from trainledger.ledger.core.graph import Array, Gradients, Node, Port
-from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
@@ -18,8 +17,8 @@ from trainledger.ledger.ops.float8 import cast_weights, copies_nbytes
 from trainledger.ledger.optimizers.mixed_precision import empty_buffers, hold
 from trainledger.ledger.parallel.collectives import COMMUNICATION, Group, collective
 from trainledger.ledger.parallel.fully_sharded import FullySharded
-from trainledger.ledger.parallel.pipeline import Chunk, in_flight_by_chunk
-from trainledger.ledger.parallel.rank_plan import Rank
+from trainledger.ledger.parallel.pipeline import in_flight_by_chunk
+from trainledger.ledger.parallel.rank_plan import ChunkPlan, RankPlan
 from trainledger.ledger.parallel.reduction import scatter_gradients, sum_over_replicas, sum_partial_gradients
 from trainledger.ledger.parallel.tensor import tensor_group
 
@@ -27,16 +26,15 @@ from trainledger.ledger.parallel.tensor import tensor_group
 class Work:
     """A chunk of layers that a rank runs: its parameters, and what of them is sharded."""
 
-    def __init__(self, tape: Tape, rank: Rank, sizes: Sizes, chunk: Chunk, leaves: ModelLeaves) -> None:
+    def __init__(self, tape: Tape, rank: RankPlan, sizes: Sizes, plan: ChunkPlan) -> None:
         self.tape = tape
         self.rank = rank
         self.sizes = sizes
-        self.chunk = chunk
-        self.leaves = leaves
-        hold(leaves, tape.precision)
+        self.chunk, self.leaves = plan.chunk, plan.leaves
+        hold(self.leaves, tape.precision)
         sharded = rank.sharded and rank.layout.zero > 1
         self._hold_gradients(sharded)
-        self.sharded = FullySharded(tape, rank, leaves) if sharded else None
+        self.sharded = FullySharded(tape, rank, self.leaves) if sharded else None
 
     def _hold_gradients(self, sharded: bool) -> None:
         """Sharded gradients come and go block by block; an interleaved pipeline adds up in buffers (Megatron-LM).

@@ -1,12 +1,12 @@
-"""One rank of a layout: the run as it sees it, and the parameters that it computes with and that it owns."""
+"""The plan of one rank of a run: what of the model it computes, which parameters it has, and with whom it shares."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from trainledger.frozen import frozen
-from trainledger.ledger.core.arithmetic import between, is_one, share
+from trainledger.ledger.core.arithmetic import between, is_one, is_zero, share
 from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.leaves import ModelLeaves, component_of
 from trainledger.ledger.entry import Int
@@ -20,127 +20,161 @@ from trainledger.spec.run import Run
 
 
 @frozen
-class Rank:
-    """A rank: its stage of the pipeline and its place in the group that shards, both counted from 0.
+class ChunkPlan:
+    """Layers that a rank runs in a row: which of the model they are, and the parameters that their forward reads."""
 
-    ``run`` is the run as this rank sees it: its part of the model's widths, its tokens of a sequence.
+    chunk: Chunk
+    leaves: ModelLeaves
+
+
+@frozen
+class RankPlan:
+    """What a rank has of a run, resolved once and then followed (`ledger.step.follow`).
+
+    ``run`` is the run as this rank sees it (its part of the model's widths, its tokens of a sequence), ``whole`` the
+    run itself. ``stage`` of the pipeline and ``place`` among the ranks that shard are counted from 0. ``owned`` are the
+    parameters, or the pieces of them, that its optimizer updates. State is shared over the ranks of ``group``, that of
+    experts over those of ``expert_group``; ``replicas`` hold the same pieces. ``sharded``: any state is; ``gathers``:
+    parameters are, and are gathered block by block.
+
+    Leaves carry gradients while a plan is followed, so each account has a plan of its own.
     """
 
     run: Run
     whole: Run
     stage: int
     place: int
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[ChunkPlan, ...]
+    owned: ModelLeaves
+    group: Group
+    expert_group: Group
+    replicas: Group
+    sharded: bool
+    gathers: bool
 
     @property
     def layout(self) -> Layout:
         return self.run.layout
 
-    @property
-    def gathers(self) -> bool:
-        """Whether parameters are sharded, and gathered block by block."""
-        return self.sharded and self.layout.zero == 3
-
-    @property
-    def sharded(self) -> bool:
-        """Whether any state is sharded."""
-        return not is_one(self.layout.shard_ranks)
-
     def group_of(self, leaf: Leaf) -> Group:
         """The ranks that share a parameter's state; those of an expert are the ranks that hold the same experts."""
-        if component_of(leaf.path) == "experts" and not is_one(self.layout.expert):
-            return Group(f"{self.group.axes} / expert", self.layout.shard_ranks // self.layout.expert)
-        return self.group
-
-    @property
-    def group(self) -> Group:
-        """The ranks that share all but experts."""
-        return Group("shard" if is_one(self.layout.context) else "shard x context", self.layout.shard_ranks)
-
-    @property
-    def replicas(self) -> Group:
-        """The ranks that hold the same shards."""
-        return Group("replicate", self.layout.replicate)
-
-    def runs_of(self, chunk: Chunk) -> tuple[LayerRun, ...]:
-        runs = cut(layer_runs(self.run.model, self.run.recipe), chunk)
-        if chunk.begins and chunk.ends:
-            return runs
-        both = self.run.recipe.activation_checkpointing in ("offload", "from-start")
-        return ends_apart(runs, first=both or not chunk.begins, last=both or not chunk.ends)
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """What each of its chunks is of the model; stages with equal ones compute the same."""
-        return tuple(Part(self.runs_of(each), each.begins, each.ends) for each in self.chunks)
-
-    def leaves(self, chunk: Chunk) -> ModelLeaves:
-        """The parameters that a chunk's forward reads."""
-        runs = self.runs_of(chunk)
-        if self.sharded and self.layout.zero > 1:
-            runs = standing_apart(runs, max(1, self.layout.prefetch))
-        return self._local(leaves_of(self.run.model, self.run.recipe, Part(runs, chunk.begins, chunk.ends)))
-
-    def owned(self) -> ModelLeaves:
-        """The parameters, or the shards of them, that this rank's optimizer updates.
-
-        Sharded parameters are cut along dim 0 into pieces of ceil(rows / ranks), the last ranks with fewer rows or none
-        (FSDP2); an optimizer's state alone is cut from all parameters of a group in a row (ZeRO-1 and 2 as DeepSpeed
-        and Megatron-LM have it), the last piece filled up.
-        """
-        part = Part(
-            tuple(run for chunk in self.chunks for run in self.runs_of(chunk)),
-            any(each.begins for each in self.chunks), any(each.ends for each in self.chunks),
-        )  # fmt: skip
-        leaves = self._local(leaves_of(self.run.model, self.run.recipe, part))
-        if not self.sharded:
-            return leaves
-        return self._shards(leaves) if self.gathers else self._flat(leaves)
-
-    def _local(self, leaves: ModelLeaves) -> ModelLeaves:
-        """Expert ranks hold their own experts only."""
-        ranks = self.layout.expert
-        if is_one(ranks):
-            return leaves
-
-        def own(leaf: Leaf) -> Leaf:
-            if component_of(leaf.path) != "experts":
-                return leaf
-            return Leaf(leaf.path, (leaf.shape[0] // ranks, *leaf.shape[1:]), trained=leaf.trained)
-
-        return leaves.changed(own)
-
-    def _shards(self, leaves: ModelLeaves) -> ModelLeaves:
-        def shard(leaf: Leaf) -> Leaf:
-            return Leaf(leaf.path, shard_shape(leaf, self.group_of(leaf).ranks, self.place), trained=leaf.trained)
-
-        return leaves.changed(shard)
-
-    def _flat(self, leaves: ModelLeaves) -> ModelLeaves:
-        """All parameters that decay as one piece, and all that do not as another; of expert ranks experts apart.
-
-        Those of a rank are shared by the ranks that hold the same experts (Megatron-LM: its optimizer has a group of
-        its own for expert data parallelism).
-        """
-        named: dict[str, Leaf] = {}
-        for group, some in self.by_group(leaves):
-            for name, decayed in (("decayed", True), ("not decayed", False)):
-                elements = sum(each.elements * count for each, count in some if each.decayed == decayed)
-                if not (isinstance(elements, int) and elements == 0):
-                    rows = share(elements, group.ranks)
-                    path = name if group.axes == self.group.axes else f"mlp.experts.{name}"
-                    named[path] = Leaf(path, (rows, 1) if decayed else (rows,))
-        return ModelLeaves(before=named, segments=(), after={}, head=None)
+        return self.expert_group if component_of(leaf.path) == "experts" else self.group
 
     def by_group(self, leaves: ModelLeaves) -> Iterator[tuple[Group, list[tuple[Leaf, Int]]]]:
         """The trained parameters with how often each comes, by the ranks that share their state."""
-        found: dict[str, tuple[Group, list[tuple[Leaf, Int]]]] = {}
-        for pattern, count in leaves.in_order():
-            for each in pattern:
-                if each.trained:
-                    group = self.group_of(each)
-                    found.setdefault(group.axes, (group, []))[1].append((each, count))
-        yield from found.values()
+        return _by_group(leaves, self.group_of)
+
+
+def rank_plan(run: Run, stage: int = 0, place: int = 0) -> RankPlan:
+    """The plan of a rank of a run, by its stage and its place among those that shard."""
+    layout, local = run.layout, local_run(run)
+    sharded = not is_one(layout.shard_ranks)
+    group = Group("shard" if is_one(layout.context) else "shard x context", layout.shard_ranks)
+    experts = group
+    if not is_one(layout.expert):
+        experts = Group(f"{group.axes} / expert", layout.shard_ranks // layout.expert)
+    chunks = chunks_of(layout, run.model.n_layers, stage)
+    parts = _parts(local, chunks)
+    apart = max(1, layout.prefetch) if sharded and layout.zero > 1 else 0
+    leaves = [_leaves(local, replace(each, runs=standing_apart(each.runs, apart)) if apart else each) for each in parts]
+
+    def group_of(leaf: Leaf) -> Group:
+        return experts if component_of(leaf.path) == "experts" else group
+
+    owned = leaves[0]
+    if sharded or len(leaves) > 1:
+        owned = _leaves(local, _joined(parts))
+    if sharded:
+        owned = _shards(owned, group_of, place) if layout.zero == 3 else _flat(owned, group_of, group)
+    return RankPlan(
+        run=local, whole=run, stage=stage, place=place,
+        chunks=tuple(ChunkPlan(chunk, own) for chunk, own in zip(chunks, leaves, strict=True)), owned=owned,
+        group=group, expert_group=experts, replicas=Group("replicate", layout.replicate),
+        sharded=sharded, gathers=sharded and layout.zero == 3,
+    )  # fmt: skip
+
+
+def local_run(run: Run) -> Run:
+    """The run as one of its ranks sees it."""
+    layout, recipe = run.layout, run.recipe
+    if layout.alone:
+        return run
+    if not is_one(layout.context):
+        recipe = replace(recipe, seq_len=recipe.seq_len // layout.context)
+    return replace(run, model=local_model(run.model, layout.tensor), recipe=recipe)
+
+
+def parts_of(run: Run, stage: int) -> tuple[Part, ...]:
+    """What each chunk of a stage is of the model; stages with equal ones compute the same."""
+    return _parts(local_run(run), chunks_of(run.layout, run.model.n_layers, stage))
+
+
+def _parts(local: Run, chunks: Sequence[Chunk]) -> tuple[Part, ...]:
+    return tuple(Part(_runs_of(local, each), each.begins, each.ends) for each in chunks)
+
+
+def _runs_of(local: Run, chunk: Chunk) -> tuple[LayerRun, ...]:
+    runs = cut(layer_runs(local.model, local.recipe), chunk)
+    if chunk.begins and chunk.ends:
+        return runs
+    both = local.recipe.activation_checkpointing in ("offload", "from-start")
+    return ends_apart(runs, first=both or not chunk.begins, last=both or not chunk.ends)
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    runs = tuple(run for each in parts for run in each.runs)
+    return Part(runs, any(each.begins for each in parts), any(each.ends for each in parts))
+
+
+def _leaves(local: Run, part: Part) -> ModelLeaves:
+    """The parameters of a part of the model; expert ranks hold their own experts only."""
+    leaves, ranks = leaves_of(local.model, local.recipe, part), local.layout.expert
+    if is_one(ranks):
+        return leaves
+
+    def own(leaf: Leaf) -> Leaf:
+        if component_of(leaf.path) != "experts":
+            return leaf
+        return Leaf(leaf.path, (leaf.shape[0] // ranks, *leaf.shape[1:]), trained=leaf.trained)
+
+    return leaves.changed(own)
+
+
+def _shards(leaves: ModelLeaves, group_of: Callable[[Leaf], Group], place: int) -> ModelLeaves:
+    """Each parameter cut along dim 0 into pieces of ceil(rows / ranks), the last ranks with fewer or none (FSDP2)."""
+
+    def shard(leaf: Leaf) -> Leaf:
+        return Leaf(leaf.path, shard_shape(leaf, group_of(leaf).ranks, place), trained=leaf.trained)
+
+    return leaves.changed(shard)
+
+
+def _flat(leaves: ModelLeaves, group_of: Callable[[Leaf], Group], whole: Group) -> ModelLeaves:
+    """All parameters that decay as one piece, and all that do not as another; of expert ranks experts apart.
+
+    So ZeRO-1 and 2 have it in DeepSpeed and Megatron-LM: an optimizer's state is cut from all parameters of a group in
+    a row, the last piece filled up. Parameters of experts are shared by the ranks that hold the same experts
+    (Megatron-LM: its optimizer has a group of its own for expert data parallelism).
+    """
+    named: dict[str, Leaf] = {}
+    for group, some in _by_group(leaves, group_of):
+        for name, decayed in (("decayed", True), ("not decayed", False)):
+            elements = sum(each.elements * count for each, count in some if each.decayed == decayed)
+            if not is_zero(elements):
+                rows = share(elements, group.ranks)
+                path = name if group.axes == whole.axes else f"mlp.experts.{name}"
+                named[path] = Leaf(path, (rows, 1) if decayed else (rows,))
+    return ModelLeaves(before=named, segments=(), after={}, head=None)
+
+
+def _by_group(leaves: ModelLeaves, group_of: Callable[[Leaf], Group]) -> Iterator[tuple[Group, list[tuple[Leaf, Int]]]]:
+    found: dict[str, tuple[Group, list[tuple[Leaf, Int]]]] = {}
+    for pattern, count in leaves.in_order():
+        for each in pattern:
+            if each.trained:
+                group = group_of(each)
+                found.setdefault(group.axes, (group, []))[1].append((each, count))
+    yield from found.values()
 
 
 def shard_shape(leaf: Leaf, ranks: Int, place: int = 0) -> tuple[Int, ...]:
@@ -159,15 +193,3 @@ def shard_shape(leaf: Leaf, ranks: Int, place: int = 0) -> tuple[Int, ...]:
 
 def _divides(ranks: Int, size: Int) -> bool:
     return isinstance(ranks, int) and isinstance(size, int) and size % ranks == 0
-
-
-def rank_of(run: Run, stage: int = 0, place: int = 0) -> Rank:
-    """A rank of a run, by its stage and its place among those that shard."""
-    layout = run.layout
-    local = run
-    if not layout.alone:
-        recipe = run.recipe
-        if not is_one(layout.context):
-            recipe = replace(recipe, seq_len=recipe.seq_len // layout.context)
-        local = replace(run, model=local_model(run.model, layout.tensor), recipe=recipe)
-    return Rank(local, run, stage, place, chunks_of(layout, run.model.n_layers, stage))

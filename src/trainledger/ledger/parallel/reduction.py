@@ -14,7 +14,7 @@ from trainledger.ledger.core.leaves import ModelLeaves, component_of
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.parallel.collectives import Group, collective
-from trainledger.ledger.parallel.rank_plan import Rank
+from trainledger.ledger.parallel.rank_plan import RankPlan
 
 FIRST_BUCKET_NBYTES, BUCKET_NBYTES = 2**20, 25 * 2**20  # torch.nn.parallel.DistributedDataParallel's defaults
 
@@ -23,7 +23,7 @@ _OF_HEADS = ("q_norm", "k_norm", "q_a_proj", "q_a_layernorm", "kv_a_proj_with_mq
              "shared_expert_gate")  # fmt: skip
 
 
-def is_partial(leaf: Leaf, rank: Rank) -> bool:
+def is_partial(leaf: Leaf, rank: RankPlan) -> bool:
     """Whether each tensor rank has only its share of this parameter's gradient: of its tokens, or of its heads."""
     layout = rank.layout
     if is_one(layout.tensor):
@@ -34,7 +34,7 @@ def is_partial(leaf: Leaf, rank: Rank) -> bool:
     return layout.sequence_parallel and component_of(leaf.path) == "norms"
 
 
-def sharers_of(leaf: Leaf, rank: Rank) -> Group | None:
+def sharers_of(leaf: Leaf, rank: RankPlan) -> Group | None:
     """The tensor ranks that sum their gradients of a parameter that all of them hold; None where none do.
 
     Key-value heads that are fewer than the ranks are held by several of them.
@@ -48,14 +48,14 @@ def sharers_of(leaf: Leaf, rank: Rank) -> Group | None:
     return None
 
 
-def sum_over_tensor(tape: Tape, rank: Rank, leaf: Leaf, gradient: Array) -> None:
+def sum_over_tensor(tape: Tape, rank: RankPlan, leaf: Leaf, gradient: Array) -> None:
     """Add up over the tensor ranks what each has a share of."""
     group = sharers_of(leaf, rank)
     if group is not None:
         collective(tape, "all_reduce", group, gradient.nbytes, changes=[gradient])
 
 
-def sum_partial_gradients(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
+def sum_partial_gradients(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
     """The same for all parameters, one after the other, where no reduction by blocks has done it."""
     dtype = tape.precision.gradients
     with tape.during("backward"):
@@ -67,7 +67,7 @@ def sum_partial_gradients(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
                         sum_over_tensor(tape, rank, each, Array(each.elements, dtype, None))
 
 
-def sum_tied_embedding(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
+def sum_tied_embedding(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
     """The first and the last stage have each a copy of a tied embedding, and its gradient is that of both.
 
     So they have of one that modules which predict ahead read too.
@@ -83,7 +83,7 @@ def sum_tied_embedding(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
                 collective(tape, "all_reduce", Group("first and last stage", 2), gradient.nbytes, changes=[gradient])
 
 
-def sum_over_replicas(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
+def sum_over_replicas(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
     """All gradients in buckets, as DDP sends them: beside the backward that goes on meanwhile."""
     group, dtype = rank.replicas, tape.precision.gradients
     if is_one(group.ranks):
@@ -95,7 +95,7 @@ def sum_over_replicas(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
                 collective(tape, "all_reduce", group, gradient.nbytes, changes=[gradient], overlap="compute")
 
 
-def bucket_nbytes(rank: Rank, leaves: ModelLeaves, dtype: str) -> Int:
+def bucket_nbytes(rank: RankPlan, leaves: ModelLeaves, dtype: str) -> Int:
     """Bytes of DDP's buckets: as much as the gradients, which are copied there and back."""
     if rank.sharded or is_one(rank.layout.replicate):
         return 0
@@ -144,7 +144,7 @@ def _trained(leaves: ModelLeaves) -> Int:
 # ZeRO-1 and 2: an optimizer's state in flat pieces
 
 
-def scatter_gradients(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
+def scatter_gradients(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
     """ZeRO-1: the whole gradients are summed over the ranks, each keeping the piece that its optimizer reads."""
     dtype = tape.precision.gradients
     with tape.during("backward"):
@@ -159,7 +159,7 @@ def scatter_gradients(tape: Tape, rank: Rank, leaves: ModelLeaves) -> None:
                 collective(tape, "all_reduce", rank.replicas, gradient.nbytes, changes=[gradient], overlap="compute")
 
 
-def gather_updated(tape: Tape, rank: Rank, owned: ModelLeaves) -> None:
+def gather_updated(tape: Tape, rank: RankPlan, owned: ModelLeaves) -> None:
     """ZeRO-1 and 2: every rank gets what the others have updated; ``owned`` are the pieces of this one."""
     dtype = tape.precision.parameters
     with tape.during("optimizer"):
@@ -182,7 +182,7 @@ def widened(tape: Tape, owned: ModelLeaves) -> list[Array]:
 # The joint norm
 
 
-def sum_norms(tape: Tape, rank: Rank, tensors: Int) -> None:
+def sum_norms(tape: Tape, rank: RankPlan, tensors: Int) -> None:
     """Each rank's norms of what it has, put together: once for each axis along which gradients are split."""
     layout = rank.layout
     groups = []

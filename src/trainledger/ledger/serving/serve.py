@@ -22,7 +22,7 @@ from trainledger.ledger.model.mask import masks, masks_of_last
 from trainledger.ledger.ops.norms import norm
 from trainledger.ledger.optimizers.mixed_precision import hold
 from trainledger.ledger.parallel.collectives import collective
-from trainledger.ledger.parallel.rank_plan import Rank, rank_of
+from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
 from trainledger.ledger.parallel.tensor import enter, tensor_group
 from trainledger.ledger.serving.kv_cache import kv_cache
 from trainledger.spec.layers import windows_of
@@ -50,7 +50,7 @@ class WeightBytes:
         return self.codes + self.scales + self.whole
 
 
-def serving_rank(run: Run, serving: Serving, *, backend: str = "cpu") -> Rank:
+def serving_rank(run: Run, serving: Serving, *, backend: str = "cpu") -> RankPlan:
     """The tensor rank that serves: the run's model without prediction modules, under a recipe that only goes forward.
 
     Raises `InvalidInput` where the serving is no choice, or the ranks do not go evenly into the model.
@@ -66,7 +66,7 @@ def serving_rank(run: Run, serving: Serving, *, backend: str = "cpu") -> Rank:
         found = [each for each in run_problems(inner) if each.field.startswith(("layout", "recipe.seq_len"))]
     if found:
         raise InvalidInput(found)
-    return rank_of(inner)
+    return rank_plan(inner)
 
 
 def _attention(run: Run, backend: str, compute: str) -> str:
@@ -89,7 +89,7 @@ def account_serving(run: Run, serving: Serving, *, backend: str = "cpu", all_exp
     tape = Tape(precision, backend)
     context = serving.context if serving.phase == "decode" else None
     sizes = replace(sizes_of(rank.run, backend), cache=serving.cache, context=context)
-    leaves = rank.leaves(rank.chunks[0])
+    leaves = rank.owned
     hold(leaves, precision)
     weights = weight_bytes(leaves, serving)
     share = 1.0 if all_experts or spec.n_experts is None else experts_met(spec, sizes.rows)

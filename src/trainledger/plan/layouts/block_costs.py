@@ -18,8 +18,8 @@ from trainledger.ledger.core.arithmetic import summed
 from trainledger.ledger.core.sizes import sizes_of
 from trainledger.ledger.entry import HOST, Entry, Int
 from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.parallel.rank_plan import rank_of
-from trainledger.ledger.step import account_of
+from trainledger.ledger.parallel.rank_plan import rank_plan
+from trainledger.ledger.step import follow
 from trainledger.plan.layouts.grid import Shape, runs_of
 from trainledger.plan.layouts.times import Times
 from trainledger.predict.kernel import larger
@@ -105,9 +105,9 @@ def class_of(shape: Shape) -> tuple[Any, ...]:
 def block_costs(run: Run, shapes: Sequence[Shape], times: Times | None, *, gathers: bool, backend: str) -> BlockCosts:
     """The pieces of shapes of one class; ``gathers`` says that parameters are gathered block by block."""
     local = _with_arrays(run, shapes, gathers)
-    rank = rank_of(local)
-    ledger = account_of(rank, backend=backend)
-    leaves = rank.leaves(rank.chunks[0])
+    rank = rank_plan(local)
+    ledger = follow(rank, backend=backend)
+    leaves = rank.chunks[0].leaves
     blocks = [len(each.blocks) for each in leaves.segments]
     counts = [each.count for each in leaves.segments]
     sizes = sizes_of(rank.run, backend)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainledger.ledger.memory.static_memory import standing
-from trainledger.ledger.parallel.rank_plan import rank_of
-from trainledger.ledger.step import account_of
+from trainledger.ledger.memory.static_memory import static_memory
+from trainledger.ledger.parallel.rank_plan import rank_plan
+from trainledger.ledger.step import follow
 from trainledger.plan.layouts.grid import UNSHARDED, ZERO3_RESHARDS, ZERO_MODES
 from trainledger.plan.layouts.times import BUFFERING, Times
 from trainledger.spec.layout import Layout
@@ -44,13 +44,13 @@ class GradientAccumulation:
         )  # fmt: skip
         recipe = replace(self.run.recipe, micro_batch=1, global_batch=_MICRO_BATCHES * layout.shard)
         model = replace(self.run.model, n_predict_ahead=0)  # no pipeline has them, and an element costs the same
-        rank = rank_of(replace(self.run, model=model, layout=layout, recipe=recipe))
+        rank = rank_plan(replace(self.run, model=model, layout=layout, recipe=recipe))
         first = later = 0.0
-        for each in account_of(rank, backend=self.backend):
+        for each in follow(rank, backend=self.backend):
             if each.phase == "backward" and each.kind != "collective" and each.name not in BUFFERING:
                 around = each.loop[0][0] if each.loop else ""
                 if around.startswith(FLIGHT):
                     later += self.times.roofline.time(each).seconds / each.loop[0][1]
                 elif not around.startswith("micro") and each.name != "add_":  # what blocks reduce is always added
                     first += self.times.roofline.time(each).seconds
-        return (later - first) / float(max(1, standing(rank, backend=self.backend).computed))
+        return (later - first) / float(max(1, static_memory(rank, backend=self.backend).computed))

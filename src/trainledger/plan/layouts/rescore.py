@@ -7,7 +7,7 @@ from typing import Any
 from trainledger.frozen import frozen
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import leaves_of
-from trainledger.ledger.parallel.rank_plan import rank_of
+from trainledger.ledger.parallel.rank_plan import parts_of
 from trainledger.ledger.ranks import RankAccount, account_of_stage
 from trainledger.plan.layouts.grid import Stages
 from trainledger.plan.layouts.stages import kinds_of
@@ -41,7 +41,7 @@ def rescore(run: Run, machine: Device, *, backend: str) -> Score:
     every = kinds_of(stages, [each.count * len(each.kinds) for each in runs])
     # Counts of layers do not tell where in a pattern of different ones a stage begins; a rank does, and takes longer.
     patterns = any(len(each.kinds) > 1 for each in runs)
-    parts = [rank_of(run, each.stage).parts if patterns else each.chunks for each in every]
+    parts = [parts_of(run, each.stage) if patterns else each.chunks for each in every]
     first: dict[Any, int] = {}
     for each, part in zip(every, parts, strict=True):
         first.setdefault(part, each.stage)

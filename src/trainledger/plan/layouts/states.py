@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainledger.ledger.memory.static_memory import standing
-from trainledger.ledger.parallel.rank_plan import rank_of
+from trainledger.ledger.memory.static_memory import static_memory
+from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.plan.layouts.grid import UNSHARDED, ZERO_MODES, runs_of
 from trainledger.spec.layout import Layout
 from trainledger.spec.run import Run
@@ -88,7 +88,7 @@ class States:
         recipe = replace(self.run.recipe, micro_batch=1)
         vars(recipe).update(global_batch=shard * (1 + several * 1))
         run = replace(self.run, recipe=recipe, layout=layout)
-        told = standing(rank_of(run, stage), backend=self.backend)
+        told = static_memory(rank_plan(run, stage), backend=self.backend)
         rows = [np.broadcast_to(np.asarray(getattr(told, name), float), len(self.ranks)) for name in AMOUNTS]
         return np.array(rows)
 

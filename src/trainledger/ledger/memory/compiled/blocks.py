@@ -17,7 +17,7 @@ from trainledger.ledger.memory.compiled.kernels import Kernels
 from trainledger.ledger.memory.compiled.lifetimes import Lives
 from trainledger.ledger.memory.compiled.partition import Operation, Values, once
 from trainledger.ledger.memory.compiled.schedule import Kernel, Schedule, on_demand
-from trainledger.ledger.parallel.rank_plan import Rank
+from trainledger.ledger.parallel.rank_plan import RankPlan
 from trainledger.spec.precision import precision_of
 
 STATES = {"_scaled_dot_product_flash_attention_for_cpu": 5056, "native_dropout": 8}  # a CPU's generator, a seed
@@ -25,7 +25,7 @@ COVERED = ("none", "full", "segments", "selective")
 WHOLE = ("matmuls", "attention", "mm", "addmm", "bmm", "_scaled_mm", "grouped_mm", "_scaled_grouped_mm", "all_to_all")
 
 
-def uncovered(rank: Rank) -> str:
+def uncovered(rank: RankPlan) -> str:
     """A sentence for a run with compiled blocks whose memory is told as that of eager ones; empty where it is not."""
     recipe, layout, precision = rank.run.recipe, rank.layout, precision_of(rank.run.recipe)
     checkpointing = recipe.activation_checkpointing
@@ -47,7 +47,7 @@ def uncovered(rank: Rank) -> str:
     return f"compiled memory is told as eager: what a compiler keeps and frees is not followed for {why}"
 
 
-def unwitnessed(rank: Rank) -> str:
+def unwitnessed(rank: RankPlan) -> str:
     """A sentence for a run whose compiled memory follows the rules where no compiled program was held against them."""
     layout, spec, precision = rank.layout, rank.run.model, precision_of(rank.run.recipe)
     split = not is_one(layout.tensor)
@@ -62,7 +62,7 @@ def unwitnessed(rank: Rank) -> str:
     return f"compiled memory goes by the compiler's rules, which torch cannot show for {named}" if named else ""
 
 
-def hooks_of(rank: Rank) -> tuple[tuple[Hook, ...], str]:
+def hooks_of(rank: RankPlan) -> tuple[tuple[Hook, ...], str]:
     """What follows the step of a rank whose blocks are compiled, and a sentence on what it does not cover."""
     as_eager = uncovered(rank)
     if as_eager:
