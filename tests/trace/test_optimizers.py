@@ -25,7 +25,8 @@ from trainledger.ledger.model.parameters import leaves_of
 from trainledger.ledger.optimizers.states import for_muon as leaf_for_muon
 from trainledger.ledger.optimizers.states import state_nbytes
 from trainledger.ledger.optimizers.update import clip, update
-from trainledger.ledger.rules import UPDATE_FLOPS_PER_PARAMETER, matmul_flops
+from trainledger.ledger.optimizers.update_rules import UPDATE_FLOPS_PER_PARAMETER
+from trainledger.ledger.rules import matmul_flops
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse, rehearse_really
 from trainledger.spec.layers import kind_of

@@ -28,7 +28,7 @@ SOURCES = {
     "softmax": "rules.FLOPS_PER_ELEMENT: operations in its definition",
     "elementwise": "one per element",
     "reduction": "one per element",
-    "update": "rules.UPDATE_FLOPS_PER_PARAMETER: operations in the optimizer's definition",
+    "update": "update_rules.RULES: operations in the optimizer's definition",
 }
 ROOFLINE = "the larger of FLOPs over their rate and bytes over theirs (predict.roofline)"
 LINKS = "the fastest way that a library has over these links (predict.collective)"

@@ -25,26 +25,6 @@ FLOPS_PER_ELEMENT = {
     "reduction": 1,
 }
 
-# Elementary operations per parameter in each optimizer's own definition, one for each addition, multiplication,
-# division, root, comparison or sign; what depends on the step alone is one number and counts nothing. Weight decay
-# left out (2 more). With w weight, g gradient, m and v moments, r rate, b decay:
-#   sgd       w - r g                                                                                    2
-#   momentum  m = b m + g; w - r m                                                                       4
-#   nesterov  m = b m + g; w - r (g + b m)                                                               6
-#   adagrad   v = v + g g; w - r g / (sqrt v + e)                                                        7
-#   rmsprop   v = b v + (1 - b) g g; w - r g / (sqrt v + e)              (2 more with momentum, 5 centred) 9
-#   adam      m = b m + (1 - b) g; v as rmsprop; w - r m / (sqrt(v) / c + e)                             13
-#   amsgrad   adam and the larger of v and the largest so far                                            14
-#   adam-8bit adam; for each moment a product with its scale, magnitude, comparison, division, 8 comparisons   37
-#   adafactor of a matrix: two sums of g g, product of factors, division, bound, root, g / root, norms of w and update
-#             (2 each), w - a u                                                                          15
-#   lion      sign(b1 m + (1 - b1) g); w - r sign; m = b2 m + (1 - b2) g                                  9
-#   muon      m and g + b (m - g) as lerps, norm, division, w - r u; its matrix products are counted apart   11
-UPDATE_FLOPS_PER_PARAMETER = {
-    "sgd": 2, "momentum": 4, "nesterov": 6, "adagrad": 7, "rmsprop": 9, "adam": 13, "adamw": 13, "amsgrad": 14,
-    "adam-8bit": 37, "adamw-8bit": 37, "adafactor": 15, "lion": 9, "muon": 11,
-}  # fmt: skip
-
 
 def matmul_flops(m: Int, n: Int, k: Int, batch: Int = 1) -> Int:
     """FLOPs of ``batch`` products [m, k] @ [k, n]: a multiplication and an addition per term.

@@ -6,7 +6,6 @@ updates and stores element by element, without scratch.
 
 from __future__ import annotations
 
-from trainledger.ledger import rules
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
@@ -18,6 +17,7 @@ from trainledger.ledger.optimizers.groups import (
     weight_gradient_moment,
 )
 from trainledger.ledger.optimizers.states import BLOCK, blocks_of, is_small, state_nbytes_of
+from trainledger.ledger.optimizers.update_rules import RULES, run_lines
 from trainledger.spec.recipe import Recipe
 
 VALUES = 256  # that a byte stands for
@@ -33,12 +33,12 @@ def adam_8bit_loop(tape: Tape, group: Group, recipe: Recipe) -> None:
         n = leaf.elements
         count_step(tape)
         if is_small(n):
-            _rule(tape, group, n)
+            _rule(tape, group, recipe, n)
             continue
         if not tables:
             tables = _tables(tape)
         moments = [_read(tape, blocks_of(n)) for _ in range(2)]
-        _rule(tape, group, n)
+        _rule(tape, group, recipe, n)
         for _ in range(2):
             _store(tape, moments.pop(0), blocks_of(n))
 
@@ -48,7 +48,7 @@ def adam_8bit_fused(tape: Tape, group: Group, recipe: Recipe) -> None:
     n = group.elements
     w, g, _ = weight_gradient_moment(tape, n)
     states = Array(group.total(lambda leaf: state_nbytes_of(leaf, recipe) - 4), "uint8", None)  # not the step counter
-    flops = rules.UPDATE_FLOPS_PER_PARAMETER[group.rule] * n
+    flops = RULES[group.rule].flops * n
     name = f"_fused_{group.rule.replace('-', '_')}_"
     tape.emit(name, "update", reads=[g], changes=[w, states], flops=flops, basis="assumed")
 
@@ -89,22 +89,10 @@ def _store(tape: Tape, moment: Array, blocks: Int) -> None:
     tape.emit("copy_", "copy", reads=places, changes=[Array(n, "uint8", None)])
 
 
-def _rule(tape: Tape, group: Group, n: Int) -> None:
+def _rule(tape: Tape, group: Group, recipe: Recipe, n: Int) -> None:
     """Adam's rule on moments in fp32."""
-    lines = Lines(tape)
     w, g, _ = weight_gradient_moment(tape, n)
-    m = Array(n, "fp32", None)
     read_number(tape)
     if g.dtype != "fp32":
         (g,) = tape.emit("_to_copy", "copy", reads=[g], makes=[(n, "fp32")])
-    if group.decay and group.rule == "adamw-8bit":
-        lines.changed("mul", w)
-    elif group.decay:
-        g = lines.made("add", g, w)
-    lines.changed("lerp", m, g)
-    lines.changed("mul", m)
-    lines.changed("addcmul", m, g, g)
-    root = lines.made("sqrt", m)
-    lines.changed("div", root)
-    lines.changed("add", root)
-    lines.changed("addcdiv", w, m, root)
+    run_lines(tape, group, recipe, "8-bit", {"w": w, "g": g, "m": Array(n, "fp32", None)})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from trainledger.frozen import frozen
-from trainledger.ledger.core.graph import Array
+from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.leaves import ModelLeaves, Parameters
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.optimizers.states import for_muon
 from trainledger.spec.recipe import Recipe
+
+_MUON_LEAVES_OUT = ("embed_tokens", "embed_positions", "lm_head")
 
 
 @frozen
@@ -17,6 +18,12 @@ class Group(Parameters):
 
     rule: str
     decay: float
+
+
+def for_muon(leaf: Leaf) -> bool:
+    """Whether Muon takes a parameter: a hidden matrix. torch.optim.Muon takes no stack of them (three dims)."""
+    named = leaf.path.split(".")
+    return len(leaf.shape) == 2 and leaf.decayed and not any(each in named for each in _MUON_LEAVES_OUT)
 
 
 def groups_of(leaves: ModelLeaves, recipe: Recipe) -> tuple[Group, ...]:
@@ -54,9 +61,9 @@ class Lines:
         dtype = max((each.dtype for each in reads), key=lambda each: each == "fp32")
         return self.tape.emit(self.prefix + name, "elementwise", reads=reads, makes=[(n, dtype)], flops=n)[0]
 
-    def changed(self, name: str, target: Array, *reads: Array) -> None:
+    def changed(self, name: str, target: Array, *reads: Array, suffix: str = "_") -> None:
         """A line that changes its target in place."""
-        name = f"{self.prefix}{name}_"
+        name = self.prefix + name + suffix
         self.tape.emit(name, "elementwise", reads=reads, changes=[target], flops=target.elements)
 
 

@@ -11,6 +11,8 @@ from trainledger.frozen import frozen
 from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.entry import Int
+from trainledger.ledger.optimizers.groups import for_muon
+from trainledger.ledger.optimizers.update_rules import RULES, moments_of
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 
@@ -18,20 +20,6 @@ from trainledger.spec.recipe import Recipe
 # how many a tensor must have for its moments to be stored so (bitsandbytes' min_8bit_size).
 BLOCK = 256
 SMALLEST_IN_8_BITS = 4096
-
-_MUON_LEAVES_OUT = ("embed_tokens", "embed_positions", "lm_head")
-_MOMENTS = {
-    "sgd": (),
-    "momentum": ("momentum_buffer",),
-    "nesterov": ("momentum_buffer",),
-    "adagrad": ("sum",),
-    "rmsprop": ("square_avg",),
-    "adam": ("exp_avg", "exp_avg_sq"),
-    "adamw": ("exp_avg", "exp_avg_sq"),
-    "lion": ("exp_avg",),
-    "muon": ("momentum_buffer",),
-}
-_UNCOUNTED = ("sgd", "momentum", "nesterov", "lion", "muon")  # those without a step counter
 
 
 @frozen
@@ -52,12 +40,6 @@ def rule_of(leaf: Leaf, recipe: Recipe) -> str:
     return "adamw" if recipe.optimizer == "muon" and not for_muon(leaf) else recipe.optimizer
 
 
-def for_muon(leaf: Leaf) -> bool:
-    """Whether Muon takes a parameter: a hidden matrix. torch.optim.Muon takes no stack of them (three dims)."""
-    named = leaf.path.split(".")
-    return len(leaf.shape) == 2 and leaf.decayed and not any(each in named for each in _MUON_LEAVES_OUT)
-
-
 def states_of(leaf: Leaf, recipe: Recipe, *, shape: tuple[Int, ...] | None = None) -> tuple[State, ...]:
     """The optimizer's states of one parameter, as torch.optim names them; a frozen parameter has none.
 
@@ -74,28 +56,12 @@ def states_of(leaf: Leaf, recipe: Recipe, *, shape: tuple[Int, ...] | None = Non
         return ()
     shape = leaf.shape if shape is None else shape
     rule, moments = rule_of(leaf, recipe), precision_of(recipe).moments
-    counter = () if rule in _UNCOUNTED else (State("step", (), "fp32"),)
+    counter = (State("step", (), "fp32"),) if RULES[rule].counts_steps else ()
     if rule == "adafactor":
         return (*counter, *_factored(shape, moments))
     if rule in ("adam-8bit", "adamw-8bit"):
         return (*counter, *_in_8_bits(shape))
     return (*counter, *(State(name, shape, moments) for name in moments_of(rule, recipe)))
-
-
-def moments_of(rule: str, recipe: Recipe) -> tuple[str, ...]:
-    """The states of parameter size that an optimizer of torch.optim's kind keeps."""
-    names = _MOMENTS[rule]
-    if rule in ("adam", "adamw") and recipe.amsgrad:
-        names += ("max_exp_avg_sq",)
-    if rule == "rmsprop":
-        names += ("momentum_buffer",) if recipe.rmsprop_momentum else ()
-        names += ("grad_avg",) if recipe.rmsprop_centred else ()
-    return names
-
-
-def counts_steps(rule: str) -> bool:
-    """Whether each parameter has a counter of its steps, one fp32 number."""
-    return rule not in _UNCOUNTED
 
 
 def state_nbytes_of(leaf: Leaf, recipe: Recipe, *, shape: tuple[Int, ...] | None = None) -> Int:

@@ -1,9 +1,4 @@
-"""What follows the gradients: joint clipping, and the optimizer's update.
-
-``fused`` updates all tensors in one kernel without scratch; ``foreach`` makes lists of temporaries as large
-as all parameters of a group; ``loop`` goes tensor by tensor with temporaries as large as one. Each is written as
-torch.optim runs it (2.13; the same in 2.11 but for fused Adagrad, which was for CPUs only until it came to CUDA).
-"""
+"""What follows the gradients: joint clipping, and the optimizer's update."""
 
 from __future__ import annotations
 
@@ -12,12 +7,10 @@ from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.optimizers.adafactor import adafactor_foreach, adafactor_loop
 from trainledger.ledger.optimizers.adam_8bit import adam_8bit_fused, adam_8bit_loop
-from trainledger.ledger.optimizers.foreach import foreach
-from trainledger.ledger.optimizers.fused import fused
 from trainledger.ledger.optimizers.groups import Group, groups_of, remains
-from trainledger.ledger.optimizers.loop import loop
 from trainledger.ledger.optimizers.muon import muon
 from trainledger.ledger.optimizers.states import state_nbytes as state_nbytes
+from trainledger.ledger.optimizers.update_rules import foreach, fused, loop
 from trainledger.spec.recipe import Recipe
 
 
@@ -28,6 +21,7 @@ def update(tape: Tape, leaves: ModelLeaves, recipe: Recipe) -> None:
 
 
 def _update(tape: Tape, group: Group, recipe: Recipe) -> None:
+    """By the rule's lines, or as an optimizer does that is more than lines."""
     way = recipe.optimizer_implementation
     if group.rule == "muon":
         muon(tape, group, recipe)
@@ -35,12 +29,8 @@ def _update(tape: Tape, group: Group, recipe: Recipe) -> None:
         (adam_8bit_fused if way == "fused" else adam_8bit_loop)(tape, group, recipe)
     elif group.rule == "adafactor":
         (adafactor_foreach if way == "foreach" else adafactor_loop)(tape, group)
-    elif way == "fused":
-        fused(tape, group, recipe)
-    elif way == "foreach":
-        foreach(tape, group, recipe)
     else:
-        loop(tape, group, recipe)
+        {"fused": fused, "foreach": foreach, "loop": loop}[way](tape, group, recipe)
 
 
 def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool, dtype: str | None = None) -> list[Array]:

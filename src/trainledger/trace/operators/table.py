@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from trainledger.ledger import rules
+from trainledger.ledger.optimizers.update_rules import UPDATE_FLOPS_PER_PARAMETER
 from trainledger.trace.fakes import results
 from trainledger.trace.operators import factorizations, matmuls
 from trainledger.trace.operators.custom import CUSTOM, Args, Flops, Operator, no_shape, registered_with_torch
@@ -174,7 +175,7 @@ def _update(optimizer: str) -> Callable[[Args, Any], Flops]:
             name = "nesterov" if options["nesterov"] else "momentum"
         elif options.get("amsgrad"):
             name = "amsgrad"
-        return rules.UPDATE_FLOPS_PER_PARAMETER.get(name, 0) * _first_list(args, out)[0], 0
+        return UPDATE_FLOPS_PER_PARAMETER.get(name, 0) * _first_list(args, out)[0], 0
 
     return flops
 

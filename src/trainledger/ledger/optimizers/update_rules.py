@@ -1,0 +1,242 @@
+"""Update rules, each written once as lines, and the three ways to run them.
+
+``fused`` updates all tensors in one kernel without scratch; ``foreach`` runs each line over lists of all tensors of a
+group, with temporaries as large; ``loop`` runs all lines for one tensor after the other, with temporaries as large as
+one, which live on until the next tensor's take their names. Each line is as torch.optim runs it (2.13; the same in
+2.11 but for fused Adagrad, which was for CPUs only until it came to CUDA), Lion's as the engine does.
+
+To add an optimizer of this kind, add a `Rule`: its states, its lines and its FLOPs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from trainledger.frozen import frozen
+from trainledger.ledger.core.graph import Array
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.optimizers.groups import (
+    Group,
+    Lines,
+    count_step,
+    count_steps,
+    read_number,
+    read_steps,
+    weight_gradient_moment,
+)
+from trainledger.spec.recipe import Recipe
+
+
+@frozen
+class Rule:
+    """How an optimizer updates a parameter.
+
+    ``flops`` are elementary operations per parameter in its own definition, one for each addition, multiplication,
+    division, root, comparison or sign; what depends on the step alone is one number and counts nothing, and weight
+    decay is left out (2 more). ``moments`` are the states of parameter size; ``counts_steps``: each parameter has a
+    counter, one fp32 number. ``decoupled`` weight decay scales the weights, other is added to the gradients.
+
+    ``lines`` name w weights, g gradients, m moments (one array for all) and temporaries. ``x = op a b`` makes an array,
+    ``op_ x a`` changes x in place (``op! x a`` under a name without underscore), ``decay`` is weight decay, ``read n``
+    lets the host read n numbers of each tensor. A line may begin with conditions, joined by spaces and ended by a
+    colon: a way to run, an option of the recipe, or ``decayed``; ``not-`` denies one.
+    """
+
+    flops: int
+    lines: str
+    moments: tuple[str, ...] = ()
+    counts_steps: bool = False
+    decoupled: bool = False
+    kernel: str = ""  # of another rule, that fused updates run
+
+
+_ADAM = """
+    decay
+    lerp_ m g
+    mul_ m
+    addcmul_ m g g
+    foreach: del g
+    foreach: read 2
+    loop: read 1
+    amsgrad foreach: maximum_ m m
+    amsgrad loop: maximum! m m
+    loop: fresh = sqrt m
+    loop: fresh = div fresh
+    loop: add_ fresh
+    loop: root = fresh
+    not-loop: root = sqrt m
+    not-loop: div_ root
+    not-loop: add_ root
+    addcdiv_ w m root
+"""
+_MOMENTUM = """
+    decay
+    mul_ m
+    add_ m g
+    {}
+    add_ w g
+"""
+
+# With w weight, g gradient, m and v moments, r rate, b decay, e epsilon, c bias correction:
+RULES = {
+    # w - r g
+    "sgd": Rule(2, "decay\nadd_ w g"),
+    # m = b m + g; w - r m (the decayed gradient is freed before the weights change)
+    "momentum": Rule(4, _MOMENTUM.format("g = m"), ("momentum_buffer",), kernel="sgd"),
+    # m = b m + g; w - r (g + b m)
+    "nesterov": Rule(6, _MOMENTUM.format("loop: g = add g m\n not-loop: add_ g m"), ("momentum_buffer",), kernel="sgd"),
+    # v = v + g g; w - r g / (sqrt v + e)
+    "adagrad": Rule(
+        7,
+        """
+        loop: read 1
+        decay
+        foreach: read 1
+        addcmul_ m g g
+        fresh = sqrt m
+        add_ fresh
+        root = fresh
+        foreach decayed: mul_ g
+        foreach not-decayed: g = mul g
+        addcdiv_ w g root
+        """,
+        ("sum",),
+        counts_steps=True,
+    ),
+    # v = b v + (1 - b) g g; w - r g / (sqrt v + e); 2 more with momentum, 5 centred
+    "rmsprop": Rule(
+        9,
+        """
+        decay
+        mul_ m
+        addcmul_ m g g
+        rmsprop_centred: lerp_ m g
+        rmsprop_centred: fresh = addcmul m m m
+        rmsprop_centred: sqrt_ fresh
+        not-rmsprop_centred: fresh = sqrt m
+        root = fresh
+        add_ fresh
+        rmsprop_momentum: mul_ m
+        rmsprop_momentum: addcdiv_ m g root
+        rmsprop_momentum: add_ w m
+        not-rmsprop_momentum: addcdiv_ w g root
+        """,
+        ("square_avg",),
+        counts_steps=True,
+    ),
+    # m = b m + (1 - b) g; v as rmsprop; w - r m / (sqrt(v) / c + e)
+    "adam": Rule(13, _ADAM, ("exp_avg", "exp_avg_sq"), counts_steps=True),
+    "adamw": Rule(13, _ADAM, ("exp_avg", "exp_avg_sq"), counts_steps=True, decoupled=True),
+    # adam; for each moment a product with its scale, magnitude, comparison, division, 8 comparisons (`adam_8bit`)
+    "adam-8bit": Rule(37, _ADAM, counts_steps=True),
+    "adamw-8bit": Rule(37, _ADAM, counts_steps=True, decoupled=True),
+    # of a matrix: two sums of g g, product of factors, division, bound, root, g / root, norms of w and update (2 each),
+    # w - a u (`adafactor`)
+    "adafactor": Rule(15, "", counts_steps=True),
+    # sign(b1 m + (1 - b1) g); w - r sign; m = b2 m + (1 - b2) g
+    "lion": Rule(
+        9,
+        """
+        decay
+        signs = lerp m g
+        sign_ signs
+        add_ w signs
+        del signs
+        lerp_ m g
+        """,
+        ("exp_avg",),
+        decoupled=True,
+    ),
+    # m and g + b (m - g) as lerps, norm, division, w - r u; its matrix products are counted apart (`muon`)
+    "muon": Rule(11, "", ("momentum_buffer",)),
+}
+_AMSGRAD = 14  # adam, and the larger of v and the largest so far
+UPDATE_FLOPS_PER_PARAMETER = {name: rule.flops for name, rule in RULES.items()} | {"amsgrad": _AMSGRAD}
+
+
+def moments_of(rule: str, recipe: Recipe) -> tuple[str, ...]:
+    """The states of parameter size that an optimizer of torch.optim's kind keeps."""
+    names = RULES[rule].moments
+    if rule in ("adam", "adamw") and recipe.amsgrad:
+        names += ("max_exp_avg_sq",)
+    if rule == "rmsprop":
+        names += ("momentum_buffer",) if recipe.rmsprop_momentum else ()
+        names += ("grad_avg",) if recipe.rmsprop_centred else ()
+    return names
+
+
+def fused(tape: Tape, group: Group, recipe: Recipe) -> None:
+    """One kernel over all tensors of a group; Adagrad's counts its steps itself."""
+    rule, n = RULES[group.rule], group.elements
+    steps = Array(group.tensors, "fp32", None)
+    moments = moments_of(group.rule, recipe)
+    w, g, m = weight_gradient_moment(tape, n)
+    changed, read = [w, *(m for _ in moments)], [g]
+    if rule.counts_steps:
+        tape.emit("_foreach_add_", "elementwise", changes=[steps], flops=steps.elements)
+        (changed if group.rule == "adagrad" else read).append(steps)
+    flops = (_AMSGRAD if "max_exp_avg_sq" in moments else rule.flops) * n
+    kernel = f"_fused_{rule.kernel or group.rule}_"
+    tape.emit(kernel, "update", reads=read, changes=changed, flops=flops, basis="assumed")
+
+
+def foreach(tape: Tape, group: Group, recipe: Recipe) -> None:
+    """One kernel for each line, over lists of all tensors; two lists may be temporaries."""
+    if RULES[group.rule].counts_steps:
+        count_steps(tape, group.tensors)
+    w, g, m = weight_gradient_moment(tape, group.elements)
+    run_lines(tape, group, recipe, "foreach", {"w": w, "g": g, "m": m})
+
+
+def loop(tape: Tape, group: Group, recipe: Recipe) -> None:
+    """Tensor by tensor; a temporary lives on until the next tensor's takes its name."""
+    arrays: dict[str, Array] = {}
+    for leaf in tape.each_parameter(group):
+        arrays["w"], arrays["g"], arrays["m"] = weight_gradient_moment(tape, leaf.elements)
+        if RULES[group.rule].counts_steps:
+            count_step(tape)
+        run_lines(tape, group, recipe, "loop", arrays)
+        del arrays["g"]
+
+
+def run_lines(tape: Tape, group: Group, recipe: Recipe, way: str, arrays: dict[str, Array]) -> None:
+    """The lines of a group's rule on arrays by name, those under other conditions left out."""
+    rule, lines = RULES[group.rule], Lines(tape, foreach=way == "foreach")
+    options = {
+        "decayed": group.decay, "amsgrad": recipe.amsgrad, "rmsprop_momentum": recipe.rmsprop_momentum,
+        "rmsprop_centred": recipe.rmsprop_centred,
+    }  # fmt: skip
+    for words in _words(rule.lines, frozenset((way, *(name for name, has in options.items() if has)))):
+        name, *rest = words
+        if name == "decay":
+            if group.decay and rule.decoupled:
+                lines.changed("mul", arrays["w"])
+            elif group.decay:
+                arrays["g"] = lines.made("add", arrays["g"], arrays["w"])
+        elif name == "read" and way == "loop":
+            read_number(tape)
+        elif name == "read":
+            read_steps(tape, int(rest[0]) * group.tensors)
+        elif name == "del":
+            del arrays[rest[0]]
+        elif rest[0] == "=":
+            read = [arrays[each] for each in rest[2:]]
+            arrays[name] = lines.made(rest[1], *read) if read else arrays[rest[1]]
+            del read
+        else:
+            target, *read = (arrays[each] for each in rest)
+            lines.changed(name[:-1], target, *read, suffix="_" if name.endswith("_") else "")
+            del target, read
+
+
+@cache
+def _words(lines: str, holds: frozenset[str]) -> tuple[list[str], ...]:
+    """The lines whose conditions hold, as words."""
+    found = []
+    for line in filter(None, map(str.strip, lines.splitlines())):
+        conditions, colon, what = line.partition(": ")
+        if not colon:
+            conditions, what = "", line
+        if all((each.removeprefix("not-") in holds) != each.startswith("not-") for each in conditions.split()):
+            found.append(what.split())
+    return tuple(found)
