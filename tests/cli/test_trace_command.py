@@ -209,7 +209,7 @@ def test_one_rank_of_many(code: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main([*words, "--rank", "64"]) == 2
     assert "rank = 64" in capsys.readouterr().err
     assert main([*words, "--dtype", "bf16"]) == 2
-    assert "--dtype = 'bf16': is not taken with a world" in capsys.readouterr().err
+    assert "--dtype = 'bf16': cannot be given with a world" in capsys.readouterr().err
 
 
 WARNS = """

@@ -70,7 +70,7 @@ def test_what_an_own_optimizer_reads_is_told(way: str, reads: int) -> None:
     model, x = nn.Linear(4, 4), torch.zeros(2, 4)
     ledger = tl.trace(model, x, loss=torch.mean, optimizer=Clipped(model.parameters(), way))
     assert ledger.partial == ""
-    told = [each for each in ledger.notes if "taken for 0" in each]
+    told = [each for each in ledger.notes if "assumed to be 0" in each]
     assert len(told) == min(1, reads)
     assert all(each.startswith(f"{reads} values read at ") and "test_numbers_read.py:" in each for each in told)
 

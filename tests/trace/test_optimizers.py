@@ -238,4 +238,4 @@ def test_a_number_that_decides_in_a_forward_is_told() -> None:
     ledger = trace(Deciding(4, 4), torch.ones(2, 4), loss=Tensor.sum)
     (note,) = ledger.notes
     assert "1 value read at" in note
-    assert "is unknown and taken for 0" in note
+    assert "is unknown and assumed to be 0" in note

@@ -287,7 +287,7 @@ def test_models_of_a_step_may_be_a_list() -> None:
 
 def test_what_a_step_of_ones_own_says_itself_is_refused() -> None:
     step = TrainingStep(lambda x: None, nn.Linear(4, 4))
-    with pytest.raises(InvalidInput, match="--loss: is not taken of a TrainingStep"):
+    with pytest.raises(InvalidInput, match="--loss: is not used with a TrainingStep"):
         trace_target(step, inputs=inputs_of(["fp32[2,4]"]), loss="mean")
     with pytest.raises(InvalidInput, match=r"holds modules and is never called itself; nearest that works: layers\.\*"):
         checkpoint_modules(nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)])}), ["layers"])

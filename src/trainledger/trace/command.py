@@ -89,7 +89,7 @@ def _refuse_in_a_world(**asked: object) -> None:
     """Raise InvalidInput for what a program of many ranks says itself."""
     for name, value in asked.items():
         if value not in (None, 1, ()):
-            rule = "is not taken with a world: the program does it itself, as under torchrun"
+            rule = "cannot be given with a world: the program does it itself, as under torchrun"
             raise InvalidInput([Problem("--" + name.replace("_", "-"), value, rule)])
 
 
@@ -114,7 +114,7 @@ def trace_rank_target(
     those of `trace_rank`. Raises InvalidInput.
     """
     if label is not None:
-        rule = "is not taken with a world: let the program return a loss that holds its labels"
+        rule = "cannot be given with a world: let the program return a loss that has its labels"
         raise InvalidInput([Problem("--label", str(tuple(label.shape)), rule)])
     if step == "forward":
         rule = "a rank of a world takes a whole step"

@@ -33,25 +33,25 @@ def model_of_config(path: str, *, dtype: torch.dtype | None = None) -> nn.Module
 
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     try:
-        told: Any = json.loads(file.read_text(encoding="utf-8"))
+        config_json: Any = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidInput([Problem("--hf", path, f"cannot be read: {error.strerror or error}")]) from error
     except ValueError as error:
         raise InvalidInput([Problem("--hf", path, f"is no JSON: {error}")]) from error
     except RecursionError:
         raise InvalidInput([Problem("--hf", path, "is no configuration: it is nested without end")]) from None
-    kind = told.get("model_type") if isinstance(told, dict) else None
+    kind = config_json.get("model_type") if isinstance(config_json, dict) else None
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         known = list(CONFIG_MAPPING.keys())
         rule = f"is no type of model that transformers {transformers.__version__} knows"
         raise InvalidInput([Problem("model_type", kind, rule, nearest_text(str(kind), known), str(file))])
-    problems = _sizes_that_are_none(told, str(file))
+    problems = _invalid_sizes(config_json, str(file))
     if problems:
         raise InvalidInput(problems)
     try:
-        config = CONFIG_MAPPING[kind].from_dict(told)
+        config = CONFIG_MAPPING[kind].from_dict(config_json)
         config.use_cache = False
-        named = (told.get("architectures") or [""])[0]
+        named = (config_json.get("architectures") or [""])[0]
         chosen = getattr(transformers, str(named), None)
         make = chosen._from_config if chosen is not None else _auto(config)
         with torch.device("meta"):
@@ -64,12 +64,12 @@ def model_of_config(path: str, *, dtype: torch.dtype | None = None) -> nn.Module
     return model.train()
 
 
-def _sizes_that_are_none(told: dict[str, Any], file: str, inside: str = "") -> list[Problem]:
-    """The usual sizes that are below one, in a configuration and those in it."""
+def _invalid_sizes(config_json: dict[str, Any], file: str, inside: str = "") -> list[Problem]:
+    """Problems of sizes below one, in a configuration and those nested in it."""
     problems = []
-    for name, value in told.items():
+    for name, value in config_json.items():
         if isinstance(value, dict) and not inside:
-            problems += _sizes_that_are_none(value, file, f"{name}.")
+            problems += _invalid_sizes(value, file, f"{name}.")
         elif name in _SIZES and isinstance(value, (int, float)) and value < 1:
             problems.append(Problem(inside + name, value, "must be at least 1", 1, file))
         # Where all is experts some say 0 for the width of an MLP.
@@ -100,7 +100,7 @@ def completed(model: nn.Module, inputs: Inputs) -> Inputs:
         length = min(_LONGEST_DEFAULT, positions)
         inputs = (torch.empty((1, length), dtype=torch.int64, device="meta"),)
     if not inputs:
-        rule = f"{type(model).__name__} takes {main}, whose shape nothing tells"
+        rule = f"{type(model).__name__} takes {main}, whose shape is not known"
         raise InvalidInput([Problem("--input", None, rule, f"{main}=fp32[8,3,224,224]")])
     if isinstance(inputs, tuple):
         if len(inputs) > 1:

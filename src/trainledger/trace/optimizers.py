@@ -57,7 +57,7 @@ def check_optimizer(name: str) -> tuple[str, dict[str, Any]]:
 def optimizer_named(name: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """An optimizer of the trained parameters by name, with a way of running behind a dash (``adamw-fused``).
 
-    Without one torch's default for the device is taken. Raises InvalidInput.
+    Without one it is torch's default for the device. Raises InvalidInput.
     """
     class_name, options = check_optimizer(name)
     trained = [each for each in parameters if each.requires_grad]

@@ -1,4 +1,4 @@
-"""Trace a training step of any module: the user's own code runs on fake tensors and leaves a ledger."""
+"""Traces a training step of any module: the user's own code runs on fake tensors and gives a ledger."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainledger.trace.compiled import captured, is_compiled
 from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.fakes.results import results_of
 from trainledger.trace.fakes.rules import as_if_real, fake_rules
-from trainledger.trace.fakes.scalar_reads import Guesses, ZeroWhereUnknown
+from trainledger.trace.fakes.scalar_reads import AssumedValues, ZeroWhereUnknown
 from trainledger.trace.fakes.tensors import fake_batch, make_states, mode_of, on_fake
 from trainledger.trace.loss import loss_of
 from trainledger.trace.optimizers import closure_note, evaluates, needs_closure, optimizers_in
@@ -29,7 +29,7 @@ from trainledger.trace.recorder.threads import threads_follow
 from trainledger.trace.recorder.undispatched import random_states
 
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor
-MOST_GUESSES = 10_000  # of one line: a loop that waits for a value would never end
+MOST_ASSUMED = 10_000  # of one line: a loop that waits for a value would never end
 
 
 def trace(
@@ -50,18 +50,18 @@ def trace(
 
     ``model(**batch)`` is called for a dict, ``model(*batch)`` for a tuple, ``model(batch)`` for a tensor. ``loss``
     makes a scalar of the output, and of the ``label`` where one is given, which is then part of the batch; without it
-    the output's own ``loss``, or a scalar output, is taken. The parameters may be real, on the meta device, or fake.
+    the output's own ``loss`` is used, or a scalar output. The parameters may be real, on the meta device, or fake.
     With an optimizer a steady-state step is traced (its state exists before), with ``first_step`` the one that creates
-    it; one that takes a closure evaluates the model by it, as often as told in ``notes`` (`optimizers`). ``grad_accum``
+    it; one that takes a closure evaluates the model by it, as often as ``notes`` say (`optimizers`). ``grad_accum``
     micro-batches of this batch make the step; without ``backward`` it is a forward alone. ``kernels`` are those
     of a CPU or, where they differ in what they keep or allocate, of "cuda", "sm90" or "sm100" (`kernels_of`).
 
     ``blocks`` says whether ``all`` identical blocks of a stack are traced or a few of them ``once``, which are then
     multiplied where that is proved to be the same (`blocks.traced_once`); ``auto`` does so for eight and more. The
-    ledger's notes tell it, and such a ledger has loops and no ``tensors``. Micro-batches are taken together likewise.
+    ledger's notes say so, and such a ledger has loops and no ``tensors``. Micro-batches are multiplied likewise.
 
-    Where the code cannot go on without values, the ledger ends there and says why in ``partial``; a number that is
-    read off a tensor is taken for 0 and told in ``notes``. Raises ValueError where no scalar loss can be had. Left
+    Where the code needs values that fake tensors lack, the ledger ends there and ``partial`` says why; a number that is
+    read off a tensor is assumed to be 0, and ``notes`` say so. Raises ValueError where no scalar loss can be had. Left
     out: what dispatch does not show (scratch inside a library's kernel, custom C++ memory).
     """
 
@@ -129,8 +129,8 @@ def trace_step(
     """The ledger of a step that is a function of the user's own: several models, optimizers, losses as it likes.
 
     ``step`` is called with the batch as a model would be and does everything itself: forward, backward, the
-    optimizers' steps. Forward and backward are told apart by who runs an operation, the optimizers by their hooks.
-    The rest is as in `trace`. ``kept_nbytes`` is that of all backward passes of the step.
+    optimizers' steps. Forward and backward are distinguished by whether autograd runs an operation, the optimizers by
+    their hooks. The rest is as in `trace`. ``kept_nbytes`` is that of all backward passes of the step.
     """
     if isinstance(models, nn.Module):
         root = models
@@ -149,7 +149,7 @@ def trace_step(
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What a step is given: a batch, and none or one label."""
+    """Inputs of a step: a batch, and no label or one."""
 
     batch: Any
     label: tuple[Any, ...] = ()
@@ -157,7 +157,7 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _Few:
-    """That identical blocks may be multiplied: a forward of the model, and from how many on."""
+    """How identical blocks may be multiplied: a forward of the model, and the least number of them."""
 
     forward: Callable[[_Inputs], Any]
     least: int
@@ -176,7 +176,7 @@ def _record(
     few: _Few | None = None,
 ) -> Ledger:
     mode = mode_of(model) or FakeTensorMode()
-    guesses = Guesses(MOST_GUESSES)
+    assumed = AssumedValues(MOST_ASSUMED)
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(quiet_fake_errors())
@@ -186,7 +186,7 @@ def _record(
         inputs = _Inputs(*fake_batch((given.batch, given.label), mode))
 
         def run(rounds: int, *, tensors: bool = False) -> Ledger:
-            guesses.clear()
+            assumed.clear()
             stateless = "" if first_step else _states_made(model, optimizers)
             model.zero_grad(set_to_none=True)
             for each in tensors_in([inputs.batch, inputs.label]):
@@ -195,7 +195,7 @@ def _record(
             recorder.resident(tensors_in([inputs.batch, inputs.label]), "batch")
             recorder.storages.replaced_by_fake(tensors_in([given.batch, given.label]))
             with (
-                ZeroWhereUnknown(lambda: recorder.current_phase == "optimizer", guesses.add, results_of(kernels)),
+                ZeroWhereUnknown(lambda: recorder.current_phase == "optimizer", assumed.add, results_of(kernels)),
                 recorder,
                 threads_follow(recorder.handed_to_thread),
                 as_if_real(given.batch),
@@ -207,7 +207,7 @@ def _record(
                 step(inputs, recorder, rounds)
             if stateless:
                 recorder.notes.append(stateless)
-            recorder.notes += guesses.notes()
+            recorder.notes += assumed.notes()
             tokens = next(
                 (each.numel() for each in tensors_in([inputs.batch, inputs.label]) if not each.is_floating_point()), 0
             )
@@ -218,7 +218,7 @@ def _record(
 
         def forward() -> None:
             assert few is not None
-            known = ZeroWhereUnknown(lambda: False, guesses.add, results_of(kernels))
+            known = ZeroWhereUnknown(lambda: False, assumed.add, results_of(kernels))
             with known, as_if_real(given.batch), fake_rules():
                 few.forward(inputs)
 
@@ -236,10 +236,10 @@ def _check(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, autocast: torch.dtype | None, grad_accum: int,
     loss: object,
 ) -> None:  # fmt: skip
-    """Raise ValueError for what cannot be a step's."""
+    """Raise ValueError for arguments that no step can have."""
     if not isinstance(model, nn.Module):
-        told = f"the class {model.__name__}; make one" if isinstance(model, type) else repr(model)[:60]
-        raise ValueError(f"model must be an nn.Module, not {told}")
+        found = f"the class {model.__name__}; make one" if isinstance(model, type) else repr(model)[:60]
+        raise ValueError(f"model must be an nn.Module, not {found}")
     if not isinstance(grad_accum, int) or grad_accum < 1:
         raise ValueError(f"grad_accum must be a whole number from 1, not {grad_accum!r}")
     if autocast not in (None, torch.bfloat16, torch.float16):
@@ -256,7 +256,7 @@ def _check(
 
 
 def _states_made(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> str:
-    """Let the optimizers' states exist before the step; why they do not, where an optimizer cannot be asked so."""
+    """Make the optimizers' states before the step; the sentence why not, where an optimizer cannot."""
     try:
         if optimizers:
             with ZeroWhereUnknown(results=results_of("cpu")):
@@ -273,7 +273,7 @@ for _function in (trace, trace_step, _record):
 
 @contextmanager
 def phases_of(optimizers: Sequence[torch.optim.Optimizer], recorder: Recorder) -> Iterator[None]:
-    """Let the recorder know by the optimizers' own hooks when their steps run."""
+    """Inside, the optimizers' own hooks begin and end the recorder's phase ``optimizer``."""
     entered: list[AbstractContextManager[None]] = []
     evaluations = [0]
 
@@ -284,7 +284,7 @@ def phases_of(optimizers: Sequence[torch.optim.Optimizer], recorder: Recorder) -
         return (args[0], *map(outside, args[1:])), {name: outside(each) for name, each in kwargs.items()}
 
     def outside(given: Any) -> Any:
-        """A closure that an optimizer calls is none of its own work."""
+        """A closure that an optimizer calls is not part of its own work."""
         if not callable(given):
             return given
 

@@ -89,8 +89,8 @@ def load_target(text: str, field: str = "target") -> object:
 def build(target: object, *, dtype: torch.dtype | None = None, field: str = "target") -> nn.Module | TrainingStep:
     """The model or step of a target, called where it is a function or class; its parameters take no memory.
 
-    It is built on the meta device and, where its code wants values, once more with parameters that are given up as
-    soon as a module has them. ``dtype`` is the format of what is made without one. Raises InvalidInput otherwise.
+    It is built on the meta device and, where its code wants values, once more with parameters that are moved to it as
+    soon as a module registers them. ``dtype`` is the format of what is made without one. Raises InvalidInput otherwise.
     """
     if isinstance(target, (nn.Module, TrainingStep)):
         return target
@@ -105,7 +105,7 @@ def build(target: object, *, dtype: torch.dtype | None = None, field: str = "tar
             with torch.device("meta"):
                 built = target()
         except Exception:
-            with _parameters_given_up():
+            with _parameters_on_meta():
                 built = target()
     except KeyboardInterrupt:
         raise
@@ -123,7 +123,7 @@ def build(target: object, *, dtype: torch.dtype | None = None, field: str = "tar
 
 
 @contextmanager
-def _parameters_given_up() -> Iterator[None]:
+def _parameters_on_meta() -> Iterator[None]:
     """Let modules keep their parameters on the meta device, whatever they were made of."""
 
     def register(before: Callable[..., None]) -> Callable[..., None]:
@@ -166,7 +166,7 @@ def trace_target(
         given |= {"--autocast": options.get("autocast"), "--grad-accum": options.get("grad_accum", 1) - 1}
         for flag, value in given.items():
             if value is not None and value != () and value != 0:
-                rule = "is not taken of a TrainingStep, which does everything itself"
+                rule = "is not used with a TrainingStep, which does everything itself"
                 raise InvalidInput([Problem(flag, None, rule)])
         allowed = {name: value for name, value in options.items() if name in ("first_step", "kernels")}
         with as_wrong_input(field):
@@ -216,10 +216,10 @@ def _refuse_unknown(model: nn.Module, inputs: Inputs) -> None:
 
 
 def checkpoint_modules(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Let the modules whose path matches a pattern (``layers.*``) run again in backward; the paths.
+    """Recompute modules whose path matches a pattern (``layers.*``) in backward; returns the paths.
 
-    A star stands for one part of a path. A model of transformers does it itself where the pattern is ``blocks``.
-    Raises InvalidInput where nothing matches.
+    A star matches one part of a path. A model of transformers checkpoints its own blocks where the pattern is
+    ``blocks``. Raises InvalidInput where nothing matches.
     """
     found = []
     for pattern in patterns:
@@ -236,7 +236,7 @@ def checkpoint_modules(model: nn.Module, patterns: Sequence[str]) -> tuple[str, 
         for name in matching:
             module = model.get_submodule(name)
             if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-                rule = "holds modules and is never called itself"
+                rule = "contains modules and is never called itself"
                 raise InvalidInput([Problem("--checkpointing", pattern, rule, f"{name}.*")])
             module.forward = partial(checkpoint, module.forward, use_reentrant=False)
         found += matching

@@ -118,4 +118,4 @@ def test_what_only_data_tells_is_taken_to_be_even_and_said_to_be() -> None:
     assert {each.payload for each in sent_away[1:]} == {4 * 16 * 32 * 4}
     (note,) = ledger.notes
     assert "rank_programs.py" in note
-    assert note.endswith("tokens are taken to go evenly to all experts")
+    assert note.endswith("tokens are assumed to be routed evenly to all experts")

@@ -23,7 +23,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 import trainledger as tl
 from trainledger.trace.command import trace_rank_target
 from trainledger.trace.distributed import fake_world, trace_rank
-from trainledger.trace.distributed.local_shards import Pieces
+from trainledger.trace.distributed.local_shards import Shards
 
 
 def mlp() -> nn.Module:
@@ -230,7 +230,7 @@ def test_ranks_that_wait_for_each_other_are_told() -> None:
 @given(rows=st.integers(1, 40), ranks=st.integers(1, 17), dim=st.integers(0, 1))
 def test_pieces_are_torchs_chunks(rows: int, ranks: int, dim: int) -> None:
     tensor = torch.arange(rows * 6).view((rows, 6) if dim == 0 else (6, rows))
-    pieces = Pieces(tensor, ranks, dim)
+    pieces = Shards(tensor, ranks, dim)
     expected = _chunk_with_empty(tensor, ranks, dim)
     assert len(pieces) == len(expected)
     assert all(torch.equal(each, other) for each, other in zip(pieces, expected, strict=True))

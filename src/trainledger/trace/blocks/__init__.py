@@ -1,6 +1,14 @@
 """Identical blocks are traced once and multiplied, where that is proved to give the ledger of all of them."""
 
-from trainledger.trace.blocks.extrapolate import MICRO_BATCHES, Counts, Folded, counted, fold, proved, with_rounds
+from trainledger.trace.blocks.extrapolate import (
+    MICRO_BATCHES,
+    Counts,
+    Extrapolation,
+    counted,
+    extrapolate,
+    proved,
+    with_rounds,
+)
 from trainledger.trace.blocks.repeat_blocks import BLOCKS, LEAST, LEAST_ASKED, Once, traced_once
 
 __all__ = [
@@ -9,10 +17,10 @@ __all__ = [
     "LEAST_ASKED",
     "MICRO_BATCHES",
     "Counts",
-    "Folded",
+    "Extrapolation",
     "Once",
     "counted",
-    "fold",
+    "extrapolate",
     "proved",
     "traced_once",
     "with_rounds",

@@ -25,8 +25,8 @@ _DIGITS = re.compile(r"(\d+)")
 Setting = tuple[type, str]  # a class of modules and the name of an attribute
 
 
-class Alike:
-    """Compares blocks of one model; ``settings_of`` tells of a parameter how optimizers treat it.
+class Equivalence:
+    """Compares blocks of one model; ``settings_of`` is how optimizers treat each parameter.
 
     ``by_place`` collects which attributes of which classes differ by the place in the list and nothing else, and
     ``hidden`` says that one does so where reading it cannot be seen.
@@ -77,7 +77,7 @@ class Alike:
 class _Pair:
     """Two blocks while they are compared."""
 
-    def __init__(self, alike: Alike, one: nn.Module, other: nn.Module, apart: int) -> None:
+    def __init__(self, alike: Equivalence, one: nn.Module, other: nn.Module, apart: int) -> None:
         self.one, self.other = one, other
         self._alike = alike
         self._apart = apart

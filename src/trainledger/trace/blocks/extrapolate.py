@@ -1,8 +1,8 @@
-"""Ledgers of short models folded into the ledger of a long one: what each more block adds becomes a loop.
+"""Ledgers of short models extrapolated into the ledger of a long one: what each more block adds becomes a loop.
 
 A step of a model with one more block is the same step with entries put in at some places (the block's forward, its
 backward, its update) and with some amounts grown (one call that updates all parameters). Both are read off two
-ledgers; whether they tell the truth, a third one says, of a model that is longer still: `Folded.unrolled` must give it
+ledgers; a third one, of a model that is longer still, verifies them: `Extrapolation.unrolled` must give it
 entry by entry. How the short models came about does not matter here: any ledgers will do.
 """
 
@@ -24,7 +24,7 @@ _SAME = tuple(each.name for each in fields(Entry) if each.name not in (*_GROWING
 BASES = (1, 3)  # rounds of the shortest model
 MORE = 3  # rounds that the model has more which must come out as the rule says
 REPEATING = ("amounts", "kind", "nothing")  # what is asked of entries that are put in, from the surest on
-MICRO_BATCHES = 4  # which tell how all but the first ones go
+MICRO_BATCHES = 4  # enough to see how all but the first ones go
 _AHEAD = 256  # entries that are compared behind a place to judge what happened there
 
 
@@ -38,7 +38,7 @@ class Insertion:
 
 
 @dataclass(frozen=True)
-class Folded:
+class Extrapolation:
     """A step as a function of how often each of its repeated parts runs, exact where `proves` has said so.
 
     ``base`` is the ledger at ``counts``; ``grown`` has, for entries of it whose amounts change, the same entry of the
@@ -158,9 +158,9 @@ class Folded:
         )
 
 
-def fold(
+def extrapolate(
     base: Ledger, more: Sequence[Ledger], counts: Counts, stars: Stars, *, repeating: str = "amounts"
-) -> Folded | None:
+) -> Extrapolation | None:
     """What one more round of each part changes: ``more`` are the ledgers with that, ``base`` the one at ``counts``.
 
     ``repeating`` says what is asked of entries that are put in: that those before them are the same in kind and
@@ -183,10 +183,10 @@ def fold(
         return None
     parts = range(len(more))
     grown = {at: tuple(others.get(part, base.entries[at]) for part in parts) for at, others in changed.items()}
-    return Folded(base, counts, tuple(more), tuple(insertions), grown, stars)
+    return Extrapolation(base, counts, tuple(more), tuple(insertions), grown, stars)
 
 
-def proved(at: Callable[[Counts], Ledger], whole: Counts, stars: Stars) -> Folded | None:
+def proved(at: Callable[[Counts], Ledger], whole: Counts, stars: Stars) -> Extrapolation | None:
     """What follows for ``whole`` from the ledgers that ``at`` gives of shorter models, proved by a longer one of them.
 
     Begun from the shortest; where ends are so unlike the middle that this does not show the rule, from longer ones.
@@ -198,9 +198,9 @@ def proved(at: Callable[[Counts], Ledger], whole: Counts, stars: Stars) -> Folde
         grown = [tuple(each + (number == part) for number, each in enumerate(base)) for part in range(len(base))]
         longer = tuple(each + MORE for each in base)
         for repeating in REPEATING:  # what a wrong guess gives does not come out for the longer model
-            folded = fold(at(base), [at(each) for each in grown], base, stars, repeating=repeating)
-            if folded is not None and folded.proves(at(longer), longer):
-                return folded
+            extrapolated = extrapolate(at(base), [at(each) for each in grown], base, stars, repeating=repeating)
+            if extrapolated is not None and extrapolated.proves(at(longer), longer):
+                return extrapolated
     return None
 
 

@@ -1,10 +1,10 @@
-"""A forward through all blocks of a model without running most of them: does the code around them treat them alike?
+"""Probes whether the code around a model's blocks treats them alike: a forward in which most blocks do not run.
 
-What is traced is a model with fewer blocks, so that something must say what the code does with the others. A walk runs
-the forward of any length of the model; the first block of each kind that is called in some way runs, others that are
-called in the same way are answered with results like its own. It tells, as entries, the operations between the blocks
-and how each block is called. Attributes that differ from block to block are watched: where the code of a block reads
-one, no block is answered for, and all must run the same operations.
+A model with fewer blocks is traced, so that a probe must show what the code does with the others. It runs the forward
+of any length of the model; the first block of each kind that is called in some way runs, others that are called in the
+same way get results like its own. Its entries are the operations between the blocks and how each block is called.
+Attributes that differ from block to block are watched: where the code of a block reads one, every block runs, and all
+must run the same operations.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class NotAlikeError(Exception):
     """Blocks that look alike are not, or the code around them does not treat them so; the sentence says what."""
 
 
-class Walks:
-    """Walks through one model at several lengths: what a kind of blocks answers is learned once."""
+class Probe:
+    """Probes one model at several lengths: what a kind of blocks answers is learned once."""
 
     def __init__(self, model: nn.Module, found: Found) -> None:
         self._model = model
@@ -45,7 +45,7 @@ class Walks:
         self._calls: dict[Any, int] = {}
         self.reads_place = found.hidden
 
-    def walk(self, forward: Callable[[], Any], removed: frozenset[int]) -> Ledger:
+    def run(self, forward: Callable[[], Any], removed: frozenset[int]) -> Ledger:
         """The operations between the blocks, and the calls of blocks, in order.
 
         Raises NotAlikeError where a block that is not in the model any more is called, or blocks run differently.
@@ -80,7 +80,7 @@ class Walks:
 
 
 class _Around(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells the operations that run; ``inside`` are those of the block that runs, if one does."""
+    """Records the operations that run; ``inside`` are those of the block that runs, if one does."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -119,26 +119,26 @@ class _Around(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Call:
-    """Stands in for the forward of one block."""
+    """Replaces the forward of one block."""
 
-    def __init__(self, walks: Walks, around: _Around, stack: Stack, block: nn.Module, kind: int, gone: bool) -> None:
-        self._walks, self._around = walks, around
+    def __init__(self, probe: Probe, around: _Around, stack: Stack, block: nn.Module, kind: int, gone: bool) -> None:
+        self._probe, self._around = probe, around
         self._stack, self._kind, self._gone = stack, kind, gone
         self._forward = block.forward
         self._path = f"{stack.path}.0" if stack.path else "0"
-        self.__wrapped__ = block.forward  # whoever asks for its signature gets the block's own
+        self.__wrapped__ = block.forward  # its signature is the block's own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        around, walks = self._around, self._walks
+        around, probe = self._around, self._probe
         if around.inside is not None:
             return self._forward(*args, **kwargs)
         if self._gone:
-            raise NotAlikeError(f"other code than {self._stack.path} holds and calls them")
+            raise NotAlikeError(f"code outside of {self._stack.path} refers to them and calls them")
         given: list[tuple[str, Tensor]] = []
         around.objects = []
         call = (self._stack.path, self._kind, torch.is_grad_enabled(), _described((args, kwargs), "", around, given))
-        around.entries.append(Entry("call", self._path, "forward", "", source=str(walks.number(call))))
-        answer = walks.answer(call)
+        around.entries.append(Entry("call", self._path, "forward", "", source=str(probe.number(call))))
+        answer = probe.answer(call)
         if answer is not None:
             around.inside = []
             out = answer.given(dict(given))
@@ -146,7 +146,7 @@ class _Call:
             ran: list[Any] = []
             around.inside = ran
             out = self._forward(*args, **kwargs)
-            walks.learn(call, _answer_of(out, given), tuple(ran))
+            probe.learn(call, _answer_of(out, given), tuple(ran))
         around.inside = None
         around.last = {id(each): f"took {name}" for name, each in given}
         around.last |= {id(each): f"gave {name}" for name, each in _named(out, "")}
@@ -157,20 +157,20 @@ class _Call:
 
 @contextmanager
 def _answering(block: nn.Module, call: _Call) -> Iterator[None]:
-    held = block.__dict__
-    own = held.get("forward")
-    held["forward"] = call
+    fields_of = block.__dict__
+    own = fields_of.get("forward")
+    fields_of["forward"] = call
     try:
         yield
     finally:
-        del held["forward"]
+        del fields_of["forward"]
         if own is not None:
-            held["forward"] = own
+            fields_of["forward"] = own
 
 
 @contextmanager
 def _watched(settings: frozenset[Setting], read: Callable[[], None]) -> Iterator[None]:
-    """Be told when code reads one of these attributes of the modules' classes."""
+    """Call ``read`` when code reads one of these attributes of the modules' classes."""
     with ExitStack() as stack:
         for kind, name in settings:
             stack.enter_context(_watched_attribute(kind, name, read))
@@ -180,7 +180,7 @@ def _watched(settings: frozenset[Setting], read: Callable[[], None]) -> Iterator
 @contextmanager
 def _watched_attribute(kind: type, name: str, read: Callable[[], None]) -> Iterator[None]:
     if hasattr(kind, name):
-        read()  # the class has something of that name: it stays as it is, and nobody can say who reads it
+        read()  # the class has something of that name: it stays, and reads of it cannot be watched
         yield
         return
 
@@ -250,7 +250,7 @@ class _Answer:
 
 
 def _answer_of(out: Any, given: Sequence[tuple[str, Tensor]]) -> _Answer | None:
-    """The form of a result; None where it holds what cannot be made anew."""
+    """The form of a result; None where a part of it cannot be made anew."""
     names = {id(each): name for name, each in given}
 
     def form(value: Any) -> Any:
@@ -278,8 +278,8 @@ def _answer_of(out: Any, given: Sequence[tuple[str, Tensor]]) -> _Answer | None:
 class _Form:
     """A result of a class of its own, by its fields."""
 
-    def __init__(self, kind: type, held: dict[str, Any]) -> None:
-        self.kind, self.held = kind, held
+    def __init__(self, kind: type, fields_of: dict[str, Any]) -> None:
+        self.kind, self.fields_of = kind, fields_of
 
 
 def _filled(form: Any, taken: Mapping[str, Tensor]) -> Any:
@@ -292,7 +292,7 @@ def _filled(form: Any, taken: Mapping[str, Tensor]) -> Any:
     if isinstance(form, dict):
         return {key: _filled(each, taken) for key, each in form.items()}
     if isinstance(form, _Form):
-        return form.kind(**{name: _filled(each, taken) for name, each in form.held.items()})
+        return form.kind(**{name: _filled(each, taken) for name, each in form.fields_of.items()})
     return form
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.blocks.extrapolate import MICRO_BATCHES, Counts, counted, proved, with_rounds
-from trainledger.trace.blocks.probe import NotAlikeError, Walks
+from trainledger.trace.blocks.probe import NotAlikeError, Probe
 from trainledger.trace.blocks.stacks import Found, Stack, as_before, shortened, stacks_of
 
 BLOCKS = ("auto", "once", "all")
@@ -52,14 +52,14 @@ def traced_once(
         return Once(None)
     traced = MICRO_BATCHES if several else rounds
     try:
-        with warnings.catch_warnings(), _no_chance():
+        with warnings.catch_warnings(), _without_random_numbers():
             warnings.simplefilter("ignore")
             if found.stacks:
                 ledger = _Shortened(model, optimizers, found, lambda: run(traced), forward).ledger()
             else:
                 with as_before(model):
                     ledger = run(traced)
-            notes = [_told(each) for each in found.stacks]
+            notes = [_note(each) for each in found.stacks]
             if several:
                 multiplied = None if ledger.partial or ledger.notes else with_rounds(ledger, rounds)
                 if multiplied is None:
@@ -91,18 +91,18 @@ class _Shortened:
         self._stacks = found.stacks
         self._run, self._forward = run, forward
         self._whole = tuple(each.count for each in found.stacks)
-        self._walks = Walks(model, found)
+        self._probe = Probe(model, found)
         self._known: dict[tuple[str, Counts], Ledger] = {}
 
     def ledger(self) -> Ledger:
         """The ledger of the whole model's step. Raises NotAlikeError where it does not follow from shorter ones."""
-        walked = proved(partial(self._at, "walk"), self._whole, self._stars)
-        if walked is None or not walked.proves(self._at("walk", self._whole), self._whole):
+        probed = proved(partial(self._at, "probe"), self._whole, self._stars)
+        if probed is None or not probed.proves(self._at("probe", self._whole), self._whole):
             raise NotAlikeError("the code around them does not treat them alike")
-        folded = proved(partial(self._at, "run"), self._whole, self._stars)
-        if folded is None:
+        extrapolated = proved(partial(self._at, "run"), self._whole, self._stars)
+        if extrapolated is None:
             raise NotAlikeError("one more of them does not add the same each time")
-        return folded.at(self._whole, placed=partial(self._placed, folded.counts))
+        return extrapolated.at(self._whole, placed=partial(self._placed, extrapolated.counts))
 
     def _at(self, what: str, rounds: Counts) -> Ledger:
         """The ledger of the model with so many rounds."""
@@ -110,7 +110,7 @@ class _Shortened:
         if known is not None:
             return known
         with shortened(self._model, self._optimizers, self._stacks, rounds) as removed, as_before(self._model):
-            ledger = self._run() if what == "run" else self._walks.walk(self._forward, removed)
+            ledger = self._run() if what == "run" else self._probe.run(self._forward, removed)
         if ledger.partial:
             raise NotAlikeError(ledger.partial)
         self._known[what, rounds] = ledger
@@ -146,7 +146,7 @@ def _joined(stack: Stack, number: str, parts: Sequence[str]) -> str:
     return ".".join((*((stack.path,) if stack.path else ()), number, *parts[1:]))
 
 
-def _told(stack: Stack) -> str:
+def _note(stack: Stack) -> str:
     """What was multiplied, for the ledger's notes."""
     prefix = f"{stack.path}." if stack.path else ""
     last = stack.first + stack.size * stack.count - 1
@@ -159,15 +159,15 @@ def _name(found: Found) -> str:
 
 
 @contextmanager
-def _no_chance() -> Iterator[None]:
+def _without_random_numbers() -> Iterator[None]:
     """Raise NotAlikeError where the code has drawn numbers of Python's or numpy's, which may decide what runs."""
-    before = _states_of_chance()
+    before = _random_states()
     yield
-    if _states_of_chance() != before:
+    if _random_states() != before:
         raise NotAlikeError("the code draws random numbers, which may decide what runs")
 
 
-def _states_of_chance() -> Any:
+def _random_states() -> Any:
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is None:
         return random.getstate()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainledger.trace.blocks.equivalence import Alike, Setting, classes_of, settings_of
+from trainledger.trace.blocks.equivalence import Equivalence, Setting, classes_of, settings_of
 from trainledger.trace.blocks.extrapolate import Counts
 
 LONGEST_PATTERN = 16  # blocks after which a pattern of different ones begins again
@@ -42,7 +42,7 @@ class Stack:
         return [*range(after - removed), *range(after, len(self.kinds))]
 
     def place(self, number: int, rounds: int, count: int) -> int:
-        """Where a block of a stack of ``rounds`` stands in one of ``count``: its first half at the start."""
+        """The place of a block of a stack of ``rounds`` in one of ``count``: its first half is at the start."""
         at = number - self.first
         return number if at < (rounds + 1) // 2 * self.size else number + (count - rounds) * self.size
 
@@ -58,7 +58,7 @@ class Found:
 
 def stacks_of(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], least: int) -> Found:
     """The stacks with at least so many identical rounds; of stacks inside of others, the outer ones."""
-    alike: Alike | None = None
+    alike: Equivalence | None = None
     stacks: list[Stack] = []
     inside: set[int] = set()
     for path, module in model.named_modules():
@@ -67,7 +67,7 @@ def stacks_of(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], lea
         blocks = tuple(each for each in module._modules.values() if each is not None)
         if len(blocks) < max(least, len(module._modules)):
             continue
-        alike = alike or Alike(model, settings_of(optimizers))
+        alike = alike or Equivalence(model, settings_of(optimizers))
         kinds = tuple(classes_of(blocks, alike.blocks))
         run = _longest_run(kinds, least)
         if run is None:

@@ -38,7 +38,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 @contextmanager
 def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode) -> Iterator[None]:
-    """Inside, what is compiled runs as compiled code does, on fake tensors, and the recorder is told of it.
+    """Inside, what is compiled runs as compiled code does, on fake tensors, and is recorded.
 
     Whatever Inductor compiles is compiled anew without its kernels, backward included. Graph breaks and what could
     not be compiled for fake tensors, which then runs eagerly, are said in the recorder's notes. What this process has
@@ -162,7 +162,7 @@ _WORKS = "_trainledger_works"  # the calls of a graph, kept with it
 
 @contextmanager
 def without_kernels(runs: Runs) -> Iterator[None]:
-    """Inside, Inductor makes no kernels; the code that it writes is told to ``runs`` when it is run."""
+    """Inside, Inductor makes no kernels; the code that it writes reports to ``runs`` when it runs."""
 
     def define(before: Any) -> Any:
         def define_and_say(self: Any, src_code: Any, nodes: Any, kernel_args: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""What a call in the compiler's code computes and moves: told at compile time, from the loops it was made of."""
+"""What a call in the compiler's code computes and moves: known at compile time, from the loops it was made of."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from trainledger.trace.operators.table import operator_of
 from trainledger.trace.recorder.source_lines import is_users, shown_file
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-# Of what stands in a loop, what moves or names values and computes none.
+# Operations of a loop that move or name values and compute none.
 _MOVES = (
     "load", "store", "store_reduction", "load_seed", "constant", "index_expr", "get_index", "set_indirect", "to_dtype",
     "to_dtype_bitcast", "check_bounds", "indirect_indexing", "identity", "output", "placeholder",
 )  # fmt: skip
-_MASKED = ("masked_subblock", "scan", "sort")  # their own operations stand in blocks of their own
+_MASKED = ("masked_subblock", "scan", "sort")  # their operations are in blocks of their own
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def work_of_kernel(
 
 
 def _operations(body: Any) -> int:
-    """How many operations on values stand in the body of a loop."""
+    """How many operations on values the body of a loop has."""
     graphs = [body.root_block.graph, *(each.graph for each in body.subblocks.values())]
     calls = [each for graph in graphs for each in graph.nodes if each.op in ("call_method", "call_module")]
     return sum(each.target not in _MOVES and not str(each.target).startswith((*_MOVES, *_MASKED)) for each in calls)
@@ -149,7 +149,7 @@ def _of_forward(node: Any) -> bool:
 
 
 def _place(nodes: list[Any]) -> tuple[int | None, str]:
-    """The module and the line of the last of these operations, in the order of the graph, that tells its line."""
+    """The module and the line of the last of these operations, in the order of the graph, that has a line."""
     for each in sorted(nodes, key=lambda each: getattr(each, "_sort_key", ()), reverse=True):
         line = _line(each.meta.get("stack_trace") or "")
         stack = each.meta.get("nn_module_stack") or each.meta.get("fwd_nn_module_stack")

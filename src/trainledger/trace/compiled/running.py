@@ -38,8 +38,8 @@ class Owners:
         return [names.get(each.untyped_storage()._cdata, "") if isinstance(each, Tensor) else "" for each in arguments]
 
     def moved(self, first: Sequence[str], now: Sequence[str]) -> Moved:
-        """Which modules stand in for those of the first run of a forward; remembered for the backward of this one."""
-        moved = stands_for(first, now)
+        """Which modules replace those of the first run of a forward; remembered for the backward of this one."""
+        moved = replacements(first, now)
         # The node of backward is made just before its forward runs.
         self._of_node[torch.autograd._get_sequence_nr() - 1] = moved  # type: ignore[attr-defined]
         return moved
@@ -50,10 +50,10 @@ class Owners:
         return {} if node is None else self._of_node.get(int(node._sequence_nr()), {})
 
 
-def stands_for(first: Sequence[str], now: Sequence[str]) -> Moved:
-    """Where names differ by position, what stands in the place of which.
+def replacements(first: Sequence[str], now: Sequence[str]) -> Moved:
+    """Where names differ by position, which replaces which.
 
-    >>> stands_for(["layers.0.mlp.up.weight", "norm.weight"], ["layers.3.mlp.up.weight", "norm.weight"])
+    >>> replacements(["layers.0.mlp.up.weight", "norm.weight"], ["layers.3.mlp.up.weight", "norm.weight"])
     {'layers.0': 'layers.3'}
     """
     moved: Moved = {}
@@ -74,7 +74,7 @@ _CHECKS = ("assert_size_stride", "assert_alignment")
 
 
 class Runs:
-    """Tells a recorder of the calls of compiled graphs. What is allocated before a call belongs to its entry.
+    """Records the calls of compiled graphs. What is allocated before a call belongs to its entry.
 
     A call of an operator is dispatched, and recorded, as ever; only its place is said here. A fused kernel is not.
     """

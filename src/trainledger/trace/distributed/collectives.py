@@ -86,7 +86,7 @@ def is_collective(func: OpOverload) -> bool:
 
 
 def collective_of(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Collective:
-    """What an operator for which `is_collective` holds sends; one that is not known by name sends what it reads."""
+    """What an operator that `is_collective` sends; one that is not known by name sends what it reads."""
     name = func._schema.name.split("::")[1]
     kind, message = _KINDS.get(name, (name.strip("_"), _first))
     group = group_of(func, args, kwargs)
@@ -132,8 +132,8 @@ def _name(group: dist.ProcessGroup | None) -> str:
     """The mesh axis that a group was made for; ``world`` for all ranks."""
     if group is not None and group.group_name in AXES:
         return AXES[group.group_name]
-    told = "" if group is None else (getattr(group, "group_desc", "") or "")
-    if told in ("default_pg", "mesh_default"):
+    described = "" if group is None else (getattr(group, "group_desc", "") or "")
+    if described in ("default_pg", "mesh_default"):
         return "world"
-    name = told.removeprefix("mesh_")
+    name = described.removeprefix("mesh_")
     return "" if name == "undefined" else name

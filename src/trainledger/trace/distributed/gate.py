@@ -30,19 +30,19 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 class Follower(Protocol):
-    """Who is told: a recorder once there is one, and of values that are read."""
+    """What a gate reports to: a recorder once there is one, and values that are read."""
 
     recorder: RankRecorder | None
 
-    def counted(self) -> None:
-        """Tokens have been counted by where they go."""
+    def routed(self) -> None:
+        """Tokens were counted by the expert they are routed to."""
 
-    def guess(self, func: OpOverload, types: Any, args: tuple[Any, ...]) -> float | int:
-        """A value for one that nobody knows."""
+    def assume(self, func: OpOverload, types: Any, args: tuple[Any, ...]) -> float | int:
+        """The assumed value of one that is unknown."""
 
 
 class Gate(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells the recorder each operation, once there is one; it stands there before, as modes leave in their order."""
+    """Passes each operation to the recorder, once there is one; entered before it, as modes exit in reverse order."""
 
     def __init__(self, follower: Follower) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -56,18 +56,18 @@ class Gate(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._follower.recorder.waited(args[0])
             return args[0]
         if func is _READ and isinstance(args[0], FakeTensor) and args[0].constant is None:
-            return self._follower.guess(func, types, args)
+            return self._follower.assume(func, types, args)
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return self._on_parts(func, args, kwargs or {})
         if func in COUNTS:
-            self._follower.counted()
+            self._follower.routed()
         recorder = self._follower.recorder
         if recorder is not None:
             out = recorder.__torch_dispatch__(func, types, args, kwargs)
         else:
             out = func(*args, **(kwargs or {}))
-        if func in SPREAD:
-            tell(func, args, out)
+        if func in EXCHANGED:
+            give_values(func, args, out)
         return out
 
     def _on_parts(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -123,7 +123,7 @@ _TO_OTHERS = {
     torch.ops._c10d_functional.all_to_all_single.default,
 }
 COUNTS = {torch.ops.aten.histc.default, torch.ops.aten.bincount.default}
-SPREAD = COUNTS | _TO_OTHERS
+EXCHANGED = COUNTS | _TO_OTHERS
 
 
 @contextmanager
@@ -133,8 +133,8 @@ def counts_have_values() -> Iterator[None]:
         yield
 
 
-def tell(func: OpOverload, args: tuple[Any, ...], out: Any) -> None:
-    """Give a count, or what arrives of the counts of all ranks, its values."""
+def give_values(func: OpOverload, args: tuple[Any, ...], out: Any) -> None:
+    """Give a count, or the counts that arrive from all ranks, its assumed values."""
     if func in COUNTS:
         if isinstance(out, FakeTensor):
             out.constant = even(args[0].numel(), out.shape[0], out.dtype)
@@ -153,7 +153,7 @@ def tell(func: OpOverload, args: tuple[Any, ...], out: Any) -> None:
 
 
 def even(total: int, pieces: int, dtype: torch.dtype) -> Tensor:
-    """A whole in pieces that differ by one at most.
+    """A total in parts that differ by one at most.
 
     >>> even(10, 4, torch.int64)
     tensor([3, 3, 2, 2])

@@ -1,4 +1,4 @@
-"""FSDP2 and DTensor in a world of many ranks: only this rank's piece of a parameter is cut out of it."""
+"""FSDP2 and DTensor in a world of many ranks: only this rank's shard of a parameter is made."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from trainledger.trace.patches import all_replaced
 
 
 @contextmanager
-def own_pieces_only() -> Iterator[None]:
-    """FSDP2 and DTensor cut each tensor into as many pieces as there are ranks, of which a rank keeps one."""
+def own_shard_only() -> Iterator[None]:
+    """Inside, FSDP2 and DTensor make of each tensor this rank's shard alone, not those of all ranks."""
     with all_replaced(
-        (_module("fsdp._fully_shard._fsdp_param"), "_chunk_with_empty", lambda _: Pieces),
+        (_module("fsdp._fully_shard._fsdp_param"), "_chunk_with_empty", lambda _: Shards),
         (Shard, "_shard_tensor", _own_shard),
     ):
         yield
 
 
-def _own_shard(shard: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The rank's own part of a tensor, which in truth the first rank sends to all."""
+def _own_shard(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The rank's own shard of a tensor, which in a real run the first rank sends to all."""
 
     def own(self: Shard, tensor: Tensor, mesh: DeviceMesh, mesh_dim: int, *more: Any, **options: Any) -> Tensor:
         coordinate = mesh.get_coordinate()
         if type(self) is not Shard or coordinate is None:
-            return shard(self, tensor, mesh, mesh_dim, *more, **options)
-        piece = Pieces(tensor, mesh.size(mesh_dim), self.dim)[coordinate[mesh_dim]]
-        if not piece.numel():
-            piece = tensor.narrow(self.dim, 0, 0)
-        return piece.clone(memory_format=torch.contiguous_format)
+            return make(self, tensor, mesh, mesh_dim, *more, **options)
+        shard = Shards(tensor, mesh.size(mesh_dim), self.dim)[coordinate[mesh_dim]]
+        if not shard.numel():
+            shard = tensor.narrow(self.dim, 0, 0)
+        return shard.clone(memory_format=torch.contiguous_format)
 
     return own
 
 
-class Pieces(Sequence[Tensor]):
-    """What ``torch.chunk`` gives of a dim, filled up with empty tensors; each piece is cut where it is asked for.
+class Shards(Sequence[Tensor]):
+    """What ``torch.chunk`` gives of a dim, filled up with empty tensors; each shard is made when it is read.
 
-    >>> [tuple(each.shape) for each in Pieces(torch.empty(5, 2), 4, dim=0)]
+    >>> [tuple(each.shape) for each in Shards(torch.empty(5, 2), 4, dim=0)]
     [(2, 2), (2, 2), (1, 2), (0,)]
     """
 
@@ -63,19 +63,19 @@ class Pieces(Sequence[Tensor]):
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(self._count))]
         if not -self._count <= index < self._count:
-            raise IndexError(f"piece {index} of {self._count}")
+            raise IndexError(f"shard {index} of {self._count}")
         start = index % self._count * self._rows
         rows = min(self._rows, self._tensor.size(self._dim) - start)
         return self._tensor.narrow(self._dim, start, rows) if rows > 0 else self._tensor.new_empty(0)
 
 
 @contextmanager
-def communication_told(
+def communication_marked(
     during: Callable[[], AbstractContextManager[None]], at: Callable[[nn.Module], AbstractContextManager[None]]
 ) -> Iterator[None]:
     """Run what FSDP2 does to gather parameters and to reduce gradients inside of ``during()`` and ``at(module)``."""
 
-    def told(function: Callable[..., Any]) -> Callable[..., Any]:
+    def marked(function: Callable[..., Any]) -> Callable[..., Any]:
         def called(*args: Any, **kwargs: Any) -> Any:
             with during():
                 return function(*args, **kwargs)
@@ -95,7 +95,7 @@ def communication_told(
     methods = ("init_all_gather_outputs", "alloc_all_gather_outputs")
     of_group = getattr(groups, "FSDPParamGroup", None)
     with all_replaced(
-        *((groups, each, told) for each in names), *((parameter, each, told) for each in methods),
+        *((groups, each, marked) for each in names), *((parameter, each, marked) for each in methods),
         *((of_group, each, placed) for each in ("unshard", "wait_for_unshard", "post_backward")),
     ):  # fmt: skip
         yield

@@ -40,7 +40,7 @@ class Awaited(BaseException):
 
 
 class Sent(BaseException):
-    """The object that somebody waits for is there."""
+    """The awaited object has been sent."""
 
 
 class Messages:
@@ -93,7 +93,7 @@ class Messages:
             return received
 
         def broadcast(_: Any) -> Callable[..., None]:
-            def told(objects: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None
+            def broadcasted(objects: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None
                      ) -> None:  # fmt: skip
                 sender = peer(src, group, group_src or 0)
                 if sender == rank:
@@ -104,11 +104,11 @@ class Messages:
                         raise Awaited(key)
                     objects[:] = self._sent[key]
 
-            return told
+            return broadcasted
 
         def gather(_: Any) -> Callable[..., None]:
             def gathered(objects: Any, value: Any, group: Any = None) -> None:
-                objects[:] = [value] * len(objects)  # every rank is taken to have the like
+                objects[:] = [value] * len(objects)  # assuming that every rank has the same
 
             return gathered
 
@@ -140,11 +140,11 @@ def trace_rank(
     ``program`` is called without arguments in a `fake_world`, as torchrun would call a script's ``main``. It either
     trains on its own, and then what runs from the end of its first optimizer step to the end of its second is
     recorded; or it returns a function that takes one step, or the parts of one: a model alone, or a tuple of the
-    model and any of an optimizer, a batch, and a loss function, which are told apart by what they are. What it does
+    model and any of an optimizer, a batch, and a loss function, which are distinguished by their types. What it does
     not return may be given: ``batch``, ``loss``, and ``optimizer``, which makes one of the model's parameters. With
     ``first_step`` the first step is recorded, of a program that returns; ``kernels`` are as in `trace`.
 
-    Sizes are this rank's. Entries of kind ``collective`` tell what is sent: the bytes of the whole message
+    Sizes are this rank's. Entries of kind ``collective`` say what is sent: the bytes of the whole message
     (`Entry.payload`), the mesh axis and the number of ranks. The parameters counted are the elements this rank
     holds. Raises `InvalidInput` for a rank outside the world, ValueError for a program that takes no step.
     """
@@ -159,7 +159,7 @@ def trace_rank(
             except Awaited as missing:
                 awaited = missing.key
             if awaited[0] == as_rank:
-                raise ValueError(f"rank {as_rank} waits for an object that it would have to send itself")
+                raise ValueError(f"rank {as_rank} waits for an object that it must send itself")
             if (awaited, until) in asked:
                 raise ValueError(f"ranks {awaited[0]} and {as_rank} wait for an object of each other")
             asked.add((awaited, until))
@@ -213,26 +213,26 @@ def _as_step(
     """One step of what a program returned."""
     if callable(built) and not isinstance(built, nn.Module):
         return built  # type: ignore[no-any-return]
-    model, taken, batch, loss = _parts(built, batch, loss)
+    model, own, batch, loss = _parts(built, batch, loss)
     if model is None:
-        told = "has returned nothing" if built is None else f"has returned {type(built).__name__}"
+        returned = "nothing" if built is None else type(built).__name__
         raise ValueError(
-            f"the program has taken {steps.taken} optimizer steps and {told}: let it take two or more, or return a "
-            "function that takes one, or a model with its optimizer and batch"
+            f"the program took {steps.n_steps} optimizer steps and returned {returned}: let it take two or more, "
+            "or return a function that takes one, or a model with its optimizer and batch"
         )
     if batch is None:
-        raise ValueError("a model alone takes no step: return a batch with it, or give one with batch=")
+        raise ValueError("a model alone makes no step: return a batch with it, or give one with batch=")
     inputs = fake_batch(batch, torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE))
-    if taken is None and optimizer is not None:
-        taken = optimizer(model.parameters())
+    if own is None and optimizer is not None:
+        own = optimizer(model.parameters())
     steps.root = model
 
     def step() -> None:
         value = loss_of(call(model, inputs), loss)
         value.backward()  # type: ignore[no-untyped-call]
         del value
-        if taken is not None:
-            taken.step()
+        if own is not None:
+            own.step()
         model.zero_grad(set_to_none=True)
 
     ends_here(step)
@@ -240,18 +240,18 @@ def _as_step(
 
 
 def _parts(built: Any, batch: Any, loss: Any) -> tuple[nn.Module | None, torch.optim.Optimizer | None, Any, Any]:
-    """What a program returned, told apart by what each part is."""
-    model = taken = None
+    """What a program returned, distinguished by the type of each part."""
+    model = optimizer = None
     for each in built if isinstance(built, Sequence) and not isinstance(built, str) else (built,):
         if isinstance(each, nn.Module) and model is None:
             model = each
         elif isinstance(each, torch.optim.Optimizer):
-            taken = each
+            optimizer = each
         elif callable(each) and not isinstance(each, Tensor):
             loss = each
         elif each is not None:
             batch = each
-    return model, taken, batch, loss
+    return model, optimizer, batch, loss
 
 
 for _function in (trace_rank, _step_of):

@@ -1,4 +1,4 @@
-"""The witness of one rank: what it holds of sharded tensors, and what it sends."""
+"""The recorder of one rank: its shards of tensors, and what it sends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from trainledger.ledger.core.record import Event, Origin, Storage
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.distributed.collectives import Collective, collective_of, is_collective, nbytes
-from trainledger.trace.distributed.local_shards import communication_told
+from trainledger.trace.distributed.local_shards import communication_marked
 from trainledger.trace.patches import replaced
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.tensor_facts import tensors_in
@@ -31,8 +31,8 @@ _MULTIPLIES = ("matmul", "attention")
 class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
     """Records what a rank does: of a DTensor its local part, of FSDP2 what it gathers and frees, and collectives.
 
-    A collective may run beside what follows (``overlap``) where FSDP2 or DDP start it, where the caller does not wait
-    for it, or where a product is computed before its result is waited for.
+    A collective may be overlapped with what follows (``overlap``) where FSDP2 or DDP start it, where the caller does
+    not wait for it, or where a product is computed before its result is waited for.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -43,9 +43,9 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
         super().__init__(*args, **kwargs)
 
     def begin(self) -> None:
-        """Follow modules and resized storages from now on; operations are told one by one (`Gate`)."""
+        """Follow modules and resized storages from now on; operations come one by one from a `Gate`."""
         self.attribution.follow()
-        self._stack.enter_context(communication_told(self.communicating, self.at))
+        self._stack.enter_context(communication_marked(self.communicating, self.at))
         self._stack.enter_context(replaced(torch.UntypedStorage, "resize_", self._following))
 
     def end(self) -> None:
@@ -55,7 +55,7 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def communicating(self) -> Iterator[None]:
-        """What is made inside serves communication."""
+        """Memory made inside is of category ``communication``."""
         self._communicating += 1
         try:
             yield
@@ -64,7 +64,7 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def at(self, module: nn.Module) -> Iterator[None]:
-        """What runs inside is done for the parameters of a module, whichever one runs."""
+        """What runs inside is attributed to this module, the owner of the parameters."""
         before, path = self._unit_path, self.attribution.path_of(module)
         self._unit_path = before if path is None else path
         try:
@@ -78,15 +78,15 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
     # Local parts
 
     def resident(self, tensors: Iterable[Tensor], category: str, names: Iterable[str] = ()) -> None:
-        """As in `Recorder`, of each tensor the part that this rank holds."""
+        """As in `Recorder`, of each tensor this rank's shard."""
         super().resident([local(each) for each in tensors], category, names)
 
     def categorize(self, tensors: Iterable[Tensor], category: str) -> None:
-        """As in `Recorder`, of each tensor the part that this rank holds."""
+        """As in `Recorder`, of each tensor this rank's shard."""
         super().categorize([local(each) for each in tensors], category)
 
     def ledger(self, *, tokens: int, writer: str, tensors: bool = False) -> Ledger:
-        """As in `Recorder`; the parameters are the elements that this rank holds."""
+        """As in `Recorder`; parameters count the elements of this rank's shards."""
         own = sum(local(each).numel() for each in self._root.parameters() if each.requires_grad)
         return replace(super().ledger(tokens=tokens, writer=writer, tensors=tensors), parameters=own)
 
@@ -167,10 +167,10 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
         else:
             read = 0 if collective.name in _MAKES_ONLY else payload
             written = 0 if collective.name in _READS_ONLY else payload
-        beside = self._communicating or collective.waits is False
+        overlaps = self._communicating or collective.waits is False
         event.facts |= {
             "name": collective.name, "payload": payload if collective.ranks > 1 else 0, "group": collective.group,
-            "ranks": collective.ranks, "read": read, "written": written, "overlap": "compute" if beside else "",
+            "ranks": collective.ranks, "read": read, "written": written, "overlap": "compute" if overlaps else "",
         }  # fmt: skip
         if collective.name == "all_to_all" and any(isinstance(each, list) and each for each in args[1:]):
             event.facts["basis"] = "assumed"  # what others send this rank depends on their data
@@ -196,7 +196,7 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The tensor that a rank holds in memory of a DTensor, or of one that a collective has not finished yet."""
+    """The local tensor of a DTensor, or of a result that a collective has not finished yet."""
     if isinstance(tensor, DTensor):
         tensor = tensor._local_tensor
     elem = getattr(tensor, "elem", None)

@@ -251,7 +251,7 @@ def _without_devices(init: Callable[..., None]) -> Callable[..., None]:
     def initialized(self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, *more: Any,
                     **options: Any) -> None:  # fmt: skip
         if options.get("mixed_precision") is not None:
-            rule = "DDP casts its parameters on a stream of the device beside the forward, which is not traced"
+            rule = "DDP casts its parameters on another stream of the device during the forward, which is not traced"
             nearest = "torch.autocast in the forward, or FSDP2 with a MixedPrecisionPolicy"
             raise InvalidInput([Problem("mixed_precision", None, rule, nearest)])
         init(self, module, None, None, *more, **options)
@@ -266,8 +266,8 @@ def _broadcast(group: dist.ProcessGroup, tensors: Sequence[Tensor], buffer_nbyte
         for each in (*(each for each in tensors if each.dtype == dtype), None):
             if each is not None:
                 waiting.append(each)
-            held = sum(one.numel() * one.element_size() for one in waiting)
-            if waiting and (each is None or held >= buffer_nbytes):
+            nbytes = sum(one.numel() * one.element_size() for one in waiting)
+            if waiting and (each is None or nbytes >= buffer_nbytes):
                 flat = torch.cat([one.reshape(-1) for one in waiting])
                 dist.broadcast(flat, group=group, group_src=source)
                 if group.rank() != source:
@@ -279,8 +279,8 @@ def _broadcast(group: dist.ProcessGroup, tensors: Sequence[Tensor], buffer_nbyte
 
 def _take_hook(reducer: Reducer, state: Any, hook: Hook) -> None:
     def send(bucket: Bucket, parameters: list[nn.Parameter], number: int, of: int) -> None:
-        told = _BucketTold(bucket.flat, parameters, [bucket.views[each] for each in bucket.indices], number, of)
-        future = hook(state, told)
+        given = _Bucket(bucket.flat, parameters, [bucket.views[each] for each in bucket.indices], number, of)
+        future = hook(state, given)
         result = future.wait() if hasattr(future, "wait") else future
         result = result[0] if isinstance(result, (list, tuple)) else result
         if isinstance(result, Tensor) and result is not bucket.flat:
@@ -302,7 +302,7 @@ def _take_builtin_hook(reducer: Reducer, kind: Any) -> None:
     reducer.take_hook(send)
 
 
-class _BucketTold:
+class _Bucket:
     """What a communication hook may ask of ``torch.distributed.GradBucket``."""
 
     def __init__(

@@ -22,7 +22,7 @@ from trainledger.trace.compiled import captured
 from trainledger.trace.distributed.gate import Gate, counts_have_values
 from trainledger.trace.distributed.rank_recorder import COMMUNICATION, RankRecorder, local, unwrapped
 from trainledger.trace.fakes.rules import as_if_real, fake_rules
-from trainledger.trace.fakes.scalar_reads import Guesses
+from trainledger.trace.fakes.scalar_reads import AssumedValues
 from trainledger.trace.patches import replaced
 from trainledger.trace.recorder.source_lines import Lines
 from trainledger.trace.recorder.tensor_facts import tensors_in
@@ -39,13 +39,13 @@ class Steps:
         self.recorder: RankRecorder | None = None
         self.between_optimizer_steps = False
         self.root: nn.Module | None = None
-        self.taken = 0
+        self.n_steps = 0
         self._first: torch.optim.Optimizer | None = None
         self._used: dict[int, torch.optim.Optimizer] = {}
         self._models: dict[int, nn.Module] = {}
         self._depth = 0
         self._tokens = 0
-        self._guesses = Guesses()
+        self._assumed = AssumedValues()
         self._counted: dict[str, None] = {}
         self._stack = ExitStack()
 
@@ -82,8 +82,8 @@ class Steps:
     def record(self) -> None:
         """Record from here on."""
         root = self._found_root()
-        held = list(self._used.values())
-        self.recorder = recorder = RankRecorder(root, held, lines=Lines())
+        optimizers_used = list(self._used.values())
+        self.recorder = recorder = RankRecorder(root, optimizers_used, lines=Lines())
         gradients = {name: each.grad for name, each in root.named_parameters() if each.grad is not None}
         recorder.resident(gradients.values(), "gradients", gradients)
         for model in self._models.values():
@@ -110,23 +110,25 @@ class Steps:
         """What was recorded."""
         if self.recorder is None:
             raise ValueError(
-                f"the program has ended after {self.taken} optimizer steps; one is recorded after the first"
+                f"the program has ended after {self.n_steps} optimizer steps; the recorded step comes after the first"
             )
-        self.recorder.notes += self._guesses.notes()
-        self.recorder.notes += [f"{each}: tokens are taken to go evenly to all experts" for each in self._counted]
+        self.recorder.notes += self._assumed.notes()
+        self.recorder.notes += [
+            f"{each}: tokens are assumed to be routed evenly to all experts" for each in self._counted
+        ]
         return self.recorder.ledger(tokens=self._tokens, writer="trace", tensors=True)
 
-    def counted(self) -> None:
-        """Tokens have been counted by where they go, which is known on average only."""
+    def routed(self) -> None:
+        """Tokens were counted by the expert they are routed to, which is assumed to be even."""
         if self.recorder is not None:
-            self._counted.setdefault(self._guesses.line())
+            self._counted.setdefault(self._assumed.line())
 
-    def guess(self, func: OpOverload, types: Any, args: tuple[Any, ...]) -> float | int:
-        """A value that nobody knows is 0; where it scales what an optimizer does, nothing depends on it."""
+    def assume(self, func: OpOverload, types: Any, args: tuple[Any, ...]) -> float | int:
+        """An unknown value is 0; where it scales what an optimizer does, no operation depends on it."""
         recorder = self.recorder
         if recorder is not None:
             if recorder.current_phase not in ("optimizer", "clip"):
-                self._guesses.add()
+                self._assumed.add()
             recorder.was_read(func, args)
         return 0.0 if args[0].dtype.is_floating_point else 0
 
@@ -187,7 +189,7 @@ class Steps:
             self.recorder.begin_phase("other")
         if optimizer is not self._first:
             return
-        self.taken += 1
+        self.n_steps += 1
         if not self.between_optimizer_steps:
             return
         if self.recorder is not None:
@@ -196,7 +198,7 @@ class Steps:
 
 
 def _living() -> Iterator[Tensor]:
-    """All fake tensors of this world that somebody holds, of which a step may not touch all."""
+    """All live fake tensors of this world, including those that a step does not touch."""
     gc.collect()
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     for each in gc.get_objects():

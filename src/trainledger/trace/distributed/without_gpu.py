@@ -83,10 +83,10 @@ _PLAIN = torch.empty(0)
 
 @contextmanager
 def stages_on_cpu() -> Iterator[None]:
-    """A stage makes its buffers on the device it is told; before its first step torch puts random states aside.
+    """A stage allocates its buffers on the device it is given; before its first step torch saves random states.
 
     Stages ask each other for shapes, which torch since 2.14 does not begin in a fake process group; here they are
-    answered (`Messages`). What a stage has sent it lets go of, since 2.15, where that is a tensor like any other.
+    answered (`Messages`). Since 2.15 a stage frees what it has sent where that is a plain tensor.
     """
 
     def on_cpu(init: Callable[..., None]) -> Callable[..., None]:

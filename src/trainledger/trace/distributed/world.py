@@ -1,4 +1,4 @@
-"""A world of any number of ranks in which one of them runs: nothing is sent, nothing is computed."""
+"""A world of any number of ranks of which one runs: nothing is sent, nothing is computed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from trainledger.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.distributed.collectives import AXES, name_groups
-from trainledger.trace.distributed.local_shards import own_pieces_only
+from trainledger.trace.distributed.local_shards import own_shard_only
 from trainledger.trace.distributed.reducer import reducer_in_python
 from trainledger.trace.distributed.without_gpu import as_cpu, stages_on_cpu
 from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
@@ -54,7 +54,7 @@ def fake_world(world_size: int, rank: int = 0) -> Iterator[World]:
 
 @contextmanager
 def entered(world_size: int, rank: int) -> Iterator[World]:
-    """`fake_world`, in which nobody answers yet when a value is read off a tensor."""
+    """`fake_world` without values: reading one off a tensor fails."""
     _check(world_size, rank)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
@@ -63,7 +63,7 @@ def entered(world_size: int, rank: int) -> Iterator[World]:
         stack.enter_context(_fake_process_groups(world_size, rank))
         stack.enter_context(_meshes_of_real_tensors())
         stack.enter_context(_modules_can_be_converted(mode))
-        stack.enter_context(own_pieces_only())
+        stack.enter_context(own_shard_only())
         stack.enter_context(stages_on_cpu())
         stack.enter_context(reducer_in_python())
         stack.enter_context(as_cpu())
@@ -73,9 +73,10 @@ def entered(world_size: int, rank: int) -> Iterator[World]:
 
 @contextmanager
 def _little_to_collect() -> Iterator[None]:
-    """Let the garbage collector look at what the world makes only, not at all modules again and again.
+    """Let the garbage collector visit only what the world makes, not all modules each time.
 
-    Where something is frozen already it stays so, and nothing more is: what one freezes cannot be told from another's.
+    Where something is frozen already it stays so, and nothing more is: objects frozen here and elsewhere cannot be
+    distinguished.
     """
     if gc.get_freeze_count():
         yield
@@ -108,12 +109,12 @@ def _check(world_size: int, rank: int) -> None:
 def _environment(world_size: int, rank: int) -> Iterator[None]:
     """The variables that torchrun sets."""
     per_host = min(RANKS_PER_HOST, world_size)
-    told = {
+    variables = {
         "RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank % per_host, "LOCAL_WORLD_SIZE": per_host,
         "GROUP_RANK": rank // per_host, "MASTER_ADDR": "localhost", "MASTER_PORT": 29500,
     }  # fmt: skip
-    before = {name: os.environ.get(name) for name in told}
-    os.environ |= {name: str(value) for name, value in told.items()}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ |= {name: str(value) for name, value in variables.items()}
     try:
         yield
     finally:
@@ -188,7 +189,7 @@ def _forget_meshes() -> None:
 
 @contextmanager
 def _meshes_of_real_tensors() -> Iterator[None]:
-    """A device mesh holds the numbers of its ranks, which must have values."""
+    """A device mesh stores its ranks, which must have values."""
 
     def outside(method: Callable[..., Any]) -> Callable[..., Any]:
         def made(*args: Any, **kwargs: Any) -> Any:
@@ -216,7 +217,7 @@ def _meshes_of_real_tensors() -> Iterator[None]:
 
 
 def _numbered(value: Any) -> Any:
-    """The ranks of a mesh that were told by a fake tensor: those of a view of ``torch.arange``, as programs make it."""
+    """Ranks of a mesh that were given as a fake tensor: those of a view of ``torch.arange``, as programs make it."""
     if not isinstance(value, FakeTensor):
         return value
     whole = value.untyped_storage().nbytes() // value.element_size()
@@ -225,23 +226,23 @@ def _numbered(value: Any) -> Any:
 
 @contextmanager
 def _modules_can_be_converted(mode: FakeTensorMode) -> Iterator[None]:
-    """``model.to(dtype)`` and ``to_empty`` of fake parameters swap two tensors, which must not be weakly held."""
+    """``model.to(dtype)`` and ``to_empty`` of fake parameters swap tensors, which must have no weak references."""
 
-    def swap_unheld(swap: Callable[..., None]) -> Callable[..., None]:
+    def swap_without_memo(swap: Callable[..., None]) -> Callable[..., None]:
         def swapped(a: Tensor, b: Tensor) -> None:
             for each in (a, b):
                 if isinstance(each, FakeTensor):
-                    _let_go(mode, each)
+                    _forget(mode, each)
             swap(a, b)
 
         return swapped
 
-    with replaced(torch.utils, "swap_tensors", swap_unheld):
+    with replaced(torch.utils, "swap_tensors", swap_without_memo):
         yield
 
 
-def _let_go(mode: FakeTensorMode, tensor: Tensor) -> None:
-    """Take a fake tensor out of what its mode remembers to have made from which real one."""
+def _forget(mode: FakeTensorMode, tensor: Tensor) -> None:
+    """Remove a fake tensor from its mode's memo of which real one it was made from."""
     memo: Any = mode.fake_tensor_converter.meta_converter.tensor_memo
     for each in weakref.getweakrefs(tensor):
         key = getattr(each, "key", None)

@@ -7,12 +7,12 @@ and torch/utils/_foreach_utils.py, RMS norms by ATen/native/layer_norm.cpp, auto
 deviation in fp32, dropout keeps a mask of one byte an element, and a kernel's scratch on a CPU is left out.
 
 What remains different from a step on CUDA:
-- Which attention runs is told for compute capability 8.0 and newer, for 9.x and 10.x as `sm90` and `sm100`.
+- Which attention runs is decided for compute capability 8.0 and newer, for 9.x and 10.x as `sm90` and `sm100`.
 - Code that looks at ``tensor.device.type`` sees a CPU and may go another way, as `nn.attend` does for heads of uneven
   width, for shared heads under a mask, and for dropout of attention; the engine, for clipping by lists.
 - The closed form does not fill masks and heads up to multiples of 8, as torch does (and this trace).
 - Workspaces of cuBLAS and cuDNN, convolutions of cuDNN, its recurrent nets, and its batch norm's reserve.
-- The caching allocator rounds up to 512 bytes and fragments; the sum of tensors is told.
+- The caching allocator rounds up to 512 bytes and fragments; a trace counts the tensors' own bytes.
 - Softmax of fp16 under autocast goes to fp32 in one kernel there, in two operations here.
 """
 
@@ -50,7 +50,7 @@ def kernels_of(backend: str) -> Iterator[None]:
     """
     if backend not in KERNELS:
         raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, not {backend!r}")
-    # Where optimizers and clipping take lists of tensors at once unless told otherwise, and of which kinds.
+    # Where optimizers and clipping take lists of tensors at once unless asked otherwise, and of which kinds.
     everywhere, kinds = "_get_foreach_kernels_supported_devices", "_foreach_supported_types"
     optimizer, lists = import_module("torch.optim.optimizer"), torch.utils._foreach_utils
     with replaced(lists, kinds, _and_fake), replaced(optimizer, kinds, _and_fake):
@@ -70,7 +70,7 @@ def kernels_of(backend: str) -> Iterator[None]:
 
 
 def _and_fake(kinds: list[type]) -> list[type]:
-    """Fake tensors stand for plain ones, which torch takes many at once of."""
+    """Fake tensors replace plain ones, of which torch takes many at once."""
     return [*kinds, FakeTensor]
 
 

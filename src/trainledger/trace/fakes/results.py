@@ -39,7 +39,7 @@ def _group_norm_backward(args: tuple[Any, ...], out: Any) -> Any:
 
 
 def _in_place_of_all(args: tuple[Any, ...], out: Any) -> Any:
-    """A reduced loss stands in the memory that all its terms were given."""
+    """A reduced loss is a view of the memory that all its terms were allocated."""
     elements = max(args[0].numel(), args[1].numel())
     if not isinstance(out, Tensor) or out.dim() or elements < 2:
         return out
@@ -107,8 +107,8 @@ def results_of(backend: str) -> Mapping[OpOverload, Correct]:
 
 
 NOTES = {
-    "_coalesce": "a sparse gradient is taken to keep all its rows where entries of the same row are added up, which is "
-    "the most",
+    "_coalesce": "a sparse gradient is assumed to keep all its rows where entries of the same row are added up, which "
+    "is the most",
 }
 
 

@@ -22,9 +22,9 @@ def as_if_real(batch: Any = None) -> Iterator[None]:
     """Let transformers take the way that it takes for real tensors after looking at their values.
 
     Of fake tensors it cannot look at the values and, to be safe, writes out a mask of [B, 1, T, T], which a real
-    run may not have. Sequences are taken as not packed. A padding mask that the model makes itself hides nothing; one
-    in the batch is looked at, and one without values there is taken to hide something. Nothing is imported
-    here: where transformers is not loaded, no model is made of it.
+    run may not have. Sequences are assumed not to be packed. A padding mask that the model makes itself hides nothing;
+    one in the batch is looked at, and one without values there is assumed to hide something. Nothing is imported here:
+    where transformers is not loaded, no model is made of it.
     """
     masking: Any = sys.modules.get("transformers.masking_utils")
     hides = _hides_something(batch)
@@ -123,7 +123,7 @@ def _product(
 ) -> Tensor:
     """The result of torch's `grouped_mm`: rows in groups by a matrix of each, or summed over each group.
 
-    Of any format, as the kernel of a CPU takes them; torch's own rule holds for bf16 only.
+    Of any format, as the kernel of a CPU takes them; torch's own rule is for bf16 only.
     """
     groups = [a.shape[0]] if a.dim() == b.dim() == 3 else []
     if a.dim() == b.dim() == 2:
@@ -136,8 +136,8 @@ def _product(
 def _embedding(mode: FakeTensorMode, func: Any, weight: Tensor, indices: Tensor, *others: Any, **options: Any) -> Any:
     """Refuse indices that real tensors refuse; torch's own rule does so since 2.13."""
     if indices.dtype not in (torch.int64, torch.int32):
-        told = "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int"
-        raise RuntimeError(f"{told}; but got {indices.dtype} instead (while checking arguments for embedding)")
+        rule = "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int"
+        raise RuntimeError(f"{rule}; but got {indices.dtype} instead (while checking arguments for embedding)")
     return NotImplemented
 
 

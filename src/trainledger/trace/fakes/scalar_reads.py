@@ -34,15 +34,15 @@ _MADE_OF: dict[OpOverload, Callable[[tuple[Any, ...]], Any]] = {
 
 
 class ZeroWhereUnknown(TorchDispatchMode):
-    """A number read off a fake tensor whose value nobody knows is 0, as ``item()`` of a norm in an optimizer.
+    """A number read off a fake tensor is 0 where its value is unknown, such as ``item()`` of a norm in an optimizer.
 
-    Where such a number scales values and decides nothing about which operations run, that is right. ``trusted()`` says
-    where: inside an optimizer. Of torch's own it holds for all numbers, since what decides in them (the steps taken,
-    ASGD's ``mu``) is made of numbers that are known: tensors of a single one that are made where it is trusted keep it.
-    A truth value decides in any case, and what other optimizers do with a number is not known. There, and where
-    nothing is trusted, ``guessed()`` is told each time; where nothing is trusted and without one the read fails.
-    ``results`` correct what some operators give (`cpu_results`). L-BFGS decides by losses and slopes, and is told those
-    of a descent that goes on (`optimizers`).
+    Where such a number only scales values and does not decide which operations run, that is exact. ``trusted()`` says
+    where: inside an optimizer. In torch's own optimizers it is true of all numbers, since those that decide (the step
+    count, ASGD's ``mu``) are known: tensors of a single number that are made where it is trusted keep their value.
+    A truth value always decides, and what other optimizers do with a number is not known. There, and where nothing is
+    trusted, ``assumed()`` is called each time; where nothing is trusted and without it, the read fails. ``results``
+    correct what some operators give (`results`). L-BFGS decides by losses and slopes, and reads those of a descent that
+    continues (`optimizers`).
     """
 
     supports_higher_order_operators = True
@@ -50,13 +50,13 @@ class ZeroWhereUnknown(TorchDispatchMode):
     def __init__(
         self,
         trusted: Callable[[], bool] = lambda: True,
-        guessed: Callable[[], None] | None = None,
+        assumed: Callable[[], None] | None = None,
         results: Mapping[OpOverload, Callable[[tuple[Any, ...], Any], Any]] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._results = {**DECISIONS, **(results or {})}
         self._trusted = trusted
-        self._guessed = guessed
+        self._assumed = assumed
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -66,9 +66,9 @@ class ZeroWhereUnknown(TorchDispatchMode):
             loss = number_for_lbfgs() if trusted else None
             if loss is not None:
                 return loss
-            if self._guessed is not None and not (trusted and _only_scales(args[0])):
-                self._guessed()
-            if trusted or self._guessed is not None:
+            if self._assumed is not None and not (trusted and _only_scales(args[0])):
+                self._assumed()
+            if trusted or self._assumed is not None:
                 return 0.0 if args[0].dtype.is_floating_point else 0
         if func is _EQUAL and any(isinstance(each, FakeTensor) for each in args):
             return self._are_equal(*args)
@@ -81,24 +81,24 @@ class ZeroWhereUnknown(TorchDispatchMode):
         return out if correct is None else correct(args, out)
 
     def _are_equal(self, one: Any, other: Any) -> bool:
-        """Whether two tensors are, which nobody knows where their shapes are."""
+        """Whether two tensors are equal: assumed not, where their shapes are."""
         if one.shape != other.shape:
             return False
-        if self._guessed is None:
+        if self._assumed is None:
             return bool(_EQUAL(one, other))
-        self._guessed()
+        self._assumed()
         return False
 
 
 def _known(made: FakeTensor, number: Any) -> torch.Tensor:
-    """A tensor of one number that is known, in the place of one whose number is not."""
+    """A tensor of a known number instead of one whose number is unknown."""
     if not isinstance(number, (bool, int, float)) or made.fake_device.type != "cpu":
         return made
     return torch.tensor(number, dtype=made.dtype)
 
 
 def _only_scales(tensor: FakeTensor) -> bool:
-    """Whether a number is read by an optimizer of torch's own, and is no truth value."""
+    """Whether an optimizer of torch's own reads a number that is no truth value."""
     if tensor.dtype is torch.bool:
         return False
     frame: FrameType | None = sys._getframe(1)
@@ -112,8 +112,8 @@ def _only_scales(tensor: FakeTensor) -> bool:
     return True
 
 
-class Guesses:
-    """Counts, by the user's line, values that were taken for 0.
+class AssumedValues:
+    """Counts, by the user's line, values that were assumed to be 0.
 
     More than ``most`` at one line raise RuntimeError: a loop that waits for a value would never end.
     """
@@ -128,19 +128,19 @@ class Guesses:
         line = self.line()
         self._counts[line] += 1
         if self._most is not None and self._counts[line] > self._most:
-            raise RuntimeError(f"{line} has read more than {self._most:,} values that nobody knows")
+            raise RuntimeError(f"{line} has read more than {self._most:,} unknown values")
 
     def line(self) -> str:
         """The line that runs now, in words where it is none of the user's."""
         return self._lines.here() or "a line that is not yours"
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Forget all counts."""
         self._counts.clear()
 
     def notes(self) -> Iterator[str]:
         """A sentence for each line."""
         for line, count in self._counts.items():
             values, are = ("value", "is") if count == 1 else ("values", "are")
-            unknown = f"{count} {values} read at {line} {are} unknown and taken for 0"
-            yield f"{unknown}: what depends on it may go another way"
+            unknown = f"{count} {values} read at {line} {are} unknown and assumed to be 0"
+            yield f"{unknown}: code that depends on it may take another path"

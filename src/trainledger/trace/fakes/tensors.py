@@ -115,13 +115,13 @@ def on_fake(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], mode:
     fake_already = all(isinstance(value, FakeTensor) for _, _, value in places)
     before = mode.allow_non_fake_inputs
     with restored(model, optimizers):
-        mode.allow_non_fake_inputs = True  # a loss may hold targets of its own
+        mode.allow_non_fake_inputs = True  # a loss may refer to real targets
         try:
             if not fake_already:
                 for slot, name, value in places:
                     slot[name] = twin(value)
                 for group in (group for each in optimizers for group in each.param_groups):
-                    group["params"][:] = [twin(each) for each in group["params"]]  # L-BFGS holds the list itself
+                    group["params"][:] = [twin(each) for each in group["params"]]  # L-BFGS refers to the list itself
             for each in optimizers:
                 state, each.state = each.state, defaultdict(dict)
                 for parameter, values in state.items():
@@ -157,12 +157,12 @@ _DEEPEST = 4  # containers in containers whose contents are put back
 
 @contextmanager
 def restored(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
-    """Put back all attributes of a model's modules and of optimizers, and what lists, dicts and sets in them hold.
+    """Restore all attributes of a model's modules and of optimizers, and the contents of lists, dicts and sets in them.
 
     What a forward keeps for later (a table of angles, running statistics, its last output) would else be fake. So with
     loss scalers that are used meanwhile.
     """
-    before: dict[int, tuple[Any, Any]] = {}  # containers and copies of what they hold, by the container's identity
+    before: dict[int, tuple[Any, Any]] = {}  # containers and copies of their contents, by the container's identity
     for each in (*model.modules(), *optimizers):
         _remember(vars(each), before, 0)
 
@@ -177,30 +177,30 @@ def restored(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> I
         with all_replaced(*((torch.amp.GradScaler, each, first) for each in ("scale", "unscale_", "step", "update"))):
             yield
     finally:
-        for held, contents in before.values():
-            _put_back(held, contents)
+        for container, contents in before.values():
+            _put_back(container, contents)
 
 
-def _remember(held: Any, before: dict[int, tuple[Any, Any]], depth: int) -> None:
-    if not isinstance(held, (dict, list, set)) or id(held) in before or depth > _DEEPEST:
+def _remember(container: Any, before: dict[int, tuple[Any, Any]], depth: int) -> None:
+    if not isinstance(container, (dict, list, set)) or id(container) in before or depth > _DEEPEST:
         return
-    contents = (dict(held) if isinstance(held, dict) else list(held)) if held else ()
-    before[id(held)] = held, contents
-    for each in held.values() if isinstance(held, dict) else held:
+    contents = (dict(container) if isinstance(container, dict) else list(container)) if container else ()
+    before[id(container)] = container, contents
+    for each in container.values() if isinstance(container, dict) else container:
         if isinstance(each, (dict, list, set)):
             _remember(each, before, depth + 1)
 
 
-def _put_back(held: Any, contents: Any) -> None:
-    if isinstance(held, list):
-        held[:] = contents
-    elif not isinstance(held, dict) or not _same(held, contents):
-        held.clear()
-        held.update(contents)
+def _put_back(container: Any, contents: Any) -> None:
+    if isinstance(container, list):
+        container[:] = contents
+    elif not isinstance(container, dict) or not _same(container, contents):
+        container.clear()
+        container.update(contents)
 
 
-def _same(held: dict[Any, Any], contents: Any) -> bool:
+def _same(container: dict[Any, Any], contents: Any) -> bool:
     """Whether a dict has the same objects under the same keys in the same order, without comparing tensors."""
-    return len(held) == len(contents) and all(
-        key is name and held[key] is contents[name] for key, name in zip(held, contents, strict=True)
+    return len(container) == len(contents) and all(
+        key is name and container[key] is contents[name] for key, name in zip(container, contents, strict=True)
     )

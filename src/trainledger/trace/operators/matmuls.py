@@ -218,7 +218,7 @@ def _of_layer(args: Args, out: Any) -> tuple[int, int]:
 def _attention_nbytes(
     x_BTD: Tensor, heads: int, mask: Tensor | None, mask_type: int, *, weights: bool = False, average: bool = False
 ) -> int:
-    """The most at once, its results with it: queries, keys and values twice, or beside them the scores.
+    """The most at once, its results with it: queries, keys and values twice, or with them the scores.
 
     With a mask the scores are copied, and it is made one of bools; one of queries (``mask_type`` 0) for each score.
     """

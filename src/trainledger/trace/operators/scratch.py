@@ -1,4 +1,4 @@
-"""What kernels of a CPU allocate beside their results while they run, which dispatch does not show.
+"""What kernels of a CPU allocate besides their results while they run, which dispatch does not show.
 
 x: [B, C, *spatial], w: [out, C / groups, *taps], as aten's convolutions take them. Bytes on top of the results, at the
 kernel's own highest moment. Found by following the allocator's events of torch 2.13 with oneDNN 3 at one thread; more
@@ -88,11 +88,11 @@ class _Blocked:
         # Gradients of half-precision weights are added up in fp32, of one image and result after the other, turned.
         turned = (x.nbytes + y.nbytes) // max(1, x.shape[0]) if prod(w.shape[2:]) > 1 else 0
         self.sums = 4 * w.numel() + turned if w.element_size() == 2 else 0
-        # With channels last, weights of one channel each are taken for whole vectors of channels.
+        # With channels last, weights of one channel each are treated as whole vectors of channels.
         self.spread = groups * _lanes() ** 2 * prod(w.shape[2:])
 
     def forward(self, result: int) -> int:
-        """Image, weight and map at once, then the map beside the result."""
+        """Image, weight and map at once, then the map and the result."""
         return max(self.image + self.w + self.map, self.map + result)
 
     def back_to_image(self, result: int) -> int:

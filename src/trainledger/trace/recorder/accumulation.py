@@ -1,8 +1,8 @@
 """Where autograd adds a gradient into another's memory, which it does not do while dispatch is watched.
 
-Where a tensor was used twice, the engine adds up the gradients that come back: into the older one if nobody else holds
-it, else into new memory (torch/csrc/autograd/input_buffer.cpp). Under a dispatch mode, and for fake tensors, it always
-takes new memory. From the counts of who holds the older one the recorder knows what happens without it.
+Where a tensor was used twice, the engine adds up the gradients that come back: into the older one if no one else refers
+to it, else into new memory (torch/csrc/autograd/input_buffer.cpp). Under a dispatch mode, and for fake tensors, it
+always takes new memory. From the reference counts of the older one the recorder knows what happens without it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ADD = torch.ops.aten.add.Tensor
 
 
 def added_into(func: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
-    """The gradient whose memory takes the sum, where this operation is the engine's and nobody else holds it.
+    """The gradient whose memory takes the sum, where this operation is the engine's and no one else refers to it.
 
     To be asked by a ``__torch_dispatch__`` before it runs the operation.
     """
@@ -32,7 +32,7 @@ def added_into(func: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
     if torch._C._current_autograd_node() is None or not engine_calls(sys._getframe(1)):
         return None
     sole = alone()
-    if sole is None or _holders(older) != sole or older.dtype != newer.dtype or not _is_dense(older):
+    if sole is None or _references(older) != sole or older.dtype != newer.dtype or not _is_dense(older):
         return None
     return older
 
@@ -52,8 +52,8 @@ def _is_dispatch(code: Any) -> bool:
     return bool(code.co_name in _DISPATCH or code.co_filename.endswith(("_dynamo/eval_frame.py", "_compile.py")))
 
 
-def _holders(tensor: Tensor) -> tuple[int, int]:
-    """How many hold a tensor and its memory, in the way that `alone` counts too."""
+def _references(tensor: Tensor) -> tuple[int, int]:
+    """References to a tensor and to its memory, as `alone` counts them."""
     storage = tensor.untyped_storage()._cdata
     return tensor._use_count(), torch._C._storage_Use_Count(storage)  # type: ignore[attr-defined]
 
@@ -73,7 +73,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 @cache
 def alone() -> tuple[int, int] | None:
-    """What `_holders` tells of a gradient that only the engine holds; None in a torch that does not tell.
+    """The `_references` to a gradient that only the engine has; None in a torch that does not count them.
 
     To be asked for the first time outside of any dispatch, as it runs a backward of its own.
     """
@@ -84,7 +84,7 @@ def alone() -> tuple[int, int] | None:
     class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is _ADD and torch._C._current_autograd_node() is not None:
-                found.append(_holders(args[0]))
+                found.append(_references(args[0]))
             return func(*args, **(kwargs or {}))
 
     with _disable_current_modes(), torch.enable_grad():

@@ -1,4 +1,4 @@
-"""The recorder's public events: what it tells observers while a program runs.
+"""The recorder's public events, which observers receive while a program runs.
 
 An observer is a subclass of `Observer` that overrides what it needs, given to ``Recorder(..., observers=[...])``. Calls
 come on the thread that dispatches, one at a time, in the order in which things happen. An observer must not run
@@ -24,7 +24,7 @@ class Observer:
         """An operation has run; ``event`` is its record, None for a view, which does no work and moves no bytes."""
 
     def storage_born(self, storage: Storage) -> None:
-        """Memory was allocated; the operation that made it is told after."""
+        """Memory was allocated; the operation that made it follows."""
 
     def storage_freed(self, storage: Storage) -> None:
         """The last reference to memory is gone. Its bytes count as freed by the last operation that was recorded."""

@@ -42,8 +42,8 @@ def unseen_or_threaded(unseen: int, calls: int) -> Iterator[str]:
     if calls:
         yield (
             f"{calls} calls ran in threads of their own: their operations are recorded in the order in which they "
-            "came, and memory that several threads hold at once differs from run to run; lines and modules of their "
-            "backward may be wrong"
+            "came, and memory that is live in several threads at once differs from run to run; lines and modules of "
+            "their backward may be wrong"
         )
 
 
@@ -58,7 +58,7 @@ _WHY = {
 def as_far_as_it_goes(recorder: Recording) -> Iterator[None]:
     """Let an error of the traced code end the trace and not more; one before anything ran is raised as it is.
 
-    The sentence stands in the ledger's ``partial`` and is warned of.
+    The ledger's ``partial`` is the sentence, which is also a warning.
     """
     try:
         yield

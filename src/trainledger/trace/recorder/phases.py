@@ -13,7 +13,7 @@ from trainledger.trace.recorder.accumulation import engine_calls
 from trainledger.trace.recorder.attribution import Attribution
 from trainledger.trace.recorder.storages import Storages
 
-_FOUND = ("other", "forward", "backward")  # phases that are told apart by whether autograd runs
+_FOUND = ("other", "forward", "backward")  # phases that are distinguished by whether autograd runs
 
 
 class Phases:
@@ -57,7 +57,7 @@ class Phases:
             self._backward_began(self.micro_batches)
 
     def notice(self, events: list[Event]) -> None:
-        """Tell forward from backward by whether autograd runs."""
+        """Distinguish forward and backward by whether autograd runs."""
         if self.current not in _FOUND:
             return
         phase = "forward" if torch._C._current_autograd_node() is None else "backward"

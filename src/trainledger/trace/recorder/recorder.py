@@ -54,8 +54,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     The model's parameters and buffers and the optimizer's state are resident: live before the step. ``resident`` adds
     more such tensors; what is read without having been made or added was live before as well, as part of the batch.
-    ``phase("backward")`` names what runs inside; with ``find_phases`` the recorder tells forward from backward
-    itself (autograd runs the latter). Operations that autograd runs with gradients enabled are recomputation.
+    ``phase("backward")`` names what runs inside; with ``find_phases`` the recorder distinguishes forward and
+    backward itself (autograd runs the latter). Operations that autograd runs with gradients enabled are recomputation.
     ``clocked`` times each operation (real tensors on a synchronous device only). ``lines`` finds the line of the
     user's code that an operation comes from, in backward that of the forward operation it answers. ``observers`` see
     the recorder's `events`. On a CPU, unless ``kernels`` are others', entries have as ``scratch`` what kernels allocate
@@ -320,7 +320,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
     def _place(self, made: list[Storage], operator: Operator, path: str) -> None:
-        """Tell records the module that made them, and their category where that decides it."""
+        """Attribute records to the module that made them, and to a category where that decides it."""
         of_loss = _of_loss(path) or any(_of_loss(each) for each in self.attribution.running)
         for record in made:
             if record.origin is not None:

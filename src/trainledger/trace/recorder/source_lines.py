@@ -39,7 +39,7 @@ def is_tracers(file: str) -> bool:
 
 @functools.cache
 def shown_file(file: str) -> str:
-    """A file as it is told: from its package where it is installed, else from the working directory if it is below."""
+    """A file as it is printed: from its package where it is installed, else from the working directory if below."""
     if file.startswith(_SITES):
         return _below_site(file).replace(os.sep, "/")
     path = Path(file).resolve()

@@ -26,7 +26,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:
-    """What holds the memory of a tensor that has none of its own; none of an opaque one."""
+    """The tensors with the memory of one that has none of its own; none of an opaque one."""
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     if tensor.layout is torch.jagged:
@@ -57,7 +57,7 @@ def written_arguments(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str,
     """The tensors that an operator writes in place, by its schema."""
     written = []
     for index, argument in enumerate(func._schema.arguments):
-        if argument.name == "grads":  # fused optimizers write gradients only where a loss scale is taken off
+        if argument.name == "grads":  # fused optimizers write gradients only where a loss scale is removed
             continue
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[index] if index < len(args) else kwargs.get(argument.name)

@@ -45,9 +45,9 @@ def _recorded(recorder: Recording, operator: OpOverload) -> Any:
 
 @contextmanager
 def random_states(recorder: Recording) -> Iterator[None]:
-    """Inside, each state that is taken of the CPU's generator is an entry: it is memory that no operation makes."""
+    """Inside, each state that is read off the CPU's generator is an entry: it is memory that no operation makes."""
 
-    def taken(before: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def recorded(before: Callable[[], Tensor]) -> Callable[[], Tensor]:
         def get_rng_state() -> Tensor:
             state = before()
             recorder.add("get_rng_state", [state], kind="random", source="get_rng_state")
@@ -55,5 +55,5 @@ def random_states(recorder: Recording) -> Iterator[None]:
 
         return get_rng_state
 
-    with replaced(torch, "get_rng_state", taken):
+    with replaced(torch, "get_rng_state", recorded):
         yield
