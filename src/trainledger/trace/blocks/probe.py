@@ -27,6 +27,7 @@ from trainledger.trace.blocks.stacks import Found, Stack
 from trainledger.trace.recorder.attribution import Attribution
 from trainledger.trace.recorder.tensor_facts import tensors_in
 
+_Answer = Callable[[Mapping[str, Tensor]], Any]  # a block's result, made of the tensors it was given
 _DEVICE = torch.ops.prim.device.default
 
 
@@ -141,7 +142,7 @@ class _Call:
         answer = probe.answer(call)
         if answer is not None:
             around.inside = []
-            out = answer.given(dict(given))
+            out = answer(dict(given))
         else:
             ran: list[Any] = []
             around.inside = ran
@@ -220,80 +221,46 @@ def _described(value: Any, name: str, around: _Around, given: list[tuple[str, Te
     return (type(value), around.known.get(id(value), "new"))
 
 
-class _Made:
-    """A tensor that a block makes."""
-
-    def __init__(self, like: Tensor) -> None:
-        self._shape, self._stride, self._dtype = tuple(like.shape), like.stride(), like.dtype
-        self._learns, self._device = like.requires_grad, like.device
-
-    def made(self) -> Tensor:
-        new = torch.empty_strided(self._shape, self._stride, dtype=self._dtype, device=self._device)
-        return new.requires_grad_() * 1 if self._learns else new  # as a leaf it could not be changed in place
-
-
-class _Taken:
-    """A tensor that a block was given and gives on."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-class _Answer:
-    """What a block gives, as a form to be filled in."""
-
-    def __init__(self, form: Any) -> None:
-        self._form = form
-
-    def given(self, taken: Mapping[str, Tensor]) -> Any:
-        return _filled(self._form, taken)
-
-
 def _answer_of(out: Any, given: Sequence[tuple[str, Tensor]]) -> _Answer | None:
-    """The form of a result; None where a part of it cannot be made anew."""
+    """What makes a result like this one of a call's tensors; None where a part of it cannot be made anew."""
     names = {id(each): name for name, each in given}
 
-    def form(value: Any) -> Any:
+    def form(value: Any) -> _Answer:
+        kind = type(value)  # what an answer refers to must not keep the result itself
         if isinstance(value, Tensor):
-            if type(value) is not FakeTensor or isinstance(value, nn.Parameter):
+            if kind is not FakeTensor or isinstance(value, nn.Parameter):
                 raise TypeError
             name = names.get(id(value))
-            return _Made(value) if name is None else _Taken(name)
-        if type(value) in (tuple, list):
-            return type(value)(form(each) for each in value)
-        if type(value) is dict:
-            return {key: form(each) for key, each in value.items()}
+            return _like(value) if name is None else lambda tensors: tensors[name]
+        if kind in (tuple, list):
+            parts = [form(each) for each in value]
+            return lambda tensors: kind(part(tensors) for part in parts)
+        if kind is dict:
+            items = {key: form(each) for key, each in value.items()}
+            return lambda tensors: {key: part(tensors) for key, part in items.items()}
         if is_dataclass(value) and isinstance(value, Mapping) and not isinstance(value, type):
-            return _Form(type(value), {each.name: form(getattr(value, each.name)) for each in fields(value)})
+            made = {each.name: form(getattr(value, each.name)) for each in fields(value)}
+            return lambda tensors: kind(**{name: part(tensors) for name, part in made.items()})
         if value is None or isinstance(value, (bool, int, float, str)):
-            return value
+            return lambda tensors: value
         raise TypeError
 
     try:
-        return _Answer(form(out))
+        return form(out)
     except TypeError:
         return None
 
 
-class _Form:
-    """A result of a class of its own, by its fields."""
+def _like(tensor: Tensor) -> _Answer:
+    """New tensors like one that a block made, which is not kept."""
+    shape, stride, dtype, device = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+    learns = tensor.requires_grad
 
-    def __init__(self, kind: type, fields_of: dict[str, Any]) -> None:
-        self.kind, self.fields_of = kind, fields_of
+    def made(tensors: Mapping[str, Tensor]) -> Tensor:
+        new = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        return new.requires_grad_() * 1 if learns else new  # as a leaf it could not be changed in place
 
-
-def _filled(form: Any, taken: Mapping[str, Tensor]) -> Any:
-    if isinstance(form, _Made):
-        return form.made()
-    if isinstance(form, _Taken):
-        return taken[form.name]
-    if isinstance(form, (tuple, list)):
-        return type(form)(_filled(each, taken) for each in form)
-    if isinstance(form, dict):
-        return {key: _filled(each, taken) for key, each in form.items()}
-    if isinstance(form, _Form):
-        return form.kind(**{name: _filled(each, taken) for name, each in form.fields_of.items()})
-    return form
+    return made
 
 
 def _named(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
