@@ -15,6 +15,8 @@ from trainledger.loaded import load
 from trainledger.measure.step import rehearse
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.agreement
+
 
 @given(run=runs(), n_layers=st.integers(8, 9))
 @examples(5)

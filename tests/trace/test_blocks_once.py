@@ -18,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace import trace
 
+pytestmark = pytest.mark.agreement
+
 torch.set_num_threads(1)
 
 
@@ -318,7 +320,7 @@ def test_blocks_that_somebody_else_holds() -> None:
                 x = layer(x)
             return x
 
-    is_traced_whole(Holds(), "other code than layers holds and calls them")
+    is_traced_whole(Holds(), "code outside of layers refers to them and calls them")
 
 
 def test_what_one_block_does_is_left_to_chance() -> None:

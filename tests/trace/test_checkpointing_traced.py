@@ -13,6 +13,8 @@ from trainledger.ledger.step import account
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.agreement
+
 torch.set_num_threads(1)
 
 

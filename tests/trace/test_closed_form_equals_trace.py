@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from random_runs import live_nbytes, run_of, runs, shared_nbytes, unrolled
@@ -12,6 +13,8 @@ from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
+
+pytestmark = pytest.mark.agreement
 
 torch.set_num_threads(1)
 

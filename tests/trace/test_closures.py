@@ -13,6 +13,8 @@ import trainledger as tl
 from trainledger.ledger.ledger import Ledger
 from trainledger.measure.meter import AllocatorPeak
 
+pytestmark = pytest.mark.torch
+
 
 class Descent:
     """Least squares, which is convex, so that L-BFGS goes on as long as it may."""

@@ -19,9 +19,12 @@ from trainledger.trace.step import trace
 from trainledger.train.precision import build_model
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler on a CPU"
-)
+pytestmark = [
+    pytest.mark.agreement,
+    pytest.mark.skipif(
+        shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler on a CPU"
+    ),
+]
 # The closed form goes by the compiler of torch 2.13. That of 2.11 joins other loops into a kernel, and frees a tensor
 # of [B, T, d_model] earlier where a block in bf16 runs again.
 NEAR = 0.01 if torch.__version__ >= (2, 12) else 0.02

@@ -27,6 +27,7 @@ from trainledger.trace.step import trace
 
 torch.set_num_threads(1)
 pytestmark = [
+    pytest.mark.agreement,
     pytest.mark.skipif(
         shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler on a CPU"
     ),

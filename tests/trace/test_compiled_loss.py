@@ -25,9 +25,12 @@ from trainledger.trace.step import trace
 from trainledger.train.precision import autocast, build_model
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler on a CPU"
-)
+pytestmark = [
+    pytest.mark.agreement,
+    pytest.mark.skipif(
+        shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler on a CPU"
+    ),
+]
 ROWS = 256  # tokens of the batch
 SCALARS = 8  # sums of a kernel, freed with it
 

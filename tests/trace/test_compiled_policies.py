@@ -19,9 +19,12 @@ from trainledger.ledger.step import account
 from trainledger.spec.run import Run
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler on a CPU"
-)
+pytestmark = [
+    pytest.mark.agreement,
+    pytest.mark.skipif(
+        shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler on a CPU"
+    ),
+]
 NEAR = 0.01 if torch.__version__ >= (2, 12) else 0.03  # the compiler of 2.11 joins other loops
 SMALL = Case(compiled="blocks", checkpointing=True, selective=True, tokens=128, width=128)
 

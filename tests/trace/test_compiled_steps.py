@@ -22,9 +22,12 @@ from trainledger.trace.compiled.torch_internals import name as private_name
 from trainledger.trace.step import trace
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.skipif(
-    shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler on a CPU"
-)
+pytestmark = [
+    pytest.mark.agreement,
+    pytest.mark.skipif(
+        shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler on a CPU"
+    ),
+]
 
 
 class Block(nn.Module):

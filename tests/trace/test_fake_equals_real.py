@@ -24,6 +24,8 @@ from trainledger.spec.run import Run
 from trainledger.train.optimizer import build_optimizer
 from trainledger.train.step import optimizer_step
 
+pytestmark = pytest.mark.agreement
+
 torch.set_num_threads(1)
 
 

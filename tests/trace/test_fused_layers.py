@@ -14,6 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import trainledger as tl
 from trainledger.measure.meter import AllocatorPeak
 
+pytestmark = pytest.mark.torch
+
 # B, T, D, H, F: the MLP, the scores and neither are the largest
 SIZES = [(4, 16, 64, 4, 2048), (2, 128, 64, 4, 128), (2, 64, 32, 8, 16), (3, 8, 32, 2, 64)]
 

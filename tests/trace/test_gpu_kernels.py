@@ -18,6 +18,8 @@ from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.agreement
+
 torch.set_num_threads(1)
 
 

@@ -16,6 +16,8 @@ from trainledger.trace.hugging_face import completed, model_of_config
 from trainledger.trace.inputs import inputs_of
 from trainledger.trace.target import trace_target
 
+pytestmark = pytest.mark.torch
+
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 64,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,

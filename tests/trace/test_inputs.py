@@ -8,6 +8,8 @@ import torch
 from trainledger.spec.problem import InvalidInput
 from trainledger.trace.inputs import MOST_DIMS, dtype_named, floating_dtype_named, input_of
 
+pytestmark = pytest.mark.torch
+
 
 def test_as_many_dims_as_torch_computes_with() -> None:
     most = input_of(f"fp32[{','.join(['1'] * MOST_DIMS)}]")[1]

@@ -29,6 +29,8 @@ from trainledger.trace.fakes.cuda_autocast import _IN_FP32, _TO_FP32, autocast_a
 from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.recorder.tensor_facts import dtype_name
 
+pytestmark = pytest.mark.torch
+
 torch.set_num_threads(1)
 
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import trainledger as tl
 
+pytestmark = pytest.mark.torch
+
 
 class Careless(nn.Module):
     """Keeps things of its forward in every way there is."""

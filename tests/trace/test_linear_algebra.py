@@ -14,6 +14,8 @@ from zoo_compared import kept_by, quiet, traced, truth
 from trainledger.measure.meter import AllocatorPeak
 from trainledger.trace.operators.table import operator_of
 
+pytestmark = pytest.mark.torch
+
 aten = torch.ops.aten
 M, N, K = 300, 200, 50
 

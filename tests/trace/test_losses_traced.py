@@ -12,6 +12,8 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.agreement
+
 torch.set_num_threads(1)
 
 

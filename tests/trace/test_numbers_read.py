@@ -11,6 +11,8 @@ from torch import Tensor, nn
 import trainledger as tl
 from trainledger.measure.meter import AllocatorPeak
 
+pytestmark = pytest.mark.torch
+
 
 def real_and_traced(optimizer_of: Any) -> tuple[int, int]:
     """Peaks of a step on top of what is there before: by the allocator, and traced."""

@@ -41,6 +41,8 @@ from trainledger.trace.fakes.tensors import make_states
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.train.optimizer import build_optimizer, for_muon
 
+pytestmark = pytest.mark.agreement
+
 torch.set_num_threads(1)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -10,6 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.trace.recorder.notes import quiet_fake_errors
 
+pytestmark = pytest.mark.torch
+
 LOGGER = "torch._subclasses.fake_tensor"
 
 

@@ -16,6 +16,8 @@ from trainledger.spec.serving import Serving
 from trainledger.trace.fakes.rules import as_if_real
 from trainledger.trace.recorder.recorder import Recorder
 
+pytestmark = pytest.mark.agreement
+
 torch.set_num_threads(1)
 
 

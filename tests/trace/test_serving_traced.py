@@ -20,6 +20,8 @@ from trainledger.spec.run import Run
 from trainledger.spec.serving import Serving
 from trainledger.trace.recorder.recorder import Recorder
 
+pytestmark = pytest.mark.agreement
+
 torch.set_num_threads(1)
 SIZES = {"vocab_size": 31, "d_model": 32, "n_layers": 3, "n_heads": 4, "d_ff": 48, "max_seq_len": 24}
 LATENT = {"kv_rank": 12, "q_rank": 10, "nope_head_dim": 6, "rope_head_dim": 4, "v_head_dim": 8}

@@ -16,6 +16,8 @@ from trainledger.trace.fakes.results import results_of
 from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
 from trainledger.trace.fakes.tensors import FakeTensorMode
 
+pytestmark = pytest.mark.torch
+
 
 class Words(nn.Module):
     """A table whose gradient is sparse, and a layer whose gradient is not."""

@@ -18,6 +18,8 @@ from zoo_compared import kept_by, truth
 import trainledger as tl
 from trainledger.ledger.ledger import Ledger
 
+pytestmark = pytest.mark.torch
+
 Run = Callable[[Callable[[nn.Module], Tensor], list[nn.Module]], list[Tensor]]
 
 

@@ -23,6 +23,8 @@ from trainledger.trace import trace
 from trainledger.trace.fakes.tensors import make_states
 from trainledger.train.optimizer import build_optimizer
 
+pytestmark = pytest.mark.torch
+
 torch.set_num_threads(1)
 
 

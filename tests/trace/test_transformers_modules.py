@@ -23,6 +23,7 @@ from trainledger.trace.fakes.rules import fake_rules
 from trainledger.trace.fakes.tensors import make_states
 from trainledger.trace.recorder.recorder import Recorder
 
+pytestmark = pytest.mark.agreement
 transformers.utils.logging.set_verbosity_error()
 KINDS = sorted(CONFIGS)
 

@@ -16,6 +16,8 @@ from zoo_compared import kept_by, quiet, traced, watched
 import trainledger as tl
 from trainledger.trace.fakes.tensors import make_states
 
+pytestmark = pytest.mark.torch
+
 PROGRAMS: dict[str, Callable[[], Setup]] = {}
 
 

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from trace_models import PAGE, beyond_row, flops_row, memory_row
 
+pytestmark = pytest.mark.agreement
 transformers.utils.logging.set_verbosity_error()
 
 # One of each way that matters, for every run of the tests; all of them are slow.

@@ -23,6 +23,8 @@ from trainledger.trace.operators.table import operator_of
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.tensor_facts import tensors_in
 
+pytestmark = pytest.mark.agreement
+
 aten = torch.ops.aten
 torch.set_num_threads(1)
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")

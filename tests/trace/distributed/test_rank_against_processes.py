@@ -16,6 +16,8 @@ import rank_programs
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.distributed import trace_rank
 
+pytestmark = pytest.mark.process
+
 REAL = Path(__file__).with_name("real_rank.py")
 TWO = (
     "fsdp",

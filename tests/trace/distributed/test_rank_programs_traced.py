@@ -25,6 +25,8 @@ from trainledger.trace.command import trace_rank_target
 from trainledger.trace.distributed import fake_world, trace_rank
 from trainledger.trace.distributed.local_shards import Shards
 
+pytestmark = pytest.mark.torch
+
 
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
@@ -131,9 +133,9 @@ def test_a_world_inside_a_world_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("program", "said"), [
-    (lambda: None, "taken 0 optimizer steps and has returned nothing"),
-    (lambda: 3, "has returned int"),
-    (mlp, "a model alone takes no step"),
+    (lambda: None, "took 0 optimizer steps and returned nothing"),
+    (lambda: 3, "returned int"),
+    (mlp, "a model alone makes no step"),
     (lambda: (mlp(), torch.zeros(2, 8)), "the loss must be a scalar tensor"),
     (lambda: lambda: None, "has called no module that has parameters"),
 ])  # fmt: skip

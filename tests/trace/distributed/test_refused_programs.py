@@ -8,6 +8,8 @@ import pytest
 
 from trainledger.cli import main
 
+pytestmark = pytest.mark.torch
+
 PROGRAM = """
 import torch, torch.distributed as dist
 from torch import nn

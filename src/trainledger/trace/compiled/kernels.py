@@ -25,7 +25,7 @@ _MASKED = ("masked_subblock", "scan", "sort")  # their operations are in blocks 
 
 @dataclass(frozen=True)
 class Work:
-    """One call of a graph: its FLOPs, those of them that a backward makes again, and where it comes from.
+    """One call of a graph: its FLOPs, those of them that are recomputation, and where it comes from.
 
     ``owner`` is the ``id`` of the module, None where the compiler does not know one, 0 for code outside of all.
     ``reads`` and ``writes`` are elements by position of the
@@ -35,8 +35,8 @@ class Work:
     name: str
     kind: str = ""
     flops: int = 0
-    flops_again: int = 0
-    again: bool = False
+    flops_recomputed: int = 0
+    recomputed: bool = False
     owner: int | None = None
     line: str = ""
     reads: tuple[int, ...] = ()
@@ -44,7 +44,7 @@ class Work:
 
 
 def work_of_operator(node: Any, in_backward: bool) -> Work:
-    """The call of a library's kernel: which module and line it belongs to, and whether backward makes it again."""
+    """The call of a library's kernel: which module and line it belongs to, and whether it is recomputation."""
     overload = getattr(node, "op_overload", None)
     name = str(getattr(node, "python_kernel_name", None) or overload or "")
     origins = list(node.get_origins())
@@ -53,8 +53,8 @@ def work_of_operator(node: Any, in_backward: bool) -> Work:
         own = [node.origin_node]
     origins = own or origins
     owner, line = _place(origins)
-    again = in_backward and bool(origins) and all(map(_of_forward, origins))
-    return Work(name, again=again, owner=owner, line=line)
+    recomputed = in_backward and bool(origins) and all(map(_of_forward, origins))
+    return Work(name, recomputed=recomputed, owner=owner, line=line)
 
 
 def work_of_kernel(
@@ -76,13 +76,13 @@ def work_of_kernel(
     written = {each for loop in loops for each in loop.read_writes.writes}
     real = loops[0].scheduler.mutation_real_name if loops else {}  # of what is written over
     flops = sum(counts)
-    share = _share_again(computing) if in_backward else 0.0
+    share = _recomputed_share(computing) if in_backward else 0.0
     return Work(
         name=name,
         kind=_kind(loops, flops),
         flops=flops,
-        flops_again=round(flops * share),
-        again=share == 1.0,
+        flops_recomputed=round(flops * share),
+        recomputed=share == 1.0,
         owner=owner,
         line=line,
         # What is read and written over stands twice among the arguments.
@@ -122,16 +122,16 @@ def _elements(dependencies: set[Any], names: set[str], real: dict[str, str], num
     return touched
 
 
-def _share_again(origins: list[Any]) -> float:
+def _recomputed_share(origins: list[Any]) -> float:
     """Which part of the operations of a kernel in a backward graph answers none but repeats one of the forward."""
-    again = total = 0
+    recomputed = total = 0
     for each in origins:
         flops = _flops(each)
         total += flops
-        again += flops if _of_forward(each) else 0
+        recomputed += flops if _of_forward(each) else 0
     if not total:
         return float(bool(origins) and all(map(_of_forward, origins)))
-    return again / total
+    return recomputed / total
 
 
 def _flops(node: Any) -> int:

@@ -124,18 +124,18 @@ class Runs:
         return run
 
     def kernel(self, arguments: tuple[Any, ...]) -> None:
-        """A fused kernel is called. What of it a backward makes again is an entry of its own."""
+        """A fused kernel is called. What of it is recomputation is an entry of its own."""
         work, recorder = self._work, self._recorder
         if work is None:
             return
         dtypes = [dtype_name(each.dtype) for each in arguments if isinstance(each, Tensor)]
         made = self._claim(len(recorder.events))
         phase = recorder.phase_of(made)
-        again = work.flops_again if phase == "backward" and not work.again else 0
+        recomputed = work.flops_recomputed if phase == "backward" and not work.recomputed else 0
 
         def note(made: list[Storage], phase: str, flops: int, read: int, written: int) -> None:
             facts = {"flops": flops, "read": read, "written": written, "dtype": dtypes[0] if dtypes else ""}
-            path, basis = self._path(phase, work), "assumed" if again else "exact"
+            path, basis = self._path(phase, work), "assumed" if recomputed else "exact"
             event = Event(
                 made, name=work.name, path=path, phase=phase, kind=work.kind, line=work.line, basis=basis,
                 source=SOURCE, **facts,
@@ -143,12 +143,12 @@ class Runs:
             recorder.events.append(event)
             self._tell_origin(event, len(recorder.events) - 1)
 
-        if again:
-            note([], "recompute", again, 0, 0)
+        if recomputed:
+            note([], "recompute", recomputed, 0, 0)
         note(
             made,
-            "recompute" if phase == "backward" and work.again else phase,
-            work.flops - again,
+            "recompute" if phase == "backward" and work.recomputed else phase,
+            work.flops - recomputed,
             _touched(work.reads, arguments),
             _touched(work.writes, arguments),
         )
@@ -178,7 +178,7 @@ class Runs:
             phase = event.facts["phase"]
             event.facts["path"] = self._path(phase, work)
             event.facts["line"] = work.line or event.facts["line"]
-            if phase == "backward" and work.again:
+            if phase == "backward" and work.recomputed:
                 event.facts.update(phase="recompute", model_flops=0)
             self._tell_origin(event, at)
 
