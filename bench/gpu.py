@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from trainledger.api.load import load
 from trainledger.ledger.step import account
-from trainledger.loaded import load
 from trainledger.measure.machine import measure_machine
 from trainledger.measure.meter import AllocatorPeak
 from trainledger.measure.step import metered_step

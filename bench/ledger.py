@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from trainledger.api.load import load
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import account_of_stage, accounts
 from trainledger.ledger.step import account
-from trainledger.loaded import load
 from trainledger.spec.run import Run
 
 CHUNK = 20_000  # layouts in one pass: the arrays of a pass stay in the processor's cache

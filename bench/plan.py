@@ -28,7 +28,7 @@ from typing import Any
 from estimate_memory import loopback_hub, sizes
 
 import trainledger as tl
-from trainledger.loaded import load
+from trainledger.api.load import load
 from trainledger.plan.layouts.result import Layouts
 from trainledger.units import GIGA
 

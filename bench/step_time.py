@@ -21,9 +21,9 @@ from typing import Any
 import torch
 import torch.utils.deterministic
 
+from trainledger.api.load import load
 from trainledger.ledger.model.parameters import leaves_of
 from trainledger.ledger.step import account
-from trainledger.loaded import load
 from trainledger.measure.contention import Sample, watched
 from trainledger.measure.machine import measure_machine
 from trainledger.nn.init import initialize

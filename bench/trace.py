@@ -48,7 +48,7 @@ def own_step(kind: str, name: str, blocks: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     bare = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if kind == "run":
-        from trainledger.loaded import load
+        from trainledger.api.load import load
         from trainledger.measure.step import rehearse
 
         recipe = {"seq_len": 8192, "global_batch": 1, "steps": 1, "precision": "bf16-mixed"}

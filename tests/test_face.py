@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import trainledger as tl
-from trainledger.loaded import machine_of
+from trainledger.api.machine import machine_of
 
 RECIPE = {"seq_len": 128, "global_batch": 4, "steps": 10}
 
@@ -110,7 +110,10 @@ def test_the_machine_of_a_run_is_its_calibration_once_measured(tmp_path, monkeyp
     assert device.basis == "measured"
 
 
-@pytest.mark.parametrize("name", ["loaded", "questions", "catalog", "plan.napkin", "spec.model", "spec.problem"])
+@pytest.mark.parametrize(
+    "name",
+    ["api.load", "api.cost", "api.defaults", "api.optimal", "catalog", "plan.napkin", "spec.model", "spec.problem"],
+)
 def test_the_examples_in_the_docstrings_hold(name):
     failed, tried = doctest.testmod(importlib.import_module(f"trainledger.{name}"))
     assert tried > 0

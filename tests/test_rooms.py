@@ -37,11 +37,10 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "train": (TRAIN, True),
     "measure": ({*LEDGER, "trace", "nn", "data", "train"}, True),
     "reconcile": (PREDICT, False),
-    "budget": ({*LEDGER, "catalog", "loaded", "questions", "trace", "measure"}, False),
+    "budget": ({*LEDGER, "catalog", "api", "trace", "measure"}, False),
     "report": ({*PREDICT, "plan", "explain", "reconcile", "budget", "annotate", "tensors"}, False),
     "pytest_plugin": (EVERYTHING, False),
-    "loaded": (EVERYTHING, False),
-    "questions": (EVERYTHING, False),
+    "api": (EVERYTHING, False),
     "closed_loop": (EVERYTHING, True),
     "cli": (EVERYTHING, False),
     "__init__": (EVERYTHING, False),
@@ -50,7 +49,7 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
 HEAVY = {"torch", "numpy", "rich", "plotly", "tokenizers", "safetensors", "pyarrow", "zstandard", "sympy"}
 LIGHT_ROOMS = (
     "units", "dtypes", "spec", "huggingface", "catalog", "ledger", "predict", "plan", "budget", "pytest_plugin",
-    "loaded", "questions", "__init__",
+    "api", "__init__",
 )  # fmt: skip
 
 

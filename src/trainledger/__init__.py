@@ -25,28 +25,28 @@ _WHERE = {
     "Problem": "trainledger.spec.problem",
     "Recipe": "trainledger.spec.recipe",
     "Run": "trainledger.spec.run",
-    "account": "trainledger.questions",
-    "advise": "trainledger.questions",
+    "account": "trainledger.api.cost",
+    "advise": "trainledger.api.questions",
     "annotate": "trainledger.annotate.annotate",
-    "breaks": "trainledger.questions",
-    "compare": "trainledger.questions",
+    "breaks": "trainledger.api.questions",
+    "compare": "trainledger.api.cost",
     "device": "trainledger.catalog",
-    "device_of": "trainledger.loaded",
-    "fit": "trainledger.questions",
-    "inference": "trainledger.questions",
+    "device_of": "trainledger.api.machine",
+    "fit": "trainledger.api.questions",
+    "inference": "trainledger.api.questions",
     "inspect": "trainledger.tensors.inspect",
-    "layouts": "trainledger.questions",
-    "load": "trainledger.loaded",
-    "machine_of": "trainledger.loaded",
+    "layouts": "trainledger.api.questions",
+    "load": "trainledger.api.load",
+    "machine_of": "trainledger.api.machine",
     "meter": "trainledger.measure.meter",
-    "model": "trainledger.loaded",
+    "model": "trainledger.api.load",
     "model_from_hf": "trainledger.huggingface",
     "napkin": "trainledger.plan.napkin",
-    "on_device": "trainledger.questions",
-    "optimal": "trainledger.questions",
-    "parameters": "trainledger.questions",
-    "plan": "trainledger.questions",
-    "predict": "trainledger.questions",
+    "on_device": "trainledger.api.cost",
+    "optimal": "trainledger.api.optimal",
+    "parameters": "trainledger.api.cost",
+    "plan": "trainledger.api.cost",
+    "predict": "trainledger.api.cost",
     "reconcile": "trainledger.reconcile",
     "cost_rule": "trainledger.trace.operators.custom",
     "fake_world": "trainledger.trace.distributed",
@@ -57,27 +57,17 @@ _WHERE = {
 }
 
 if TYPE_CHECKING:
+    from trainledger.api.cost import account, compare, on_device, parameters, plan, predict
+    from trainledger.api.load import load, model
+    from trainledger.api.machine import device_of, machine_of
+    from trainledger.api.optimal import optimal
+    from trainledger.api.questions import advise, breaks, fit, inference, layouts
     from trainledger.catalog import device
     from trainledger.huggingface import model_from_hf
     from trainledger.ledger.entry import Entry
     from trainledger.ledger.ledger import Ledger
-    from trainledger.loaded import device_of, load, machine_of, model
     from trainledger.measure.meter import meter
     from trainledger.plan.napkin import napkin
-    from trainledger.questions import (
-        account,
-        advise,
-        breaks,
-        compare,
-        fit,
-        inference,
-        layouts,
-        on_device,
-        optimal,
-        parameters,
-        plan,
-        predict,
-    )
     from trainledger.reconcile import reconcile
     from trainledger.spec.calibration import Calibration
     from trainledger.spec.cluster import Cluster, Device

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from trainledger import catalog
+from trainledger.api.load import model
 from trainledger.ledger.model.parameters import parameters
-from trainledger.loaded import model
 from trainledger.spec.problem import InvalidInput
 
 PUBLISHED = Path(__file__).parents[2] / "tools/published"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from trainledger import __version__
+from trainledger.api.load import load
 from trainledger.cli import COMMANDS, main
 from trainledger.cli.arguments import error_json, print_json
-from trainledger.loaded import load
 from trainledger.spec.problem import InvalidInput, Problem
 
 NAPKIN = ["napkin", "--params", "70B", "--tokens", "15T", "--device", "h100-sxm", "--count", "1024", "--mfu", "0.5"]
@@ -315,10 +315,10 @@ def test_an_interrupt_is_one_line_and_code_130(tmp_path):
     fifo = tmp_path / "run.toml"
     os.mkfifo(fifo)
     code = (
-        "import trainledger.loaded, trainledger.cli as cli, trainledger.cli.catalog as verb, sys\n"
+        "import trainledger.api.load, trainledger.cli as cli, trainledger.cli.catalog as verb, sys\n"
         "def execute(args):\n"
         "    print('waiting', flush=True)\n"
-        "    trainledger.loaded.load(sys.argv[1])\n"
+        "    trainledger.api.load.load(sys.argv[1])\n"
         "verb.execute = execute\n"
         "sys.exit(cli.main(['catalog']))\n"
     )

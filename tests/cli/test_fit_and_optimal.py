@@ -190,7 +190,7 @@ def test_the_figures_of_optimal(capsys, tmp_path):
 
 
 def test_the_figures_of_optimal_have_what_was_asked() -> None:
-    from trainledger.questions import optimal
+    from trainledger.api.optimal import optimal
     from trainledger.report.optimal import about, figures
 
     plain = optimal(flops="6e23", family=None)
@@ -217,8 +217,8 @@ def test_the_figures_of_optimal_have_what_was_asked() -> None:
 
 
 def test_fit_draws_what_it_says() -> None:
-    from trainledger.loaded import load
-    from trainledger.questions import fit
+    from trainledger.api.load import load
+    from trainledger.api.questions import fit
     from trainledger.report.fit import about, figures
     from trainledger.report.memory import COLOUR_OF
     from trainledger.report.style import GREY

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from trainledger.api.load import load
 from trainledger.cli import main
 from trainledger.ledger.step import account
 from trainledger.ledger.store import read_ledger
-from trainledger.loaded import load
 from trainledger.report.agreement import Row, agree, compare, difference, split, text
 
 RUN = """
@@ -67,7 +67,7 @@ def test_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert told["equal"] is True
     assert told["uncounted"] == {}
     assert told["run"]["recipe"]["activation_checkpointing"] == "full"
-    assert told["run"]["taken_by_default"] == []
+    assert told["run"]["assumed"] == []
     assert rows["parameters"]["predicted"] == rows["parameters"]["traced"] == account(load(run_file)).parameters
     assert [each["name"] for each in told["by"]] == ["forward", "backward", "recompute", "other", "clip", "optimizer"]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from trainledger.api.load import load
 from trainledger.explain import account as explain
 from trainledger.explain.envelope import envelope
 from trainledger.explain.symbols import symbolic
@@ -18,7 +19,6 @@ from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.parallel.pipeline import in_flight
 from trainledger.ledger.ranks import account_of_stage
 from trainledger.ledger.step import account
-from trainledger.loaded import load
 from trainledger.predict.step import CAUSES, step_time
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from trainledger.api.load import load
 from trainledger.ledger.step import account
-from trainledger.loaded import load
 
 SIZES = {"seq_len": 128, "global_batch": 4, "steps": 1, "grad_clip": None}
 ROWS, D, F = 512, 256, 768

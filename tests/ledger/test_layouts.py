@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trainledger.api.load import load, model
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes
@@ -16,7 +17,6 @@ from trainledger.ledger.parallel.pipeline import chunks_of, in_flight, in_flight
 from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.ranks import account_of_stage, accounts
 from trainledger.ledger.step import account, follow
-from trainledger.loaded import load, model
 from trainledger.spec.layout import Layout
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run

@@ -7,12 +7,12 @@ from itertools import groupby
 
 import pytest
 
+from trainledger.api.load import load, model
 from trainledger.ledger import rules
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.step import account
-from trainledger.loaded import load, model
 from trainledger.spec.run import Run
 
 

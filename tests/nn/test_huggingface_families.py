@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from trainledger.api.load import load
 from trainledger.huggingface import from_config, left_out, read_json
 from trainledger.ledger.step import account
-from trainledger.loaded import load
 from trainledger.measure.step import rehearse
 from trainledger.nn.huggingface import export_model, import_model
 from trainledger.nn.transformer import Transformer

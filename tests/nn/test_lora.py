@@ -144,7 +144,7 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
     """Trained in one go or stopped and resumed: the same bits; the adapters moved and the base did not."""
     from safetensors.torch import load_file
 
-    from trainledger.loaded import load
+    from trainledger.api.load import load
     from trainledger.train.engine import train
     from trainledger.train.trained import load_trained
 

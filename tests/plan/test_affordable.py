@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import trainledger as tl
+from trainledger.api.cost import plan
 from trainledger.ledger.model.parameters import parameters
 from trainledger.plan.affordable import affordable, default_tokens_per_step
 from trainledger.plan.compute_budget import read_budget
@@ -18,7 +19,6 @@ from trainledger.plan.optimal import optimal
 from trainledger.plan.placed import _fewer_than_devices
 from trainledger.plan.scaling_law import FixedSize, RatioLaw, laws
 from trainledger.predict.forecast import Forecast
-from trainledger.questions import plan
 from trainledger.report.optimal import text
 from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.recipe import Recipe

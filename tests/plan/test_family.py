@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trainledger import catalog
+from trainledger.api.load import model
 from trainledger.ledger.model.parameters import parameters
-from trainledger.loaded import model
 from trainledger.plan.family import DEPTH_BAND, family_of
 from trainledger.spec.rules.model import model_problems
 

@@ -38,19 +38,17 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_what_was_taken_by_default_is_told_and_makes_the_same_run_when_it_is_said(
-    capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_what_was_assumed_makes_the_same_run_when_it_is_given(capsys: pytest.CaptureFixture[str], name: str) -> None:
     verb, more = ANSWERS[name]
     words = [*verb, "gpt2", *ON, "--count", "2", "--set", "recipe.global_batch=4", *more]
     told = answer(capsys, *words)["run"]
-    by_default = told.pop("taken_by_default")
+    by_default = told.pop("assumed")
     given = {each.partition("=")[0] for each in by_default}
     assert {"recipe.seq_len", "recipe.precision"} < given
     assert ("recipe.steps" in given) is not ("recipe.tokens" in given)
     assert "recipe.global_batch" not in given
     again = answer(capsys, *words, *(word for each in by_default for word in ("--set", each)))["run"]
-    assert again.pop("taken_by_default") == []
+    assert again.pop("assumed") == []
     assert again == told
     assert (told["model"]["name"], told["cluster"]["device"], told["cluster"]["count"]) == ("gpt2", ON[1], 2)
     if name != "layouts":  # which says the run before it is spread
@@ -63,9 +61,9 @@ def test_a_run_file_says_all_itself_and_its_run_can_be_read_back(
     file = tmp_path / "run.toml"
     file.write_text(tomli_w.dumps(ALONE))
     told = answer(capsys, "compare", str(file), "gpt2", "--set-a", "model.n_layers=6", "--set-b", "recipe.steps=9")
-    assert told["run"]["a"]["taken_by_default"] == []
+    assert told["run"]["a"]["assumed"] == []
     assert of(told["run"]["a"]) == tl.load(ALONE, {"model.n_layers": 6})
-    assert set(told["run"]["b"]["taken_by_default"]) == {
+    assert set(told["run"]["b"]["assumed"]) == {
         "recipe.seq_len=1024", "recipe.global_batch=1", "recipe.precision=bf16-mixed",
     }  # fmt: skip
     assert of(told["run"]["b"]).recipe.total_steps == 9

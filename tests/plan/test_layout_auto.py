@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import trainledger as tl
+from trainledger.api.load import load
 from trainledger.cli import main
-from trainledger.loaded import load, run_to_spread
 from trainledger.plan.layouts.grid import divisors, fixed_by
 from trainledger.spec import runfile
 from trainledger.spec.problem import InvalidInput
@@ -110,11 +110,11 @@ def test_what_the_search_cannot_keep_is_refused() -> None:
 
 @pytest.mark.parametrize("count", [24, 50, 97, 100, 257, 511])
 def test_a_batch_that_nobody_gave_can_be_spread_over_the_devices(count: int) -> None:
-    run = run_to_spread("llama-3-8b", {"cluster.device": "h100-sxm", "cluster.count": count, "layout": "auto"})
+    run = load("llama-3-8b", {"cluster.device": "h100-sxm", "cluster.count": count, "layout": "auto"}, search=False)
     round_sizes = [each << power for each in (1, 2, 3, 4, 5, 6, 7) for power in range(8)]
     assert run.recipe.global_batch == count * min(round_sizes, key=lambda each: abs(each - 512 / count))
     given = {"cluster.device": "h100-sxm", "cluster.count": count, "layout": "auto", "recipe.micro_batch": 3}
-    by_three = run_to_spread("llama-3-8b", given).recipe.global_batch
+    by_three = load("llama-3-8b", given, search=False).recipe.global_batch
     assert by_three % 3 == 0
     assert by_three // 3 in (each * count for each in round_sizes)
 
@@ -122,14 +122,14 @@ def test_a_batch_that_nobody_gave_can_be_spread_over_the_devices(count: int) -> 
 def test_powers_of_two_keep_the_batch_of_a_power_of_two() -> None:
     for power in range(15):
         given = {"cluster.device": "h100-sxm", "cluster.count": 2**power, "layout": "auto"}
-        assert run_to_spread("llama-3-8b", given).recipe.global_batch == 512
-        assert run_to_spread("gpt2", given).recipe.global_batch == 4096
+        assert load("llama-3-8b", given, search=False).recipe.global_batch == 512
+        assert load("gpt2", given, search=False).recipe.global_batch == 4096
 
 
 @pytest.mark.parametrize("count", [768, 1000, 1536, 3000])
 def test_more_devices_than_sequences_share_them_in_powers_of_two(count: int) -> None:
     given = {"cluster.device": "h100-sxm", "cluster.count": count, "layout": "auto"}
-    batch = run_to_spread("llama-3-8b", given).recipe.global_batch
+    batch = load("llama-3-8b", given, search=False).recipe.global_batch
     assert 512 / 2**0.5 <= batch <= 512 * 2**0.5
     ranks = max(each for each in divisors(count) if batch % each == 0)
     assert (count // ranks).bit_count() == 1  # what is left for tensor ranks and stages
@@ -140,14 +140,16 @@ def test_a_count_that_is_no_power_of_two_costs_about_as_much_for_each_device(
 ) -> None:
     def rate(count: int) -> float:
         with_layout = {"cluster.device": "h100-sxm", "cluster.count": count, "layout": "auto"}
-        found = tl.layouts(run_to_spread("gpt2", with_layout), fixed={"tensor": 1, "context": 1, "pipeline": 1}, keep=1)
+        found = tl.layouts(
+            load("gpt2", with_layout, search=False), fixed={"tensor": 1, "context": 1, "pipeline": 1}, keep=1
+        )
         assert found.best is not None
         return found.best.run.recipe.tokens_per_step / found.best.seconds / count
 
     assert rate(6) == pytest.approx(rate(8), rel=0.05)
     words = ["layouts", "gpt2", "--device", "h100-sxm", "--count", "6", "--keep", "1", "--fix", "pipeline=1"]
     assert main([*words, "--fix", "tensor=1", "--fix", "context=1"]) == 0
-    assert "Taken to have 3,840 sequences, 3.932M tokens, in a step" in capsys.readouterr().err
+    assert "recipe.global_batch=3840 (3.932M tokens in a step)" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_count_that_is_proposed_is_not_just_a_double() -> None:

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import trainledger as tl
+from trainledger.api.layout import with_layout
+from trainledger.api.load import load
+from trainledger.api.machine import kernels_of, machine_of
 from trainledger.cli import main
-from trainledger.loaded import kernels_of, load, machine_of, with_layout
 from trainledger.plan.layouts.blocks import Blocks
 from trainledger.plan.layouts.bounds import Bounds
 from trainledger.plan.layouts.collectives import rates_of

@@ -10,8 +10,8 @@ import pytest
 from test_layout_search import EXPERTS, SMALL, everything, run_for
 
 import trainledger as tl
+from trainledger.api.layout import why_no_layout
 from trainledger.cli import main
-from trainledger.loaded import why_no_layout
 from trainledger.plan.layouts.grid import divisors, grid_of, whole
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.rules.run import run_problems

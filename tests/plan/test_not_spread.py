@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import trainledger as tl
+from trainledger.api.cost import plan
 from trainledger.cli import main
 from trainledger.plan.breaks import RULE
 from trainledger.predict.waterfall import nanoseconds
-from trainledger.questions import plan
 from trainledger.report import advise as advise_report
 from trainledger.report import breaks as breaks_report
 from trainledger.report import compare as compare_report

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import trainledger as tl
+from trainledger.api.cost import plan
 from trainledger.ledger.memory.timeline import timeline
 from trainledger.plan.rules_of_thumb_error import RuleOfThumb, rules_of_thumb
 from trainledger.predict.predict import accounts_of
-from trainledger.questions import plan
 
 
 def rows_of(**changes: Any) -> dict[str, RuleOfThumb]:

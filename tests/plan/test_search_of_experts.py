@@ -12,8 +12,8 @@ import pytest
 from test_layout_search import EXPERTS, bounded, candidates, everything, run_for
 
 import trainledger as tl
+from trainledger.api.machine import kernels_of, machine_of
 from trainledger.cli import main
-from trainledger.loaded import kernels_of, machine_of
 from trainledger.plan.layouts.blocks import Blocks
 from trainledger.plan.layouts.constraints import Constraints
 from trainledger.plan.layouts.grid import Shape, Sharding, Stages, grid_of, run_of, whole

@@ -9,14 +9,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import trainledger as tl
+from trainledger.api.cost import plan
+from trainledger.api.load import load
+from trainledger.api.machine import kernels_of, machine_of
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import heaviest_stages
-from trainledger.loaded import kernels_of, load, machine_of
 from trainledger.plan import sizes, sweep
 from trainledger.plan.fit import QUESTIONS, divides_batch, saving_recipes, to_json, what_fits
 from trainledger.plan.memory_check import memory_model
 from trainledger.plan.sweep import Sweep, edge
-from trainledger.questions import plan
 from trainledger.spec.rules.run import run_problems
 
 MODEL = {"vocab_size": 4096, "d_model": 512, "n_layers": 8, "n_heads": 8, "n_kv_heads": 4, "d_ff": 1536,

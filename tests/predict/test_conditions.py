@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from trainledger import catalog
-from trainledger.loaded import load
+from trainledger.api.load import load
 from trainledger.predict.run import conditions
 from trainledger.spec.calibration import Calibration
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger import catalog
+from trainledger.api.load import load
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.rules import attention_flops, matmul_flops
 from trainledger.ledger.step import account
-from trainledger.loaded import load
 from trainledger.predict.kernel import attention_seconds, computed_share, matmul_seconds
 from trainledger.predict.roofline import Roofline
 from trainledger.predict.step import CAUSES, step_time

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import trainledger as tl
 from trainledger import catalog
+from trainledger.api.load import load
 from trainledger.ledger.conventions import CONVENTIONS
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.step import account
-from trainledger.loaded import load
 from trainledger.predict.predict import predict, whole_run
 from trainledger.predict.step import CAUSES
 from trainledger.predict.waterfall import BEYOND, NAPKIN, RUN_CAUSES, nanoseconds

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import trainledger as tl
+from trainledger.api.load import load
 from trainledger.cli import main
-from trainledger.loaded import load
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 
@@ -71,7 +71,7 @@ def test_the_command_line_searches_no_layout_to_train_with(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a search")
 
-    monkeypatch.setattr("trainledger.questions.spread", refuse)
+    monkeypatch.setattr("trainledger.api.layout.spread", refuse)
     words = ["plan", "llama-3-70b", "--phase", "decode", "--batch", "16", "--context", "8192", "--device", "h100-sxm"]
     assert main([*words, "--count", "8", "--set", "layout=auto"]) == 0
     out, err = capsys.readouterr()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from trainledger import catalog
+from trainledger.api.load import load
 from trainledger.cli import main
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.loaded import load
 from trainledger.measure.step import rehearse
 from trainledger.predict.step import on_device, step_time
 

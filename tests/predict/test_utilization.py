@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from trainledger import catalog
+from trainledger.api.load import load
 from trainledger.ledger.step import account
-from trainledger.loaded import load
 from trainledger.predict.step import step_time
 from trainledger.predict.utilization import ridge_of, roofline_table
 

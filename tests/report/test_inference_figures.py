@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import trainledger as tl
+from trainledger.api.questions import inference
 from trainledger.cli import main
 from trainledger.predict.serving import Inference
-from trainledger.questions import inference
 from trainledger.report.inference_figures import about, figures
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import trainledger as tl
+from trainledger.api.cost import plan
 from trainledger.document import Figure
 from trainledger.plan.plan import Plan
-from trainledger.questions import plan
 from trainledger.report.memory import memory_lanes
 from trainledger.report.plan import about
 from trainledger.report.plan_figures import figures

@@ -5,10 +5,10 @@ import json
 import pytest
 
 import trainledger as tl
+from trainledger.api.cost import plan
 from trainledger.cli import main
 from trainledger.ledger.conventions import CONVENTIONS, attended_share
 from trainledger.plan.plan import by_causal
-from trainledger.questions import plan
 
 LONG = ["plan", "llama-3.1-8b", "--device", "a100-sxm-80gb", "--set", "recipe.seq_len=131072"]
 AGAIN = ["--set", "recipe.activation_checkpointing=full"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from trainledger.loaded import load
+from trainledger.api.load import load
 from trainledger.spec.problem import InvalidInput
 
 MODELS = ("gpt2", "llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma-2-9b", "mpt-7b", "gpt-oss-20b")

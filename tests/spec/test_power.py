@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger import catalog
-from trainledger.loaded import load, machine_of
-from trainledger.questions import plan
+from trainledger.api.cost import plan
+from trainledger.api.load import load
+from trainledger.api.machine import machine_of
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.power import CLOCKED, LEAST, clock_share, limited
 from trainledger.spec.problem import InvalidInput

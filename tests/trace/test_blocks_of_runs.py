@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from random_runs import run_of, runs
 from saving_runs import examples
 
-from trainledger.loaded import load
+from trainledger.api.load import load
 from trainledger.measure.step import rehearse
 from trainledger.spec.run import Run
 

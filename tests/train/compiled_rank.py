@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from rank_witness import batches_of, local
 
-from trainledger.loaded import load
+from trainledger.api.load import load
 from trainledger.measure.meter import AllocatorPeak
 from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import build

@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainledger.loaded import load
+from trainledger.api.load import load
 from trainledger.nn.float8 import use_float8
 from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.precision import precision_of

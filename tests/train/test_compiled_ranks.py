@@ -20,11 +20,11 @@ from test_parallel_ranks import GPT2, LLAMA, Case, ledgers_by_rank, tables
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from trainledger.api.load import load
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.parallel.pipeline import in_flight
 from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.ranks import account_of_stage
-from trainledger.loaded import load
 from trainledger.nn.loss import compiled_loss, next_token_loss
 from trainledger.nn.transformer import build, run_layers
 from trainledger.spec.run import Run

@@ -16,8 +16,8 @@ from rank_witness import model_of, storage_nbytes
 from test_parallel_ranks import FOUR, TWO, TWO_MORE, Case, ledgers_by_rank, sent, tables
 from torch.distributed.tensor.parallel import loss_parallel
 
+from trainledger.api.load import load
 from trainledger.ledger.ledger import Ledger
-from trainledger.loaded import load
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 from trainledger.trace.distributed import trace_rank

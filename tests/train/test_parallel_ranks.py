@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from trainledger.api.load import load
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.ranks import accounts
-from trainledger.loaded import load
 from trainledger.spec.run import Run
 
 LLAMA: dict[str, Any] = {

@@ -76,7 +76,7 @@ def _nothing_collected() -> Iterator[None]:
 
 def ledger_of_run(name: str, target: Target, root: Path) -> Ledger:
     """The ledger of a run file's step: in closed form, or traced from the engine's modules."""
-    from trainledger.loaded import load_file
+    from trainledger.api.load import load_file
 
     path = root / target.run
     run = load_file(path, target.set, search=False)
@@ -93,8 +93,8 @@ def ledger_of_run(name: str, target: Target, root: Path) -> Ledger:
         from trainledger.measure.step import rehearse
 
         return rehearse(run)
-    from trainledger.loaded import THIS_MACHINE, kernels_of
-    from trainledger.questions import account
+    from trainledger.api.cost import account
+    from trainledger.api.machine import THIS_MACHINE, kernels_of
 
     # What was measured on the machine that checks must not decide which kernels are accounted for.
     if run.cluster.device != THIS_MACHINE:

@@ -21,6 +21,19 @@ from trainledger.units import counted, format_nbytes, parse_nbytes
 _HERE = os.path.dirname(__file__)
 
 _MOST_LISTED = 40  # names in a message
+_HUB_NAMES = {
+    # the last part of a name of the Hugging Face hub, in lower case, where the catalog's is another
+    "meta-llama-3-8b": "llama-3-8b", "meta-llama-3-70b": "llama-3-70b", "meta-llama-3.1-8b": "llama-3.1-8b",
+    "meta-llama-3.1-70b": "llama-3.1-70b", "meta-llama-3.1-405b": "llama-3.1-405b",
+    "llama-2-7b-hf": "llama-2-7b", "llama-2-13b-hf": "llama-2-13b", "llama-2-70b-hf": "llama-2-70b",
+    "mistral-7b-v0.1": "mistral-7b", "mixtral-8x7b-v0.1": "mixtral-8x7b", "mixtral-8x22b-v0.1": "mixtral-8x22b",
+    "gemma-3-12b-pt": "gemma-3-12b", "phi-3-mini-4k-instruct": "phi-3-mini", "olmo-2-1124-7b": "olmo-2-7b",
+    "olmo-2-1124-13b": "olmo-2-13b", "olmo-7b-hf": "olmo-7b", "kimi-k2-base": "kimi-k2",
+    "deepseek-v3-base": "deepseek-v3", "tinyllama-1.1b-chat-v1.0": "tinyllama-1.1b", "smollm3-3b-base": "smollm3-3b",
+    "meta-llama-3-8b-instruct": "llama-3-8b", "meta-llama-3-70b-instruct": "llama-3-70b",
+    "llama-3.1-8b-instruct": "llama-3.1-8b", "llama-3.1-70b-instruct": "llama-3.1-70b",
+    "llama-3.2-1b-instruct": "llama-3.2-1b", "llama-3.2-3b-instruct": "llama-3.2-3b",
+}  # fmt: skip
 _USUAL = ("h100-sxm", "a100-sxm-80gb", "v100-sxm-32gb")  # of what begins alike: on which large models were trained most
 
 
@@ -56,19 +69,38 @@ def model_entry(name: str, field: str = "model.preset") -> dict[str, Any]:
 def known_as(name: str, known: Iterable[str], field: str) -> str:
     """The one of the known names that is meant, upper case or lower; raises InvalidInput with the nearest.
 
-    >>> known_as("H200", device_names(), "cluster.device")
-    'h200'
+    A device without its variant is the one that large models were trained on most, and a model may have its name of
+    the Hugging Face hub.
+
+    >>> known_as("H200", device_names(), "cluster.device"), known_as("h100", device_names(), "cluster.device")
+    ('h200', 'h100-sxm')
+    >>> known_as("meta-llama/Llama-3.1-8B", model_names(), "model.preset")
+    'llama-3.1-8b'
     """
     known, lower = list(known), name.lower()
-    if lower in known:
-        return lower
+    found = next((each for each in (lower, _hub_name(lower)) if each in known), None)
+    if found is not None:
+        return found
     longer = [each for each in known if each.startswith(lower)] if name else []
     near = next((each for each in (*_USUAL, *longer) if each in longer), None) or nearest_text(name, known)
+    if near in _USUAL and near.startswith(f"{lower}-"):
+        return near
     listed = longer if len(longer) > 1 else [] if near else known
     rule = f"is not in the catalog ({', '.join(listed)})" if listed else "is not in the catalog"
     if len(listed) > _MOST_LISTED:
         rule = "is not in the catalog (trainledger catalog lists all)"
     raise InvalidInput([Problem(field, name, rule, near)])
+
+
+def _hub_name(name: str) -> str:
+    """The catalog's name of a model that is named as on the Hugging Face hub, in lower case."""
+    last = name.rpartition("/")[2]
+    return _HUB_NAMES.get(last, last)
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a text is ``organisation/model`` with a model that the catalog has."""
+    return name.count("/") == 1 and not os.path.exists(name) and _hub_name(name.lower()) in model_names()
 
 
 def device(name: str, field: str = "cluster.device") -> Device:

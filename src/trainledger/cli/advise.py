@@ -17,6 +17,8 @@ from trainledger.cli.arguments import (
     add_run,
     check_plot_of,
     print_json,
+    say_assumed,
+    while_searching,
     while_waiting,
     write_plot_of,
 )
@@ -36,19 +38,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.cli.plan import run_of_some_length
-    from trainledger.cli.taken import taken_by_default
+    from trainledger.api.questions import advise
     from trainledger.plan.advise import to_json
-    from trainledger.questions import advise
     from trainledger.report.advise import about, figures, text
 
     check_plot_of(args)
     say = while_waiting()
-    run = run_of_some_length(args)
-    advice = advise(run, goal=args.goal, together=args.together, any_result=args.any_result, say=say)
+    advice = advise(
+        args.run, args.set, goal=args.goal, together=args.together, any_result=args.any_result, say=say,
+        progress=while_searching(),
+    )  # fmt: skip
     say("")
+    say_assumed(advice.run)
     if args.json:
-        print_json(to_json(advice, taken_by_default(args, run)))
+        print_json(to_json(advice))
     else:
         print(text(advice, args.most))
     write_plot_of(args, figures(advice), f"What to change about {advice.run.model.name}", about(advice))

@@ -199,11 +199,20 @@ def while_searching() -> Callable[[str, int, int], None]:
     return progress
 
 
-def load_run(args: argparse.Namespace, *, search: bool = True) -> Run:
-    """The run that `add_run`'s arguments name; raises InvalidInput."""
-    from trainledger.loaded import load_file
+def say_assumed(run: Run) -> None:
+    """Say on standard error what was assumed of a model that was named alone."""
+    if run.origin.assumed:
+        from trainledger.api.defaults import assumptions
+        from trainledger.report.table import wrapped
 
-    return load_file(args.run, args.set, search=search, progress=while_searching())
+        print(wrapped(f"Assuming {assumptions(run)}; --set gives other values"), file=sys.stderr)
+
+
+def load_run(args: argparse.Namespace) -> Run:
+    """The run that `add_run`'s arguments name; raises InvalidInput."""
+    from trainledger.api.load import load_file
+
+    return load_file(args.run, args.set, progress=while_searching())
 
 
 def error_json(error: InvalidInput) -> dict[str, Any]:

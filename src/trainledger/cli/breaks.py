@@ -19,6 +19,8 @@ from trainledger.cli.arguments import (
     add_run,
     check_plot_of,
     print_json,
+    say_assumed,
+    while_searching,
     while_waiting,
     write_plot_of,
 )
@@ -55,16 +57,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.cli.plan import run_of_some_length
-    from trainledger.cli.taken import taken_by_default
+    from trainledger.api.questions import breaks
     from trainledger.plan.breaks import to_json
-    from trainledger.questions import breaks
     from trainledger.report.breaks import about, figures, text
 
     check_plot_of(args)
     say = while_waiting()
     found = breaks(
-        run_of_some_length(args, search=False),
+        args.run,
+        args.set,
         along=args.along,
         reach=args.reach,
         most=args.most,
@@ -73,10 +74,12 @@ def execute(args: argparse.Namespace) -> int:
         unique_tokens=args.unique_tokens,
         keep_tokens=not args.keep_batch,
         say=say,
+        progress=while_searching(),
     )
     say("")
+    say_assumed(found.run)
     if args.json:
-        print_json(to_json(found, taken_by_default(args, found.run)))
+        print_json(to_json(found))
     else:
         print(text(found))
     write_plot_of(args, figures(found), f"What breaks when {found.run.model.name} grows", about(found))

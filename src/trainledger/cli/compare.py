@@ -7,13 +7,17 @@ A and B are run files, models of the catalog or Hugging Face config.json files. 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from trainledger.cli.arguments import add_cluster, add_json, add_plot, check_plot_of, print_json, write_plot_of
-
-if TYPE_CHECKING:
-    from trainledger.predict.forecast import Forecast
-    from trainledger.spec.run import Run
+from trainledger.cli.arguments import (
+    add_cluster,
+    add_json,
+    add_plot,
+    check_plot_of,
+    print_json,
+    say_assumed,
+    while_searching,
+    write_plot_of,
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +34,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.plan.compare import compare, to_json
+    from trainledger.api.cost import compare
+    from trainledger.api.load import resolve
+    from trainledger.plan.compare import to_json
     from trainledger.report.compare import about, figures, text
     from trainledger.spec.problem import InvalidInput, Problem
 
@@ -39,25 +45,15 @@ def execute(args: argparse.Namespace) -> int:
         rule = "there is nothing to compare with: name a second plan, or change this one with --set-b"
         raise InvalidInput([Problem("B", None, rule)])
     sides = [(args.a, args.set + args.set_a), (args.b or args.a, args.set + args.set_b)]
-    (a, told_a, taken_a), (b, told_b, taken_b) = (_planned(name, changes) for name, changes in sides)
-    found = compare(a, told_a, b, told_b)
+    progress = while_searching()
+    a, b = (resolve(name, changes, progress=progress) for name, changes in sides)
+    found = compare(a, b)
+    for run in dict.fromkeys((found.a, found.b)):
+        say_assumed(run)
     names = [" ".join([name, *changes]) for (name, _), changes in zip(sides, (args.set_a, args.set_b), strict=True)]
     if args.json:
-        print_json({"a": names[0], "b": names[1], **to_json(found, (taken_a, taken_b))})
+        print_json({"a": names[0], "b": names[1], **to_json(found)})
     else:
         print(text(found, names))
     write_plot_of(args, figures(found, names), f"{names[0]} beside {names[1]}", about(found, names))
     return 0
-
-
-def _planned(named: str, changes: list[str]) -> tuple[Run, Forecast, tuple[str, ...]]:
-    """A run, its forecast (of one step where nobody said how long it is) and what was taken by default."""
-    from trainledger.cli.plan import run_or_model, says_length
-    from trainledger.cli.taken import taken_by_default
-    from trainledger.predict.predict import of_one_step
-    from trainledger.questions import predict
-
-    args = argparse.Namespace(run=named, set=changes)
-    run = run_or_model(args)
-    told = predict(run)
-    return run, told if says_length(args) else of_one_step(run, told), taken_by_default(args, run)

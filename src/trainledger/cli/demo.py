@@ -26,8 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
+    from trainledger.api.load import load
     from trainledger.cli.train import train_and_reconcile
-    from trainledger.loaded import load
     from trainledger.spec.runfile import run_name
 
     with as_file(files("trainledger.cli") / "demo.toml") as path:
@@ -36,7 +36,7 @@ def execute(args: argparse.Namespace) -> int:
     say = _silent if args.json else _heading
     _measure_once(run, say)
     if not args.json:
-        from trainledger.questions import plan
+        from trainledger.api.cost import plan
 
         say("What it will cost")
         print(plan(run))
@@ -61,7 +61,7 @@ def execute(args: argparse.Namespace) -> int:
 
 def _measure_once(run: Run, say: _Say) -> None:
     """A calibration of this machine, if there is none yet."""
-    from trainledger.loaded import machine_of
+    from trainledger.api.machine import machine_of
 
     if machine_of(run) is not None:
         return

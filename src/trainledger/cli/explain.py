@@ -8,8 +8,17 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from trainledger.cli.arguments import RUN_OR_MODEL, add_cluster, add_count, add_json, add_run, print_json
-from trainledger.cli.plan import run_or_model
+from trainledger.api.load import resolve
+from trainledger.cli.arguments import (
+    RUN_OR_MODEL,
+    add_cluster,
+    add_count,
+    add_json,
+    add_run,
+    print_json,
+    say_assumed,
+    while_searching,
+)
 
 if TYPE_CHECKING:
     from trainledger.spec.run import Run
@@ -42,7 +51,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     from trainledger.spec.problem import InvalidInput, Problem
 
-    run = run_or_model(args)
+    run = resolve(args.run, args.set, progress=while_searching())
+    say_assumed(run)
     if args.stage >= run.layout.pipeline:
         rule = f"must be below layout.pipeline = {run.layout.pipeline}, counted from 0"
         raise InvalidInput([Problem("--stage", args.stage, rule, run.layout.pipeline - 1)])
@@ -58,9 +68,9 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _account(args: argparse.Namespace, run: Run) -> int:
+    from trainledger.api.machine import kernels_of
     from trainledger.explain import account as explain
     from trainledger.explain.symbols import MEANINGS, symbolic
-    from trainledger.loaded import kernels_of
 
     if args.what == "time":
         return _times(args, run)
@@ -71,23 +81,22 @@ def _account(args: argparse.Namespace, run: Run) -> int:
     from trainledger.report.explain import account, to_json
 
     if args.json:
-        print_json({"account": args.what, **_run(args, run), "symbols": used, "parts": to_json(args.what, parts)})
+        print_json({"account": args.what, **_run(run), "symbols": used, "parts": to_json(args.what, parts)})
     else:
         _say_rank(args, run)
         print(account(args.what, parts, legend))
     return 0
 
 
-def _run(args: argparse.Namespace, run: Run) -> dict[str, Any]:
+def _run(run: Run) -> dict[str, Any]:
     """Which run it is, for programs."""
-    from trainledger.cli.taken import taken_by_default
     from trainledger.plan import in_json
 
-    return {"run": in_json.run(run, taken_by_default(args, run))}
+    return {"run": in_json.run(run)}
 
 
 def _say_rank(args: argparse.Namespace, run: Run) -> None:
-    from trainledger.loaded import kernels_of
+    from trainledger.api.machine import kernels_of
     from trainledger.report.heading import heading
 
     print(heading(run, kernels_of(run)) + "\n")
@@ -99,10 +108,10 @@ def _say_rank(args: argparse.Namespace, run: Run) -> None:
 
 def _times(args: argparse.Namespace, run: Run) -> int:
     """The step by cause, its roofline by kind, and its operations."""
+    from trainledger.api.machine import kernels_of, machine_of
     from trainledger.explain.account import time
     from trainledger.ledger.model.parameters import leaves_of
     from trainledger.ledger.ranks import accounts
-    from trainledger.loaded import kernels_of, machine_of
     from trainledger.predict.parallel_step import layout_time
     from trainledger.predict.utilization import roofline_table
     from trainledger.report.explain import account, longest, roofline, to_json
@@ -124,7 +133,7 @@ def _times(args: argparse.Namespace, run: Run) -> int:
     if args.json:
         by_kind = [vars(each) for each in rows]
         told = {"parts": to_json("time", parts), "roofline": by_kind}
-        print_json({"account": "time", **_run(args, run), "symbols": {}, **told})
+        print_json({"account": "time", **_run(run), "symbols": {}, **told})
         return 0
     print(heading(run, kernels_of(run)) + "\n")
     if not run.layout.alone:
@@ -135,9 +144,9 @@ def _times(args: argparse.Namespace, run: Run) -> int:
 
 
 def _envelope(args: argparse.Namespace, run: Run) -> int:
+    from trainledger.api.machine import device_of, kernels_of
     from trainledger.explain.envelope import envelope
     from trainledger.explain.symbols import MEANINGS
-    from trainledger.loaded import device_of, kernels_of
     from trainledger.plan.plan import memory_of_device
     from trainledger.report.explain import envelope as shown
 
@@ -153,7 +162,7 @@ def _envelope(args: argparse.Namespace, run: Run) -> int:
         run, args.symbolic, backend=kernels_of(run), memory_nbytes=memory, stage=args.stage, holds=holds
     )  # fmt: skip
     if args.json:
-        print_json({**_run(args, run), **vars(found), "pieces": [vars(each) for each in found.pieces]})
+        print_json({**_run(run), **vars(found), "pieces": [vars(each) for each in found.pieces]})
     else:
         _say_rank(args, run)
         print(shown(found, MEANINGS[args.symbolic]))

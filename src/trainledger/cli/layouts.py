@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
+    add_cluster,
     add_count,
     add_json,
     add_plot,
@@ -21,19 +22,18 @@ from trainledger.cli.arguments import (
     check_plot_of,
     error_json,
     print_json,
+    say_assumed,
     while_searching,
     write_plot_of,
 )
 
 if TYPE_CHECKING:
     from trainledger.plan.layouts.result import Layouts
-    from trainledger.spec.run import Run
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_run(parser, help=RUN_OR_MODEL)
-    parser.add_argument("--device", help="a device of the catalog; short for --set cluster.device=")
-    parser.add_argument("--count", help="how many devices; short for --set cluster.count=")
+    add_cluster(parser)
     parser.add_argument(
         "--fix", action="append", default=[], metavar="NAME=VALUE",
         help="only layouts with this, such as tensor=8 or micro_batch=1; may be repeated",
@@ -47,19 +47,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
+    from trainledger.api.questions import layouts
     from trainledger.cli import DONE, INTERRUPTED
-    from trainledger.cli.taken import taken_by_default
-    from trainledger.questions import spread
     from trainledger.report.layouts import about, figures, text, to_json
 
     check_plot_of(args)
     fixed, limit = _fixed(args.fix), _seconds(args.limit)
-    run = run_to_spread(args)
-    found = spread(run, fixed=fixed, keep=args.keep, limit_seconds=limit, progress=while_searching())
+    found = layouts(
+        args.run, args.set, fixed=fixed, keep=args.keep, limit_seconds=limit, why=False, progress=while_searching()
+    )
+    say_assumed(found.run)
     if found.best is None:
         return _none(args, found, fixed)
     if args.json:
-        print_json(to_json(found, taken_by_default(args, run)))
+        print_json(to_json(found))
     else:
         print(text(found))
     if args.plot is not None:
@@ -68,10 +69,9 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _none(args: argparse.Namespace, found: Layouts, fixed: dict[str, Any]) -> int:
-    """Tell why there is no layout, and what else would do: wrong input, as it is to a plan with layout=auto."""
+    """Say why there is no layout, and what else would do: wrong input, as it is to a plan with layout=auto."""
+    from trainledger.api.layout import why_no_layout
     from trainledger.cli import WRONG_INPUT
-    from trainledger.cli.taken import taken_by_default
-    from trainledger.loaded import why_no_layout
     from trainledger.report.layouts import text, to_json
     from trainledger.spec.problem import InvalidInput
 
@@ -82,37 +82,9 @@ def _none(args: argparse.Namespace, found: Layouts, fixed: dict[str, Any]) -> in
     error = InvalidInput([why_no_layout(found, fixed, progress=while_searching())])
     if not args.json:
         raise error
-    print_json({**to_json(found, taken_by_default(args, found.run)), **error_json(error)})
+    print_json({**to_json(found), **error_json(error)})
     print(error, file=sys.stderr)
     return WRONG_INPUT
-
-
-def run_to_spread(args: argparse.Namespace) -> Run:
-    """The run whose layout is searched for; raises InvalidInput."""
-    from trainledger import loaded
-
-    said = [] if args.device is None else [f"cluster.device={args.device}"]
-    said += [] if args.count is None else [f"cluster.count={args.count}"]
-    given = [*said, *args.set, "layout=auto"]  # a layout of its own would be held against the count
-    if loaded.is_run_file(args.run):
-        return loaded.load_file(args.run, given, search=False)
-    run = loaded.run_to_spread(args.run, given)
-    tell_batch(run, given)
-    return run
-
-
-def tell_batch(run: Run, given: list[str]) -> None:
-    """Say on standard error which batch and which shorter sequences `run_to_spread` took, where nobody gave them."""
-    from trainledger.loaded import said
-    from trainledger.units import counted, format_count
-
-    recipe, longest = run.recipe, run.model.max_seq_len
-    if "recipe.global_batch" not in said(given):
-        tokens = f"{counted(recipe.global_batch, 'sequence')}, {format_count(recipe.tokens_per_step)} tokens"
-        print(f"Taken to have {tokens}, in a step\n(--set recipe.global_batch=... says another)", file=sys.stderr)
-    if "recipe.seq_len" not in said(given) and recipe.seq_len < longest:
-        length = f"sequences of {recipe.seq_len:,} tokens, of the {longest:,} that the model takes"
-        print(f"Taken to have {length}\n(--set recipe.seq_len={longest} takes all)", file=sys.stderr)
 
 
 def _fixed(words: list[str]) -> dict[str, Any]:

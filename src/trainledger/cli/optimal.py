@@ -70,8 +70,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
+    from trainledger.api.optimal import optimal
     from trainledger.plan.optimal import to_json
-    from trainledger.questions import optimal
 
     check_plot_of(args)
     named = {name: value for name, value in vars(args).items() if name not in ("json", "plot")}

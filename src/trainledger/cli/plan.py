@@ -1,171 +1,102 @@
 """What a run will cost before it starts: time, money, energy, memory by category, and what the time goes to.
 
-RUN is a run file, or a model of the catalog or a Hugging Face config.json under a default recipe (one full-length
-sequence, bf16 autocast; with layout=auto 4 million tokens in sequences of at most 8,192).
+RUN is a run file, or a model of the catalog or a Hugging Face config.json under a default recipe: one full-length
+sequence in bf16 autocast, or on several devices 4 million tokens in sequences of at most 8,192 and the layout that a
+search finds. Exit code 2 where the devices cannot share the run.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import sys
+from typing import Any
 
+from trainledger.api.cost import plan, why_impossible
+from trainledger.cli import DONE, WRONG_INPUT
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
     add_cluster,
+    add_count,
     add_json,
     add_plot,
     add_run,
     check_plot_of,
-    load_run,
+    print_json,
+    say_assumed,
     while_searching,
+    write_plot_of,
 )
-from trainledger.cli.serving import add_serving, execute_serving, refuse_without_phase, run_to_serve
+from trainledger.report.plan import document
+from trainledger.report.show import show
+from trainledger.report.table import wrapped
+from trainledger.spec.problem import InvalidInput, Problem
 
-if TYPE_CHECKING:
-    from trainledger.spec.run import Run
+SERVING = {
+    "batch": "sequences at once (1)",
+    "context": "tokens of each sequence (recipe.seq_len)",
+    "weights": "format of the weights: bf16, int8, int4, fp8, nf4, mxfp4 and others (that of --compute)",
+    "cache": "format of keys and values: bf16, fp8, int8, int4 (that of --compute)",
+    "compute": "format of matmuls and of what is not quantized: bf16, fp16, fp32 (bf16)",
+    "quantized": "which matrices have the format of the weights: linear or experts (linear)",
+}
+TRAINING = {"mfu": "0.5", "convention": "dense"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_run(parser, help=RUN_OR_MODEL)
     add_cluster(parser)
-    parser.add_argument("--mfu", default="0.5", help="share of the peak for the napkin's days (0.5)")
+    parser.add_argument("--mfu", default=TRAINING["mfu"], help="share of the peak for the napkin's days (0.5, or 50%%)")
     parser.add_argument(
-        "--convention", default="dense", metavar="NAME",
+        "--convention", default=TRAINING["convention"], metavar="NAME",
         help="how model FLOPs and MFU are counted: 6nd, 6nd+attention, dense, causal or kernels (trainledger rules)",
     )  # fmt: skip
-    add_serving(parser)
+    group = parser.add_argument_group("a trained model, served")
+    group.add_argument("--phase", help="prefill or decode: one forward of the model instead of training")
+    for name, help in SERVING.items():
+        if name in ("batch", "context"):
+            add_count(group, f"--{name}", metavar="N", help=help)
+        else:
+            group.add_argument(f"--{name}", help=help)
     add_json(parser)
     add_plot(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
-    if args.phase is not None:
-        args.set.append("model.n_predict_ahead=0")  # what predicts further tokens is not served
-        _refuse_code(args.run)
-        return execute_serving(args, run_to_serve(args))
-    refuse_without_phase(args)
-    from trainledger.loaded import kernels_of, machine_of
-    from trainledger.plan.plan import counted_by, make_plan, of_one_step, with_notes
-    from trainledger.plan.quantity import checked_mfu
-
     check_plot_of(args)
-    mfu, run = checked_mfu(args.mfu), run_or_model(args)
-    made = make_plan(run, machine_of(run), backend=kernels_of(run), mfu=mfu)
-    if args.convention != made.convention:
-        made = counted_by(made, args.convention)
-    if not says_length(args):
-        made = of_one_step(made)
-    made = with_notes(made, _notes_of_config(args))
-    from trainledger.cli.taken import taken_by_default
-    from trainledger.report.plan import document
-    from trainledger.report.show import show
+    if args.phase is not None:
+        return _served(args)
+    _refuse(args, dict.fromkeys(SERVING), "is for a served model; give --phase too", "--phase decode")
+    made = plan(args.run, args.set, mfu=args.mfu, convention=args.convention, progress=while_searching())
+    say_assumed(made.run)
+    show(document(made), as_json=args.json, plot=args.plot)
+    problem = why_impossible(made)
+    if problem is None:
+        return DONE
+    print(wrapped(str(problem)), file=sys.stderr)
+    return WRONG_INPUT
 
-    defaults = taken_by_default(args, made.run) if args.json else ()
-    show(
-        document(made, defaults=defaults, found_layout=_found_layout(args, made.run)), as_json=args.json, plot=args.plot
-    )
+
+def _served(args: argparse.Namespace) -> int:
+    """One forward of the model, of which modules that predict further tokens are no part."""
+    from trainledger.api.questions import inference
+    from trainledger.report import inference as report
+
+    _refuse(args, TRAINING, "is for training; a served model has no MFU: leave it out")
+    given: dict[str, Any] = {name: getattr(args, name) for name in SERVING if getattr(args, name) is not None}
+    served = inference(args.run, [*args.set, "model.n_predict_ahead=0"], phase=args.phase, **given)
+    if args.json:
+        print_json(report.to_json(served))
+    else:
+        print(report.text(served))
+    if args.plot is not None:
+        from trainledger.report.inference_figures import about, figures
+
+        write_plot_of(args, figures(served), f"{served.run.model.name}, served", about(served))
     return 0
 
 
-def run_or_model(args: argparse.Namespace, *, search: bool = True) -> Run:
-    """The run file, or a default run of a catalog model or config.json where ``args.run`` names one.
-
-    With ``search`` off a layout that is to be found (layout=auto) is not searched for.
-    """
-    from trainledger.loaded import is_run_file, named_run, with_layout
-
-    _refuse_code(args.run)
-    if is_run_file(args.run):
-        return load_run(args, search=search)
-    run = named_run(args.run, args.set)
-    if not run.layout.auto:
-        return run
-    from trainledger.cli.layouts import tell_batch
-    from trainledger.spec.runfile import written
-
-    tell_batch(run, args.set)
-    if not search:
-        return run
-    return with_layout(run, written=written({}, args.set), progress=while_searching())
-
-
-def _refuse_code(named: str) -> None:
-    """Raises InvalidInput where code is named, of which `trace` makes the ledger."""
-    from trainledger.loaded import is_run_file
-
-    path, _, name = named.partition(":")
-    if not path.endswith(".py") and (not name.isidentifier() or is_run_file(named)):
-        return
-    from trainledger.spec.problem import InvalidInput, Problem
-
-    module = path.removesuffix(".py").removeprefix("./").replace("/", ".")
-    if not all(each.isidentifier() for each in module.split(".")):
-        module = "package.module"
-    rule = "is code, where a run file or a model is expected; a step of code is accounted for and timed by trace"
-    near = f"trainledger trace {module}:{name or 'build'} --device h100-sxm"
-    raise InvalidInput([Problem("RUN", named, rule, near)])
-
-
-def _found_layout(args: argparse.Namespace, run: Run) -> str:
-    """The layout as it was found, to paste into the run file, where that asks for a search."""
-    if run.layout.alone and run.recipe.micro_batch is None:  # one device whose rates are unknown: nothing to find
-        return ""
-    from trainledger.plan.layouts.result import as_toml
-
-    return as_toml(run) if asks_for_layout(args) else ""
-
-
-def asks_for_layout(args: argparse.Namespace) -> bool:
-    """Whether a run file or its overrides ask for a search of the layout."""
-    from trainledger import loaded
-
-    if loaded.asks_for_layout(args.set):
-        return True
-    if not loaded.is_run_file(args.run):
-        return False
-    from trainledger.spec.runfile import read_table
-
-    layout = read_table(args.run).get("layout")
-    return layout == "auto" or (isinstance(layout, dict) and layout.get("auto") is True)
-
-
-def _notes_of_config(args: argparse.Namespace) -> list[str]:
-    """What the model's config.json says that no account holds."""
-    from trainledger.loaded import config_notes, is_run_file
-
-    if args.run.endswith(".json"):
-        path = args.run
-    elif is_run_file(args.run):
-        from trainledger.spec.runfile import read_table
-
-        path = read_table(args.run).get("model", {}).get("config")
-    else:
-        return []
-    if path is None:
-        return []
-    return config_notes(path)
-
-
-def says_length(args: argparse.Namespace) -> bool:
-    """Whether somebody said how long the run is: its file, or an override of a model's default run."""
-    from trainledger.loaded import is_run_file, said
-
-    return is_run_file(args.run) or not {"recipe.tokens", "recipe.steps"}.isdisjoint(said(args.set))
-
-
-def run_of_some_length(args: argparse.Namespace, *, search: bool = True) -> Run:
-    """As `run_or_model`, a model alone with 20 tokens for each parameter (told on standard error)."""
-    import sys
-
-    run = run_or_model(args, search=search)
-    if says_length(args):
-        return run
-    from dataclasses import replace
-
-    from trainledger.ledger.model.parameters import parameters
-    from trainledger.units import format_count
-
-    tokens = 20 * parameters(run.model).active
-    told = f"{format_count(tokens)} tokens, 20 for each parameter (Hoffmann et al. 2022)"
-    print(f"Taken to train on {told}\n(--set recipe.tokens=... says another number)", file=sys.stderr)
-    return replace(run, recipe=replace(run.recipe, steps=None, tokens=tokens))
+def _refuse(args: argparse.Namespace, usual: dict[str, Any], rule: str, nearest: str | None = None) -> None:
+    """Raise `InvalidInput` where one of the flags is given."""
+    given = {f"--{name}": getattr(args, name) for name, each in usual.items() if getattr(args, name) != each}
+    if given:
+        raise InvalidInput([Problem(flag, value, rule, nearest) for flag, value in given.items()])

@@ -5,8 +5,15 @@ from __future__ import annotations
 
 import argparse
 
-from trainledger.cli.arguments import RUN_OR_MODEL, add_cluster, add_json, add_run, print_json
-from trainledger.cli.plan import run_or_model
+from trainledger.cli.arguments import (
+    RUN_OR_MODEL,
+    add_cluster,
+    add_json,
+    add_run,
+    print_json,
+    say_assumed,
+    while_searching,
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -16,14 +23,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.cli.taken import taken_by_default
+    from trainledger.api.cost import plan
+    from trainledger.api.machine import kernels_of
     from trainledger.ledger.conventions import CONVENTIONS
-    from trainledger.loaded import kernels_of
     from trainledger.plan import in_json
     from trainledger.plan.rules_of_thumb_error import step_facts
-    from trainledger.questions import plan
 
-    made = plan(run_or_model(args))
+    made = plan(args.run, args.set, progress=while_searching())
+    say_assumed(made.run)
     counted = {name: each.flops(made.run, made.ledger) for name, each in CONVENTIONS.items()}
     if args.json:
         counts = [
@@ -33,7 +40,7 @@ def execute(args: argparse.Namespace) -> int:
         rows = [{**vars(each), "error": each.error} for each in made.rules]
         facts = [vars(each) for each in step_facts(made.run, made.ledger)]
         print_json({
-            "run": in_json.run(made.run, taken_by_default(args, made.run)), "rules_of_thumb": rows, "step": facts,
+            "run": in_json.run(made.run), "rules_of_thumb": rows, "step": facts,
             "conventions": counts, "tokens": made.ledger.tokens,
         })  # fmt: skip
         return 0

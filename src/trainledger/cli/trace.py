@@ -28,6 +28,7 @@ from trainledger.cli.arguments import (
     add_run,
     check_plot_of,
     print_json,
+    say_assumed,
     write_plot_of,
 )
 from trainledger.report.traced import LONGEST, SPLITS
@@ -175,9 +176,8 @@ def _trace_code(args: argparse.Namespace) -> int:
 
 
 def _trace_run(args: argparse.Namespace) -> int:
+    from trainledger.api.load import resolve
     from trainledger.cli import DONE, FAILED
-    from trainledger.cli.plan import run_or_model
-    from trainledger.cli.taken import taken_by_default
     from trainledger.ledger.step import account
     from trainledger.measure.step import rehearse
     from trainledger.plan import in_json
@@ -190,7 +190,8 @@ def _trace_run(args: argparse.Namespace) -> int:
         flag = "--" + given[0].replace("_", "-")
         rule = "is for your own code (package.module:build) or --hf; a run file says it itself"
         raise InvalidInput([Problem(flag, getattr(args, given[0]), rule)])
-    run = run_or_model(args)
+    run = resolve(args.run, args.set)
+    say_assumed(run)
     if not run.layout.alone:
         rule = "the modules are traced on one device; of a layout the ranks are accounted for by plan and explain"
         raise InvalidInput([Problem("layout", None, f"{rule}; leave [layout] out here")])
@@ -204,7 +205,7 @@ def _trace_run(args: argparse.Namespace) -> int:
     parts = split(predicted, traced, args.by) if args.by else []
     _keep(args, traced, run.model.name)
     if args.json:
-        told = {"run": in_json.run(run, taken_by_default(args, run)), "equal": agree(rows), "rows": to_json(rows)}
+        told = {"run": in_json.run(run), "equal": agree(rows), "rows": to_json(rows)}
         told |= {"operations": operations, "uncounted": dict(traced.uncounted)}
         told |= {"by": to_json(parts), "output": args.output}
         print_json({**told, **_tensors_json(args, traced)})

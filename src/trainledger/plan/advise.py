@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from trainledger.frozen import frozen
@@ -258,10 +258,10 @@ def _overlap(change: Change, others: Iterable[Change]) -> bool:
     return any(name in fields for each in others for name, _ in each.fields)
 
 
-def to_json(advice: Advice, taken: Sequence[str] = ()) -> dict[str, Any]:
-    """The advice as JSON takes it; ``taken`` are the fields of the run that nobody said."""
+def to_json(advice: Advice) -> dict[str, Any]:
+    """The advice as JSON takes it."""
     return {
-        "run": in_json.run(advice.run, taken),
+        "run": in_json.run(advice.run),
         "goal": advice.goal,
         "fits": advice.forecast.fits,
         "impossible": advice.forecast.impossible,

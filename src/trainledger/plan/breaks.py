@@ -372,10 +372,10 @@ def _already(**more: Any) -> Break:
     return Break(axis="", field="", start=1, holds=0, breaks=1, before=None, changes=(), **more)
 
 
-def to_json(found: Breaks, taken: Sequence[str] = ()) -> dict[str, Any]:
-    """The breaks as JSON takes them; ``taken`` are the fields of the run that nobody said."""
+def to_json(found: Breaks) -> dict[str, Any]:
+    """The breaks as JSON takes them."""
     return {
-        "run": in_json.run(found.run, taken),
+        "run": in_json.run(found.run),
         "already": [_plain(each) for each in found.already],
         "along": [
             {**vars(each), "breaks": [{**_plain(one), "factor": one.factor} for one in each.breaks]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -179,11 +179,10 @@ def _parts(a: Mapping[str, int], b: Mapping[str, int]) -> tuple[Part, ...]:
     return tuple(Part(name, a.get(name, 0), b.get(name, 0)) for name in dict.fromkeys([*a, *b]))
 
 
-def to_json(found: Comparison, taken: Sequence[Sequence[str]] = ((), ())) -> dict[str, Any]:
-    """The comparison as JSON takes it; differences are b less a, ``taken`` the fields of each run that nobody said."""
-    runs = zip("ab", (found.a, found.b), taken, strict=True)
+def to_json(found: Comparison) -> dict[str, Any]:
+    """The comparison as JSON takes it; differences are b less a."""
     return {
-        "run": {letter: in_json.run(run, by_default) for letter, run, by_default in runs},
+        "run": {"a": in_json.run(found.a), "b": in_json.run(found.b)},
         "fields": [vars(each) for each in found.fields],
         "rows": [{**vars(each), "difference": each.difference} for each in found.rows],
         "fits": {"a": found.forecast_a.fits, "b": found.forecast_b.fits},

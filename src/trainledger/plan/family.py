@@ -68,7 +68,7 @@ class Family(Sequence[ModelSpec]):
 def family_of(base: ModelSpec) -> Family:
     """The family that a model belongs to.
 
-    >>> from trainledger.loaded import model
+    >>> from trainledger.api.load import model
     >>> family = family_of(model("llama-3-8b"))
     >>> near = family[family.nearest(12.6e9)]
     >>> near.d_model, near.n_layers, near.n_heads, near.d_ff, model("llama-3-8b") in family

@@ -234,7 +234,7 @@ _ASK: dict[str, Callable[[Run, MemoryModel], Found]] = {
 def divides_batch(run: Run, micro_batch: int) -> int:
     """The largest micro-batch up to one that divides what a rank has of the global batch.
 
-    >>> from trainledger.loaded import load
+    >>> from trainledger.api.load import load
     >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 8, "global_batch": 12, "steps": 1}})
     >>> divides_batch(run, 5)
     4
@@ -243,10 +243,10 @@ def divides_batch(run: Run, micro_batch: int) -> int:
     return max(each for each in range(1, min(micro_batch, share) + 1) if share % each == 0)
 
 
-def to_json(fit: Fit, taken: Sequence[str] = ()) -> dict[str, Any]:
-    """The answers as plain data; ``taken`` are the fields of the run that nobody said."""
+def to_json(fit: Fit) -> dict[str, Any]:
+    """The answers as plain data."""
     return {
-        "run": in_json.run(fit.run, taken),
+        "run": in_json.run(fit.run),
         "memory": _memory(fit.memory),
         "family": fit.family,
         "devices_that_hold_it": None if fit.devices is None else list(fit.devices),

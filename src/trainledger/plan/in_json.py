@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+from trainledger.plan.difference import as_override
 from trainledger.predict.device_memory import DeviceMemory
 from trainledger.spec.run import Run
 
 SECTIONS = ("model", "recipe", "layout", "cluster")
 
 
-def run(of: Run, taken: Sequence[str] = ()) -> dict[str, Any]:
+def run(of: Run) -> dict[str, Any]:
     """The sections of a run as in a run file, a found layout too.
 
-    ``taken_by_default`` are the fields that nobody said, each as ``--set`` takes it.
+    ``assumed`` are the fields that were not given but assumed (`Run.origin`), each as ``--set`` takes it.
     """
     sections = {name: _section(getattr(of, name)) for name in SECTIONS}
-    return {**sections, "taken_by_default": list(taken)}
+    fields = (each.partition(".") for each in of.origin.assumed)
+    return {
+        **sections,
+        "assumed": [as_override(f"{at}.{name}", getattr(getattr(of, at), name)) for at, _, name in fields],
+    }
 
 
 def _section(section: object) -> dict[str, Any]:

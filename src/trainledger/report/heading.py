@@ -15,7 +15,7 @@ _FEW = 8  # numbers that are shown one by one
 def heading(run: Run, backend: str) -> str:
     """The model, the devices, a step and whose kernels run it (``backend``: of `spec.kernels`), in at most 80 columns.
 
-    >>> from trainledger.loaded import load
+    >>> from trainledger.api.load import load
     >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 512, "global_batch": 4, "steps": 1}})
     >>> print(heading(run, "cpu"))
     gpt2 on this-machine, with the kernels of a CPU: 4 sequences of 512 tokens a
@@ -31,7 +31,7 @@ def heading(run: Run, backend: str) -> str:
 def of_run(run: Run) -> tuple[str, ...]:
     """What a step of a run is, in lines of any width: its sequences, its recipe, its devices and its layout.
 
-    >>> from trainledger.loaded import load
+    >>> from trainledger.api.load import load
     >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 8, "global_batch": 4, "steps": 1}})
     >>> of_run(run)[0]
     'A step: 4 sequences of 8 tokens'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from trainledger.plan import in_json
@@ -180,11 +180,11 @@ def _row(each: BatchRow) -> list[str]:
     ]  # fmt: skip
 
 
-def to_json(told: Inference, taken: Sequence[str] = ()) -> dict[str, Any]:
-    """The account as JSON takes it, the ledger in sums; ``taken`` are the fields that nobody said."""
+def to_json(told: Inference) -> dict[str, Any]:
+    """The account as JSON takes it."""
     weights = {f"{name}_nbytes": nbytes for name, nbytes in vars(told.weights).items()}
     return {
-        "run": in_json.run(told.run, taken), "serving": vars(told.serving), "device_title": told.device,
+        "run": in_json.run(told.run), "serving": vars(told.serving), "device_title": told.device,
         "parameters": told.ledger.parameters, "weights": {**weights, "nbytes": told.weights.nbytes},
         "cache_nbytes": told.cache_nbytes, "cache_token_nbytes": told.token_nbytes,
         "cache_token_nbytes_of_all_ranks": told.whole_token_nbytes, "peak_nbytes": told.ledger.peak().nbytes,

@@ -191,8 +191,8 @@ def _apart(gap: Gap) -> str:
     return f"{least} to {most} (median {middle})"
 
 
-def to_json(found: Layouts, taken: Sequence[str] = ()) -> dict[str, Any]:
-    """The result as JSON takes it; ``taken`` are the fields of the run that nobody said."""
+def to_json(found: Layouts) -> dict[str, Any]:
+    """The result as JSON takes it."""
     from trainledger.spec.plain import to_plain
 
     def layout(each: ScoredLayout) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def to_json(found: Layouts, taken: Sequence[str] = ()) -> dict[str, Any]:
 
     own = ("run", "device", "devices", "ranked", "simplest", "pareto", "rejected", "seconds_gap", "nbytes_gap")
     return {
-        "run": in_json.run(found.run, taken),
+        "run": in_json.run(found.run),
         "device_title": found.device,
         **{name: value for name, value in vars(found).items() if name not in own},
         "layouts_per_second": found.layouts_per_second,

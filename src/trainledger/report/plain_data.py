@@ -9,6 +9,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from trainledger.ledger.ledger import Ledger
+from trainledger.plan.difference import as_override
 from trainledger.spec.run import Run
 
 _SECTIONS = ("model", "recipe", "layout", "cluster")
@@ -41,9 +42,12 @@ def plain(value: Any, more: Shape | None = None, less: Shape | None = None) -> A
     return fspath(value) if isinstance(value, PathLike) else value
 
 
-def run_data(run: Run, defaults: Sequence[str] = ()) -> dict[str, Any]:
+def run_data(run: Run) -> dict[str, Any]:
     """The sections of a run as in a run file, a found layout too.
 
-    ``defaults`` are the fields that nothing asked for, each as ``--set`` takes it.
+    ``assumed`` are the fields that were not given but assumed (`Run.origin`), each as ``--set`` takes it.
     """
-    return {**{name: plain(getattr(run, name)) for name in _SECTIONS}, "taken_by_default": list(defaults)}
+    sections = {name: plain(getattr(run, name)) for name in _SECTIONS}
+    fields = (each.partition(".") for each in run.origin.assumed)
+    assumed = [as_override(f"{at}.{name}", getattr(getattr(run, at), name)) for at, _, name in fields]
+    return {**sections, "assumed": assumed}

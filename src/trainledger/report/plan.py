@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from trainledger.document import (
@@ -20,6 +20,7 @@ from trainledger.document import (
 )
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import RankAccount
+from trainledger.plan.layouts.result import as_toml
 from trainledger.plan.plan import Plan, by_causal
 from trainledger.plan.rules_of_thumb_error import RuleOfThumb
 from trainledger.predict.forecast import Forecast
@@ -51,13 +52,9 @@ BASES = {
 }  # fmt: skip
 
 
-def document(plan: Plan, *, defaults: Sequence[str] = (), found_layout: str = "") -> Document:
-    """The whole plan; ``defaults`` are the fields that nothing asked for, told in JSON.
-
-    ``found_layout`` are the lines of a layout that was searched for, to paste into a run file.
-    """
+def document(plan: Plan) -> Document:
+    """The whole plan, and the layout that was searched for, to paste into a run file."""
     forecast = plan.forecast
-    found = (Text(("The layout that was found, to paste into a run file", "")), Code(pasted(found_layout)))
     return Document(
         title=f"The plan of {plan.run.model.name}",
         sections=sections(
@@ -68,12 +65,17 @@ def document(plan: Plan, *, defaults: Sequence[str] = (), found_layout: str = ""
             Section("Of the whole model on one device:" if plan.ranks else "", (rules_table(plan.rules),)),
             _napkin(plan),
             notes([sentence(each) for each in forecast.notes]),
-            Section("", found) if found_layout else None,
+            _found_layout(plan.run) if plan.run.origin.searched else None,
         ),
         about=tuple(about(plan)),
-        data=lambda: _data(plan, defaults),
+        data=lambda: _data(plan),
         figures=lambda: _figures(plan),
     )
+
+
+def _found_layout(run: Run) -> Section:
+    title = Text(("The layout that was found, to paste into a run file", ""))
+    return Section("", (title, Code(pasted(as_toml(run)))))
 
 
 def bars(waterfall: Iterable[Bar]) -> Bars:
@@ -310,14 +312,14 @@ def _napkin(plan: Plan) -> Section | None:
     return Section("", (Text(lines),))
 
 
-def _data(plan: Plan, defaults: Sequence[str]) -> dict[str, Any]:
+def _data(plan: Plan) -> dict[str, Any]:
     forecast = plain(plan.forecast, more={Bar: ("seconds",)})
     forecast["device_title"] = forecast.pop("device")
     napkin = None if plan.napkin is None else plain(plan.napkin)
     if napkin is not None:
         napkin["count"] = napkin.pop("devices")
     return {
-        "run": run_data(plan.run, defaults),
+        "run": run_data(plan.run),
         "parameters": plain(parameters(plan.run.model)),
         "convention": plan.convention,
         "forecast": forecast,

@@ -14,14 +14,40 @@ from trainledger.spec.recipe import Recipe
 
 
 @frozen(kw_only=True)
+class Origin:
+    """Where a run was read, which of its fields were given there, and which were assumed.
+
+    ``source`` is a file's path or a model's name, empty for a run made in Python. ``explicit`` and ``assumed`` hold
+    names such as ``recipe.seq_len``; ``notes`` are sentences on what the source says that a run does not hold.
+    """
+
+    source: str = ""
+    explicit: frozenset[str] = frozenset()
+    assumed: tuple[str, ...] = ()
+    searched: bool = False  # the layout is the result of a search
+    notes: tuple[str, ...] = ()
+
+
+@frozen(kw_only=True)
 class Run:
-    """Model, recipe, layout, cluster and data of one run."""
+    """Model, recipe, layout, cluster and data of one run, and its origin, which makes no run another."""
 
     model: ModelSpec
     recipe: Recipe
     layout: Layout = field(default_factory=Layout)
     cluster: Cluster = field(default_factory=Cluster)
     data: DataSpec = field(default_factory=DataSpec)
+    origin: Origin = field(default_factory=Origin)
+
+    def __eq__(self, other: object) -> bool:
+        return self._content == other._content if isinstance(other, Run) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    @property
+    def _content(self) -> tuple[object, ...]:
+        return self.model, self.recipe, self.layout, self.cluster, self.data
 
     def __repr__(self) -> str:
         recipe, layout, usual = self.recipe, self.layout, Layout()

@@ -40,7 +40,7 @@ def parameters(spec: ModelSpec) -> ParameterCount:
     A token passes through ``experts_per_token`` of the experts of a layer and through all else; multi-token
     prediction modules are counted in ``total`` only, as nothing passes through them once the model is trained.
 
-    >>> from trainledger.loaded import model
+    >>> from trainledger.api.load import model
     >>> parameters(model("gpt2")).total
     124439808
     >>> parameters(model("llama-3-8b")).total
@@ -70,7 +70,7 @@ def named_shapes(spec: ModelSpec) -> Iterator[tuple[str, Shape, Int]]:
 def trained_parameters(spec: ModelSpec, recipe: Recipe) -> Int:
     """Elements that a recipe trains: all of the model's, or those of its adapters.
 
-    >>> from trainledger.loaded import load
+    >>> from trainledger.api.load import load
     >>> recipe = {"seq_len": 8, "global_batch": 1, "steps": 1, "lora_rank": 16}
     >>> run = load({"model": {"preset": "llama-3-8b"}, "recipe": recipe})
     >>> trained_parameters(run.model, run.recipe)

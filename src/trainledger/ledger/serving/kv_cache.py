@@ -40,7 +40,7 @@ class KVCache:
     def nbytes(self, batch: Int, context: Int) -> Int:
         """Bytes of ``batch`` sequences of ``context`` tokens; a layer with a window keeps no more than that.
 
-        >>> from trainledger.loaded import model
+        >>> from trainledger.api.load import model
         >>> kv_cache(model("llama-2-7b"), "bf16").nbytes(1, 1), kv_cache(model("deepseek-v3"), "bf16").nbytes(1, 1)
         (524288, 70272)
         """

@@ -1,4 +1,4 @@
-"""A run by a model's name: one default recipe in Python and on the command line, and a warning that says it."""
+"""A run by whatever names it: one default recipe in Python and on the command line, and a record of it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import trainledger as tl
+from trainledger.api.load import resolve
+from trainledger.api.machine import kernels_of
 from trainledger.budget.reckon import ledger_of_run
 from trainledger.budget.target import Target
 from trainledger.cli import main
-from trainledger.loaded import kernels_of, named_run
 from trainledger.spec.calibration import Calibration, KernelTime, write_calibration
 
 CONFIG = {
@@ -44,7 +45,7 @@ def test_a_name_is_the_run_that_the_command_line_makes_of_it(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     Path("config.json").write_text(json.dumps(CONFIG))
-    with pytest.warns(UserWarning, match="has no recipe; taken: recipe.seq_len"):
+    with pytest.warns(UserWarning, match="has no recipe; assuming recipe.seq_len"):
         run = tl.load(named, overrides)
     assert main(["plan", named, *as_words(overrides), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["forecast"]
@@ -56,8 +57,7 @@ def test_the_warning_says_what_nobody_said(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="gpt2") as caught:
         tl.load("gpt2", {"recipe.seq_len": 128})
     assert str(caught[0].message) == (
-        "gpt2 has no recipe; taken: recipe.global_batch = 1, recipe.precision = 'bf16-mixed', recipe.steps = 1 "
-        "(overrides say others)"
+        "gpt2 has no recipe; assuming recipe.global_batch=1, recipe.precision=bf16-mixed, recipe.steps=1"
     )
     assert caught[0].filename == __file__
     said = ["recipe.seq_len=128", "recipe.global_batch=2", "recipe.precision=fp32", "recipe.tokens=1M"]
@@ -146,7 +146,9 @@ def test_kernels_are_those_of_what_was_measured_if_that_is_asked_for(
 @pytest.mark.parametrize("layout", [[], ["layout=auto", "cluster.count=8"]])
 def test_capped_scores_and_sinks_have_a_kernel_in_every_precision(named: str, layout: list[str]) -> None:
     for precision, attention in (("bf16-mixed", "flash"), ("fp32", "math"), ("tf32", "math")):
-        run = named_run(named, ["cluster.device=h100-sxm", f"recipe.precision={precision}", *layout])
+        run = resolve(named, ["cluster.device=h100-sxm", f"recipe.precision={precision}", *layout], search=False)
         assert run.recipe.attention == attention
-    run = named_run(named, ["cluster.device=h100-sxm", "recipe.precision=fp32", "recipe.attention=flash", *layout])
-    assert run.recipe.attention == "flash"  # which a plan refuses, as it was asked for
+    run = resolve(
+        named, ["cluster.device=h100-sxm", "recipe.precision=fp32", "recipe.attention=flash", *layout], search=False
+    )
+    assert run.recipe.attention == "flash"  # which a plan refuses, as it was given

@@ -1,0 +1,166 @@
+"""The run of a model that is named alone: what each question assumes of its recipe and its layout.
+
+On one device that is one full-length sequence in bf16 autocast, one step. On several devices the layout is searched
+for, with about 4 million tokens in a step. What fits is asked of sharded states and small batches, and questions about
+a whole run assume 20 tokens for each parameter. Every field that is assumed is named in `Run.origin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import log2
+from typing import Any
+
+from trainledger.api.machine import THIS_MACHINE, kernels_of
+from trainledger.api.source import Overrides, by_field, config_notes, model_section, parsed
+from trainledger.ledger.model.parameters import parameters
+from trainledger.plan.difference import as_override
+from trainledger.spec import runfile
+from trainledger.spec.cluster import Cluster
+from trainledger.spec.precision import precision_of
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.run import Origin, Run
+from trainledger.units import format_count
+
+BATCH_TOKENS = 2**22  # of a model without a run file, about as many as published runs of large models begin with
+# Models that take longer sequences are trained on them at the end alone, and fewer layouts hold those (Llama 3,
+# arXiv 2407.21783, sections 3.4.1 and 3.4.2: 8,192, and more for the last 800B of 15.6T tokens).
+TRAINED_LENGTH = 8192
+TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, arXiv 2203.15556
+PLAN, SEARCH, FIT, SERVE = "plan", "search", "fit", "serve"  # what the run is for
+
+
+def run_of_model(named: str, overrides: Overrides, purpose: str = PLAN) -> Run:
+    """A model of the catalog or of a config.json under the recipe that its purpose assumes; raises `InvalidInput`.
+
+    Its layout may be left to be searched for (``layout.auto``).
+    """
+    given = by_field(overrides)
+    section, fields = model_section(named)
+    cluster = _cluster(overrides)
+    layout = _layout(given, cluster, purpose)
+    recipe: dict[str, Any] = {"seq_len": fields["max_seq_len"], "global_batch": 1, "precision": "bf16-mixed"}
+    if "recipe.tokens" not in given:
+        recipe["steps"] = 1
+    spread = layout.get("auto", False) and purpose != SERVE and (cluster.count > 1 or cluster.device != THIS_MACHINE)
+    small = purpose == FIT and not layout.get("auto")
+    if spread or small:
+        recipe["seq_len"] = min(recipe["seq_len"], TRAINED_LENGTH)
+    if small:
+        recipe |= {"micro_batch": 1, "global_batch": 2 * cluster.count}
+    # Frozen weights are not sharded.
+    if (small and cluster.count > 1) or (spread and "recipe.lora_rank" not in given):
+        recipe["precision"] = "bf16-sharded"
+    table = {"model": section, "recipe": recipe, "layout": layout}
+    run = parsed(table, overrides)
+    more = _attention(run, "cuda" if spread else kernels_of(run))
+    if spread and "recipe.global_batch" not in given:
+        more["global_batch"] = _batch(run)
+    if more:
+        recipe |= more
+        run = parsed(table, overrides)
+    assumed = [f"recipe.{name}" for name in recipe] + [f"layout.{name}" for name in layout if name != "auto"]
+    origin = Origin(
+        source=named,
+        explicit=runfile.written({}, overrides) | {f"model.{name}" for name in section},
+        assumed=tuple(each for each in assumed if each not in given),
+        notes=config_notes(named) if named.endswith(".json") else (),
+    )
+    return replace(run, origin=origin)
+
+
+def _cluster(overrides: Overrides) -> Cluster:
+    """The cluster that overrides name; one device where they are wrong, which the whole run is refused for."""
+    of_cluster = {name: value for name, value in by_field(overrides).items() if name.startswith("cluster.")}
+    if not isinstance(overrides, Mapping):
+        of_cluster = [f"{name}={value}" for name, value in of_cluster.items()]  # type: ignore[assignment]
+    whatever = {"model": {"preset": "gpt2"}, "recipe": {"seq_len": 1, "global_batch": 1, "steps": 1}}
+    try:
+        return parsed(whatever, of_cluster).cluster
+    except InvalidInput:
+        return Cluster()
+
+
+def asks_for_layout(given: Mapping[str, Any]) -> bool:
+    """Whether overrides ask for a search of the layout."""
+    return given.get("layout") == runfile.AUTO or given.get("layout.auto") in (True, "true")
+
+
+def _layout(given: Mapping[str, Any], cluster: Cluster, purpose: str) -> dict[str, Any]:
+    """The ``[layout]`` that is assumed: a search where there are several devices and none is given."""
+    if asks_for_layout(given) or purpose == SEARCH:
+        return {"auto": True}
+    if cluster.count == 1 or purpose == SERVE:
+        return {}
+    if purpose == FIT:
+        others = tuple(f"layout.{axis}" for axis in ("replicate", "context", "tensor", "pipeline"))
+        return {} if any(name.startswith(others) for name in given) else {"shard": cluster.count}
+    return {} if any(name.startswith("layout") for name in given) else {"auto": True}
+
+
+def _attention(run: Run, kernels: str) -> dict[str, Any]:
+    """The field of a kernel for capped scores or sinks, which PyTorch's own fused attention has neither of.
+
+    Flash kernels have them, for accelerators and in 16 bits.
+    """
+    if not run.model.capped_or_sinking:
+        return {}
+    return {"attention": "flash" if kernels != "cpu" and precision_of(run.recipe).low else "math"}
+
+
+def _batch(run: Run) -> int:
+    """Sequences of a step: about `BATCH_TOKENS`, with as many for each device, so that states alone can be sharded.
+
+    Those of a device are 1 to 7 times a power of two, as they come in micro-batches of equal size. For more devices
+    than sequences it is a multiple of their count's odd part: tensor ranks and stages take powers of two.
+    """
+    micro_batch, count = run.recipe.micro_batch or 1, run.cluster.count
+    whole: int = 2 ** max(0, (BATCH_TOKENS // run.recipe.seq_len).bit_length() - 1)
+    wanted = max(1, whole // micro_batch)
+    if count <= wanted:
+        fine = 1 << max(0, (wanted // count).bit_length() - 3)
+        return round(wanted / count / fine) * fine * count * micro_batch
+    odd = count // (count & -count)
+    return (odd << max(0, round(log2(wanted / odd)))) * micro_batch
+
+
+def with_length(run: Run) -> Run:
+    """The run with 20 tokens for each parameter, where it is one step long because its length was assumed."""
+    origin = run.origin
+    if "recipe.steps" not in origin.assumed:
+        return run
+    tokens = TOKENS_PER_PARAMETER * parameters(run.model).active
+    assumed = tuple("recipe.tokens" if each == "recipe.steps" else each for each in origin.assumed)
+    return replace(
+        run, recipe=replace(run.recipe, steps=None, tokens=tokens), origin=replace(origin, assumed=assumed)
+    )  # fmt: skip
+
+
+def is_one_step(run: Run) -> bool:
+    """Whether the run is one step long because its length was assumed."""
+    return "recipe.steps" in run.origin.assumed
+
+
+def assumptions(run: Run) -> str:
+    """What was assumed of a model that was named alone, as a sentence; empty where nothing was.
+
+    >>> run = run_of_model("gpt2", ["recipe.seq_len=512"])
+    >>> assumptions(run)
+    'recipe.global_batch=1, recipe.precision=bf16-mixed, recipe.steps=1'
+    """
+    recipe, more = run.recipe, {}
+    if recipe.global_batch > 1:
+        more["recipe.global_batch"] = f" ({format_count(recipe.tokens_per_step)} tokens in a step)"
+    if recipe.seq_len < run.model.max_seq_len:
+        more["recipe.seq_len"] = f" (of {run.model.max_seq_len:,} that the model takes)"
+    if recipe.tokens is not None:
+        more["recipe.tokens"] = (
+            f" ({format_count(recipe.tokens)}, {TOKENS_PER_PARAMETER} for each parameter: Hoffmann et al. 2022)"
+        )
+    return ", ".join(as_override(each, _field(run, each)) + more.get(each, "") for each in run.origin.assumed)
+
+
+def _field(run: Run, named: str) -> Any:
+    section, _, name = named.partition(".")
+    return getattr(getattr(run, section), name)

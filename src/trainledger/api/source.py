@@ -1,0 +1,102 @@
+"""What names a run: a run file, a model of the catalog, a Hugging Face config.json, or sections in a dict."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainledger import catalog
+from trainledger.api.machine import THIS_MACHINE
+from trainledger.spec import runfile
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import Run
+
+Overrides = Mapping[str, Any] | Sequence[str]
+
+
+def is_run_file(named: str) -> bool:
+    """Whether a run file is named, even one that does not exist; a name alone may be a model's."""
+    if named.endswith(".json"):
+        return False
+    if named.endswith(".toml") or os.path.isfile(named):
+        return True
+    if os.path.isdir(named):
+        return named.lower() not in catalog.model_names()
+    return os.sep in named and not catalog.is_hub_id(named)
+
+
+def is_code(named: str) -> bool:
+    """Whether code is named: a file of Python, or ``package.module:name``."""
+    path, _, name = named.partition(":")
+    return path.endswith(".py") or (name.isidentifier() and not is_run_file(named))
+
+
+def refuse_code(named: str) -> None:
+    """Raise `InvalidInput` where code is named, whose step `trace` accounts for."""
+    if not is_code(named):
+        return
+    path, _, name = named.partition(":")
+    module = path.removesuffix(".py").removeprefix("./").replace("/", ".")
+    if not all(each.isidentifier() for each in module.split(".")):
+        module = "package.module"
+    rule = "is code, but a run file or a model is expected; trainledger trace accounts for a step of code and times it"
+    near = f"trainledger trace {module}:{name or 'build'} --device h100-sxm"
+    raise InvalidInput([Problem("RUN", named, rule, near)])
+
+
+def model_section(named: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """The ``[model]`` section of a model that is named alone, and its fields."""
+    if named.endswith(".json"):
+        return {"config": named}, config_fields(named)
+    return {"preset": named}, catalog.model(named)
+
+
+def parsed(table: Mapping[str, Any], overrides: runfile.Overrides, where: str = "") -> Run:
+    """The run of a table of sections, its device by the catalog's name; raises `InvalidInput`."""
+    run = runfile.parse(
+        table, overrides, presets=catalog.model, from_config=config_fields, devices=_known_device,
+        networks=catalog.link, where=where,
+    )  # fmt: skip
+    device = _known_device(run.cluster.device)
+    return run if device == run.cluster.device else replace(run, cluster=replace(run.cluster, device=device))
+
+
+def _known_device(name: str) -> str:
+    if name == THIS_MACHINE:
+        return name
+    return catalog.known_as(name, catalog.device_names(), "cluster.device")
+
+
+def listed(overrides: runfile.Overrides) -> Overrides:
+    """Overrides that can be read more than once."""
+    if isinstance(overrides, str) or not isinstance(overrides, Iterable):  # the reader says what is wrong with them
+        return [overrides]
+    return overrides if isinstance(overrides, Mapping) else list(overrides)
+
+
+def by_field(overrides: Overrides) -> dict[str, Any]:
+    """Overrides by the field that each names: values, or their text."""
+    if isinstance(overrides, Mapping):
+        return {str(name): value for name, value in overrides.items()}
+    pairs = (each.partition("=") for each in overrides if isinstance(each, str))
+    return {name.strip(): text.strip() for name, _, text in pairs}
+
+
+def config_fields(path: str) -> dict[str, Any]:
+    """The `ModelSpec` fields of a Hugging Face config.json; raises `InvalidInput`."""
+    from pathlib import Path
+
+    from trainledger.huggingface import from_config, read_json
+
+    return dict(vars(from_config(read_json(Path(path)), path)))
+
+
+def config_notes(path: str) -> tuple[str, ...]:
+    """Sentences on what a Hugging Face config.json says that an account does not hold; raises `InvalidInput`."""
+    from pathlib import Path
+
+    from trainledger.huggingface import left_out, read_json
+
+    return tuple(left_out(read_json(Path(path))))
