@@ -69,7 +69,7 @@ def test_optimal_in_json(capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["optimal"], "budget: is said in exactly one way"),
+        (["optimal"], "budget: is given in exactly one way"),
         (["optimal", "--flops", "lots"], "flops = 'lots': is not a count"),
         (["optimal", "--days", "3", "--device", "l5", "--count", "2"], "device = 'l5': is not in the catalog"),
         (["optimal", "--flops", "1e22", "--params", "8B", "--ratio", "20"], "not allowed with argument"),

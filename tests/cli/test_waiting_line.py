@@ -63,7 +63,7 @@ def test_the_budget_of_many_devices_says_how_far_it_is() -> None:
     paid = tl.optimal(device="h100-sxm", count=128, days=1, family="gpt2", say=heard.append).affordable
     assert [each for each in heard if ":" not in each] == [
         *(f"iteration {at}, {format_count(one.wanted)} parameters" for at, one in enumerate(paid.iterations, 1)),
-        "the run with all that belongs to it",
+        "the run with evaluation, checkpoints and failures",
     ]
     assert any(": groups of layouts estimated: 0 of " in each for each in heard)
 

@@ -323,7 +323,10 @@ def test_what_is_gathered_for_products_may_be_gathered_again() -> None:
     _gives(table, again.sets, again)
     table["layout"] = {**layout, "sequence_gather": "again"}
     back = [each for each in changes(tl.load(table)) if ("layout.sequence_gather", "kept") in each.fields]
-    assert {each.what for each in back} >= {"keep for backward what tensor ranks gather", "no sequence parallelism"}
+    assert {each.what for each in back} >= {
+        "keep gathered activations of tensor ranks for backward",
+        "no sequence parallelism",
+    }
     for each in back:
         assert not tl.load(table, dict(each.fields)).layout.gathers_again
 
@@ -367,4 +370,4 @@ def test_compiling_says_where_memory_is_told_as_before() -> None:
         recipe = {**ALONE["recipe"], "activation_checkpointing": saving}
         run = tl.load({**ALONE, "model": {"preset": model}, "recipe": recipe})
         (each,) = (each for each in changes(run) if each.what == "compile each block")
-        assert ("told as that of eager blocks" in each.cost) == told
+        assert ("counted as that of eager blocks" in each.cost) == told

@@ -152,7 +152,7 @@ def test_wrong_input_is_sentences(changes, sentences):
 
 
 def test_a_budget_too_small_for_one_parameter():
-    with pytest.raises(InvalidInput, match="pay for less than one of params"):
+    with pytest.raises(InvalidInput, match="afford less than one of params"):
         napkin(tokens=10**18, device="t4", count=1, days=1e-6, mfu=0.01)
 
 

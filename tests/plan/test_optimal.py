@@ -105,7 +105,7 @@ def test_repeated_data_make_models_smaller():
 @pytest.mark.parametrize(
     ("given_as", "sentence"),
     [
-        ({}, "budget: is said in exactly one way: flops, device_hours, days (with count), or money (with price)"),
+        ({}, "budget: is given in exactly one way: flops, device_hours, days (with count), or money (with price)"),
         ({"flops": 1e20, "days": 3, "count": 2, "device": "l4"}, "given: flops, days"),
         ({"days": 3, "device": "l4"}, "count: is missing: days are a budget together with how many devices"),
         ({"money": 100, "device": "l4"}, "price: is missing"),
@@ -120,7 +120,7 @@ def test_repeated_data_make_models_smaller():
         ({"flops": 1e22, "inference": -2}, "inference = -2: must be at least 1; nearest that works: 1"),
         ({"flops": 1e22, "unique": 0.5}, "unique = 0.5: must be a whole number"),
         ({"flops": 1e22, "law": "chinchila-3"}, "law = 'chinchila-3': must be one of rule-20, chinchilla-1"),
-        ({"flops": 1e22, "loss_law": "kaplan"}, "loss_law = 'kaplan': must be a law that says a loss"),
+        ({"flops": 1e22, "loss_law": "kaplan"}, "loss_law = 'kaplan': must be a law that predicts a loss"),
         ({"flops": 1e22, "params": "8B", "ratio": 20}, "give one of them"),
         ({"flops": 1e22, "family": "lama-3-8b"}, "family = 'lama-3-8b': is not in the catalog; nearest that"),
         ({"flops": 1e22, "device": "v100-pcie", "dtype": "bf16"}, "dtype = 'bf16': v100-pcie has no known peak for it"),

@@ -199,4 +199,4 @@ def test_time_is_explained_with_sums_beside_compute() -> None:
         lines = [each for part in explain.time(step_of(run, 1e11)) for each in part.lines]
         sums = [each for each in lines if each.what == "backward all_reduce, tensor, 8 ranks"]
         assert sums
-        assert all(each.numbers.endswith("beside compute") is beside for each in sums)
+        assert all(each.numbers.endswith("can overlap with compute") is beside for each in sums)

@@ -341,7 +341,7 @@ def step_fact(what: str, theirs: Numbers) -> Claim:
         }
     )
     fact = next(each for each in step_facts(run, tl.account(run)) if each.what == what)
-    return Claim(fact.numbers[: len(theirs)], show(STEP, what, fact.said), theirs)
+    return Claim(fact.numbers[: len(theirs)], show(STEP, what, fact.sentence), theirs)
 
 
 OPTIMIZERS = {

@@ -83,7 +83,7 @@ def flops(found: Symbolic) -> tuple[Part, ...]:
 
 
 def memory(found: Symbolic) -> tuple[Part, ...]:
-    """What is there before a step, what the forwards alive at once keep, and what the peak is made of.
+    """Static memory, saved activations of the micro-batches in flight, and what the peak is made of.
 
     A step of several micro-batches has one of them alive at once, a rank of a pipeline those in flight.
     """
@@ -132,10 +132,10 @@ def peak_moment(found: Symbolic) -> Any:
     return max(timeline(found.ledger), key=lambda each: found.number(each.nbytes))
 
 
-# What a cause of a step's seconds is taken to be (`predict.step.CAUSES`).
+# How a cause of a step's seconds is defined (`predict.step.CAUSES`).
 CAUSES = {
     "ideal": "the model's own FLOPs, dense, over the peak of its matmuls' format",
-    "recomputation": "all that the forward that runs again in backward takes",
+    "recomputation": "all operations of the forward that backward runs again",
     "kernel efficiency": "what matmuls and attention take beyond the ideal; less than nothing where kernels skip more",
     "memory-bound operations": "what all other operations take to move their bytes",
     "launch overhead": "what operations take however small, and waiting for the program",
@@ -188,10 +188,10 @@ def _messages(step: StepTime) -> Iterator[Part]:
         if not seconds:
             continue
         nbytes = format_nbytes(same[0].entry.payload)
-        beside = "beside compute" if overlap else "waited for"
-        said = f"{times:,} x {nbytes} in {format_seconds(seconds / times)}, {beside}"
+        when = "can overlap with compute" if overlap else "waited for"
+        numbers = f"{times:,} x {nbytes} in {format_seconds(seconds / times)}, {when}"
         over = "between stages" if name in ("send", "recv") else f"{group}, {ranks} ranks"
-        lines.append(Line(f"{phase} {name}, {over}", "times x time of one", said, seconds, step.basis, LINKS))
+        lines.append(Line(f"{phase} {name}, {over}", "times x time of one", numbers, seconds, step.basis, LINKS))
     if lines:
         title = "communication of such a rank, whether or not it shows"
         yield Part(title, tuple(lines), sum(each.value for each in lines))
@@ -240,5 +240,5 @@ def _lines(
 
 def _line(found: Symbolic, what: str, amount: Any, basis: str, source: str) -> Line:
     amount = expanded(amount)
-    told = settled(amount, found.values)
-    return Line(what, formula(told), with_numbers(told, found.values), found.number(amount), basis, source)
+    shown = settled(amount, found.values)
+    return Line(what, formula(shown), with_numbers(shown, found.values), found.number(amount), basis, source)

@@ -66,7 +66,7 @@ def envelope(
 
     exact_from = smallest(run, name) + 1
     least = 1 if exact_from == 2 else exact_from
-    pieces = _pieces(highest, _told, least)
+    pieces = _pieces(highest, _shown, least)
     fits = holds or (lambda nbytes: memory_nbytes is None or nbytes <= memory_nbytes)
     largest = None
     if memory_nbytes is not None:
@@ -84,9 +84,9 @@ def envelope(
 
 
 def _categories(found: Any) -> dict[str, str]:
-    """What of each category a step holds at most."""
+    """The most bytes of each category in a step."""
     ledger = found.ledger
-    told = {category: _told(expanded(nbytes)) for category, nbytes in ledger.resident}
+    shown = {category: _shown(expanded(nbytes)) for category, nbytes in ledger.resident}
     kept: dict[str, Any] = {}
     for each in ledger:
         if each.phase == "forward":
@@ -96,15 +96,15 @@ def _categories(found: Any) -> dict[str, str]:
     gradients = sum(
         nbytes * each.times for each in ledger for category, nbytes in each.allocated if category == "gradients"
     )
-    told["gradients"] = _told(expanded(gradients))
+    shown["gradients"] = _shown(expanded(gradients))
     several = f" of each of {ledger.micro_batches} micro-batches" if ledger.micro_batches != 1 else ""
-    return told | {
-        f"{category}{several}": _told(_each(expanded(nbytes), ledger.micro_batches))
+    return shown | {
+        f"{category}{several}": _shown(_each(expanded(nbytes), ledger.micro_batches))
         for category, nbytes in kept.items()
     }
 
 
-def _told(amount: Any) -> str:
+def _shown(amount: Any) -> str:
     return formula(rounded_up(amount))
 
 
@@ -121,14 +121,14 @@ def _distinct(moments: tuple[Moment, ...]) -> tuple[list[Moment], list[Any]]:
     return list(seen.values()), list(seen)
 
 
-def _pieces(highest: Any, told: Any, first: int) -> list[Piece]:
+def _pieces(highest: Any, shown: Any, first: int) -> list[Piece]:
     pieces: list[Piece] = []
     _, moment = highest(first)
     while True:
         last = _last_of(highest, first, moment)
-        live = {category: told(expanded(nbytes)) for category, nbytes in moment.live.items() if nbytes != 0}
+        live = {category: shown(expanded(nbytes)) for category, nbytes in moment.live.items() if nbytes != 0}
         at = f"{moment.entry.name} of {moment.entry.path or 'the update'}, {moment.entry.phase}"
-        pieces.append(Piece(first, last, told(expanded(moment.nbytes)), at, live))
+        pieces.append(Piece(first, last, shown(expanded(moment.nbytes)), at, live))
         if last is None:
             return pieces
         first = last + 1

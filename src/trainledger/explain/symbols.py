@@ -41,7 +41,7 @@ FREE = ("B", "A", "T", "L", "D", "F", "V")
 
 @frozen
 class Symbolic:
-    """A ledger of formulas, the run that it is of with symbols in it, and the number that stands for each of them.
+    """A ledger of formulas, the run that it is of with symbols in it, and the number of each symbol.
 
     It is of a rank of ``stage``, counted from 0.
     """
@@ -85,7 +85,7 @@ def symbolic(run: Run, *, backend: str = "cpu", only: Iterable[str] | None = Non
 def _free(
     run: Run, numbers: Mapping[str, int], wanted: set[str], fixed: set[str], backend: str, stage: int
 ) -> Symbolic:
-    """Formulas in the wanted sizes alone, held against the numbers of two small runs."""
+    """Formulas in the wanted sizes alone, checked against the numbers of two small runs."""
     found = None if wanted & fixed else _formulas(run, numbers, sorted(wanted), backend, stage)
     least = max(smallest(run, name) for name in wanted)
     for size in (least + 1, least + 2):

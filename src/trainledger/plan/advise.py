@@ -26,7 +26,7 @@ class Advised:
 
     ``sets`` make it, as ``--set`` takes them. ``effect`` is one of EFFECTS: whether the result stays the same.
     ``seconds`` is the time of the whole run (of a step where that is not known; None where the change costs time that
-    is not predicted, and before a change without which the run cannot be), ``nbytes`` what the heaviest device holds;
+    is not predicted, and before a change without which the run cannot be), ``nbytes`` the memory of the peak rank;
     the first of each pair is before the change. ``basis`` is that of the time.
     """
 
@@ -68,8 +68,8 @@ class Advised:
 class Advice:
     """Changes by what they gain towards ``goal`` (time, or memory where a run does not fit), the best first.
 
-    ``together`` are changes to make one after the other, each beside the one before it. ``tried`` is how many changes
-    were predicted, ``refused`` how many broke a rule of the run file.
+    ``together`` are changes to make one after the other, each compared with the one before it. ``tried`` is how many
+    changes were predicted, ``refused`` how many broke a rule of the run file.
     """
 
     run: Run
@@ -99,8 +99,8 @@ def advise(
 
     ``goal`` is ``time`` or ``memory``; None: memory where the run does not fit, else time, for which only changed runs
     that fit count. Of a run that cannot be as it is (`Forecast.impossible`), changes with which it can come first. At
-    most ``together`` changes are combined, with ``any_result`` also those that change what is trained. ``say`` hears
-    what is being predicted. Raises InvalidInput for another goal.
+    most ``together`` changes are combined, with ``any_result`` also those that change what is trained. ``say`` is
+    called with what is being predicted. Raises InvalidInput for another goal.
     """
     if goal is not None and goal not in GOALS:
         raise InvalidInput(
@@ -185,7 +185,7 @@ def _nbytes(forecast: Forecast) -> int | None:
 
 
 def _ranked(found: list[Advised], goal: str, before: Forecast) -> list[Advised]:
-    enables = bool(before.impossible)  # what works gains then, whatever it takes
+    enables = bool(before.impossible)  # what works gains then, however long it takes
     if goal == "time":
         gains = [each for each in found if each.fits is not False and (each.faster > LEAST or (enables and each.works))]
         if enables:

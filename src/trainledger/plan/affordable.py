@@ -120,7 +120,7 @@ def affordable(
         say(iteration)
         place, run, forecast = fastest(
             family, at, budget, memory, predict, seq_len=seq_len, tokens_per_step=tokens_per_step,
-            say=_behind(iteration, say),
+            say=_after(iteration, say),
         )  # fmt: skip
         iterations.append(_iteration(wanted, run, forecast, budget))
         found.append((place, at, forecast))
@@ -139,7 +139,7 @@ def affordable(
     best = _best(iterations, loss)
     (place, at, forecast), chosen = found[best], iterations[best]
     assert chosen.tokens is not None
-    say("the run with all that belongs to it")
+    say("the run with evaluation, checkpoints and failures")
     run, forecast, tokens = _in_time(chosen.run, forecast, chosen.tokens, budget.seconds, predict)
     note = _other_size(chosen, place < at, law, base)
     return Affordable(run, memory.use_of(run), forecast, family.rule, tuple(iterations), tokens, note, best)
@@ -156,7 +156,7 @@ def _other_size(chosen: Iteration, too_large: bool, law: Law, base: ModelSpec) -
     return ""
 
 
-def _behind(first: str, say: Callable[[str], None]) -> Callable[[str], None]:
+def _after(first: str, say: Callable[[str], None]) -> Callable[[str], None]:
     return lambda what: say(f"{first}: {what}")
 
 

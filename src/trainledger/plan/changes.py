@@ -1,6 +1,6 @@
 """Changes that may make a run faster or smaller: what each sets, what it does to the result, and what it costs.
 
-Whether one works and what it gains is not said here: `plan.advise` makes the changed run and predicts it.
+Whether one works and what it gains, `plan.advise` finds by predicting the changed run.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ EFFECTS = {
 _ORDINALS = {2: "second", 3: "third", 4: "fourth"}
 LOSS_CHUNKS = 8
 AXES = ("replicate", "shard", "context", "tensor", "pipeline")
-_BESIDE = {  # what may run beside compute, the effect, and programs that do so
-    "gradients": ("sum gradients beside the last backward", SAME, "DDP, Megatron-LM"),
-    "parameters": ("gather parameters beside the next forward", SAME, "Megatron-LM"),
-    "tensor": ("products of tensor ranks in parts, beside what they send", ROUNDING, "Megatron-LM, torchtitan"),
-    "input-gradients": ("sum inputs' gradients beside the gradients of weights", SAME, "Megatron-LM, nanotron"),
-    "experts": ("send to experts beside another micro-batch", SAME, "Megatron Core, DualPipe"),
+_OVERLAPS = {  # communication that compute can hide, the effect, and programs that do so
+    "gradients": ("overlap the sum of gradients with the last backward", SAME, "DDP, Megatron-LM"),
+    "parameters": ("overlap the gather of parameters with the next forward", SAME, "Megatron-LM"),
+    "tensor": ("split matmuls of tensor ranks to overlap what they send", ROUNDING, "Megatron-LM, torchtitan"),
+    "input-gradients": ("overlap the sum of input gradients with weight gradients", SAME, "Megatron-LM, nanotron"),
+    "experts": ("overlap sends to experts with another micro-batch", SAME, "Megatron Core, DualPipe"),
 }
 
 
 @frozen
 class Change:
-    """Fields and their new values, in words, the effect (one of EFFECTS) and what it costs beside figures."""
+    """Fields and their new values, in words, the effect (one of EFFECTS) and what it costs besides time and memory."""
 
     what: str
     fields: tuple[tuple[str, Any], ...]
@@ -167,7 +167,7 @@ def _kernels(run: Run, backend: str) -> Iterator[Change]:
     if not run.recipe.compile:
         cost = "compiles at every start"
         if uncovered(rank_plan(replace(run, recipe=replace(run.recipe, compile=True)))):
-            cost += "; its memory is told as that of eager blocks"
+            cost += "; its memory is counted as that of eager blocks"
         yield _one("compile each block", "recipe.compile", True, ROUNDING, cost)
 
 
@@ -198,7 +198,7 @@ def _precision(run: Run, backend: str) -> Iterator[Change]:
     caching = "recipe.fp8_weight_caching"
     if now in CACHING:
         once = not run.recipe.fp8_weight_caching
-        what = "cast weights to 8 bits once a step" if once else "cast weights to 8 bits before each product"
+        what = "cast weights to 8 bits once a step" if once else "cast weights to 8 bits before each matmul"
         yield _one(what, caching, once, SAME, "a program that does so (Transformer Engine)" if once else "")
     for name in wanted:
         if name != now and not run.recipe.master_weights:
@@ -215,11 +215,11 @@ def _precision(run: Run, backend: str) -> Iterator[Change]:
 
 
 def _frozen(run: Run) -> Iterator[Change]:
-    """Smaller formats of the weights beside the adapters."""
+    """Smaller dtypes of the frozen weights."""
     recipe = run.recipe
     for format in BASE_FORMATS:
         if format != recipe.base_format:
-            cost = "what the adapters are trained beside is coarser"
+            cost = "coarser frozen weights"
             yield _one(f"frozen weights in {format}", "recipe.base_format", format, RESULT, cost)
     if recipe.precision in ("fp32", "bf16-mixed"):
         yield _one("all in bf16, adapters too", "recipe.precision", "bf16", RESULT, "coarser adapters and moments")
@@ -280,9 +280,9 @@ def _sharding(run: Run) -> Iterator[Change]:
                     fields += (("layout.reshard_after_forward", None),)
                 yield Change(f"shard as ZeRO {stage}", fields, ROUNDING)
         if layout.zero == 3:
-            again = not layout.reshards
-            what = "let parameters go after forward" if again else "keep parameters between forward and backward"
-            yield _one(what, "layout.reshard_after_forward", again, SAME)
+            reshard = not layout.reshards
+            what = "reshard parameters after forward" if reshard else "keep parameters between forward and backward"
+            yield _one(what, "layout.reshard_after_forward", reshard, SAME)
             for ahead in (0, 1, 2):
                 if ahead != layout.prefetch:
                     yield _one(f"gather {ahead} blocks ahead", "layout.prefetch", ahead, SAME)
@@ -294,21 +294,21 @@ def _sharding(run: Run) -> Iterator[Change]:
         if layout.gathers_again:
             other.append(("layout.sequence_gather", "kept"))
         yield Change(what, tuple(other), ROUNDING)
-    # What is gathered again goes in the format of the products.
+    # The second gather has the dtype of the matmuls.
     precision = precision_of(run.recipe)
     effect = SAME if precision.stream == precision.compute else ROUNDING
     if layout.gathers_again:
-        yield _one("keep for backward what tensor ranks gather", "layout.sequence_gather", "kept", effect)
+        yield _one("keep gathered activations of tensor ranks for backward", "layout.sequence_gather", "kept", effect)
     elif layout.sequence_parallel:
-        what = "tensor ranks gather again in backward"
+        what = "gather activations of tensor ranks again in backward"
         yield _one(what, "layout.sequence_gather", "again", effect, "a program that does so (Megatron-LM)")
     if layout.expert > 1 and layout.expert_send == "copies" and run.recipe.expert_capacity is None:
-        what = "tokens once to each node of their experts"
+        what = "send tokens once to each node of their experts"
         yield _one(what, "layout.expert_send", "nodes", ROUNDING, "a program that does so (DeepEP)")
-    yield from _beside_compute(run)
+    yield from _overlap(run)
 
 
-def _beside_compute(run: Run) -> Iterator[Change]:
+def _overlap(run: Run) -> Iterator[Change]:
     layout = run.layout
     now = layout.overlap or ()
     once = layout.shard_ranks == 1 or layout.zero == 1  # gradients are summed once a step
@@ -319,7 +319,7 @@ def _beside_compute(run: Run) -> Iterator[Change]:
         "input-gradients": layout.tensor > 1 and not overlaps(layout, "tensor"),
         "experts": can_overlap(run, "experts"),
     }
-    for name, (what, effect, programs) in _BESIDE.items():
+    for name, (what, effect, programs) in _OVERLAPS.items():
         if may[name] and name not in now:
             yield _one(what, "layout.overlap", (*now, name), effect, f"a program that does so ({programs})")
 
@@ -347,8 +347,8 @@ def _moved(run: Run, layout: Layout, what: str) -> Iterator[Change]:
     if layout.tensor == 1 and layout.sequence_parallel:
         layout = replace(layout, sequence_parallel=False, sequence_gather="kept")
     if layout.tensor == 1 and layout.overlap is not None:
-        beside = tuple(each for each in layout.overlap if each not in ("tensor", "input-gradients"))
-        layout = replace(layout, overlap=beside or None)
+        left = tuple(each for each in layout.overlap if each not in ("tensor", "input-gradients"))
+        layout = replace(layout, overlap=left or None)
     if layout.split_sends and not layout.sends_whole:
         layout = replace(layout, split_sends=False)
     if layout.pipeline != run.layout.pipeline:

@@ -1,4 +1,4 @@
-"""Two plans beside each other: which fields differ, what each costs, and which causes make up the difference."""
+"""Two plans side by side: the fields that differ, what each run costs, and the causes of the difference."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Part:
 class Comparison:
     """Two runs and their forecasts.
 
-    ``times`` (nanoseconds) sum to the time of ``of`` in each, ``memory`` (bytes) to what its heaviest device holds, so
+    ``times`` (nanoseconds) sum to the time of ``of`` in each, ``memory`` (bytes) to the memory of its peak rank, so
     that their differences sum to the difference exactly; empty where one of the two is not known. Parts of a time that
-    only the rounding of seconds tells apart are equal.
+    differ only by the rounding of seconds are equal.
     """
 
     a: Run

@@ -1,4 +1,4 @@
-"""What a person can spend on training, in whatever unit it is given, as FLOPs."""
+"""What can be spent on training, as FLOPs: from FLOPs, device-hours, days on devices, or money."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _MOST_FLOPS = 1e40
 
 @frozen(kw_only=True)
 class Budget:
-    """FLOPs that a budget pays for at a share of the peak, and what it was given as.
+    """FLOPs that a budget buys at a share of the peak, and how the budget was given.
 
-    Where it was given in FLOPs no device need be known; ``count`` and ``days`` are None where they were not said.
+    Where it was given in FLOPs no device need be known; ``count`` and ``days`` are None where they were not given.
     """
 
     flops: float
@@ -96,8 +96,8 @@ def read_budget(
     raw = {"flops": flops, "device_hours": device_hours, "days": days, "money": money}
     named = [name for name, value in raw.items() if value is not None]
     if len(named) != 1:
-        told = f"; given: {', '.join(named)}" if named else ""
-        problems.append(Problem("budget", None, f"is said in exactly one way: {WAYS}{told}"))
+        given_as = f"; given: {', '.join(named)}" if named else ""
+        problems.append(Problem("budget", None, f"is given in exactly one way: {WAYS}{given_as}"))
     elif named == ["days"] and count is None:
         problems.append(Problem("count", None, "is missing: days are a budget together with how many devices"))
     elif named == ["money"] and price is None:

@@ -148,13 +148,13 @@ def what_fits(
 
 
 def _devices_for(run: Run, use: MemoryUse) -> list[str]:
-    """The devices of the catalog on which the run fits, each with what stands around the tensors there."""
+    """The devices of the catalog on which the run fits, with the context and the allocator's waste of each."""
     found = []
     for name in catalog.device_names():
         device = catalog.device(name)
-        weighed = memory_of_device(run, use.peak_nbytes, device)
-        if weighed.fits and weighed.usable_nbytes is not None:
-            found.append((weighed.usable_nbytes, name))
+        needed = memory_of_device(run, use.peak_nbytes, device)
+        if needed.fits and needed.usable_nbytes is not None:
+            found.append((needed.usable_nbytes, name))
     return [name for _, name in sorted(found)]
 
 
@@ -207,7 +207,7 @@ def _fewest_devices(run: Run, memory: MemoryModel) -> Found:
 
 def _least_memory(run: Run, memory: MemoryModel) -> Found:
     use = memory.use_of(run)
-    return Found("memory", use.nbytes, run, use, note="what a process must get of a device for the run as it is")
+    return Found("memory", use.nbytes, run, use, note="usable memory that the run needs as it is")
 
 
 def _found(question: str, sweep: Sweep, memory: MemoryModel, size: Callable[[Run], int], note: str) -> Found:
@@ -262,16 +262,16 @@ def to_json(fit: Fit) -> dict[str, Any]:
 
 
 def _plain(run: Run, found: Found) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "question": QUESTIONS[found.question], "size": found.size, "note": found.note,
         "memory": None if found.memory is None else _memory(found.memory),
         "beyond_size": found.beyond_size, "beyond": None if found.beyond is None else _memory(found.beyond),
     }  # fmt: skip
     if found.run is not None:
-        told["model"] = model_facts(found.run)
+        facts["model"] = model_facts(found.run)
     if found.question == "micro-batch" and found.size is not None:
-        told["divides_the_global_batch"] = divides_batch(run, found.size)
-    return told
+        facts["divides_the_global_batch"] = divides_batch(run, found.size)
+    return facts
 
 
 def model_facts(run: Run) -> dict[str, Any]:

@@ -29,7 +29,7 @@ HIGHEST_PUBLISHED_MFU = 0.72  # of the collected published runs: FlashAttention-
 
 @frozen
 class Formula:
-    """A result with the rule it comes from: as letters, with its numbers put in, and who says so."""
+    """A result with its rule: the formula, the same with numbers, and the source."""
 
     name: str
     formula: str
@@ -131,7 +131,7 @@ def _solve(
         numbers["tokens"] = round(rules.compute_optimal_tokens(numbers["params"], per_parameter))
     for name in ("params", "tokens"):
         if numbers[name] < 1:
-            raise InvalidInput([Problem("napkin", None, f"these devices and days pay for less than one of {name}")])
+            raise InvalidInput([Problem("napkin", None, f"these devices and days afford less than one of {name}")])
     flops = rules.training_flops(numbers["params"], numbers["tokens"])
     if solved == "days":
         numbers["days"] = rules.training_seconds(flops, numbers["count"], peak, numbers["mfu"]) / SECONDS_PER_DAY

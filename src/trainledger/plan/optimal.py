@@ -1,7 +1,7 @@
 """The compute-optimal model and data for a budget, by every published law, and what other choices cost.
 
 N parameters, D tokens, C = 6 N D training FLOPs. Losses are those of one law (`LossLaw`), in nats per token of the data
-that it was fitted on: differences between them say more than they do themselves.
+that it was fitted on: differences between losses mean more than the losses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FEWEST, _MOST = 1e3, 1e16  # parameters and tokens that are looked at
 
 @frozen
 class Choice:
-    """A law's N and D for a budget; ``loss`` is by the loss law, whoever chose them."""
+    """A law's N and D for a budget; ``loss`` is by the loss law, whichever law chose them."""
 
     law: Law
     parameters: Between
@@ -151,9 +151,9 @@ def optimal(
     """
     known = laws()
     if parameters is not None and tokens_per_parameter is not None:
-        rule = "and tokens_per_parameter say the same: give one of them"
+        rule = "and tokens_per_parameter fix the same size: give one of them"
         raise InvalidInput([Problem("parameters", parameters, rule)])
-    told = _loss_law(loss_law, known)
+    by = _loss_law(loss_law, known)
     if law not in known:
         rule = f"must be one of {', '.join(known)}"
         raise InvalidInput([Problem("law", law, rule, nearest_text(law, known))])
@@ -163,26 +163,26 @@ def optimal(
         if each.name == REPEATED_LAW and law != REPEATED_LAW:
             continue
         found, tokens = each.parameters(flops), each.tokens(flops)
-        choices.append(Choice(each, found, tokens, told.loss_between(found.value, tokens)))
+        choices.append(Choice(each, found, tokens, by.loss_between(found.value, tokens)))
     asked = None
     if parameters is not None:
-        asked = off_optimum(told, flops, parameters)
+        asked = off_optimum(by, flops, parameters)
     elif tokens_per_parameter is not None:
-        asked = off_optimum(told, flops, (flops / (6 * tokens_per_parameter)) ** 0.5)
+        asked = off_optimum(by, flops, (flops / (6 * tokens_per_parameter)) ** 0.5)
     return Optimal(
         budget=budget,
         choices=tuple(choices),
         law=law,
-        loss_law=told,
-        off=tuple(off_optimum(told, flops, (flops / (6 * ratio)) ** 0.5) for ratio in RATIOS),
+        loss_law=by,
+        off=tuple(off_optimum(by, flops, (flops / (6 * ratio)) ** 0.5) for ratio in RATIOS),
         asked=asked,
-        served=None if inference_tokens is None else serve(told, told.parameters(flops).value, inference_tokens, flops),
+        served=None if inference_tokens is None else serve(by, by.parameters(flops).value, inference_tokens, flops),
         repeated=None if unique_tokens is None else repeat(_loss_law(REPEATED_LAW, known), flops, unique_tokens),
     )
 
 
 def off_optimum(law: LossLaw, flops: float, parameters: float) -> OffOptimum:
-    """A model of any size that spends the whole budget, beside the law's best."""
+    """A model of any size that spends the whole budget, compared with the law's best."""
     tokens = flops / (6 * parameters)
     best = law.parameters(flops).value
     loss = law.loss(parameters, tokens)
@@ -239,7 +239,7 @@ def _loss_law(name: str, known: dict[str, Law]) -> LossLaw:
     if isinstance(found, LossLaw):
         return found
     with_loss = [each.name for each in known.values() if isinstance(each, LossLaw)]
-    rule = f"must be a law that says a loss: {', '.join(with_loss)}"
+    rule = f"must be a law that predicts a loss: {', '.join(with_loss)}"
     raise InvalidInput([Problem("loss_law", name, rule, nearest_text(name, with_loss))])
 
 

@@ -43,10 +43,10 @@ class Napkin:
 
 @frozen
 class Plan(Answer, report="plan"):
-    """A run's ledger, its forecast, and the rules of thumb beside them; ``napkin`` is None without a known peak.
+    """A run's ledger, its forecast, and the rules of thumb; ``napkin`` is None without a known peak.
 
     ``ranks`` are the distinct ranks of a run that is spread over devices; its ledger is that of the whole step.
-    ``convention`` says how its model FLOPs are counted. ``device_memory`` is what the heaviest of its devices holds in
+    ``convention`` says how its model FLOPs are counted. ``device_memory`` is the memory of the peak rank in
     all; None where the device is not of the catalog. ``machine`` is what times are predicted for.
     """
 
@@ -79,24 +79,24 @@ def make_plan(run: Run, machine: Machine | None, *, backend: str, mfu: float | s
     given = machine.usable_nbytes or memory if isinstance(machine, Device) else memory
     rate = None if napkin is None else napkin.devices * napkin.peak_flops_per_second * napkin.mfu
     whole = predict.whole_run(run) if ranks else run
-    held = predict.heaviest(ledger, ranks)
-    of_all = ledger.peak() if ranks else held.peak
+    heaviest = predict.heaviest(ledger, ranks)
+    of_all = ledger.peak() if ranks else heaviest.peak
     return Plan(
         run=run,
         ledger=ledger,
-        peak=held.peak,
-        forecast=predict.forecast(run, ledger, machine, ranks=ranks, held=held),
+        peak=heaviest.peak,
+        forecast=predict.forecast(run, ledger, machine, ranks=ranks, held=heaviest),
         rules=rules_of_thumb(whole, ledger, of_all.nbytes, memory_nbytes=given, flops_per_second=rate, mfu=share),
         napkin=napkin,
         memory_nbytes=memory,
         ranks=ranks,
-        device_memory=memory_of_device(run, held.peak.nbytes, machine),
+        device_memory=memory_of_device(run, heaviest.peak.nbytes, machine),
         machine=machine,
     )
 
 
 def memory_of_device(run: Run, peak_nbytes: int, machine: Machine | None) -> DeviceMemory | None:
-    """What a catalog device holds at the peak of a rank, its context and its communicators included."""
+    """Memory of a catalog device at the peak of a rank, with its context and communicators."""
     return predict.memory_of_device(run, peak_nbytes, machine) if isinstance(machine, Device) else None
 
 
@@ -105,10 +105,10 @@ def counted_by(plan: Plan, convention: str) -> Plan:
     if convention not in CONVENTIONS:
         rule = f"must be one of {', '.join(CONVENTIONS)}"
         raise InvalidInput([Problem("convention", convention, rule, nearest_text(convention, CONVENTIONS))])
-    told = plan.forecast
+    forecast = plan.forecast
     flops = CONVENTIONS[convention].flops(plan.run, plan.ledger)
-    mfu = told.mfu * flops / plan.ledger.model_flops if told.mfu is not None else None
-    return replace(plan, convention=convention, forecast=replace(told, model_flops=flops, mfu=mfu))
+    mfu = forecast.mfu * flops / plan.ledger.model_flops if forecast.mfu is not None else None
+    return replace(plan, convention=convention, forecast=replace(forecast, model_flops=flops, mfu=mfu))
 
 
 @frozen
@@ -124,21 +124,21 @@ class Causal:
 
 def by_causal(plan: Plan) -> Causal | None:
     """The plan's MFU and HFU without masked pairs; None where it has none."""
-    told, ledger = plan.forecast, plan.ledger
-    if told.mfu is None or told.hfu is None or not told.model_flops or not ledger.matmul_flops:
+    forecast, ledger = plan.forecast, plan.ledger
+    if forecast.mfu is None or forecast.hfu is None or not forecast.model_flops or not ledger.matmul_flops:
         return None
     model, kernels = (CONVENTIONS[name].flops(plan.run, ledger) for name in ("causal", "kernels"))
-    return Causal(told.mfu * model / told.model_flops, told.hfu * kernels / ledger.matmul_flops)
+    return Causal(forecast.mfu * model / forecast.model_flops, forecast.hfu * kernels / ledger.matmul_flops)
 
 
 def with_notes(plan: Plan, notes: list[str]) -> Plan:
     """The same plan with further sentences behind its own."""
-    told = plan.forecast
-    return replace(plan, forecast=replace(told, notes=(*told.notes, *notes))) if notes else plan
+    forecast = plan.forecast
+    return replace(plan, forecast=replace(forecast, notes=(*forecast.notes, *notes))) if notes else plan
 
 
 def of_one_step(plan: Plan) -> Plan:
-    """The same plan where the length of the run was not said: without what belongs to a run and not to a step."""
+    """The same plan where the run has no given length: without evaluation, checkpoints and totals of the run."""
     note = "one step, without evaluation and checkpoints; --set recipe.tokens=... plans the whole run"
     return with_notes(replace(plan, forecast=predict.of_one_step(plan.run, plan.forecast)), [note])
 

@@ -1,4 +1,4 @@
-"""Numbers that a person gives to a question: as a number or as text, within bounds, each complaint a sentence."""
+"""Numbers given as numbers or as text, read within bounds; each error a sentence."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def rules_of_thumb(
     rows = list(_rows(run, ledger, peak_nbytes))
     if memory_nbytes is not None and run.recipe.optimizer in ("adamw", "adam"):
         by_rule = -(-thumb.static_nbytes(ledger.parameters, "fp32-adamw") // memory_nbytes)
-        why = "as memory at the peak; supposes that it can be spread evenly"
+        why = "as memory at the peak; assumes that it can be spread evenly"
         rows.append(
             RuleOfThumb("devices to hold it", "16 N / memory", "count", by_rule, -(-peak_nbytes // memory_nbytes), why)
         )
@@ -74,33 +74,33 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     table = spec.vocab_size * d
     yield RuleOfThumb(
         "parameters", "12 d^2 L + V d", "count", blocks + table, count.total,
-        "supposes d_ff = 4 d without a gate, as many key-value as query heads, and one embedding matrix",
+        "assumes d_ff = 4 d without a gate, as many key-value as query heads, and one embedding matrix",
     )  # fmt: skip
     around = sum(count.by_component.get(each, 0) for each in ("embedding", "positions", "head", "prediction ahead"))
     yield RuleOfThumb(
         "parameters", "12 d^2 L", "count", blocks, count.total - around,
-        "the blocks alone; supposes the same of them, and no norms and biases",
+        "the blocks alone; assumes the same of them, and no norms and biases",
     )  # fmt: skip
     flops = ledger.by("phase", "model_flops")
     per_token, forward = sum(flops.values()) / ledger.tokens, flops.get("forward", 0) / ledger.tokens
     kept = ledger.kept_nbytes
     attention = thumb.attention_flops_per_token(L, d, T)
     six = thumb.training_flops(count.active, 1)
-    held = "; N are those that are trained: frozen weights come on top" if recipe.lora_rank is not None else ""
+    frozen_too = "; N are those that are trained: frozen weights come on top" if recipe.lora_rank is not None else ""
     idle = "; frozen weights need no gradient of their own: about 4 N" if recipe.lora_rank is not None else ""
     yield RuleOfThumb(
         "FLOPs per token", f"2 {n}, forward", "flops", thumb.forward_flops_per_token(count.active), forward,
-        "no attention scores; counts the input embedding as a product",
+        "no attention scores; counts the input embedding as a matmul",
     )  # fmt: skip
     yield RuleOfThumb("FLOPs per token", f"6 {n}", "flops", six, per_token, f"no attention scores{idle}")
     yield RuleOfThumb(
         "FLOPs per token", f"6 {n} + 12 L d T", "flops", six + attention, per_token,
-        f"counts the input embedding as a product; heads as wide as d_model together{idle}",
+        f"counts the input embedding as a matmul; heads as wide as d_model together{idle}",
     )  # fmt: skip
     yield RuleOfThumb(
         "kept for backward", "L B T d (34 + 5 H T / d)", "nbytes",
         thumb.activation_nbytes(L, run.device_batch, T, d, spec.n_heads), kept,
-        "supposes 16-bit activations, written-out attention, GELU, d_ff = 4 d, dropout; leaves out the logits",
+        "assumes 16-bit activations, written-out attention, GELU, d_ff = 4 d, dropout; leaves out the logits",
     )  # fmt: skip
     yield RuleOfThumb(
         "kept for backward", "2 B T d L", "nbytes",
@@ -112,7 +112,7 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     if recipe.optimizer in ("adamw", "adam"):
         yield RuleOfThumb(
             "static state", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), states,
-            f"supposes 4 bytes of a parameter, 4 of its gradient and 8 of its moments; no step counters{held}",
+            f"assumes 4 bytes of a parameter, 4 of its gradient and 8 of its moments; no step counters{frozen_too}",
         )  # fmt: skip
         yield RuleOfThumb(
             "memory at the peak", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), peak_nbytes,
@@ -136,7 +136,7 @@ class StepFact:
     what: str
     formula: str
     numbers: tuple[float, ...]
-    said: str
+    sentence: str
     source: str
 
 
@@ -149,16 +149,16 @@ def _facts(run: Run, ledger: Ledger) -> Iterator[StepFact]:
     recipe = run.recipe
     if recipe.optimizer in WITH_TWO_MOMENTS:
         steps = tuple(thumb.averaging_steps(each) for each in (recipe.beta1, recipe.beta2))
-        said = f"over {steps[0]:,.4g} and {steps[1]:,.4g} steps"
-        yield StepFact("moments average", "1 / (1 - beta)", steps, said, thumb.ADAM)
+        sentence = f"over {steps[0]:,.4g} and {steps[1]:,.4g} steps"
+        yield StepFact("moments average", "1 / (1 - beta)", steps, sentence, thumb.ADAM)
     divided = ledger.filter(lambda each: each.phase == "forward" and each.path == "loss" and each.name == "div")
     count = sum(each.times for each in divided)
     if count:
-        said = f"loss / {count:,}, for each of {count:,} micro-batches"
+        sentence = f"loss / {count:,}, for each of {count:,} micro-batches"
         source = "the mean over the batch is the mean of its equal parts' means"
-        yield StepFact("micro-batches", "loss / k", (count,), said, source)
+        yield StepFact("micro-batches", "loss / k", (count,), sentence, source)
     norms = [each for each in ledger if each.phase == "clip" and each.name == "stack"]
     if norms:
         tensors = ledger.filter(lambda each: each.phase == "clip" and each.name.endswith("norm")).entries[-1].flops
-        said = f"{len(norms)} norm over all {tensors:,} tensors"
-        yield StepFact("gradients are cut by", "sqrt(sum of g^2)", (len(norms), tensors), said, PASCANU)
+        sentence = f"{len(norms)} norm over all {tensors:,} tensors"
+        yield StepFact("gradients are cut by", "sqrt(sum of g^2)", (len(norms), tensors), sentence, PASCANU)

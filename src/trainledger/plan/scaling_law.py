@@ -52,7 +52,7 @@ class RatioLaw:
 
 @frozen
 class FixedSize:
-    """N as it is asked for, whatever the budget."""
+    """N as it is asked for, at every budget."""
 
     name: str
     title: str
@@ -72,7 +72,7 @@ class FixedSize:
 class LineLaw:
     """N = n (C / c)^a: a straight line in logarithms.
 
-    ``exponents`` is the published interval of a. Where the line turns when a changes is not published: it is taken to
+    ``exponents`` is the published interval of a. Where the line turns when a changes is not published: it is assumed to
     be the middle of the fitted budgets, in logarithms (``fitted_flops``).
     """
 
@@ -183,7 +183,7 @@ class LossLaw:
         beyond those that U is best for. Raises ValueError where the law has no R_D* and R_N*.
         """
         if self.repeated_data is None or self.excess_parameters is None:
-            raise ValueError(f"{self.name} says nothing of repeated data")
+            raise ValueError(f"{self.name} has no constants for repeated data")
         enough = min(parameters, self.best_parameters_for(min(unique, tokens)))
         return self.loss(
             _worth(parameters, enough, self.excess_parameters),
@@ -221,15 +221,15 @@ def laws() -> dict[str, Law]:
 
 
 def _law(name: str, entry: Mapping[str, Any]) -> Law:
-    said = {"name": name, "title": entry["title"], "source": entry["source"], "date": str(entry["date"])}
-    said["note"] = entry.get("note", "")
+    stated = {"name": name, "title": entry["title"], "source": entry["source"], "date": str(entry["date"])}
+    stated["note"] = entry.get("note", "")
     if entry["kind"] == "ratio":
-        return RatioLaw(tokens_per_parameter=entry["tokens_per_parameter"], **said)
+        return RatioLaw(tokens_per_parameter=entry["tokens_per_parameter"], **stated)
     if entry["kind"] == "line":
-        return _line(entry, said)
+        return _line(entry, stated)
     covariance = entry.get("covariance")
     return LossLaw(
-        **said,
+        **stated,
         **{key: entry[key] for key in ("E", "A", "B", "alpha", "beta")},
         covariance=None if covariance is None else tuple(tuple(row) for row in covariance),
         covariance_source=entry.get("covariance_source", ""),
@@ -238,7 +238,7 @@ def _law(name: str, entry: Mapping[str, Any]) -> Law:
     )
 
 
-def _line(entry: Mapping[str, Any], said: dict[str, Any]) -> LineLaw:
+def _line(entry: Mapping[str, Any], stated: dict[str, Any]) -> LineLaw:
     if "rows" in entry:
         (parameters, flops), (other_parameters, other_flops) = entry["rows"]
         exponent = log(other_parameters / parameters) / log(other_flops / flops)
@@ -246,7 +246,7 @@ def _line(entry: Mapping[str, Any], said: dict[str, Any]) -> LineLaw:
         parameters, flops, exponent = entry["parameters"], entry["flops"], entry["exponent"]
     interval, fitted = entry.get("exponent_interval"), entry.get("fitted_flops")
     return LineLaw(
-        **said,
+        **stated,
         reference_parameters=parameters,
         reference_flops=flops,
         exponent=exponent,

@@ -265,7 +265,7 @@ def micro_batches(run: Run) -> Sweep:
 
 
 def shards(run: Run) -> Sweep:
-    """The run with its states shared by more and more ranks: what a rank holds falls along it.
+    """The run with its states sharded over more and more ranks: the memory of a rank falls along it.
 
     The micro-batch and about the global batch stay, so that fewer ranks take more micro-batches each.
     """
@@ -275,7 +275,7 @@ def shards(run: Run) -> Sweep:
 
 
 def why_not_sharded(run: Run) -> str:
-    """The rule that forbids to share states over two ranks, with its field; empty where none does."""
+    """The rule that forbids to shard states over two ranks, with its field; empty where none does."""
     each = next(memory_problems(_sharded(run, 2)), None)
     return "" if each is None else f"{each.field} = {shown(each.value)} {each.rule}"
 

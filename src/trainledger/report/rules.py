@@ -32,7 +32,7 @@ def rules(rows: Iterable[RuleOfThumb]) -> str:
 def facts_of_step(facts: Iterable[StepFact]) -> str:
     """What the recipe does in a step."""
     facts = list(facts)
-    cells = [[each.what, each.formula, each.said] for each in facts]
+    cells = [[each.what, each.formula, each.sentence] for each in facts]
     sources = [wrapped(sentence(f"{each.what}, {each.formula}: {each.source}")) for each in facts]
     return "\n".join([table(["in a step", "", "here"], cells, align="lll"), "", *sources])
 
