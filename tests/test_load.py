@@ -12,9 +12,8 @@ import pytest
 import trainledger as tl
 from trainledger.api.load import resolve
 from trainledger.api.machine import kernels_of
-from trainledger.budget.reckon import ledger_of_run
-from trainledger.budget.target import Target
 from trainledger.cli import main
+from trainledger.regression.target import Target, ledger_of_run
 from trainledger.spec.calibration import Calibration, KernelTime, write_calibration
 
 CONFIG = {

@@ -37,8 +37,8 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "train": (TRAIN, True),
     "measure": ({*LEDGER, "trace", "nn", "data", "train"}, True),
     "reconcile": (PREDICT, False),
-    "budget": ({*LEDGER, "catalog", "api", "trace", "measure"}, False),
-    "report": ({*PREDICT, "plan", "explain", "reconcile", "budget", "annotate", "tensors"}, False),
+    "regression": ({*LEDGER, "catalog", "api", "trace", "measure"}, False),
+    "report": ({*PREDICT, "plan", "explain", "reconcile", "regression", "annotate", "tensors"}, False),
     "pytest_plugin": (EVERYTHING, False),
     "api": (EVERYTHING, False),
     "closed_loop": (EVERYTHING, True),
@@ -48,7 +48,7 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
 }
 HEAVY = {"torch", "numpy", "rich", "plotly", "tokenizers", "safetensors", "pyarrow", "zstandard", "sympy"}
 LIGHT_ROOMS = (
-    "units", "dtypes", "spec", "huggingface", "catalog", "ledger", "predict", "plan", "budget", "pytest_plugin",
+    "units", "dtypes", "spec", "huggingface", "catalog", "ledger", "predict", "plan", "regression", "pytest_plugin",
     "api", "__init__",
 )  # fmt: skip
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from trainledger.budget.difference import Difference
-    from trainledger.budget.inline import Amount
     from trainledger.ledger.ledger import Ledger
+    from trainledger.regression.compare import Difference
+    from trainledger.regression.tolerance import Amount
 
 
 class OverBudget(AssertionError):  # noqa: N818
@@ -82,10 +82,10 @@ class ResourceBudget:
 
     def _against_lock(self, name: str, allow: Mapping[str, int | str] | None) -> list[Difference]:
         __tracebackhide__ = True
-        from trainledger.budget.allow import read_allowed
-        from trainledger.budget.check import check
+        from trainledger.regression.check import check
+        from trainledger.regression.tolerance import read_tolerances
 
-        allowed = read_allowed(allow or {}, "allow")
+        allowed = read_tolerances(allow or {}, "allow")
         with contextlib.chdir(self._root), _modules_of(self._root):
             differences = check(() if name == "*" else (name,), root=self._root, allowed=allowed)
         failed = [each for each in differences if each.fails()]
@@ -143,9 +143,9 @@ def _is_anothers(name: str, own: set[str], root: Path) -> bool:
 def _within(asked: Mapping[str, Amount | None], model: Any, batch: Any, how: Mapping[str, Any]) -> Ledger:
     """The ledger of a step that costs at most what is asked; raises `OverBudget`."""
     __tracebackhide__ = True
-    from trainledger.budget.footprint import footprint
-    from trainledger.budget.inline import held, read_limits
     from trainledger.ledger.ledger import Ledger
+    from trainledger.regression.summary import summarize
+    from trainledger.regression.tolerance import limits_of, read_limits
 
     limits = read_limits(asked)
     if isinstance(model, Ledger):
@@ -158,9 +158,9 @@ def _within(asked: Mapping[str, Amount | None], model: Any, batch: Any, how: Map
         ledger = trace(model, batch, **how)
     if ledger.partial:
         raise OverBudget(f"the step is traced only in part, and a part has no total: {ledger.partial}")
-    found = footprint(ledger, root=Path.cwd())
-    figures = held(found, limits)
-    if not all(each.is_kept for each in figures):
+    found = summarize(ledger, root=Path.cwd())
+    figures = limits_of(found, limits)
+    if not all(each.is_met for each in figures):
         from trainledger.report.budget import over_budget
 
         raise OverBudget(over_budget(figures, found))

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from trainledger.api.load import load
-from trainledger.budget.lock import read_lock
 from trainledger.cli import main
 from trainledger.ledger.step import account
+from trainledger.regression.lockfile import read_lock
 
 RUN = """
 [model]
@@ -48,7 +48,7 @@ def test_a_run_file_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["lock"]) == 0
     assert "run.toml" in capsys.readouterr().out
     ledger = account(load("run.toml"))
-    totals = read_lock(project / "trainledger.lock")["run.toml"].footprint.totals
+    totals = read_lock(project / "trainledger.lock")["run.toml"].summary.totals
     assert totals["parameters"] == ledger.parameters
     assert totals["flops"] == ledger.flops
     assert totals["model_flops"] == ledger.model_flops
@@ -113,7 +113,7 @@ def test_collectives_of_a_layout(project: Path, capsys: pytest.CaptureFixture[st
     (project / "run.toml").write_text(SPREAD)
     assert main(["lock"]) == 0
     entries = [each for each in account(load("run.toml"), backend="cuda") if each.kind == "collective"]
-    locked = read_lock(project / "trainledger.lock")["run.toml"].footprint.collectives
+    locked = read_lock(project / "trainledger.lock")["run.toml"].summary.collectives
     assert sum(each.count for each in locked.values()) == sum(each.times for each in entries) > 0
     assert sum(each.payload for each in locked.values()) == sum(each.payload * each.times for each in entries)
     (project / "run.toml").write_text(SPREAD.replace("global_batch = 8", "global_batch = 16"))
@@ -131,7 +131,7 @@ def test_the_engines_own_step(project: Path, capsys: pytest.CaptureFixture[str])
     )
     assert main(["lock"]) == 0
     locked = read_lock(project / "trainledger.lock")
-    closed, traced = locked["closed"].footprint, locked["traced"].footprint
+    closed, traced = locked["closed"].summary, locked["traced"].summary
     for name in ("parameters", "model_flops", "kept"):
         assert closed.totals[name] == traced.totals[name]
     kept = [{each.key: each.amount("kept") for each in found.places if each.kept} for found in (closed, traced)]
@@ -279,7 +279,7 @@ def test_what_a_module_says_and_what_is_not_known_of_it(project: Path, capsys: p
     assert any("read at budget_model_c.py:19" in each for each in notes)
     assert any("twice at budget_model_c.py:18 has no rule" in each for each in notes)
     locked = read_lock(project / "trainledger.lock")["budget_model_c:Model"]
-    assert sum(locked.footprint.uncounted.values()) == 1
+    assert sum(locked.summary.uncounted.values()) == 1
     assert locked.target.step == "forward"
     assert main(["check", "--json"]) == 0
     (checked,) = json.loads(capsys.readouterr().out)["targets"]
@@ -336,7 +336,7 @@ def test_collectives_of_a_program_of_many_ranks(project: Path, capsys: pytest.Ca
     """64 ranks of FSDP2: of each layer two gathers and one reduction, the bytes those of all its parameters."""
     (project / "budget_model_f.py").write_text(PROGRAM)
     assert main(["lock", "budget_model_f:main", "--world-size", "64"]) == 0
-    found = read_lock(project / "trainledger.lock")["budget_model_f:main"].footprint
+    found = read_lock(project / "trainledger.lock")["budget_model_f:main"].summary
     layers = 4 * (64 * 256 + 256), 4 * (256 * 64 + 64)
     assert {kind: (each.count, each.payload) for kind, each in found.collectives.items()} == {
         "all_gather over shard": (4, 2 * sum(layers)), "reduce_scatter over shard": (2, sum(layers)),
@@ -366,7 +366,7 @@ def test_a_lock_takes_words_as_trace_does(project: Path, capsys: pytest.CaptureF
     assert main(["trace", "--hf", "config.json", *words, "--json"]) == 0
     traced = json.loads(capsys.readouterr().out)
     assert main(["lock", "config.json", *words]) == 0
-    totals = read_lock(project / "trainledger.lock")["config.json"].footprint.totals
+    totals = read_lock(project / "trainledger.lock")["config.json"].summary.totals
     assert (totals["parameters"], totals["flops"]) == (traced["parameters"], traced["flops"])
     assert "labels of shape [2, 8] are given to it" in capsys.readouterr().out
     assert main(["check"]) == 0

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trainledger.budget.lock import LOCK
 from trainledger.cli import COMMANDS, main
 from trainledger.cli.arguments import Output, Parser
+from trainledger.regression.lockfile import LOCK
 
 RUN = """
 [model]

@@ -25,9 +25,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.budget.allow import read_flags
-    from trainledger.budget.check import check
     from trainledger.cli import DONE, FAILED
+    from trainledger.regression.check import check
+    from trainledger.regression.tolerance import read_flags
     from trainledger.report.budget import text, to_json
 
     allowed = read_flags(args.allow)

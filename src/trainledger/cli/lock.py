@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--first-step", action="store_true", default=None, help="of a module: the step that makes the optimizer's state"
     )
-    from trainledger.budget.lock import is_a_lock
+    from trainledger.regression.lockfile import is_a_lock
 
     add_lock(parser, action=Output, suffix=".lock", ours=is_a_lock)
     add_json(parser)
@@ -50,13 +50,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def add_lock(parser: argparse.ArgumentParser, **how: Any) -> None:
     """``--lock``: another file than trainledger.lock of the working directory."""
-    from trainledger.budget.lock import LOCK
+    from trainledger.regression.lockfile import LOCK
 
     parser.add_argument("--lock", default=LOCK, metavar="FILE", help=f"the lock's file ({LOCK})", **how)
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.budget.check import lock
+    from trainledger.regression.check import lock
 
     asked = {name: getattr(args, name) for name in (*_FIELDS, *_NUMBERS, "first_step")}
     fields: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
@@ -70,7 +70,7 @@ def execute(args: argparse.Namespace) -> int:
         from trainledger.report.budget import state
 
         targets = {
-            name: {"totals": each.footprint.totals, "state": state(made.before.get(name), each)}
+            name: {"totals": each.summary.totals, "state": state(made.before.get(name), each)}
             for name, each in made.locked.items()
         }
         print_json({"path": made.path, "targets": targets, "gone": list(made.gone), "notes": list(made.notes)})

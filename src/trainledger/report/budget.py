@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from trainledger.budget.check import Written
-from trainledger.budget.difference import LESS, MORE, WITHIN, Difference, Move, Row, label
-from trainledger.budget.footprint import QUANTITIES, Footprint
-from trainledger.budget.inline import Limit, largest
-from trainledger.budget.lock import Locked
 from trainledger.document import shown, signed
+from trainledger.regression.check import Written
+from trainledger.regression.compare import LESS, MORE, WITHIN, Difference, Move, Row, label
+from trainledger.regression.lockfile import Locked
+from trainledger.regression.summary import QUANTITIES, Summary
+from trainledger.regression.tolerance import Limit, largest
 from trainledger.report.table import WIDTH, table, wrapped
 from trainledger.units import counted
 
@@ -147,7 +147,7 @@ def written(made: Written) -> str:
     """What a lock now holds, beside what it held."""
     cells = []
     for name, locked in sorted(made.locked.items()):
-        totals = locked.footprint.totals
+        totals = locked.summary.totals
         cells.append([
             name, *(shown(totals[each], QUANTITIES[each][1]) for each in ("parameters", "flops", "kept", "peak")),
             state(made.before.get(name), locked),
@@ -162,7 +162,7 @@ def state(before: Locked | None, now: Locked) -> str:
     """Whether a target is new in a lock, moved, or as it was."""
     if before is None:
         return "new"
-    return "as before" if before.footprint.totals == now.footprint.totals else "moved"
+    return "as before" if before.summary.totals == now.summary.totals else "moved"
 
 
 def to_json(differences: Sequence[Difference], *, tight: bool = False) -> dict[str, Any]:
@@ -185,9 +185,9 @@ def to_json(differences: Sequence[Difference], *, tight: bool = False) -> dict[s
     }
 
 
-def over_budget(limits: Sequence[Limit], found: Footprint) -> str:
+def over_budget(limits: Sequence[Limit], found: Summary) -> str:
     """The amounts of a budget beside what a step costs, and where most of what is over arises."""
-    over = [each for each in limits if not each.is_kept]
+    over = [each for each in limits if not each.is_met]
     cells = [_limit_cells(each) for each in limits]
     lines = [
         f"the step is over its budget in {', '.join(QUANTITIES[each.quantity][0] for each in over)}", "",
@@ -220,9 +220,9 @@ def over_budget(limits: Sequence[Limit], found: Footprint) -> str:
 def _limit_cells(limit: Limit) -> list[str]:
     title, unit = QUANTITIES[limit.quantity]
     most, now = shown(limit.most, unit), shown(limit.now, unit)
-    if most == now and not limit.is_kept:
+    if most == now and not limit.is_met:
         most, now = f"{limit.most:,}", f"{limit.now:,}"
-    return [title, most, now, "" if limit.is_kept else shown(limit.now - limit.most, unit)]
+    return [title, most, now, "" if limit.is_met else shown(limit.now - limit.most, unit)]
 
 
 def _differ(locked: str, now: str) -> bool:

@@ -9,13 +9,12 @@ import pytest
 import torch
 from planted_changes import KEPT_OF_H, KEPT_OF_Y, MODEL, line_of, traced
 
-from trainledger.budget.allow import Allowed
-from trainledger.budget.check import compare
-from trainledger.budget.difference import Difference, Move, Row
-from trainledger.budget.footprint import QUANTITIES, Footprint, Place
-from trainledger.budget.lock import Locked, read_lock, write_lock
-from trainledger.budget.reckon import Reckoned
-from trainledger.budget.target import Target
+from trainledger.regression.check import compare
+from trainledger.regression.compare import Difference, Move, Row
+from trainledger.regression.lockfile import Locked, read_lock, write_lock
+from trainledger.regression.summary import QUANTITIES, Place, Summary
+from trainledger.regression.target import Evaluation, Target
+from trainledger.regression.tolerance import Tolerance
 from trainledger.report.budget import moved_at, table_of, text
 
 torch.set_num_threads(1)
@@ -34,12 +33,12 @@ def locked(folder: Path, source: str = MODEL) -> Locked:
     return read_lock(folder / "trainledger.lock")["model"]
 
 
-def changed(folder: Path, old: str, new: str, **allowed: Allowed) -> tuple[Difference, str]:
+def changed(folder: Path, old: str, new: str, **allowed: Tolerance) -> tuple[Difference, str]:
     """What is told of a source in which one text is another, against the source as it was."""
     before = locked(folder)
     assert old in MODEL
     source = MODEL.replace(old, new)
-    return compare("model", before, TARGET, Reckoned(traced(source, folder), ""), allowed, folder), source
+    return compare("model", before, TARGET, Evaluation(traced(source, folder), ""), allowed, folder), source
 
 
 def test_a_line_with_many_operations_is_told_in_80_columns() -> None:
@@ -99,13 +98,13 @@ def test_lines_that_only_move_move_nothing(folder: Path) -> None:
     source = '"""A word first."""\n\n' + MODEL.replace(
         "        h = self.up(x)", "        # up\n\n        h = self.up(x)"
     )
-    difference = compare("model", before, TARGET, Reckoned(traced(source, folder), ""), {}, folder)
+    difference = compare("model", before, TARGET, Evaluation(traced(source, folder), ""), {}, folder)
     assert not difference.fails(tight=True)
     assert difference.moves == difference.edited == ()
     assert text([difference]) == "model: as locked (5 figures)"
     # Nor are they taken for changes when something else moves.
     source = source.replace("h = F.relu(h)", "h = F.silu(h)")
-    difference = compare("model", before, TARGET, Reckoned(traced(source, folder), ""), {}, folder)
+    difference = compare("model", before, TARGET, Evaluation(traced(source, folder), ""), {}, folder)
     assert difference.edited == ((f"model.py:{line_of(source, 'h = F.silu(h)')}", "h = F.silu(h)"),)
     assert {each.place for each in difference.moves if each.quantity == "kept"} == {"model.py:17"}
 
@@ -113,11 +112,11 @@ def test_lines_that_only_move_move_nothing(folder: Path) -> None:
 def test_a_renamed_class_moves_nothing(folder: Path) -> None:
     before = locked(folder)
     difference = compare(
-        "model", before, TARGET, Reckoned(traced(MODEL.replace("Block", "Layer"), folder), ""), {}, folder
+        "model", before, TARGET, Evaluation(traced(MODEL.replace("Block", "Layer"), folder), ""), {}, folder
     )
     assert not difference.fails(tight=True)
     wider = MODEL.replace("Block", "Layer").replace("128", "130")
-    difference = compare("model", before, TARGET, Reckoned(traced(wider, folder), ""), {}, folder)
+    difference = compare("model", before, TARGET, Evaluation(traced(wider, folder), ""), {}, folder)
     flops = [each for each in difference.moves if each.quantity == "flops"]
     assert {each.text for each in flops} == {"h = self.up(x)", "h = F.relu(h)", "y = self.down(h)", ""}
     assert not any(each.gone for each in flops)
@@ -140,11 +139,11 @@ def test_less_is_a_note_and_a_failure_only_where_the_lock_is_to_be_tight(folder:
 
 
 def test_a_tolerance_is_kept_to_the_byte(folder: Path) -> None:
-    most = {"kept": Allowed(amount=KEPT_OF_Y), "peak": Allowed(amount=10**9)}
+    most = {"kept": Tolerance(amount=KEPT_OF_Y), "peak": Tolerance(amount=10**9)}
     difference, _ = changed(folder, "y = self.down(h)", "y = self.down(h)\n        self.last = y", **most)
     assert not difference.fails(tight=True)
     assert "model: moved within what is allowed" in text([difference])
-    most["kept"] = Allowed(amount=KEPT_OF_Y - 1)
+    most["kept"] = Tolerance(amount=KEPT_OF_Y - 1)
     difference, _ = changed(folder, "y = self.down(h)", "y = self.down(h)\n        self.last = y", **most)
     assert [each.quantity for each in difference.more] == ["kept"]
 
@@ -169,9 +168,9 @@ def test_a_line_twice_in_one_function_is_one_place(folder: Path) -> None:
 def test_what_is_told_of_lines_that_went_and_of_many() -> None:
     places = tuple(Place("model.py f", f"a{at} = x", flops=10 + at) for at in range(5))
     totals = {"parameters": 0, "flops": 60, "model_flops": 0, "kept": 0, "peak": 0}
-    before = Footprint(totals, {}, {}, {}, places, {})
-    after = Footprint({**totals, "flops": 0}, {}, {}, {}, (), {})
-    told = text([compare("t", Locked(TARGET, "", before), TARGET, Reckoned(after, ""), {}, Path())])
+    before = Summary(totals, {}, {}, {}, places, {})
+    after = Summary({**totals, "flops": 0}, {}, {}, {}, (), {})
+    told = text([compare("t", Locked(TARGET, "", before), TARGET, Evaluation(after, ""), {}, Path())])
     assert "FLOPs -14 FLOP at model.py f, a line that is gone\n    a4 = x" in told
     assert "FLOPs -21 FLOP at 2 other places together" in told
 
@@ -179,9 +178,9 @@ def test_what_is_told_of_lines_that_went_and_of_many() -> None:
 def test_a_lock_without_tensors_one_by_one_is_not_set_against_one_with_them(folder: Path) -> None:
     """Where identical blocks were traced once, the peak has no places: its rise is told, and no line blamed for it."""
     before = locked(folder)
-    places = tuple(replace(each, peak=0, parameters=0) for each in before.footprint.places)
-    folded = replace(before, footprint=replace(before.footprint, places=places))
-    now = Reckoned(traced(MODEL.replace("F.relu(h)", "F.silu(h)"), folder), "")
+    places = tuple(replace(each, peak=0, parameters=0) for each in before.summary.places)
+    folded = replace(before, summary=replace(before.summary, places=places))
+    now = Evaluation(traced(MODEL.replace("F.relu(h)", "F.silu(h)"), folder), "")
     difference = compare("model", folded, TARGET, now, {}, folder)
     assert [each.quantity for each in difference.more] == ["kept", "peak"]
     assert {each.quantity for each in difference.moves} == {"kept"}

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainledger.budget.footprint import Collectives, Footprint, Place
-from trainledger.budget.lock import Locked, read_lock, to_toml, write_lock
-from trainledger.budget.target import Target
+from trainledger.regression.lockfile import Locked, read_lock, to_toml, write_lock
+from trainledger.regression.summary import Collectives, Place, Summary
+from trainledger.regression.target import Target
 from trainledger.spec.problem import InvalidInput
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -24,7 +24,7 @@ PLACES = st.builds(
     kept=st.dictionaries(TEXTS, AMOUNTS, max_size=3).map(lambda kept: tuple(kept.items())),
 )  # fmt: skip
 FOOTPRINTS = st.builds(
-    Footprint,
+    Summary,
     totals=st.tuples(*(AMOUNTS for _ in TOTALS)).map(lambda amounts: dict(zip(TOTALS, amounts, strict=True))),
     peak=st.dictionaries(TEXTS, AMOUNTS, max_size=3),
     collectives=st.dictionaries(TEXTS, st.builds(Collectives, AMOUNTS, AMOUNTS), max_size=3),
@@ -37,7 +37,7 @@ TARGETS = st.one_of(
     st.builds(Target, module=TEXTS, input=st.lists(TEXTS, max_size=2).map(tuple), grad_accum=st.integers(1, 9)),
 )
 FIGURES = {"totals": dict.fromkeys(TOTALS, 1), "peak": {}, "collectives": {}, "uncounted": {}, "places": ()}
-FOOTPRINT = Footprint(**FIGURES, functions={})
+FOOTPRINT = Summary(**FIGURES, functions={})
 LOCKED = Locked(Target(run="run.toml"), "trainledger 0", FOOTPRINT)
 
 
@@ -51,7 +51,7 @@ def test_what_is_written_is_read(locks: dict[str, Locked], tmp_path_factory: pyt
 
 
 def test_a_figure_that_moves_is_one_line_of_a_diff() -> None:
-    moved = Footprint(**{**FIGURES, "totals": {**FIGURES["totals"], "peak": 12_345_678}}, functions={})  # type: ignore[dict-item]
+    moved = Summary(**{**FIGURES, "totals": {**FIGURES["totals"], "peak": 12_345_678}}, functions={})  # type: ignore[dict-item]
     before, after = (
         to_toml({"a": LOCKED, "b": LOCKED}),
         to_toml({"a": LOCKED, "b": Locked(LOCKED.target, "trainledger 0", moved)}),
@@ -105,6 +105,6 @@ def test_it_is_plain_toml(tmp_path: Path) -> None:
     text = 'x = "a\\b"  # é\x7f'
     places = (Place("model.py f", text, flops=3, kept=(("my_lib::op", 2),)),)
     table = tomllib.loads(
-        to_toml({"a b": Locked(LOCKED.target, "", Footprint(**{**FIGURES, "places": places}, functions={}))})
+        to_toml({"a b": Locked(LOCKED.target, "", Summary(**{**FIGURES, "places": places}, functions={}))})
     )  # type: ignore[dict-item]
     assert table["targets"]["a b"]["places"] == {f"model.py f: {text}": {"flops": 3, "kept": {"my_lib::op": 2}}}

@@ -1,18 +1,27 @@
-"""What a budget is for: a run file, or a module or model of the user's own, with all that its figures depend on."""
+"""A target: a run file, or a module or model of the user's own, all that its figures depend on, and these figures."""
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainledger.budget.allow import Allowed, read_allowed
 from trainledger.frozen import frozen
+from trainledger.regression.summary import Summary, operation, summarize
+from trainledger.regression.tolerance import Tolerance, read_tolerances
 from trainledger.spec.kernels import KERNELS
 from trainledger.spec.plain import NO_FIELD, from_plain
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 
+if TYPE_CHECKING:
+    from trainledger.ledger.ledger import Ledger
+
+_VERSIONED = ("torch", "transformers")  # libraries whose versions may move a figure
 CLOSED_FORM, TRACE = "closed form", "trace"
 PROJECT = "pyproject.toml"
 _OF_RUN = ("set", "by")
@@ -94,7 +103,7 @@ class Target:
         return name in (self.run, self.module, self.hf)
 
 
-Targets = dict[str, tuple[Target, dict[str, Allowed]]]
+Targets = dict[str, tuple[Target, dict[str, Tolerance]]]
 
 
 def targets_of_project(root: Path) -> Targets:
@@ -168,9 +177,133 @@ def named(name: str, fields: Mapping[str, Any]) -> Target:
     return read_target({kind: name, **fields}, name)
 
 
-def _allowed(data: object, field: str, problems: list[Problem]) -> dict[str, Allowed]:
+def _allowed(data: object, field: str, problems: list[Problem]) -> dict[str, Tolerance]:
     try:
-        return read_allowed(data, field)
+        return read_tolerances(data, field)
     except InvalidInput as error:
         problems.extend(error.problems)
         return {}
+
+
+@frozen
+class Evaluation:
+    """A target's figures, the versions that made them, and what must be said of them."""
+
+    summary: Summary
+    versions: str
+    notes: tuple[str, ...] = ()
+
+
+def evaluate(name: str, target: Target, root: Path) -> Evaluation:
+    """The figures of a target; raises `InvalidInput` where they cannot be had whole.
+
+    Modules are imported from the working directory, which is ``root``. What they print goes to standard error.
+    """
+    with _nothing_collected(), redirect_stdout(sys.stderr):
+        try:
+            ledger = ledger_of_run(name, target, root) if target.run else ledger_of_code(name, target)
+        except SystemExit as error:
+            rule = f"ended the process (exit code {error.code}) instead of building a model"
+            raise InvalidInput([Problem(f"targets.{name}", None, rule)]) from error
+    if ledger.partial:
+        rule = f"is traced only in part, and a part has no total: {ledger.partial}"
+        raise InvalidInput([Problem(f"targets.{name}", None, rule)])
+    found = summarize(ledger, root=root, by_line=not target.run)
+    return Evaluation(found, versions(traced=ledger.writer == "trace"), (*ledger.notes, *_uncounted(ledger)))
+
+
+def _uncounted(ledger: Ledger) -> list[str]:
+    """A sentence for each operation without a rule, with the lines that it runs at."""
+    told = []
+    for name, count in ledger.uncounted:
+        unknown = [each for each in ledger.entries if each.kind == "unknown" and each.name == name]
+        lines = sorted({each.line for each in unknown if each.line})
+        at = f" at {', '.join(lines)}" if lines else ""
+        told.append(
+            f"{count} x {operation(unknown[0]) if unknown else name}{at} has no rule: its FLOPs are not counted"
+        )
+    return told
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Memory in reference cycles stays live meanwhile: when Python's collector would free it, nobody knows."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def ledger_of_run(name: str, target: Target, root: Path) -> Ledger:
+    """The ledger of a run file's step: in closed form, or traced from the engine's modules."""
+    from trainledger.api.load import load_file
+
+    path = root / target.run
+    run = load_file(path, target.set, search=False)
+    if run.layout.auto:
+        rule = (
+            "is a search, which may find another layout tomorrow; write down the layout that it finds (`trainledger "
+            f"plan {target.run}` prints it)"
+        )
+        raise InvalidInput([Problem("layout.auto", True, rule)], str(path))
+    if target.by == TRACE:
+        if not run.layout.alone:
+            rule = f"the engine's modules are traced on one device; leave [layout] out, or lock {name} in closed form"
+            raise InvalidInput([Problem("layout", None, rule)], str(path))
+        from trainledger.measure.step import rehearse
+
+        return rehearse(run)
+    from trainledger.api.cost import account
+    from trainledger.api.machine import THIS_MACHINE, kernels_of
+
+    # What was measured on the machine that checks must not decide which kernels are accounted for.
+    if run.cluster.device != THIS_MACHINE:
+        return account(run, backend=kernels_of(run))
+    return account(run, backend="cpu" if run.cluster.backend in ("auto", "cpu") else "cuda")
+
+
+def ledger_of_code(name: str, target: Target) -> Ledger:
+    """The ledger of a step of somebody's module or of a Hugging Face configuration, on fake tensors."""
+    try:
+        return _traced(target)
+    except InvalidInput as error:  # of a target the fields have the names of its table, not of flags
+        problems = [
+            replace(each, field=f"targets.{name}.{each.field[2:].replace('-', '_')}")
+            if each.field.startswith("--")
+            else each
+            for each in error.problems
+        ]
+        raise InvalidInput(problems, error.where) from error
+
+
+def _traced(target: Target) -> Ledger:
+    from trainledger.trace.command import trace_named
+
+    given = ("hf", "label", "loss", "step", "dtype", "autocast", "world_size")
+    words: dict[str, Any] = {name: getattr(target, name) or None for name in given}
+    ledger, _ = trace_named(
+        target.module, input=target.input, kernels=target.kernels or "cpu", checkpointing=target.checkpointing,
+        grad_accum=target.grad_accum, first_step=target.first_step, rank=target.rank, field="--module",
+        **words,
+    )  # fmt: skip
+    return ledger
+
+
+def versions(*, traced: bool) -> str:
+    """The versions that a figure may depend on, without the builds that they have on a machine."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from trainledger import __version__
+
+    told = [f"trainledger {__version__}"]
+    for each in _VERSIONED if traced else ():
+        if each in sys.modules:
+            try:
+                told.append(f"{each} {version(each).partition('+')[0]}")
+            except PackageNotFoundError:
+                continue
+    return ", ".join(told)

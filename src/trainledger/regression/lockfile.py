@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainledger.budget.footprint import Collectives, Footprint, Place
-from trainledger.budget.target import Target, read_target
 from trainledger.frozen import frozen
+from trainledger.regression.summary import Collectives, Place, Summary
+from trainledger.regression.target import Target, read_target
 from trainledger.spec.plain import from_plain, replace_file
 from trainledger.spec.problem import InvalidInput, Problem
 
@@ -34,7 +34,7 @@ class Locked:
 
     target: Target
     versions: str
-    footprint: Footprint
+    summary: Summary
 
 
 @frozen
@@ -145,7 +145,7 @@ def _locked(fields: object, at: str) -> Locked:
         rule = "is missing" if name in TOTALS else "is not a total of a lock"
         raise InvalidInput([Problem(f"{at}.totals.{name}", None, rule)])
     places = tuple(_place(key, line) for key, line in (figures.places or {}).items())
-    return Locked(target, figures.versions, Footprint(
+    return Locked(target, figures.versions, Summary(
         totals=figures.totals, peak=figures.peak or {}, collectives=figures.collectives or {},
         uncounted=figures.uncounted or {}, places=places, functions=figures.functions or {},
     ))  # fmt: skip
@@ -174,14 +174,14 @@ def to_toml(targets: Mapping[str, Locked]) -> str:
     lines = [f"{_HEAD}format = {FORMAT}"]
     for name, locked in sorted(targets.items()):
         at = f"targets.{_key(name)}"
-        footprint = locked.footprint
+        summary = locked.summary
         lines += ["", f"[{at}]", *(f"{key} = {_value(value)}" for key, value in locked.target.described().items())]
         lines.append(f"versions = {_value(locked.versions)}")
-        places = {each.key: _line(each) for each in footprint.places}
-        collectives = {kind: vars(each) for kind, each in footprint.collectives.items()}
+        places = {each.key: _line(each) for each in summary.places}
+        collectives = {kind: vars(each) for kind, each in summary.collectives.items()}
         for section, table in (
-            ("totals", footprint.totals), ("peak", dict(sorted(footprint.peak.items()))), ("collectives", collectives),
-            ("uncounted", footprint.uncounted), ("places", places), ("functions", footprint.functions),
+            ("totals", summary.totals), ("peak", dict(sorted(summary.peak.items()))), ("collectives", collectives),
+            ("uncounted", summary.uncounted), ("places", places), ("functions", summary.functions),
         ):  # fmt: skip
             if table:
                 lines += ["", f"[{at}.{section}]", *(f"{_key(key)} = {_value(value)}" for key, value in table.items())]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from trainledger.budget.check import lock
-from trainledger.budget.lock import read_lock
 from trainledger.durable import held
+from trainledger.regression.check import lock
+from trainledger.regression.lockfile import read_lock
 
 RUN = """
 [model]
@@ -26,7 +26,7 @@ steps = 10
 ONE_OF_SEVERAL = """
 import sys, time
 from pathlib import Path
-from trainledger.budget import check
+from trainledger.regression import check
 
 name, others = sys.argv[1], sys.argv[2:]
 write = check.write_lock

@@ -7,15 +7,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainledger.budget.allow import Allowed
-from trainledger.budget.difference import MORE, Difference, edited_lines, moves_of, rows_of
-from trainledger.budget.footprint import PLACED, Footprint
-from trainledger.budget.lock import LOCK, Locked, read_lock, write_lock
-from trainledger.budget.reckon import Reckoned, reckon
-from trainledger.budget.source import Sources
-from trainledger.budget.target import PROJECT, Target, named, targets_of_project
 from trainledger.durable import held
 from trainledger.frozen import frozen
+from trainledger.regression.compare import MORE, Difference, edited_lines, moves_of, rows_of
+from trainledger.regression.lockfile import LOCK, Locked, read_lock, write_lock
+from trainledger.regression.summary import PLACED, Sources, Summary
+from trainledger.regression.target import PROJECT, Evaluation, Target, evaluate, named, targets_of_project
+from trainledger.regression.tolerance import Tolerance
 from trainledger.spec.plain import check_target
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 
@@ -69,8 +67,8 @@ def lock(
     notes: list[str] = []
     for name, target in wanted.items():
         say(name)
-        found = reckon(name, target, root)
-        locked[name] = Locked(target, found.versions, found.footprint)
+        found = evaluate(name, target, root)
+        locked[name] = Locked(target, found.versions, found.summary)
         notes += [f"{name}: {each}" for each in found.notes]
     say("")
     with _alone(path):
@@ -99,7 +97,7 @@ def check(
     *,
     root: Path,
     file: str = LOCK,
-    allowed: Mapping[str, Allowed] | None = None,
+    allowed: Mapping[str, Tolerance] | None = None,
     say: Say = lambda _: None,
 ) -> list[Difference]:
     """Targets against their lock: all of the project's and of the lock's own, or those of these names.
@@ -113,7 +111,7 @@ def check(
     differences = []
     for name, (target, tolerances) in targets.items():
         say(name)
-        found = reckon(name, target, root)
+        found = evaluate(name, target, root)
         differences.append(compare(name, there[name], target, found, {**tolerances, **(allowed or {})}, root))
     say("")
     return differences
@@ -123,29 +121,29 @@ def compare(
     name: str,
     locked: Locked,
     target: Target,
-    now: Reckoned,
-    allowed: Mapping[str, Allowed],
+    now: Evaluation,
+    allowed: Mapping[str, Tolerance],
     root: Path,
 ) -> Difference:
     """One target's figures now against those in its lock."""
-    footprint = now.footprint
-    rows = rows_of(locked.footprint, footprint, allowed)
-    both = (locked.footprint, footprint)
+    summary = now.summary
+    rows = rows_of(locked.summary, summary, allowed)
+    both = (locked.summary, summary)
     moved = {each.quantity for each in rows if not each.part and each.verdict == MORE}
     if not moved:
         moved = {each.quantity for each in rows if not each.part and each.change}
-    moves = moves_of(locked.footprint, footprint, [each for each in PLACED if each in moved and _is_placed(each, both)])
+    moves = moves_of(locked.summary, summary, [each for each in PLACED if each in moved and _is_placed(each, both)])
     edited: tuple[tuple[str, str], ...] = ()
     if moved:
         labels = {each.place.rpartition(":")[0] for each in moves}
-        first = [where for where in footprint.functions if where.partition(" ")[0] in labels]
-        edited = edited_lines(locked.footprint, footprint, Sources(root), first)
+        first = [where for where in summary.functions if where.partition(" ")[0] in labels]
+        edited = edited_lines(locked.summary, summary, Sources(root), first)
     return Difference(
         name, rows, moves, edited, _settings(locked.target, target), (locked.versions, now.versions), now.notes
     )
 
 
-def _is_placed(quantity: str, both: Iterable[Footprint]) -> bool:
+def _is_placed(quantity: str, both: Iterable[Summary]) -> bool:
     """Whether both have places of a quantity: where identical blocks are traced once, no tensor is told by itself."""
     if quantity not in ("parameters", "peak"):
         return True
@@ -197,10 +195,10 @@ def _no_target(root: Path) -> Problem:
 def _checked(
     names: Sequence[str],
     there: Mapping[str, Locked],
-    project: Mapping[str, tuple[Target, dict[str, Allowed]]],
+    project: Mapping[str, tuple[Target, dict[str, Tolerance]]],
     root: Path,
     file: str,
-) -> dict[str, tuple[Target, dict[str, Allowed]]]:
+) -> dict[str, tuple[Target, dict[str, Tolerance]]]:
     """The targets to be checked with their tolerances; every one that is missing or stale is a problem."""
     problems = []
     known = {**project}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from trainledger.budget.footprint import Footprint, footprint
+from trainledger.regression.summary import Summary, summarize
 from trainledger.trace import trace
 
 MODEL = """\
@@ -50,7 +50,7 @@ def line_of(source: str, text: str) -> int:
 _NUMBERS = itertools.count()
 
 
-def traced(source: str, folder: Path) -> Footprint:
+def traced(source: str, folder: Path) -> Summary:
     """The figures of the step of a source, written to ``model.py`` of a folder and imported anew from there."""
     (folder / "model.py").write_text(source)
     spec = importlib.util.spec_from_file_location(f"planted_{next(_NUMBERS)}", folder / "model.py")
@@ -63,4 +63,4 @@ def traced(source: str, folder: Path) -> Footprint:
     model = module.build()
     ledger = trace(model, torch.zeros(ROWS, 64), loss=module.loss, optimizer=torch.optim.AdamW(model.parameters()))
     assert not ledger.partial
-    return footprint(ledger, root=folder)
+    return summarize(ledger, root=folder)

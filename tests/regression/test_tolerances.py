@@ -6,25 +6,27 @@ from fractions import Fraction
 
 import pytest
 
-from trainledger.budget.allow import Allowed, read_allowed, read_amount, read_flags
-from trainledger.budget.difference import Row
+from trainledger.regression.compare import Row
+from trainledger.regression.tolerance import Tolerance, read_amount, read_flags, read_tolerances
 from trainledger.spec.problem import InvalidInput
 
 
 def test_shares_and_amounts() -> None:
-    allowed = read_allowed({"peak": "0.1%", "kept": "64MiB", "flops": "2 MFLOP", "parameters": 7}, "allow")
-    assert allowed["peak"] == Allowed(share=Fraction(1, 1000))
+    allowed = read_tolerances({"peak": "0.1%", "kept": "64MiB", "flops": "2 MFLOP", "parameters": 7}, "allow")
+    assert allowed["peak"] == Tolerance(share=Fraction(1, 1000))
     assert [allowed[name].of(10**9) for name in ("peak", "kept", "flops", "parameters")] == [10**6, 2**26, 2 * 10**6, 7]
     assert read_flags(["peak=0.1%", " kept = 64MiB "]) == {name: allowed[name] for name in ("peak", "kept")}
     # A share is exact however it is written: 0.1 % of 10^18 is no float's rounding of it.
-    assert Allowed(share=Fraction("0.1") / 100).of(10**18 + 999) == 10**15
+    assert Tolerance(share=Fraction("0.1") / 100).of(10**18 + 999) == 10**15
 
 
 @pytest.mark.parametrize(
     ("change", "verdict"), [(0, "same"), (10, "within"), (-10, "within"), (11, "more"), (-11, "less")]
 )
 def test_the_tolerance_itself_is_allowed(change: int, verdict: str) -> None:
-    assert Row("peak", "peak memory", 1000, 1000 + change, Allowed(share=Fraction(1, 100)).of(1000)).verdict == verdict
+    assert (
+        Row("peak", "peak memory", 1000, 1000 + change, Tolerance(share=Fraction(1, 100)).of(1000)).verdict == verdict
+    )
 
 
 def test_what_is_no_tolerance() -> None:
@@ -41,7 +43,7 @@ def test_what_is_no_tolerance() -> None:
         (3, 'must be a table such as { peak = "1%"'),
     ):
         with pytest.raises(InvalidInput, match=sentence):
-            read_allowed(given, "allow")
+            read_tolerances(given, "allow")
     with pytest.raises(InvalidInput, match="is written QUANTITY=TOLERANCE"):
         read_flags(["peak"])
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 
-from trainledger.budget.allow import Allowed, Tolerances
-from trainledger.budget.footprint import QUANTITIES, Collectives, Footprint, Place
-from trainledger.budget.source import Sources
 from trainledger.frozen import frozen
+from trainledger.regression.summary import QUANTITIES, Collectives, Place, Sources, Summary
+from trainledger.regression.tolerance import Tolerance, Tolerances
 
 SAME, WITHIN, MORE, LESS = "same", "within", "more", "less"
-_EXACT = Allowed()
+_EXACT = Tolerance()
 _NONE = Collectives(0, 0)
 
 
@@ -90,8 +89,8 @@ class Difference:
         return bool(self.more or self.settings or (tight and self.less))
 
 
-def rows_of(locked: Footprint, now: Footprint, allowed: Tolerances) -> tuple[Row, ...]:
-    """Every quantity of two footprints, the peak with its categories, collectives and uncounted operations by kind."""
+def rows_of(locked: Summary, now: Summary, allowed: Tolerances) -> tuple[Row, ...]:
+    """Every quantity of two summaries, the peak with its categories, collectives and uncounted operations by kind."""
 
     def row(quantity: str, title: str, before: int, after: int) -> Row:
         return Row(quantity, title, before, after, allowed.get(quantity, _EXACT).of(before))
@@ -114,7 +113,7 @@ def rows_of(locked: Footprint, now: Footprint, allowed: Tolerances) -> tuple[Row
     return tuple(rows)
 
 
-def moves_of(locked: Footprint, now: Footprint, quantities: Iterable[str]) -> tuple[Move, ...]:
+def moves_of(locked: Summary, now: Summary, quantities: Iterable[str]) -> tuple[Move, ...]:
     """Where each of these quantities of `PLACED` moved: the way it went before the other way, and the largest first."""
     pairs = list(paired(locked.places, now.places))
     moves: list[Move] = []
@@ -177,9 +176,7 @@ def _by_where(places: Iterable[Place]) -> dict[str, list[Place]]:
     return found
 
 
-def edited_lines(
-    locked: Footprint, now: Footprint, sources: Sources, first: Iterable[str]
-) -> tuple[tuple[str, str], ...]:
+def edited_lines(locked: Summary, now: Summary, sources: Sources, first: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Lines of the traced functions that the lock does not know, those of the functions ``first`` before the others."""
     before_others = set(first)
     edited = []

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from trainledger.budget.allow import Allowed
-from trainledger.budget.target import Target, named, targets_of_project
+from trainledger.regression.target import Target, named, targets_of_project
+from trainledger.regression.tolerance import Tolerance
 from trainledger.spec.problem import InvalidInput
 
 
-def read(tmp_path: Path, text: str) -> dict[str, tuple[Target, dict[str, Allowed]]]:
+def read(tmp_path: Path, text: str) -> dict[str, tuple[Target, dict[str, Tolerance]]]:
     (tmp_path / "pyproject.toml").write_text(text)
     return targets_of_project(tmp_path)
 
@@ -34,9 +34,9 @@ def test_targets_and_their_tolerances(tmp_path: Path) -> None:
         by = "trace"
     """)  # fmt: skip
     assert found["small"][0] == Target(module="package.module:build", input=("int64[8,2048]",))
-    assert found["small"][1] == {"peak": Allowed(share=Fraction(1, 100)), "flops": Allowed()}
+    assert found["small"][1] == {"peak": Tolerance(share=Fraction(1, 100)), "flops": Tolerance()}
     assert found["the run"][0] == Target(run="run.toml", set=("recipe.micro_batch=2",), by="trace")
-    assert found["the run"][1]["flops"] == Allowed(amount=10)
+    assert found["the run"][1]["flops"] == Tolerance(amount=10)
 
 
 @pytest.mark.parametrize("text", ["tool = 3\n", "[tool]\ntrainledger = 3\n", "[[tool]]\n"])

@@ -94,7 +94,7 @@ def test_wrong_uses_are_sentences(resource_budget: Any) -> None:
 
 def test_against_the_lock_of_the_root(tmp_path: Path) -> None:
     """From wherever the tests were started, and with tolerances of the test's own."""
-    from trainledger.budget.check import lock
+    from trainledger.regression.check import lock
 
     run = "[model]\npreset = 'gpt2'\n[recipe]\nseq_len = 64\nglobal_batch = 4\nmicro_batch = 2\nsteps = 1\n"
     (tmp_path / "run.toml").write_text(run)
@@ -113,7 +113,7 @@ def test_each_folder_of_a_repository_has_its_own_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Run from above both, with modules of the same name in each, as `trainledger check` in each folder."""
-    from trainledger.budget.check import lock
+    from trainledger.regression.check import lock
 
     code = "import torch\nModel = lambda: torch.nn.Linear({0}, {0})\n"
     tested = "import model\ndef test_it(resource_budget):\n    assert len(resource_budget('*')) == 1\n"
@@ -156,7 +156,7 @@ def test_the_plugin_is_light() -> None:
     """pytest imports it in every project: neither torch nor numpy nor anything of trainledger's rooms comes with it."""
     code = (
         "import sys, trainledger.pytest_plugin\n"
-        "print([each for each in ('torch', 'numpy', 'tomllib', 'trainledger.budget', 'trainledger.spec') "
+        "print([each for each in ('torch', 'numpy', 'tomllib', 'trainledger.regression', 'trainledger.spec') "
         "if each in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
