@@ -36,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "8B": {"preset": "llama-3.1-8b"},
     "70B": {"preset": "llama-3.1-70b"},
     "405B": {"preset": "llama-3.1-405b"},
-    "671B, mixture of experts": {"preset": "deepseek-v3", "n_predict_ahead": 0},  # its modules know no pipeline
+    "671B, mixture of experts": {"preset": "deepseek-v3", "n_mtp_layers": 0},  # its modules know no pipeline
 }
 COUNTS = (8, 64, 512, 4096, 16_384, 100_000)
 SEQUENCES = {8: 128, 64: 256, 512: 1024, 4096: 2048, 16_384: 2048, 100_000: 12_500}  # a step, of 8,192 tokens

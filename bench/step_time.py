@@ -52,13 +52,23 @@ CONFIGURATIONS: tuple[tuple[int, int, int, int, str, bool, str], ...] = (
     (256, 4, 8, 128, "bf16-mixed", True, "gpt"),
 )
 LLAMA = {
-    "norm": "rmsnorm", "norm_bias": False, "activation": "silu", "gated": True, "positions": "rope",
-    "attention_bias": False, "mlp_bias": False,
-}  # fmt: skip
+    "norm": "rmsnorm",
+    "norm.bias": False,
+    "feed_forward.activation": "silu",
+    "feed_forward.gated": True,
+    "positions": "rope",
+    "attention.bias": False,
+    "feed_forward.bias": False,
+}
 GPT = {
-    "norm": "layernorm", "norm_bias": True, "activation": "gelu_tanh", "gated": False, "positions": "learned",
-    "attention_bias": True, "mlp_bias": True,
-}  # fmt: skip
+    "norm": "layernorm",
+    "norm.bias": True,
+    "feed_forward.activation": "gelu_tanh",
+    "feed_forward.gated": False,
+    "positions": "learned",
+    "attention.bias": True,
+    "feed_forward.bias": True,
+}
 VOCABULARY = 4096
 WARM_UP = 3
 
@@ -67,15 +77,26 @@ def run_of(width: int, layers: int, batch: int, tokens: int, precision: str, com
     """One configuration as a run."""
     parts = LLAMA if family == "llama" else GPT
     d_ff = 64 * round(width * 8 / 3 / 64) if family == "llama" else 4 * width
-    return load({
-        "model": {
-            "vocab_size": VOCABULARY, "d_model": width, "n_layers": layers, "n_heads": width // 64 or 1, "d_ff": d_ff,
-            "max_seq_len": tokens, **parts,
-        },
-        "recipe": {
-            "seq_len": tokens, "global_batch": batch, "steps": 1, "precision": precision, "compile": compiled,
-        },
-    })  # fmt: skip
+    return load(
+        {
+            "model": {
+                "vocab_size": VOCABULARY,
+                "d_model": width,
+                "n_layers": layers,
+                "attention.n_heads": width // 64 or 1,
+                "feed_forward.d_ff": d_ff,
+                "max_seq_len": tokens,
+                **parts,
+            },
+            "recipe": {
+                "seq_len": tokens,
+                "global_batch": batch,
+                "steps": 1,
+                "precision": precision,
+                "compile": compiled,
+            },
+        }
+    )
 
 
 @dataclass

@@ -66,10 +66,15 @@ def own_step(kind: str, name: str, blocks: str) -> dict[str, Any]:
         if kind == "hf":
             spec = tl.model(name)
             config = transformers.LlamaConfig(
-                hidden_size=spec.d_model, intermediate_size=spec.d_ff, num_hidden_layers=spec.n_layers,
-                num_attention_heads=spec.n_heads, num_key_value_heads=spec.n_kv_heads, vocab_size=spec.vocab_size,
-                max_position_embeddings=spec.max_seq_len, use_cache=False,
-            )  # fmt: skip
+                hidden_size=spec.d_model,
+                intermediate_size=spec.feed_forward.d_ff,
+                num_hidden_layers=spec.n_layers,
+                num_attention_heads=spec.attention.n_heads,
+                num_key_value_heads=spec.attention.n_kv_heads,
+                vocab_size=spec.vocab_size,
+                max_position_embeddings=spec.max_seq_len,
+                use_cache=False,
+            )
         make = transformers.AutoModelForCausalLM.from_config
         with torch.device("meta"):
             make(type(config)(num_hidden_layers=1, use_cache=False))  # its modules are imported late

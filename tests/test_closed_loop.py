@@ -28,9 +28,9 @@ name = "small"
 vocab_size = 300
 d_model = 48
 n_layers = 3
-n_heads = 4
-n_kv_heads = 2
-d_ff = 96
+attention.n_heads = 4
+attention.n_kv_heads = 2
+feed_forward.d_ff = 96
 max_seq_len = 32
 tie_embeddings = true
 [recipe]

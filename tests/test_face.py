@@ -9,6 +9,7 @@ import pytest
 
 import trainledger as tl
 from trainledger.api.machine import machine_of
+from trainledger.spec.parts import from_fields
 
 RECIPE = {"seq_len": 128, "global_batch": 4, "steps": 10}
 
@@ -70,7 +71,12 @@ def test_load_of_a_hugging_face_config(tmp_path):
         '{"model_type": "gpt2", "vocab_size": 300, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}'
     )
     run = tl.load({"model": {"config": str(path), "n_layers": 3}, "recipe": RECIPE})
-    assert (run.model.vocab_size, run.model.d_model, run.model.n_layers, run.model.positions) == (300, 64, 3, "learned")
+    assert (run.model.vocab_size, run.model.d_model, run.model.n_layers, run.model.positions.kind) == (
+        300,
+        64,
+        3,
+        "learned",
+    )
     with pytest.raises(tl.InvalidInput):
         tl.load({"model": {"config": str(tmp_path / "nothing.json")}, "recipe": RECIPE})
 
@@ -78,7 +84,7 @@ def test_load_of_a_hugging_face_config(tmp_path):
 def test_model_of_the_catalog_with_changes():
     assert tl.model("gpt2", n_layers=1).n_layers == 1
     with pytest.raises(tl.InvalidInput, match="nearest that works: 12"):
-        tl.model("gpt2", n_heads=11)
+        tl.model("gpt2", **{"attention.n_heads": 11})
 
 
 def test_the_machine_of_a_run_is_the_catalogs_or_none_before_it_was_measured(tmp_path, monkeypatch):
@@ -123,7 +129,17 @@ def test_the_examples_in_the_docstrings_hold(name):
 def test_an_account_of_fields_that_contradict_each_other_is_refused() -> None:
     from trainledger.spec.layout import Layout
 
-    model = tl.ModelSpec(vocab_size=64, d_model=64, n_layers=2, n_heads=4, d_ff=128, max_seq_len=64)
+    model = from_fields(
+        tl.ModelSpec,
+        {
+            "vocab_size": 64,
+            "d_model": 64,
+            "n_layers": 2,
+            "attention.n_heads": 4,
+            "feed_forward.d_ff": 128,
+            "max_seq_len": 64,
+        },
+    )
     batch = {"seq_len": 16, "steps": 1}
     with pytest.raises(tl.InvalidInput, match=r"recipe\.global_batch"):
         tl.account(tl.Run(model=model, recipe=tl.Recipe(global_batch=3, micro_batch=2, **batch)))

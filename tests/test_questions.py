@@ -10,6 +10,7 @@ import pytest
 
 import trainledger as tl
 from trainledger.spec import runfile
+from trainledger.spec.parts import from_fields, with_fields
 
 SPREAD = {
     "model": {"preset": "teach-10m"},
@@ -34,7 +35,7 @@ def changed(fields: dict[str, Any]) -> tl.Run:
     run = tl.load(SPREAD)
     for path, value in fields.items():
         section, _, name = path.partition(".")
-        run = replace(run, **{section: replace(getattr(run, section), **{name: value})})
+        run = replace(run, **{section: with_fields(getattr(run, section), {name: value})})
     return run
 
 
@@ -63,8 +64,8 @@ def test_every_question_refuses_a_batch_that_no_ranks_share(question: str) -> No
         {"layout.shard": 4},
         {"layout.shard": 16},
         {"layout.overlap": ("nothing",)},
-        {"model.n_heads": 7},
-        {"model.n_kv_heads": 5},
+        {"model.attention.n_heads": 7},
+        {"model.attention.n_kv_heads": 5},
         {"model.d_model": 2.5},
         {"cluster.device": "h10"},
         {"cluster.network": "no-link"},
@@ -138,11 +139,17 @@ def test_a_model_and_a_ledger_are_no_runs_and_a_run_is_no_model() -> None:
 
 
 def test_parameters_of_a_model_whose_fields_contradict_each_other() -> None:
-    shape: dict[str, Any] = {"vocab_size": 64, "d_ff": 128, "n_layers": 2, "max_seq_len": 64, "n_heads": 4}
-    assert "model.n_heads = 4: must divide d_model = 65" in refusal(
-        lambda: tl.parameters(tl.ModelSpec(d_model=65, **shape))
+    shape: dict[str, Any] = {
+        "vocab_size": 64,
+        "feed_forward.d_ff": 128,
+        "n_layers": 2,
+        "max_seq_len": 64,
+        "attention.n_heads": 4,
+    }
+    assert "model.attention.n_heads = 4: must divide d_model = 65" in refusal(
+        lambda: tl.parameters(from_fields(tl.ModelSpec, {"d_model": 65, **shape}))
     )
-    assert tl.parameters(tl.ModelSpec(d_model=64, **shape)).by_component["embedding"] == 64 * 64
+    assert tl.parameters(from_fields(tl.ModelSpec, {"d_model": 64, **shape})).by_component["embedding"] == 64 * 64
 
 
 def test_numbers_may_be_text_and_one_name_needs_no_list() -> None:

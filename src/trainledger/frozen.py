@@ -76,7 +76,7 @@ def _init(cls: Any, *, kw_only: bool) -> Callable[..., None]:
 
 def _refuse_unknown(cls: Any, named: dict[str, Any]) -> None:
     """Raises TypeError where a name is no field's."""
-    known = cls.__dataclass_fields__
+    known = [each.name for each in fields(cls)]
     for name in named:
         if name not in known:
             from difflib import get_close_matches

@@ -11,6 +11,7 @@ import pytest
 from trainledger import catalog
 from trainledger.api.load import model
 from trainledger.ledger.model.parameters import parameters
+from trainledger.spec.parts import field_at
 from trainledger.spec.problem import InvalidInput
 
 PUBLISHED = Path(__file__).parents[2] / "tools/published"
@@ -70,38 +71,47 @@ NORMS_OF_A_BLOCK = {"pre": 2, "post": 2, "after-add": 2, "sandwich": 4}
 
 def count(spec):
     """Parameters from sizes, written here a second time so that the catalog has a witness of its own."""
-    d, heads = spec.d_model, spec.n_heads
-    norm = d * (spec.norm_weight + spec.norm_bias)
-    if spec.kv_rank is not None:
-        assert not spec.attention_bias
-        width = heads * (spec.nope_head_dim + spec.rope_head_dim)
-        queries = d * width if spec.q_rank is None else d * spec.q_rank + spec.q_rank + spec.q_rank * width
-        latent = d * (spec.kv_rank + spec.rope_head_dim) + spec.kv_rank
+    d, heads = spec.d_model, spec.attention.n_heads
+    norm = d * (spec.norm.weight + spec.norm.bias)
+    if spec.latent is not None:
+        assert not spec.attention.bias
+        width = heads * (spec.latent.nope_head_dim + spec.latent.rope_head_dim)
+        queries = (
+            d * width
+            if spec.latent.q_rank is None
+            else d * spec.latent.q_rank + spec.latent.q_rank + spec.latent.q_rank * width
+        )
+        latent = d * (spec.latent.kv_rank + spec.latent.rope_head_dim) + spec.latent.kv_rank
         attention = (
-            queries + latent + heads * (spec.kv_rank * (spec.nope_head_dim + spec.v_head_dim) + spec.v_head_dim * d)
+            queries
+            + latent
+            + heads
+            * (spec.latent.kv_rank * (spec.latent.nope_head_dim + spec.latent.v_head_dim) + spec.latent.v_head_dim * d)
         )
     else:
         width, kv = heads * spec.head_size, spec.kv_heads * spec.head_size
-        attention = d * width + 2 * d * kv + width * d + (width + 2 * kv if spec.attention_bias else 0)
-        attention += (d if spec.output_bias else 0) + (heads if spec.attention_sinks else 0)
-        attention += {None: 0, "head": 2 * spec.head_size, "width": width + kv}[spec.qk_norm]
+        attention = d * width + 2 * d * kv + width * d + (width + 2 * kv if spec.attention.bias else 0)
+        attention += (d if spec.output_bias else 0) + (heads if spec.attention.sinks else 0)
+        attention += {None: 0, "head": 2 * spec.head_size, "width": width + kv}[spec.attention.qk_norm]
     norms = 1 if spec.block == "parallel" else NORMS_OF_A_BLOCK[spec.norm_place]
 
     def mlp(inner):
-        biases = inner * (2 if spec.gated else 1) + d if spec.mlp_bias else 0
-        return d * inner * (3 if spec.gated else 2) + biases
+        biases = inner * (2 if spec.feed_forward.gated else 1) + d if spec.feed_forward.bias else 0
+        return d * inner * (3 if spec.feed_forward.gated else 2) + biases
 
-    dense = attention + norms * norm + mlp(spec.d_ff)
+    dense = attention + norms * norm + mlp(spec.feed_forward.d_ff)
     total = spec.n_layers * dense
-    if spec.n_experts is not None:
-        inner = spec.expert_d_ff or spec.d_ff
-        router = spec.n_experts * (d + spec.router_bias)
-        sparse = attention + norms * norm + router + spec.n_experts * mlp(inner) + mlp(spec.n_shared_experts * inner)
-        sparse -= 0 if spec.n_shared_experts else mlp(0)
-        total = spec.n_dense_layers * dense + (spec.n_layers - spec.n_dense_layers) * sparse
-        total += spec.n_predict_ahead * (sparse + 2 * d * d + 3 * norm)
+    if spec.experts is not None:
+        inner = spec.experts.expert_d_ff or spec.feed_forward.d_ff
+        router = spec.experts.n_experts * (d + spec.experts.router.bias)
+        sparse = (
+            attention + norms * norm + router + spec.experts.n_experts * mlp(inner) + mlp(spec.experts.n_shared * inner)
+        )
+        sparse -= 0 if spec.experts.n_shared else mlp(0)
+        total = spec.experts.n_dense_layers * dense + (spec.n_layers - spec.experts.n_dense_layers) * sparse
+        total += spec.n_mtp_layers * (sparse + 2 * d * d + 3 * norm)
     embeddings = spec.vocab_size * d * (1 if spec.tie_embeddings else 2) + (spec.vocab_size if spec.head_bias else 0)
-    embeddings += (spec.max_seq_len + spec.extra_positions) * d if spec.positions == "learned" else 0
+    embeddings += (spec.max_seq_len + spec.positions.extra_rows) * d if spec.positions.kind == "learned" else 0
     embeddings += norm if spec.embedding_norm else 0
     return embeddings + total + norm
 
@@ -120,21 +130,29 @@ def test_parameters_are_those_published(name):
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_sizes_are_those_published(name):
     spec, row = model(name), COUNTS[MODELS[name]]
-    sizes = ("n_layers", "d_model", "n_heads", "d_ff")
+    sizes = {
+        "n_layers": "n_layers",
+        "d_model": "d_model",
+        "n_heads": "attention.n_heads",
+        "d_ff": "feed_forward.d_ff",
+    }
     latent = "qk 128+64, v 128"
-    assert {each: str(getattr(spec, each)) for each in sizes} == {each: row[each] for each in sizes}
+    assert {each: str(field_at(spec, path)) for each, path in sizes.items()} == {each: row[each] for each in sizes}
     assert (str(spec.vocab_size), str(spec.kv_heads)) == (row["vocab"], row["n_kv_heads"])
     assert row["head_dim"] == (latent if spec.latent else str(spec.head_size))
-    assert (str(int(spec.tie_embeddings)), str(int(spec.gated))) == (row["tied"], row["gated"])
-    assert spec.norm == ("rmsnorm" if row["norm"] == "rmsnorm" else "layernorm")
-    assert (spec.norm_weight, spec.norm_bias) == (row["norm"] != "nonparam_layernorm", row["norm"] == "layernorm")
-    assert spec.positions == row["positional"]
-    biases = (spec.attention_bias, spec.output_bias, spec.mlp_bias)
+    assert (str(int(spec.tie_embeddings)), str(int(spec.feed_forward.gated))) == (row["tied"], row["gated"])
+    assert spec.norm.kind == ("rmsnorm" if row["norm"] == "rmsnorm" else "layernorm")
+    assert (spec.norm.weight, spec.norm.bias) == (row["norm"] != "nonparam_layernorm", row["norm"] == "layernorm")
+    assert spec.positions.kind == row["positional"]
+    biases = (spec.attention.bias, spec.output_bias, spec.feed_forward.bias)
     assert biases == (row["biases"] != "none", row["biases"] == "all", row["biases"] == "all")
     if row["max_learned_pos"]:
-        assert str(spec.max_seq_len + spec.extra_positions) == row["max_learned_pos"]
-    experts = (spec.n_experts, spec.experts_per_token, spec.n_dense_layers, spec.n_shared_experts, spec.expert_width)
+        assert str(spec.max_seq_len + spec.positions.extra_rows) == row["max_learned_pos"]
     if row["n_experts"]:
+        mixture = spec.experts
+        experts = (
+            mixture.n_experts, mixture.per_token, mixture.n_dense_layers, mixture.n_shared, mixture.width
+        )  # fmt: skip
         named = ("n_experts", "experts_per_token", "n_dense_layers", "n_shared_experts", "moe_d_ff")
         assert experts == tuple(int(row[each] or 0) for each in named)
 

@@ -19,8 +19,8 @@ RUN = """
 vocab_size = 256
 d_model = 32
 n_layers = 2
-n_heads = 4
-d_ff = 64
+attention.n_heads = 4
+feed_forward.d_ff = 64
 max_seq_len = 32
 [recipe]
 seq_len = 32
@@ -203,7 +203,7 @@ def test_what_cannot_be_locked(project: Path, capsys: pytest.CaptureFixture[str]
     assert "run.toml.input = ('int64[8]',): is for a target with module or hf" in refused(
         ["lock", "run.toml", "--input", "int64[8]"], capsys
     )
-    assert "model.n_heads" in refused(["lock", "run.toml", "--set", "model.n_heads=5"], capsys)
+    assert "model.attention.n_heads" in refused(["lock", "run.toml", "--set", "model.attention.n_heads=5"], capsys)
     (project / "run.toml").unlink()
     assert "has no target to lock" in refused(["lock"], capsys)
     assert not (project / "trainledger.lock").exists()

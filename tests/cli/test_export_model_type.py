@@ -43,5 +43,5 @@ def test_a_type_that_does_not_express_the_model_is_refused(tmp_path, capsys):
     assert main(["export", str(tmp_path / "start"), str(tmp_path / "out"), "--model-type", "llama"]) == 2
     said = capsys.readouterr().err
     assert "llama is no such model" in said
-    assert "model.window = 5: here a llama has none" in said
+    assert "model.attention.window = 5: here a llama has none" in said
     assert not (tmp_path / "out").exists()

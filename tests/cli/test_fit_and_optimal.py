@@ -13,7 +13,7 @@ from trainledger.cli import LIGHT, main
 from trainledger.plan.in_json import SECTIONS
 
 TINY = ["--set", "model.d_model=256", "--set", "model.n_layers=4", "--set", "model.vocab_size=2048",
-        "--set", "model.n_heads=4", "--set", "model.d_ff=1024",
+        "--set", "model.attention.n_heads=4", "--set", "model.feed_forward.d_ff=1024",
         "--set", "recipe.seq_len=512"]  # fmt: skip
 OPTIMAL = ["optimal", "--device", "h100-sxm", "--count", "32", "--days", "2w"]
 

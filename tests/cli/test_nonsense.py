@@ -19,7 +19,14 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.setting import rule_of
 
-MODEL = {"vocab_size": 301, "d_model": 48, "n_layers": 2, "n_heads": 6, "d_ff": 100, "max_seq_len": 64}
+MODEL = {
+    "vocab_size": 301,
+    "d_model": 48,
+    "n_layers": 2,
+    "attention.n_heads": 6,
+    "feed_forward.d_ff": 100,
+    "max_seq_len": 64,
+}
 RECIPE = {"seq_len": 32, "global_batch": 4, "steps": 1}
 SECTIONS: dict[str, Any] = {"model": ModelSpec, "recipe": Recipe, "layout": Layout}
 NONSENSE = st.one_of(
@@ -87,7 +94,7 @@ def test_any_run_file_is_answered(
     [
         ("model.n_layers=0", "model.n_layers = 0: must be at least 1"),
         ("recipe.tokens=" + "1" + "0" * 30, "recipe.tokens"),
-        ("model.n_heads=7", "must divide d_model"),
+        ("model.attention.n_heads=7", "must divide d_model"),
         ("layout.tensor=3", "nearest that works"),
         ("recipe.steps=nonsense", "recipe.steps"),
         ("recipe.precision=fp31", "must be one of"),
@@ -100,7 +107,7 @@ def test_overrides_that_cannot_be(tmp_path: Path, override: str, sentence: str) 
     import tomli_w
 
     path = tmp_path / "run.toml"
-    path.write_text(tomli_w.dumps({"model": {**MODEL, "d_model": 64, "n_heads": 4}, "recipe": RECIPE}))
+    path.write_text(tomli_w.dumps({"model": {**MODEL, "d_model": 64, "attention.n_heads": 4}, "recipe": RECIPE}))
     code, out, err = said("plan", str(path), "--set", override)
     assert code == 2, out
     assert sentence in err
@@ -110,7 +117,7 @@ def test_heads_that_ranks_cannot_share_come_with_layouts_that_work(tmp_path: Pat
     import tomli_w
 
     path = tmp_path / "run.toml"
-    model = {**MODEL, "d_model": 70, "n_heads": 7, "d_ff": 210}
+    model = {**MODEL, "d_model": 70, "attention.n_heads": 7, "feed_forward.d_ff": 210}
     table = {"model": model, "recipe": {**RECIPE, "global_batch": 12}, "layout": {"tensor": 3}, "cluster": {"count": 3}}
     path.write_text(tomli_w.dumps(table))
     code, _, err = said("plan", str(path))

@@ -19,8 +19,8 @@ RUN = """
 vocab_size = 256
 d_model = 32
 n_layers = 2
-n_heads = 4
-d_ff = 64
+attention.n_heads = 4
+feed_forward.d_ff = 64
 max_seq_len = 32
 [recipe]
 seq_len = 32
@@ -79,14 +79,14 @@ def test_the_traced_ledger_can_be_kept(run_file: str, tmp_path: Path, capsys: py
 
 
 def test_wrong_input_is_told_before_anything_is_traced(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", run_file, "--set", "model.n_heads=5"]) == 2
-    assert "model.n_heads" in capsys.readouterr().err
+    assert main(["trace", run_file, "--set", "model.attention.n_heads=5"]) == 2
+    assert "model.attention.n_heads" in capsys.readouterr().err
     assert main(["trace", run_file, "--by", "colour"]) == 2
 
 
 def test_ledgers_that_differ_do_not_agree(run_file: str) -> None:
     predicted = account(load(run_file))
-    other = account(load(run_file, {"model.d_ff": 65}))
+    other = account(load(run_file, {"model.feed_forward.d_ff": 65}))
     assert agree(compare(predicted, predicted))
     rows = compare(predicted, other)
     assert not agree(rows)

@@ -14,8 +14,8 @@ RUN = """
 vocab_size = 512
 d_model = 64
 n_layers = 1
-n_heads = 4
-d_ff = 128
+attention.n_heads = 4
+feed_forward.d_ff = 128
 max_seq_len = 64
 [recipe]
 seq_len = 64

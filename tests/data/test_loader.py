@@ -17,6 +17,7 @@ from trainledger.data import TokenStore, prepare, train_batch, validation_batch
 from trainledger.data.loader import STEPS_AHEAD, Loader, open_loader
 from trainledger.spec.data import DataSpec
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
@@ -163,7 +164,17 @@ def test_a_program_that_forgets_to_close_ends(store: TokenStore) -> None:
 
 def test_open_loader_checks_the_run(data: DataSpec) -> None:
     def run(vocab_size: int, seq_len: int) -> Run:
-        model = ModelSpec(vocab_size=vocab_size, d_model=8, n_layers=1, n_heads=1, d_ff=8, max_seq_len=10**9)
+        model = from_fields(
+            ModelSpec,
+            {
+                "vocab_size": vocab_size,
+                "d_model": 8,
+                "n_layers": 1,
+                "attention.n_heads": 1,
+                "feed_forward.d_ff": 8,
+                "max_seq_len": 10**9,
+            },
+        )
         return Run(model=model, recipe=Recipe(seq_len=seq_len, global_batch=4, micro_batch=2, steps=1), data=data)
 
     with open_loader(run(257, 16), "cpu", progress=False) as loader:

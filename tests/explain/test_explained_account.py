@@ -23,34 +23,56 @@ from trainledger.predict.step import CAUSES, step_time
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 
-SMALL = {"vocab_size": 301, "d_model": 48, "n_layers": 3, "n_heads": 6, "d_ff": 100, "max_seq_len": 64}
+SMALL = {
+    "vocab_size": 301,
+    "d_model": 48,
+    "n_layers": 3,
+    "attention.n_heads": 6,
+    "feed_forward.d_ff": 100,
+    "max_seq_len": 64,
+}
 RUNS: dict[str, dict[str, Any]] = {
-    "llama": {"model": {**SMALL, "n_kv_heads": 2}},
-    "one of each": {"model": {**SMALL, "n_layers": 1, "n_heads": 1, "head_dim": 48}, "recipe": {"global_batch": 1}},
+    "llama": {"model": {**SMALL, "attention.n_kv_heads": 2}},
+    "one of each": {
+        "model": {**SMALL, "n_layers": 1, "attention.n_heads": 1, "attention.head_dim": 48},
+        "recipe": {"global_batch": 1},
+    },
     "gpt2, written out": {
-        "model": {**SMALL, "norm": "layernorm", "norm_bias": True, "gated": False, "positions": "learned",
-                  "activation": "gelu", "attention_bias": True, "mlp_bias": True, "tie_embeddings": True},
+        "model": {
+            **SMALL,
+            "norm": "layernorm",
+            "norm.bias": True,
+            "feed_forward.gated": False,
+            "positions": "learned",
+            "feed_forward.activation": "gelu",
+            "attention.bias": True,
+            "feed_forward.bias": True,
+            "tie_embeddings": True,
+        },
         "recipe": {"attention": "math", "dropout": 0.1},
     },
     "checkpointed, accumulated": {
-        "model": {**SMALL, "n_kv_heads": 3},
+        "model": {**SMALL, "attention.n_kv_heads": 3},
         "recipe": {"precision": "bf16-mixed", "activation_checkpointing": "full", "micro_batch": 2},
     },
     "sharded, tensor and sequence": {
-        "model": {**SMALL, "n_kv_heads": 2, "d_ff": 96, "vocab_size": 304},
+        "model": {**SMALL, "attention.n_kv_heads": 2, "feed_forward.d_ff": 96, "vocab_size": 304},
         "recipe": {"precision": "bf16-sharded", "global_batch": 8, "micro_batch": 2},
         "layout": {"shard": 2, "tensor": 2, "sequence_parallel": True},
     },
     "shards that divide, accumulated": {
-        "model": {**SMALL, "n_kv_heads": 3, "d_ff": 96, "vocab_size": 304},
-        "recipe": {"precision": "bf16-sharded", "global_batch": 24, "micro_batch": 2}, "layout": {"shard": 4},
+        "model": {**SMALL, "attention.n_kv_heads": 3, "feed_forward.d_ff": 96, "vocab_size": 304},
+        "recipe": {"precision": "bf16-sharded", "global_batch": 24, "micro_batch": 2},
+        "layout": {"shard": 4},
     },
     "shards that do not divide, copied": {
-        "model": SMALL, "recipe": {"precision": "bf16-sharded", "global_batch": 20},
+        "model": SMALL,
+        "recipe": {"precision": "bf16-sharded", "global_batch": 20},
         "layout": {"replicate": 2, "shard": 5},
     },
     "two layers, sharded once": {
-        "model": {**SMALL, "n_layers": 2}, "recipe": {"global_batch": 12, "micro_batch": 2},
+        "model": {**SMALL, "n_layers": 2},
+        "recipe": {"global_batch": 12, "micro_batch": 2},
         "layout": {"shard": 3, "zero": 2},
     },
     "an interleaved pipeline of shards": {
@@ -59,14 +81,26 @@ RUNS: dict[str, dict[str, Any]] = {
         "layout": {"shard": 3, "pipeline": 2, "schedule": "interleaved", "virtual_stages": 2},
     },
     "a pipeline": {
-        "model": {**SMALL, "n_layers": 4}, "recipe": {"global_batch": 6, "micro_batch": 2}, "layout": {"pipeline": 2},
+        "model": {**SMALL, "n_layers": 4},
+        "recipe": {"global_batch": 6, "micro_batch": 2},
+        "layout": {"pipeline": 2},
     },
     "experts": {
-        "model": {**SMALL, "n_experts": 4, "expert_d_ff": 32, "n_dense_layers": 1, "n_shared_experts": 1},
+        "model": {
+            **SMALL,
+            "feed_forward": "experts",
+            "feed_forward.n_experts": 4,
+            "feed_forward.expert_d_ff": 32,
+            "feed_forward.n_dense_layers": 1,
+            "feed_forward.n_shared": 1,
+        },
     },
-    "fewer layers than their pattern": {"model": {**SMALL, "n_layers": 2, "rope_skip_every": 3}},
-    "local and global layers": {"model": {**SMALL, "window": 16, "global_every": 3}, "recipe": {"attention": "math"}},
-}  # fmt: skip
+    "fewer layers than their pattern": {"model": {**SMALL, "n_layers": 2, "positions.skip_every": 3}},
+    "local and global layers": {
+        "model": {**SMALL, "attention.window": 16, "attention.global_every": 3},
+        "recipe": {"attention": "math"},
+    },
+}
 
 
 def run_of(name: str) -> Run:
@@ -125,11 +159,21 @@ def test_every_line_says_the_same_in_figures_as_in_sum(name: str, what: str) -> 
 def _sizes(run: Run) -> dict[str, int]:
     spec = run.model
     return {
-        "B": run.device_batch, "A": run.grad_accum, "T": run.recipe.seq_len, "S": spec.max_seq_len,
-        "V": spec.padded_vocab, "L": spec.n_layers, "D": spec.d_model, "F": spec.d_ff, "H": spec.n_heads,
-        "G": spec.kv_heads, "Q": spec.n_heads // spec.kv_heads, "K": spec.head_size, "M": spec.expert_width,
-        "E": spec.n_experts or 0,
-    }  # fmt: skip
+        "B": run.device_batch,
+        "A": run.grad_accum,
+        "T": run.recipe.seq_len,
+        "S": spec.max_seq_len,
+        "V": spec.padded_vocab,
+        "L": spec.n_layers,
+        "D": spec.d_model,
+        "F": spec.feed_forward.d_ff,
+        "H": spec.attention.n_heads,
+        "G": spec.kv_heads,
+        "Q": spec.attention.n_heads // spec.kv_heads,
+        "K": spec.head_size,
+        "M": spec.experts.width,
+        "E": spec.experts.n_experts if spec.experts else 0,
+    }
 
 
 def test_a_line_of_shards_is_a_few_terms() -> None:

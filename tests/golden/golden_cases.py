@@ -65,7 +65,7 @@ MORE_RECIPES: dict[str, list[str]] = {
     "qlora": ["recipe.lora_rank=16", "recipe.precision=bf16", "recipe.base_format=nf4"],
     "capacity": ["recipe.expert_dispatch=capacity", "recipe.load_balance_loss=0.01"],
     "no clipping": ["recipe.grad_clip="],
-    "two predicted ahead": ["model.n_predict_ahead=2"],
+    "two predicted ahead": ["model.n_mtp_layers=2"],
 }  # fmt: skip
 
 LAYOUTS: dict[str, list[str]] = {

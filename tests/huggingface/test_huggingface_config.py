@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from published_configs import CONFIGS
 
 from trainledger.huggingface import LARGEST_NBYTES, from_config, left_out, read_json, to_config
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.model import model_problems
 
@@ -49,18 +49,45 @@ def refusal(config):
 
 
 def test_a_published_llama_config():
-    assert from_config(LLAMA_32_1B) == ModelSpec(
-        name="llama", vocab_size=128256, d_model=2048, n_layers=16, n_heads=32, n_kv_heads=8, d_ff=8192,
-        max_seq_len=131072, rope_theta=500000.0, rope_factor=32.0, tie_embeddings=True,
-    )  # fmt: skip
+    assert from_config(LLAMA_32_1B) == from_fields(
+        ModelSpec,
+        {
+            "name": "llama",
+            "vocab_size": 128256,
+            "d_model": 2048,
+            "n_layers": 16,
+            "attention.n_heads": 32,
+            "attention.n_kv_heads": 8,
+            "feed_forward.d_ff": 8192,
+            "max_seq_len": 131072,
+            "positions.theta": 500000.0,
+            "positions.scaling.factor": 32.0,
+            "tie_embeddings": True,
+        },
+    )
 
 
 def test_the_published_gpt2_config():
-    assert from_config(GPT2) == ModelSpec(
-        name="gpt2", vocab_size=50257, d_model=768, n_layers=12, n_heads=12, d_ff=3072, max_seq_len=1024,
-        norm="layernorm", norm_bias=True, activation="gelu_tanh", gated=False, positions="learned",
-        attention_bias=True, mlp_bias=True, tie_embeddings=True,
-    )  # fmt: skip
+    assert from_config(GPT2) == from_fields(
+        ModelSpec,
+        {
+            "name": "gpt2",
+            "vocab_size": 50257,
+            "d_model": 768,
+            "n_layers": 12,
+            "attention.n_heads": 12,
+            "feed_forward.d_ff": 3072,
+            "max_seq_len": 1024,
+            "norm": "layernorm",
+            "norm.bias": True,
+            "feed_forward.activation": "gelu_tanh",
+            "feed_forward.gated": False,
+            "positions": "learned",
+            "attention.bias": True,
+            "feed_forward.bias": True,
+            "tie_embeddings": True,
+        },
+    )
     assert left_out(GPT2) == [
         f"{key} = 0.1 is left out: dropout is recipe.dropout here"
         for key in ("attn_pdrop", "embd_pdrop", "resid_pdrop")
@@ -69,7 +96,12 @@ def test_the_published_gpt2_config():
 
 def test_absent_keys_are_what_transformers_takes():
     spec = from_config(LLAMA)
-    assert (spec.norm_eps, spec.activation, spec.rope_theta, spec.tie_embeddings) == (1e-6, "silu", 10000.0, False)
+    assert (spec.norm.eps, spec.feed_forward.activation, spec.rope.theta, spec.tie_embeddings) == (
+        1e-6,
+        "silu",
+        10000.0,
+        False,
+    )
     assert (spec.kv_heads, spec.head_size) == (4, 4)
     nulls = {"num_key_value_heads": None, "head_dim": None, "rope_scaling": None}
     assert from_config(LLAMA | nulls) == spec
@@ -84,8 +116,8 @@ def test_both_forms_of_rotary_parameters_are_one():
     del new["rope_parameters"]["type"]
     spec = from_config(LLAMA | old)
     assert spec == from_config(LLAMA | new)
-    assert (spec.rope_factor, spec.rope_original_seq_len, spec.rope_theta) == (8.0, 64, 5e5)
-    assert from_config(LLAMA | {"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}).rope_theta == 7.0
+    assert (spec.rope.scaling.factor, spec.rope.scaling.original_seq_len, spec.rope.theta) == (8.0, 64, 5e5)
+    assert from_config(LLAMA | {"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}).rope.theta == 7.0
 
 
 @pytest.mark.parametrize(
@@ -222,20 +254,37 @@ def test_any_json_is_a_spec_or_a_sentence(base, changes, without):
 def test_a_spec_survives_its_config(kv_heads, ratio, half_width, own, gpt2, flags, activation, factor):
     heads = kv_heads * ratio
     sizes = {
-        "vocab_size": 99, "d_model": 2 * half_width * heads, "n_layers": 2, "n_heads": heads, "d_ff": 7,
-        "max_seq_len": 64, "activation": activation, "tie_embeddings": flags[0],
+        "vocab_size": 99, "d_model": 2 * half_width * heads, "n_layers": 2, "attention.n_heads": heads,
+        "feed_forward.d_ff": 7, "max_seq_len": 64, "feed_forward.activation": activation, "tie_embeddings": flags[0],
     }  # fmt: skip
     if gpt2:
-        spec = ModelSpec(
-            name="gpt2", **sizes, norm="layernorm", norm_bias=True, gated=False, positions="learned",
-            attention_bias=True, mlp_bias=True,
-        )  # fmt: skip
+        spec = from_fields(
+            ModelSpec,
+            {
+                "name": "gpt2",
+                **sizes,
+                "norm": "layernorm",
+                "norm.bias": True,
+                "feed_forward.gated": False,
+                "positions": "learned",
+                "attention.bias": True,
+                "feed_forward.bias": True,
+            },
+        )
     else:
-        spec = ModelSpec(
-            name="llama", **sizes, n_kv_heads=None if ratio == 1 else kv_heads,
-            head_dim=None if own == half_width else 2 * own, attention_bias=flags[1], mlp_bias=flags[2],
-            rope_factor=factor, rope_theta=123.0,
-        )  # fmt: skip
+        spec = from_fields(
+            ModelSpec,
+            {
+                "name": "llama",
+                **sizes,
+                "attention.n_kv_heads": None if ratio == 1 else kv_heads,
+                "attention.head_dim": None if own == half_width else 2 * own,
+                "attention.bias": flags[1],
+                "feed_forward.bias": flags[2],
+                **({} if factor is None else {"positions.scaling.factor": factor}),
+                "positions.theta": 123.0,
+            },
+        )
     config = json.loads(json.dumps(to_config(spec)))
     assert config["model_type"] == spec.name
     assert from_config(config) == spec
@@ -250,7 +299,7 @@ def test_a_spec_survives_its_config(kv_heads, ratio, half_width, own, gpt2, flag
     ],
 )
 def test_what_no_family_expresses_is_said(changes, sentences):
-    spec = replace(from_config(LLAMA), **changes)
+    spec = with_fields(from_config(LLAMA), changes)
     with pytest.raises(InvalidInput) as caught:
         to_config(spec)
     for each in sentences:
@@ -258,19 +307,27 @@ def test_what_no_family_expresses_is_said(changes, sentences):
 
 
 def test_a_family_that_is_asked_for_says_which_fields_stand_in_the_way():
-    spec = replace(from_config(GPT2), n_kv_heads=4, head_dim=32, norm_bias=False)
+    spec = with_fields(from_config(GPT2), {"attention.n_kv_heads": 4, "attention.head_dim": 32, "norm.bias": False})
     with pytest.raises(InvalidInput) as caught:
         to_config(spec, model_type="gpt2")
     assert "gpt2 is no such model" in str(caught.value)
-    assert {each.field for each in caught.value.problems} == {"model.norm_bias", "model.head_dim", "model.n_kv_heads"}
+    assert {each.field for each in caught.value.problems} == {
+        "model.norm.bias",
+        "model.attention.head_dim",
+        "model.attention.n_kv_heads",
+    }
     with pytest.raises(InvalidInput, match="model type = 'gpt3': must be one of llama, "):
         to_config(spec, model_type="gpt3")
 
 
 def test_heads_that_transformers_wants_to_divide_the_width():
-    spec = replace(from_config(LLAMA), n_heads=3, head_dim=4, n_kv_heads=None)
+    spec = with_fields(
+        from_config(LLAMA), {"attention.n_heads": 3, "attention.head_dim": 4, "attention.n_kv_heads": None}
+    )
     assert to_config(spec)["model_type"] == "mistral"
-    with pytest.raises(InvalidInput, match=r"model\.n_heads = 3: transformers wants a divisor of d_model = 16"):
+    with pytest.raises(
+        InvalidInput, match=r"model\.attention\.n_heads = 3: transformers wants a divisor of d_model = 16"
+    ):
         to_config(spec, model_type="llama")
 
 

@@ -13,6 +13,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from trainledger.huggingface import FAMILIES, family_of, from_config, left_out, to_config
 from trainledger.ledger.model.parameters import parameters
 from trainledger.spec.layers import kind_of
+from trainledger.spec.positions import Linear
 from trainledger.spec.problem import InvalidInput
 
 # The parameters of transformers' modules (built below). Those of gpt-j-6b, bloom, phi-2, gemma-3-1b and others are the
@@ -58,7 +59,7 @@ def test_the_prediction_module_of_deepseek_v3_is_counted_apart():
     spec = from_config(CONFIGS["deepseek-v3"])
     assert parameters(spec).by_component["prediction ahead"] == pytest.approx(11.5e9, rel=0.01)
     plain = {key: value for key, value in CONFIGS["deepseek-v3"].items() if key != "quantization_config"}
-    assert from_config(plain, for_weights=True).n_predict_ahead == 0
+    assert from_config(plain, for_weights=True).n_mtp_layers == 0
 
 
 @pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"falcon-rw-1b"}))
@@ -93,7 +94,7 @@ def test_the_defaults_are_those_of_transformers(kind):
     needed = {key for name, key in family.keys.items() if name not in family.defaults}
     bare = {key: value for key, value in whole.items() if key in needed} | {"model_type": kind}
     differ = fields_that_differ(from_config(bare), from_config(whole))
-    assert differ in ([], ["n_predict_ahead"] if kind == "deepseek_v3" else [])
+    assert differ in ([], ["n_mtp_layers"] if kind == "deepseek_v3" else [])
 
 
 def test_what_is_left_out_is_told():
@@ -191,30 +192,38 @@ def test_what_costs_otherwise_is_refused_by_name(name, changes, sentence):
 
 
 def test_windows_of_every_kind():
-    windows = {name: (from_config(config).window, from_config(config).global_every) for name, config in CONFIGS.items()}
+    windows = {
+        name: (from_config(config).attention.window, from_config(config).attention.global_every)
+        for name, config in CONFIGS.items()
+    }
     assert {name: each for name, each in windows.items() if each != (None, None)} == {
         "phi-3-mini-4k": (2047, None), "starcoder2-3b": (4096, None), "mistral-7b-v0.1": (4096, None),
         "gemma-2-27b": (4096, 2), "gemma-3-1b": (512, 6), "gemma-3-12b": (1024, 6), "gpt-oss-20b": (128, 2),
     }  # fmt: skip
     absent = {key: value for key, value in CONFIGS["mistral-7b-v0.1"].items() if key != "sliding_window"}
-    assert from_config(absent).window == 4096
-    assert from_config(absent | {"sliding_window": None}).window is None
+    assert from_config(absent).attention.window == 4096
+    assert from_config(absent | {"sliding_window": None}).attention.window is None
     on = {"use_sliding_window": True, "sliding_window": 64}
-    assert from_config(CONFIGS["qwen2.5-7b"] | on | {"max_window_layers": 0}).window == 64
-    assert from_config(CONFIGS["qwen2.5-7b"] | on | {"max_window_layers": 28}).window is None
+    assert from_config(CONFIGS["qwen2.5-7b"] | on | {"max_window_layers": 0}).attention.window == 64
+    assert from_config(CONFIGS["qwen2.5-7b"] | on | {"max_window_layers": 28}).attention.window is None
     listed = ["sliding_attention", "sliding_attention", "full_attention"] * 9 + ["sliding_attention"]
-    assert from_config(CONFIGS["qwen2.5-7b"] | on | {"layer_types": listed}).global_every == 3
+    assert from_config(CONFIGS["qwen2.5-7b"] | on | {"layer_types": listed}).attention.global_every == 3
 
 
 def test_positions_of_every_kind():
     gemma, mini = from_config(CONFIGS["gemma-3-12b"]), from_config(CONFIGS["phi-3-mini-4k"] | LONGROPE)
-    assert (gemma.rope_theta, gemma.rope_local_theta, gemma.rope_scaling, gemma.rope_factor) == (1e6, 1e4, "linear", 8)
-    assert (mini.rope_scaling, mini.rope_factor, mini.rope_original_seq_len) == ("longrope", 32.0, 4096)
-    assert mini.rope_attention_factor == pytest.approx((1 + 5 / 12) ** 0.5)  # sqrt(1 + ln 32 / ln 4096)
+    assert (gemma.rope.theta, gemma.rope.local_theta, gemma.rope.scaling) == (1e6, 1e4, Linear(factor=8.0))
+    assert (mini.rope.scaling.kind, mini.rope.scaling.factor) == ("longrope", 32.0)
+    assert mini.rope.scaling.original_seq_len == 4096
+    assert mini.rope.scaling.attention_factor == pytest.approx((1 + 5 / 12) ** 0.5)  # sqrt(1 + ln 32 / ln 4096)
     deepseek = from_config(CONFIGS["deepseek-v3"])
-    assert (deepseek.rope_attention_factor, deepseek.rope_factor, deepseek.rope_high_freq_factor) == (1.0, 40.0, 32.0)
-    assert deepseek.attention_scale == pytest.approx(192**-0.5 * 1.3689**2, rel=1e-4)  # 1 + 0.1 ln 40
-    assert (from_config(CONFIGS["phi-2"]).rotary_dim, from_config(CONFIGS["gpt-neox-20b"]).rotary_dim) == (32, 24)
+    assert (
+        deepseek.rope.scaling.attention_factor,
+        deepseek.rope.scaling.factor,
+        deepseek.rope.scaling.beta_fast,
+    ) == (1.0, 40.0, 32.0)
+    assert deepseek.attention.scale == pytest.approx(192**-0.5 * 1.3689**2, rel=1e-4)  # 1 + 0.1 ln 40
+    assert (from_config(CONFIGS["phi-2"]).rope.dim, from_config(CONFIGS["gpt-neox-20b"]).rope.dim) == (32, 24)
     smol = from_config(CONFIGS["smollm3-3b"])
     assert [kind_of(smol, layer).rotary for layer in range(8)] == [True, True, True, False] * 2
 
@@ -223,4 +232,4 @@ def test_a_default_that_transformers_makes_of_nothing():
     """gpt-oss without rotary parameters has yarn's; a qwen2_moe without a window says 0."""
     bare = {key: value for key, value in CONFIGS["gpt-oss-20b"].items() if key != "rope_scaling"}
     assert fields_that_differ(from_config(bare), from_config(CONFIGS["gpt-oss-20b"])) == []
-    assert from_config(CONFIGS["qwen1.5-moe-a2.7b"] | {"sliding_window": 0}).window is None
+    assert from_config(CONFIGS["qwen1.5-moe-a2.7b"] | {"sliding_window": 0}).attention.window is None

@@ -13,13 +13,20 @@ from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.step import account
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
 GPT2 = {
-    "norm": "layernorm", "norm_bias": True, "activation": "gelu", "gated": False, "positions": "learned",
-    "attention_bias": True, "mlp_bias": True, "tie_embeddings": True,
-}  # fmt: skip
+    "norm": "layernorm",
+    "norm.bias": True,
+    "feed_forward.activation": "gelu",
+    "feed_forward.gated": False,
+    "positions": "learned",
+    "attention.bias": True,
+    "feed_forward.bias": True,
+    "tie_embeddings": True,
+}
 KINDS: list[dict[str, Any]] = [
     {},
     {"attention": "math", "precision": "bf16-mixed", "activation_checkpointing": "full", "optimizer_loop": "loop"},
@@ -33,9 +40,21 @@ KINDS: list[dict[str, Any]] = [
 
 def ledger_of(kind: dict[str, Any], *, micro_batch: Any = 2, grad_accum: Any = 3, **sizes: Any) -> Ledger:
     recipe = {name: value for name, value in kind.items() if name != "model"}
-    given = {"d_model": 40, "n_layers": 3, "d_ff": 48, "vocab_size": 100, "max_seq_len": 16, "seq_len": 16, **sizes}
+    given = {
+        "d_model": 40,
+        "n_layers": 3,
+        "d_ff": 48,
+        "vocab_size": 100,
+        "max_seq_len": 16,
+        "seq_len": 16,
+        **sizes,
+    }
+    given["feed_forward.d_ff"] = given.pop("d_ff")
     seq_len = given.pop("seq_len")
-    model = ModelSpec(n_heads=4, n_kv_heads=2, head_dim=8, **given, **kind.get("model", {}))
+    model = from_fields(
+        ModelSpec,
+        {"attention.n_heads": 4, "attention.n_kv_heads": 2, "attention.head_dim": 8, **given, **kind.get("model", {})},
+    )
     batch = {"global_batch": micro_batch * grad_accum, "micro_batch": micro_batch, "seq_len": seq_len, "steps": 1}
     return account(Run(model=model, recipe=Recipe(**batch, **recipe)))
 
@@ -90,7 +109,18 @@ def test_a_formula_gives_what_its_numbers_give(kind: dict[str, Any]) -> None:
 
 def test_the_formula_of_the_parameters() -> None:
     L, D, F, V = sympy.symbols("L D F V", integer=True, positive=True)
-    spec = ModelSpec(vocab_size=V, d_model=D, n_layers=L, n_heads=4, head_dim=8, d_ff=F, max_seq_len=16)
+    spec = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": V,
+            "d_model": D,
+            "n_layers": L,
+            "attention.n_heads": 4,
+            "attention.head_dim": 8,
+            "feed_forward.d_ff": F,
+            "max_seq_len": 16,
+        },
+    )
     assert sympy.expand(parameters(spec).total - (2 * V * D + L * (4 * 32 * D + 3 * D * F + 2 * D) + D)) == 0
 
 

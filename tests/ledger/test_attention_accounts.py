@@ -17,22 +17,30 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.step import account
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
-HEADS: dict[str, Any] = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 8}
-LATENT: dict[str, Any] = {"n_heads": 4, "kv_rank": 12, "nope_head_dim": 8, "rope_head_dim": 4, "v_head_dim": 8}
+HEADS: dict[str, Any] = {"attention.n_heads": 4, "attention.n_kv_heads": 2, "attention.head_dim": 8}
+LATENT: dict[str, Any] = {
+    "attention.n_heads": 4,
+    "attention": "latent",
+    "attention.kv_rank": 12,
+    "attention.nope_head_dim": 8,
+    "attention.rope_head_dim": 4,
+    "attention.v_head_dim": 8,
+}
 
 
 def run_of(model: dict[str, Any], *, seq_len: Any = 64, micro_batch: Any = 2, **rest: Any) -> Run:
-    given = {"d_model": 40, "n_layers": 3, "d_ff": 48, "vocab_size": 100}
+    given = {"d_model": 40, "n_layers": 3, "feed_forward.d_ff": 48, "vocab_size": 100}
     recipe: dict[str, Any] = {"precision": "bf16-mixed"}
     for name, value in rest.items():
         (given if name in given else recipe)[name] = value
     batch = {"global_batch": micro_batch, "micro_batch": micro_batch, "seq_len": seq_len, "steps": 1}
     return Run(
-        model=ModelSpec(max_seq_len=4096, **{**given, **model}), recipe=Recipe(**{**batch, **recipe})
+        model=from_fields(ModelSpec, {"max_seq_len": 4096, **given, **model}), recipe=Recipe(**{**batch, **recipe})
     )  # fmt: skip
 
 
@@ -46,9 +54,12 @@ def fused(ledger: Ledger, phase: str = "forward") -> list[Entry]:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"window": 16}, {"attention_softcap": 20.0}, {"positions": "alibi"}, {"window": 7, "global_every": 2},
+        {"attention.window": 16},
+        {"attention.softcap": 20.0},
+        {"positions": "alibi"},
+        {"attention.window": 7, "attention.global_every": 2},
     ],
-)  # fmt: skip
+)
 def test_flash_stores_no_scores_and_no_masks(fields: dict[str, Any]) -> None:
     plain = account(run_of(HEADS, attention="flash"), backend="cuda")
     special = account(run_of({**HEADS, **fields}, attention="flash"), backend="cuda")
@@ -65,7 +76,7 @@ def test_flash_stores_no_scores_and_no_masks(fields: dict[str, Any]) -> None:
 
 def test_sinks_in_flash_are_read_and_learn() -> None:
     plain = account(run_of(HEADS, attention="flash"), backend="cuda")
-    sinks = account(run_of({**HEADS, "attention_sinks": True}, attention="flash"), backend="cuda")
+    sinks = account(run_of({**HEADS, "attention.sinks": True}, attention="flash"), backend="cuda")
     assert sinks.parameters - plain.parameters == 3 * 4
     assert fused(sinks)[0].read - fused(plain)[0].read == 4 * 4
     gradients = fused(sinks, "backward")[0].written - fused(plain, "backward")[0].written
@@ -78,10 +89,10 @@ def test_a_window_spares_work_only_where_the_kernel_knows_it() -> None:
         return sum(each.flops * each.times for each in fused(ledger))
 
     whole = 3 * rules.attention_flops(2, 4, 64, 64, 8, 8)
-    assert flops("flash") == flops("sdpa") == flops("sdpa", window=16) == whole
-    assert flops("flash", window=16) == whole // 4
-    assert flops("flash", window=16, global_every=3) == whole // 3 + 2 * whole // 12
-    assert flops("flash", window=1000) == whole
+    assert flops("flash") == flops("sdpa") == flops("sdpa", **{"attention.window": 16}) == whole
+    assert flops("flash", **{"attention.window": 16}) == whole // 4
+    assert flops("flash", **{"attention.window": 16, "attention.global_every": 3}) == whole // 3 + 2 * whole // 12
+    assert flops("flash", **{"attention.window": 1000}) == whole
 
 
 def test_on_accelerators_sdpa_runs_the_kernel_that_pytorch_takes() -> None:
@@ -94,17 +105,23 @@ def test_on_accelerators_sdpa_runs_the_kernel_that_pytorch_takes() -> None:
 
     assert names() == names(attention_dropout=0.1) == {"flash_attention"}
     assert names(precision="fp32") == {"efficient_attention"}
-    assert names(model={**HEADS, "window": 16}) == {"efficient_attention"}
-    assert names(model={**HEADS, "window": 64}) == {"flash_attention"}, "a window that hides nothing needs no mask"
-    assert names(model={**HEADS, "window": 16, "global_every": 2}) == {"efficient_attention", "flash_attention"}
+    assert names(model={**HEADS, "attention.window": 16}) == {"efficient_attention"}
+    assert names(model={**HEADS, "attention.window": 64}) == {"flash_attention"}, (
+        "a window that hides nothing needs no mask"
+    )
+    assert names(model={**HEADS, "attention.window": 16, "attention.global_every": 2}) == {
+        "efficient_attention",
+        "flash_attention",
+    }
     assert names(model={**HEADS, "positions": "alibi"}) == {"efficient_attention"}
     assert names(model=LATENT) == {"efficient_attention"}
-    assert names(model={**LATENT, "v_head_dim": 12}) == {"flash_attention"}
+    assert names(model={**LATENT, "attention.v_head_dim": 12}) == {"flash_attention"}
 
 
 def test_a_mask_is_kept_once_for_all_layers_and_its_kernel_wants_every_head_of_its_own() -> None:
     few, many = (
-        account(run_of({**HEADS, "window": 16}, n_layers=n, attention="efficient"), backend="cuda") for n in (1, 9)
+        account(run_of({**HEADS, "attention.window": 16}, n_layers=n, attention="efficient"), backend="cuda")
+        for n in (1, 9)
     )
     plain_few, plain_many = (account(run_of(HEADS, n_layers=n, attention="flash"), backend="cuda") for n in (1, 9))
     mask = 2 * 64 * 64
@@ -117,14 +134,14 @@ def test_a_mask_is_kept_once_for_all_layers_and_its_kernel_wants_every_head_of_i
 @pytest.mark.parametrize(
     ("fields", "attention", "backend", "told"),
     [
-        ({"attention_softcap": 2.0}, "sdpa", "cpu", "capped scores.* math"),
-        ({"attention_softcap": 2.0}, "efficient", "cuda", "capped scores.* flash"),
-        ({"attention_sinks": True}, "sdpa", "cuda", "attention sinks.* flash"),
-        ({"attention_softcap": 2.0}, "flash", "cpu", "not of a CPU.* math"),
+        ({"attention.softcap": 2.0}, "sdpa", "cpu", "capped scores.* math"),
+        ({"attention.softcap": 2.0}, "efficient", "cuda", "capped scores.* flash"),
+        ({"attention.sinks": True}, "sdpa", "cuda", "attention sinks.* flash"),
+        ({"attention.softcap": 2.0}, "flash", "cpu", "not of a CPU.* math"),
         ({}, "efficient", "cpu", "not of a CPU.* sdpa"),
         ({}, "flash", "cuda", "for 16 bits.* fp32 here.* efficient"),
-        ({"attention_sinks": True}, "cudnn", "sm90", "for 16 bits.* fp32 here.* math"),
-        ({"attention_softcap": 2.0}, "sdpa", "sm90", "capped scores.* math"),
+        ({"attention.sinks": True}, "cudnn", "sm90", "for 16 bits.* fp32 here.* math"),
+        ({"attention.softcap": 2.0}, "sdpa", "sm90", "capped scores.* math"),
     ],
 )
 def test_what_no_kernel_does_has_no_account(fields: dict[str, Any], attention: str, backend: str, told: str) -> None:
@@ -148,17 +165,32 @@ def test_pairs_counted_one_by_one(tokens: int, window: int | None) -> None:
 KINDS: dict[str, dict[str, Any]] = {
     "latent": {"model": LATENT, "precision": "fp32"},
     "low-rank queries, written out": {
-        "model": {**LATENT, "q_rank": 6, "rope_interleaved": True}, "attention": "math", "attention_dropout": 0.1,
+        "model": {**LATENT, "attention.q_rank": 6, "positions.interleaved": True},
+        "attention": "math",
+        "attention_dropout": 0.1,
     },
-    "windows": {"model": {**HEADS, "window": 8, "qk_norm": "head", "rotary_dim": 4, "n_layers": 4, "global_every": 2}},
-    "alibi": {"model": {**HEADS, "positions": "alibi", "qk_norm": "width"}, "activation_checkpointing": "full"},
-    "sinks and caps": {
-        "model": {**HEADS, "attention_sinks": True, "attention_softcap": 9.0, "window": 8}, "attention": "math",
+    "windows": {
+        "model": {
+            **HEADS,
+            "attention.window": 8,
+            "attention.qk_norm": "head",
+            "positions.dim": 4,
+            "n_layers": 4,
+            "attention.global_every": 2,
+        }
+    },
+    "alibi": {
+        "model": {**HEADS, "positions": "alibi", "attention.qk_norm": "width"},
         "activation_checkpointing": "full",
     },
-    "flash in windows": {"model": {**HEADS, "window": 16}, "attention": "flash", "backend": "cuda"},
-    "masks on an accelerator": {"model": {**HEADS, "window": 8}, "backend": "cuda"},
-}  # fmt: skip
+    "sinks and caps": {
+        "model": {**HEADS, "attention.sinks": True, "attention.softcap": 9.0, "attention.window": 8},
+        "attention": "math",
+        "activation_checkpointing": "full",
+    },
+    "flash in windows": {"model": {**HEADS, "attention.window": 16}, "attention": "flash", "backend": "cuda"},
+    "masks on an accelerator": {"model": {**HEADS, "attention.window": 8}, "backend": "cuda"},
+}
 
 
 def figures(kind: dict[str, Any], **sizes: Any) -> list[Any]:
@@ -191,20 +223,20 @@ def test_a_formula_gives_what_its_numbers_give(kind: dict[str, Any]) -> None:
 
 def test_a_window_that_hides_nothing_costs_nothing() -> None:
     for attention in ("sdpa", "math"):
-        plain, wide = (run_of(each, attention=attention) for each in (HEADS, {**HEADS, "window": 64}))
+        plain, wide = (run_of(each, attention=attention) for each in (HEADS, {**HEADS, "attention.window": 64}))
         assert account(plain).peak().nbytes == account(wide).peak().nbytes
         assert len(account(plain)) == len(account(wide))
 
 
 def test_the_account_does_not_grow_with_equal_layers() -> None:
-    run = run_of({**HEADS, "window": 8, "global_every": 4})
+    run = run_of({**HEADS, "attention.window": 8, "attention.global_every": 4})
     few, many = (len(account(replace(run, model=replace(run.model, n_layers=n)))) for n in (8, 800))
     assert few == many
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "cudnn"])
 def test_cudnns_kernel_takes_masks_and_every_query_has_its_own_key_then(attention: str) -> None:
-    ledger = account(run_of({**HEADS, "window": 16}, attention=attention), backend="sm90")
+    ledger = account(run_of({**HEADS, "attention.window": 16}, attention=attention), backend="sm90")
     kernels = {(each.name, each.shape[-1]) for each in fused(ledger)}
     assert kernels == {("_scaled_dot_product_cudnn_attention", 0)}
     heads, mask = 2 * 4 * 64 * 8, 64 * 64

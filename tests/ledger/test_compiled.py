@@ -15,10 +15,16 @@ ROWS, D, F = 512, 256, 768
 def ledger(model=None, **recipe):
     table = {
         "model": {
-            "vocab_size": 64, "d_model": D, "n_layers": 3, "n_heads": 4, "d_ff": F, "max_seq_len": 128, **(model or {})
+            "vocab_size": 64,
+            "d_model": D,
+            "n_layers": 3,
+            "attention.n_heads": 4,
+            "feed_forward.d_ff": F,
+            "max_seq_len": 128,
+            **(model or {}),
         },
         "recipe": {**SIZES, "precision": "bf16", "compile": True, **recipe},
-    }  # fmt: skip
+    }
     return account(load(table), backend="cuda")
 
 
@@ -67,7 +73,7 @@ def test_a_norm_joins_the_sum_before_it():
 
 def test_no_operation_costs_more_compiled_and_none_outside_of_blocks_is_compiled():
     for recipe in ({}, {"precision": "bf16-mixed"}, {"activation_checkpointing": "full"}, {"dropout": 0.1}):
-        for entry in ledger({"attention_bias": True, "mlp_bias": True}, **recipe):
+        for entry in ledger({"attention.bias": True, "feed_forward.bias": True}, **recipe):
             if entry.fused:
                 read, written, kernels = entry.fused
                 assert 0 <= read <= entry.read
@@ -79,17 +85,26 @@ def test_no_operation_costs_more_compiled_and_none_outside_of_blocks_is_compiled
 
 
 def test_products_and_kernels_over_all_rows_end_a_kernel():
-    compiled = [each for each in ledger({"mlp_bias": True}) if each.path.startswith("layers.")]
+    compiled = [each for each in ledger({"feed_forward.bias": True}) if each.path.startswith("layers.")]
     assert all(not each.fused for each in compiled if each.kind in ("matmul", "attention"))
     assert all(not each.fused for each in compiled if each.kind == "reduction")
 
 
 def test_sizes_may_be_arrays():
     batches = np.array([2, 4, 16])
-    run = load({
-        "model": {"vocab_size": 64, "d_model": D, "n_layers": 2, "n_heads": 4, "d_ff": F, "max_seq_len": 128},
-        "recipe": {**SIZES, "compile": True, "precision": "bf16"},
-    })  # fmt: skip
+    run = load(
+        {
+            "model": {
+                "vocab_size": 64,
+                "d_model": D,
+                "n_layers": 2,
+                "attention.n_heads": 4,
+                "feed_forward.d_ff": F,
+                "max_seq_len": 128,
+            },
+            "recipe": {**SIZES, "compile": True, "precision": "bf16"},
+        }
+    )
     many = account(replace(run, recipe=replace(run.recipe, global_batch=batches)), backend="cuda")
     for place, batch in enumerate(batches):
         one = account(replace(run, recipe=replace(run.recipe, global_batch=int(batch))), backend="cuda")

@@ -14,21 +14,34 @@ from trainledger.ledger.step import account
 from trainledger.predict.predict import predict
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
 LLAMA: dict[str, Any] = {}
 GPT2: dict[str, Any] = {
-    "norm": "layernorm", "norm_bias": True, "activation": "gelu_tanh", "gated": False, "positions": "learned",
-    "attention_bias": True, "mlp_bias": True,
-}  # fmt: skip
+    "norm": "layernorm",
+    "norm.bias": True,
+    "feed_forward.activation": "gelu_tanh",
+    "feed_forward.gated": False,
+    "positions": "learned",
+    "attention.bias": True,
+    "feed_forward.bias": True,
+}
 B, T, D, F, H = 4, 128, 256, 768, 4
 ROWS = B * T
 
 
 def run_of(model: dict[str, Any], **recipe: Any) -> Run:
-    sizes = {"vocab_size": 64, "d_model": D, "n_layers": 3, "n_heads": H, "d_ff": F, "max_seq_len": T}
-    spec = ModelSpec(**{**sizes, **model})
+    sizes = {
+        "vocab_size": 64,
+        "d_model": D,
+        "n_layers": 3,
+        "attention.n_heads": H,
+        "feed_forward.d_ff": F,
+        "max_seq_len": T,
+    }
+    spec = from_fields(ModelSpec, {**sizes, **model})
     told = {"seq_len": T, "global_batch": B, "steps": 1, "grad_clip": None, "compile": True, "precision": "fp32"}
     return Run(model=spec, recipe=Recipe(**{**told, **recipe}))
 
@@ -66,7 +79,7 @@ def test_a_gpt2_block_keeps_what_it_keeps_eagerly() -> None:
 
 
 def test_of_relu_the_sign_is_kept_beside_the_result() -> None:
-    run = run_of({**GPT2, "activation": "relu"})
+    run = run_of({**GPT2, "feed_forward.activation": "relu"})
     assert account(run).kept_nbytes == account(eager(run)).kept_nbytes + 3 * WIDE
 
 
@@ -144,12 +157,12 @@ def test_a_kernel_over_the_gate_makes_all_three_of_its_results_at_once() -> None
 
 
 KINDS: dict[str, dict[str, Any]] = {
-    "grouped": {"n_kv_heads": 2, "qk_norm": "head"},
-    "sandwich": {"norm_place": "sandwich", "norm_plus_one": True},
+    "grouped": {"attention.n_kv_heads": 2, "attention.qk_norm": "head"},
+    "sandwich": {"norm_place": "sandwich", "norm.plus_one": True},
     "parallel": {**GPT2, "block": "parallel"},
     "after-add": {**GPT2, "norm_place": "after-add"},
-    "clamped": {"activation": "clamped_swish", "mlp_bias": True},
-    "windowed": {"window": 32, "global_every": 2, "n_layers": 6},
+    "clamped": {"feed_forward.activation": "clamped_swish", "feed_forward.bias": True},
+    "windowed": {"attention.window": 32, "attention.global_every": 2, "n_layers": 6},
 }
 
 
@@ -195,7 +208,7 @@ SPREAD: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp8-tensorwise"])
 def test_on_every_rank_too(spread: str, checkpointing: str, precision: str) -> None:
     recipe = {"precision": precision, "activation_checkpointing": checkpointing, "micro_batch": 1, "global_batch": 8}
-    run = replace(run_of({"n_layers": 6, "n_kv_heads": 2}, **recipe), layout=Layout(**SPREAD[spread]))
+    run = replace(run_of({"n_layers": 6, "attention.n_kv_heads": 2}, **recipe), layout=Layout(**SPREAD[spread]))
     for mine, plain in zip(accounts(run), accounts(eager(run)), strict=True):
         compiled, same = mine.ledger, plain.ledger
         assert left(compiled) == left(same)
@@ -256,8 +269,14 @@ def test_weights_that_are_cast_once_change_nothing_that_a_block_keeps(scaling: s
     assert kept_by_block(account(once)) == kept_by_block(account(run))
 
 
-EXPERTS: dict[str, Any] = {"n_experts": 4, "experts_per_token": 2}
-LATENT: dict[str, Any] = {"kv_rank": 12, "nope_head_dim": 8, "rope_head_dim": 4, "v_head_dim": 8}
+EXPERTS: dict[str, Any] = {"feed_forward": "experts", "feed_forward.n_experts": 4, "feed_forward.per_token": 2}
+LATENT: dict[str, Any] = {
+    "attention": "latent",
+    "attention.kv_rank": 12,
+    "attention.nope_head_dim": 8,
+    "attention.rope_head_dim": 4,
+    "attention.v_head_dim": 8,
+}
 UNWITNESSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("precision fp8-rowwise over tensor ranks", LLAMA, {"precision": "fp8-rowwise", "fp8_weight_caching": True},
      {"tensor": 2, "sequence_parallel": True}),

@@ -22,6 +22,7 @@ from trainledger.spec.cluster import Cluster
 from trainledger.spec.layers import kind_of
 from trainledger.spec.layout import SCHEDULES, Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -50,15 +51,37 @@ def spread_runs(draw: st.DrawFn) -> Run:
         layers += 1
         stage_layers = tuple(layers // chunks + (each < layers % chunks) for each in range(chunks))
     llama = draw(st.booleans())
-    model = ModelSpec(
-        vocab_size=draw(pick(32, 64)), d_model=draw(pick(16, 20, 33)), n_layers=layers, n_heads=4, n_kv_heads=kv_heads,
-        head_dim=draw(pick(4, 6)), d_ff=draw(pick(8, 36)), max_seq_len=16, tie_embeddings=draw(st.booleans()),
-        norm="rmsnorm" if llama else "layernorm", norm_bias=not llama, gated=llama, mlp_bias=not llama,
-        activation="silu" if llama else "gelu", positions="rope" if llama else "learned",
-        attention_bias=draw(st.booleans()), qk_norm=draw(pick(None, "head")), n_experts=experts, experts_per_token=2,
-        expert_d_ff=8 if experts else None, n_shared_experts=draw(pick(0, 1)) if experts else 0,
-        n_dense_layers=draw(pick(0, 1)) if experts else 0,
-    )  # fmt: skip
+    mixture = {
+        "feed_forward": "experts",
+        "feed_forward.n_experts": experts,
+        "feed_forward.per_token": 2,
+        "feed_forward.expert_d_ff": 8,
+        "feed_forward.n_shared": draw(pick(0, 1)),
+        "feed_forward.n_dense_layers": draw(pick(0, 1)),
+    }
+    model = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": draw(pick(32, 64)),
+            "d_model": draw(pick(16, 20, 33)),
+            "n_layers": layers,
+            "attention.n_heads": 4,
+            "attention.n_kv_heads": kv_heads,
+            "attention.head_dim": draw(pick(4, 6)),
+            "feed_forward.d_ff": draw(pick(8, 36)),
+            "max_seq_len": 16,
+            "tie_embeddings": draw(st.booleans()),
+            "norm": "rmsnorm" if llama else "layernorm",
+            "norm.bias": not llama,
+            "feed_forward.gated": llama,
+            "feed_forward.bias": not llama,
+            "feed_forward.activation": "silu" if llama else "gelu",
+            "positions": "rope" if llama else "learned",
+            "attention.bias": draw(st.booleans()),
+            "attention.qk_norm": draw(pick(None, "head")),
+            **(mixture if experts else {}),
+        },
+    )
     sequence_parallel = tensor > 1 and draw(st.booleans())
     layout = Layout(
         split_sends=tensor > 1 and pipeline > 1 and not sequence_parallel and draw(st.booleans()),
@@ -142,7 +165,17 @@ def test_after_a_step_only_gradients_are_left(run: Run, backend: str) -> None:
 
 def test_pieces_of_gradients_go_once_there_are_wide_ones() -> None:
     """One copy of every block's piece, also of those that a loop stands for."""
-    spec = ModelSpec(vocab_size=32, d_model=16, n_layers=12, n_heads=4, d_ff=32, max_seq_len=16)
+    spec = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 32,
+            "d_model": 16,
+            "n_layers": 12,
+            "attention.n_heads": 4,
+            "feed_forward.d_ff": 32,
+            "max_seq_len": 16,
+        },
+    )
     recipe = Recipe(seq_len=16, global_batch=4, steps=1, precision="bf16", master_weights=True)
     for zero in (2, 3):
         run = Run(model=spec, recipe=recipe, layout=Layout(shard=4, zero=zero), cluster=Cluster(count=4))
@@ -152,7 +185,17 @@ def test_pieces_of_gradients_go_once_there_are_wide_ones() -> None:
 @pytest.mark.parametrize("again", ["none", "full", "attention", "selective", "offload"])
 @pytest.mark.parametrize("more", [{}, {"schedule": "interleaved", "virtual_stages": 2}])
 def test_stages_keep_together_what_one_device_keeps(again: str, more: dict[str, Any]) -> None:
-    spec = ModelSpec(vocab_size=32, d_model=16, n_layers=8, n_heads=4, d_ff=8, max_seq_len=16)
+    spec = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 32,
+            "d_model": 16,
+            "n_layers": 8,
+            "attention.n_heads": 4,
+            "feed_forward.d_ff": 8,
+            "max_seq_len": 16,
+        },
+    )
     recipe = Recipe(seq_len=16, global_batch=8, micro_batch=1, steps=1, activation_checkpointing=again)
     layout = Layout(pipeline=4, **more)
     found = accounts(Run(model=spec, recipe=recipe, layout=layout, cluster=Cluster(count=4)), backend="cuda")
@@ -164,7 +207,17 @@ def test_stages_keep_together_what_one_device_keeps(again: str, more: dict[str, 
 def test_what_stands_outside_the_blocks_is_gathered_whenever_a_backward_has_let_it_go(
     schedule: str, in_forward: int
 ) -> None:
-    spec = ModelSpec(vocab_size=32, d_model=16, n_layers=4, n_heads=4, d_ff=8, max_seq_len=16)
+    spec = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 32,
+            "d_model": 16,
+            "n_layers": 4,
+            "attention.n_heads": 4,
+            "feed_forward.d_ff": 8,
+            "max_seq_len": 16,
+        },
+    )
     recipe = Recipe(seq_len=16, global_batch=16, micro_batch=1, steps=1)
     layout = Layout(pipeline=4, shard=2, reshard_after_forward=True, schedule=schedule)
     found = accounts(Run(model=spec, recipe=recipe, layout=layout, cluster=Cluster(count=8)), backend="cuda")
@@ -326,7 +379,17 @@ def duplicated_flops(run: Run) -> int:
 
 def test_a_lost_layer_would_be_seen() -> None:
     layout = Layout(pipeline=2, stage_layers=(1, 1))
-    spec = ModelSpec(vocab_size=32, d_model=16, n_layers=2, n_heads=4, d_ff=8, max_seq_len=16)
+    spec = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 32,
+            "d_model": 16,
+            "n_layers": 2,
+            "attention.n_heads": 4,
+            "feed_forward.d_ff": 8,
+            "max_seq_len": 16,
+        },
+    )
     run = Run(model=spec, recipe=Recipe(seq_len=16, global_batch=2, micro_batch=1, steps=1), layout=layout)
     found = accounts(run)
     assert summed(found, lambda ledger: ledger.parameters) == parameters_of_all(run)
@@ -335,7 +398,17 @@ def test_a_lost_layer_would_be_seen() -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_stage_is_told_apart(schedule: str) -> None:
-    spec = ModelSpec(vocab_size=32, d_model=16, n_layers=8, n_heads=4, d_ff=8, max_seq_len=16)
+    spec = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 32,
+            "d_model": 16,
+            "n_layers": 8,
+            "attention.n_heads": 4,
+            "feed_forward.d_ff": 8,
+            "max_seq_len": 16,
+        },
+    )
     layout = Layout(pipeline=4, schedule=schedule, virtual_stages=2 if schedule == "interleaved" else 1)
     recipe = Recipe(seq_len=16, global_batch=8, micro_batch=1, steps=1)
     found = accounts(Run(model=spec, recipe=recipe, layout=layout, cluster=Cluster(count=4)))
@@ -347,7 +420,17 @@ def test_every_stage_is_told_apart(schedule: str) -> None:
 
 
 def test_ten_million_ranks_with_uneven_pieces_are_told_apart() -> None:
-    spec = ModelSpec(vocab_size=33, d_model=16, n_layers=2, n_heads=4, d_ff=24, max_seq_len=16)
+    spec = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 33,
+            "d_model": 16,
+            "n_layers": 2,
+            "attention.n_heads": 4,
+            "feed_forward.d_ff": 24,
+            "max_seq_len": 16,
+        },
+    )
     recipe = Recipe(seq_len=16, global_batch=10**7, micro_batch=1, steps=1)
     run = Run(model=spec, recipe=recipe, layout=Layout(shard=10**7), cluster=Cluster(count=10**7))
     found = accounts(run)

@@ -16,14 +16,26 @@ from trainledger.ledger.step import account
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
-SPEC = ModelSpec(
-    vocab_size=50, d_model=8, n_layers=3, n_heads=2, d_ff=24, max_seq_len=32, n_experts=8, experts_per_token=2,
-    expert_d_ff=5,
-)  # fmt: skip
+SPEC = from_fields(
+    ModelSpec,
+    {
+        "vocab_size": 50,
+        "d_model": 8,
+        "n_layers": 3,
+        "attention.n_heads": 2,
+        "feed_forward.d_ff": 24,
+        "max_seq_len": 32,
+        "feed_forward": "experts",
+        "feed_forward.n_experts": 8,
+        "feed_forward.per_token": 2,
+        "feed_forward.expert_d_ff": 5,
+    },
+)
 RECIPE = Recipe(seq_len=16, global_batch=2, steps=1)
 
 
@@ -56,25 +68,28 @@ def test_the_default_capacity_is_that_of_switch() -> None:
 
 
 def test_more_experts_cost_memory_but_no_products() -> None:
-    few, many = ledger_of(), ledger_of(replace(SPEC, n_experts=64))
+    few, many = ledger_of(), ledger_of(with_fields(SPEC, {"feed_forward": "experts", "feed_forward.n_experts": 64}))
     assert expert_flops(few) == expert_flops(many)
     assert dict(many.resident)["parameters"] > 5 * dict(few.resident)["parameters"]
 
 
 def test_prediction_ahead_adds_modules_that_see_fewer_tokens() -> None:
-    plain, ahead = ledger_of(), ledger_of(replace(SPEC, n_predict_ahead=2))
+    plain, ahead = ledger_of(), ledger_of(with_fields(SPEC, {"n_mtp_layers": 2}))
     own = ahead.filter(lambda each: each.path.startswith("predict_ahead.*.eh_proj"))
     assert own.model_flops == 3 * 2 * 2 * (14 + 13) * 16 * 8  # two sequences of 16 tokens: 14 and 13 are left
     assert (
         ahead.parameters - plain.parameters
-        == parameters(replace(SPEC, n_predict_ahead=2)).by_component["prediction ahead"]
+        == parameters(with_fields(SPEC, {"n_mtp_layers": 2})).by_component["prediction ahead"]
     )
 
 
 SIZES: dict[str, list[int]] = {
-    "d_model": [8, 24, 40], "expert_d_ff": [1, 5, 9], "d_ff": [3, 24, 25], "seq_len": [4, 9, 16],
+    "d_model": [8, 24, 40],
+    "feed_forward.expert_d_ff": [1, 5, 9],
+    "feed_forward.d_ff": [3, 24, 25],
+    "seq_len": [4, 9, 16],
     "global_batch": [2, 3, 7],
-}  # fmt: skip
+}
 WAYS: list[dict[str, Any]] = [
     {}, {"expert_dispatch": "capacity", "capacity_factor": 1.1, "load_balance_loss": 0.01},
     {"expert_dispatch": "capacity", "capacity_factor": 0.6, "precision": "bf16-mixed"},
@@ -82,11 +97,24 @@ WAYS: list[dict[str, Any]] = [
 
 
 def sized(way: dict[str, Any], sizes: dict[str, Any]) -> list[Any]:
-    model = {name: each for name, each in sizes.items() if name in ("d_model", "expert_d_ff", "d_ff")}
-    spec = replace(
-        SPEC, head_dim=4, n_shared_experts=1, n_dense_layers=1, n_predict_ahead=1, router="sigmoid", router_groups=4,
-        router_top_groups=2, **model,
-    )  # fmt: skip
+    model = {
+        name: each
+        for name, each in sizes.items()
+        if name in ("d_model", "feed_forward.expert_d_ff", "feed_forward.d_ff")
+    }
+    spec = with_fields(
+        SPEC,
+        {
+            "attention.head_dim": 4,
+            "feed_forward.n_shared": 1,
+            "feed_forward.n_dense_layers": 1,
+            "n_mtp_layers": 1,
+            "feed_forward.router.scores": "sigmoid",
+            "feed_forward.router.groups": 4,
+            "feed_forward.router.top_groups": 2,
+            **model,
+        },
+    )
     ledger = ledger_of(spec, **way, **{name: each for name, each in sizes.items() if name not in model})
     amounts = [ledger.total(each) for each in ("flops", "model_flops", "read", "written", "kept")]
     return [*amounts, ledger.parameters, peak_nbytes(ledger)]
@@ -113,10 +141,18 @@ def test_formulas_give_what_their_numbers_give(way: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("model", "recipe", "sentence"),
     [
-        ({"n_experts": None, "expert_d_ff": None}, {"load_balance_loss": 0.1}, "the model has no experts"),
-        ({"n_experts": None, "expert_d_ff": None}, {"expert_dispatch": "capacity"}, "the model has no experts"),
+        (
+            {"feed_forward": "dense", "feed_forward.expert_d_ff": None},
+            {"load_balance_loss": 0.1},
+            "the model has no experts",
+        ),
+        (
+            {"feed_forward": "dense", "feed_forward.expert_d_ff": None},
+            {"expert_dispatch": "capacity"},
+            "the model has no experts",
+        ),
         ({}, {"capacity_factor": 1.5}, "dropless experts take all tokens they are sent"),
-        ({"n_predict_ahead": 15}, {}, "must be at least n_predict_ahead + 2"),
+        ({"n_mtp_layers": 15}, {}, "must be at least n_mtp_layers + 2"),
     ],
 )
 def test_what_does_not_go_together_is_said(model: dict[str, Any], recipe: dict[str, Any], sentence: str) -> None:
@@ -128,7 +164,7 @@ def test_what_does_not_go_together_is_said(model: dict[str, Any], recipe: dict[s
 @pytest.mark.parametrize("axis", ["tensor", "context"])
 def test_prediction_ahead_is_refused_where_it_is_not_accounted_for(axis: str) -> None:
     layout, cluster = Layout(**{axis: 2}), Cluster(count=2)
-    spec = replace(SPEC, expert_d_ff=6)
-    run = Run(model=replace(spec, n_predict_ahead=1), recipe=RECIPE, layout=layout, cluster=cluster)
+    spec = with_fields(SPEC, {"feed_forward.expert_d_ff": 6})
+    run = Run(model=with_fields(spec, {"n_mtp_layers": 1}), recipe=RECIPE, layout=layout, cluster=cluster)
     assert [(each.field, each.nearest) for each in run_problems(run)] == [(f"layout.{axis}", 1)]
     assert not list(run_problems(replace(run, model=spec)))

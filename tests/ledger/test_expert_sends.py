@@ -18,15 +18,31 @@ from trainledger.ledger.step import account, follow
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
 D, T, K = 256, 512, 2
-SPEC = ModelSpec(
-    vocab_size=512, d_model=D, n_layers=2, n_heads=4, d_ff=512, max_seq_len=T, gated=True, activation="silu",
-    norm="rmsnorm", positions="rope", n_experts=8, experts_per_token=K, expert_d_ff=128,
-)  # fmt: skip
+SPEC = from_fields(
+    ModelSpec,
+    {
+        "vocab_size": 512,
+        "d_model": D,
+        "n_layers": 2,
+        "attention.n_heads": 4,
+        "feed_forward.d_ff": 512,
+        "max_seq_len": T,
+        "feed_forward.gated": True,
+        "feed_forward.activation": "silu",
+        "norm": "rmsnorm",
+        "positions": "rope",
+        "feed_forward": "experts",
+        "feed_forward.n_experts": 8,
+        "feed_forward.per_token": K,
+        "feed_forward.expert_d_ff": 128,
+    },
+)
 
 
 def run_of(layout: Layout, model: ModelSpec = SPEC, **recipe: Any) -> Run:
@@ -77,7 +93,7 @@ def test_products_of_experts_are_in_8_bits_by_block_alone() -> None:
 
 
 def test_biases_of_experts_in_8_bits_have_their_gradients() -> None:
-    model = replace(SPEC, mlp_bias=True)
+    model = with_fields(SPEC, {"feed_forward.bias": True})
     with_bias, without = (account(run_of(Layout(), each, precision="fp8-block")) for each in (model, SPEC))
     sums = [each for each in with_bias if each.name == "group_sums"]
     assert len(sums) == 2
@@ -122,7 +138,7 @@ def test_experts_on_one_rank_alone_share_nothing() -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from((2, 3)), st.sampled_from((1, 2, 3)), st.booleans(), st.sampled_from(("1f1b", "zero-bubble")))
 def test_modules_that_predict_ahead_stand_on_the_last_stage(stages: int, zero: int, tied: bool, schedule: str) -> None:
-    model = replace(SPEC, n_layers=6, n_predict_ahead=1, tie_embeddings=tied)
+    model = with_fields(SPEC, {"n_layers": 6, "n_mtp_layers": 1, "tie_embeddings": tied})
     run = run_of(Layout(pipeline=stages, shard=2, zero=zero, schedule=schedule), model, global_batch=2 * stages)
     found = accounts(run)
     alone = account(replace(run, layout=Layout(), cluster=Cluster()))

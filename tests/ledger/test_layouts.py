@@ -18,6 +18,7 @@ from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.ranks import account_of_stage, accounts
 from trainledger.ledger.step import account, follow
 from trainledger.spec.layout import Layout
+from trainledger.spec.parts import with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
@@ -188,7 +189,15 @@ def test_interleaving_has_more_in_flight_and_smaller_chunks() -> None:
 
 
 def test_experts_go_to_two_exchanges_each_way() -> None:
-    experts = replace(SPEC, n_experts=8, experts_per_token=2, expert_d_ff=1024)
+    experts = with_fields(
+        SPEC,
+        {
+            "feed_forward": "experts",
+            "feed_forward.n_experts": 8,
+            "feed_forward.per_token": 2,
+            "feed_forward.expert_d_ff": 1024,
+        },
+    )
     run = replace(run_of(Layout(shard=8, expert=8), global_batch=8), model=experts)
     found = collectives(account(run, backend="cuda"), name="all_to_all")
     assert sum(each.times for each in found if each.phase == "forward") == 2 * 8
@@ -205,7 +214,7 @@ def test_context_ranks_share_the_tokens_and_the_work(kind: str) -> None:
     assert 4 * rank.tokens == alone.tokens
     in_attention = [each for each in collectives(rank) if each.group == "context"]
     keys = 2 * 2 * (2048 // 4) * SPEC.kv_heads * SPEC.head_size
-    queries = 2 * (2048 // 4) * SPEC.n_heads * SPEC.head_size
+    queries = 2 * (2048 // 4) * SPEC.attention.n_heads * SPEC.head_size
     forward = payload([each for each in in_attention if each.phase == "forward" and each.name != "recv"])
     assert forward == 8 * (3 * keys if kind == "ring" else keys + 2 * queries)
 

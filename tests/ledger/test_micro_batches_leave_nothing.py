@@ -10,10 +10,21 @@ from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import account_of_stage
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
-MODEL = ModelSpec(vocab_size=256, d_model=64, n_layers=12, n_heads=4, d_ff=128, max_seq_len=32)
+MODEL = from_fields(
+    ModelSpec,
+    {
+        "vocab_size": 256,
+        "d_model": 64,
+        "n_layers": 12,
+        "attention.n_heads": 4,
+        "feed_forward.d_ff": 128,
+        "max_seq_len": 32,
+    },
+)
 
 
 def pipelined(micro_batches: int, *, tensor: int, zero: int, checkpointing: str, precision: str) -> Run:

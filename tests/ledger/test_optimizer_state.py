@@ -18,6 +18,7 @@ from trainledger.ledger.optimizers.states import state_nbytes, state_nbytes_of, 
 from trainledger.ledger.optimizers.update import update
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import IMPLEMENTATIONS, OPTIMIZERS
+from trainledger.spec.parts import from_fields
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 from trainledger.train.optimizer import build_optimizer
@@ -113,8 +114,11 @@ def test_arrays_of_sizes_have_what_each_has_alone() -> None:
 
 def sizes_of(recipe: Recipe, **sizes: Any) -> list[Any]:
     """Figures of clipping's successor, the update alone: FLOPs, bytes moved, peak, state, trained elements."""
-    given = {"d_model": 40, "n_layers": 3, "d_ff": 200, "vocab_size": 300, **sizes}
-    spec = ModelSpec(n_heads=4, n_kv_heads=2, head_dim=40, max_seq_len=16, **given)
+    given = {"d_model": 40, "n_layers": 3, "feed_forward.d_ff": 200, "vocab_size": 300, **sizes}
+    spec = from_fields(
+        ModelSpec,
+        {"attention.n_heads": 4, "attention.n_kv_heads": 2, "attention.head_dim": 40, "max_seq_len": 16, **given},
+    )
     leaves, tape = leaves_of(spec), Tape(precision_of(recipe))
     with tape.during("optimizer"):
         update(tape, leaves, recipe)
@@ -131,7 +135,7 @@ WAYS = [{**options, "optimizer_loop": loop} for options in OPTIONS for loop in I
 def test_an_update_of_arrays_and_symbols(options: dict[str, Any]) -> None:
     """Sizes at which no matrix is small: of which there are some, arrays and symbols do as large ones do."""
     recipe = recipe_of(**options)
-    values = {"d_model": [4097, 5000], "n_layers": [1, 4], "d_ff": [104, 300], "vocab_size": [103, 1000]}
+    values = {"d_model": [4097, 5000], "n_layers": [1, 4], "feed_forward.d_ff": [104, 300], "vocab_size": [103, 1000]}
     for size, sizes in values.items():
         more = {} if size == "d_model" else {"d_model": 4100}
         together = sizes_of(recipe, **more, **{size: np.array(sizes)})
@@ -140,7 +144,7 @@ def test_an_update_of_arrays_and_symbols(options: dict[str, Any]) -> None:
             assert [int(np.broadcast_to(each, 2)[at]) for each in together] == alone, size
     symbols = {name: sympy.Symbol(name, integer=True, positive=True) for name in values}
     formulas = sizes_of(recipe, **symbols)
-    numbers = {"d_model": 4100, "n_layers": 5, "d_ff": 111, "vocab_size": 999}
+    numbers = {"d_model": 4100, "n_layers": 5, "feed_forward.d_ff": 111, "vocab_size": 999}
     put = {symbols[name]: sympy.Integer(each) for name, each in numbers.items()}
     assert [sympy.sympify(each).xreplace(put) for each in formulas] == sizes_of(recipe, **numbers)
 
@@ -148,7 +152,7 @@ def test_an_update_of_arrays_and_symbols(options: dict[str, Any]) -> None:
 def test_the_kernel_of_8_bit_adam_has_no_scratch_and_moves_each_state_once() -> None:
     loop, fused = (sizes_of(recipe_of(optimizer="adamw-8bit", optimizer_loop=each)) for each in ("loop", "fused"))
     _, read, written, peak, states, elements = fused
-    counters = 4 * leaves_of(spec_of(3, d_model=40, d_ff=200, vocab_size=300)).trained().tensors
+    counters = 4 * leaves_of(spec_of(3, d_model=40, vocab_size=300, **{"feed_forward.d_ff": 200})).trained().tensors
     assert peak == 4 * elements < loop[3]
     assert (read, written) == (8 * elements + states - counters, 4 * elements + states - counters)
     assert states == loop[4]
@@ -165,5 +169,5 @@ def test_the_update_does_not_grow_with_the_layers(options: dict[str, Any]) -> No
 
 
 def spec_of(n_layers: int, **sizes: Any) -> ModelSpec:
-    given = {"d_model": 64, "d_ff": 100, "vocab_size": 100, **sizes}
-    return ModelSpec(n_layers=n_layers, n_heads=4, max_seq_len=16, **given)
+    given = {"d_model": 64, "feed_forward.d_ff": 100, "vocab_size": 100, **sizes}
+    return from_fields(ModelSpec, {"n_layers": n_layers, "attention.n_heads": 4, "max_seq_len": 16, **given})

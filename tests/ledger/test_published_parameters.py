@@ -15,6 +15,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from trainledger.huggingface import from_config
 from trainledger.ledger.model.parameters import parameters
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.rules.model import model_problems
 
 with open(Path(__file__).parents[2] / "tools/published/param_counts.csv", newline="", encoding="utf-8") as file:
@@ -23,28 +24,30 @@ with open(Path(__file__).parents[2] / "tools/published/param_counts.csv", newlin
 # How a row's words become fields. What a row does not say (epsilons, rope bases, activations) costs no parameter.
 NORMS = {
     "rmsnorm": {"norm": "rmsnorm"},
-    "layernorm": {"norm": "layernorm", "norm_bias": True},
+    "layernorm": {"norm": "layernorm", "norm.bias": True},
     "layernorm(no bias)": {"norm": "layernorm"},
-    "nonparam_layernorm": {"norm": "layernorm", "norm_weight": False},
-    "layernorm(DeepNorm)": {"norm": "layernorm", "norm_bias": True, "norm_place": "after-add"},
+    "nonparam_layernorm": {"norm": "layernorm", "norm.weight": False},
+    "layernorm(DeepNorm)": {"norm": "layernorm", "norm.bias": True, "norm_place": "after-add"},
 }
 BIASES = {
     "none": {},
-    "qkv": {"attention_bias": True, "attention_output_bias": False},
-    "all": {"attention_bias": True, "mlp_bias": True},
+    "qkv": {"attention.bias": True, "attention.output_bias": False},
+    "all": {"attention.bias": True, "feed_forward.bias": True},
 }
 NOTES = {
-    "qk-norm per head": {"qk_norm": "head"},
-    "qk-norm full width": {"qk_norm": "width"},
-    "qk-norm": {"qk_norm": "head"},
+    "qk-norm per head": {"attention.qk_norm": "head"},
+    "qk-norm full width": {"attention.qk_norm": "width"},
+    "qk-norm": {"attention.qk_norm": "head"},
     "post-norm": {"norm_place": "post"},
     "pre+post norms": {"norm_place": "sandwich"},
     "parallel residual": {"block": "parallel-two-norms"},
-    "attention sinks": {"attention_sinks": True, "router_bias": True},
-    "MLA q_lora=1536 kv_lora=512": {"q_rank": 1536, "kv_rank": 512},
-    "MLA q_lora=None kv_lora=512": {"kv_rank": 512},
+    "attention sinks": {"attention.sinks": True, "feed_forward.router.bias": True},
+    "MLA q_lora=1536 kv_lora=512": {"attention.q_rank": 1536, "attention": "latent", "attention.kv_rank": 512},
+    "MLA q_lora=None kv_lora=512": {"attention": "latent", "attention.kv_rank": 512},
 }
-LATENT_WIDTHS = {"qk 128+64, v 128": {"nope_head_dim": 128, "rope_head_dim": 64, "v_head_dim": 128}}
+LATENT_WIDTHS = {
+    "qk 128+64, v 128": {"attention.nope_head_dim": 128, "attention.rope_head_dim": 64, "attention.v_head_dim": 128}
+}
 
 # Rows whose count is known to the printed precision only: what is printed, and what keeps it from being exact.
 PRINTED = {
@@ -57,7 +60,7 @@ PRINTED = {
     "BloombergGPT-50B": ("50.6 B", "the paper prints three digits"),
     "GLM-130B": ("1.3e5 M", "about 130 B is all that is printed, and nothing of tied embeddings"),
 }
-AS_TAKEN = {"GPT-3 XL": {"n_heads": "16", "n_kv_heads": "16"}}
+AS_TAKEN = {"GPT-3 XL": dict.fromkeys(("n_heads", "n_kv_heads"), "16")}
 
 
 def number(text: str) -> int | None:
@@ -68,28 +71,38 @@ def spec_of(row: dict[str, str]) -> ModelSpec:
     """A row's own fields as a spec."""
     row = row | AS_TAKEN.get(row["model"], {})
     said = {name: value for words in re.split("[;,] ", row["notes"]) for name, value in NOTES.get(words, {}).items()}
-    experts = {"n_experts": number(row["n_experts"]), "experts_per_token": number(row["experts_per_token"] or "1")}
-    if experts["n_experts"]:
-        experts |= {
-            "n_shared_experts": number(row["n_shared_experts"] or "0"),
-            "expert_d_ff": number(row["moe_d_ff"]),
-            "n_dense_layers": number(row["n_dense_layers"] or "0"),
+    experts = {}
+    if row["n_experts"]:
+        experts = {
+            "feed_forward": "experts",
+            "feed_forward.n_experts": number(row["n_experts"]),
+            "feed_forward.per_token": number(row["experts_per_token"] or "1"),
+            "feed_forward.n_shared": number(row["n_shared_experts"] or "0"),
+            "feed_forward.expert_d_ff": number(row["moe_d_ff"]),
+            "feed_forward.n_dense_layers": number(row["n_dense_layers"] or "0"),
         }
     latent = row["attention"] == "MLA"
-    heads = LATENT_WIDTHS[row["head_dim"]] if latent else {"head_dim": int(row["head_dim"])}
-    return ModelSpec(
-        name=row["model"],
-        vocab_size=int(row["vocab"]),
-        d_model=int(row["d_model"]),
-        n_layers=int(row["n_layers"]),
-        n_heads=int(row["n_heads"]),
-        n_kv_heads=int(row["n_kv_heads"]),
-        d_ff=int(row["d_ff"]),
-        max_seq_len=number(row["max_learned_pos"]) or 4096,
-        tie_embeddings=row["tied"] == "1",
-        gated=row["gated"] == "1",
-        positions=row["positional"],
-        **{**NORMS[row["norm"]], **BIASES[row["biases"]], **experts, **heads, **said},
+    heads = LATENT_WIDTHS[row["head_dim"]] if latent else {"attention.head_dim": int(row["head_dim"])}
+    return from_fields(
+        ModelSpec,
+        {
+            "name": row["model"],
+            "vocab_size": int(row["vocab"]),
+            "d_model": int(row["d_model"]),
+            "n_layers": int(row["n_layers"]),
+            "attention.n_heads": int(row["n_heads"]),
+            "attention.n_kv_heads": int(row["n_kv_heads"]),
+            "feed_forward.d_ff": int(row["d_ff"]),
+            "max_seq_len": number(row["max_learned_pos"]) or 4096,
+            "tie_embeddings": row["tied"] == "1",
+            "feed_forward.gated": row["gated"] == "1",
+            "positions": row["positional"],
+            **NORMS[row["norm"]],
+            **BIASES[row["biases"]],
+            **experts,
+            **heads,
+            **said,
+        },
     )
 
 

@@ -16,6 +16,7 @@ from trainledger.ledger.ranks import accounts
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -26,11 +27,25 @@ S, B, H, A, T = 2048, 1, 4096, 32, 8
 
 def gpt(layers: int, gather: str, **recipe: Any) -> Run:
     """The paper's model (figure 2) in 16 bits with dropout."""
-    model = ModelSpec(
-        vocab_size=51200, d_model=H, n_layers=layers, n_heads=A, d_ff=4 * H, max_seq_len=S, norm="layernorm",
-        norm_bias=True, activation="gelu_tanh", gated=False, mlp_bias=True, attention_bias=True, positions="learned",
-        tie_embeddings=True,
-    )  # fmt: skip
+    model = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 51200,
+            "d_model": H,
+            "n_layers": layers,
+            "attention.n_heads": A,
+            "feed_forward.d_ff": 4 * H,
+            "max_seq_len": S,
+            "norm": "layernorm",
+            "norm.bias": True,
+            "feed_forward.activation": "gelu_tanh",
+            "feed_forward.gated": False,
+            "feed_forward.bias": True,
+            "attention.bias": True,
+            "positions": "learned",
+            "tie_embeddings": True,
+        },
+    )
     fields: dict[str, Any] = {"dropout": 0.1, "attention_dropout": 0.1, "attention": "math", **recipe}
     told = Recipe(
         seq_len=S, global_batch=B, micro_batch=B, steps=1, precision="bf16", master_weights=True, **fields
@@ -132,15 +147,35 @@ def test_the_parts_are_there_for_the_first_product_of_an_input_and_for_no_other(
         assert entries[at].ranks == T
 
 
-EXPERTS = {"n_experts": 4, "experts_per_token": 2, "expert_d_ff": 32, "n_shared_experts": 1}
+EXPERTS = {
+    "feed_forward": "experts",
+    "feed_forward.n_experts": 4,
+    "feed_forward.per_token": 2,
+    "feed_forward.expert_d_ff": 32,
+    "feed_forward.n_shared": 1,
+}
 
 
 @pytest.mark.parametrize("experts", [{}, EXPERTS])
 def test_latents_and_experts_read_what_is_gathered_once_for_a_branch(experts: dict[str, Any]) -> None:
-    model = ModelSpec(
-        vocab_size=96, d_model=32, n_layers=4, n_heads=4, d_ff=64, max_seq_len=16, kv_rank=16, q_rank=24,
-        nope_head_dim=8, rope_head_dim=8, v_head_dim=8, **experts,
-    )  # fmt: skip
+    model = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 96,
+            "d_model": 32,
+            "n_layers": 4,
+            "attention.n_heads": 4,
+            "feed_forward.d_ff": 64,
+            "max_seq_len": 16,
+            "attention": "latent",
+            "attention.kv_rank": 16,
+            "attention.q_rank": 24,
+            "attention.nope_head_dim": 8,
+            "attention.rope_head_dim": 8,
+            "attention.v_head_dim": 8,
+            **experts,
+        },
+    )
     recipe = Recipe(seq_len=16, global_batch=1, micro_batch=1, steps=1, precision="bf16")
     layout = Layout(tensor=2, sequence_parallel=True, sequence_gather="again")
     run = Run(model=model, recipe=recipe, layout=layout, cluster=Cluster(count=2))

@@ -15,6 +15,7 @@ from trainledger.ledger.model.parameters import leaves_of, parameters
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import NORM_PLACES, ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.rules.model import model_problems
 
 flag = st.booleans()
@@ -32,32 +33,67 @@ def models(draw: st.DrawFn) -> ModelSpec:
     n_layers = pick(1, 2, 5)
     if draw(flag):
         attend = {
-            "kv_rank": pick(4, 6), "q_rank": pick(None, 5), "nope_head_dim": 4, "rope_head_dim": 2, "v_head_dim": 3,
-            "n_heads": 2,
-        }  # fmt: skip
+            "attention": "latent",
+            "attention.kv_rank": pick(4, 6),
+            "attention.q_rank": pick(None, 5),
+            "attention.nope_head_dim": 4,
+            "attention.rope_head_dim": 2,
+            "attention.v_head_dim": 3,
+            "attention.n_heads": 2,
+        }
     else:
         positions = pick("rope", "learned", "alibi", "none")
         attend = {
-            "n_heads": 4, "n_kv_heads": pick(None, 1, 2), "head_dim": pick(None, 6),
-            "qk_norm": pick(None, "head", "width"), "attention_sinks": draw(flag), "window": pick(None, 3),
-        }  # fmt: skip
+            "attention.n_heads": 4,
+            "attention.n_kv_heads": pick(None, 1, 2),
+            "attention.head_dim": pick(None, 6),
+            "attention.qk_norm": pick(None, "head", "width"),
+            "attention.sinks": draw(flag),
+            "attention.window": pick(None, 3),
+        }
     sparse = {
-        "n_experts": 4, "expert_d_ff": pick(None, 5), "n_shared_experts": pick(0, 1, 2), "n_dense_layers": pick(0, 1),
-        "expert_every": pick(1, 2), "router": pick("softmax", "sigmoid"), "router_bias": draw(flag),
-        "router_correction": draw(flag),
-    }  # fmt: skip
+        "feed_forward": "experts",
+        "feed_forward.n_experts": 4,
+        "feed_forward.expert_d_ff": pick(None, 5),
+        "feed_forward.n_shared": pick(0, 1, 2),
+        "feed_forward.n_dense_layers": pick(0, 1),
+        "feed_forward.every": pick(1, 2),
+        "feed_forward.router.scores": pick("softmax", "sigmoid"),
+        "feed_forward.router.bias": draw(flag),
+        "feed_forward.router.correction": draw(flag),
+    }
     experts = sparse if draw(flag) else {}
-    if experts.get("n_shared_experts"):
-        experts["shared_expert_gate"] = draw(flag)
-    return ModelSpec(
-        vocab_size=13, vocab_multiple=pick(1, 8), d_model=8, n_layers=n_layers, d_ff=12, max_seq_len=7, norm=norm,
-        norm_weight=weight, norm_bias=norm == "layernorm" and weight and draw(flag), block=block,
-        norm_plus_one=norm == "rmsnorm" and draw(flag), norm_place=pick(*NORM_PLACES) if block == "serial" else "pre",
-        positions=positions, extra_positions=pick(0, 2) if positions == "learned" else 0, embedding_norm=draw(flag),
-        head_bias=draw(flag), tie_embeddings=draw(flag), attention_bias=draw(flag),
-        attention_output_bias=pick(None, True, False), mlp_bias=draw(flag), gated=draw(flag),
-        n_predict_ahead=pick(0, 0, 1, 2), **attend, **experts,
-    )  # fmt: skip
+    if experts.get("feed_forward.n_shared"):
+        experts["feed_forward.shared_gate"] = draw(flag)
+    return from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 13,
+            "vocab_multiple": pick(1, 8),
+            "d_model": 8,
+            "n_layers": n_layers,
+            "feed_forward.d_ff": 12,
+            "max_seq_len": 7,
+            "norm": norm,
+            "norm.weight": weight,
+            "norm.bias": norm == "layernorm" and weight and draw(flag),
+            "block": block,
+            "norm.plus_one": norm == "rmsnorm" and draw(flag),
+            "norm_place": pick(*NORM_PLACES) if block == "serial" else "pre",
+            "positions": positions,
+            "positions.extra_rows": pick(0, 2) if positions == "learned" else None,
+            "embedding_norm": draw(flag),
+            "head_bias": draw(flag),
+            "tie_embeddings": draw(flag),
+            "attention.bias": draw(flag),
+            "attention.output_bias": pick(None, True, False),
+            "feed_forward.bias": draw(flag),
+            "feed_forward.gated": draw(flag),
+            "n_mtp_layers": pick(0, 0, 1, 2),
+            **attend,
+            **experts,
+        },
+    )
 
 
 def layer_by_layer(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -67,7 +103,7 @@ def layer_by_layer(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
         for name, shape in shapes.block(spec, kind_of(spec, layer)):
             yield f"layers.{layer}.{name}", shape
     yield from shapes.after_blocks(spec)
-    for module in range(spec.n_predict_ahead):
+    for module in range(spec.n_mtp_layers):
         for name, shape in shapes.predict_ahead(spec, kind_of(spec, spec.n_layers - 1)):
             yield f"predict_ahead.{module}.{name}", shape
 
@@ -95,9 +131,11 @@ def test_counts_are_the_sums_of_the_shapes(spec: ModelSpec) -> None:
         by_component[part] = by_component.get(part, 0) + size
     assert {part: count for part, count in counted.by_component.items() if count} == by_component
     idle = 0
-    if spec.n_experts is not None:
-        idle = by_component.get("experts", 0) * (spec.n_experts - spec.experts_per_token) // spec.n_experts
+    if spec.experts is not None:
+        idle = (
+            by_component.get("experts", 0) * (spec.experts.n_experts - spec.experts.per_token) // spec.experts.n_experts
+        )
     assert counted.active == counted.total - ahead - idle
-    if not spec.n_predict_ahead:
+    if not spec.n_mtp_layers:
         assert leaves_of(spec).elements() == counted.total
         assert leaves_of(spec).tensors() == len(sizes)

@@ -11,6 +11,7 @@ from trainledger.ledger.step import account
 from trainledger.measure.meter import AllocatorPeak
 from trainledger.nn.transformer import build
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.trace.fakes.tensors import make_states
@@ -21,8 +22,17 @@ torch.set_num_threads(1)
 
 
 def small(d_model: int = 128, seq_len: int = 128, batch: int = 4, **recipe: Any) -> Run:
-    spec = ModelSpec(
-        vocab_size=512, d_model=d_model, n_layers=3, n_heads=4, n_kv_heads=2, d_ff=2 * d_model, max_seq_len=seq_len
+    spec = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 512,
+            "d_model": d_model,
+            "n_layers": 3,
+            "attention.n_heads": 4,
+            "attention.n_kv_heads": 2,
+            "feed_forward.d_ff": 2 * d_model,
+            "max_seq_len": seq_len,
+        },
     )
     return Run(model=spec, recipe=Recipe(seq_len=seq_len, global_batch=batch, steps=1, **recipe))
 

@@ -16,6 +16,7 @@ from trainledger.measure import meter
 from trainledger.measure.meter import StepMeter
 from trainledger.nn.transformer import build
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.trace import trace
@@ -96,7 +97,18 @@ def test_the_optimizers_hooks_are_gone_afterwards() -> None:
 
 def metered_run(steps: int, **recipe: Any) -> tuple[Run, StepMeter]:
     """A run's steps as the engine takes them, watched by a meter."""
-    spec = ModelSpec(vocab_size=512, d_model=128, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=256, max_seq_len=64)
+    spec = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 512,
+            "d_model": 128,
+            "n_layers": 2,
+            "attention.n_heads": 4,
+            "attention.n_kv_heads": 2,
+            "feed_forward.d_ff": 256,
+            "max_seq_len": 64,
+        },
+    )
     run = Run(model=spec, recipe=Recipe(seq_len=64, global_batch=4, micro_batch=2, steps=steps, **recipe))
     model, watch = build(run.model, run.recipe), StepMeter()
     state = TrainingState(run, Path(), torch.device("cpu"), model, build_optimizer(model, run.recipe))

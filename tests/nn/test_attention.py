@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,44 +18,76 @@ from trainledger.nn.rotary import Rotary, frequencies
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.layers import LayerKind, angles_of, kind_of, local_angles
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.problem import InvalidInput
 
-SIZES: dict[str, Any] = {"vocab_size": 11, "d_model": 12, "n_layers": 4, "d_ff": 8, "max_seq_len": 16}
-PLAIN = ModelSpec(n_heads=4, n_kv_heads=2, head_dim=6, positions="none", **SIZES)
-LATENT = ModelSpec(n_heads=3, kv_rank=5, nope_head_dim=4, rope_head_dim=6, v_head_dim=7, **SIZES)
+SIZES: dict[str, Any] = {"vocab_size": 11, "d_model": 12, "n_layers": 4, "feed_forward.d_ff": 8, "max_seq_len": 16}
+PLAIN = from_fields(
+    ModelSpec,
+    {"attention.n_heads": 4, "attention.n_kv_heads": 2, "attention.head_dim": 6, "positions": "none", **SIZES},
+)
+LATENT = from_fields(
+    ModelSpec,
+    {
+        "attention.n_heads": 3,
+        "attention": "latent",
+        "attention.kv_rank": 5,
+        "attention.nope_head_dim": 4,
+        "attention.rope_head_dim": 6,
+        "attention.v_head_dim": 7,
+        **SIZES,
+    },
+)
 KINDS: dict[str, ModelSpec] = {
     "grouped": PLAIN,
-    "multi-query": replace(PLAIN, n_kv_heads=1, attention_bias=True),
-    "output bias alone": replace(PLAIN, attention_output_bias=True),
-    "scale": replace(PLAIN, attention_scale=0.9),
-    "rope": replace(PLAIN, positions="rope"),
-    "partial rope": replace(PLAIN, positions="rope", rotary_dim=4),
-    "neighbours": replace(PLAIN, positions="rope", rope_interleaved=True),
-    "partial neighbours": replace(PLAIN, positions="rope", rope_interleaved=True, rotary_dim=2),
-    "stretched rope": replace(PLAIN, positions="rope", rope_factor=3.0, rope_scaling="linear"),
-    "window": replace(PLAIN, positions="rope", window=3),
-    "window of one": replace(PLAIN, window=1),
-    "local theta": replace(PLAIN, positions="rope", window=4, global_every=2, rope_local_theta=50.0),
-    "layers without rope": replace(PLAIN, positions="rope", rope_skip_every=2),
-    "head norm": replace(PLAIN, qk_norm="head", positions="rope"),
-    "head layernorm": replace(PLAIN, qk_norm="head", norm="layernorm", norm_bias=True),
-    "width norm": replace(PLAIN, qk_norm="width", positions="rope"),
-    "head norm plus one": replace(PLAIN, qk_norm="head", norm_plus_one=True),
-    "alibi": replace(PLAIN, positions="alibi"),
-    "alibi of six heads": replace(PLAIN, positions="alibi", n_heads=6, n_kv_heads=3, window=5),
+    "multi-query": with_fields(PLAIN, {"attention.n_kv_heads": 1, "attention.bias": True}),
+    "output bias alone": with_fields(PLAIN, {"attention.output_bias": True}),
+    "scale": with_fields(PLAIN, {"attention.scale": 0.9}),
+    "rope": with_fields(PLAIN, {"positions": "rope"}),
+    "partial rope": with_fields(PLAIN, {"positions": "rope", "positions.dim": 4}),
+    "neighbours": with_fields(PLAIN, {"positions": "rope", "positions.interleaved": True}),
+    "partial neighbours": with_fields(PLAIN, {"positions": "rope", "positions.interleaved": True, "positions.dim": 2}),
+    "stretched rope": with_fields(
+        PLAIN, {"positions.scaling": "linear", "positions": "rope", "positions.scaling.factor": 3.0}
+    ),
+    "attention.window": with_fields(PLAIN, {"positions": "rope", "attention.window": 3}),
+    "window of one": with_fields(PLAIN, {"attention.window": 1}),
+    "local theta": with_fields(
+        PLAIN, {"positions": "rope", "attention.window": 4, "attention.global_every": 2, "positions.local_theta": 50.0}
+    ),
+    "layers without rope": with_fields(PLAIN, {"positions": "rope", "positions.skip_every": 2}),
+    "head norm": with_fields(PLAIN, {"attention.qk_norm": "head", "positions": "rope"}),
+    "head layernorm": with_fields(PLAIN, {"attention.qk_norm": "head", "norm": "layernorm", "norm.bias": True}),
+    "width norm": with_fields(PLAIN, {"attention.qk_norm": "width", "positions": "rope"}),
+    "head norm plus one": with_fields(PLAIN, {"attention.qk_norm": "head", "norm.plus_one": True}),
+    "alibi": with_fields(PLAIN, {"positions": "alibi"}),
+    "alibi of six heads": with_fields(
+        PLAIN, {"positions": "alibi", "attention.n_heads": 6, "attention.n_kv_heads": 3, "attention.window": 5}
+    ),
     "latent": LATENT,
-    "latent of low-rank queries": replace(LATENT, q_rank=4, rope_interleaved=True, attention_bias=True),
-    "latent with wide values": replace(LATENT, v_head_dim=13, attention_scale=0.4),
-    "latent with even values": replace(LATENT, v_head_dim=10),
+    "latent of low-rank queries": with_fields(
+        LATENT, {"attention.q_rank": 4, "positions.interleaved": True, "attention.bias": True}
+    ),
+    "latent with wide values": with_fields(LATENT, {"attention.v_head_dim": 13, "attention.scale": 0.4}),
+    "latent with even values": with_fields(LATENT, {"attention.v_head_dim": 10}),
 }
 WRITTEN: dict[str, ModelSpec] = {
-    "softcap": replace(PLAIN, attention_softcap=1.5, positions="rope"),
-    "sinks": replace(PLAIN, attention_sinks=True),
-    "all together": replace(
-        PLAIN, attention_sinks=True, attention_softcap=2.0, window=4, global_every=2, positions="rope", qk_norm="head",
-        attention_bias=True, rotary_dim=4,
+    "softcap": with_fields(PLAIN, {"attention.softcap": 1.5, "positions": "rope"}),
+    "sinks": with_fields(PLAIN, {"attention.sinks": True}),
+    "all together": with_fields(
+        PLAIN,
+        {
+            "attention.sinks": True,
+            "attention.softcap": 2.0,
+            "attention.window": 4,
+            "attention.global_every": 2,
+            "positions": "rope",
+            "attention.qk_norm": "head",
+            "attention.bias": True,
+            "positions.dim": 4,
+        },
     ),
-}  # fmt: skip
+}
 CASES = [(spec, how) for spec in KINDS.values() for how in ("sdpa", "math")] + [(s, "math") for s in WRITTEN.values()]
 NAMES = [f"{name}, {how}" for name in KINDS for how in ("sdpa", "math")] + [f"{name}, math" for name in WRITTEN]
 N_TOKENS = 9
@@ -117,21 +148,21 @@ def test_fused_and_written_out_have_the_same_gradients(name: str) -> None:
 
 def by_loops(spec: ModelSpec, kind: LayerKind, w: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
     """Attention of one sequence [T, D], a head and a query at a time."""
-    n_tokens, H = len(x), spec.n_heads
+    n_tokens, H = len(x), spec.attention.n_heads
     q, k, v = (latent_heads if spec.latent else plain_heads)(spec, kind, w, x)
-    scale = spec.attention_scale or 1 / math.sqrt(q.shape[-1])
+    scale = spec.attention.scale or 1 / math.sqrt(q.shape[-1])
     out = np.zeros((n_tokens, H, v.shape[-1]))
     for h in range(H):
         shared = h * k.shape[1] // H
         for t in range(n_tokens):
             first = 0 if kind.window is None else max(0, t - kind.window + 1)
             scores = np.array([q[t, h] @ k[s, shared] * scale for s in range(first, t + 1)])
-            if spec.attention_softcap:
-                scores = spec.attention_softcap * np.tanh(scores / spec.attention_softcap)
-            if spec.positions == "alibi":
+            if spec.attention.softcap:
+                scores = spec.attention.softcap * np.tanh(scores / spec.attention.softcap)
+            if spec.positions.kind == "alibi":
                 scores = scores - penalty(H, h) * (t - np.arange(first, t + 1))
             top = np.exp(scores - scores.max())
-            sink = np.exp(w["sinks"][h] - scores.max()) if spec.attention_sinks else 0.0
+            sink = np.exp(w["sinks"][h] - scores.max()) if spec.attention.sinks else 0.0
             out[t, h] = (top / (top.sum() + sink)) @ v[first : t + 1, shared]
     return affine(w, "o_proj", out.reshape(n_tokens, -1))
 
@@ -155,10 +186,10 @@ def penalty(n_heads: int, head: int) -> float:
 
 
 def normed(spec: ModelSpec, w: dict[str, np.ndarray], name: str, x: np.ndarray) -> np.ndarray:
-    weight = w[f"{name}.weight"] + (1 if spec.norm_plus_one else 0)
-    if spec.norm == "layernorm":
+    weight = w[f"{name}.weight"] + (1 if spec.norm.plus_one else 0)
+    if spec.norm.kind == "layernorm":
         x = x - x.mean(-1, keepdims=True)
-    y = x / np.sqrt((x**2).mean(-1, keepdims=True) + spec.norm_eps) * weight
+    y = x / np.sqrt((x**2).mean(-1, keepdims=True) + spec.norm.eps) * weight
     return y + w[f"{name}.bias"] if f"{name}.bias" in w else y
 
 
@@ -169,10 +200,10 @@ def plain_heads(
     found = []
     for name in "qkv":
         y = affine(w, f"{name}_proj", x)
-        if name != "v" and spec.qk_norm == "width":
+        if name != "v" and spec.attention.qk_norm == "width":
             y = normed(spec, w, f"{name}_norm", y)
         y = y.reshape(len(x), -1, K)
-        if name != "v" and spec.qk_norm == "head":
+        if name != "v" and spec.attention.qk_norm == "head":
             y = normed(spec, w, f"{name}_norm", y)
         found.append(turned(spec, kind, y, 0) if name != "v" and kind.rotary else y)
     return found[0], found[1], found[2]
@@ -182,13 +213,13 @@ def latent_heads(
     spec: ModelSpec, kind: LayerKind, w: dict[str, np.ndarray], x: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """DeepSeek-V2, equations 9 to 19, with the norms of the latents that the published code has."""
-    H, N, R, W = spec.n_heads, spec.nope_head_dim, spec.kv_rank, spec.value_size
+    H, N, R, W = spec.attention.n_heads, spec.latent.nope_head_dim, spec.latent.kv_rank, spec.value_size
     assert N is not None
 
     def small_norm(name: str, y: np.ndarray) -> np.ndarray:
         return y / np.sqrt((y**2).mean(-1, keepdims=True) + 1e-6) * w[f"{name}.weight"]
 
-    if spec.q_rank is None:
+    if spec.latent.q_rank is None:
         q = affine(w, "q_proj", x)
     else:
         q = affine(w, "q_b_proj", small_norm("q_a_layernorm", affine(w, "q_a_proj", x)))
@@ -202,13 +233,13 @@ def latent_heads(
 
 def turned(spec: ModelSpec, kind: LayerKind, x: np.ndarray, begin: int) -> np.ndarray:
     """Each pair as a complex number times exp(i position frequency)."""
-    local = kind.window is not None and spec.rope_local_theta is not None
-    theta = spec.rope_local_theta if local else spec.rope_theta
+    local = kind.window is not None and spec.rope.local_theta is not None
+    theta = spec.rope.local_theta if local else spec.rope.theta
     R = spec.rotary_size
     y = x.copy()
     for j in range(R // 2):
-        a, b = (2 * j, 2 * j + 1) if spec.rope_interleaved else (j, j + R // 2)
-        slower = 1 if local or spec.rope_factor is None else spec.rope_factor
+        a, b = (2 * j, 2 * j + 1) if spec.rope.interleaved else (j, j + R // 2)
+        slower = 1 if local or spec.rope.scaling is None else spec.rope.scaling.factor
         angle = np.arange(len(x)) * theta ** (-2 * j / R) / slower
         pair = (x[..., begin + a] + 1j * x[..., begin + b]) * np.exp(1j * angle)[:, None]
         y[..., begin + a], y[..., begin + b] = pair.real, pair.imag
@@ -234,10 +265,18 @@ def test_yarn_is_that_of_transformers() -> None:
     }  # fmt: skip
     config = DeepseekV3Config(qk_rope_head_dim=64, rope_parameters=rope, max_position_embeddings=163840)
     wanted, factor = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
-    spec = replace(
-        LATENT, rope_head_dim=64, rope_scaling="yarn", rope_factor=40.0, rope_original_seq_len=4096,
-        rope_low_freq_factor=1.0, rope_high_freq_factor=32.0, rope_attention_factor=1.25,
-    )  # fmt: skip
+    spec = with_fields(
+        LATENT,
+        {
+            "positions.scaling": "yarn",
+            "attention.rope_head_dim": 64,
+            "positions.scaling.factor": 40.0,
+            "positions.scaling.original_seq_len": 4096,
+            "positions.scaling.beta_slow": 1.0,
+            "positions.scaling.beta_fast": 32.0,
+            "positions.scaling.attention_factor": 1.25,
+        },
+    )
     torch.testing.assert_close(frequencies(spec), wanted)
     assert factor == 1.25
     cosines, sines = Rotary(spec)(8, torch.float32)
@@ -246,35 +285,37 @@ def test_yarn_is_that_of_transformers() -> None:
 
 def test_longrope_is_not_built() -> None:
     with pytest.raises(InvalidInput, match="a factor for each pair of a head"):
-        Rotary(replace(PLAIN, positions="rope", rope_scaling="longrope", rope_factor=4.0))
+        Rotary(
+            with_fields(PLAIN, {"positions.scaling": "longrope", "positions": "rope", "positions.scaling.factor": 4.0})
+        )
 
 
 @pytest.mark.parametrize(
     ("fields", "how", "told"),
     [
-        ({"attention_softcap": 2.0}, "sdpa", "capped scores .* math"),
-        ({"attention_sinks": True}, "sdpa", "attention sinks.* math"),
+        ({"attention.softcap": 2.0}, "sdpa", "capped scores .* math"),
+        ({"attention.sinks": True}, "sdpa", "attention sinks.* math"),
         ({}, "flash", "accelerators, not of a CPU.* sdpa"),
-        ({"attention_sinks": True}, "efficient", "accelerators, not of a CPU.* math"),
+        ({"attention.sinks": True}, "efficient", "accelerators, not of a CPU.* math"),
     ],
 )
 def test_what_a_kernel_cannot_do_is_refused(fields: dict[str, Any], how: str, told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
-        Transformer(replace(PLAIN, **fields), attention=how)
+        Transformer(with_fields(PLAIN, fields), attention=how)
 
 
 def test_without_a_recipe_the_model_gets_attention_that_can_do_it() -> None:
     ids = torch.arange(8)[None]
-    for fields in ({}, {"attention_softcap": 0.5}, {"attention_sinks": True}):
+    for fields in ({}, {"attention.softcap": 0.5}, {"attention.sinks": True}):
         torch.manual_seed(0)
-        model = Transformer(replace(PLAIN, **fields))
+        model = Transformer(with_fields(PLAIN, fields))
         torch.manual_seed(0)
-        written = Transformer(replace(PLAIN, **fields), attention="math")
+        written = Transformer(with_fields(PLAIN, fields), attention="math")
         torch.testing.assert_close(model(ids), written(ids))
 
 
 def test_attention_dropout_acts_in_training_only_and_keeps_the_mean() -> None:
-    spec = replace(PLAIN, n_kv_heads=4)
+    spec = with_fields(PLAIN, {"attention.n_kv_heads": 4})
     x = torch.randn(1, N_TOKENS, spec.d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     kind = kind_of(spec, 0)
     for how in ("sdpa", "math"):

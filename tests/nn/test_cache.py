@@ -10,27 +10,47 @@ from trainledger.nn.cache import Cache
 from trainledger.nn.init import initialize
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 
-SIZES = {"vocab_size": 31, "d_model": 32, "n_layers": 3, "n_heads": 4, "d_ff": 48, "max_seq_len": 24}
-LATENT = {"kv_rank": 12, "q_rank": 10, "nope_head_dim": 6, "rope_head_dim": 4, "v_head_dim": 8}
+SIZES = {
+    "vocab_size": 31,
+    "d_model": 32,
+    "n_layers": 3,
+    "attention.n_heads": 4,
+    "feed_forward.d_ff": 48,
+    "max_seq_len": 24,
+}
+LATENT = {
+    "attention": "latent",
+    "attention.kv_rank": 12,
+    "attention.q_rank": 10,
+    "attention.nope_head_dim": 6,
+    "attention.rope_head_dim": 4,
+    "attention.v_head_dim": 8,
+}
 KINDS = {
     "multi-head": {},
-    "grouped": {"n_kv_heads": 2, "qk_norm": "head"},
-    "multi-query": {"n_kv_heads": 1, "block": "parallel"},
+    "grouped": {"attention.n_kv_heads": 2, "attention.qk_norm": "head"},
+    "multi-query": {"attention.n_kv_heads": 1, "block": "parallel"},
     "latent": LATENT,
-    "latent without query rank": LATENT | {"q_rank": None, "rope_interleaved": True},
-    "window": {"window": 5},
-    "local and global": {"window": 5, "global_every": 2, "rope_local_theta": 100.0},
-    "capped": {"attention_softcap": 5.0, "logit_softcap": 5.0, "window": 7, "global_every": 3},
-    "sinks": {"attention_sinks": True, "n_kv_heads": 2},
+    "latent without query rank": LATENT | {"attention.q_rank": None, "positions.interleaved": True},
+    "attention.window": {"attention.window": 5},
+    "local and global": {"attention.window": 5, "attention.global_every": 2, "positions.local_theta": 100.0},
+    "capped": {"attention.softcap": 5.0, "logit_softcap": 5.0, "attention.window": 7, "attention.global_every": 3},
+    "sinks": {"attention.sinks": True, "attention.n_kv_heads": 2},
     "alibi": {"positions": "alibi"},
-    "learned": {"positions": "learned", "norm": "layernorm", "norm_bias": True, "extra_positions": 2},
-    "experts": {"n_experts": 4, "experts_per_token": 2, "n_shared_experts": 1},
+    "learned": {"positions": "learned", "norm": "layernorm", "norm.bias": True, "positions.extra_rows": 2},
+    "experts": {
+        "feed_forward": "experts",
+        "feed_forward.n_experts": 4,
+        "feed_forward.per_token": 2,
+        "feed_forward.n_shared": 1,
+    },
 }
 
 
 def model_of(kind: str) -> Transformer:
-    model = Transformer(ModelSpec(**SIZES | KINDS[kind]))
+    model = Transformer(from_fields(ModelSpec, SIZES | KINDS[kind]))
     initialize(model, seed=0)
     return model.eval()
 

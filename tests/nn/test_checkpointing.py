@@ -15,6 +15,7 @@ from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import build
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.recompute import layer_runs, segment_size
 from trainledger.spec.rules.run import run_problems
@@ -22,11 +23,27 @@ from trainledger.spec.run import Run
 
 torch.set_num_threads(1)
 
-LLAMA = {"vocab_size": 50, "d_model": 24, "n_layers": 5, "n_heads": 4, "n_kv_heads": 2, "d_ff": 40, "max_seq_len": 16}
+LLAMA = {
+    "vocab_size": 50,
+    "d_model": 24,
+    "n_layers": 5,
+    "attention.n_heads": 4,
+    "attention.n_kv_heads": 2,
+    "feed_forward.d_ff": 40,
+    "max_seq_len": 16,
+}
 GPT2 = {
-    **LLAMA, "n_kv_heads": None, "norm": "layernorm", "norm_bias": True, "gated": False, "activation": "gelu_tanh",
-    "positions": "learned", "attention_bias": True, "mlp_bias": True, "tie_embeddings": True,
-}  # fmt: skip
+    **LLAMA,
+    "attention.n_kv_heads": None,
+    "norm": "layernorm",
+    "norm.bias": True,
+    "feed_forward.gated": False,
+    "feed_forward.activation": "gelu_tanh",
+    "positions": "learned",
+    "attention.bias": True,
+    "feed_forward.bias": True,
+    "tie_embeddings": True,
+}
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"activation_checkpointing": "full"},
     {"activation_checkpointing": "full", "recompute_every": 2},
@@ -45,7 +62,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 def run_of(model: dict[str, Any], **recipe: Any) -> Run:
     batch = {"seq_len": 15, "global_batch": 2, "steps": 3}
-    return Run(model=ModelSpec(**model), recipe=Recipe(**{**batch, **recipe}))
+    return Run(model=from_fields(ModelSpec, model), recipe=Recipe(**{**batch, **recipe}))
 
 
 def trained(run: Run) -> tuple[Tensor, dict[str, Tensor | None]]:
@@ -120,7 +137,7 @@ def test_from_start_is_the_loop_by_hand() -> None:
     count = 0
     recipe = Recipe(seq_len=1, global_batch=1, steps=1, activation_checkpointing="from-start")
     counted = [lambda x, _, layer=layer: run(layer, x) for layer in layers]
-    run_layers(counted, [None] * 5, x0.clone().requires_grad_(), ModelSpec(**LLAMA), recipe).sum().backward()
+    run_layers(counted, [None] * 5, x0.clone().requires_grad_(), from_fields(ModelSpec, LLAMA), recipe).sum().backward()
     assert count == 5 + 5 * 6 // 2
     for mine, each in zip(by_hand, (each for layer in layers for each in layer.parameters()), strict=True):
         assert torch.equal(mine, each.grad)  # type: ignore[arg-type]
@@ -129,8 +146,12 @@ def test_from_start_is_the_loop_by_hand() -> None:
 def test_layer_runs_are_the_groups_of_every_layer() -> None:
     """The runs, written out, are what a loop over all layers finds."""
     for n_layers in range(1, 15):
-        for window in ({}, {"window": 4, "global_every": 3}, {"n_experts": 4, "n_dense_layers": min(3, n_layers)}):
-            spec = ModelSpec(**{**LLAMA, "n_layers": n_layers, **window})
+        for window in (
+            {},
+            {"attention.window": 4, "attention.global_every": 3},
+            {"feed_forward": "experts", "feed_forward.n_experts": 4, "feed_forward.n_dense_layers": min(3, n_layers)},
+        ):
+            spec = from_fields(ModelSpec, {**LLAMA, "n_layers": n_layers, **window})
             for variant in VARIANTS:
                 recipe = Recipe(seq_len=1, global_batch=1, steps=1, **variant)
                 runs = layer_runs(spec, recipe)
@@ -151,7 +172,7 @@ def test_layer_runs_are_the_groups_of_every_layer() -> None:
 
 
 def test_a_thousand_layers_are_few_runs() -> None:
-    spec = ModelSpec(**{**LLAMA, "n_layers": 10_000})
+    spec = from_fields(ModelSpec, {**LLAMA, "n_layers": 10_000})
     for variant in VARIANTS:
         runs = layer_runs(spec, Recipe(seq_len=1, global_batch=1, steps=1, **variant))
         assert sum(len(each.kinds) for each in runs) <= 201

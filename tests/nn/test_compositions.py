@@ -14,21 +14,30 @@ from torch import Tensor
 from trainledger.nn.init import initialize
 from trainledger.nn.mlp import gated
 from trainledger.nn.transformer import Transformer
-from trainledger.spec.model import ACTIVATIONS, ModelSpec
+from trainledger.spec.feed_forward import ACTIVATIONS
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.rules.model import model_problems
 
 torch.set_num_threads(1)
-SIZES = {"vocab_size": 11, "d_model": 12, "n_layers": 2, "n_heads": 3, "d_ff": 20, "max_seq_len": 7}
+SIZES = {
+    "vocab_size": 11,
+    "d_model": 12,
+    "n_layers": 2,
+    "attention.n_heads": 3,
+    "feed_forward.d_ff": 20,
+    "max_seq_len": 7,
+}
 Named = dict[str, Tensor]
 
 
 def normed(spec: ModelSpec, named: Named, name: str, x: Tensor) -> Tensor:
     """A norm by its definition."""
-    if spec.norm == "layernorm":
+    if spec.norm.kind == "layernorm":
         x = x - x.mean(-1, keepdim=True)
-    y = x / torch.sqrt((x * x).mean(-1, keepdim=True) + spec.norm_eps)
+    y = x / torch.sqrt((x * x).mean(-1, keepdim=True) + spec.norm.eps)
     w = named.get(f"{name}.weight", torch.ones(()))
-    return y * (1 + w if spec.norm_plus_one else w) + named.get(f"{name}.bias", torch.zeros(()))
+    return y * (1 + w if spec.norm.plus_one else w) + named.get(f"{name}.bias", torch.zeros(()))
 
 
 def linear(named: Named, name: str, x: Tensor) -> Tensor:
@@ -37,7 +46,7 @@ def linear(named: Named, name: str, x: Tensor) -> Tensor:
 
 def attention(spec: ModelSpec, named: Named, name: str, x: Tensor) -> Tensor:
     """Multi-head attention without rotary positions, query by query."""
-    q, k, v = (linear(named, f"{name}.{each}_proj", x).view(*x.shape[:2], spec.n_heads, -1) for each in "qkv")
+    q, k, v = (linear(named, f"{name}.{each}_proj", x).view(*x.shape[:2], spec.attention.n_heads, -1) for each in "qkv")
     out = torch.zeros_like(v)
     for t in range(x.shape[1]):
         scores = torch.einsum("bhk,bshk->bhs", q[:, t], k[:, : t + 1]) / math.sqrt(q.shape[-1])
@@ -62,13 +71,13 @@ def activated(name: str, x: Tensor) -> Tensor:
 
 def mlp(spec: ModelSpec, named: Named, name: str, x: Tensor) -> Tensor:
     up = linear(named, f"{name}.up_proj", x)
-    if not spec.gated:
-        return linear(named, f"{name}.down_proj", activated(spec.activation, up))
+    if not spec.feed_forward.gated:
+        return linear(named, f"{name}.down_proj", activated(spec.feed_forward.activation, up))
     gate = linear(named, f"{name}.gate_proj", x)
-    if spec.activation == "clamped_swish":
+    if spec.feed_forward.activation == "clamped_swish":
         gate, up = torch.minimum(gate, torch.tensor(7.0)), torch.clip(up, -7, 7)
         return linear(named, f"{name}.down_proj", (up + 1) * gate / (1 + torch.exp(-1.702 * gate)))
-    return linear(named, f"{name}.down_proj", activated(spec.activation, gate) * up)
+    return linear(named, f"{name}.down_proj", activated(spec.feed_forward.activation, gate) * up)
 
 
 def block(spec: ModelSpec, named: Named, at: str, x: Tensor) -> Tensor:
@@ -105,8 +114,10 @@ def block(spec: ModelSpec, named: Named, at: str, x: Tensor) -> Tensor:
 def logits(spec: ModelSpec, named: Named, ids: Tensor) -> Tensor:
     """The whole model, in fp64."""
     x = named["embed_tokens.weight"][ids] * spec.embedding_scale
-    if spec.positions == "learned":
-        x = x + torch.stack([named["embed_positions.weight"][t + spec.extra_positions] for t in range(ids.shape[1])])
+    if spec.positions.kind == "learned":
+        x = x + torch.stack(
+            [named["embed_positions.weight"][t + spec.positions.extra_rows] for t in range(ids.shape[1])]
+        )
     if spec.embedding_norm:
         x = normed(spec, named, "embed_norm", x)
     for layer in range(spec.n_layers):
@@ -126,17 +137,27 @@ def models(draw: st.DrawFn) -> ModelSpec:
     weight = norm == "rmsnorm" or draw(flag)
     positions = draw(st.sampled_from(["learned", "none"]))
     fields: dict[str, Any] = {
-        "norm": norm, "norm_weight": weight, "norm_bias": norm == "layernorm" and weight and draw(flag),
-        "norm_plus_one": norm == "rmsnorm" and draw(flag), "block": block,
+        "norm": norm,
+        "norm.weight": weight,
+        "norm.bias": norm == "layernorm" and weight and draw(flag),
+        "norm.plus_one": norm == "rmsnorm" and draw(flag),
+        "block": block,
         "norm_place": draw(st.sampled_from(["pre", "post", "sandwich", "after-add"])) if block == "serial" else "pre",
-        "gated": has_gate, "activation": draw(st.sampled_from(ACTIVATIONS if has_gate else ACTIVATIONS[:-1])),
-        "attention_bias": draw(flag), "mlp_bias": draw(flag), "head_bias": draw(flag), "tie_embeddings": draw(flag),
-        "embedding_norm": draw(flag), "embedding_scale": draw(st.sampled_from([1.0, 3.5])), "positions": positions,
-        "extra_positions": draw(st.sampled_from([0, 2])) if positions == "learned" else 0,
-        "vocab_multiple": draw(st.sampled_from([1, 8])), "logit_scale": draw(st.sampled_from([1.0, 0.25])),
+        "feed_forward.gated": has_gate,
+        "feed_forward.activation": draw(st.sampled_from(ACTIVATIONS if has_gate else ACTIVATIONS[:-1])),
+        "attention.bias": draw(flag),
+        "feed_forward.bias": draw(flag),
+        "head_bias": draw(flag),
+        "tie_embeddings": draw(flag),
+        "embedding_norm": draw(flag),
+        "embedding_scale": draw(st.sampled_from([1.0, 3.5])),
+        "positions": positions,
+        "positions.extra_rows": draw(st.sampled_from([0, 2])) if positions == "learned" else None,
+        "vocab_multiple": draw(st.sampled_from([1, 8])),
+        "logit_scale": draw(st.sampled_from([1.0, 0.25])),
         "logit_softcap": draw(st.sampled_from([None, 2.0])),
-    }  # fmt: skip
-    return ModelSpec(**SIZES, **fields)
+    }
+    return from_fields(ModelSpec, {**SIZES, **fields})
 
 
 def filled(spec: ModelSpec, seed: int) -> Transformer:
@@ -173,7 +194,7 @@ def test_clamped_swish_by_hand(gate: float, up: float) -> None:
 
 
 def test_opt_reads_its_positions_two_rows_later() -> None:
-    spec = ModelSpec(**SIZES, positions="learned", extra_positions=2)
+    spec = from_fields(ModelSpec, {**SIZES, "positions": "learned", "positions.extra_rows": 2})
     model = filled(spec, 0)
     assert model.embed_positions is not None
     assert model.embed_positions.weight.shape == (9, 12)
@@ -185,6 +206,6 @@ def test_opt_reads_its_positions_two_rows_later() -> None:
 
 
 def test_a_tied_padded_head_has_logits_of_the_padding_too() -> None:
-    model = filled(ModelSpec(**SIZES, vocab_multiple=16, tie_embeddings=True), 0)
+    model = filled(from_fields(ModelSpec, {**SIZES, "vocab_multiple": 16, "tie_embeddings": True}), 0)
     assert model.lm_head.weight is model.embed_tokens.weight
     assert model(torch.zeros((1, 2), dtype=torch.int64)).shape == (1, 2, 16)

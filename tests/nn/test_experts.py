@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -21,31 +20,55 @@ from trainledger.nn.router import Router
 from trainledger.nn.transformer import Transformer
 from trainledger.nn.weights import read_weights, write_weights
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.trace.operators.table import operator_of
 
 torch.set_num_threads(1)
 
-SPEC = ModelSpec(
-    vocab_size=16, d_model=12, n_layers=1, n_heads=2, d_ff=20, max_seq_len=16, n_experts=6, experts_per_token=2,
-    expert_d_ff=7,
-)  # fmt: skip
+SPEC = from_fields(
+    ModelSpec,
+    {
+        "vocab_size": 16,
+        "d_model": 12,
+        "n_layers": 1,
+        "attention.n_heads": 2,
+        "feed_forward.d_ff": 20,
+        "max_seq_len": 16,
+        "feed_forward": "experts",
+        "feed_forward.n_experts": 6,
+        "feed_forward.per_token": 2,
+        "feed_forward.expert_d_ff": 7,
+    },
+)
 KINDS: dict[str, dict[str, Any]] = {
     "mixtral": {},
-    "plain": {"gated": False, "activation": "gelu", "experts_per_token": 1, "router_normalize": False},
+    "plain": {
+        "feed_forward.gated": False,
+        "feed_forward.activation": "gelu",
+        "feed_forward.per_token": 1,
+        "feed_forward.router.normalize": False,
+    },
     "gpt-oss": {
-        "mlp_bias": True, "router_bias": True, "activation": "clamped_swish", "router": "softmax-of-chosen",
+        "feed_forward.bias": True,
+        "feed_forward.router.bias": True,
+        "feed_forward.activation": "clamped_swish",
+        "feed_forward.router.scores": "softmax-of-chosen",
     },
     "deepseek-v3": {
-        "n_shared_experts": 2, "router": "sigmoid", "router_correction": True, "router_groups": 3,
-        "router_top_groups": 2, "router_scale": 2.5,
+        "feed_forward.n_shared": 2,
+        "feed_forward.router.scores": "sigmoid",
+        "feed_forward.router.correction": True,
+        "feed_forward.router.groups": 3,
+        "feed_forward.router.top_groups": 2,
+        "feed_forward.router.scale": 2.5,
     },
-    "qwen2": {"n_shared_experts": 1, "shared_expert_gate": True, "router_normalize": False},
-}  # fmt: skip
+    "qwen2": {"feed_forward.n_shared": 1, "feed_forward.shared_gate": True, "feed_forward.router.normalize": False},
+}
 
 
 def experts(kind: str, dispatching: Dispatching | None = None, **fields: Any) -> Experts:
     torch.manual_seed(0)
-    return Experts(replace(SPEC, **KINDS[kind], **fields), dispatching or Dispatching()).double()
+    return Experts(with_fields(SPEC, {**KINDS[kind], **fields}), dispatching or Dispatching()).double()
 
 
 def one_by_one(module: Experts, x_ND: Tensor) -> Tensor:
@@ -55,16 +78,20 @@ def one_by_one(module: Experts, x_ND: Tensor) -> Tensor:
 
     def linear(name: str, expert: int, x: Tensor) -> Tensor:
         y: Tensor = getattr(stack, name)[expert] @ x
-        return y + getattr(stack, f"{name}_bias")[expert] if spec.mlp_bias else y
+        return y + getattr(stack, f"{name}_bias")[expert] if spec.feed_forward.bias else y
 
     rows = []
     for token, x in enumerate(x_ND):
         total = torch.zeros_like(x)
-        for choice in range(spec.experts_per_token):
+        for choice in range(spec.experts.per_token):
             expert = int(routes.chosen_NK[token, choice])
             h = linear(stack.inward, expert, x)
             gate, up = h[: len(h) // 2], h[len(h) // 2 :]
-            h = gated(gate, up, spec.activation) if spec.gated else activate(h, spec.activation)
+            h = (
+                gated(gate, up, spec.feed_forward.activation)
+                if spec.feed_forward.gated
+                else activate(h, spec.feed_forward.activation)
+            )
             total = total + routes.weights_NK[token, choice] * linear("down_proj", expert, h)
         if module.shared_experts is not None:
             shared = module.shared_experts(x)
@@ -93,7 +120,7 @@ def test_parameters_have_the_names_and_shapes_of_the_ledger() -> None:
 
     for kind, fields in KINDS.items():
         mine = [(name, tuple(each.shape)) for name, each in experts(kind).named_parameters()]
-        assert mine == list(shapes.experts(replace(SPEC, **fields)))
+        assert mine == list(shapes.experts(with_fields(SPEC, fields)))
 
 
 # transformers
@@ -110,10 +137,20 @@ def their(kind: str) -> tuple[nn.Module, ModelSpec]:
 
     sizes: dict[str, Any] = {"hidden_size": 12, "num_experts_per_tok": 2, "num_attention_heads": 2}
     deepseek = {
-        **sizes, "moe_intermediate_size": 7, "n_routed_experts": 6, "n_group": 3, "topk_group": 2,
-        "n_shared_experts": 2, "routed_scaling_factor": 2.5,
-    }  # fmt: skip
-    shared = {"n_shared_experts": 2, "router_groups": 3, "router_top_groups": 2, "router_scale": 2.5}
+        **sizes,
+        "moe_intermediate_size": 7,
+        "n_routed_experts": 6,
+        "n_group": 3,
+        "topk_group": 2,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 2.5,
+    }
+    shared = {
+        "feed_forward.n_shared": 2,
+        "feed_forward.router.groups": 3,
+        "feed_forward.router.top_groups": 2,
+        "feed_forward.router.scale": 2.5,
+    }
     match kind:
         case "mixtral":
             block: nn.Module = MixtralSparseMoeBlock(
@@ -123,16 +160,18 @@ def their(kind: str) -> tuple[nn.Module, ModelSpec]:
         case "qwen3_moe" | "qwen3_moe normalized":
             normalize = kind.endswith("normalized")
             config = hf.Qwen3MoeConfig(**sizes, moe_intermediate_size=7, num_experts=6, norm_topk_prob=normalize)
-            return Qwen3MoeSparseMoeBlock(config), replace(SPEC, router_normalize=normalize)
+            return Qwen3MoeSparseMoeBlock(config), with_fields(SPEC, {"feed_forward.router.normalize": normalize})
         case "deepseek_v2":
             block = DeepseekV2Moe(hf.DeepseekV2Config(**deepseek, topk_method="group_limited_greedy"))
-            return block, replace(SPEC, **shared, router_normalize=False)
+            return block, with_fields(SPEC, {**shared, "feed_forward.router.normalize": False})
         case "deepseek_v3":
             block = DeepseekV3MoE(hf.DeepseekV3Config(**deepseek, norm_topk_prob=True))
-            return block, replace(SPEC, **shared, router="sigmoid", router_correction=True)
+            return block, with_fields(
+                SPEC, {**shared, "feed_forward.router.scores": "sigmoid", "feed_forward.router.correction": True}
+            )
         case "gpt_oss":
             block = GptOssMLP(hf.GptOssConfig(**sizes, intermediate_size=7, num_local_experts=6))
-            return block, replace(SPEC, **KINDS["gpt-oss"])
+            return block, with_fields(SPEC, KINDS["gpt-oss"])
     raise AssertionError(kind)
 
 
@@ -170,7 +209,16 @@ def test_outputs_are_those_of_transformers(kind: str) -> None:
 
 
 def test_the_correction_changes_the_choice_but_not_the_weights() -> None:
-    router = Router(replace(SPEC, router="sigmoid", router_correction=True, router_normalize=False))
+    router = Router(
+        with_fields(
+            SPEC,
+            {
+                "feed_forward.router.scores": "sigmoid",
+                "feed_forward.router.correction": True,
+                "feed_forward.router.normalize": False,
+            },
+        )
+    )
     x_ND = torch.randn(20, 12)
     before = router.route(x_ND[None])
     assert router.correction is not None
@@ -183,7 +231,17 @@ def test_the_correction_changes_the_choice_but_not_the_weights() -> None:
 
 
 def test_only_experts_of_the_best_groups_are_chosen() -> None:
-    spec = replace(SPEC, n_experts=12, router="sigmoid", router_groups=4, router_top_groups=2, experts_per_token=4)
+    spec = with_fields(
+        SPEC,
+        {
+            "feed_forward": "experts",
+            "feed_forward.n_experts": 12,
+            "feed_forward.router.scores": "sigmoid",
+            "feed_forward.router.groups": 4,
+            "feed_forward.router.top_groups": 2,
+            "feed_forward.per_token": 4,
+        },
+    )
     routes = Router(spec).route(torch.randn(1, 50, 12))
     assert max(len(set(row.tolist())) for row in routes.chosen_NK // 3) == 2
     best_two = routes.scores_NE.view(50, 4, 3).topk(2, dim=-1).values.sum(-1).topk(2).indices
@@ -246,7 +304,7 @@ def balance(module: Experts, x_BTD: Tensor) -> Tensor:
     n_experts = module.n_experts
     share = torch.stack([(routes.chosen_NK == each).double().mean() for each in range(n_experts)])
     scores = module.router(x_BTD.flatten(0, 1))
-    if module.spec.router == "sigmoid":
+    if module.spec.experts.router.scores == "sigmoid":
         probabilities = scores.sigmoid() / scores.sigmoid().sum(-1, keepdim=True)
     else:
         probabilities = scores.softmax(-1)
@@ -269,7 +327,7 @@ def test_the_balance_loss_joins_on_the_way_back(kind: str, factor: float | None)
 
 
 def test_the_balance_loss_of_equal_shares_is_one() -> None:
-    module = experts("plain", Dispatching(), n_experts=4)
+    module = experts("plain", Dispatching(), **{"feed_forward": "experts", "feed_forward.n_experts": 4})
     module.router.weight.data.zero_()
     module.router.weight.data[:, :4] = 1e-9 * torch.eye(4)
     x_BTD = torch.eye(12, dtype=torch.float64)[None, :4]  # token t prefers expert t, by next to nothing
@@ -332,7 +390,7 @@ def test_the_model_flops_of_padded_products_are_those_of_the_routed_rows() -> No
 
 def test_the_same_bits_twice() -> None:
     def once() -> list[Tensor]:
-        module = Experts(replace(SPEC, **KINDS["deepseek-v3"]), Dispatching())
+        module = Experts(with_fields(SPEC, KINDS["deepseek-v3"]), Dispatching())
         torch.manual_seed(1)
         for each in module.parameters():
             nn.init.normal_(each)
@@ -343,7 +401,9 @@ def test_the_same_bits_twice() -> None:
 
 
 def test_a_file_of_weights_holds_the_corrections(tmp_path: Path) -> None:
-    spec = replace(SPEC, **KINDS["deepseek-v3"], n_layers=2, n_dense_layers=1, n_predict_ahead=1)
+    spec = with_fields(
+        SPEC, {**KINDS["deepseek-v3"], "n_layers": 2, "feed_forward.n_dense_layers": 1, "n_mtp_layers": 1}
+    )
     model = Transformer(spec)
     router = model.layers[1].mlp.router
     router.correction.normal_()

@@ -19,6 +19,7 @@ from trainledger.nn.huggingface import WRITTEN, TokenizerText, export_model, imp
 from trainledger.nn.init import initialize
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.problem import InvalidInput
 
 FEW = settings(
@@ -42,45 +43,50 @@ def llama_specs(draw):
     heads = kv_heads * ratio
     width = heads * draw(st.sampled_from([2, 4, 6, 10]))
     scaling = draw(st.sampled_from([{}, {"rope_factor": 8.0, "rope_original_seq_len": 16}]))
-    return ModelSpec(
-        vocab_size=draw(st.integers(5, 70)),
-        d_model=width,
-        n_layers=draw(st.integers(1, 3)),
-        n_heads=heads,
-        n_kv_heads=kv_heads,
-        head_dim=draw(st.sampled_from([4, 8, 14])),
-        d_ff=draw(st.integers(3, 50)),
-        max_seq_len=draw(st.sampled_from([17, 64])),
-        norm_eps=draw(st.sampled_from([1e-5, 1e-6, 1e-3])),
-        activation=draw(st.sampled_from(["silu", "gelu", "gelu_tanh"])),
-        rope_theta=draw(st.sampled_from([10000.0, 500000.0, 100.0])),
-        attention_bias=draw(st.booleans()),
-        mlp_bias=draw(st.booleans()),
-        tie_embeddings=draw(st.booleans()),
-        **scaling,
+    return from_fields(
+        ModelSpec,
+        {
+            "vocab_size": draw(st.integers(5, 70)),
+            "d_model": width,
+            "n_layers": draw(st.integers(1, 3)),
+            "attention.n_heads": heads,
+            "attention.n_kv_heads": kv_heads,
+            "attention.head_dim": draw(st.sampled_from([4, 8, 14])),
+            "feed_forward.d_ff": draw(st.integers(3, 50)),
+            "max_seq_len": draw(st.sampled_from([17, 64])),
+            "norm.eps": draw(st.sampled_from([1e-5, 1e-6, 1e-3])),
+            "feed_forward.activation": draw(st.sampled_from(["silu", "gelu", "gelu_tanh"])),
+            "positions.theta": draw(st.sampled_from([10000.0, 500000.0, 100.0])),
+            "attention.bias": draw(st.booleans()),
+            "feed_forward.bias": draw(st.booleans()),
+            "tie_embeddings": draw(st.booleans()),
+            **scaling,
+        },
     )
 
 
 @st.composite
 def gpt2_specs(draw):
     heads = draw(st.integers(1, 5))
-    return ModelSpec(
-        vocab_size=draw(st.integers(5, 70)),
-        # LayerNorm over two numbers is a step function, and over few magnifies the last bit a hundredfold.
-        d_model=heads * draw(st.integers(10, 14)),
-        n_layers=draw(st.integers(1, 3)),
-        n_heads=heads,
-        d_ff=draw(st.integers(3, 50)),
-        max_seq_len=draw(st.sampled_from([17, 32])),
-        norm="layernorm",
-        norm_eps=draw(st.sampled_from([1e-5, 1e-3])),
-        norm_bias=True,
-        activation=draw(st.sampled_from(["gelu_tanh", "gelu", "silu"])),
-        gated=False,
-        positions="learned",
-        attention_bias=True,
-        mlp_bias=True,
-        tie_embeddings=draw(st.booleans()),
+    return from_fields(
+        ModelSpec,
+        {
+            "vocab_size": draw(st.integers(5, 70)),
+            "d_model": heads * draw(st.integers(10, 14)),
+            "n_layers": draw(st.integers(1, 3)),
+            "attention.n_heads": heads,
+            "feed_forward.d_ff": draw(st.integers(3, 50)),
+            "max_seq_len": draw(st.sampled_from([17, 32])),
+            "norm": "layernorm",
+            "norm.eps": draw(st.sampled_from([1e-5, 1e-3])),
+            "norm.bias": True,
+            "feed_forward.activation": draw(st.sampled_from(["gelu_tanh", "gelu", "silu"])),
+            "feed_forward.gated": False,
+            "positions": "learned",
+            "attention.bias": True,
+            "feed_forward.bias": True,
+            "tie_embeddings": draw(st.booleans()),
+        },
     )
 
 
@@ -149,24 +155,36 @@ def test_what_transformers_saved_is_imported_with_equal_logits_and_exported_with
     spec, seed, tmp_path_factory
 ):
     directory = tmp_path_factory.mktemp("import")
-    if spec.positions == "rope":
-        rope = {"rope_theta": spec.rope_theta, "rope_type": "default"}
-        if spec.rope_factor:
+    if spec.positions.kind == "rope":
+        rope = {"rope_theta": spec.rope.theta, "rope_type": "default"}
+        if spec.rope.scaling:
             rope |= {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-            rope["original_max_position_embeddings"] = spec.rope_original_seq_len
+            rope["original_max_position_embeddings"] = spec.rope.scaling.original_seq_len
         theirs = theirs_from(
-            transformers.LlamaConfig, transformers.LlamaForCausalLM, seed,
-            vocab_size=spec.vocab_size, hidden_size=spec.d_model, intermediate_size=spec.d_ff,
-            num_hidden_layers=spec.n_layers, num_attention_heads=spec.n_heads, num_key_value_heads=spec.kv_heads,
-            head_dim=spec.head_size, max_position_embeddings=spec.max_seq_len, rms_norm_eps=spec.norm_eps,
-            rope_parameters=rope, attention_bias=spec.attention_bias, mlp_bias=spec.mlp_bias,
+            transformers.LlamaConfig,
+            transformers.LlamaForCausalLM,
+            seed,
+            vocab_size=spec.vocab_size,
+            hidden_size=spec.d_model,
+            intermediate_size=spec.feed_forward.d_ff,
+            num_hidden_layers=spec.n_layers,
+            num_attention_heads=spec.attention.n_heads,
+            num_key_value_heads=spec.kv_heads,
+            max_position_embeddings=spec.max_seq_len,
+            rms_norm_eps=spec.norm.eps,
+            rope_parameters=rope,
             tie_word_embeddings=spec.tie_embeddings,
-        )  # fmt: skip
+            **{
+                "attention.head_dim": spec.head_size,
+                "attention.bias": spec.attention.bias,
+                "feed_forward.bias": spec.feed_forward.bias,
+            },
+        )
     else:
         theirs = theirs_from(
             transformers.GPT2Config, transformers.GPT2LMHeadModel, seed,
-            vocab_size=spec.vocab_size, n_embd=spec.d_model, n_inner=spec.d_ff, n_layer=spec.n_layers,
-            n_head=spec.n_heads, n_positions=spec.max_seq_len, layer_norm_epsilon=spec.norm_eps,
+            vocab_size=spec.vocab_size, n_embd=spec.d_model, n_inner=spec.feed_forward.d_ff, n_layer=spec.n_layers,
+            n_head=spec.attention.n_heads, n_positions=spec.max_seq_len, layer_norm_epsilon=spec.norm.eps,
             tie_word_embeddings=spec.tie_embeddings,
         )  # fmt: skip
     theirs.save_pretrained(directory / "in")
@@ -178,11 +196,37 @@ def test_what_transformers_saved_is_imported_with_equal_logits_and_exported_with
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-LLAMA = ModelSpec(vocab_size=20, d_model=8, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=12, max_seq_len=16)
-GPT2 = ModelSpec(
-    vocab_size=20, d_model=8, n_layers=2, n_heads=2, d_ff=12, max_seq_len=16, norm="layernorm", norm_bias=True,
-    gated=False, activation="gelu_tanh", positions="learned", attention_bias=True, mlp_bias=True, tie_embeddings=True,
-)  # fmt: skip
+LLAMA = from_fields(
+    ModelSpec,
+    {
+        "vocab_size": 20,
+        "d_model": 8,
+        "n_layers": 2,
+        "attention.n_heads": 4,
+        "attention.n_kv_heads": 2,
+        "feed_forward.d_ff": 12,
+        "max_seq_len": 16,
+    },
+)
+GPT2 = from_fields(
+    ModelSpec,
+    {
+        "vocab_size": 20,
+        "d_model": 8,
+        "n_layers": 2,
+        "attention.n_heads": 2,
+        "feed_forward.d_ff": 12,
+        "max_seq_len": 16,
+        "norm": "layernorm",
+        "norm.bias": True,
+        "feed_forward.gated": False,
+        "feed_forward.activation": "gelu_tanh",
+        "positions": "learned",
+        "attention.bias": True,
+        "feed_forward.bias": True,
+        "tie_embeddings": True,
+    },
+)
 
 
 def exported(spec, directory, **options):
@@ -365,7 +409,7 @@ def test_an_export_never_costs_anybody_a_file(tmp_path):
     (out / "notes.txt").unlink()
     assert {each.name: each.read_bytes() for each in out.iterdir()} == before
     exported(GPT2, out, force=True)
-    assert import_model(out).spec.positions == "learned"
+    assert import_model(out).spec.positions.kind == "learned"
     with pytest.raises(InvalidInput, match="exists and is not a directory"):
         exported(GPT2, out / "config.json", force=True)
     assert [each.name for each in tmp_path.iterdir()] == ["out"], "nothing else is left behind"
@@ -376,7 +420,7 @@ def test_a_failed_export_leaves_nothing(tmp_path):
         exported(LLAMA, tmp_path / "out", tokenizer=TokenizerText("\ud800", 0, "a"))
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InvalidInput, match="every llama has 'rope'"):
-        exported(ModelSpec(**{**vars(LLAMA), "positions": "learned"}), tmp_path / "out")
+        exported(from_fields(ModelSpec, {**vars(LLAMA), "positions": "learned"}), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -386,7 +430,9 @@ from pathlib import Path
 from trainledger.nn.huggingface import export_model
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
-model = Transformer(ModelSpec(vocab_size=2000, d_model=64, n_layers=2, n_heads=2, d_ff=64, max_seq_len=8))
+from trainledger.spec.parts import from_fields
+fields = {"vocab_size": 2000, "d_model": 64, "n_layers": 2, "attention.n_heads": 2, "feed_forward.d_ff": 64}
+model = Transformer(from_fields(ModelSpec, fields | {"max_seq_len": 8}))
 for number in range(100000):
     export_model(model, Path(sys.argv[1]) / str(number))
     print(number, flush=True)

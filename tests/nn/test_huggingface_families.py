@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -22,6 +21,7 @@ from trainledger.measure.step import rehearse
 from trainledger.nn.huggingface import export_model, import_model
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.problem import InvalidInput
 
 transformers.utils.logging.set_verbosity_error()
@@ -240,7 +240,7 @@ def test_the_closed_form_of_every_family_is_its_trace(kind):
     keys = {key: dict(value) if isinstance(value, dict) else value for key, value in FIRST[kind].items()}
     spec = from_config(transformers.AutoConfig.for_model(kind, **SIZES | keys).to_dict())
     fields = {name: value for name, value in vars(spec).items() if value is not None}
-    unfused = spec.attention_sinks or spec.attention_softcap is not None
+    unfused = spec.attention.sinks or spec.attention.softcap is not None
     recipe = {"seq_len": 12, "global_batch": 2, "micro_batch": 1, "steps": 1, "precision": "bf16-mixed"}
     run = load({"model": fields, "recipe": recipe | {"attention": "math" if unfused else "sdpa"}})
     closed, traced = account(run, backend="cpu"), rehearse(run)
@@ -368,7 +368,18 @@ def test_a_model_is_exported_as_the_type_that_is_asked_for(tmp_path):
 
 
 def test_padded_rows_of_the_vocabulary_are_tokens_in_an_export(tmp_path):
-    spec = ModelSpec(vocab_size=29, vocab_multiple=16, d_model=24, n_layers=2, n_heads=4, d_ff=20, max_seq_len=32)
+    spec = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 29,
+            "vocab_multiple": 16,
+            "d_model": 24,
+            "n_layers": 2,
+            "attention.n_heads": 4,
+            "feed_forward.d_ff": 20,
+            "max_seq_len": 32,
+        },
+    )
     ours = Transformer(spec).eval()
     with torch.no_grad():
         for each in ours.parameters():
@@ -382,7 +393,7 @@ def test_padded_rows_of_the_vocabulary_are_tokens_in_an_export(tmp_path):
 def test_modules_of_multi_token_prediction_are_left_out_of_an_export(tmp_path):
     saved("deepseek_v3", tmp_path / "in")
     plain = import_model(tmp_path / "in").eval()
-    ours = Transformer(replace(plain.spec, n_predict_ahead=2)).eval()
+    ours = Transformer(with_fields(plain.spec, {"n_mtp_layers": 2})).eval()
     missing, surplus = ours.load_state_dict(plain.state_dict(), strict=False)
     assert {name.split(".")[0] for name in missing} == {"predict_ahead"}
     assert not surplus

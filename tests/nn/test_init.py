@@ -13,13 +13,39 @@ from trainledger.nn.init import TRUNCATION, fill, initialize
 from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.rules.model import model_problems
 
-LLAMA = ModelSpec(vocab_size=512, d_model=128, n_layers=4, n_heads=4, n_kv_heads=2, d_ff=344, max_seq_len=64)
-GPT2 = ModelSpec(
-    vocab_size=512, d_model=128, n_layers=4, n_heads=4, d_ff=512, max_seq_len=64, norm="layernorm", norm_bias=True,
-    gated=False, activation="gelu_tanh", positions="learned", attention_bias=True, mlp_bias=True,
-)  # fmt: skip
+LLAMA = from_fields(
+    ModelSpec,
+    {
+        "vocab_size": 512,
+        "d_model": 128,
+        "n_layers": 4,
+        "attention.n_heads": 4,
+        "attention.n_kv_heads": 2,
+        "feed_forward.d_ff": 344,
+        "max_seq_len": 64,
+    },
+)
+GPT2 = from_fields(
+    ModelSpec,
+    {
+        "vocab_size": 512,
+        "d_model": 128,
+        "n_layers": 4,
+        "attention.n_heads": 4,
+        "feed_forward.d_ff": 512,
+        "max_seq_len": 64,
+        "norm": "layernorm",
+        "norm.bias": True,
+        "feed_forward.gated": False,
+        "feed_forward.activation": "gelu_tanh",
+        "positions": "learned",
+        "attention.bias": True,
+        "feed_forward.bias": True,
+    },
+)
 FAMILIES = pytest.mark.parametrize("family", [LLAMA, GPT2], ids=["llama", "gpt2"])
 TIES = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 
@@ -87,7 +113,7 @@ def test_without_the_division_by_depth_the_stream_would_grow(family):
 @pytest.mark.parametrize("d_model", [64, 256])
 @torch.no_grad()
 def test_projections_of_a_block_have_unit_variance_at_every_depth_and_width(family, d_model):
-    model = made(replace(family, d_model=d_model, d_ff=3 * d_model, n_layers=12))
+    model = made(with_fields(family, {"d_model": d_model, "n_layers": 12, "feed_forward.d_ff": 3 * d_model}))
     found = {}
 
     def note(name):
@@ -147,13 +173,38 @@ def test_every_parameter_is_written_and_depends_on_the_seed_alone(family, tied):
 
 
 EVERYTHING = [
-    replace(LLAMA, norm_plus_one=True, norm_place="sandwich", attention_sinks=True, qk_norm="head", head_bias=True),
-    replace(GPT2, block="parallel-two-norms", embedding_norm=True, norm_weight=True),
-    replace(
-        LLAMA, n_kv_heads=None, kv_rank=32, q_rank=48, nope_head_dim=16, rope_head_dim=8, v_head_dim=16, n_experts=4,
-        n_shared_experts=1, n_dense_layers=1, mlp_bias=True, router_bias=True, norm_plus_one=True, n_predict_ahead=1,
+    with_fields(
+        LLAMA,
+        {
+            "norm.plus_one": True,
+            "norm_place": "sandwich",
+            "attention.sinks": True,
+            "attention.qk_norm": "head",
+            "head_bias": True,
+        },
     ),
-]  # fmt: skip
+    with_fields(GPT2, {"block": "parallel-two-norms", "embedding_norm": True, "norm.weight": True}),
+    with_fields(
+        LLAMA,
+        {
+            "attention.n_kv_heads": None,
+            "attention": "latent",
+            "attention.kv_rank": 32,
+            "attention.q_rank": 48,
+            "attention.nope_head_dim": 16,
+            "attention.rope_head_dim": 8,
+            "attention.v_head_dim": 16,
+            "feed_forward": "experts",
+            "feed_forward.n_experts": 4,
+            "feed_forward.n_shared": 1,
+            "feed_forward.n_dense_layers": 1,
+            "feed_forward.bias": True,
+            "feed_forward.router.bias": True,
+            "norm.plus_one": True,
+            "n_mtp_layers": 1,
+        },
+    ),
+]
 
 
 @pytest.mark.parametrize("spec", EVERYTHING, ids=["sandwich", "parallel", "latent experts"])
@@ -170,7 +221,7 @@ def test_every_kind_of_parameter_has_its_start(spec):
         if name.endswith(("bias", "sinks")):
             wanted = 0.0
         elif "norm" in module:
-            wanted = 0.0 if spec.norm_plus_one and module not in ordinary else 1.0
+            wanted = 0.0 if spec.norm.plus_one and module not in ordinary else 1.0
         else:
             into_stream = any(part in name for part in ("o_proj", "down_proj"))
             by_rule = each.shape[-1] ** -0.5 / (math.sqrt(2 * spec.n_layers) if into_stream else 1)

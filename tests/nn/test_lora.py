@@ -18,23 +18,40 @@ from trainledger.nn.loss import next_token_loss
 from trainledger.nn.quantized import NF4, codes_of, dequantize
 from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
 torch.set_num_threads(1)
 
-LLAMA = {"vocab_size": 50, "d_model": 24, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_ff": 40, "max_seq_len": 16}
+LLAMA = {
+    "vocab_size": 50,
+    "d_model": 24,
+    "n_layers": 2,
+    "attention.n_heads": 4,
+    "attention.n_kv_heads": 2,
+    "feed_forward.d_ff": 40,
+    "max_seq_len": 16,
+}
 GPT2 = {
-    **LLAMA, "n_kv_heads": None, "norm": "layernorm", "norm_bias": True, "gated": False, "activation": "gelu_tanh",
-    "positions": "learned", "attention_bias": True, "mlp_bias": True, "tie_embeddings": True,
-}  # fmt: skip
+    **LLAMA,
+    "attention.n_kv_heads": None,
+    "norm": "layernorm",
+    "norm.bias": True,
+    "feed_forward.gated": False,
+    "feed_forward.activation": "gelu_tanh",
+    "positions": "learned",
+    "attention.bias": True,
+    "feed_forward.bias": True,
+    "tie_embeddings": True,
+}
 IDS = torch.randint(50, (2, 16), generator=torch.Generator().manual_seed(0))
 
 
 def run_of(model: dict[str, Any], **recipe: Any) -> Run:
     batch = {"seq_len": 15, "global_batch": 2, "steps": 3, "lora_rank": 3}
-    return Run(model=ModelSpec(**model), recipe=Recipe(**{**batch, **recipe}))
+    return Run(model=from_fields(ModelSpec, model), recipe=Recipe(**{**batch, **recipe}))
 
 
 def adapted(run: Run) -> Transformer:
@@ -185,29 +202,34 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
     ("model", "recipe", "sentence"),
     [
         (
-            {}, {"lora_rank": None, "base_format": "nf4"},
+            {},
+            {"lora_rank": None, "base_format": "nf4"},
             "recipe.base_format = 'nf4': needs lora_rank; nearest that works: none",
         ),
         (
-            {}, {"lora_targets": ("q_prj",)},
+            {},
+            {"lora_targets": ("q_prj",)},
             "recipe.lora_targets = 'q_prj': must be of linear, attention, mlp, q_proj, k_proj, v_proj, o_proj, "
             "q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, gate_proj, up_proj, down_proj; "
             "nearest that works: q_proj",
         ),
         (
-            {}, {"precision": "fp16-mixed"},
+            {},
+            {"precision": "fp16-mixed"},
             "recipe.precision = 'fp16-mixed': is not accounted for with frozen weights; nearest that works: bf16-mixed",
         ),
         (
-            {"n_experts": 4}, {},
-            "recipe.lora_rank = 3: there are no adapters for experts (model.n_experts); nearest that works: none",
+            {"feed_forward": "experts", "feed_forward.n_experts": 4},
+            {},
+            "recipe.lora_rank = 3: there are no adapters for experts (model.feed_forward); nearest that works: none",
         ),
         (
-            {"gated": False, "activation": "gelu"}, {"lora_targets": ("gate_proj",)},
+            {"feed_forward.gated": False, "feed_forward.activation": "gelu"},
+            {"lora_targets": ("gate_proj",)},
             "recipe.lora_targets = ['gate_proj']: names no linear layer of this model: q_proj, k_proj, v_proj, o_proj, "
             "up_proj, down_proj; nearest that works: linear",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_work_is_told(model: dict[str, Any], recipe: dict[str, Any], sentence: str) -> None:
     assert sentence in [str(each) for each in run_problems(run_of({**LLAMA, **model}, **recipe))]

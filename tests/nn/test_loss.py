@@ -16,13 +16,21 @@ from trainledger.nn.init import initialize
 from trainledger.nn.loss import next_token_loss, run_loss
 from trainledger.nn.transformer import build
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
 torch.set_num_threads(1)
 
-SIZES = {"vocab_size": 61, "d_model": 24, "n_layers": 2, "n_heads": 4, "d_ff": 40, "max_seq_len": 12}
+SIZES = {
+    "vocab_size": 61,
+    "d_model": 24,
+    "n_layers": 2,
+    "attention.n_heads": 4,
+    "feed_forward.d_ff": 40,
+    "max_seq_len": 12,
+}
 HEADS = (
     {}, {"tie_embeddings": True}, {"head_bias": True, "vocab_multiple": 64}, {"logit_softcap": 5.0, "logit_scale": 0.5},
 )  # fmt: skip
@@ -35,7 +43,7 @@ needs_a_compiler = pytest.mark.skipif(
 
 def run_of(model: dict[str, Any], **recipe: Any) -> Run:
     batch = {"seq_len": 12, "global_batch": 2, "steps": 3}
-    return Run(model=ModelSpec(**{**SIZES, **model}), recipe=Recipe(**{**batch, **recipe}))
+    return Run(model=from_fields(ModelSpec, {**SIZES, **model}), recipe=Recipe(**{**batch, **recipe}))
 
 
 def loss_and_gradients(run: Run, *, scale: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:

@@ -10,14 +10,27 @@ from torch import Tensor
 
 from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 
 torch.set_num_threads(1)
 
-SPEC = ModelSpec(
-    vocab_size=13, d_model=8, n_layers=2, n_heads=2, d_ff=16, max_seq_len=12, n_experts=4, expert_d_ff=5,
-    n_dense_layers=1, n_predict_ahead=2,
-)  # fmt: skip
+SPEC = from_fields(
+    ModelSpec,
+    {
+        "vocab_size": 13,
+        "d_model": 8,
+        "n_layers": 2,
+        "attention.n_heads": 2,
+        "feed_forward.d_ff": 16,
+        "max_seq_len": 12,
+        "feed_forward": "experts",
+        "feed_forward.n_experts": 4,
+        "feed_forward.expert_d_ff": 5,
+        "feed_forward.n_dense_layers": 1,
+        "n_mtp_layers": 2,
+    },
+)
 RECIPE = Recipe(seq_len=9, global_batch=2, steps=1, predict_ahead_loss=0.3)
 
 
@@ -70,7 +83,7 @@ def test_checkpointed_modules_have_the_same_gradients() -> None:
 
 def test_without_training_the_modules_do_not_run() -> None:
     model = made()
-    plain = made(replace(SPEC, n_predict_ahead=0))
+    plain = made(with_fields(SPEC, {"n_mtp_layers": 0}))
     plain.load_state_dict(
         {name: each for name, each in model.state_dict().items() if not name.startswith("predict_ahead.")}
     )
@@ -98,4 +111,4 @@ def test_the_modules_are_where_the_ledger_has_them() -> None:
     mine = [(name, tuple(each.shape)) for name, each in model.named_parameters() if name.startswith("predict_ahead.")]
     assert mine == [(name, leaf.shape) for name, leaf in leaves.after.items() if name.startswith("predict_ahead.")]
     assert sum(each.numel() for each in model.parameters()) == parameters(SPEC).total == leaves.elements()
-    assert parameters(SPEC).active == parameters(replace(SPEC, n_predict_ahead=0)).active
+    assert parameters(SPEC).active == parameters(with_fields(SPEC, {"n_mtp_layers": 0})).active

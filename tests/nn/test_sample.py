@@ -7,9 +7,20 @@ from trainledger.nn.init import initialize
 from trainledger.nn.sample import generate
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.problem import InvalidInput
 
-SPEC = ModelSpec(vocab_size=11, d_model=16, n_layers=2, n_heads=2, d_ff=24, max_seq_len=12)
+SPEC = from_fields(
+    ModelSpec,
+    {
+        "vocab_size": 11,
+        "d_model": 16,
+        "n_layers": 2,
+        "attention.n_heads": 2,
+        "feed_forward.d_ff": 24,
+        "max_seq_len": 12,
+    },
+)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import csv
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,42 @@ from trainledger.nn.loss import next_token_loss
 from trainledger.nn.rotary import Rotary, frequencies, rotate
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 
 FEW = settings(max_examples=30, deadline=None)
-LLAMA = ModelSpec(vocab_size=50, d_model=24, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=40, max_seq_len=32)
-GPT2 = ModelSpec(
-    vocab_size=50, d_model=24, n_layers=3, n_heads=4, d_ff=40, max_seq_len=32, norm="layernorm", norm_bias=True,
-    gated=False, activation="gelu_tanh", positions="learned", attention_bias=True, mlp_bias=True, tie_embeddings=True,
-)  # fmt: skip
+LLAMA = from_fields(
+    ModelSpec,
+    {
+        "vocab_size": 50,
+        "d_model": 24,
+        "n_layers": 3,
+        "attention.n_heads": 4,
+        "attention.n_kv_heads": 2,
+        "attention.head_dim": 8,
+        "feed_forward.d_ff": 40,
+        "max_seq_len": 32,
+    },
+)
+GPT2 = from_fields(
+    ModelSpec,
+    {
+        "vocab_size": 50,
+        "d_model": 24,
+        "n_layers": 3,
+        "attention.n_heads": 4,
+        "feed_forward.d_ff": 40,
+        "max_seq_len": 32,
+        "norm": "layernorm",
+        "norm.bias": True,
+        "feed_forward.gated": False,
+        "feed_forward.activation": "gelu_tanh",
+        "positions": "learned",
+        "attention.bias": True,
+        "feed_forward.bias": True,
+        "tie_embeddings": True,
+    },
+)
 FAMILIES = pytest.mark.parametrize("spec", [LLAMA, GPT2], ids=["llama", "gpt2"])
 ATTENTIONS = pytest.mark.parametrize("attention", ["sdpa", "math"])
 
@@ -93,7 +120,7 @@ def test_a_prefix_has_the_same_logits_alone(spec):
 
 
 def test_a_score_depends_on_the_distance_of_two_positions_only():
-    rotary = Rotary(replace(LLAMA, max_seq_len=64, head_dim=16))
+    rotary = Rotary(with_fields(LLAMA, {"max_seq_len": 64, "attention.head_dim": 16}))
     cosines, sines = rotary(64, torch.float32)
     q, k = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
     turned_q, turned_k = (rotate(each.expand(1, 64, 1, 16), (cosines, sines))[0, :, 0] for each in (q, k))
@@ -107,10 +134,12 @@ def test_a_score_depends_on_the_distance_of_two_positions_only():
 
 
 def test_rotary_frequencies_by_hand():
-    spec = replace(LLAMA, head_dim=8, rope_theta=10000.0)
+    spec = with_fields(LLAMA, {"attention.head_dim": 8, "positions.theta": 10000.0})
     torch.testing.assert_close(frequencies(spec), torch.tensor([1.0, 0.1, 0.01, 0.001]))
     # Into 200 positions the waves fit 31.8, 3.18, 0.318 and 0.0318 times: kept, blended, slowed, slowed.
-    scaled = frequencies(replace(spec, rope_factor=8.0, rope_original_seq_len=200))
+    scaled = frequencies(
+        with_fields(spec, {"positions.scaling.factor": 8.0, "positions.scaling.original_seq_len": 200})
+    )
     blend = (200 * 0.1 / (2 * math.pi) - 1) / 3
     wanted = [1.0, blend * 0.1 + (1 - blend) * 0.1 / 8, 0.01 / 8, 0.001 / 8]
     torch.testing.assert_close(scaled, torch.tensor(wanted))
@@ -177,16 +206,30 @@ def test_parameters_are_those_published(row, gpt2):
     sizes = {
         field: int(row[column])
         for field, column in {
-            "vocab_size": "vocab", "d_model": "d_model", "n_layers": "n_layers", "n_heads": "n_heads",
-            "n_kv_heads": "n_kv_heads", "head_dim": "head_dim", "d_ff": "d_ff",
+            "vocab_size": "vocab",
+            "d_model": "d_model",
+            "n_layers": "n_layers",
+            "attention.n_heads": "n_heads",
+            "attention.n_kv_heads": "n_kv_heads",
+            "attention.head_dim": "head_dim",
+            "feed_forward.d_ff": "d_ff",
         }.items()
-    }  # fmt: skip
-    family = {
-        "norm": "layernorm", "norm_bias": True, "gated": False, "activation": "gelu_tanh", "positions": "learned",
-        "attention_bias": True, "mlp_bias": True,
-    } if gpt2 else {}  # fmt: skip
+    }
+    family = (
+        {
+            "norm": "layernorm",
+            "norm.bias": True,
+            "feed_forward.gated": False,
+            "feed_forward.activation": "gelu_tanh",
+            "positions": "learned",
+            "attention.bias": True,
+            "feed_forward.bias": True,
+        }
+        if gpt2
+        else {}
+    )
     longest = int(row["max_learned_pos"] or 0) or 2048
-    spec = ModelSpec(**sizes, **family, max_seq_len=longest, tie_embeddings=row["tied"] == "1")
+    spec = from_fields(ModelSpec, {**sizes, **family, "max_seq_len": longest, "tie_embeddings": row["tied"] == "1"})
     with torch.device("meta"):
         model = Transformer(spec)
     assert sum(each.numel() for each in model.parameters()) == int(row["exact_params"])

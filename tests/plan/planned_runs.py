@@ -35,14 +35,23 @@ TOO_LARGE: Table = {
 }
 ACROSS_NODES: Table = {
     "model": {
-        "vocab_size": 50304, "d_model": 2048, "n_layers": 24, "n_heads": 16, "d_ff": 5632, "max_seq_len": 2048,
+        "vocab_size": 50304,
+        "d_model": 2048,
+        "n_layers": 24,
+        "attention.n_heads": 16,
+        "feed_forward.d_ff": 5632,
+        "max_seq_len": 2048,
     },
     "recipe": {
-        "seq_len": 2048, "global_batch": 256, "micro_batch": 2, "tokens": "30B", "precision": "bf16-sharded",
+        "seq_len": 2048,
+        "global_batch": 256,
+        "micro_batch": 2,
+        "tokens": "30B",
+        "precision": "bf16-sharded",
     },
     "layout": {"shard": 32},
     "cluster": {"device": "a100-sxm-80gb", "count": 32},
-}  # fmt: skip
+}
 HERE: Table = {
     "model": {"preset": "teach-10m"},
     "recipe": {"seq_len": 256, "global_batch": 64, "micro_batch": 4, "tokens": "1B"},

@@ -27,10 +27,10 @@ def test_a_family(name):
         assert list(model_problems(spec)) == []
         assert spec.head_size == base.head_size
         assert spec.vocab_size == base.vocab_size
-        assert spec.n_heads % spec.kv_heads == 0
+        assert spec.attention.n_heads % spec.kv_heads == 0
         share = (spec.n_layers / base.n_layers) / (spec.d_model / base.d_model)
         # The shallowest models cannot follow: a whole number of layers, and one behind the leading dense ones.
-        shallow = max(4, base.n_dense_layers + 1)
+        shallow = 4 if base.experts is None else max(4, base.experts.n_dense_layers + 1)
         assert spec.n_layers <= shallow or DEPTH_BAND[0] <= share <= DEPTH_BAND[1]
         sizes.append(parameters(spec).total)
         assert family.nearest(sizes[-1]) in range(place - 8, place + 9)
@@ -40,13 +40,13 @@ def test_a_family(name):
 def test_published_shapes_are_members_or_near():
     """Llama 3 70B and 405B from 8B: the widths are there, and the depths within the band."""
     family = family_of(model("llama-3-8b"))
-    shapes = {(each.d_model, each.n_layers, each.n_heads, each.n_kv_heads) for each in family}
+    shapes = {(each.d_model, each.n_layers, each.attention.n_heads, each.attention.n_kv_heads) for each in family}
     assert (8192, 80, 64, 8) in shapes
     assert (16384, 126, 128, 8) in shapes
 
 
 def test_the_ratios_of_published_models_that_the_rule_rests_on():
-    dense = [model(name) for name in catalog.model_names() if catalog.model(name).get("n_experts") is None]
+    dense = [each for each in map(model, catalog.model_names()) if each.experts is None]
     ratios = sorted(each.d_model / each.n_layers for each in dense)
     within = [each for each in ratios if 40 <= each <= 140]
     assert len(within) / len(ratios) >= 0.8

@@ -47,7 +47,7 @@ CORNERS: dict[str, tuple[Any, int, dict[str, Any], dict[str, Any], dict[str, Any
     "experts, ZeRO 1": ("qwen3-30b-a3b", 32, {"seq_len": 1024}, {}, {**ONE, "zero": 1, "tensor": 1, "expert": 8}, 4),
     "experts, ZeRO 2": ("qwen3-30b-a3b", 32, {"seq_len": 1024}, {}, {**ONE, "zero": 2, "tensor": 1, "expert": 8}, 4),
     "experts of modules that predict ahead": (
-        {"preset": "deepseek-v2-lite", "n_predict_ahead": 1}, 4,
+        {"preset": "deepseek-v2-lite", "n_mtp_layers": 1}, 4,
         {"seq_len": 4096, "global_batch": 16, "precision": "bf16-mixed", "attention": "cudnn"}, {},
         {"shard": 4, "expert": 4, "zero": 3, "pipeline": 1, "context": 1, "micro_batch": 4}, 6,
     ),

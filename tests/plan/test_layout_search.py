@@ -33,8 +33,22 @@ from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
-SMALL = {"d_model": 64, "n_heads": 8, "n_kv_heads": 2, "d_ff": 96, "vocab_size": 96, "max_seq_len": 64, "n_layers": 4}
-EXPERTS = {**SMALL, "n_experts": 4, "experts_per_token": 2, "expert_d_ff": 32}
+SMALL = {
+    "d_model": 64,
+    "attention.n_heads": 8,
+    "attention.n_kv_heads": 2,
+    "feed_forward.d_ff": 96,
+    "vocab_size": 96,
+    "max_seq_len": 64,
+    "n_layers": 4,
+}
+EXPERTS = {
+    **SMALL,
+    "feed_forward": "experts",
+    "feed_forward.n_experts": 4,
+    "feed_forward.per_token": 2,
+    "feed_forward.expert_d_ff": 32,
+}
 
 
 def run_for(devices: int, model: dict[str, Any], **recipe: Any) -> Run:
@@ -44,8 +58,8 @@ def run_for(devices: int, model: dict[str, Any], **recipe: Any) -> Run:
 
 
 PATTERNS: list[tuple[dict[str, Any], dict[str, Any], int]] = [
-    ({"preset": "mixtral-8x7b", "n_layers": 8, "expert_every": 3}, {"seq_len": 512}, 8),
-    ({"preset": "mixtral-8x7b", "n_layers": 8, "expert_every": 2}, {"seq_len": 512}, 4),
+    ({"preset": "mixtral-8x7b", "n_layers": 8, "feed_forward.every": 3}, {"seq_len": 512}, 8),
+    ({"preset": "mixtral-8x7b", "n_layers": 8, "feed_forward.every": 2}, {"seq_len": 512}, 4),
     ({"preset": "gpt2"}, {"seq_len": 512, "activation_checkpointing": "full", "recompute_every": 2}, 12),
     ({"preset": "gemma-3-12b", "n_layers": 24}, {"seq_len": 2048}, 12),
 ]
@@ -91,7 +105,7 @@ def candidates(blocks: Blocks) -> Iterator[Run]:
         (4, SMALL, {}), (4, EXPERTS, {}), (6, {**SMALL, "n_layers": 5}, {"global_batch": 6}),
         (4, SMALL, {"loss": "chunked", "loss_chunks": 64}), (4, SMALL, {"optimizer": "adafactor"}),
         (4, SMALL, {"loss": "compiled"}),
-        (4, SMALL, {"attention": "math"}), (2, {**SMALL, "n_predict_ahead": 1}, {}),
+        (4, SMALL, {"attention": "math"}), (2, {**SMALL, "n_mtp_layers": 1}, {}),
         (4, SMALL, {"precision": "fp8-rowwise", "fp8_weight_caching": True}),
         (4, SMALL, {"precision": "fp8-rowwise-sharded"}),
         (4, SMALL, {"activation_checkpointing": "segments"}), (8, {**SMALL, "n_layers": 3}, {"global_batch": 2}),
@@ -199,7 +213,7 @@ def test_gathers_in_backward_are_searched_as_they_are_accounted_for() -> None:
 
 @pytest.mark.parametrize("precision", ["bf16-sharded", "fp8-block"])
 def test_gathers_in_backward_are_candidates_where_ranks_are_sequence_parallel(precision: str) -> None:
-    run = run_for(4, {**SMALL, "d_ff": 128}, precision=precision)
+    run = run_for(4, {**SMALL, "feed_forward.d_ff": 128}, precision=precision)
     run = replace(run, layout=replace(run.layout, sequence_gather="again"))
     grid = grid_of(whole(run), 4, {"micro_batch": 1, "pipeline": 1})
     found = set(candidates(Blocks(grid, Constraints(grid))))
@@ -381,13 +395,13 @@ def test_where_nothing_fits_the_reasons_say_so() -> None:
 
 
 def test_modules_that_predict_ahead_are_searched_in_pipelines_but_not_over_tensor_ranks() -> None:
-    run = whole(run_for(4, {**EXPERTS, "n_predict_ahead": 1}))
+    run = whole(run_for(4, {**EXPERTS, "n_mtp_layers": 1}))
     grid = grid_of(run, 4, {})
     blocks = Blocks(grid, Constraints(grid))
     found = list(candidates(blocks))
     assert {each.layout.tensor for each in found} == {1}
     assert {each.layout.pipeline for each in found} == {1, 2, 4}
-    assert any("n_predict_ahead" in each for each in map(str, blocks.rejected))
+    assert any("n_mtp_layers" in each for each in map(str, blocks.rejected))
 
 
 def test_what_cannot_be_searched_is_refused_with_a_sentence() -> None:
@@ -541,7 +555,7 @@ def test_a_model_that_no_layout_takes_is_told_with_what_helps(capsys: pytest.Cap
     assert main(words) == 2
     out = " ".join(capsys.readouterr().out.split())
     assert "No layout over 65,536 x NVIDIA H100 SXM 80GB is allowed" in out
-    assert "--set model.n_predict_ahead=0" in out
+    assert "--set model.n_mtp_layers=0" in out
     assert "all-to-all splits the 1 to 128 key-value heads" in out
 
 

@@ -5,11 +5,22 @@ import pytest
 from trainledger.ledger.step import account
 from trainledger.plan.memory_check import refuse_beyond
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
-MODEL = ModelSpec(vocab_size=64, d_model=32, n_layers=6, n_heads=4, d_ff=64, max_seq_len=64)
+MODEL = from_fields(
+    ModelSpec,
+    {
+        "vocab_size": 64,
+        "d_model": 32,
+        "n_layers": 6,
+        "attention.n_heads": 4,
+        "feed_forward.d_ff": 64,
+        "max_seq_len": 64,
+    },
+)
 
 
 def run(**recipe):

@@ -39,7 +39,7 @@ def why(run: Run, fixed: dict[str, Any]) -> Problem:
     [
         (7, SMALL, {}), (11, SMALL, {}), (14, {**SMALL, "n_layers": 3}, {}), (13, EXPERTS, {}),
         (14, SMALL, {"tensor": 2}), (7, SMALL, {"micro_batch": 2}), (11, SMALL, {"shard": 2}),
-        (7, {**SMALL, "n_predict_ahead": 1}, {}), (14, SMALL, {"sequence_parallel": True}),
+        (7, {**SMALL, "n_mtp_layers": 1}, {}), (14, SMALL, {"sequence_parallel": True}),
         (11, SMALL, {"shard": 2, "replicate": 1}), (13, SMALL, {"context": 2, "context_kind": "all-to-all"}),
     ],
 )  # fmt: skip
@@ -69,7 +69,9 @@ def test_the_nearest_batch_and_devices_are_those_of_all_sizes_between(
 def test_a_fixed_value_that_is_in_the_way_is_named_with_the_nearest_to_it(
     devices: int, fixed: dict[str, Any], name: str
 ) -> None:
-    run = run_for(devices, {**SMALL, "n_layers": 5, "n_kv_heads": 8}, seq_len=6, global_batch=12 if devices == 6 else 4)
+    run = run_for(
+        devices, {**SMALL, "n_layers": 5, "attention.n_kv_heads": 8}, seq_len=6, global_batch=12 if devices == 6 else 4
+    )
     sizes = divisors(run.recipe.global_batch if name == "micro_batch" else devices)
     near = sorted(sizes, key=lambda each: (abs(each - fixed[name]), each))
     others = [each for each in near if allowed(run, devices, {**fixed, name: each})]

@@ -70,7 +70,7 @@ def test_bounds_of_an_interleaved_pipeline_hold_the_forward_that_runs_beside_a_b
 
 
 def test_modules_that_predict_ahead_have_bounds_in_pipelines() -> None:
-    run = run_for(8, {"preset": "deepseek-v2-lite", "n_predict_ahead": 1}, seq_len=1024, global_batch=16)
+    run = run_for(8, {"preset": "deepseek-v2-lite", "n_mtp_layers": 1}, seq_len=1024, global_batch=16)
     found = list(bounded(run, 12, 3, {"micro_batch": 1, "context": 1}))
     assert any(one.layout.pipeline > 1 for _, _, one in found)
     assert all(nbytes <= 1 for nbytes, _, _ in found)

@@ -20,8 +20,15 @@ from trainledger.plan.memory_check import memory_model
 from trainledger.plan.sweep import Sweep, edge
 from trainledger.spec.rules.run import run_problems
 
-MODEL = {"vocab_size": 4096, "d_model": 512, "n_layers": 8, "n_heads": 8, "n_kv_heads": 4, "d_ff": 1536,
-         "max_seq_len": 4096}  # fmt: skip
+MODEL = {
+    "vocab_size": 4096,
+    "d_model": 512,
+    "n_layers": 8,
+    "attention.n_heads": 8,
+    "attention.n_kv_heads": 4,
+    "feed_forward.d_ff": 1536,
+    "max_seq_len": 4096,
+}
 
 
 def run_of(model=None, layout=None, device="rtx-3090", **recipe):

@@ -25,26 +25,41 @@ from trainledger.predict.step import CAUSES
 from trainledger.spec.layout import Layout
 from trainledger.spec.links import Fabric, Link
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 
-EXPERTS = {**MODEL, "n_experts": 16, "experts_per_token": 4, "expert_d_ff": 512}
+EXPERTS = {
+    **MODEL,
+    "feed_forward": "experts",
+    "feed_forward.n_experts": 16,
+    "feed_forward.per_token": 4,
+    "feed_forward.expert_d_ff": 512,
+}
 
 
 def routed(experts: int, chosen: int, groups: int = 1, drawn: int = 1) -> ModelSpec:
-    return ModelSpec(
-        **MODEL, n_experts=experts, experts_per_token=chosen, router_groups=groups, router_top_groups=drawn
+    return from_fields(
+        ModelSpec,
+        {
+            **MODEL,
+            "feed_forward": "experts",
+            "feed_forward.n_experts": experts,
+            "feed_forward.per_token": chosen,
+            "feed_forward.router.groups": groups,
+            "feed_forward.router.top_groups": drawn,
+        },
     )
 
 
 def counted(spec: ModelSpec, nodes: int) -> float:
     """The mean number of nodes but one that a token goes to, by going through all its choices."""
-    assert spec.n_experts is not None
-    experts = range(spec.n_experts)
-    of_group = spec.n_experts // spec.router_groups
+    assert spec.experts is not None
+    experts = range(spec.experts.n_experts)
+    of_group = spec.experts.n_experts // spec.experts.router.groups
     found = []
-    for groups in combinations(range(spec.router_groups), spec.router_top_groups):
+    for groups in combinations(range(spec.experts.router.groups), spec.experts.router.top_groups):
         candidates = [each for each in experts if each // of_group in groups]
-        for chosen in combinations(candidates, spec.experts_per_token):
-            there = {each * nodes // spec.n_experts for each in chosen}
+        for chosen in combinations(candidates, spec.experts.per_token):
+            there = {each * nodes // spec.experts.n_experts for each in chosen}
             found.append(len(there) * (nodes - 1) / nodes)  # its own is any of them
     return mean(found)
 

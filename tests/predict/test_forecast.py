@@ -10,13 +10,17 @@ from trainledger.predict.predict import forecast
 from trainledger.predict.waterfall import BEYOND, NAPKIN, nanoseconds
 from trainledger.spec.cluster import Cluster, Device
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.plain import from_plain, read_json, to_plain, write_json
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
 SHEET = Device("d", "a device", {"fp32": 1e12}, memory_bytes_per_second=1e12)
-MODEL = ModelSpec(vocab_size=16, d_model=8, n_layers=1, n_heads=2, d_ff=16, max_seq_len=8)
+MODEL = from_fields(
+    ModelSpec,
+    {"vocab_size": 16, "d_model": 8, "n_layers": 1, "attention.n_heads": 2, "feed_forward.d_ff": 16, "max_seq_len": 8},
+)
 
 
 def run(price=None, count=1, **recipe):

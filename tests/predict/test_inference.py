@@ -20,6 +20,7 @@ from trainledger.ledger.serving.kv_cache import kv_cache
 from trainledger.ledger.serving.serve import account_serving, experts_met
 from trainledger.predict import serving as module
 from trainledger.spec.cluster import Device
+from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.serving import WEIGHT_FORMATS, Serving
 from trainledger.units import GIB, KIB
@@ -29,7 +30,7 @@ H100 = {"device": "h100-sxm"}
 
 def run_of(name: str, device: str = "h100-sxm", tensor: int = 1, **model: object) -> tl.Run:
     recipe = {"seq_len": 1024, "global_batch": 1, "steps": 1}
-    fields = {"preset": name, "n_predict_ahead": 0, **model}
+    fields = {"preset": name, "n_mtp_layers": 0, **model}
     cluster = {"device": device, "count": tensor}
     return tl.load({"model": fields, "recipe": recipe, "layout": {"tensor": tensor}, "cluster": cluster})
 
@@ -64,7 +65,7 @@ def test_layers_with_a_window_stop_growing():
     cache = kv_cache(spec, "bf16")
     local, whole = (sum(each.layers for each in cache.kinds if (each.window is None) is wanted)
                     for wanted in (False, True))  # fmt: skip
-    assert (local + whole, spec.window, whole) == (spec.n_layers, 1024, spec.n_layers // 6)
+    assert (local + whole, spec.attention.window, whole) == (spec.n_layers, 1024, spec.n_layers // 6)
     one = 2 * spec.kv_heads * spec.head_size * 2
     assert cache.nbytes(1, 32_768) == one * (local * 1024 + whole * 32_768)
     assert cache.nbytes(2, 100) == 2 * 100 * cache.token_nbytes()
@@ -118,7 +119,14 @@ def test_a_long_prompt_is_bound_by_compute_and_costs_as_training_forward():
     assert told.bound_tokens_per_second == pytest.approx(8192 / told.time.bound_seconds)
 
 
-SMALL = {"vocab_size": 64, "d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 96, "max_seq_len": 4096}
+SMALL = {
+    "vocab_size": 64,
+    "d_model": 64,
+    "n_layers": 2,
+    "attention.n_heads": 4,
+    "feed_forward.d_ff": 96,
+    "max_seq_len": 4096,
+}
 
 
 @pytest.mark.parametrize(("weights", "compute", "wide"), [("fp32", "bf16", 4), ("bf16", "fp32", 2)])
@@ -137,7 +145,7 @@ def test_weights_that_are_wider_than_the_products_are_read_as_they_are_held(weig
     weights=st.sampled_from(sorted(WEIGHT_FORMATS)), cache=st.sampled_from(["bf16", "fp8", "int4"]),
 )  # fmt: skip
 def test_what_must_grow_grows(batch, context, kv, window, phase, weights, cache):
-    run = tl.load({"model": {**SMALL, "n_kv_heads": kv, "window": window or "none"},
+    run = tl.load({"model": {**SMALL, "attention.n_kv_heads": kv, "attention.window": window or "none"},
                    "recipe": {"seq_len": 8, "global_batch": 1, "steps": 1}, "cluster": H100})  # fmt: skip
     one = Serving(phase=phase, batch=batch, context=context, weights=weights, cache=cache)
     machine = tl.machine_of(run)
@@ -242,13 +250,15 @@ def test_the_largest_batch_fits_and_one_more_does_not():
 def test_experts_are_read_when_a_token_is_sent_to_them():
     run = run_of("mixtral-8x7b")
     spec = run.model
-    assert experts_met(spec, 1) == spec.experts_per_token / spec.n_experts
+    assert experts_met(spec, 1) == spec.experts.per_token / spec.experts.n_experts
     one, many = (tl.inference(run, batch=each, context=128).moved_nbytes["weights"] for each in (1, 4096))
     experts = 2 * parameters(spec).by_component["experts"]
     embedded = 2 * spec.d_model
     assert many - one == pytest.approx(experts * (1 - 0.25) + 4095 * embedded, rel=1e-6)
     # Every way to send two tokens, counted one by one.
-    share = experts_met(replace(spec, n_experts=3, experts_per_token=1), 2)
+    share = experts_met(
+        with_fields(spec, {"feed_forward": "experts", "feed_forward.n_experts": 3, "feed_forward.per_token": 1}), 2
+    )
     assert share == pytest.approx(sum(len({a, b}) for a in range(3) for b in range(3)) / 9 / 3)
 
 

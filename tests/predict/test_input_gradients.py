@@ -30,7 +30,13 @@ LAYOUTS: list[dict[str, Any]] = [
     {"tensor": 2, "pipeline": 2, "replicate": 2},
     {"tensor": 2, "pipeline": 2, "schedule": "interleaved", "virtual_stages": 2},
 ]
-EXPERTS = {**MODEL, "n_experts": 8, "experts_per_token": 2, "expert_d_ff": 512}
+EXPERTS = {
+    **MODEL,
+    "feed_forward": "experts",
+    "feed_forward.n_experts": 8,
+    "feed_forward.per_token": 2,
+    "feed_forward.expert_d_ff": 512,
+}
 
 
 def step_of(run: Run, rate: float, **device: Any) -> StepTime:
@@ -119,7 +125,7 @@ def test_never_slower_than_without_and_never_faster_than_free_links(
 def test_a_step_is_shorter_by_what_half_the_products_of_each_input_hide(
     rate: float, parallel: bool, batch: int
 ) -> None:
-    wide = {"model": {**MODEL, "d_model": 2048, "d_ff": 8192}, "seq_len": 4096, "micro_batch": batch}
+    wide = {"model": {**MODEL, "d_model": 2048, "feed_forward.d_ff": 8192}, "seq_len": 4096, "micro_batch": batch}
     layout = {"tensor": 4, "sequence_parallel": parallel, "sequence_gather": "again" if parallel else "kept"}
     without, beside = (step_of(each, rate, efficiency=None) for each in both(layout, wide))
     read = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj"), "lm_head": ("lm_head",)}

@@ -22,8 +22,14 @@ from trainledger.spec.links import Fabric, Link
 from trainledger.spec.run import Run
 
 MODEL = {
-    "vocab_size": 4096, "d_model": 512, "n_layers": 8, "n_heads": 8, "n_kv_heads": 4, "d_ff": 1536, "max_seq_len": 4096,
-}  # fmt: skip
+    "vocab_size": 4096,
+    "d_model": 512,
+    "n_layers": 8,
+    "attention.n_heads": 8,
+    "attention.n_kv_heads": 4,
+    "feed_forward.d_ff": 1536,
+    "max_seq_len": 4096,
+}
 SHEET = catalog.device("h100-sxm")
 # A tiny model is slower to launch than to run; what is launched has tests of its own.
 assert SHEET.efficiency is not None
@@ -93,7 +99,13 @@ def test_causes_and_splits_sum_to_the_step(layout: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("layout", [{"shard": 8, "expert": 4}, {"shard": 4, "context": 4, "expert": 8}], ids=str)
 def test_experts_on_several_ranks_show_what_they_send(layout: dict[str, Any]) -> None:
-    model = {**MODEL, "n_experts": 8, "experts_per_token": 2, "expert_d_ff": 512}
+    model = {
+        **MODEL,
+        "feed_forward": "experts",
+        "feed_forward.n_experts": 8,
+        "feed_forward.per_token": 2,
+        "feed_forward.expert_d_ff": 512,
+    }
     run = run_of(dict(layout), {"model": model})
     step, together = timed(run), timed(run_of({**layout, "expert": 1}, {"model": model}))
     assert sum(step.causes.values()) == pytest.approx(step.seconds)
@@ -160,7 +172,7 @@ def test_twice_the_bandwidth_is_never_slower(
     assert all(each is not None and each <= before * (1 + 1e-9) for each in after)
 
 
-WIDE = {"model": {**MODEL, "d_model": 2048, "d_ff": 8192}, "seq_len": 4096}
+WIDE = {"model": {**MODEL, "d_model": 2048, "feed_forward.d_ff": 8192}, "seq_len": 4096}
 
 
 @pytest.mark.parametrize(
@@ -208,7 +220,7 @@ def test_even_stages_take_what_the_closed_form_says(schedule: str, chunks: int) 
 
 def test_what_a_layout_overlaps_shows_less() -> None:
     """Gradients, updated parameters and tensor collectives: each beside compute is faster than none of them."""
-    wide = {"model": {**MODEL, "d_model": 2048, "d_ff": 8192}, "global_batch": 64, "seq_len": 4096}
+    wide = {"model": {**MODEL, "d_model": 2048, "feed_forward.d_ff": 8192}, "global_batch": 64, "seq_len": 4096}
     ways: list[tuple[dict[str, Any], list[Any]]] = [
         ({"replicate": 32}, ["none", ["gradients"]]),
         ({"shard": 32, "zero": 1}, ["none", ["gradients"], ["gradients", "parameters"]]),
@@ -228,7 +240,7 @@ def test_what_a_layout_overlaps_shows_less() -> None:
 @pytest.mark.parametrize("rate", [4e12, 2e10])
 def test_what_is_gathered_again_goes_beside_the_gradient_of_the_input(rate: float, batch: int) -> None:
     """A step is longer by what each gather takes beyond half the products that wait for it, or by all of it."""
-    wide = {"model": {**MODEL, "d_model": 2048, "d_ff": 8192}, "seq_len": 4096, "micro_batch": batch}
+    wide = {"model": {**MODEL, "d_model": 2048, "feed_forward.d_ff": 8192}, "seq_len": 4096, "micro_batch": batch}
     machine = replace(H100, fabric=linked(rate, rate), efficiency=None)
 
     def step(gather: str, **layout: Any) -> StepTime:
@@ -417,7 +429,7 @@ def test_the_cluster_says_what_joins_its_devices() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_spans_end_with_the_step(layout: dict[str, Any]) -> None:
-    run = run_of(dict(layout), {"model": {**MODEL, "d_model": 2048, "d_ff": 6144}})
+    run = run_of(dict(layout), {"model": {**MODEL, "d_model": 2048, "feed_forward.d_ff": 6144}})
     ranks = accounts(run, backend="cuda")
     drawn = spans(run, ranks, H100)
     step = layout_time(run, ranks, H100)

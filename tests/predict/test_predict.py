@@ -21,6 +21,7 @@ from trainledger.predict.waterfall import BEYOND, NAPKIN, RUN_CAUSES, nanosecond
 from trainledger.spec.cluster import Cluster, Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.plain import from_plain, to_plain
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
@@ -55,11 +56,25 @@ def layouts(draw: st.DrawFn) -> Layout:
 def runs(draw: st.DrawFn, *, alone: bool = False) -> Run:
     spread = Layout() if alone else draw(layouts())
     heads = draw(pick(8, 16))
-    model = ModelSpec(
-        vocab_size=draw(pick(1024, 32000)), d_model=64 * heads, n_layers=8, n_heads=heads, d_ff=256 * heads,
-        max_seq_len=2048, n_kv_heads=draw(pick(None, 4)), norm="rmsnorm", norm_bias=False, activation="silu",
-        gated=draw(st.booleans()), positions="rope", attention_bias=False, mlp_bias=False,
-    )  # fmt: skip
+    model = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": draw(pick(1024, 32000)),
+            "d_model": 64 * heads,
+            "n_layers": 8,
+            "attention.n_heads": heads,
+            "feed_forward.d_ff": 256 * heads,
+            "max_seq_len": 2048,
+            "attention.n_kv_heads": draw(pick(None, 4)),
+            "norm": "rmsnorm",
+            "norm.bias": False,
+            "feed_forward.activation": "silu",
+            "feed_forward.gated": draw(st.booleans()),
+            "positions": "rope",
+            "attention.bias": False,
+            "feed_forward.bias": False,
+        },
+    )
     batch = draw(pick(1, 2))
     rounds = draw(pick(1, 2)) * max(4, spread.pipeline)
     recipe = Recipe(
@@ -239,7 +254,17 @@ def test_llama_3_405b_keeps_more_than_nine_tenths_of_its_time() -> None:
 
 def test_a_device_without_a_published_rate_is_told_so() -> None:
     sheet = Device("d", "a device", {"fp32": 1e12}, memory_bytes_per_second=1e12, power_watts=100.0)
-    model = ModelSpec(vocab_size=64, d_model=16, n_layers=1, n_heads=2, d_ff=32, max_seq_len=8)
+    model = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 64,
+            "d_model": 16,
+            "n_layers": 1,
+            "attention.n_heads": 2,
+            "feed_forward.d_ff": 32,
+            "max_seq_len": 8,
+        },
+    )
     run = Run(model=model, recipe=Recipe(seq_len=8, global_batch=4, steps=10), cluster=Cluster(count=2))
     told = predict(run, sheet, backend="cuda")
     assert told.interruptions is None

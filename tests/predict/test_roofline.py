@@ -12,6 +12,7 @@ from trainledger.predict.utilization import hfu, matmul_dtype, mfu, step_peak
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.spec.cluster import Device
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
@@ -228,7 +229,18 @@ def test_a_rate_that_no_sheet_has_is_never_another_dtype_s(dtype):
     ],
 )  # fmt: skip
 def test_every_precision_of_a_large_model_has_a_rate_on_a_device_that_has_them_all(precision, dtypes):
-    model = ModelSpec(vocab_size=512, d_model=64, n_layers=2, n_heads=4, head_dim=16, d_ff=128, max_seq_len=16)
+    model = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 512,
+            "d_model": 64,
+            "n_layers": 2,
+            "attention.n_heads": 4,
+            "attention.head_dim": 16,
+            "feed_forward.d_ff": 128,
+            "max_seq_len": 16,
+        },
+    )
     run = Run(model=model, recipe=Recipe(seq_len=16, global_batch=1, steps=1, precision=precision))
     ledger = account(run, backend="cuda")
     assert {each.dtype for each in ledger if each.kind in ("matmul", "attention")} == dtypes

@@ -6,10 +6,14 @@ from trainledger.predict.run import Conditions, checkpoints, daly, evaluations, 
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
-MODEL = ModelSpec(vocab_size=16, d_model=8, n_layers=1, n_heads=2, d_ff=16, max_seq_len=8)
+MODEL = from_fields(
+    ModelSpec,
+    {"vocab_size": 16, "d_model": 8, "n_layers": 1, "attention.n_heads": 2, "feed_forward.d_ff": 16, "max_seq_len": 8},
+)
 
 
 def run(count=1, layout=None, **recipe):

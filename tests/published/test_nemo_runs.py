@@ -26,11 +26,11 @@ def flops_per_token(case: TimeCase) -> float:
     L, h = model.n_layers, model.d_model
     row = case.row
     shared = row["source"] == "dgxc" and row["model"].startswith("Nemotron") and row["container"] < "25.04"
-    pairs = 1 if shared else model.kv_heads / model.n_heads
+    pairs = 1 if shared else model.kv_heads / model.attention.n_heads
     seen = length / 2 if case.row["source"] == "bridge" else length
     vocab = 128256 if case.row["model"].startswith("LLAMA3") else model.vocab_size
     attention = 12 * L * h * h * (1 + pairs + seen / h)
-    return float(attention + (18 if model.gated else 12) * L * model.d_ff * h + 6 * vocab * h)
+    return float(attention + (18 if model.feed_forward.gated else 12) * L * model.feed_forward.d_ff * h + 6 * vocab * h)
 
 
 def test_printed_rates_say_the_same_as_printed_times() -> None:

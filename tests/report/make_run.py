@@ -10,6 +10,7 @@ from trainledger.ledger.store import write_ledger
 from trainledger.predict.predict import forecast
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.plain import write_json
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
@@ -37,7 +38,17 @@ def calibration() -> Calibration:
 
 
 def tiny_run(**recipe) -> Run:
-    model = ModelSpec(vocab_size=64, d_model=16, n_layers=3, n_heads=2, d_ff=32, max_seq_len=16)
+    model = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 64,
+            "d_model": 16,
+            "n_layers": 3,
+            "attention.n_heads": 2,
+            "feed_forward.d_ff": 32,
+            "max_seq_len": 16,
+        },
+    )
     return Run(
         model=model, recipe=Recipe(**{"seq_len": 16, "global_batch": 4, "micro_batch": 2, "steps": STEPS, **recipe})
     )

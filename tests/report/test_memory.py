@@ -296,9 +296,19 @@ def test_the_text_fits_80_columns_and_says_the_exact_peak(ledger: Ledger, top: i
 
 
 def test_a_closed_form_says_why_it_has_no_tensors() -> None:
-    run = tl.load({"model": {"vocab_size": 64, "d_model": 16, "n_layers": 4, "n_heads": 2, "d_ff": 32,
-                             "max_seq_len": 8},
-                   "recipe": {"seq_len": 8, "global_batch": 4, "micro_batch": 2, "steps": 1}})  # fmt: skip
+    run = tl.load(
+        {
+            "model": {
+                "vocab_size": 64,
+                "d_model": 16,
+                "n_layers": 4,
+                "attention.n_heads": 2,
+                "feed_forward.d_ff": 32,
+                "max_seq_len": 8,
+            },
+            "recipe": {"seq_len": 8, "global_batch": 4, "micro_batch": 2, "steps": 1},
+        }
+    )
     ledger = tl.account(run)
     text = peak_text(ledger)
     assert "no tensors one by one" in text

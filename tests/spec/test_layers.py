@@ -7,34 +7,52 @@ from hypothesis import strategies as st
 
 from trainledger.spec.layers import LayerKind, angles_of, kind_of, local_angles, rotary_modules, segments
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.rules.model import model_problems
 
-SIZES = {"vocab_size": 8, "d_model": 8, "n_heads": 2, "d_ff": 8, "max_seq_len": 8}
+SIZES = {"vocab_size": 8, "d_model": 8, "attention.n_heads": 2, "feed_forward.d_ff": 8, "max_seq_len": 8}
 
 
 @st.composite
 def patterns(draw: st.DrawFn) -> ModelSpec:
     """Any number of layers in any pattern of windows, positions and experts."""
-    n_layers, experts = draw(st.integers(1, 40)), draw(st.sampled_from([None, 4]))
+    n_layers = draw(st.integers(1, 40))
+    mixture = {
+        "feed_forward": "experts",
+        "feed_forward.n_experts": 4,
+        "feed_forward.n_dense_layers": draw(st.integers(0, n_layers)),
+        "feed_forward.every": draw(st.integers(1, 4)),
+    }
     window = draw(st.sampled_from([None, 4]))
     every = st.one_of(st.none(), st.integers(1, 5))
-    return ModelSpec(
-        n_layers=n_layers, window=window, n_experts=experts, rope_skip_every=draw(every),
-        global_every=draw(st.one_of(st.none(), st.integers(2, 7))) if window else None,
-        rope_local_theta=draw(st.sampled_from([None, 10.0])) if window else None,
-        n_dense_layers=draw(st.integers(0, n_layers)) if experts else 0,
-        expert_every=draw(st.integers(1, 4)) if experts else 1, **SIZES,
-    )  # fmt: skip
+    return from_fields(
+        ModelSpec,
+        {
+            "n_layers": n_layers,
+            "attention.window": window,
+            "positions.skip_every": draw(every),
+            "attention.global_every": draw(st.one_of(st.none(), st.integers(2, 7))) if window else None,
+            "positions.local_theta": draw(st.sampled_from([None, 10.0])) if window else None,
+            **(mixture if draw(st.booleans()) else {}),
+            **SIZES,
+        },
+    )
 
 
 def one_by_one(spec: ModelSpec) -> list[LayerKind]:
     """The layers again, by the words of the fields: every so many-th, counted from one; leading ones are dense."""
     kinds = []
     for number in range(1, spec.n_layers + 1):
-        is_global = spec.window is None or (spec.global_every is not None and number in _multiples(spec.global_every))
-        turned = spec.rope_skip_every is None or number not in _multiples(spec.rope_skip_every)
-        sparse = spec.n_experts is not None and number > spec.n_dense_layers and number in _multiples(spec.expert_every)
-        kinds.append(LayerKind(None if is_global else spec.window, turned, sparse))
+        is_global = spec.attention.window is None or (
+            spec.attention.global_every is not None and number in _multiples(spec.attention.global_every)
+        )
+        turned = spec.rope.skip_every is None or number not in _multiples(spec.rope.skip_every)
+        sparse = (
+            spec.experts is not None
+            and number > spec.experts.n_dense_layers
+            and number in _multiples(spec.experts.every)
+        )
+        kinds.append(LayerKind(None if is_global else spec.attention.window, turned, sparse))
     return kinds
 
 
@@ -59,15 +77,23 @@ def test_segments_are_few_and_short(spec: ModelSpec) -> None:
 
 
 def test_the_number_of_segments_does_not_grow_with_the_layers() -> None:
-    spec = {"window": 4, "global_every": 6, "rope_skip_every": 4, "n_experts": 4, "n_dense_layers": 3, **SIZES}
-    few, many = (segments(ModelSpec(n_layers=count, **spec)) for count in (51, 12003))
+    spec = {
+        "attention.window": 4,
+        "attention.global_every": 6,
+        "positions.skip_every": 4,
+        "feed_forward": "experts",
+        "feed_forward.n_experts": 4,
+        "feed_forward.n_dense_layers": 3,
+        **SIZES,
+    }
+    few, many = (segments(from_fields(ModelSpec, {"n_layers": count, **spec})) for count in (51, 12003))
     assert len(few) == len(many)
     assert sum(len(each.kinds) for each in few) == sum(len(each.kinds) for each in many)
 
 
 def test_layers_without_a_pattern_may_be_an_array_or_a_symbol() -> None:
     count = object()
-    (only,) = segments(ModelSpec(n_layers=count, window=4, **SIZES))
+    (only,) = segments(from_fields(ModelSpec, {"n_layers": count, "attention.window": 4, **SIZES}))
     assert only.count is count
     assert only.kinds == (LayerKind(4, True, False),)
 
@@ -77,15 +103,24 @@ def test_the_modules_with_rotary_angles_are_those_that_a_layer_reads(spec: Model
     read = {angles_of(spec, kind) for kind in one_by_one(spec)} - {None}
     assert set(rotary_modules(spec)) == read
     for kind in one_by_one(spec):
-        local = kind.rotary and kind.window is not None and spec.rope_local_theta is not None
+        local = kind.rotary and kind.window is not None and spec.rope.local_theta is not None
         assert angles_of(spec, kind) == ("rotary_local" if local else "rotary" if kind.rotary else None)
 
 
 def test_local_layers_turn_by_their_own_base_and_are_not_stretched() -> None:
-    spec = ModelSpec(
-        n_layers=6, window=4, global_every=6, rope_theta=1e6, rope_local_theta=1e4, rope_factor=8.0,
-        rope_scaling="linear", **SIZES,
-    )  # fmt: skip
+    spec = from_fields(
+        ModelSpec,
+        {
+            "n_layers": 6,
+            "attention.window": 4,
+            "attention.global_every": 6,
+            "positions.theta": 1e6,
+            "positions.local_theta": 1e4,
+            "positions.scaling.factor": 8.0,
+            "positions.scaling": "linear",
+            **SIZES,
+        },
+    )
     local = local_angles(spec)
-    assert (local.rope_theta, local.rope_factor, local.rope_scaling) == (1e4, None, None)
+    assert (local.rope.theta, local.rope.scaling) == (1e4, None)
     assert not list(model_problems(local))

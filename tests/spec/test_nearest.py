@@ -84,7 +84,7 @@ def test_proposals_lead_to_a_run_that_obeys_all_rules(table: dict[str, dict[str,
         ("gpt2", {"layout": {"shard": 8, "overlap": []}},
          'layout.overlap = []: must name at least one, or be "none"; nearest that works: none'),
         ("llama-13b", {"layout": {"tensor": 7}},
-         "layout.tensor = 7: must divide model.n_heads = 40; nearest that works: 8"),
+         "layout.tensor = 7: must divide model.attention.n_heads = 40; nearest that works: 8"),
         ("gpt2", {"recipe": {"precision": "fp8-rowwise", "seq_len": 100, "micro_batch": 2}},
          "recipe.seq_len = 100: products in 8 bits take multiples of 16, and a micro-batch has 200 tokens; nearest "
          "that works: 96"),

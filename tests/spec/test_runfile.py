@@ -10,7 +10,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from trainledger.spec.data import DataSpec
-from trainledger.spec.model import ACTIVATIONS, ModelSpec
+from trainledger.spec.feed_forward import ACTIVATIONS
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields, kinds_of
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import OPTIMIZERS, PRECISIONS, SCHEDULES, Recipe
 from trainledger.spec.rules.model import nearest_divisor
@@ -30,7 +32,14 @@ from trainledger.spec.runfile import (
 from trainledger.spec.setting import rule_of
 from trainledger.spec.template import commented
 
-MODEL = {"vocab_size": 256, "d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 256, "max_seq_len": 128}
+MODEL = {
+    "vocab_size": 256,
+    "d_model": 64,
+    "n_layers": 2,
+    "attention.n_heads": 4,
+    "feed_forward.d_ff": 256,
+    "max_seq_len": 128,
+}
 RECIPE = {"seq_len": 128, "global_batch": 8, "steps": 10}
 
 
@@ -49,7 +58,7 @@ def refusal(source, overrides=(), **resolvers):
 
 def test_a_run_is_what_its_table_says():
     run = parse(table({"norm": "layernorm"}, {"learning_rate": 1}, data={"path": "a/*.txt"}))
-    assert run.model == ModelSpec(**MODEL, norm="layernorm")
+    assert run.model == from_fields(ModelSpec, {**MODEL, "norm": "layernorm"})
     assert run.recipe == Recipe(**RECIPE, learning_rate=1.0)
     assert isinstance(run.recipe.learning_rate, float)
     assert run.data == DataSpec(path=("a/*.txt",))
@@ -63,7 +72,7 @@ def test_quantities_are_read_from_text_and_from_whole_floats():
 
 
 def test_a_part_may_be_given_as_the_dataclass_itself():
-    assert parse({"model": ModelSpec(**MODEL), "recipe": Recipe(**RECIPE)}) == parse(table())
+    assert parse({"model": from_fields(ModelSpec, MODEL), "recipe": Recipe(**RECIPE)}) == parse(table())
 
 
 def test_overrides_win_and_an_empty_one_takes_the_field_out():
@@ -112,66 +121,120 @@ NOT_BOTH = f"{EITHER}, not both (--set recipe.steps= takes one out)"
 @pytest.mark.parametrize(
     ("model", "recipe", "sentence"),
     [
-        ({"n_heads": 7}, {}, "model.n_heads = 7: must divide d_model = 64 where head_dim is not given"
-         "; nearest that works: 8"),
-        ({"n_heads": 64}, {}, "model.n_heads = 64: rotary positions turn pairs, so the head width must be even, not 1"
-         "; nearest that works: 32"),
-        ({"head_dim": 7}, {}, "model.head_dim = 7: rotary positions turn pairs, so the head width must be even"
-         "; nearest that works: 8"),
-        ({"n_kv_heads": 3}, {}, "model.n_kv_heads = 3: must divide n_heads = 4; nearest that works: 4"),
-        ({"norm_bias": True}, {}, "model.norm_bias = true: rmsnorm has no bias; nearest that works: false"),
+        (
+            {"attention.n_heads": 7},
+            {},
+            "model.attention.n_heads = 7: must divide d_model = 64 where head_dim is not given; nearest that works: 8",
+        ),
+        (
+            {"attention.n_heads": 64},
+            {},
+            "model.attention.n_heads = 64: rotary positions turn pairs, so the head width must be even, not 1"
+            "; nearest that works: 32",
+        ),
+        (
+            {"attention.head_dim": 7},
+            {},
+            "model.attention.head_dim = 7: rotary positions turn pairs, so the head width must be even"
+            "; nearest that works: 8",
+        ),
+        (
+            {"attention.n_kv_heads": 3},
+            {},
+            "model.attention.n_kv_heads = 3: must divide n_heads = 4; nearest that works: 4",
+        ),
+        (
+            {"norm.bias": True},
+            {},
+            "model.norm.bias = true: belongs to layernorm, and model.norm is rmsnorm; nearest that works: "
+            "model.norm = layernorm",
+        ),
         ({"n_layers": 1.5}, {}, "model.n_layers = 1.5: must be a whole number; nearest that works: 2"),
         ({"n_layers": 1e-300}, {}, "model.n_layers = 1e-300: must be a whole number; nearest that works: 1"),
         ({"n_layers": True}, {}, 'model.n_layers = true: must be a whole number, such as 4096 or "15T"'),
         ({"n_layers": 0}, {}, "model.n_layers = 0: must be at least 1; nearest that works: 1"),
-        ({"d_ff": -4}, {}, "model.d_ff = -4: must be at least 1; nearest that works: 1"),
+        ({"feed_forward.d_ff": -4}, {}, "model.feed_forward.d_ff = -4: must be at least 1; nearest that works: 1"),
         ({"n_layers": 10**30}, {}, f"model.n_layers = {10**30}: must be at most 100000; nearest that works: 100000"),
-        ({"n_layers": 10**5000}, {}, "model.n_layers = a number of about 5000 digits: must be at most 100000"
-         "; nearest that works: 100000"),
+        (
+            {"n_layers": 10**5000},
+            {},
+            "model.n_layers = a number of about 5000 digits: must be at most 100000; nearest that works: 100000",
+        ),
         ({"n_layers": [2]}, {}, 'model.n_layers = [2]: must be a whole number, such as 4096 or "15T"'),
         ({"n_layers": {"a": 1}}, {}, 'model.n_layers = a table: must be a whole number, such as 4096 or "15T"'),
-        ({"d_model": "64X"}, {}, "model.d_model = '64X': is not a count; write it like 4096, \"1e9\" or \"15T\""),
+        ({"d_model": "64X"}, {}, 'model.d_model = \'64X\': is not a count; write it like 4096, "1e9" or "15T"'),
         ({"d_model": float("inf")}, {}, "model.d_model = inf: must be a whole number"),
-        ({"norm_eps": float("nan")}, {}, "model.norm_eps = nan: must be a finite number"),
-        ({"norm_eps": 10**400}, {}, "model.norm_eps = a number of about 400 digits: must be a finite number"),
-        ({"norm_eps": 0}, {}, "model.norm_eps = 0: must be above 0"),
-        ({"norm": "layrnorm"}, {}, "model.norm = 'layrnorm': must be one of rmsnorm, layernorm"
-         "; nearest that works: layernorm"),
-        ({"norm": 3}, {}, "model.norm = 3: must be a text in quotes"),
+        ({"norm.eps": float("nan")}, {}, "model.norm.eps = nan: must be a finite number"),
+        ({"norm.eps": 10**400}, {}, "model.norm.eps = a number of about 400 digits: must be a finite number"),
+        ({"norm.eps": 0}, {}, "model.norm.eps = 0: must be above 0"),
+        (
+            {"norm": "layrnorm"},
+            {},
+            "model.norm = 'layrnorm': must be one of rmsnorm, layernorm; nearest that works: layernorm",
+        ),
+        ({"norm": 3}, {}, "model.norm = 3: must be a table of fields, or one of rmsnorm, layernorm"),
         ({"name": ""}, {}, "model.name = '': must not be empty"),
         ({"name": "a\0b"}, {}, "model.name = 'a\\x00b': must not hold a NUL character"),
-        ({"name": "a\x1b[31m\nb"}, {}, "model.name = 'a\\x1b[31m\\nb': must hold printable characters only"
-         "; nearest that works: a [31m b"),
+        (
+            {"name": "a\x1b[31m\nb"},
+            {},
+            "model.name = 'a\\x1b[31m\\nb': must hold printable characters only; nearest that works: a [31m b",
+        ),
         ({"name": "\udc80"}, {}, "model.name = '\\udc80': must be Unicode text"),
-        ({"gated": 1}, {}, "model.gated = 1: must be true or false"),
-        ({"gated": "yes"}, {}, "model.gated = 'yes': must be true or false; nearest that works: true"),
+        ({"feed_forward.gated": 1}, {}, "model.feed_forward.gated = 1: must be true or false"),
+        (
+            {"feed_forward.gated": "yes"},
+            {},
+            "model.feed_forward.gated = 'yes': must be true or false; nearest that works: true",
+        ),
         ({"n_layer": 2}, {}, "model.n_layer = 2: unknown field of [model]; nearest that works: model.n_layers"),
         ({"seq_len": 2}, {}, "model.seq_len = 2: unknown field of [model]; nearest that works: model.max_seq_len"),
-        ({"micro_batch": 2}, {}, "model.micro_batch = 2: unknown field of [model]"
-         "; nearest that works: recipe.micro_batch"),
+        (
+            {"micro_batch": 2},
+            {},
+            "model.micro_batch = 2: unknown field of [model]; nearest that works: recipe.micro_batch",
+        ),
         ({"preset": 5}, {}, "model.preset = 5: must be a text in quotes"),
         ({"preset": "x"}, {}, "model.preset = 'x': cannot be looked up here; write the fields themselves"),
         ({"preset": "x", "config": "y"}, {}, "model.config = 'y': give either preset or config, not both"),
-        ({}, {"global_batch": 7, "micro_batch": 2}, "recipe.global_batch = 7: must be a multiple of micro_batch = 2"
-         "; nearest that works: 8"),
+        (
+            {},
+            {"global_batch": 7, "micro_batch": 2},
+            "recipe.global_batch = 7: must be a multiple of micro_batch = 2; nearest that works: 8",
+        ),
         ({}, {"tokens": 5}, f"recipe.tokens = 5: {NOT_BOTH}"),
         ({}, {"steps": "none"}, f"recipe.tokens: {EITHER}"),
         ({}, {"seq_len": 256}, "recipe.seq_len = 256: is longer than model.max_seq_len = 128; nearest that works: 128"),
-        ({}, {"warmup_steps": 11}, "recipe.warmup_steps = 11: is longer than the run of 10 steps"
-         "; nearest that works: 10"),
-        ({}, {"optimizer": "rmsprop", "optimizer_loop": "fused"}, "recipe.optimizer_loop = 'fused': "
-         "torch has no fused RMSProp"
-         "; nearest that works: foreach"),
+        (
+            {},
+            {"warmup_steps": 11},
+            "recipe.warmup_steps = 11: is longer than the run of 10 steps; nearest that works: 10",
+        ),
+        (
+            {},
+            {"optimizer": "rmsprop", "optimizer_loop": "fused"},
+            "recipe.optimizer_loop = 'fused': torch has no fused RMSProp; nearest that works: foreach",
+        ),
         ({}, {"dropout": 1.5}, "recipe.dropout = 1.5: must be at most 0.99; nearest that works: 0.99"),
-        ({}, {"learning_rate": "fast"}, "recipe.learning_rate = 'fast': "
-         "is not a number; write it like 0.5, \"3e-4\" or \"50%\""),
-        ({}, {"precision": "bf16_mixed"}, f"recipe.precision = 'bf16_mixed': must be one of {', '.join(PRECISIONS)}"
-         "; nearest that works: bf16-mixed"),
-        ({}, {"tokens": "1,5K", "steps": "none"}, "recipe.tokens = '1,5K': is not a count; "
-         "write it like 4096, \"1e9\" or \"15T\"; a comma only parts thousands, as in 4,096; nearest that works: 1.5K"),
+        (
+            {},
+            {"learning_rate": "fast"},
+            'recipe.learning_rate = \'fast\': is not a number; write it like 0.5, "3e-4" or "50%"',
+        ),
+        (
+            {},
+            {"precision": "bf16_mixed"},
+            f"recipe.precision = 'bf16_mixed': must be one of {', '.join(PRECISIONS)}; nearest that works: bf16-mixed",
+        ),
+        (
+            {},
+            {"tokens": "1,5K", "steps": "none"},
+            "recipe.tokens = '1,5K': is not a count; "
+            'write it like 4096, "1e9" or "15T"; a comma only parts thousands, as in 4,096; nearest that works: 1.5K',
+        ),
         ({}, {"precision": "int8"}, f"recipe.precision = 'int8': must be one of {', '.join(PRECISIONS)}"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_field_is_one_sentence_with_the_nearest_value_that_works(model, recipe, sentence):
     assert refusal(table(model, recipe)) == [sentence]
 
@@ -228,8 +291,8 @@ def test_a_wrong_override_is_one_sentence(override, sentence):
 
 
 def test_missing_fields_say_what_they_mean():
-    assert refusal({"recipe": RECIPE, "model": {**MODEL, "n_heads": "none"}}) == [
-        'model.n_heads = \'none\': is not a count; write it like 4096, "1e9" or "15T"'
+    assert refusal({"recipe": RECIPE, "model": {**MODEL, "attention.n_heads": "none"}}) == [
+        'model.attention.n_heads = \'none\': is not a count; write it like 4096, "1e9" or "15T"'
     ]
     missing = refusal({})
     assert "model.d_model: is missing (width of the residual stream)" in missing
@@ -238,21 +301,23 @@ def test_missing_fields_say_what_they_mean():
 
 
 def test_all_problems_of_a_file_come_in_one_go():
-    source = table({"n_heads": 7, "norm": 1}, {"global_batch": 7, "micro_batch": 2, "lr": 1}, data={"path": 5}, extra=1)
+    source = table(
+        {"attention.n_heads": 7, "norm": 1}, {"global_batch": 7, "micro_batch": 2, "lr": 1}, data={"path": 5}, extra=1
+    )
     found = refusal(source, ["recipe.seed=-1"])
     fields = [each.partition(" ")[0] for each in found]
     assert sorted(fields) == [
         "data.path",
         "extra",
-        "model.n_heads",
+        "model.attention.n_heads",
         "model.norm",
         "recipe.global_batch",
         "recipe.lr",
         "recipe.seed",
     ]
     # What fields say against each other is found while others are wrong, but not of those that are wrong themselves.
-    assert len(refusal(table({"n_heads": 7}, {"global_batch": 7, "micro_batch": 2, "seed": True}))) == 3
-    assert len(refusal(table({"n_heads": 7}, {"global_batch": 7, "micro_batch": -2, "seed": True}))) == 3
+    assert len(refusal(table({"attention.n_heads": 7}, {"global_batch": 7, "micro_batch": 2, "seed": True}))) == 3
+    assert len(refusal(table({"attention.n_heads": 7}, {"global_batch": 7, "micro_batch": -2, "seed": True}))) == 3
 
 
 def test_an_unknown_preset_brings_its_own_problem_and_no_missing_fields():
@@ -299,7 +364,7 @@ def test_the_nearest_divisor_is_a_divisor_and_none_is_nearer(whole, wanted):
 )  # fmt: skip
 def test_taking_the_nearest_values_mends_a_file(d_model, n_heads, n_kv_heads, positions, global_batch, micro_batch):
     sections = table(
-        {"d_model": d_model, "n_heads": n_heads, "n_kv_heads": n_kv_heads, "positions": positions},
+        {"d_model": d_model, "attention.n_heads": n_heads, "attention.n_kv_heads": n_kv_heads, "positions": positions},
         {"global_batch": global_batch, "micro_batch": micro_batch},
     )
     for _ in range(3):
@@ -310,7 +375,7 @@ def test_taking_the_nearest_values_mends_a_file(d_model, n_heads, n_kv_heads, po
                 if problem.nearest is None:
                     assert d_model % 2  # no number of heads gives an odd width an even head
                     return
-                section, field = problem.field.split(".")
+                section, _, field = problem.field.partition(".")
                 sections[section][field] = problem.nearest
         else:
             return
@@ -393,16 +458,29 @@ FLOATS = st.floats(1e-30, 1e30)
 def runs(draw):
     heads = draw(st.integers(1, 8))
     kv = draw(st.sampled_from([each for each in range(1, heads + 1) if heads % each == 0]))
-    model = ModelSpec(
-        name=draw(TEXTS), vocab_size=draw(st.integers(1, 10**6)), d_model=draw(st.integers(1, 99)),
-        n_layers=draw(st.integers(1, 99)),
-        n_heads=heads, n_kv_heads=draw(st.sampled_from([kv, None])), head_dim=2 * draw(st.integers(1, 64)),
-        d_ff=draw(st.integers(1, 999)),
-        max_seq_len=1000, norm="layernorm", norm_eps=draw(FLOATS), norm_bias=draw(st.booleans()),
-        activation=draw(st.sampled_from([each for each in ACTIVATIONS if each != "clamped_swish"])),
-        gated=draw(st.booleans()), rope_theta=draw(FLOATS),
-        attention_bias=draw(st.booleans()), mlp_bias=draw(st.booleans()), tie_embeddings=draw(st.booleans()),
-    )  # fmt: skip
+    model = from_fields(
+        ModelSpec,
+        {
+            "name": draw(TEXTS),
+            "vocab_size": draw(st.integers(1, 10**6)),
+            "d_model": draw(st.integers(1, 99)),
+            "n_layers": draw(st.integers(1, 99)),
+            "attention.n_heads": heads,
+            "attention.n_kv_heads": draw(st.sampled_from([kv, None])),
+            "attention.head_dim": 2 * draw(st.integers(1, 64)),
+            "feed_forward.d_ff": draw(st.integers(1, 999)),
+            "max_seq_len": 1000,
+            "norm": "layernorm",
+            "norm.eps": draw(FLOATS),
+            "norm.bias": draw(st.booleans()),
+            "feed_forward.activation": draw(st.sampled_from([each for each in ACTIVATIONS if each != "clamped_swish"])),
+            "feed_forward.gated": draw(st.booleans()),
+            "positions.theta": draw(FLOATS),
+            "attention.bias": draw(st.booleans()),
+            "feed_forward.bias": draw(st.booleans()),
+            "tie_embeddings": draw(st.booleans()),
+        },
+    )
     micro = draw(st.integers(1, 9))
     steps = draw(st.none() | st.integers(1, 10**9))
     recipe = Recipe(
@@ -431,9 +509,9 @@ def test_a_run_written_and_read_back_is_equal_in_content_and_name(run):
 
 def test_the_resolved_file_names_every_field():
     content = resolved(parse(table()))
-    assert {section: set(each) for section, each in content.items()} == {
-        section: {field.name for field in dataclasses.fields(cls)} for section, cls in SECTIONS.items()
-    }
+    for section, cls in SECTIONS.items():
+        absent = {field.name for field in dataclasses.fields(cls) if field.default is None}
+        assert set(content[section]) | absent == {field.name for field in dataclasses.fields(cls)}
 
 
 def test_the_digest_sees_everything_but_the_cache():
@@ -457,26 +535,29 @@ def test_a_run_name_is_one_plain_directory_name(name):
 
 
 def test_an_unchecked_run_is_checked():
-    run = Run(model=ModelSpec(**{**MODEL, "n_heads": 7}), recipe=Recipe(**RECIPE))
+    run = Run(model=from_fields(ModelSpec, {**MODEL, "attention.n_heads": 7}), recipe=Recipe(**RECIPE))
     with pytest.raises(InvalidInput, match="must divide d_model"):
         validated(run)
 
 
 def test_the_commented_file_shows_every_field_and_reads_as_the_same_run():
     given_fields = {"model": {"preset": "p"}, "recipe": RECIPE}
-    text = commented(given_fields, {**MODEL, "name": "p"})
+    text = commented(given_fields, {**MODEL, "name": "p"}, every=True)
     presets = {"p": {**MODEL, "name": "p"}}.__getitem__
     assert parse(tomllib.loads(text), presets=presets) == parse(given_fields, presets=presets)
     assert max(len(line) for line in text.splitlines()) <= 80
     for cls in SECTIONS.values():
         for field in dataclasses.fields(cls):
-            assert f"{field.name} = " in text
+            assert f"{field.name}{'.' if kinds_of(field) else ' = '}" in text
             assert rule_of(field)["doc"].split()[0] in text
+    short = commented(given_fields, {**MODEL, "name": "p"})
+    assert parse(tomllib.loads(short), presets=presets) == parse(given_fields, presets=presets)
+    assert len(short.splitlines()) < 20
 
 
 def test_the_commented_defaults_are_the_defaults():
     """Every line that shows a default may be switched on without changing the run."""
-    text = commented({"model": MODEL, "recipe": RECIPE})
+    text = commented({"model": MODEL, "recipe": RECIPE}, every=True)
     switched = "\n".join(
         line[2:] if line.startswith("# ") and " = " in line[:30] else line for line in text.splitlines()
     )

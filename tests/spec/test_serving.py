@@ -19,6 +19,7 @@ from trainledger.nn.quantized import NF4, codes_of, dequantize
 from trainledger.nn.transformer import Transformer
 from trainledger.spec import serving
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.spec.serving import CACHE_FORMATS, WEIGHT_FORMATS, WHOLE, Serving
@@ -194,10 +195,24 @@ def test_bytes_of_whole_weights(name):
     assert WEIGHT_FORMATS[name].nbytes((3, 5)) == (torch.zeros(3, 5, dtype=dtype).nbytes, 0)
 
 
-SPEC = ModelSpec(
-    vocab_size=97, d_model=96, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=136, max_seq_len=64, attention_bias=True,
-    n_experts=4, expert_d_ff=72, n_dense_layers=1, n_shared_experts=1,
-)  # fmt: skip
+SPEC = from_fields(
+    ModelSpec,
+    {
+        "vocab_size": 97,
+        "d_model": 96,
+        "n_layers": 2,
+        "attention.n_heads": 4,
+        "attention.n_kv_heads": 2,
+        "feed_forward.d_ff": 136,
+        "max_seq_len": 64,
+        "attention.bias": True,
+        "feed_forward": "experts",
+        "feed_forward.n_experts": 4,
+        "feed_forward.expert_d_ff": 72,
+        "feed_forward.n_dense_layers": 1,
+        "feed_forward.n_shared": 1,
+    },
+)
 
 
 @pytest.mark.parametrize("quantized", ["linear", "experts"])

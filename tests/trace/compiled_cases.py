@@ -18,6 +18,7 @@ from trainledger.measure.meter import AllocatorPeak
 from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import build
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.trace.step import trace
@@ -100,10 +101,18 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 def run_of_ours(case: Case) -> Run:
     """The run file of a case of ours."""
     parts: dict[str, Any] = dict(LLAMA if case.model == "llama" else GPT2)
-    spec = ModelSpec(
-        vocab_size=case.vocab_size, d_model=case.width, n_layers=case.layers, n_heads=4, d_ff=3 * case.width,
-        max_seq_len=case.tokens, **parts,
-    )  # fmt: skip
+    spec = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": case.vocab_size,
+            "d_model": case.width,
+            "n_layers": case.layers,
+            "attention.n_heads": 4,
+            "feed_forward.d_ff": 3 * case.width,
+            "max_seq_len": case.tokens,
+            **parts,
+        },
+    )
     recipe = Recipe(
         seq_len=case.tokens, global_batch=case.sequences, steps=1, grad_clip=None,
         compile=case.compiled == "blocks" or case.selective,  # whose blocks then have checkpoints of their own

@@ -13,17 +13,28 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.spec.layers import rotary_modules, windows_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import IMPLEMENTATIONS
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
 LLAMA = {
-    "norm": "rmsnorm", "norm_bias": False, "activation": "silu", "gated": True, "positions": "rope",
-    "attention_bias": False, "mlp_bias": False,
-}  # fmt: skip
+    "norm": "rmsnorm",
+    "norm.bias": False,
+    "feed_forward.activation": "silu",
+    "feed_forward.gated": True,
+    "positions": "rope",
+    "attention.bias": False,
+    "feed_forward.bias": False,
+}
 GPT2 = {
-    "norm": "layernorm", "norm_bias": True, "activation": "gelu_tanh", "gated": False, "positions": "learned",
-    "attention_bias": True, "mlp_bias": True,
-}  # fmt: skip
+    "norm": "layernorm",
+    "norm.bias": True,
+    "feed_forward.activation": "gelu_tanh",
+    "feed_forward.gated": False,
+    "positions": "learned",
+    "attention.bias": True,
+    "feed_forward.bias": True,
+}
 
 
 def pick(*values: object) -> st.SearchStrategy[object]:
@@ -38,25 +49,31 @@ def models(draw: st.DrawFn, seq_len: int) -> ModelSpec:
     if family == "mixture":
         norm = draw(pick("rmsnorm", "layernorm"))
         parts = {
-            "norm": norm, "norm_bias": norm == "layernorm" and draw(st.booleans()),
-            "activation": draw(pick("silu", "gelu", "gelu_tanh")), "gated": draw(st.booleans()),
-            "positions": draw(pick("rope", "learned")), "attention_bias": draw(st.booleans()),
-            "mlp_bias": draw(st.booleans()),
-        }  # fmt: skip
+            "norm": norm,
+            "norm.bias": norm == "layernorm" and draw(st.booleans()),
+            "feed_forward.activation": draw(pick("silu", "gelu", "gelu_tanh")),
+            "feed_forward.gated": draw(st.booleans()),
+            "positions": draw(pick("rope", "learned")),
+            "attention.bias": draw(st.booleans()),
+            "feed_forward.bias": draw(st.booleans()),
+        }
     else:
         parts = LLAMA if family == "llama" else GPT2
     heads_per_group = draw(st.sampled_from([each for each in (1, 2, 3, 6) if n_heads % each == 0]))
-    return ModelSpec(
-        vocab_size=draw(pick(5, 17, 64, 301)),
-        d_model=draw(pick(8, 12, 33, 64)),
-        n_layers=draw(pick(1, 2, 3)),
-        n_heads=n_heads,
-        n_kv_heads=None if family == "gpt2" else n_heads // heads_per_group,
-        head_dim=draw(pick(2, 4, 6, 16) if parts["positions"] == "rope" else pick(1, 3, 5, 16)),
-        d_ff=draw(pick(7, 32, 100)),
-        max_seq_len=seq_len + draw(pick(0, 3)),
-        tie_embeddings=draw(st.booleans()),
-        **parts,
+    return from_fields(
+        ModelSpec,
+        {
+            "vocab_size": draw(pick(5, 17, 64, 301)),
+            "d_model": draw(pick(8, 12, 33, 64)),
+            "n_layers": draw(pick(1, 2, 3)),
+            "attention.n_heads": n_heads,
+            "attention.n_kv_heads": None if family == "gpt2" else n_heads // heads_per_group,
+            "attention.head_dim": draw(pick(2, 4, 6, 16) if parts["positions"] == "rope" else pick(1, 3, 5, 16)),
+            "feed_forward.d_ff": draw(pick(7, 32, 100)),
+            "max_seq_len": seq_len + draw(pick(0, 3)),
+            "tie_embeddings": draw(st.booleans()),
+            **parts,
+        },
     )
 
 
@@ -85,10 +102,17 @@ def runs(draw: st.DrawFn) -> Run:
 
 def run_of(*, gpt2: bool = False, model: dict[str, object] | None = None, **recipe: object) -> Run:
     """A given small run: Llama-like unless ``gpt2``, with any fields changed."""
-    sizes = {"vocab_size": 1000, "d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 160, "max_seq_len": 32}
-    kind = {**GPT2, "tie_embeddings": True} if gpt2 else {**LLAMA, "n_kv_heads": 2}
+    sizes = {
+        "vocab_size": 1000,
+        "d_model": 64,
+        "n_layers": 2,
+        "attention.n_heads": 4,
+        "feed_forward.d_ff": 160,
+        "max_seq_len": 32,
+    }
+    kind = {**GPT2, "tie_embeddings": True} if gpt2 else {**LLAMA, "attention.n_kv_heads": 2}
     batch = {"seq_len": 32, "global_batch": 4, "steps": 10}
-    return Run(model=ModelSpec(**{**sizes, **kind, **(model or {})}), recipe=Recipe(**{**batch, **recipe}))
+    return Run(model=from_fields(ModelSpec, {**sizes, **kind, **(model or {})}), recipe=Recipe(**{**batch, **recipe}))
 
 
 def unrolled(ledger: Ledger) -> list[Entry]:
@@ -128,7 +152,7 @@ def live_nbytes(ledger: Ledger) -> list[int]:
 
 def one_wide(run: Run) -> bool:
     """Whether written-out attention meets a dim of one, where torch may see memory as laid out in two ways."""
-    width = run.model.head_size // (2 if run.model.positions == "rope" else 1)
+    width = run.model.head_size // (2 if run.model.positions.kind == "rope" else 1)
     return run.recipe.attention == "math" and width == 1
 
 
@@ -141,7 +165,12 @@ def shared_nbytes(run: Run) -> int:
     spec, recipe = run.model, run.recipe
     low = recipe.precision != "fp32"
     angles = 2 * 2 * recipe.seq_len * (spec.rotary_size // 2) * len(rotary_modules(spec)) if low else 0
-    per_mask = (spec.n_heads if spec.positions == "alibi" else 1) * recipe.seq_len**2 * (2 if low else 4)
-    needed = recipe.attention == "math" or recipe.attention_dropout > 0 or spec.positions == "alibi" or spec.window
+    per_mask = (spec.attention.n_heads if spec.positions.kind == "alibi" else 1) * recipe.seq_len**2 * (2 if low else 4)
+    needed = (
+        recipe.attention == "math"
+        or recipe.attention_dropout > 0
+        or spec.positions.kind == "alibi"
+        or spec.attention.window
+    )
     masks = per_mask * len(windows_of(spec)) if needed else 0
     return angles + masks + (8 if run.grad_accum > 1 else 0)

@@ -15,6 +15,7 @@ from trainledger.ledger.memory.timeline import peak_host_nbytes
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -36,23 +37,28 @@ def saving_models(draw: st.DrawFn, seq_len: int, most_layers: int = 5) -> ModelS
     n_heads = draw(pick(1, 2, 4))
     parts: dict[str, Any] = {**(GPT2 if gpt2 else LLAMA), "norm_place": draw(pick("pre", "pre", "post", "sandwich"))}
     if not gpt2:
-        parts["n_kv_heads"] = n_heads // draw(st.sampled_from([each for each in (1, 2) if n_heads % each == 0]))
+        parts["attention.n_kv_heads"] = n_heads // draw(
+            st.sampled_from([each for each in (1, 2) if n_heads % each == 0])
+        )
     if draw(pick(False, False, True)):
-        parts |= {"window": draw(pick(2, 3)), "global_every": draw(pick(2, 3))}
-    return ModelSpec(
-        vocab_size=draw(pick(5, 64, 301)),
-        vocab_multiple=draw(pick(1, 8)),
-        d_model=draw(pick(8, 24)),
-        n_layers=draw(st.integers(1, most_layers)),
-        n_heads=n_heads,
-        head_dim=draw(pick(4, 6)),
-        d_ff=draw(pick(7, 32)),
-        max_seq_len=seq_len,
-        tie_embeddings=draw(st.booleans()),
-        head_bias=draw(pick(False, False, True)),
-        logit_softcap=draw(pick(None, None, 5.0)),
-        logit_scale=draw(pick(1.0, 1.0, 0.5)),
-        **parts,
+        parts |= {"attention.window": draw(pick(2, 3)), "attention.global_every": draw(pick(2, 3))}
+    return from_fields(
+        ModelSpec,
+        {
+            "vocab_size": draw(pick(5, 64, 301)),
+            "vocab_multiple": draw(pick(1, 8)),
+            "d_model": draw(pick(8, 24)),
+            "n_layers": draw(st.integers(1, most_layers)),
+            "attention.n_heads": n_heads,
+            "attention.head_dim": draw(pick(4, 6)),
+            "feed_forward.d_ff": draw(pick(7, 32)),
+            "max_seq_len": seq_len,
+            "tie_embeddings": draw(st.booleans()),
+            "head_bias": draw(pick(False, False, True)),
+            "logit_softcap": draw(pick(None, None, 5.0)),
+            "logit_scale": draw(pick(1.0, 1.0, 0.5)),
+            **parts,
+        },
     )
 
 
@@ -110,7 +116,7 @@ def same_ledgers(run: Run, *, in_order: bool = True) -> tuple[Ledger, Ledger]:
 
 def shared_nbytes(run: Run) -> int:
     """Bytes of the rotary angles and masks that all blocks read, and of two scalars."""
-    tokens, width = run.recipe.seq_len, run.model.rotary_size if run.model.positions == "rope" else 0
+    tokens, width = run.recipe.seq_len, run.model.rotary_size if run.model.positions.kind == "rope" else 0
     return 4 * (tokens * width + 2 * tokens * tokens) + 8
 
 

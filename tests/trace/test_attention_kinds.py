@@ -14,6 +14,7 @@ from test_closed_form_equals_trace import facts, same_peak, same_totals
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse, rehearse_really
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -29,38 +30,40 @@ def heads(draw: st.DrawFn) -> dict[str, Any]:
     qk_norm = draw(pick(None, "head", "width"))
     odd = (1, 3, 5) if qk_norm is None else (3, 5)  # of a width of one torch leaves out sums that have nothing to sum
     fields: dict[str, Any] = {
-        "n_heads": n_heads,
-        "n_kv_heads": n_heads // shared,
-        "head_dim": draw(pick(2, 4, 6, 16) if positions == "rope" else pick(*odd, 16)),
+        "attention.n_heads": n_heads,
+        "attention.n_kv_heads": n_heads // shared,
+        "attention.head_dim": draw(pick(2, 4, 6, 16) if positions == "rope" else pick(*odd, 16)),
         "positions": positions,
-        "attention_bias": draw(st.booleans()),
-        "attention_output_bias": draw(pick(None, True, False)),
-        "qk_norm": qk_norm,
-        "window": draw(pick(None, 1, 2, 5, 16)),
+        "attention.bias": draw(st.booleans()),
+        "attention.output_bias": draw(pick(None, True, False)),
+        "attention.qk_norm": qk_norm,
+        "attention.window": draw(pick(None, 1, 2, 5, 16)),
     }
     if positions == "rope":
-        fields["rotary_dim"] = draw(st.sampled_from([None, *range(2, fields["head_dim"] + 1, 2)]))
-        fields["rope_interleaved"] = draw(st.booleans())
-        fields["rope_skip_every"] = draw(pick(None, None, 1, 2))
-        fields["rope_factor"] = draw(pick(None, 4.0))
-        fields["rope_scaling"] = draw(pick(None, "llama3", "linear", "yarn"))
-    if fields["window"] is not None:
-        fields["global_every"] = draw(pick(None, 2, 3))
-        fields["rope_local_theta"] = draw(pick(None, 500.0)) if positions == "rope" else None
+        fields["positions.dim"] = draw(st.sampled_from([None, *range(2, fields["attention.head_dim"] + 1, 2)]))
+        fields["positions.interleaved"] = draw(st.booleans())
+        fields["positions.skip_every"] = draw(pick(None, None, 1, 2))
+        scaling = draw(pick(None, "llama3", "linear", "yarn"))
+        if scaling is not None:
+            fields |= {"positions.scaling": scaling, "positions.scaling.factor": 4.0}
+    if fields["attention.window"] is not None:
+        fields["attention.global_every"] = draw(pick(None, 2, 3))
+        fields["positions.local_theta"] = draw(pick(None, 500.0)) if positions == "rope" else None
     return fields
 
 
 def latents(draw: st.DrawFn) -> dict[str, Any]:
     """Latent attention with values narrower than keys, as wide, and wider."""
     return {
-        "n_heads": draw(pick(1, 2, 3)),
-        "kv_rank": draw(pick(2, 5, 16)),
-        "q_rank": draw(pick(None, 2, 7)),
-        "nope_head_dim": draw(pick(1, 4, 6)),
-        "rope_head_dim": draw(pick(2, 4)),
-        "v_head_dim": draw(pick(1, 6, 8, 12)),
-        "attention_bias": draw(st.booleans()),
-        "rope_interleaved": draw(st.booleans()),
+        "attention.n_heads": draw(pick(1, 2, 3)),
+        "attention": "latent",
+        "attention.kv_rank": draw(pick(2, 5, 16)),
+        "attention.q_rank": draw(pick(None, 2, 7)),
+        "attention.nope_head_dim": draw(pick(1, 4, 6)),
+        "attention.rope_head_dim": draw(pick(2, 4)),
+        "attention.v_head_dim": draw(pick(1, 6, 8, 12)),
+        "attention.bias": draw(st.booleans()),
+        "positions.interleaved": draw(st.booleans()),
     }
 
 
@@ -76,16 +79,19 @@ def runs(draw: st.DrawFn) -> Run:
     norm = draw(pick("rmsnorm", "layernorm"))
     seq_len = draw(pick(1, 2, 3, 8, 17))
     micro_batch = draw(pick(1, 2, 3))
-    model = ModelSpec(
-        vocab_size=17,
-        d_model=draw(pick(2, 8, 33)),
-        n_layers=draw(pick(1, 2, 3)),
-        d_ff=7,
-        max_seq_len=seq_len + draw(pick(0, 3)),
-        norm=norm,
-        norm_bias=norm == "layernorm" and draw(st.booleans()),
-        norm_plus_one=norm == "rmsnorm" and draw(st.booleans()),
-        **fields,
+    model = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 17,
+            "d_model": draw(pick(2, 8, 33)),
+            "n_layers": draw(pick(1, 2, 3)),
+            "feed_forward.d_ff": 7,
+            "max_seq_len": seq_len + draw(pick(0, 3)),
+            "norm": norm,
+            "norm.bias": norm == "layernorm" and draw(st.booleans()),
+            "norm.plus_one": norm == "rmsnorm" and draw(st.booleans()),
+            **fields,
+        },
     )
     recipe = Recipe(
         seq_len=seq_len,

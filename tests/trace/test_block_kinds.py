@@ -13,7 +13,9 @@ from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse
-from trainledger.spec.model import ACTIVATIONS, NORM_PLACES, ModelSpec
+from trainledger.spec.feed_forward import ACTIVATIONS
+from trainledger.spec.model import NORM_PLACES, ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.model import model_problems
 from trainledger.spec.run import Run
@@ -28,10 +30,13 @@ def norms(draw: st.DrawFn) -> dict[str, Any]:
     weight = norm == "rmsnorm" or draw(pick(True, True, False))
     block = draw(pick("serial", "serial", "parallel", "parallel-two-norms"))
     return {
-        "norm": norm, "norm_weight": weight, "norm_bias": norm == "layernorm" and weight and draw(st.booleans()),
-        "norm_plus_one": norm == "rmsnorm" and draw(st.booleans()), "block": block,
+        "norm": norm,
+        "norm.weight": weight,
+        "norm.bias": norm == "layernorm" and weight and draw(st.booleans()),
+        "norm.plus_one": norm == "rmsnorm" and draw(st.booleans()),
+        "block": block,
         "norm_place": draw(st.sampled_from(NORM_PLACES)) if block == "serial" else "pre",
-    }  # fmt: skip
+    }
 
 
 @st.composite
@@ -39,31 +44,49 @@ def ends(draw: st.DrawFn) -> dict[str, Any]:
     """What stands before the first block and after the last."""
     positions = draw(pick("rope", "learned", "none"))
     return {
-        "positions": positions, "extra_positions": draw(pick(0, 2)) if positions == "learned" else 0,
-        "embedding_scale": draw(pick(1.0, 5.5)), "embedding_norm": draw(st.booleans()),
-        "vocab_multiple": draw(pick(1, 8, 64)), "head_bias": draw(st.booleans()), "logit_scale": draw(pick(1.0, 0.25)),
-        "logit_softcap": draw(pick(None, 30.0)), "tie_embeddings": draw(st.booleans()),
-    }  # fmt: skip
+        "positions": positions,
+        "positions.extra_rows": draw(pick(0, 2)) if positions == "learned" else None,
+        "embedding_scale": draw(pick(1.0, 5.5)),
+        "embedding_norm": draw(st.booleans()),
+        "vocab_multiple": draw(pick(1, 8, 64)),
+        "head_bias": draw(st.booleans()),
+        "logit_scale": draw(pick(1.0, 0.25)),
+        "logit_softcap": draw(pick(None, 30.0)),
+        "tie_embeddings": draw(st.booleans()),
+    }
 
 
 @st.composite
 def layers(draw: st.DrawFn, positions: str) -> dict[str, Any]:
     """How many layers, and which pattern of positions they have."""
     skipped = draw(pick(None, None, 1, 2, 3)) if positions == "rope" else None
-    return {"n_layers": draw(pick(1, 2, 3, 5, 6)), "rope_skip_every": skipped}
+    return {"n_layers": draw(pick(1, 2, 3, 5, 6)), "positions.skip_every": skipped}
 
 
 @st.composite
 def models(draw: st.DrawFn, seq_len: int) -> ModelSpec:
     gated = draw(st.booleans())
     edges = draw(ends())
-    return ModelSpec(
-        vocab_size=draw(pick(5, 17, 64)), d_model=draw(pick(8, 12, 33)), n_heads=draw(pick(1, 2)),
-        head_dim=draw(pick(2, 4)), d_ff=draw(pick(7, 32)), max_seq_len=seq_len + draw(pick(0, 3)), gated=gated,
-        activation=draw(st.sampled_from([each for each in ACTIVATIONS if gated or each != "clamped_swish"])),
-        attention_bias=draw(st.booleans()), mlp_bias=draw(st.booleans()), **edges, **draw(norms()),
-        **draw(layers(edges["positions"])),
-    )  # fmt: skip
+    return from_fields(
+        ModelSpec,
+        {
+            "vocab_size": draw(pick(5, 17, 64)),
+            "d_model": draw(pick(8, 12, 33)),
+            "attention.n_heads": draw(pick(1, 2)),
+            "attention.head_dim": draw(pick(2, 4)),
+            "feed_forward.d_ff": draw(pick(7, 32)),
+            "max_seq_len": seq_len + draw(pick(0, 3)),
+            "feed_forward.gated": gated,
+            "feed_forward.activation": draw(
+                st.sampled_from([each for each in ACTIVATIONS if gated or each != "clamped_swish"])
+            ),
+            "attention.bias": draw(st.booleans()),
+            "feed_forward.bias": draw(st.booleans()),
+            **edges,
+            **draw(norms()),
+            **draw(layers(edges["positions"])),
+        },
+    )
 
 
 @st.composite

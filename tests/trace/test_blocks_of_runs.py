@@ -48,13 +48,25 @@ def test_what_saves_memory_multiplies(saving: str) -> None:
 
 
 KINDS = {
-    "windows": {"window": 8, "global_every": 3},
-    "dense-then-experts": {"n_experts": 4, "experts_per_token": 2, "expert_d_ff": 32, "n_dense_layers": 3},
-    "every-other-expert": {"n_experts": 4, "experts_per_token": 2, "expert_d_ff": 32, "expert_every": 2},
+    "windows": {"attention.window": 8, "attention.global_every": 3},
+    "dense-then-experts": {
+        "feed_forward": "experts",
+        "feed_forward.n_experts": 4,
+        "feed_forward.per_token": 2,
+        "feed_forward.expert_d_ff": 32,
+        "feed_forward.n_dense_layers": 3,
+    },
+    "every-other-expert": {
+        "feed_forward": "experts",
+        "feed_forward.n_experts": 4,
+        "feed_forward.per_token": 2,
+        "feed_forward.expert_d_ff": 32,
+        "feed_forward.every": 2,
+    },
     "parallel": {"block": "parallel"},
     "sandwich": {"norm_place": "sandwich"},
     "tied": {"tie_embeddings": True},
-    "ahead": {"n_predict_ahead": 1},
+    "ahead": {"n_mtp_layers": 1},
 }
 
 

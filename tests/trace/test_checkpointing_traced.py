@@ -55,7 +55,7 @@ def test_the_core_of_attention(run: Run) -> None:
 def test_gathered_copies_of_parameters_stay_on_the_device(gpt2: bool) -> None:
     run = run_of(gpt2=gpt2, activation_checkpointing="offload", precision="bf16-sharded")
     predicted, _ = same_ledgers(run, in_order=False)
-    weights = 2 * run.model.d_model * run.model.d_ff
+    weights = 2 * run.model.d_model * run.model.feed_forward.d_ff
     assert not any(each.name == "to_host" and each.written == weights for each in predicted)
     assert account(run, backend="cuda").flops > 0
 

@@ -83,7 +83,7 @@ def test_the_same_of_the_two_families() -> None:
 
 
 def test_a_different_model_is_told_apart() -> None:
-    predicted, traced = account(run_of(model={"d_ff": 161})), rehearse(run_of())
+    predicted, traced = account(run_of(model={"feed_forward.d_ff": 161})), rehearse(run_of())
     assert predicted.parameters != traced.parameters
     assert predicted.matmul_flops != traced.matmul_flops
     assert predicted.kept_nbytes != traced.kept_nbytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,9 @@ from test_closed_form_equals_trace import same_operations, same_peak, same_total
 
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse
-from trainledger.spec.model import ROUTERS, ModelSpec
+from trainledger.spec.feed_forward import ROUTER_SCORES as ROUTERS
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -28,24 +29,44 @@ def routers(draw: st.DrawFn) -> dict[str, Any]:
     groups, size = draw(pick((1, 4), (1, 5), (2, 1), (2, 3), (4, 2)))
     top_groups = draw(st.integers(1, groups))
     return {
-        "n_experts": groups * size, "router_groups": groups, "router_top_groups": top_groups,
-        "experts_per_token": draw(st.integers(1, min(3, size * top_groups))), "router": draw(st.sampled_from(ROUTERS)),
-        "router_bias": draw(st.booleans()), "router_normalize": draw(st.booleans()),
-        "router_scale": draw(pick(1.0, 2.5)), "router_correction": draw(st.booleans()),
-    }  # fmt: skip
+        "feed_forward": "experts",
+        "feed_forward.n_experts": groups * size,
+        "feed_forward.router.groups": groups,
+        "feed_forward.router.top_groups": top_groups,
+        "feed_forward.per_token": draw(st.integers(1, min(3, size * top_groups))),
+        "feed_forward.router.scores": draw(st.sampled_from(ROUTERS)),
+        "feed_forward.router.bias": draw(st.booleans()),
+        "feed_forward.router.normalize": draw(st.booleans()),
+        "feed_forward.router.scale": draw(pick(1.0, 2.5)),
+        "feed_forward.router.correction": draw(st.booleans()),
+    }
 
 
 @st.composite
 def models(draw: st.DrawFn, seq_len: int) -> ModelSpec:
     gated, shared, n_layers = draw(st.booleans()), draw(pick(0, 0, 1, 2)), draw(pick(1, 1, 2, 3))
-    return ModelSpec(
-        vocab_size=draw(pick(5, 17)), d_model=draw(pick(6, 8, 16)), n_heads=2, head_dim=4, d_ff=draw(pick(7, 16)),
-        n_layers=n_layers, max_seq_len=seq_len, gated=gated, mlp_bias=draw(st.booleans()),
-        activation=draw(pick("silu", "clamped_swish") if gated else pick("gelu", "relu2")),
-        expert_d_ff=draw(pick(None, 3, 8)), n_shared_experts=shared,
-        shared_expert_gate=shared > 0 and draw(st.booleans()), n_dense_layers=draw(pick(0, 0, 1, n_layers)),
-        expert_every=draw(pick(1, 1, 2)), tie_embeddings=draw(st.booleans()), **draw(routers()),
-    )  # fmt: skip
+    return from_fields(
+        ModelSpec,
+        {
+            "vocab_size": draw(pick(5, 17)),
+            "d_model": draw(pick(6, 8, 16)),
+            "attention.n_heads": 2,
+            "attention.head_dim": 4,
+            "feed_forward.d_ff": draw(pick(7, 16)),
+            "n_layers": n_layers,
+            "max_seq_len": seq_len,
+            "feed_forward.gated": gated,
+            "feed_forward.bias": draw(st.booleans()),
+            "feed_forward.activation": draw(pick("silu", "clamped_swish") if gated else pick("gelu", "relu2")),
+            "feed_forward.expert_d_ff": draw(pick(None, 3, 8)),
+            "feed_forward.n_shared": shared,
+            "feed_forward.shared_gate": shared > 0 and draw(st.booleans()),
+            "feed_forward.n_dense_layers": draw(pick(0, 0, 1, n_layers)),
+            "feed_forward.every": draw(pick(1, 1, 2)),
+            "tie_embeddings": draw(st.booleans()),
+            **draw(routers()),
+        },
+    )
 
 
 @st.composite
@@ -60,7 +81,7 @@ def runs(draw: st.DrawFn) -> Run:
         load_balance_loss=draw(pick(0.0, 0.01)), optimizer=draw(pick("sgd", "adamw")),
         optimizer_loop=draw(pick("fused", "loop")), grad_clip=draw(pick(None, 1.0)),
     )  # fmt: skip
-    return Run(model=replace(draw(models(seq_len)), n_predict_ahead=ahead), recipe=recipe)
+    return Run(model=with_fields(draw(models(seq_len)), {"n_mtp_layers": ahead}), recipe=recipe)
 
 
 @settings(
@@ -84,11 +105,27 @@ def test_experts_are_traced_as_they_are_accounted_for(run: Run) -> None:
     [("mm", "grouped_mm"), ("_scaled_mm",), ("_scaled_mm", "mm", "grouped_mm", "attention"), ("matmuls", "_scaled_mm")],
 )
 def test_products_of_experts_and_in_8_bits_may_be_kept(precision: str, keep: tuple[str, ...]) -> None:
-    model = ModelSpec(
-        vocab_size=32, d_model=32, n_heads=2, head_dim=16, d_ff=32, n_layers=2, max_seq_len=16, gated=True,
-        norm="rmsnorm", positions="rope", activation="silu", n_experts=4, experts_per_token=2, expert_d_ff=16,
-        n_dense_layers=1,
-    )  # fmt: skip
+    model = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 32,
+            "d_model": 32,
+            "attention.n_heads": 2,
+            "attention.head_dim": 16,
+            "feed_forward.d_ff": 32,
+            "n_layers": 2,
+            "max_seq_len": 16,
+            "feed_forward.gated": True,
+            "norm": "rmsnorm",
+            "positions": "rope",
+            "feed_forward.activation": "silu",
+            "feed_forward": "experts",
+            "feed_forward.n_experts": 4,
+            "feed_forward.per_token": 2,
+            "feed_forward.expert_d_ff": 16,
+            "feed_forward.n_dense_layers": 1,
+        },
+    )
     recipe = Recipe(
         seq_len=16, global_batch=2, micro_batch=2, steps=3, precision=precision, recompute_keep=keep,
         activation_checkpointing="selective",
@@ -105,11 +142,26 @@ def test_products_of_experts_and_in_8_bits_may_be_kept(precision: str, keep: tup
 @pytest.mark.parametrize("layers", [2, 4])
 def test_two_rounds_of_recomputed_blocks_before_modules_ahead(layers: int) -> None:
     """The first round's input is read again by the module, the last one's result is kept: no round is left between."""
-    spec = ModelSpec(
-        vocab_size=64, d_model=32, n_layers=layers, n_heads=2, d_ff=64, max_seq_len=32, norm="rmsnorm",
-        norm_bias=False, activation="silu", gated=True, positions="rope", attention_bias=False, mlp_bias=False,
-        n_predict_ahead=1, tie_embeddings=True,
-    )  # fmt: skip
+    spec = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 64,
+            "d_model": 32,
+            "n_layers": layers,
+            "attention.n_heads": 2,
+            "feed_forward.d_ff": 64,
+            "max_seq_len": 32,
+            "norm": "rmsnorm",
+            "norm.bias": False,
+            "feed_forward.activation": "silu",
+            "feed_forward.gated": True,
+            "positions": "rope",
+            "attention.bias": False,
+            "feed_forward.bias": False,
+            "n_mtp_layers": 1,
+            "tie_embeddings": True,
+        },
+    )
     recipe = Recipe(
         seq_len=16, global_batch=2, steps=3, precision="bf16", master_weights=True, activation_checkpointing="full",
         recompute_every=layers // 2,

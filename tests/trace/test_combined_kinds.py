@@ -11,6 +11,7 @@ from test_block_kinds import runs, same_step
 
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse
+from trainledger.spec.parts import with_fields
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
@@ -24,15 +25,22 @@ def combined(draw: st.DrawFn) -> Run:
     model, more = run.model, {}
     if draw(st.booleans()):
         more |= {
-            "n_experts": 4, "n_dense_layers": draw(st.integers(0, model.n_layers)),
-            "expert_every": draw(st.integers(1, 3)), "n_shared_experts": draw(st.integers(0, 1)),
-        }  # fmt: skip
+            "feed_forward": "experts",
+            "feed_forward.n_experts": 4,
+            "feed_forward.n_dense_layers": draw(st.integers(0, model.n_layers)),
+            "feed_forward.every": draw(st.integers(1, 3)),
+            "feed_forward.n_shared": draw(st.integers(0, 1)),
+        }
     if draw(st.booleans()):
-        theta = 100.0 if model.positions == "rope" else None
-        more |= {"window": 2, "global_every": draw(st.sampled_from([None, 2, 3])), "rope_local_theta": theta}
+        theta = 100.0 if model.positions.kind == "rope" else None
+        more |= {
+            "attention.window": 2,
+            "attention.global_every": draw(st.sampled_from([None, 2, 3])),
+            "positions.local_theta": theta,
+        }
     if draw(st.booleans()):
-        more["n_predict_ahead"] = draw(st.integers(1, 2))
-    return replace(run, model=replace(model, **more))
+        more["n_mtp_layers"] = draw(st.integers(1, 2))
+    return replace(run, model=with_fields(model, more))
 
 
 @settings(

@@ -48,45 +48,54 @@ def test_kept_and_peak_are_those_of_the_compiled_step(case: Case) -> None:
 
 LLAMA, GPT2 = (run_of_ours(each) for each in CASES[::4])
 LATENT = {
-    "kv_rank": 64,
-    "nope_head_dim": 32,
-    "rope_head_dim": 16,
-    "v_head_dim": 32,
-    "n_kv_heads": None,
-    "head_dim": None,
+    "attention": "latent",
+    "attention.kv_rank": 64,
+    "attention.nope_head_dim": 32,
+    "attention.rope_head_dim": 16,
+    "attention.v_head_dim": 32,
+    "attention.n_kv_heads": None,
+    "attention.head_dim": None,
 }
-EXPERTS = {"n_experts": 4, "experts_per_token": 2}
+EXPERTS = {"feed_forward": "experts", "feed_forward.n_experts": 4, "feed_forward.per_token": 2}
 KINDS: dict[str, tuple[Run, dict[str, Any], dict[str, Any]]] = {
-    "grouped queries": (LLAMA, {"n_kv_heads": 2}, {}),
-    "normed heads": (LLAMA, {"qk_norm": "head"}, {}),
-    "normed width": (LLAMA, {"qk_norm": "width"}, {}),
-    "norm plus one, sandwich": (LLAMA, {"norm_plus_one": True, "norm_place": "sandwich"}, {}),
+    "grouped queries": (LLAMA, {"attention.n_kv_heads": 2}, {}),
+    "normed heads": (LLAMA, {"attention.qk_norm": "head"}, {}),
+    "normed width": (LLAMA, {"attention.qk_norm": "width"}, {}),
+    "norm plus one, sandwich": (LLAMA, {"norm.plus_one": True, "norm_place": "sandwich"}, {}),
     "norms behind the branches": (LLAMA, {"norm_place": "post"}, {}),
     "norms on the sums": (GPT2, {"norm_place": "after-add"}, {}),
-    "biases": (LLAMA, {"attention_bias": True, "mlp_bias": True}, {}),
-    "layer norm and a gate": (GPT2, {"gated": True, "activation": "gelu"}, {}),
-    "squared relu": (LLAMA, {"gated": False, "activation": "relu2"}, {}),
-    "relu": (GPT2, {"activation": "relu"}, {}),
-    "neighbours turned": (LLAMA, {"rope_interleaved": True}, {}),
-    "window": (LLAMA, {"window": 32, "global_every": 2}, {}),
-    "attention written out": (LLAMA, {"n_kv_heads": 2}, {"attention": "math"}),
-    "capped scores": (LLAMA, {"attention_softcap": 30.0}, {"attention": "math"}),
-    "sinks": (LLAMA, {"attention_sinks": True}, {"attention": "math"}),
+    "biases": (LLAMA, {"attention.bias": True, "feed_forward.bias": True}, {}),
+    "layer norm and a gate": (GPT2, {"feed_forward.gated": True, "feed_forward.activation": "gelu"}, {}),
+    "squared relu": (LLAMA, {"feed_forward.gated": False, "feed_forward.activation": "relu2"}, {}),
+    "relu": (GPT2, {"feed_forward.activation": "relu"}, {}),
+    "neighbours turned": (LLAMA, {"positions.interleaved": True}, {}),
+    "attention.window": (LLAMA, {"attention.window": 32, "attention.global_every": 2}, {}),
+    "attention written out": (LLAMA, {"attention.n_kv_heads": 2}, {"attention": "math"}),
+    "capped scores": (LLAMA, {"attention.softcap": 30.0}, {"attention": "math"}),
+    "sinks": (LLAMA, {"attention.sinks": True}, {"attention": "math"}),
     "dropout": (GPT2, {}, {"dropout": 0.1}),
     "alibi": (GPT2, {"positions": "alibi"}, {}),
     "segments": (LLAMA, {"n_layers": 4}, {"activation_checkpointing": "segments"}),
     "every other block": (LLAMA, {"n_layers": 4}, {"activation_checkpointing": "full", "recompute_every": 2}),
     "seven blocks": (GPT2, {"n_layers": 7}, {}),
     "latent attention": (LLAMA, LATENT, {}),
-    "latent attention, wide values": (LLAMA, {**LATENT, "v_head_dim": 48, "q_rank": 96}, {}),
+    "latent attention, wide values": (LLAMA, {**LATENT, "attention.v_head_dim": 48, "attention.q_rank": 96}, {}),
     "experts": (LLAMA, EXPERTS, {}),
     "experts with places": (LLAMA, EXPERTS, {"expert_dispatch": "capacity"}),
     "experts in balance": (LLAMA, EXPERTS, {"load_balance_loss": 0.01}),
-    "experts with biases": (LLAMA, {**EXPERTS, "mlp_bias": True}, {}),
+    "experts with biases": (LLAMA, {**EXPERTS, "feed_forward.bias": True}, {}),
     "experts behind a dense layer, latent attention": (
-        LLAMA, {**LATENT, **EXPERTS, "n_shared_experts": 1, "n_dense_layers": 1, "router": "sigmoid"}, {},
+        LLAMA,
+        {
+            **LATENT,
+            **EXPERTS,
+            "feed_forward.n_shared": 1,
+            "feed_forward.n_dense_layers": 1,
+            "feed_forward.router.scores": "sigmoid",
+        },
+        {},
     ),
-}  # fmt: skip
+}
 QUICK = [("latent attention, wide values", "bf16-mixed", "none"), ("experts in balance", "bf16-mixed", "none")]
 
 

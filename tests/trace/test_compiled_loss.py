@@ -96,7 +96,7 @@ HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "softcap and scale": ({"logit_softcap": 5.0, "logit_scale": 0.5}, {}),
     "two sequences": ({}, {"global_batch": 2}),
     "odd": ({}, {"seq_len": 63, "global_batch": 3}),
-    "multi-token prediction": ({"n_predict_ahead": 1}, {}),
+    "multi-token prediction": ({"n_mtp_layers": 1}, {}),
     "blocks run again": ({}, {"activation_checkpointing": "full"}),
 }
 

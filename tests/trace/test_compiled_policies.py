@@ -16,6 +16,7 @@ from compiled_cases import Case, closed_form, measured, run_of_ours, traced
 from test_compiled_closed_form import KINDS, compiled_step
 
 from trainledger.ledger.step import account
+from trainledger.spec.parts import with_fields
 from trainledger.spec.run import Run
 
 torch.set_num_threads(1)
@@ -65,15 +66,15 @@ def test_a_model_that_is_compiled_whole_runs_as_the_trace_says(model: str) -> No
 PRECISIONS = ("fp32", "bf16", "bf16-mixed")
 WIDER = {"norms on the sums": 0.12}
 POLICIES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "attention": ("llama", {"n_kv_heads": 2}, ("attention",)),
+    "attention": ("llama", {"attention.n_kv_heads": 2}, ("attention",)),
     "attention, gpt2": ("gpt", {}, ("attention",)),
     "products": ("llama", {}, ("mm", "attention")),
     "products with biases": ("gpt", {}, ("mm", "addmm", "attention")),
     "nothing": ("llama", {}, ()),
     "nothing, gpt2": ("gpt", {}, ()),
-    "gated, with biases": ("gpt", {"gated": True, "activation": "gelu"}, ("matmuls",)),
+    "gated, with biases": ("gpt", {"feed_forward.gated": True, "feed_forward.activation": "gelu"}, ("matmuls",)),
     "parallel": ("gpt", {"block": "parallel"}, ("matmuls",)),
-    "clamped": ("llama", {"activation": "clamped_swish", "mlp_bias": True}, ("matmuls",)),
+    "clamped": ("llama", {"feed_forward.activation": "clamped_swish", "feed_forward.bias": True}, ("matmuls",)),
 }
 
 
@@ -93,7 +94,7 @@ def agree(run: Run, precision: str, near: float, **recipe: Any) -> None:
 )
 def test_other_blocks_keep_the_same(kind: str, precision: str) -> None:
     run, model, recipe = KINDS[kind]
-    agree(replace(run, model=replace(run.model, **model)), precision, WIDER.get(kind, 0.05), **recipe)
+    agree(replace(run, model=with_fields(run.model, model)), precision, WIDER.get(kind, 0.05), **recipe)
 
 
 @pytest.mark.slow
@@ -102,7 +103,7 @@ def test_other_blocks_keep_the_same(kind: str, precision: str) -> None:
 def test_other_policies_keep_the_same(policy: str, precision: str) -> None:
     name, model, keep = POLICIES[policy]
     run = run_of_ours(replace(SMALL, model=name))
-    agree(replace(run, model=replace(run.model, **model)), precision, 0.05, recompute_keep=keep)
+    agree(replace(run, model=with_fields(run.model, model)), precision, 0.05, recompute_keep=keep)
 
 
 @pytest.mark.slow

@@ -39,13 +39,13 @@ def runs(draw: st.DrawFn) -> Run:
     """Models whose other operations are the same on CPUs and accelerators: layer norms, a loop as optimizer."""
     masked = draw(st.booleans())
     heads = draw(pick(1, 2, 4))
-    fields: dict[str, Any] = {"n_heads": heads, "positions": draw(pick("learned", "rope", "none"))}
+    fields: dict[str, Any] = {"attention.n_heads": heads, "positions": draw(pick("learned", "rope", "none"))}
     if masked:
-        fields["window"] = draw(pick(None, 1, 4))
-        if fields["window"] is None:
+        fields["attention.window"] = draw(pick(None, 1, 4))
+        if fields["attention.window"] is None:
             fields["positions"] = "alibi"
     else:
-        fields["n_kv_heads"] = draw(pick(1, heads))
+        fields["attention.n_kv_heads"] = draw(pick(1, heads))
     seq_len = draw(pick(5, 32, 33))
     return run_of(
         gpt2=True, seq_len=seq_len, model={"max_seq_len": 40, **fields}, precision="bf16-mixed", optimizer="sgd",
@@ -67,7 +67,9 @@ def test_the_account_of_an_accelerator_is_the_trace_of_its_kernels(run: Run) -> 
     assert len(ours) == len(theirs)
     assert predicted.kept_nbytes == traced.kept_nbytes
     spec, T = run.model, run.recipe.seq_len
-    shared = 2 * spec.n_heads * T * T + 2 * 2 * T * (spec.head_size // 2)  # masks and angles, which loops cannot place
+    shared = 2 * spec.attention.n_heads * T * T + 2 * 2 * T * (
+        spec.head_size // 2
+    )  # masks and angles, which loops cannot place
     for mine_now, other_now in zip(live_nbytes(predicted), live_nbytes(traced), strict=True):
         assert abs(mine_now - other_now) <= shared
 
@@ -83,9 +85,15 @@ def as_on_hopper(
 @pytest.mark.parametrize("kv_heads", [1, 4])
 def test_the_account_of_cudnn_is_the_trace_of_its_kernel(kv_heads: int) -> None:
     run = run_of(
-        gpt2=True, seq_len=32, model={"max_seq_len": 40, "n_heads": 4, "n_kv_heads": kv_heads}, optimizer="sgd",
-        precision="bf16-mixed", optimizer_loop="loop", grad_clip=None, global_batch=3,
-    )  # fmt: skip
+        gpt2=True,
+        seq_len=32,
+        model={"max_seq_len": 40, "attention.n_heads": 4, "attention.n_kv_heads": kv_heads},
+        optimizer="sgd",
+        precision="bf16-mixed",
+        optimizer_loop="loop",
+        grad_clip=None,
+        global_batch=3,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "scaled_dot_product_attention", as_on_hopper)
         traced = unrolled(rehearse(run))
@@ -94,7 +102,7 @@ def test_the_account_of_cudnn_is_the_trace_of_its_kernel(kv_heads: int) -> None:
 
 
 def test_cudnn_takes_a_mask_where_a_window_needs_one() -> None:
-    run = run_of(gpt2=True, model={"window": 4}, precision="bf16-mixed")
+    run = run_of(gpt2=True, model={"attention.window": 4}, precision="bf16-mixed")
     ledger = account(replace(run, recipe=replace(run.recipe, attention="cudnn")), backend="cuda")
     found = {(each.name, each.shape[-1]) for each in ledger if each.kind == "attention" and each.phase == "forward"}
     assert found == {("_scaled_dot_product_cudnn_attention", 0)}

@@ -45,17 +45,20 @@ def runs(draw: st.DrawFn) -> Run:
     attention = draw(pick("sdpa", "sdpa", "math"))
     heads = draw(pick(1, 2, 4))
     fields: dict[str, Any] = {
-        "n_heads": heads, "positions": draw(pick("rope", "learned", "none")), "gated": draw(st.booleans()),
-        "norm_bias": not llama and draw(st.booleans()), "qk_norm": draw(pick(None, None, "head")),
-    }  # fmt: skip
-    fields["window"] = draw(pick(None, None, 4))
+        "attention.n_heads": heads,
+        "positions": draw(pick("rope", "learned", "none")),
+        "feed_forward.gated": draw(st.booleans()),
+        "norm.bias": not llama and draw(st.booleans()),
+        "attention.qk_norm": draw(pick(None, None, "head")),
+    }
+    fields["attention.window"] = draw(pick(None, None, 4))
     # The kernel for fp32 and for masks has no heads that queries share, so the engine would copy them.
-    shared = attention == "math" or (precision != "fp32" and fields["window"] is None)
-    fields["n_kv_heads"] = draw(pick(1, heads)) if shared else heads
+    shared = attention == "math" or (precision != "fp32" and fields["attention.window"] is None)
+    fields["attention.n_kv_heads"] = draw(pick(1, heads)) if shared else heads
     optimizer = draw(pick("adamw", "sgd", "momentum"))
     return run_of(
-        gpt2=not llama, seq_len=draw(pick(8, 32) if fields["window"] else pick(5, 8, 32)),
-        model={"max_seq_len": 40, "head_dim": 16, **fields},
+        gpt2=not llama, seq_len=draw(pick(8, 32) if fields["attention.window"] else pick(5, 8, 32)),
+        model={"max_seq_len": 40, "attention.head_dim": 16, **fields},
         precision=precision, attention=attention, optimizer=optimizer, global_batch=draw(pick(1, 3)),
         optimizer_loop=draw(pick(*IMPLEMENTATIONS[optimizer])), grad_clip=draw(pick(None, 1.0)),
         activation_checkpointing=draw(pick("none", "full")), dropout=draw(pick(0.0, 0.0, 0.1)),

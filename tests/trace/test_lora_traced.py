@@ -77,9 +77,9 @@ def test_sizes_as_arrays_and_the_work_does_not_grow_with_layers() -> None:
     few, many = (account(run_of(model={"n_layers": each}, lora_rank=2, base_format="nf4")) for each in (9, 900))
     assert len(few) == len(many)
     widths = numpy.array([64, 128])
-    both = account(run_of(model={"d_ff": widths}, lora_rank=2, base_format="nf4"))
+    both = account(run_of(model={"feed_forward.d_ff": widths}, lora_rank=2, base_format="nf4"))
     for at, each in enumerate(widths):
-        one = account(run_of(model={"d_ff": int(each)}, lora_rank=2, base_format="nf4"))
+        one = account(run_of(model={"feed_forward.d_ff": int(each)}, lora_rank=2, base_format="nf4"))
         assert both.total("flops")[at] == one.total("flops")
         assert dict(both.resident)["frozen weights"][at] == dict(one.resident)["frozen weights"]
 

@@ -32,6 +32,7 @@ from trainledger.measure.step import rehearse, rehearse_really
 from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import ACCOUNTED_ONLY, IMPLEMENTATIONS, OPTIMIZERS
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.recipe import recipe_problems
@@ -57,15 +58,29 @@ def built(optimizer: str) -> list[str]:
 def models(draw: st.DrawFn) -> ModelSpec:
     """Models with parameters of every kind: matrices tall and wide, vectors, stacks of experts and their biases."""
     parts: dict[str, Any] = dict(draw(pick(LLAMA, GPT2)))
-    parts["mlp_bias"] = draw(st.booleans())
+    parts["feed_forward.bias"] = draw(st.booleans())
     if draw(st.booleans()):
-        parts |= {"n_experts": draw(pick(2, 3)), "router_bias": draw(st.booleans()), "n_dense_layers": draw(pick(0, 1))}
-        parts |= {"n_shared_experts": draw(pick(0, 1))}
-    return ModelSpec(
-        vocab_size=draw(pick(5, 64, 301)), d_model=draw(pick(8, 33, 64)), n_layers=draw(pick(1, 2, 3)),
-        n_heads=2, head_dim=draw(pick(2, 16)), d_ff=draw(pick(7, 65, 100)), max_seq_len=8,
-        tie_embeddings=draw(st.booleans()), **parts,
-    )  # fmt: skip
+        parts |= {
+            "feed_forward": "experts",
+            "feed_forward.n_experts": draw(pick(2, 3)),
+            "feed_forward.router.bias": draw(st.booleans()),
+            "feed_forward.n_dense_layers": draw(pick(0, 1)),
+        }
+        parts |= {"feed_forward.n_shared": draw(pick(0, 1))}
+    return from_fields(
+        ModelSpec,
+        {
+            "vocab_size": draw(pick(5, 64, 301)),
+            "d_model": draw(pick(8, 33, 64)),
+            "n_layers": draw(pick(1, 2, 3)),
+            "attention.n_heads": 2,
+            "attention.head_dim": draw(pick(2, 16)),
+            "feed_forward.d_ff": draw(pick(7, 65, 100)),
+            "max_seq_len": 8,
+            "tie_embeddings": draw(st.booleans()),
+            **parts,
+        },
+    )
 
 
 @st.composite
@@ -174,7 +189,7 @@ def parameters_alone(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_whole_step_with_each_optimizer(optimizer: str) -> None:
     for loop in built(optimizer):
-        run = run_of(optimizer=optimizer, optimizer_loop=loop, model={"d_model": 24, "head_dim": 6})
+        run = run_of(optimizer=optimizer, optimizer_loop=loop, model={"d_model": 24, "attention.head_dim": 6})
         predicted, traced = account(run), rehearse(run)
         same_totals(predicted, traced)
         same_operations(predicted, traced, run)
@@ -190,8 +205,15 @@ def test_fake_steps_are_real_ones(optimizer: str) -> None:
 
 
 def test_muon_and_the_engine_choose_the_same_matrices() -> None:
-    moe = {"n_experts": 4, "router_bias": True, "mlp_bias": True, "activation": "silu", "gated": True}
-    for spec in (run_of().model, run_of(gpt2=True).model, replace(run_of().model, **moe)):
+    moe = {
+        "feed_forward": "experts",
+        "feed_forward.n_experts": 4,
+        "feed_forward.router.bias": True,
+        "feed_forward.bias": True,
+        "feed_forward.activation": "silu",
+        "feed_forward.gated": True,
+    }
+    for spec in (run_of().model, run_of(gpt2=True).model, with_fields(run_of().model, moe)):
         leaves = leaves_of(spec, run_of().recipe)
         ours = {leaf.path for pattern, _ in leaves.in_order() for leaf in pattern if leaf_for_muon(leaf)}
         with FakeTensorMode():

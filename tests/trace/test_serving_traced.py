@@ -15,6 +15,7 @@ from trainledger.ledger.serving.serve import account_serving
 from trainledger.nn.cache import Cache
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.spec.serving import Serving
@@ -23,21 +24,41 @@ from trainledger.trace.recorder.recorder import Recorder
 pytestmark = pytest.mark.agreement
 
 torch.set_num_threads(1)
-SIZES = {"vocab_size": 31, "d_model": 32, "n_layers": 3, "n_heads": 4, "d_ff": 48, "max_seq_len": 24}
-LATENT = {"kv_rank": 12, "q_rank": 10, "nope_head_dim": 6, "rope_head_dim": 4, "v_head_dim": 8}
+SIZES = {
+    "vocab_size": 31,
+    "d_model": 32,
+    "n_layers": 3,
+    "attention.n_heads": 4,
+    "feed_forward.d_ff": 48,
+    "max_seq_len": 24,
+}
+LATENT = {
+    "attention": "latent",
+    "attention.kv_rank": 12,
+    "attention.q_rank": 10,
+    "attention.nope_head_dim": 6,
+    "attention.rope_head_dim": 4,
+    "attention.v_head_dim": 8,
+}
 KINDS = {
     "multi-head": {},
-    "grouped": {"n_kv_heads": 2, "qk_norm": "head", "attention_bias": True},
-    "multi-query": {"n_kv_heads": 1, "block": "parallel", "rotary_dim": 4},
+    "grouped": {"attention.n_kv_heads": 2, "attention.qk_norm": "head", "attention.bias": True},
+    "multi-query": {"attention.n_kv_heads": 1, "block": "parallel", "positions.dim": 4},
     "latent": LATENT,
-    "latent without query rank": LATENT | {"q_rank": None, "rope_interleaved": True},
-    "window": {"window": 5},
-    "local and global": {"window": 5, "global_every": 2, "rope_local_theta": 100.0},
-    "capped": {"attention_softcap": 5.0, "logit_softcap": 5.0, "window": 7, "global_every": 3},
-    "sinks": {"attention_sinks": True, "n_kv_heads": 2},
+    "latent without query rank": LATENT | {"attention.q_rank": None, "positions.interleaved": True},
+    "attention.window": {"attention.window": 5},
+    "local and global": {"attention.window": 5, "attention.global_every": 2, "positions.local_theta": 100.0},
+    "capped": {"attention.softcap": 5.0, "logit_softcap": 5.0, "attention.window": 7, "attention.global_every": 3},
+    "sinks": {"attention.sinks": True, "attention.n_kv_heads": 2},
     "alibi": {"positions": "alibi"},
-    "learned": {"positions": "learned", "norm": "layernorm", "norm_bias": True, "tie_embeddings": True},
-    "experts": {"n_experts": 4, "experts_per_token": 2, "n_shared_experts": 1, "n_dense_layers": 1},
+    "learned": {"positions": "learned", "norm": "layernorm", "norm.bias": True, "tie_embeddings": True},
+    "experts": {
+        "feed_forward": "experts",
+        "feed_forward.n_experts": 4,
+        "feed_forward.per_token": 2,
+        "feed_forward.n_shared": 1,
+        "feed_forward.n_dense_layers": 1,
+    },
 }
 
 
@@ -81,7 +102,7 @@ def moved(ledger: Ledger) -> Iterator[tuple[object, ...]]:
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize(("dtype", "compute"), [(torch.float32, "fp32"), (torch.bfloat16, "bf16")])
 def test_operation_by_operation(kind, phase, dtype, compute):
-    spec = ModelSpec(**SIZES | KINDS[kind])
+    spec = from_fields(ModelSpec, SIZES | KINDS[kind])
     for B, context in ((3, 17),) if compute == "fp32" else ((2, 4),):
         theirs, ours = traced(spec, B, context, phase, dtype), closed_form(spec, B, context, phase, compute)
         assert theirs.uncounted == ()

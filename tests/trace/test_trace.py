@@ -111,7 +111,14 @@ def test_peak_and_flops_of_a_transformers_model(monkeypatch: pytest.MonkeyPatch)
     ledger = trace(model, {"input_ids": ids, "labels": ids}, optimizer=optimizer)
     assert ledger.uncounted == ()
     assert ledger.tokens == 4 * 128
-    sizes = {"vocab_size": 512, "d_model": 128, "d_ff": 256, "n_layers": 3, "n_heads": 4, "max_seq_len": 256}
+    sizes = {
+        "vocab_size": 512,
+        "d_model": 128,
+        "feed_forward.d_ff": 256,
+        "n_layers": 3,
+        "attention.n_heads": 4,
+        "max_seq_len": 256,
+    }
     ours = account(run_of(model=sizes, seq_len=128))
     assert ledger.parameters == ours.parameters
     assert ledger.model_flops == ours.model_flops

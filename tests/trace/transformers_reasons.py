@@ -26,7 +26,7 @@ class Reason:
 
 def angles(c: Comparison) -> int:
     """Cosines and sines for every pair of dims, twice each but where the type has them once."""
-    if c.spec.positions != "rope" or c.kind == "gptj":
+    if c.spec.positions.kind != "rope" or c.kind == "gptj":
         return 0
     copies = 1 if c.kind in ("gpt_oss", "deepseek_v2") else 2
     return len(rotary_modules(c.spec)) * copies * c.T * c.spec.rotary_size * NUMBER
@@ -51,24 +51,24 @@ def masks_of_layers(c: Comparison) -> int:
 
 def repeated_heads(c: Comparison) -> int:
     """Keys and values, for each query head instead of each of their own."""
-    return 2 * windows(c) * (c.spec.n_heads - c.spec.kv_heads) * c.B * c.T * c.spec.head_size * NUMBER
+    return 2 * windows(c) * (c.spec.attention.n_heads - c.spec.kv_heads) * c.B * c.T * c.spec.head_size * NUMBER
 
 
 def copied_mixtures(c: Comparison) -> int:
     """The kernel's output once more."""
     copied = c.kind in ("gpt_neox", "phi", "phi3")
-    return c.spec.n_layers * c.B * c.T * c.spec.n_heads * c.spec.head_size * NUMBER if copied else 0
+    return c.spec.n_layers * c.B * c.T * c.spec.attention.n_heads * c.spec.head_size * NUMBER if copied else 0
 
 
 def whole_projections(c: Comparison) -> int:
     """Queries and keys as they were before rotation."""
     whole = c.kind == "gpt_neox"
-    return 2 * c.spec.n_layers * c.B * c.T * c.spec.n_heads * c.spec.head_size * NUMBER if whole else 0
+    return 2 * c.spec.n_layers * c.B * c.T * c.spec.attention.n_heads * c.spec.head_size * NUMBER if whole else 0
 
 
 def places_of_highest(c: Comparison) -> int:
     """An index for each query of each head."""
-    return c.spec.n_layers * c.B * c.spec.n_heads * c.T * INDEX if c.kind == "gpt_oss" else 0
+    return c.spec.n_layers * c.B * c.spec.attention.n_heads * c.T * INDEX if c.kind == "gpt_oss" else 0
 
 
 def index_tensors(c: Comparison) -> int:
@@ -83,7 +83,7 @@ def bool_masks(c: Comparison) -> int:
 
 def written_out_gelu(c: Comparison) -> int:
     """Four tensors as wide as the MLP instead of one."""
-    return 3 * c.spec.n_layers * c.B * c.T * c.spec.d_ff * NUMBER if c.activation == "gelu_new" else 0
+    return 3 * c.spec.n_layers * c.B * c.T * c.spec.feed_forward.d_ff * NUMBER if c.activation == "gelu_new" else 0
 
 
 def position_ids(c: Comparison) -> int:
@@ -96,7 +96,9 @@ def routing(c: Comparison) -> int:
     sparse = sum(kind_of(c.spec, each).experts for each in range(c.spec.n_layers))
     if not sparse:
         return 0
-    return sparse * (c.spec.experts_per_token * c.B * c.T * INDEX - c.spec.n_experts * (INDEX - 4))
+    if c.spec.experts is None:
+        return 0
+    return sparse * (c.spec.experts.per_token * c.B * c.T * INDEX - c.spec.experts.n_experts * (INDEX - 4))
 
 
 REASONS = (

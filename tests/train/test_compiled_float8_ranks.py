@@ -26,7 +26,7 @@ CASES: dict[str, Case] = {
     "fsdp": ({"shard": 2}, {}, TENSORWISE),
     "fsdp, checkpointed": ({"shard": 2}, {}, {**AGAIN, **TENSORWISE}),
     "fsdp, selective": ({"shard": 2}, {}, {**SELECTIVE, **TENSORWISE}),
-    "fsdp, selective, rows": ({"shard": 2}, {"n_kv_heads": 2}, {**SELECTIVE, **ROWWISE}),
+    "fsdp, selective, rows": ({"shard": 2}, {"attention.n_kv_heads": 2}, {**SELECTIVE, **ROWWISE}),
     "ddp": ({"replicate": 2}, {}, {"precision": "fp8-tensorwise"}),
 }
 

@@ -37,8 +37,14 @@ pytestmark = pytest.mark.skipif(
 WITNESS = Path(__file__).with_name("compiled_rank.py")
 LAYERS = {name: value for name, value in GPT2.items() if name not in LLAMA}
 SIZES: dict[str, Any] = {
-    "d_model": 128, "d_ff": 384, "vocab_size": 256, "n_heads": 4, "n_kv_heads": 4, "n_layers": 3, "max_seq_len": 128,
-}  # fmt: skip
+    "d_model": 128,
+    "feed_forward.d_ff": 384,
+    "vocab_size": 256,
+    "attention.n_heads": 4,
+    "attention.n_kv_heads": 4,
+    "n_layers": 3,
+    "max_seq_len": 128,
+}
 RECIPE: dict[str, Any] = {"seq_len": 128, "global_batch": 8, "micro_batch": 4, "compile": True}
 AGAIN, SELECTIVE, MIXED, SHARDED = (
     {"activation_checkpointing": "full"},
@@ -46,19 +52,31 @@ AGAIN, SELECTIVE, MIXED, SHARDED = (
     {"precision": "bf16-mixed"},
     {"precision": "bf16-sharded"},
 )
-LATENT = {"kv_rank": 64, "nope_head_dim": 32, "rope_head_dim": 16, "v_head_dim": 32, "n_kv_heads": None}
-EXPERTS = {"n_experts": 4, "experts_per_token": 2, "expert_d_ff": 192}
+LATENT = {
+    "attention": "latent",
+    "attention.kv_rank": 64,
+    "attention.nope_head_dim": 32,
+    "attention.rope_head_dim": 16,
+    "attention.v_head_dim": 32,
+    "attention.n_kv_heads": None,
+}
+EXPERTS = {
+    "feed_forward": "experts",
+    "feed_forward.n_experts": 4,
+    "feed_forward.per_token": 2,
+    "feed_forward.expert_d_ff": 192,
+}
 SEQUENCE = {"tensor": 2, "sequence_parallel": True}
 QUICK: dict[str, Case] = {
     "fsdp": ({"shard": 2}, {}, {}),
     "fsdp, shards in bf16, checkpointed": ({"shard": 2}, {}, {**AGAIN, **SHARDED}),
     "fsdp x tensor": ({"shard": 2, **SEQUENCE}, {}, SHARDED),
-    "fsdp, selective": ({"shard": 2}, {"n_kv_heads": 2}, {**SELECTIVE, **SHARDED}),
+    "fsdp, selective": ({"shard": 2}, {"attention.n_kv_heads": 2}, {**SELECTIVE, **SHARDED}),
     "fsdp, the loss too": ({"shard": 2}, {"vocab_size": 8192}, {**SELECTIVE, **SHARDED, "loss": "compiled"}),
-    "fsdp, latent attention and experts": ({"shard": 2}, {**LATENT, **EXPERTS, "n_shared_experts": 1}, SHARDED),
+    "fsdp, latent attention and experts": ({"shard": 2}, {**LATENT, **EXPERTS, "feed_forward.n_shared": 1}, SHARDED),
 }
 MORE: dict[str, Case] = {
-    "fsdp, latent attention": ({"shard": 2}, {**LATENT, "q_rank": 96}, {}),
+    "fsdp, latent attention": ({"shard": 2}, {**LATENT, "attention.q_rank": 96}, {}),
     "fsdp, latent attention, selective": ({"shard": 2}, LATENT, {**SELECTIVE, **SHARDED}),
     "ddp, latent attention, checkpointed": ({"replicate": 2}, LATENT, {**AGAIN, **MIXED}),
     "fsdp, experts, two micro-batches": ({"shard": 2}, EXPERTS, {"global_batch": 16}),
@@ -68,7 +86,11 @@ MORE: dict[str, Case] = {
     "fsdp, every other block": ({"shard": 2}, {"n_layers": 4}, {**AGAIN, "recompute_every": 2}),
     "fsdp, bf16": ({"shard": 2}, {}, MIXED),
     "fsdp, bf16, checkpointed": ({"shard": 2}, {}, {**AGAIN, **MIXED}),
-    "fsdp, odd sizes": ({"shard": 2}, {"d_ff": 385, "vocab_size": 97, "d_model": 129, "head_dim": 32}, {}),
+    "fsdp, odd sizes": (
+        {"shard": 2},
+        {"feed_forward.d_ff": 385, "vocab_size": 97, "d_model": 129, "attention.head_dim": 32},
+        {},
+    ),
     "fsdp over a thousand": ({"shard": 1024}, {}, {"global_batch": 1024, "micro_batch": 1}),
     "fsdp, two micro-batches": ({"shard": 2}, {}, {"global_batch": 16}),
     "hybrid": ({"shard": 2, "replicate": 2}, {}, {"global_batch": 16}),
@@ -80,11 +102,11 @@ MORE: dict[str, Case] = {
     "tensor and sequence, one sequence": (SEQUENCE, {}, {"micro_batch": 1, "global_batch": 2}),
     "tensor, gpt2": ({"tensor": 2}, LAYERS, {}),
     "tensor and sequence, bf16": (SEQUENCE, {}, MIXED),
-    "tensor, normed heads": ({"tensor": 2}, {"qk_norm": "head"}, {}),
-    "tensor and sequence, sandwich": (SEQUENCE, {"norm_place": "sandwich", "norm_plus_one": True}, {}),
-    "tensor and sequence, relu": (SEQUENCE, {**LAYERS, "activation": "relu"}, {}),
+    "tensor, normed heads": ({"tensor": 2}, {"attention.qk_norm": "head"}, {}),
+    "tensor and sequence, sandwich": (SEQUENCE, {"norm_place": "sandwich", "norm.plus_one": True}, {}),
+    "tensor and sequence, relu": (SEQUENCE, {**LAYERS, "feed_forward.activation": "relu"}, {}),
     "tensor, parallel branches": ({"tensor": 2}, {**LAYERS, "block": "parallel"}, {}),
-    "tensor, attention written out": ({"tensor": 2}, {"n_kv_heads": 2}, {"attention": "math"}),
+    "tensor, attention written out": ({"tensor": 2}, {"attention.n_kv_heads": 2}, {"attention": "math"}),
     "tensor over four": ({"tensor": 4}, {}, {}),
     "fsdp, selective, fp32": ({"shard": 2}, {}, SELECTIVE),
     "fsdp, selective, bf16": ({"shard": 2}, {}, {**SELECTIVE, **MIXED}),
@@ -96,13 +118,15 @@ MORE: dict[str, Case] = {
     "hybrid, selective": ({"shard": 2, "replicate": 2}, {}, {**SELECTIVE, "global_batch": 16}),
     "ddp, the loss too": ({"replicate": 2}, {"vocab_size": 8192}, {**MIXED, "loss": "compiled"}),
     "hybrid, the loss too, two micro-batches": (
-        {"shard": 2, "replicate": 2}, {"vocab_size": 8192}, {"loss": "compiled", "global_batch": 32},
+        {"shard": 2, "replicate": 2},
+        {"vocab_size": 8192},
+        {"loss": "compiled", "global_batch": 32},
     ),
     "ddp, selective": ({"replicate": 2}, {}, {**SELECTIVE, **MIXED}),
     "tensor, selective": ({"tensor": 2}, {}, SELECTIVE),
     "tensor and sequence, selective": (SEQUENCE, {}, SELECTIVE),
     "fsdp x tensor, selective": ({"shard": 2, **SEQUENCE}, {}, {**SELECTIVE, **SHARDED}),
-}  # fmt: skip
+}
 # Gradients of expert weights are cast in kernels together with others where a CPU's compiler joins their loops.
 EXPERTS_AGAIN: dict[str, Case] = {
     "fsdp, experts, checkpointed": ({"shard": 2}, EXPERTS, {**AGAIN, **SHARDED}),
@@ -226,7 +250,7 @@ class Stage(nn.Module):
         y_BTD = run_layers(list(model.layers), shared, first.pop(), model.spec, model.checkpointing)
         if not self.chunk.ends:
             return y_BTD
-        assert model.norm is not None
+        assert model.norm.kind is not None
         of_logits = compiled_loss() if self.loss == "compiled" else next_token_loss
         return of_logits(model.lm_head(model.norm(y_BTD)), targets_BT)
 

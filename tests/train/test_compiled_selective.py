@@ -15,11 +15,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 from trainledger.train.precision import refuse
 
-SPEC = ModelSpec(vocab_size=64, d_model=32, n_layers=4, n_heads=2, d_ff=64, max_seq_len=16)
+SPEC = from_fields(
+    ModelSpec,
+    {
+        "vocab_size": 64,
+        "d_model": 32,
+        "n_layers": 4,
+        "attention.n_heads": 2,
+        "feed_forward.d_ff": 64,
+        "max_seq_len": 16,
+    },
+)
 RECIPE = Recipe(seq_len=16, global_batch=2, steps=1, compile=True, activation_checkpointing="selective")
 IDS, TARGETS = (torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(each)) for each in (1, 2))
 

@@ -80,8 +80,8 @@ def test_an_unfinished_run_asks_for_resume(tmp_path: Path) -> None:
 def test_another_run_file_is_refused_field_by_field(tmp_path: Path) -> None:
     train(tiny_run(), tmp_path, open_feed=CountingFeed)
     with pytest.raises(InvalidInput) as caught:
-        train(tiny_run({"d_ff": 64}, learning_rate=0.5), tmp_path, open_feed=CountingFeed, resume=True)
-    assert [each.field for each in caught.value.problems] == ["model.d_ff", "recipe.learning_rate"]
+        train(tiny_run({"feed_forward.d_ff": 64}, learning_rate=0.5), tmp_path, open_feed=CountingFeed, resume=True)
+    assert [each.field for each in caught.value.problems] == ["model.feed_forward.d_ff", "recipe.learning_rate"]
     assert "recipe.learning_rate = 0.5" in str(caught.value)
     assert "0.01" in str(caught.value)
 

@@ -27,8 +27,13 @@ from trainledger.train.parallel import finish_gradients
 from trainledger.train.step import optimizer_step
 
 WIDE: dict[str, Any] = {
-    "d_model": 1024, "d_ff": 4096, "vocab_size": 8192, "n_heads": 16, "n_kv_heads": 8, "n_layers": 3,
-}  # fmt: skip
+    "d_model": 1024,
+    "feed_forward.d_ff": 4096,
+    "vocab_size": 8192,
+    "attention.n_heads": 16,
+    "attention.n_kv_heads": 8,
+    "n_layers": 3,
+}
 THOUSAND: dict[str, Case] = {
     "fsdp": ({"shard": 1024}, WIDE, {"global_batch": 2048, "micro_batch": 1}),
     "fsdp x tensor": ({"shard": 128, "tensor": 8, "sequence_parallel": True}, WIDE, {"global_batch": 256}),

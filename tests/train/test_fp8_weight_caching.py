@@ -26,6 +26,7 @@ from trainledger.nn.float8 import Float8Linear
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -183,10 +184,19 @@ def spread(draw: st.DrawFn) -> Run:
     tensor, pipeline = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2, 4]))
     shard, zero = draw(st.sampled_from([(1, 3), (4, 1), (4, 2)]))
     interleaved = pipeline > 1 and draw(st.booleans())
-    spec = ModelSpec(
-        vocab_size=64, d_model=64, n_layers=8, n_heads=4, n_kv_heads=2, d_ff=96, max_seq_len=32,
-        n_experts=draw(st.sampled_from([None, 4])), experts_per_token=2,
-    )  # fmt: skip
+    spec = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 64,
+            "d_model": 64,
+            "n_layers": 8,
+            "attention.n_heads": 4,
+            "attention.n_kv_heads": 2,
+            "feed_forward.d_ff": 96,
+            "max_seq_len": 32,
+            **draw(st.sampled_from([{}, {"feed_forward": "experts", "feed_forward.n_experts": 4}])),
+        },
+    )
     layout = Layout(
         tensor=tensor, pipeline=pipeline, shard=shard, zero=zero,
         schedule="interleaved" if interleaved else "1f1b", virtual_stages=2 if interleaved else 1,
@@ -205,8 +215,10 @@ def test_ranks_hold_two_bytes_for_each_weight_of_a_linear_layer_and_cast_it_once
     assert not list(run_problems(run))
     plain = replace(run, recipe=replace(run.recipe, fp8_weight_caching=False))
     spec, layout, block = run.model, run.layout, run.recipe.precision == "fp8-block"
-    mlp = 3 * spec.d_model * spec.d_ff
-    mlp = mlp if spec.n_experts is None else spec.n_experts * mlp if block else 0  # else products of experts in bf16
+    mlp = 3 * spec.d_model * spec.feed_forward.d_ff
+    mlp = (
+        mlp if spec.experts is None else spec.experts.n_experts * mlp if block else 0
+    )  # else products of experts in bf16
     weights = (2 * spec.d_model**2 + 2 * spec.d_model * spec.kv_heads * spec.head_size + mlp) // layout.tensor
     layers = spec.n_layers // layout.pipeline
     for one, other in zip(accounts(run), accounts(plain), strict=True):

@@ -18,18 +18,36 @@ from trainledger.ledger.ranks import accounts
 from trainledger.spec.run import Run
 
 LLAMA: dict[str, Any] = {
-    "vocab_size": 96, "d_model": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "d_ff": 80, "max_seq_len": 16,
-}  # fmt: skip
+    "vocab_size": 96,
+    "d_model": 32,
+    "n_layers": 3,
+    "attention.n_heads": 4,
+    "attention.n_kv_heads": 2,
+    "feed_forward.d_ff": 80,
+    "max_seq_len": 16,
+}
 GPT2: dict[str, Any] = {
-    **LLAMA, "n_kv_heads": 4, "norm": "layernorm", "norm_bias": True, "activation": "gelu_tanh", "gated": False,
-    "positions": "learned", "attention_bias": True, "mlp_bias": True, "tie_embeddings": True,
-}  # fmt: skip
+    **LLAMA,
+    "attention.n_kv_heads": 4,
+    "norm": "layernorm",
+    "norm.bias": True,
+    "feed_forward.activation": "gelu_tanh",
+    "feed_forward.gated": False,
+    "positions": "learned",
+    "attention.bias": True,
+    "feed_forward.bias": True,
+    "tie_embeddings": True,
+}
 RECIPE: dict[str, Any] = {"seq_len": 16, "global_batch": 8, "micro_batch": 2, "steps": 3}
 WITNESS = Path(__file__).with_name("rank_witness.py")
 
 TWO = {
     "fsdp": ({"shard": 2}, {}, {}),
-    "fsdp, odd sizes": ({"shard": 2}, {"d_ff": 81, "vocab_size": 97, "d_model": 33, "head_dim": 8}, {}),
+    "fsdp, odd sizes": (
+        {"shard": 2},
+        {"feed_forward.d_ff": 81, "vocab_size": 97, "d_model": 33, "attention.head_dim": 8},
+        {},
+    ),
     "fsdp, kept": ({"shard": 2, "reshard_after_forward": False}, GPT2, {}),
     "tensor": ({"tensor": 2}, {}, {}),
     "tensor and sequence": ({"tensor": 2, "sequence_parallel": True}, {}, {"micro_batch": 4}),
@@ -45,38 +63,61 @@ TWO_MORE = {
     "tensor, gpt2": ({"tensor": 2}, GPT2, {}),
     "tensor and sequence, gpt2": ({"tensor": 2, "sequence_parallel": True}, GPT2, {}),
     "gathered again, gpt2": ({"tensor": 2, "sequence_parallel": True, "sequence_gather": "again"}, GPT2, {}),
-    "tensor, normed heads": ({"tensor": 2}, {"qk_norm": "head"}, {}),
+    "tensor, normed heads": ({"tensor": 2}, {"attention.qk_norm": "head"}, {}),
     "fsdp, chunked loss": ({"shard": 2}, {}, {"loss": "chunked", "loss_chunks": 4}),
     "fsdp, shards in bf16": ({"shard": 2}, {}, {"precision": "bf16-sharded"}),
-    "fsdp, experts": ({"shard": 2}, {"n_experts": 4, "experts_per_token": 2, "expert_d_ff": 16}, {}),
+    "fsdp, experts": (
+        {"shard": 2},
+        {
+            "feed_forward": "experts",
+            "feed_forward.n_experts": 4,
+            "feed_forward.per_token": 2,
+            "feed_forward.expert_d_ff": 16,
+        },
+        {},
+    ),
     "fsdp, kept, fp8 of shards in bf16": (
         {"shard": 2, "reshard_after_forward": False},
         GPT2,
         {"precision": "fp8-tensorwise-sharded"},
     ),
     "fsdp, fp8": ({"shard": 2}, {}, {"precision": "fp8-tensorwise", "activation_checkpointing": "full"}),
-    "tensor, fp8": ({"tensor": 2}, {"d_ff": 96, "head_dim": 16}, {"precision": "fp8-tensorwise"}),
+    "tensor, fp8": (
+        {"tensor": 2},
+        {"feed_forward.d_ff": 96, "attention.head_dim": 16},
+        {"precision": "fp8-tensorwise"},
+    ),
     "tensor and sequence, gpt2, fp8": (
         {"tensor": 2, "sequence_parallel": True},
-        {**GPT2, "d_ff": 96, "head_dim": 16},
+        {**GPT2, "feed_forward.d_ff": 96, "attention.head_dim": 16},
         {"precision": "fp8-tensorwise"},
     ),
     "tensor, bf16": ({"tensor": 2}, {}, {"precision": "bf16-mixed"}),
-    "ddp, large": ({"replicate": 2}, {"d_model": 512, "d_ff": 2048, "n_layers": 4}, {"global_batch": 4}),
+    "ddp, large": ({"replicate": 2}, {"d_model": 512, "feed_forward.d_ff": 2048, "n_layers": 4}, {"global_batch": 4}),
 }
 FOUR = {
     "fsdp x tensor": ({"shard": 2, "tensor": 2, "sequence_parallel": True}, {}, {}),
     "hybrid": ({"shard": 2, "replicate": 2}, {}, {"global_batch": 8}),
     "fsdp over four, odd sizes": (
-        {"shard": 4}, {"d_ff": 81, "vocab_size": 97, "d_model": 33, "n_heads": 3, "head_dim": 6, "n_kv_heads": 3}, {},
+        {"shard": 4},
+        {
+            "feed_forward.d_ff": 81,
+            "vocab_size": 97,
+            "d_model": 33,
+            "attention.n_heads": 3,
+            "attention.head_dim": 6,
+            "attention.n_kv_heads": 3,
+        },
+        {},
     ),
     "fsdp x tensor, fp8 of shards in bf16": (
-        {"shard": 2, "tensor": 2, "sequence_parallel": True}, {"d_ff": 96, "head_dim": 16},
+        {"shard": 2, "tensor": 2, "sequence_parallel": True},
+        {"feed_forward.d_ff": 96, "attention.head_dim": 16},
         {"precision": "fp8-tensorwise-sharded"},
     ),
     "hybrid, fp8 of shards in bf16": ({"shard": 2, "replicate": 2}, {}, {"precision": "fp8-tensorwise-sharded"}),
     "tensor over four": ({"tensor": 4}, {**GPT2}, {}),
-}  # fmt: skip
+}
 
 Case = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
@@ -146,7 +187,7 @@ def test_four_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_first_of_many_ranks(tmp_path: Path) -> None:
-    sizes = {"d_model": 256, "d_ff": 512, "vocab_size": 1024, "n_kv_heads": 4, "n_layers": 4}
+    sizes = {"d_model": 256, "feed_forward.d_ff": 512, "vocab_size": 1024, "attention.n_kv_heads": 4, "n_layers": 4}
     layout = {"replicate": 2, "shard": 16, "tensor": 4, "sequence_parallel": True}
     case: Case = (layout, sizes, {"global_batch": 64, "micro_batch": 1})
     (ranks,) = run_for_real({"many": case}, 128, tmp_path, fake=True).values()

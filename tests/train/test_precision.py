@@ -169,10 +169,13 @@ def test_formats_that_do_not_go_together(fields: dict[str, Any], sentence: str) 
 
 
 def test_8_bit_products_need_sizes_that_they_can_tile() -> None:
-    problems = [str(each) for each in run_problems(tiny_run({"d_ff": 50, "head_dim": 6}, precision="fp8-rowwise"))]
+    problems = [
+        str(each)
+        for each in run_problems(tiny_run({"feed_forward.d_ff": 50, "attention.head_dim": 6}, precision="fp8-rowwise"))
+    ]
     assert problems == [
-        "model.d_ff = 50: products in 8 bits take multiples of 16; nearest that works: 64",
-        "model.head_dim = 6: products in 8 bits take multiples of 16, and n_heads x head_dim is 24; "
+        "model.feed_forward.d_ff = 50: products in 8 bits take multiples of 16; nearest that works: 64",
+        "model.attention.head_dim = 6: products in 8 bits take multiples of 16, and n_heads x head_dim is 24; "
         "nearest that works: 16",
     ]
 

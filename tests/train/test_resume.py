@@ -59,9 +59,18 @@ CASES: dict[str, dict[str, Any]] = {
     "math attention": {"attention": "math", "schedule": "wsd"},
     "no clipping, evaluated at every step": {"grad_clip": None, "eval_every": 1},
     "tied": {"model": {"tie_embeddings": True}},
-    "gpt": {"model": {"norm": "layernorm", "norm_bias": True, "positions": "learned", "gated": False,
-                      "activation": "gelu", "attention_bias": True, "mlp_bias": True}},
-}  # fmt: skip
+    "gpt": {
+        "model": {
+            "norm": "layernorm",
+            "norm.bias": True,
+            "positions": "learned",
+            "feed_forward.gated": False,
+            "feed_forward.activation": "gelu",
+            "attention.bias": True,
+            "feed_forward.bias": True,
+        }
+    },
+}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -18,8 +18,8 @@ name = "small"
 vocab_size = 257
 d_model = 32
 n_layers = 1
-n_heads = 2
-d_ff = 64
+attention.n_heads = 2
+feed_forward.d_ff = 64
 max_seq_len = 32
 [recipe]
 seq_len = 32
@@ -127,7 +127,7 @@ def test_train_where_standard_error_is_closed(run_file: Path) -> None:
 def test_a_model_larger_than_the_machine_is_refused_before_it_is_built(
     run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wide = ["--set", "model.d_model=32768", "--set", "model.n_layers=200", "--set", "model.d_ff=131072"]
+    wide = ["--set", "model.d_model=32768", "--set", "model.n_layers=200", "--set", "model.feed_forward.d_ff=131072"]
     for verb in (["train"], ["measure", "step"]):
         assert main([*verb, str(run_file), *wide]) == 2
         said = capsys.readouterr().err

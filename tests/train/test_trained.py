@@ -19,6 +19,7 @@ from trainledger.cli import main
 from trainledger.data.tokenizer import ByteTokenizer
 from trainledger.nn.init import initialize
 from trainledger.nn.transformer import Transformer
+from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.runfile import parse, to_toml
 from trainledger.train import checkpoint
@@ -26,12 +27,20 @@ from trainledger.train.engine import train
 from trainledger.train.metrics import read as read_metrics
 from trainledger.train.trained import byte_level, load_trained, write_start
 
-RUN = parse({
-    "model": {
-        "vocab_size": 260, "d_model": 16, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_ff": 24, "max_seq_len": 32,
-    },
-    "recipe": {"seq_len": 16, "global_batch": 2, "steps": 4},
-})  # fmt: skip
+RUN = parse(
+    {
+        "model": {
+            "vocab_size": 260,
+            "d_model": 16,
+            "n_layers": 2,
+            "attention.n_heads": 4,
+            "attention.n_kv_heads": 2,
+            "feed_forward.d_ff": 24,
+            "max_seq_len": 32,
+        },
+        "recipe": {"seq_len": 16, "global_batch": 2, "steps": 4},
+    }
+)
 
 
 @pytest.fixture
@@ -92,7 +101,9 @@ def test_what_holds_no_model_is_said(run_dir, tmp_path):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_start_holds_the_spec_and_the_weights(tied, tmp_path):
-    model = model_of(3, replace(RUN.model, tie_embeddings=tied, rope_factor=2.0, norm_eps=1e-6))
+    model = model_of(
+        3, with_fields(RUN.model, {"tie_embeddings": tied, "positions.scaling.factor": 2.0, "norm.eps": 1e-6})
+    )
     write_start(model, tmp_path / "start")
     found = load_trained(tmp_path / "start", hush)
     assert found.model.spec == model.spec
@@ -260,15 +271,15 @@ def test_weights_that_do_not_fit_a_run_are_sentences(imported, tmp_path):
     with pytest.raises(
         InvalidInput, match=r"does not fit the run's model:\n.*mlp\.gate_proj\.weight: has shape"
     ) as caught:
-        train(tiny_run({"d_ff": 64}, initial_weights=str(start)), tmp_path / "a", open_feed=CountingFeed)
+        train(tiny_run({"feed_forward.d_ff": 64}, initial_weights=str(start)), tmp_path / "a", open_feed=CountingFeed)
     assert "recipe.initial_weights" in str(caught.value)
     for wrong, rule in ((tmp_path / "absent", "is not a directory"), (tmp_path / "hf", "trainledger import")):
         with pytest.raises(InvalidInput, match=f"initial_weights:\n.*{rule}"):
             train(tiny_run(initial_weights=str(wrong)), tmp_path / "b", open_feed=CountingFeed)
     said = []
-    train(tiny_run({"rope_theta": 500.0}, initial_weights=str(start)), tmp_path / "c", open_feed=CountingFeed,
+    train(tiny_run({"positions.theta": 500.0}, initial_weights=str(start)), tmp_path / "c", open_feed=CountingFeed,
           say=said.append)  # fmt: skip
-    assert said == [f"{start / 'model.safetensors'}: made with model.rope_theta = 10000.0, goes on with 500.0"]
+    assert said == [f"{start / 'model.safetensors'}: made with model.positions.theta = 10000.0, goes on with 500.0"]
 
 
 def test_a_begun_run_is_not_resumed_on_other_initial_weights(imported, tmp_path):

@@ -10,12 +10,24 @@ import numpy as np
 import torch
 
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.train.seeds import derive
 from trainledger.train.step import Batch
 
-TINY = ModelSpec(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=48, max_seq_len=16)
+TINY = from_fields(
+    ModelSpec,
+    {
+        "vocab_size": 64,
+        "d_model": 32,
+        "n_layers": 2,
+        "attention.n_heads": 4,
+        "attention.n_kv_heads": 2,
+        "feed_forward.d_ff": 48,
+        "max_seq_len": 16,
+    },
+)
 SHORT = Recipe(
     seq_len=16, global_batch=4, steps=6, learning_rate=1e-2, warmup_steps=2, checkpoint_every=2, eval_every=3,
     eval_sequences=4, keep_last=3,

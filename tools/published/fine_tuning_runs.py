@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from published_case import Case, Extra, Row, Source
 
 from trainledger import catalog
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.units import GIB
@@ -57,15 +56,32 @@ def _chunks(tokens: int) -> int:
 
 def litgpt_case(row: Row) -> Case:
     llama = "Llama2" in row["model_family"]
-    model = ModelSpec(
-        vocab_size=int(row["vocab"]), d_model=int(row["d_model"]), n_layers=int(row["n_layers"]),
-        n_heads=int(row["n_heads"]), d_ff=int(row["d_ff"]), max_seq_len=4096,
-    )  # fmt: skip
+    model = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": int(row["vocab"]),
+            "d_model": int(row["d_model"]),
+            "n_layers": int(row["n_layers"]),
+            "attention.n_heads": int(row["n_heads"]),
+            "feed_forward.d_ff": int(row["d_ff"]),
+            "max_seq_len": 4096,
+        },
+    )
     if not llama:
-        model = replace(
-            model, norm="layernorm", norm_bias=True, activation="gelu_tanh", gated=False, mlp_bias=True,
-            attention_bias=True, block="parallel", rotary_dim=32, head_bias=True,
-        )  # fmt: skip
+        model = with_fields(
+            model,
+            {
+                "norm": "layernorm",
+                "norm.bias": True,
+                "feed_forward.activation": "gelu_tanh",
+                "feed_forward.gated": False,
+                "feed_forward.bias": True,
+                "attention.bias": True,
+                "block": "parallel",
+                "positions.dim": 32,
+                "head_bias": True,
+            },
+        )
     length, batch = int(row["seq_len"]), int(row["micro_batch_per_device"])
     recipe = Recipe(
         seq_len=length, micro_batch=batch, global_batch=int(row["global_batch_seqs"]), steps=1, precision="bf16",
@@ -83,7 +99,9 @@ def _frozen_inputs(run: Run) -> tuple[Extra, ...]:
     if recipe.base_format is None:
         return ()
     norms = 2 if model.block == "serial" else 1
-    width = (norms + 1) * model.d_model + model.d_ff  # of queries, keys, values; of the output; of the MLP's two ends
+    width = (
+        norms + 1
+    ) * model.d_model + model.feed_forward.d_ff  # of queries, keys, values; of the output; of the MLP's two ends
     tokens = run.device_batch * recipe.seq_len
     why = "bitsandbytes 0.41, MatMul4Bit.forward: ctx.tensors = (A, B)"
     return (Extra("inputs of frozen 4-bit products", 2 * tokens * width * model.n_layers, why),)
@@ -91,11 +109,19 @@ def _frozen_inputs(run: Run) -> tuple[Extra, ...]:
 
 def qwen_case(row: Row) -> Case:
     devices, full = int(row["n_devices"]), "Full" in row["model_family"]
-    model = ModelSpec(
-        vocab_size=int(row["vocab"]), d_model=int(row["d_model"]), n_layers=int(row["n_layers"]),
-        n_heads=int(row["n_heads"]), d_ff=int(row["d_ff"]), max_seq_len=8192, attention_bias=True,
-        attention_output_bias=False,
-    )  # fmt: skip
+    model = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": int(row["vocab"]),
+            "d_model": int(row["d_model"]),
+            "n_layers": int(row["n_layers"]),
+            "attention.n_heads": int(row["n_heads"]),
+            "feed_forward.d_ff": int(row["d_ff"]),
+            "max_seq_len": 8192,
+            "attention.bias": True,
+            "attention.output_bias": False,
+        },
+    )
     base = "nf4" if "Q-LoRA" in row["model_family"] else None
     method = {"master_weights": True} if full else {"lora_rank": 64, "lora_dropout": 0.05, "base_format": base}
     recipe = Recipe(

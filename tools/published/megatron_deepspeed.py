@@ -9,6 +9,7 @@ from trainledger.ledger.ranks import RankAccount
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.units import MIB
@@ -80,7 +81,7 @@ def _deepspeed_extras(run: Run, rank: RankAccount, peak_nbytes: int, *, low_grad
         why = "runtime/pipe/engine.py runs forward on a clone of pipe_buffers['inputs']"
         found.append(Extra("clones of received inputs", int(rank.in_flight) * activation, why))
     embedding = model.padded_vocab * model.d_model // layout.tensor
-    matrix = model.d_ff * model.d_model // layout.tensor
+    matrix = model.feed_forward.d_ff * model.d_model // layout.tensor
     if low_gradients:
         why = (
             "runtime/bf16_optimizer.py adds them to the fp32 ones after a stage's backward and lets them go before the "
@@ -154,12 +155,27 @@ def megatron_case(row: Row) -> Case:
     tensor, stages = int(row["tp"]), int(row["pp"])
     data = int(row["n_devices"]) // (tensor * stages)
     batch = int(row["micro_batch_per_device"])
-    model = ModelSpec(
-        vocab_size=int(row["vocab"]), vocab_multiple=1 if chronicles else 128 * tensor, d_model=int(row["d_model"]),
-        n_layers=int(row["n_layers"]), n_heads=int(row["n_heads"]), d_ff=int(row["d_ff"]), max_seq_len=2048,
-        norm="layernorm", norm_bias=True, activation="gelu_tanh", gated=False, mlp_bias=True, attention_bias=True,
-        positions="none" if chronicles else "learned", tie_embeddings=True, embedding_norm=True,
-    )  # fmt: skip
+    model = from_fields(
+        ModelSpec,
+        {
+            "vocab_size": int(row["vocab"]),
+            "vocab_multiple": 1 if chronicles else 128 * tensor,
+            "d_model": int(row["d_model"]),
+            "n_layers": int(row["n_layers"]),
+            "attention.n_heads": int(row["n_heads"]),
+            "feed_forward.d_ff": int(row["d_ff"]),
+            "max_seq_len": 2048,
+            "norm": "layernorm",
+            "norm.bias": True,
+            "feed_forward.activation": "gelu_tanh",
+            "feed_forward.gated": False,
+            "feed_forward.bias": True,
+            "attention.bias": True,
+            "positions": "none" if chronicles else "learned",
+            "tie_embeddings": True,
+            "embedding_norm": True,
+        },
+    )
     wide = row["precision"] == "bf16" and "02-28" in row["notes"]
     recipe = Recipe(
         seq_len=2048, micro_batch=batch, steps=1, precision=row["precision"], master_weights=True,

@@ -14,6 +14,7 @@ from trainledger.ledger.ranks import RankAccount
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
@@ -81,7 +82,7 @@ def labels_beside(rows: list[Row]) -> Iterator[Case]:
     row = next(each for each in rows if each["id"] == "R0051")
     labels = ("1", "", "R0051"), ("2", "OOM, by the notes of R0051", "R0051 with 2 sequences")
     for batch, notes, title in labels:
-        model = ModelSpec(**catalog.model("llama-2-70b"))
+        model = from_fields(ModelSpec, catalog.model("llama-2-70b"))
         recipe = Recipe(
             seq_len=4096, micro_batch=int(batch), global_batch=64 * int(batch), steps=1, precision="bf16-sharded",
             attention="flash", activation_checkpointing="selective",

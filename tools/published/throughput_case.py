@@ -17,6 +17,7 @@ from trainledger import catalog
 from trainledger.spec.cluster import Cluster, Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
@@ -109,7 +110,7 @@ def from_palm_flops(row: Row, run: Run) -> float:
     from trainledger.ledger.model.parameters import parameters
 
     model, recipe = run.model, run.recipe
-    heads = model.n_heads * model.head_size
+    heads = model.attention.n_heads * model.head_size
     per_token = 6 * parameters(model).total + 12 * model.n_layers * heads * recipe.seq_len
     rate = float(row["measured_tflops_per_device"]) * 1e12 * float(run.layout.devices)
     return float(per_token) * recipe.tokens_per_step / rate
@@ -137,19 +138,34 @@ def case(
 def gpt(row: Row, **others: Any) -> ModelSpec:
     """A GPT with the sizes of a row: layer norms, GELU, biases, learned positions, tied embeddings."""
     fields = {
-        "vocab_size": int(row["vocab"] or 51200), "d_model": int(row["d_model"]), "n_layers": int(row["n_layers"]),
-        "n_heads": int(row["n_heads"]), "d_ff": int(row["d_ff"]), "max_seq_len": int(row["seq_len"] or 2048),
-        "norm": "layernorm", "norm_bias": True, "activation": "gelu_tanh", "gated": False, "mlp_bias": True,
-        "attention_bias": True, "positions": "learned", "tie_embeddings": True,
-    }  # fmt: skip
-    return ModelSpec(**{**fields, **others})
+        "vocab_size": int(row["vocab"] or 51200),
+        "d_model": int(row["d_model"]),
+        "n_layers": int(row["n_layers"]),
+        "attention.n_heads": int(row["n_heads"]),
+        "feed_forward.d_ff": int(row["d_ff"]),
+        "max_seq_len": int(row["seq_len"] or 2048),
+        "norm": "layernorm",
+        "norm.bias": True,
+        "feed_forward.activation": "gelu_tanh",
+        "feed_forward.gated": False,
+        "feed_forward.bias": True,
+        "attention.bias": True,
+        "positions": "learned",
+        "tie_embeddings": True,
+    }
+    return from_fields(ModelSpec, {**fields, **others})
 
 
 def llama(row: Row, **others: Any) -> ModelSpec:
     """A Llama with the sizes of a row."""
     fields = {
-        "vocab_size": int(row["vocab"]), "d_model": int(row["d_model"]), "n_layers": int(row["n_layers"]),
-        "n_heads": int(row["n_heads"]), "n_kv_heads": int(row["n_kv_heads"]), "d_ff": int(row["d_ff"]),
-        "max_seq_len": int(row["seq_len"] or 2048), "tie_embeddings": row["tied"] == "1",
-    }  # fmt: skip
-    return ModelSpec(**{**fields, **others})
+        "vocab_size": int(row["vocab"]),
+        "d_model": int(row["d_model"]),
+        "n_layers": int(row["n_layers"]),
+        "attention.n_heads": int(row["n_heads"]),
+        "attention.n_kv_heads": int(row["n_kv_heads"]),
+        "feed_forward.d_ff": int(row["d_ff"]),
+        "max_seq_len": int(row["seq_len"] or 2048),
+        "tie_embeddings": row["tied"] == "1",
+    }
+    return from_fields(ModelSpec, {**fields, **others})

@@ -20,6 +20,7 @@ from trainledger.predict.predict import predict, step_waterfall
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.units import SECONDS_PER_HOUR
@@ -102,7 +103,7 @@ def _meta(row: Row) -> tuple[Run, str]:
     words = "InfiniBand or RoCE of 200 Gb/s for each GPU"
     if first:
         words += "; xformers' attention told as `efficient`"
-    model = llama({**told, "n_heads": row["n_heads"] or "64"})
+    model = llama({**told, "attention.n_heads": row["n_heads"] or "64"})
     run = _run(row, model, recipe, layout, A100_80, network)
     if size == "34B":
         words += "; limited to 350 W (Llama 2's table 2; the others had 400 W)"
@@ -139,7 +140,7 @@ def _llama_3(row: Row) -> tuple[Run, str]:
 
 
 def _phi(row: Row) -> tuple[Run, str]:
-    model = gpt(row, block="parallel", positions="rope", rotary_dim=32, tie_embeddings=False, head_bias=True)
+    model = gpt(row, block="parallel", positions="rope", tie_embeddings=False, head_bias=True, **{"positions.dim": 32})
     recipe = _recipe(row, 2048, 8, 1536, compile=True)
     run = _run(row, model, recipe, Layout(shard=96, zero=1), A100_80, "hdr")
     return run, "ZeRO-1 over 96 devices, 3M tokens in a step, FlashAttention-2, no recomputation, fused kernels"
@@ -170,8 +171,17 @@ def _bloomberg(row: Row) -> tuple[Run, str]:
 
 
 def _mpt(row: Row) -> tuple[Run, str]:
-    sizes = {"vocab": "50432", "d_model": "4096", "n_layers": "32", "n_heads": "32", "d_ff": "16384", "seq_len": "2048"}
-    model = gpt({**row, **sizes}, positions="alibi", mlp_bias=False, attention_bias=False, norm_bias=False)
+    sizes = {
+        "vocab": "50432",
+        "d_model": "4096",
+        "n_layers": "32",
+        "attention.n_heads": "32",
+        "feed_forward.d_ff": "16384",
+        "seq_len": "2048",
+    }
+    model = gpt(
+        {**row, **sizes}, positions="alibi", **{"feed_forward.bias": False, "attention.bias": False, "norm.bias": False}
+    )
     recipe = _recipe(row, 2048, 2, 1760, attention="efficient")
     run = _run(row, model, recipe, Layout(shard=440), A100_40, "roce-200")
     told = "llm-foundry as in its tables, 1,760 sequences in a step (from memory of the model card), no recomputation"
@@ -195,9 +205,15 @@ def _smol(row: Row) -> tuple[Run, str]:
 
 def _glm(row: Row) -> tuple[Run, str]:
     model = llama(
-        {**row, "n_kv_heads": "96", "seq_len": "2048"}, norm="layernorm", norm_bias=True, activation="gelu_tanh",
-        attention_bias=True, mlp_bias=True,
-    )  # fmt: skip
+        {**row, "attention.n_kv_heads": "96", "seq_len": "2048"},
+        norm="layernorm",
+        **{
+            "norm.bias": True,
+            "feed_forward.activation": "gelu_tanh",
+            "attention.bias": True,
+            "feed_forward.bias": True,
+        },
+    )
     recipe = _recipe(
         row, 2048, 1, 4224, precision="fp16", master_weights=True, attention="math", activation_checkpointing="full",
         compile=True,
@@ -210,7 +226,7 @@ def _glm(row: Row) -> tuple[Run, str]:
 
 def _deepseek(row: Row) -> tuple[Run, str]:
     """DeepSeek-V3 on H800 (arXiv 2412.19437, sections 3.1 to 3.3 and 4.2)."""
-    model = ModelSpec(**{**catalog.model("deepseek-v3"), "n_predict_ahead": 0})
+    model = from_fields(ModelSpec, {**catalog.model("deepseek-v3"), "n_mtp_layers": 0})
     layout = Layout(
         shard=128, zero=1, expert=64, expert_send="nodes", pipeline=16, stage_layers=(3, *(4,) * 14, 2),
         schedule="zero-bubble", overlap=("gradients", "parameters", "experts"),

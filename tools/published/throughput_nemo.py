@@ -18,6 +18,7 @@ from throughput_megatron import NDR_8, sequence_parallel
 from trainledger import catalog
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
@@ -108,9 +109,14 @@ _OTHERS = {
     "Nemotron-15B": (6144, 48, 8), "Nemotron-22B": (6144, 48, 48), "Nemotron-340B": (18432, 96, 8),
 }  # fmt: skip
 _GPT: dict[str, Any] = {
-    "vocab_size": 50257, "norm_bias": True, "activation": "gelu_tanh", "mlp_bias": True, "attention_bias": True,
-    "positions": "learned", "tie_embeddings": True,
-}  # fmt: skip
+    "vocab_size": 50257,
+    "norm.bias": True,
+    "feed_forward.activation": "gelu_tanh",
+    "feed_forward.bias": True,
+    "attention.bias": True,
+    "positions": "learned",
+    "tie_embeddings": True,
+}
 _GPT2_TOKENS = 50257
 
 
@@ -122,21 +128,29 @@ def _model(row: Row) -> ModelSpec:
     if family in _LLAMAS:
         if family == "LLAMA3.1-405B" and row["container"] == "24.09":
             changed["vocab_size"] = _GPT2_TOKENS
-        return ModelSpec(**{**catalog.model(_LLAMAS[family]), **changed})
+        return from_fields(ModelSpec, {**catalog.model(_LLAMAS[family]), **changed})
     width, heads, pairs = _OTHERS[family]
     sizes: dict[str, Any] = {
         "d_model": width,
-        "n_heads": heads,
-        "n_kv_heads": pairs,
-        "d_ff": 4 * width,
+        "attention.n_heads": heads,
+        "attention.n_kv_heads": pairs,
+        "feed_forward.d_ff": 4 * width,
         "norm": "layernorm",
     }
     if family.startswith("GPT3"):
-        return ModelSpec(**sizes, **_GPT, gated=False, **changed)
-    return ModelSpec(
-        **sizes, vocab_size=256000, norm_bias=True, activation="relu2", gated=False, rotary_dim=width // heads // 2,
-        **changed,
-    )  # fmt: skip
+        return from_fields(ModelSpec, {**sizes, **_GPT, "feed_forward.gated": False, **changed})
+    return from_fields(
+        ModelSpec,
+        {
+            **sizes,
+            "vocab_size": 256000,
+            "norm.bias": True,
+            "feed_forward.activation": "relu2",
+            "feed_forward.gated": False,
+            "positions.dim": width // heads // 2,
+            **changed,
+        },
+    )
 
 
 def _recipe(row: Row) -> Recipe:

@@ -28,7 +28,7 @@ def layouts_of_one_model() -> Iterator[tuple[TimeSource, str, list[Told]]]:
         split: dict[str, list[Told]] = {}
         for each in some:
             spec = each.case.run.model
-            model = f"{spec.n_layers} layers, width {spec.d_model}, {spec.n_heads} heads"
+            model = f"{spec.n_layers} layers, width {spec.d_model}, {spec.attention.n_heads} heads"
             split.setdefault(model, []).append(each)
         for model, rows in split.items():
             ways = {(each.case.run.layout, each.case.run.device_batch) for each in rows}

@@ -282,7 +282,7 @@ def azure_case(row: Row) -> TimeCase:
 def nano_case(row: Row) -> TimeCase:
     devices = int(row["n_devices"])
     total = int(row["global_batch_seqs"] or 12)
-    model = gpt(row, mlp_bias=False, attention_bias=False, norm_bias=False)
+    model = gpt(row, **{"feed_forward.bias": False, "attention.bias": False, "norm.bias": False})
     recipe = _recipe(
         row, int(row["micro_batch_per_device"]), total, precision="bf16-mixed",
         attention="math" if devices == 1 else "flash",
@@ -293,7 +293,7 @@ def nano_case(row: Row) -> TimeCase:
 def qwen_full_case(row: Row) -> TimeCase | str:
     if "Full" not in row["model_family"]:
         return "adapters over frozen weights: told with fine-tuning"
-    model = llama(row, attention_bias=True, attention_output_bias=False)
+    model = llama(row, **{"attention.bias": True, "attention.output_bias": False})
     recipe = _recipe(row, 1, int(row["global_batch_seqs"]), precision="bf16", master_weights=True)
     layout = Layout(shard=int(row["n_devices"]), zero=3)
     return case(row, QWEN_FULL, _device(row), model, recipe, layout, from_step)
@@ -325,7 +325,7 @@ def pythia_case(row: Row) -> TimeCase:
     size = int(row["n_layers"]), int(row["d_model"])
     batch, tensor = _PYTHIA_RUNS[size]
     heads = size[1] // int(row["n_heads"])
-    model = gpt(row, block="parallel", positions="rope", rotary_dim=heads // 4, tie_embeddings=False)
+    model = gpt(row, block="parallel", positions="rope", tie_embeddings=False, **{"positions.dim": heads // 4})
     written_out = size in ((6, 512), (16, 2048))
     recipe = _recipe(
         row, batch, int(row["global_batch_seqs"]), precision="fp16", master_weights=True, compile=written_out,

@@ -9,6 +9,7 @@ from throughput_case import TimeCase, TimeSource, case, from_palm_flops
 
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 
 _MAXTEXT = (
@@ -58,10 +59,18 @@ def scaled_model(billions: int) -> ModelSpec:
     (MaxText/pyconfig.py, from base.yml's width of 2,048, 16 heads of 128, MLP of 7,168 and 16 layers)."""
     thirds, rest = divmod(int(math.log2(billions)), 3)
     heads, width, layers = thirds + (rest > 0), thirds + (rest > 1), thirds
-    return ModelSpec(
-        vocab_size=32000, d_model=2048 * 2**width, n_layers=16 * 2**layers, n_heads=16 * 2**heads, head_dim=128,
-        d_ff=7168 * 2**heads, max_seq_len=2048,
-    )  # fmt: skip
+    return from_fields(
+        ModelSpec,
+        {
+            "vocab_size": 32000,
+            "d_model": 2048 * 2**width,
+            "n_layers": 16 * 2**layers,
+            "attention.n_heads": 16 * 2**heads,
+            "attention.head_dim": 128,
+            "feed_forward.d_ff": 7168 * 2**heads,
+            "max_seq_len": 2048,
+        },
+    )
 
 
 def tpu_case(row: Row) -> TimeCase | str:
@@ -71,10 +80,20 @@ def tpu_case(row: Row) -> TimeCase | str:
     if "v4" in row["source"]:
         source, device = V4, "tpu-v4"
         slice_chips = 64 if billions == 22 else 192
-        model = ModelSpec(
-            vocab_size=32000, d_model=int(row["d_model"]), n_layers=int(row["n_layers"]), n_heads=int(row["n_heads"]),
-            head_dim=256, d_ff=int(row["d_ff"]), max_seq_len=2048, gated=False, activation="relu",
-        )  # fmt: skip
+        model = from_fields(
+            ModelSpec,
+            {
+                "vocab_size": 32000,
+                "d_model": int(row["d_model"]),
+                "n_layers": int(row["n_layers"]),
+                "attention.n_heads": int(row["n_heads"]),
+                "attention.head_dim": 256,
+                "feed_forward.d_ff": int(row["d_ff"]),
+                "max_seq_len": 2048,
+                "feed_forward.gated": False,
+                "feed_forward.activation": "relu",
+            },
+        )
     elif "v5e" in row["source"]:
         source, device, slice_chips, model = V5E, "tpu-v5e", 256, scaled_model(billions)
         if billions == 128:

@@ -11,6 +11,7 @@ from trainledger.ledger.ranks import RankAccount
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.units import GIB
@@ -90,7 +91,7 @@ def titan_case(row: Row) -> Case:
     batch = local // stages if stages > 1 else local
     name = {"Llama3-8B": "llama-3-8b", "Llama3-405B": "llama-3.1-405b"}[row["model_family"]]
     length = int(row["seq_len"])
-    model = ModelSpec(**{**catalog.model(name), "max_seq_len": max(length, 8192)})
+    model = from_fields(ModelSpec, {**catalog.model(name), "max_seq_len": max(length, 8192)})
     interleaved = "Interleaved" in row["notes"]
     chunks = 2 * stages if interleaved else stages
     uneven = stages > 1

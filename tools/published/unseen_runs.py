@@ -73,12 +73,21 @@ def unseen_rows() -> Iterator[Row]:
 def _megatron(row: Row) -> Row:
     devices = int(row["data"]) * int(row["tensor"]) * int(row["stages"])
     return {
-        "n_layers": row["n_layers"], "d_model": row["d_model"], "d_ff": str(4 * int(row["d_model"])),
-        "n_heads": row["n_heads"], "hardware": "A100 SXM 80GB", "n_devices": str(devices), "tp": row["tensor"],
-        "pp": row["stages"], "cp": "1", "micro_batch_per_device": row["micro_batch"],
-        "global_batch_seqs": row["global_batch"], "precision": "fp16", "activation_ckpt": "full",
+        "n_layers": row["n_layers"],
+        "d_model": row["d_model"],
+        "feed_forward.d_ff": str(4 * int(row["d_model"])),
+        "attention.n_heads": row["n_heads"],
+        "hardware": "A100 SXM 80GB",
+        "n_devices": str(devices),
+        "tp": row["tensor"],
+        "pp": row["stages"],
+        "cp": "1",
+        "micro_batch_per_device": row["micro_batch"],
+        "global_batch_seqs": row["global_batch"],
+        "precision": "fp16",
+        "activation_ckpt": "full",
         "measured_step_time_s": row["seconds"],
-    }  # fmt: skip
+    }
 
 
 @cache

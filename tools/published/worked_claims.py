@@ -24,6 +24,7 @@ from trainledger.dtypes import FORMATS
 from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.ledger import Ledger
 from trainledger.plan.rules_of_thumb_error import step_facts
+from trainledger.spec.parts import from_fields
 from trainledger.tensors.einsum import einsum
 from trainledger.tensors.tensor import read_tensor
 from trainledger.units import (
@@ -262,8 +263,8 @@ def speed(dtype: str, other: str, how: str) -> Claim:
 
 # 24 GELU blocks 2048 wide with one matrix for embedding and head: a model of the catalog made into that shape.
 CHANGES = (
-    "model.vocab_size=32000", "model.tie_embeddings=true", "model.block=serial", "model.attention_bias=false",
-    "model.mlp_bias=false", "recipe.global_batch=8", "recipe.precision=bf16", "cluster.device=h100-sxm",
+    "model.vocab_size=32000", "model.tie_embeddings=true", "model.block=serial", "model.attention.bias=false",
+    "model.feed_forward.bias=false", "recipe.global_batch=8", "recipe.precision=bf16", "cluster.device=h100-sxm",
 )  # fmt: skip
 LIKE_IT = f"pythia-1.4b {' '.join(f'--set {each}' for each in CHANGES)}"
 
@@ -290,8 +291,17 @@ def with_embedding() -> Claim:
 
 def tying() -> Claim:
     """What tying saves: the head, counted in a model with one and in one without."""
-    sizes = {"vocab_size": 50257, "d_model": 1024, "n_layers": 1, "n_heads": 16, "d_ff": 4096, "max_seq_len": 8}
-    tied, apart = (tl.parameters(tl.ModelSpec(tie_embeddings=each, **sizes)).total for each in (True, False))
+    sizes = {
+        "vocab_size": 50257,
+        "d_model": 1024,
+        "n_layers": 1,
+        "attention.n_heads": 16,
+        "feed_forward.d_ff": 4096,
+        "max_seq_len": 8,
+    }
+    tied, apart = (
+        tl.parameters(from_fields(tl.ModelSpec, {"tie_embeddings": each, **sizes})).total for each in (True, False)
+    )
     one = read_tensor("fp32[50257,1024]")
     assert apart - tied == one.elements
     shown = show('tensor "fp32[50257,1024]"', "elements", f"{one.elements:,}")
@@ -393,8 +403,8 @@ CLAIMS: dict[str, Callable[[], Claim]] = {
     "bf16_vs_fp32_h100": lambda: speed("bf16", "bf16", "is the A100's ratio"),
     "params_1_2b": lambda: blocks(2048, 24, LIKE_IT),
     "params_1_28b": with_embedding,
-    "params_150m": lambda: blocks(1024, 12, "gpt2 --set model.d_model=1024 --set model.n_heads=16 "
-                                  "--set model.d_ff=4096 --set cluster.device=l4"),
+    "params_150m": lambda: blocks(1024, 12, "gpt2 --set model.d_model=1024 --set model.attention.n_heads=16 "
+                                  "--set model.feed_forward.d_ff=4096 --set cluster.device=l4"),
     "tying_saving": tying,
     "static_1_28b": lambda: static(SMALL),
     "forward_per_token": forward,

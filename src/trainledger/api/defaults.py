@@ -104,7 +104,7 @@ def _attention(run: Run, kernels: str) -> dict[str, Any]:
 
     Flash kernels have them, for accelerators and in 16 bits.
     """
-    if not run.model.capped_or_sinking:
+    if not run.model.needs_custom_attention:
         return {}
     return {"attention": "flash" if kernels != "cpu" and precision_of(run.recipe).low else "math"}
 

@@ -13,6 +13,7 @@ from trainledger.api import defaults
 from trainledger.api.source import by_field, config_notes, is_run_file, listed, parsed, refuse_code
 from trainledger.spec import runfile
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import explicit
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Origin, Run
 
@@ -110,16 +111,16 @@ def model(name: str, **fields: Any) -> ModelSpec:
     >>> model("llama-3-8b", n_layers=2).n_layers
     2
     """
-    ahead = {**catalog.model(name), **fields}.get("n_predict_ahead")
-    return _model_of({"preset": name, **fields}, ahead)
+    mtp = {**catalog.model(name), **fields}.get("n_mtp_layers")
+    return _model_of({"preset": name, **fields}, mtp)
 
 
 def checked_model(spec: ModelSpec) -> ModelSpec:
     """A model made by hand as `load` would have it; raises `InvalidInput`."""
-    return _model_of(vars(spec), spec.n_predict_ahead)
+    return _model_of(explicit(spec), spec.n_mtp_layers)
 
 
-def _model_of(section: Mapping[str, Any], ahead: object) -> ModelSpec:
-    # Modules that predict further tokens need a few tokens after each.
-    recipe = {"seq_len": 128 if ahead else 1, "global_batch": 1, "steps": 1}
+def _model_of(section: Mapping[str, Any], mtp: object) -> ModelSpec:
+    # Layers of multi-token prediction need a few tokens after each.
+    recipe = {"seq_len": 128 if mtp else 1, "global_batch": 1, "steps": 1}
     return parsed({"model": section, "recipe": recipe}, ()).model

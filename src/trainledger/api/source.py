@@ -10,6 +10,7 @@ from typing import Any
 from trainledger import catalog
 from trainledger.api.machine import THIS_MACHINE
 from trainledger.spec import runfile
+from trainledger.spec.parts import explicit
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 
@@ -90,7 +91,7 @@ def config_fields(path: str) -> dict[str, Any]:
 
     from trainledger.huggingface import from_config, read_json
 
-    return dict(vars(from_config(read_json(Path(path)), path)))
+    return explicit(from_config(read_json(Path(path)), path))
 
 
 def config_notes(path: str) -> tuple[str, ...]:

@@ -88,10 +88,11 @@ def _peaks(name: str) -> str:
 def _models() -> str:
     rows = []
     for name, entry in models().items():
-        fields = entry["model"]
-        heads = f"{fields['n_heads']}/{fields.get('n_kv_heads', fields['n_heads'])}"
-        sizes = [str(fields[each]) for each in ("n_layers", "d_model", "d_ff", "vocab_size", "max_seq_len")]
-        rows.append([name, format_count(entry["parameters"]), sizes[0], sizes[1], heads, *sizes[2:]])
+        fields, attention = entry["model"], entry["model"]["attention"]
+        heads = f"{attention['n_heads']}/{attention.get('n_kv_heads', attention['n_heads'])}"
+        layers, width, vocab, longest = (fields[each] for each in ("n_layers", "d_model", "vocab_size", "max_seq_len"))
+        sizes = (layers, width, heads, fields["feed_forward"]["d_ff"], vocab, longest)
+        rows.append([name, format_count(entry["parameters"]), *map(str, sizes)])
     columns = ["model", "N", "layers", "d_model", "heads/kv", "d_ff", "vocab", "T max"]
     return table(columns, rows, align="lrrrrrrr")
 

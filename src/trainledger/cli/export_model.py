@@ -28,7 +28,7 @@ def execute(args: argparse.Namespace) -> int:
     model_type = export_model(
         trained.model, args.out, args.dtype, tokenizer=tokenizer, force=args.force, model_type=args.model_type
     )
-    if trained.model.spec.n_predict_ahead:
+    if trained.model.spec.n_mtp_layers:
         print("modules of multi-token prediction are left out, as transformers leaves them out", file=sys.stderr)
     result = {
         "directory": args.out,

@@ -1,4 +1,4 @@
-"""Write a commented run file: every field with its meaning and its default."""
+"""Write a commented run file: what differs from the defaults, or with --all every field and its default."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="where to write it (run.toml)",
     )  # fmt: skip
     parser.add_argument("--preset", default="teach-10m", help="a model of the catalog (teach-10m)")
+    parser.add_argument("--all", action="store_true", help="every field, its default as a comment")
     parser.add_argument("--force", action="store_true", help="overwrite the file if it exists")
     add_json(parser)
 
@@ -34,7 +35,8 @@ def _is_run_file(path: Path) -> bool:
 
 def execute(args: argparse.Namespace) -> int:
     base = catalog.model(args.preset, "--preset")
-    write(args.path, commented(starting_point(args.preset, base["max_seq_len"]), base), force=args.force)
+    text = commented(starting_point(args.preset, base["max_seq_len"]), base, every=args.all)
+    write(args.path, text, force=args.force)
     if args.json:
         print_json({"path": args.path, "preset": args.preset})
     else:

@@ -83,7 +83,7 @@ def _served(args: argparse.Namespace) -> int:
 
     _refuse(args, TRAINING, "is for training; a served model has no MFU: leave it out")
     given: dict[str, Any] = {name: getattr(args, name) for name in SERVING if getattr(args, name) is not None}
-    served = inference(args.run, [*args.set, "model.n_predict_ahead=0"], phase=args.phase, **given)
+    served = inference(args.run, [*args.set, "model.n_mtp_layers=0"], phase=args.phase, **given)
     if args.json:
         print_json(report.to_json(served))
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.ranks import account_of_stage
 from trainledger.spec.layers import period_of, segments
+from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import Run
 
@@ -27,14 +27,14 @@ MEANINGS = {
     "V": "rows of the embedding (model.vocab_size, padded)",
     "L": "blocks (model.n_layers)",
     "D": "width of the residual stream (model.d_model)",
-    "F": "inner width of the MLP (model.d_ff)",
-    "H": "query heads (model.n_heads)",
-    "G": "key-value heads (model.n_kv_heads)",
-    "K": "width of a head (model.head_dim)",
-    "M": "inner width of an expert (model.expert_d_ff)",
-    "E": "experts (model.n_experts)",
-    "R": "latent of keys and values (model.kv_rank)",
-    "P": "latent of the queries (model.q_rank)",
+    "F": "inner width of the MLP (model.feed_forward.d_ff)",
+    "H": "query heads (model.attention.n_heads)",
+    "G": "key-value heads (model.attention.n_kv_heads)",
+    "K": "width of a head (model.attention.head_dim)",
+    "M": "inner width of an expert (model.feed_forward.expert_d_ff)",
+    "E": "experts (model.feed_forward.n_experts)",
+    "R": "latent of keys and values (model.attention.kv_rank)",
+    "P": "latent of the queries (model.attention.q_rank)",
 }
 FREE = ("B", "A", "T", "L", "D", "F", "V")
 
@@ -103,7 +103,7 @@ def _free(
 
 def smallest(run: Run, name: str) -> int:
     """The least that a size of this run can be: every prediction module needs a token more."""
-    return 2 + run.model.n_predict_ahead if name == "T" and run.model.n_predict_ahead else 1
+    return 2 + run.model.n_mtp_layers if name == "T" and run.model.n_mtp_layers else 1
 
 
 def _formulas(run: Run, numbers: Mapping[str, int], names: Iterable[str], backend: str, stage: int) -> Symbolic | None:
@@ -120,16 +120,18 @@ def _numbers(run: Run) -> dict[str, int]:
     spec, recipe = run.model, run.recipe
     sizes: dict[str, int | None] = {
         "B": run.device_batch, "A": run.grad_accum, "T": recipe.seq_len, "S": spec.max_seq_len,
-        "V": spec.padded_vocab, "L": spec.n_layers, "D": spec.d_model, "F": spec.d_ff, "H": spec.n_heads,
-        "G": spec.kv_heads if spec.kv_heads != spec.n_heads else None, "K": None if spec.latent else spec.head_size,
-        "M": spec.expert_width if spec.n_experts is not None else None, "R": spec.kv_rank, "P": spec.q_rank,
+        "V": spec.padded_vocab, "L": spec.n_layers, "D": spec.d_model, "F": spec.feed_forward.d_ff,
+        "H": spec.attention.n_heads, "G": spec.kv_heads if spec.kv_heads != spec.attention.n_heads else None,
+        "K": None if spec.latent else spec.head_size, "M": spec.experts.width if spec.experts else None,
+        "R": spec.latent.kv_rank if spec.latent else None, "P": spec.latent.q_rank if spec.latent else None,
     }  # fmt: skip
     return {name: size for name, size in sizes.items() if size is not None}
 
 
 def _patterned(run: Run) -> bool:
     """Whether the number of layers decides which kinds of layers there are, by a pattern longer than the model too."""
-    return period_of(run.model) > 1 or bool(run.model.n_dense_layers) or len(segments(run.model)) > 1
+    dense = run.model.experts is not None and run.model.experts.n_dense_layers > 0
+    return period_of(run.model) > 1 or dense or len(segments(run.model)) > 1
 
 
 def _account(run: Run, numbers: Mapping[str, int], names: Iterable[str], backend: str, stage: int) -> Symbolic:
@@ -149,23 +151,18 @@ def _account(run: Run, numbers: Mapping[str, int], names: Iterable[str], backend
         # Grouped heads: H = G x (queries per key), so that the quotient that decides what is copied is one symbol.
         per_group = sympy.Symbol("Q", integer=True, positive=True)
         heads, values[per_group] = size["G"] * per_group, numbers["H"] // numbers["G"]
-    model = _with(
-        run.model, vocab_size=size["V"], vocab_multiple=1, n_layers=size["L"], d_model=size["D"], d_ff=size["F"],
-        n_heads=heads, n_kv_heads=size.get("G"), head_dim=size.get("K"), max_seq_len=size["S"],
-        expert_d_ff=size.get("M"), kv_rank=size.get("R"), q_rank=size.get("P"),
-    )  # fmt: skip
+    fields = {
+        "vocab_size": size["V"], "vocab_multiple": 1, "n_layers": size["L"], "d_model": size["D"],
+        "max_seq_len": size["S"], "attention.n_heads": heads, "attention.n_kv_heads": size.get("G"),
+        "attention.head_dim": size.get("K"), "attention.kv_rank": size.get("R"), "attention.q_rank": size.get("P"),
+        "feed_forward.d_ff": size["F"], "feed_forward.expert_d_ff": size.get("M"),
+    }  # fmt: skip
+    model = with_fields(run.model, fields)
     batch = size["B"] * size["A"] * run.layout.data_ranks
-    recipe = _with(run.recipe, global_batch=batch, micro_batch=size["B"], seq_len=size["T"])
+    recipe = replace(run.recipe, global_batch=batch, micro_batch=size["B"], seq_len=size["T"])
     with_symbols = replace(run, model=model, recipe=recipe)
     ledger = account_of_stage(with_symbols, stage, backend=backend)
     return Symbolic(_named_heads(ledger) if "G" in symbols else ledger, values, with_symbols, stage)
-
-
-def _with(record: Any, **fields: Any) -> Any:
-    """A copy of a frozen record with fields of any type: symbols are not what its checks are for."""
-    changed = copy(record)
-    vars(changed).update(fields)
-    return changed
 
 
 def named_heads(amount: Any) -> Any:

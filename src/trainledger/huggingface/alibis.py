@@ -19,11 +19,28 @@ _MPT_ALLOWED: dict[str, tuple[object, ...]] = {
     "sliding_window_size": (-1,),
     "attn_uses_sequence_id": (False,),
 }
-_MPT_KNOWN = frozenset({
-    "alibi", "alibi_bias_max", "architectures", "attn_impl", "attn_pdrop", "chunk_size_feed_forward", "dtype",
-    "id2label", "is_encoder_decoder", "label2id", "model_type", "output_attentions", "output_hidden_states",
-    "problem_type", "return_dict", "softmax_scale", "_name_or_path", "transformers_version",
-})  # fmt: skip
+_MPT_KNOWN = frozenset(
+    {
+        "alibi",
+        "alibi_bias_max",
+        "architectures",
+        "attn_impl",
+        "attn_pdrop",
+        "chunk_size_feed_forward",
+        "dtype",
+        "id2label",
+        "is_encoder_decoder",
+        "label2id",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "problem_type",
+        "return_dict",
+        "softmax_scale",
+        "_name_or_path",
+        "transformers_version",
+    }
+)
 
 
 _AS_FOUNDRY = "transformers builds it otherwise; accounted for as llm-foundry builds it"
@@ -39,9 +56,9 @@ def _read_falcon(reading: Reading) -> None:
         reading.refuse("num_ln_in_parallel_attn", norms, rule, 1)
     if not newer:
         several = reading.flag("multi_query", True)
-        reading.fields["n_kv_heads"] = 1 if several else reading.fields.get("n_heads")
+        reading.fields["attention.n_kv_heads"] = 1 if several else reading.fields.get("attention.n_heads")
     bias = reading.flag("bias", False)
-    reading.fields |= {"attention_bias": bias, "mlp_bias": bias}
+    reading.fields |= {"attention.bias": bias, "feed_forward.bias": bias}
     if parallel:
         reading.fields["block"] = "parallel-two-norms" if norms == 2 else "parallel"
     if reading.flag("alibi", False):
@@ -51,14 +68,16 @@ def _read_falcon(reading: Reading) -> None:
 
 
 def _write_falcon(spec: ModelSpec) -> dict[str, Any]:
-    newer = spec.block == "parallel-two-norms" or (spec.block == "parallel" and spec.kv_heads not in (1, spec.n_heads))
+    newer = spec.block == "parallel-two-norms" or (
+        spec.block == "parallel" and spec.kv_heads not in (1, spec.attention.n_heads)
+    )
     return {
         "new_decoder_architecture": newer,
         "multi_query": spec.kv_heads == 1,
         "parallel_attn": spec.block != "serial",
         "num_ln_in_parallel_attn": (2 if spec.block == "parallel-two-norms" else 1) if newer else None,
-        "bias": spec.attention_bias,
-        "alibi": spec.positions == "alibi",
+        "bias": spec.attention.bias,
+        "alibi": spec.positions.kind == "alibi",
     }
 
 
@@ -70,13 +89,13 @@ def _read_mpt(reading: Reading) -> None:
     else:
         reading.refuse("attn_config", attend, "must be a JSON object, { ... }")
     if not reading.flag("no_bias", True):
-        reading.fields |= {"norm_bias": True, "attention_bias": True, "mlp_bias": True}
+        reading.fields |= {"norm.bias": True, "attention.bias": True, "feed_forward.bias": True}
         reading.cannot_hold("no_bias", False, _AS_FOUNDRY)
     ratio = reading.whole("expansion_ratio", 4, 1)
     if ratio != 4:
         reading.cannot_hold("expansion_ratio", ratio, _AS_FOUNDRY)
     if reading.has("d_model"):
-        reading.fields["d_ff"] = ratio * reading.fields["d_model"]
+        reading.fields["feed_forward.d_ff"] = ratio * reading.fields["d_model"]
     scale = reading.given("logit_scale")
     if scale == "inv_sqrt_d_model" and reading.has("d_model"):
         scale = reading.fields["d_model"] ** -0.5
@@ -94,7 +113,7 @@ def _read_mpt_attention(reading: Reading, attend: dict[str, Any]) -> None:
             reading.refuse(f"attn_config.{key}", value, rule, _MPT_ALLOWED[key][0])
     scale, alibi = attend.get("softmax_scale"), attend.get("alibi", True)
     if scale is not None:
-        reading.fields["attention_scale"] = reading.checked("attention_scale", "attn_config.softmax_scale", scale)
+        reading.fields["attention.scale"] = reading.checked("attention.scale", "attn_config.softmax_scale", scale)
     if attend.get("alibi_bias_max", 8) != 8:
         reading.cannot_hold("attn_config.alibi_bias_max", attend["alibi_bias_max"], "the slopes start at 2 ** (-8 / H)")
     if not isinstance(alibi, bool):
@@ -106,11 +125,11 @@ def _read_mpt_attention(reading: Reading, attend: dict[str, Any]) -> None:
 
 def _write_mpt(spec: ModelSpec) -> dict[str, Any]:
     return {
-        "attn_config": {"alibi": spec.positions == "alibi", "softmax_scale": spec.attention_scale},
-        "no_bias": not spec.norm_bias,
-        "expansion_ratio": spec.d_ff // spec.d_model,
+        "attn_config": {"alibi": spec.positions.kind == "alibi", "softmax_scale": spec.attention.scale},
+        "no_bias": not spec.norm.bias,
+        "expansion_ratio": spec.feed_forward.d_ff // spec.d_model,
         "logit_scale": None if spec.logit_scale == 1 else spec.logit_scale,
-        "learned_pos_emb": spec.positions == "learned",
+        "learned_pos_emb": spec.positions.kind == "learned",
     }
 
 
@@ -122,23 +141,30 @@ BLOOM = Family(
         "vocab_size": "vocab_size",
         "d_model": "hidden_size",
         "n_layers": "n_layer",
-        "n_heads": "n_head",
+        "attention.n_heads": "n_head",
         "max_seq_len": "seq_length",
-        "norm_eps": "layer_norm_epsilon",
+        "norm.eps": "layer_norm_epsilon",
         "tie_embeddings": "tie_word_embeddings",
     },
-    always=GPT | BIASED | {"activation": "gelu_tanh", "positions": "alibi", "embedding_norm": True},
+    always=GPT | BIASED | {"feed_forward.activation": "gelu_tanh", "positions": "alibi", "embedding_norm": True},
     # The longest sequence is no key of transformers' config; the models were trained at 2048.
-    defaults={"norm_eps": 1e-5, "tie_embeddings": True, "max_seq_len": 2048},
+    defaults={"norm.eps": 1e-5, "tie_embeddings": True, "max_seq_len": 2048},
     allowed={"apply_residual_connection_post_layernorm": (False,), "n_inner": (None,)},
-    ignored=frozenset({
-        "attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi", "skip_bias_add",
-        "skip_bias_add_qkv", "slow_but_exact",
-    }),
+    ignored=frozenset(
+        {
+            "attention_softmax_in_fp32",
+            "bias_dropout_fusion",
+            "masked_softmax_fusion",
+            "offset_alibi",
+            "skip_bias_add",
+            "skip_bias_add_qkv",
+            "slow_but_exact",
+        }
+    ),
     aliases={"hidden_size": "n_embed", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"},
     theta=None,
     read=four_times,
-)  # fmt: skip
+)
 FALCON = Family(
     model_type="falcon",
     divides=True,
@@ -147,25 +173,38 @@ FALCON = Family(
         "vocab_size": "vocab_size",
         "d_model": "hidden_size",
         "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "n_kv_heads": "num_kv_heads",
-        "d_ff": "ffn_hidden_size",
+        "attention.n_heads": "num_attention_heads",
+        "attention.n_kv_heads": "num_kv_heads",
+        "feed_forward.d_ff": "ffn_hidden_size",
         "max_seq_len": "max_position_embeddings",
-        "norm_eps": "layer_norm_epsilon",
-        "activation": "activation",
+        "norm.eps": "layer_norm_epsilon",
+        "feed_forward.activation": "activation",
         "tie_embeddings": "tie_word_embeddings",
     },
     always=GPT | {"positions": "rope"},
-    defaults={"n_kv_heads": None, "d_ff": None, "max_seq_len": 2048, "norm_eps": 1e-5, "activation": "gelu"}
+    defaults={
+        "attention.n_kv_heads": None,
+        "feed_forward.d_ff": None,
+        "max_seq_len": 2048,
+        "norm.eps": 1e-5,
+        "feed_forward.activation": "gelu",
+    }
     | {"tie_embeddings": True},
     allowed={"apply_residual_connection_post_layernorm": (False,)},
     aliases={"hidden_size": "n_embed"},
-    reads=frozenset({
-        "new_decoder_architecture", "multi_query", "parallel_attn", "num_ln_in_parallel_attn", "bias", "alibi",
-    }),
+    reads=frozenset(
+        {
+            "new_decoder_architecture",
+            "multi_query",
+            "parallel_attn",
+            "num_ln_in_parallel_attn",
+            "bias",
+            "alibi",
+        }
+    ),
     read=_read_falcon,
     write=_write_falcon,
-)  # fmt: skip
+)
 MPT = Family(
     model_type="mpt",
     divides=True,
@@ -174,13 +213,13 @@ MPT = Family(
         "vocab_size": "vocab_size",
         "d_model": "d_model",
         "n_layers": "n_layers",
-        "n_heads": "n_heads",
+        "attention.n_heads": "n_heads",
         "max_seq_len": "max_seq_len",
-        "norm_eps": "layer_norm_epsilon",
+        "norm.eps": "layer_norm_epsilon",
         "tie_embeddings": "tie_word_embeddings",
     },
-    always={"norm": "layernorm", "gated": False, "activation": "gelu", "positions": "alibi"},
-    defaults={"max_seq_len": 2048, "norm_eps": 1e-5, "tie_embeddings": True},
+    always={"norm": "layernorm", "feed_forward.gated": False, "feed_forward.activation": "gelu", "positions": "alibi"},
+    defaults={"max_seq_len": 2048, "norm.eps": 1e-5, "tie_embeddings": True},
     allowed={"norm_type": ("low_precision_layernorm", "layernorm")},
     ignored=frozenset(
         {"embedding_fraction", "init_config", "init_device", "verbose", "tokenizer_name", "use_pad_tok_in_ffn"}

@@ -22,8 +22,8 @@ def read_windows(reading: Reading) -> None:
         return
     on = family.windows != "none" and (not family.flagged or reading.flag("use_sliding_window", False))
     if on:
-        reading.take("window", "sliding_window", None if "sliding_window" in config else family.window)
-    window = reading.fields.get("window")
+        reading.take("attention.window", "sliding_window", None if "sliding_window" in config else family.window)
+    window = reading.fields.get("attention.window")
     if types is None:
         types = _pattern(reading)
     if window is None:
@@ -34,9 +34,9 @@ def read_windows(reading: Reading) -> None:
     if every is None:
         reading.refuse("layer_types", types, "only a window in all layers, or in all but every n-th, is accounted for")
     elif every == 1:
-        reading.fields["window"] = None
+        reading.fields["attention.window"] = None
     elif every:
-        reading.fields["global_every"] = every
+        reading.fields["attention.global_every"] = every
 
 
 def layer_types(spec: ModelSpec) -> list[str]:
@@ -65,14 +65,14 @@ def read_skipped_rope(reading: Reading) -> None:
     listed = reading.config.get("no_rope_layers")
     if listed is None:
         every = reading.whole("no_rope_layer_interval", 4, 1)
-        reading.fields["rope_skip_every"] = every if every <= n_layers else None
+        reading.fields["positions.skip_every"] = every if every <= n_layers else None
     elif not isinstance(listed, list) or not set(map(repr, listed)) <= {"0", "1"} or len(listed) < n_layers:
         reading.refuse("no_rope_layers", listed, f"must be a list of 0 and 1 for each of the {n_layers} layers")
     else:
         skipped = every_so_many([each == 0 for each in listed[:n_layers]])
         if skipped is None:
             reading.refuse("no_rope_layers", listed, "only every n-th layer without positions is accounted for")
-        reading.fields["rope_skip_every"] = skipped or None
+        reading.fields["positions.skip_every"] = skipped or None
 
 
 def read_sparse_layers(reading: Reading) -> None:
@@ -89,8 +89,8 @@ def read_sparse_layers(reading: Reading) -> None:
     if listed != set(range(len(listed))):
         reading.refuse("mlp_only_layers", dense, "only the first layers may be dense here", list(range(len(listed))))
         return
-    reading.fields["expert_every"] = step
-    reading.fields["n_dense_layers"] = len(listed)
+    reading.fields["feed_forward.every"] = step
+    reading.fields["feed_forward.n_dense_layers"] = len(listed)
 
 
 def _are_known(reading: Reading, types: Any) -> bool:

@@ -14,28 +14,28 @@ SIZES = {
     "vocab_size": "vocab_size",
     "d_model": "hidden_size",
     "n_layers": "num_hidden_layers",
-    "n_heads": "num_attention_heads",
-    "n_kv_heads": "num_key_value_heads",
-    "d_ff": "intermediate_size",
+    "attention.n_heads": "num_attention_heads",
+    "attention.n_kv_heads": "num_key_value_heads",
+    "feed_forward.d_ff": "intermediate_size",
     "max_seq_len": "max_position_embeddings",
-    "norm_eps": "rms_norm_eps",
-    "activation": "hidden_act",
+    "norm.eps": "rms_norm_eps",
+    "feed_forward.activation": "hidden_act",
     "tie_embeddings": "tie_word_embeddings",
 }
-HEAD = {"head_dim": "head_dim"}
-BIAS = {"attention_bias": "attention_bias"}
-MLP_BIAS = {"mlp_bias": "mlp_bias"}
-ROTARY = {"norm": "rmsnorm", "gated": True, "positions": "rope"}
+HEAD = {"attention.head_dim": "head_dim"}
+BIAS = {"attention.bias": "attention_bias"}
+MLP_BIAS = {"feed_forward.bias": "mlp_bias"}
+ROTARY = {"norm": "rmsnorm", "feed_forward.gated": True, "positions": "rope"}
 ABSENT = {
-    "n_kv_heads": None,
-    "head_dim": None,
-    "norm_eps": 1e-6,
-    "activation": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
+    "attention.n_kv_heads": None,
+    "attention.head_dim": None,
+    "norm.eps": 1e-6,
+    "feed_forward.activation": "silu",
+    "attention.bias": False,
+    "feed_forward.bias": False,
     "tie_embeddings": False,
 }
-_GEMMA = ROTARY | {"norm_plus_one": True}
+_GEMMA = ROTARY | {"norm.plus_one": True}
 _GEMMA_ACT = dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast", "gelu"), "gelu_tanh")
 
 
@@ -52,11 +52,11 @@ def _read_gemma2(reading: Reading) -> None:
     if isinstance(scalar, bool) or not isinstance(scalar, int | float) or not 0 < scalar < 1e18:
         reading.refuse("query_pre_attn_scalar", scalar, "must be a number above 0", 256)
     else:
-        reading.fields["attention_scale"] = float(scalar) ** -0.5
+        reading.fields["attention.scale"] = float(scalar) ** -0.5
 
 
 def _write_gemma2(spec: ModelSpec) -> dict[str, Any]:
-    scale = spec.attention_scale
+    scale = spec.attention.scale
     scalar = float(spec.head_size) if scale is None else 1 / scale / scale
     near = round(scalar) if scalar < 1e18 else scalar
     return {"query_pre_attn_scalar": near if abs(scalar - near) < 1e-9 * scalar else scalar}
@@ -64,8 +64,8 @@ def _write_gemma2(spec: ModelSpec) -> dict[str, Any]:
 
 def _no_bias_out(reading: Reading) -> None:
     """Biases of the attention are those of queries, keys and values only."""
-    if reading.fields.get("attention_bias"):
-        reading.fields["attention_output_bias"] = False
+    if reading.fields.get("attention.bias"):
+        reading.fields["attention.output_bias"] = False
 
 
 def _write_smollm3(spec: ModelSpec) -> dict[str, Any]:
@@ -73,9 +73,9 @@ def _write_smollm3(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _read_cohere2(reading: Reading) -> None:
-    if reading.fields.get("window") is None:
+    if reading.fields.get("attention.window") is None:
         reading.refuse("sliding_window", None, "is missing; without local layers no layer would have positions", 4096)
-    reading.fields["rope_skip_every"] = reading.fields.get("global_every")
+    reading.fields["positions.skip_every"] = reading.fields.get("attention.global_every")
 
 
 LLAMA = Family(
@@ -93,7 +93,7 @@ MISTRAL = Family(
     architectures=("MistralForCausalLM",),
     keys=SIZES | HEAD,
     always=ROTARY,
-    defaults=ABSENT | {"n_kv_heads": 8},
+    defaults=ABSENT | {"attention.n_kv_heads": 8},
     windows="all",
     window=4096,
 )
@@ -101,8 +101,8 @@ QWEN2 = Family(
     model_type="qwen2",
     architectures=("Qwen2ForCausalLM",),
     keys=SIZES | HEAD,
-    always=ROTARY | {"attention_bias": True, "attention_output_bias": False},
-    defaults=ABSENT | {"n_kv_heads": 32},
+    always=ROTARY | {"attention.bias": True, "attention.output_bias": False},
+    defaults=ABSENT | {"attention.n_kv_heads": 32},
     windows="after",
     window=4096,
     flagged=True,
@@ -111,8 +111,8 @@ QWEN3 = Family(
     model_type="qwen3",
     architectures=("Qwen3ForCausalLM",),
     keys=SIZES | HEAD | BIAS,
-    always=ROTARY | {"qk_norm": "head"},
-    defaults=ABSENT | {"n_kv_heads": 32, "head_dim": 128},
+    always=ROTARY | {"attention.qk_norm": "head"},
+    defaults=ABSENT | {"attention.n_kv_heads": 32, "attention.head_dim": 128},
     windows="after",
     window=4096,
     flagged=True,
@@ -124,7 +124,13 @@ GEMMA = Family(
     always=_GEMMA,
     # Published files say gelu and mean its tanh form, which transformers takes.
     activations=_GEMMA_ACT,
-    defaults=ABSENT | {"n_kv_heads": 16, "head_dim": 256, "activation": "gelu_tanh", "tie_embeddings": True},
+    defaults=ABSENT
+    | {
+        "attention.n_kv_heads": 16,
+        "attention.head_dim": 256,
+        "feed_forward.activation": "gelu_tanh",
+        "tie_embeddings": True,
+    },
     allowed={"hidden_activation": (None, "gelu_pytorch_tanh", "gelu")},
     read=_scaled_embedding,
 )
@@ -136,15 +142,20 @@ GEMMA2 = Family(
     | HEAD
     | BIAS
     | {
-        "activation": "hidden_activation",
+        "feed_forward.activation": "hidden_activation",
         "logit_softcap": "final_logit_softcapping",
-        "attention_softcap": "attn_logit_softcapping",
+        "attention.softcap": "attn_logit_softcapping",
     },
     always=_GEMMA | {"norm_place": "sandwich"},
     activations=_GEMMA_ACT,
     defaults=ABSENT
-    | {"n_kv_heads": 4, "head_dim": 256, "activation": "gelu_tanh", "tie_embeddings": True}
-    | {"logit_softcap": 30.0, "attention_softcap": 50.0},
+    | {
+        "attention.n_kv_heads": 4,
+        "attention.head_dim": 256,
+        "feed_forward.activation": "gelu_tanh",
+        "tie_embeddings": True,
+    }
+    | {"logit_softcap": 30.0, "attention.softcap": 50.0},
     allowed={"hidden_act": (None, "gelu_pytorch_tanh", "gelu")},
     ignored=frozenset({"sliding_window_size"}),  # what sliding_window was called at first
     reads=frozenset({"query_pre_attn_scalar"}),
@@ -158,11 +169,11 @@ GEMMA3 = Family(
     divides=True,
     architectures=("Gemma3ForCausalLM",),
     keys=GEMMA2.keys,
-    always=_GEMMA | {"norm_place": "sandwich", "qk_norm": "head"},
+    always=_GEMMA | {"norm_place": "sandwich", "attention.qk_norm": "head"},
     activations=_GEMMA_ACT,
     defaults=dict(GEMMA2.defaults)
-    | {"logit_softcap": None, "attention_softcap": None}
-    | {"vocab_size": 262208, "n_heads": 8, "max_seq_len": 131072},  # which published files leave out
+    | {"logit_softcap": None, "attention.softcap": None}
+    | {"vocab_size": 262208, "attention.n_heads": 8, "max_seq_len": 131072},  # which published files leave out
     allowed={"hidden_act": (None, "gelu_pytorch_tanh", "gelu")},
     ignored=frozenset({"_sliding_window_pattern"}),
     reads=frozenset({"query_pre_attn_scalar", "sliding_window_pattern", "rope_local_base_freq"}),
@@ -178,7 +189,7 @@ PHI3 = Family(
     architectures=("Phi3ForCausalLM",),
     keys=SIZES | HEAD,
     always=ROTARY,
-    defaults=ABSENT | {"norm_eps": 1e-5},
+    defaults=ABSENT | {"norm.eps": 1e-5},
     allowed={"attention_bias": (False,)},
     reads=frozenset({"original_max_position_embeddings"}),
     windows="all",
@@ -187,8 +198,14 @@ PHI3 = Family(
 OLMO = Family(
     model_type="olmo",
     architectures=("OlmoForCausalLM", "OLMoForCausalLM"),
-    keys={name: key for name, key in SIZES.items() if name != "norm_eps"} | HEAD | BIAS,
-    always={"norm": "layernorm", "norm_weight": False, "norm_eps": 1e-5, "gated": True, "positions": "rope"},
+    keys={name: key for name, key in SIZES.items() if name != "norm.eps"} | HEAD | BIAS,
+    always={
+        "norm": "layernorm",
+        "norm.weight": False,
+        "norm.eps": 1e-5,
+        "feed_forward.gated": True,
+        "positions": "rope",
+    },
     defaults=ABSENT,
     allowed={"clip_qkv": (None,)},
 )
@@ -196,8 +213,8 @@ OLMO2 = Family(
     model_type="olmo2",
     architectures=("Olmo2ForCausalLM",),
     keys=SIZES | BIAS,
-    always=ROTARY | {"norm_place": "post", "qk_norm": "width"},
-    defaults=ABSENT | {"norm_eps": 1e-5},
+    always=ROTARY | {"norm_place": "post", "attention.qk_norm": "width"},
+    defaults=ABSENT | {"norm.eps": 1e-5},
     allowed={"clip_qkv": (None,)},
 )
 OLMO3 = Family(
@@ -216,7 +233,7 @@ SMOLLM3 = Family(
     architectures=("SmolLM3ForCausalLM",),
     keys=SIZES | HEAD | BIAS | MLP_BIAS,
     always=ROTARY,
-    defaults=ABSENT | {"n_kv_heads": 4, "tie_embeddings": True},
+    defaults=ABSENT | {"attention.n_kv_heads": 4, "tie_embeddings": True},
     ignored=frozenset({"max_window_layers"}),
     reads=frozenset({"no_rope_layers", "no_rope_layer_interval"}),
     theta=2e6,
@@ -228,23 +245,25 @@ ARCEE = Family(
     divides=True,
     architectures=("ArceeForCausalLM",),
     keys=SIZES | HEAD | BIAS | MLP_BIAS,
-    always=ROTARY | {"gated": False},
-    defaults=ABSENT | {"norm_eps": 1e-5, "activation": "relu2"},
+    always=ROTARY | {"feed_forward.gated": False},
+    defaults=ABSENT | {"norm.eps": 1e-5, "feed_forward.activation": "relu2"},
 )
 SEED_OSS = Family(
     model_type="seed_oss",
     architectures=("SeedOssForCausalLM",),
-    keys=SIZES | HEAD | BIAS | MLP_BIAS | {"attention_output_bias": "attention_out_bias"},
+    keys=SIZES | HEAD | BIAS | MLP_BIAS | {"attention.output_bias": "attention_out_bias"},
     always=ROTARY,
-    defaults=ABSENT | {"n_kv_heads": 8, "head_dim": 128, "attention_bias": True, "attention_output_bias": False},
+    defaults=ABSENT
+    | {"attention.n_kv_heads": 8, "attention.head_dim": 128, "attention.bias": True, "attention.output_bias": False},
     write=lambda spec: {"attention_out_bias": spec.output_bias, "attention_dropout": 0.0, "residual_dropout": 0.0},
 )
 GLM = Family(
     model_type="glm",
     architectures=("GlmForCausalLM",),
     keys=SIZES | HEAD | BIAS,
-    always=ROTARY | {"rope_interleaved": True},
-    defaults=ABSENT | {"n_kv_heads": 2, "head_dim": 128, "attention_bias": True, "norm_eps": 1.5625e-7},
+    always=ROTARY | {"positions.interleaved": True},
+    defaults=ABSENT
+    | {"attention.n_kv_heads": 2, "attention.head_dim": 128, "attention.bias": True, "norm.eps": 1.5625e-7},
     turned=0.5,
     read=_no_bias_out,
 )
@@ -257,16 +276,22 @@ GLM4 = Family(
     turned=0.5,
     read=_no_bias_out,
 )
-_COHERE = {name: key for name, key in SIZES.items() if name != "norm_eps"} | {
-    "norm_eps": "layer_norm_eps",
+_COHERE = {name: key for name, key in SIZES.items() if name != "norm.eps"} | {
+    "norm.eps": "layer_norm_eps",
     "logit_scale": "logit_scale",
 }
 COHERE = Family(
     model_type="cohere",
     architectures=("CohereForCausalLM",),
     keys=_COHERE | BIAS,
-    always={"norm": "layernorm", "block": "parallel", "gated": True, "positions": "rope", "rope_interleaved": True},
-    defaults=ABSENT | {"norm_eps": 1e-5, "logit_scale": 0.0625, "tie_embeddings": True},
+    always={
+        "norm": "layernorm",
+        "block": "parallel",
+        "feed_forward.gated": True,
+        "positions": "rope",
+        "positions.interleaved": True,
+    },
+    defaults=ABSENT | {"norm.eps": 1e-5, "logit_scale": 0.0625, "tie_embeddings": True},
     # One norm for each head, with a weight of its own: more parameters than any of ours.
     allowed={"use_qk_norm": (False, None)},
     theta=500000.0,
@@ -285,6 +310,22 @@ COHERE2 = Family(
     read=_read_cohere2,
 )
 LLAMAS = (
-    LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, OLMO, OLMO2, OLMO3, SMOLLM3, ARCEE, SEED_OSS, GLM,
-    GLM4, COHERE, COHERE2,
-)  # fmt: skip
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    PHI3,
+    OLMO,
+    OLMO2,
+    OLMO3,
+    SMOLLM3,
+    ARCEE,
+    SEED_OSS,
+    GLM,
+    GLM4,
+    COHERE,
+    COHERE2,
+)

@@ -18,6 +18,7 @@ from trainledger.huggingface.llamas import LLAMAS
 from trainledger.huggingface.reading import Reading, canonical, read_tables
 from trainledger.huggingface.rope import read_rope
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.rules.model import model_problems
 
@@ -43,17 +44,15 @@ def from_config(config: Mapping[str, Any], where: str = "config.json", *, for_we
     reading, spec = read(config, where)
     if for_weights and reading.unheld:
         refuse_all(reading.unheld, where)
-    return replace(spec, n_predict_ahead=0) if for_weights and spec.n_predict_ahead else spec
+    return with_fields(spec, {"n_mtp_layers": 0}) if for_weights and spec.n_mtp_layers else spec
 
 
 def left_out(config: Mapping[str, Any], *, for_weights: bool = False) -> list[str]:
     """Sentences on what a config says that its spec does not hold; `InvalidInput` as `from_config`."""
     reading, spec = read(config)
     ahead = []
-    if for_weights and spec.n_predict_ahead:
-        ahead = [
-            f"{spec.n_predict_ahead} modules of multi-token prediction are left out, as transformers leaves them out"
-        ]
+    if for_weights and spec.n_mtp_layers:
+        ahead = [f"{spec.n_mtp_layers} modules of multi-token prediction are left out, as transformers leaves them out"]
     return [*reading.told, *ahead, *(f"left out: {each}" for each in reading.unheld)]
 
 
@@ -95,7 +94,7 @@ def read(config: Mapping[str, Any], where: str = "config.json") -> tuple[Reading
         read_rope(reading)
     if reading.problems:
         refuse_all(reading.problems, where)
-    spec = canonical(ModelSpec(name=_name(config), **reading.fields))
+    spec = canonical(from_fields(ModelSpec, {"name": _name(config), **reading.fields}))
     found = [replace(each, field=_key(each.field, reading.family)) for each in model_problems(spec)]
     if found:
         refuse_all(found, where)

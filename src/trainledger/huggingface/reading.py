@@ -7,21 +7,29 @@ a spec cannot hold, does not hinder an account; whoever wants the weights as wel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import Field
 from typing import Any
 
 from trainledger.huggingface.family import ALLOWED, CODE, DROPOUTS, IGNORED, VALUES, Family
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import Problem, shown
+from trainledger.spec.reading import field_of
 from trainledger.spec.setting import Broken, may_be_none, read_value, rule_of
 
-_FIELDS = {each.name: each for each in fields(ModelSpec)}
+_MODEL = {"model": ModelSpec}
 _ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"})
 _LARGEST = 10**9
 
 
+def _field(path: str) -> Field[Any]:
+    found = field_of(_MODEL, f"model.{path}")
+    assert found is not None, path
+    return found
+
+
 class Reading:
-    """What is read of one config: ``fields`` of the spec, ``problems``, what is ``unheld``, and notes to tell."""
+    """What is read of one config: ``fields`` of the spec by path, ``problems``, what is ``unheld``, and notes."""
 
     def __init__(self, config: Mapping[str, Any], family: Family, told: list[str]) -> None:
         self.config = config
@@ -46,7 +54,7 @@ class Reading:
 
     def checked(self, name: str, key: str, value: Any) -> Any:
         """``value`` if it obeys what the ModelSpec field says of itself, else None and a problem."""
-        each = _FIELDS[name]
+        each = _field(name)
         try:
             if isinstance(value, str) or value is None:  # JSON numbers are no text with units
                 raise Broken("must be a number" if rule_of(each)["quantity"] != "flag" else "must be true or false")
@@ -87,11 +95,15 @@ class Reading:
 
     def head_size(self) -> int | None:
         """The width of a head, or None where it cannot be told."""
-        if self.fields.get("rope_head_dim") is not None:
-            return int(self.fields["rope_head_dim"])
-        if self.fields.get("head_dim") is not None:
-            return int(self.fields["head_dim"])
-        return self.fields["d_model"] // self.fields["n_heads"] if self.has("d_model", "n_heads") else None
+        if self.fields.get("attention.rope_head_dim") is not None:
+            return int(self.fields["attention.rope_head_dim"])
+        if self.fields.get("attention.head_dim") is not None:
+            return int(self.fields["attention.head_dim"])
+        return (
+            self.fields["d_model"] // self.fields["attention.n_heads"]
+            if self.has("d_model", "attention.n_heads")
+            else None
+        )
 
 
 def read_tables(reading: Reading) -> None:
@@ -103,20 +115,16 @@ def read_tables(reading: Reading) -> None:
 
 def canonical(spec: ModelSpec) -> ModelSpec:
     """The same spec with what follows from other fields left absent."""
-    changes: dict[str, Any] = {}
-    if spec.n_kv_heads == spec.n_heads:
-        changes["n_kv_heads"] = None
-    if not spec.latent and spec.head_dim is not None and spec.head_dim * spec.n_heads == spec.d_model:
-        changes["head_dim"] = None
-    if spec.attention_output_bias == spec.attention_bias:
-        changes["attention_output_bias"] = None
-    if spec.rotary_dim == spec.head_size:
-        changes["rotary_dim"] = None
-    if spec.attention_scale is not None and abs(spec.attention_scale * spec.head_size**0.5 - 1) < 1e-12:
-        changes["attention_scale"] = None
-    if spec.n_experts is not None and spec.expert_d_ff == spec.d_ff:
-        changes["expert_d_ff"] = None
-    return replace(spec, **changes) if changes else spec
+    heads, rope, experts = spec.attention, spec.rope, spec.experts
+    follows = {
+        "attention.n_kv_heads": heads.n_kv_heads == heads.n_heads,
+        "attention.head_dim": heads.head_dim is not None and heads.head_dim * heads.n_heads == spec.d_model,
+        "attention.output_bias": heads.output_bias == heads.bias,
+        "attention.scale": heads.scale is not None and abs(heads.scale * spec.head_size**0.5 - 1) < 1e-12,
+        "positions.dim": rope is not None and rope.dim == spec.head_size,
+        "feed_forward.expert_d_ff": experts is not None and experts.expert_d_ff == experts.d_ff,
+    }
+    return with_fields(spec, {path: None for path, absent in follows.items() if absent})
 
 
 def _strangers(reading: Reading) -> None:
@@ -186,14 +194,14 @@ def _take(reading: Reading, name: str, key: str) -> None:
     if other is not None and config.get(other) is not None and config[other] != value:
         reading.refuse(other, config[other], f"is {key} by another name, which is {shown(value)}")
     if value is None:
-        if key in config and may_be_none(_FIELDS[name]):  # null is not the same as absent
+        if key in config and may_be_none(_field(name)):  # null is not the same as absent
             reading.fields[name] = None
         elif name in family.defaults:
             reading.fields[name] = family.defaults[name]
         else:
-            reading.refuse(key, None, f"is missing ({rule_of(_FIELDS[name])['doc']})")
+            reading.refuse(key, None, f"is missing ({rule_of(_field(name))['doc']})")
             reading.fields[name] = None
-    elif name == "activation":
+    elif name == "feed_forward.activation":
         if not isinstance(value, str) or value not in family.activations:
             reading.refuse(key, value, f"must be one of {', '.join(family.activations)}")
         reading.fields[name] = family.activations.get(value) if isinstance(value, str) else None

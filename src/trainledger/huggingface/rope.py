@@ -11,6 +11,8 @@ from typing import Any
 
 from trainledger.huggingface.reading import Reading
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import fields_of
+from trainledger.spec.positions import Rope
 from trainledger.spec.problem import shown
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
@@ -22,11 +24,20 @@ _OF_TYPE = {
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL),
     "yarn": (
-        "factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", _ORIGINAL,
+        "factor",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+        _ORIGINAL,
     ),
     "longrope": ("factor", "attention_factor", "short_factor", "long_factor", _ORIGINAL),
-}  # fmt: skip
+}
 _BETA = {"beta_slow": 1.0, "beta_fast": 32.0}
+_THEIRS = {"original_seq_len": _ORIGINAL}
+_THEIRS = {"original_seq_len": _ORIGINAL}
 
 
 def read_rope(reading: Reading) -> None:
@@ -37,15 +48,15 @@ def read_rope(reading: Reading) -> None:
     at, rope, local = found
     family, config = reading.family, reading.config
     theta = _theta(reading, at, rope)
-    reading.fields["rope_theta"] = theta
+    reading.fields["positions.theta"] = theta
     _turned(reading, at, rope)
     _scaling(reading, at, rope)
-    if family.local_theta is not None and reading.fields.get("window") is not None:
+    if family.local_theta is not None and reading.fields.get("attention.window") is not None:
         key = "rope_local_base_freq"
         value = local.get("rope_theta", config.get(key))
-        given = reading.checked("rope_local_theta", key, value) if value is not None else family.local_theta
-        if given != theta or reading.fields.get("rope_factor") is not None:
-            reading.fields["rope_local_theta"] = given
+        given = reading.checked("positions.local_theta", key, value) if value is not None else family.local_theta
+        if given != theta or reading.fields.get("positions.scaling.factor") is not None:
+            reading.fields["positions.local_theta"] = given
         kind = local.get("rope_type", "default")
         if kind != "default":
             reading.refuse(f"rope_parameters.{_LOCAL}.rope_type", kind, "local layers are never scaled here", "default")
@@ -53,28 +64,20 @@ def read_rope(reading: Reading) -> None:
 
 def rope_parameters(spec: ModelSpec, share: bool = False) -> dict[str, Any]:
     """What ``rope_parameters`` says of a spec; ``share`` names the part of a head that is turned."""
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_theta}
+    positions = spec.rope or Rope()
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": positions.theta}
     if share:
         rope["partial_rotary_factor"] = spec.rotary_size / spec.head_size
-    if spec.rope_factor is None:
+    if positions.scaling is None:
         return rope
-    kind = spec.rope_scaling or "llama3"
-    rope |= {"rope_type": kind, "factor": spec.rope_factor}
-    if kind == "llama3":
-        rope |= {"low_freq_factor": spec.rope_low_freq_factor, "high_freq_factor": spec.rope_high_freq_factor}
-    if kind == "yarn":
-        rope |= {"beta_slow": spec.rope_low_freq_factor, "beta_fast": spec.rope_high_freq_factor}
-        rope["truncate"] = spec.rope_truncate
-    if kind in ("yarn", "longrope"):
-        rope["attention_factor"] = spec.rope_attention_factor
-    if kind != "linear":
-        rope[_ORIGINAL] = spec.rope_original_seq_len
-    return rope
+    scaling = {_THEIRS.get(name, name): value for name, value in fields_of(positions.scaling).items()}
+    return rope | {"rope_type": positions.scaling.kind} | scaling
 
 
 def rope_of_each_kind(spec: ModelSpec) -> dict[str, Any]:
     """``rope_parameters`` of a family whose local layers have a rotary base of their own."""
-    local = spec.rope_theta if spec.rope_local_theta is None else spec.rope_local_theta
+    rope = spec.rope or Rope()
+    local = rope.theta if rope.local_theta is None else rope.local_theta
     return {_GLOBAL: rope_parameters(spec), _LOCAL: {"rope_type": "default", "rope_theta": local}}
 
 
@@ -119,7 +122,7 @@ def _theta(reading: Reading, at: str, rope: dict[str, Any]) -> float | None:
     theta = rope.get("rope_theta", config.get(old))
     if config.get(old) is not None and config[old] != theta:
         reading.refuse(old, config[old], f"contradicts {at}.rope_theta = {shown(theta)}")
-    return reading.family.theta if theta is None else reading.checked("rope_theta", "rope_theta", theta)
+    return reading.family.theta if theta is None else reading.checked("positions.theta", "rope_theta", theta)
 
 
 def _turned(reading: Reading, at: str, rope: dict[str, Any]) -> None:
@@ -143,7 +146,7 @@ def _turned(reading: Reading, at: str, rope: dict[str, Any]) -> None:
     if width < 2:
         reading.refuse(name, share, f"turns {width} of the {head} numbers of a head; rope turns pairs", 2 / head)
     elif width != head:
-        reading.fields["rotary_dim"] = width
+        reading.fields["positions.dim"] = width
 
 
 def _scaling(reading: Reading, at: str, rope: dict[str, Any]) -> None:
@@ -165,16 +168,13 @@ def _scaling(reading: Reading, at: str, rope: dict[str, Any]) -> None:
     longest = reading.fields.get("max_seq_len")
     if kind != "linear":
         original = reading.config.get(_ORIGINAL, rope.get(_ORIGINAL, longest))
-        reading.fields["rope_original_seq_len"] = original = _number(reading, at, _ORIGINAL, original)
+        original = _number(reading, at, kind, _ORIGINAL, original)
         if original is not None and longest is not None and kind != "llama3":
             rope.setdefault("factor", max(1.0, longest / original))
-    factor = _number(reading, at, "factor", rope.get("factor"))
-    reading.fields["rope_factor"] = factor
-    if kind != "llama3":
-        reading.fields["rope_scaling"] = kind
+    factor = _number(reading, at, kind, "factor", rope.get("factor"))
     if kind == "llama3":
         for key in ("low_freq_factor", "high_freq_factor"):
-            reading.fields[f"rope_{key}"] = _number(reading, at, key, rope.get(key))
+            _number(reading, at, kind, key, rope.get(key))
     elif kind == "yarn" and factor is not None:
         _yarn(reading, at, rope, factor)
     elif kind == "longrope" and factor is not None:
@@ -182,8 +182,8 @@ def _scaling(reading: Reading, at: str, rope: dict[str, Any]) -> None:
 
 
 def _yarn(reading: Reading, at: str, rope: dict[str, Any], factor: float) -> None:
-    for key, name in (("beta_slow", "rope_low_freq_factor"), ("beta_fast", "rope_high_freq_factor")):
-        reading.fields[name] = reading.checked(name, f"{at}.{key}", rope.get(key) or _BETA[key])
+    for key, usual in _BETA.items():
+        _number(reading, at, "yarn", key, rope.get(key) or usual)
     weights = [rope.get("mscale") or 0, rope.get("mscale_all_dim") or 0]
     if not all(isinstance(each, int | float) and 0 <= each < 1e6 for each in weights):
         reading.refuse(f"{at}.mscale", weights, "must be numbers from 0")
@@ -191,16 +191,16 @@ def _yarn(reading: Reading, at: str, rope: dict[str, Any], factor: float) -> Non
     attention = rope.get("attention_factor")
     if attention is None:
         attention = magnitude(factor, weights[0]) / magnitude(factor, weights[1]) if all(weights) else magnitude(factor)
-    reading.fields["rope_attention_factor"] = reading.checked(
-        "rope_attention_factor", f"{at}.attention_factor", attention
-    )
-    if reading.has("nope_head_dim", "rope_head_dim") and weights[1]:  # DeepSeek's own: the scores grow as well
-        width = reading.fields["nope_head_dim"] + reading.fields["rope_head_dim"]
-        reading.fields["attention_scale"] = width**-0.5 * magnitude(factor, weights[1]) ** 2
+    _number(reading, at, "yarn", "attention_factor", attention)
+    if (
+        reading.has("attention.nope_head_dim", "attention.rope_head_dim") and weights[1]
+    ):  # DeepSeek's own: the scores grow as well
+        width = reading.fields["attention.nope_head_dim"] + reading.fields["attention.rope_head_dim"]
+        reading.fields["attention.scale"] = width**-0.5 * magnitude(factor, weights[1]) ** 2
     truncate = rope.get("truncate", True)
     if not isinstance(truncate, bool):
         reading.refuse(f"{at}.truncate", truncate, "must be true or false", True)
-    reading.fields["rope_truncate"] = truncate
+    reading.fields["positions.scaling.truncate"] = truncate
 
 
 def _longrope(reading: Reading, at: str, rope: dict[str, Any], factor: float) -> None:
@@ -208,18 +208,19 @@ def _longrope(reading: Reading, at: str, rope: dict[str, Any], factor: float) ->
         if not isinstance(rope.get(key), list):
             reading.refuse(f"{at}.{key}", rope.get(key), "must be a list of numbers")
             return
-    attention, original = rope.get("attention_factor"), reading.fields.get("rope_original_seq_len")
+    attention, original = rope.get("attention_factor"), reading.fields.get("positions.scaling.original_seq_len")
     if attention is None and original is not None:
         grown = math.log(factor) / math.log(original) if original > 1 else 0.0
         attention = math.sqrt(1 + grown)
-    reading.fields["rope_attention_factor"] = reading.checked(
-        "rope_attention_factor", f"{at}.attention_factor", attention
-    )
+    _number(reading, at, "longrope", "attention_factor", attention)
     reading.cannot_hold(
         f"{at}.short_factor", rope["short_factor"], "a factor for every wave has no place in a ModelSpec"
     )
 
 
-def _number(reading: Reading, at: str, key: str, value: Any) -> Any:
-    names = {_ORIGINAL: "rope_original_seq_len", "factor": "rope_factor"}
-    return reading.checked(names.get(key, f"rope_{key}"), f"{at}.{key}", value)
+def _number(reading: Reading, at: str, kind: str, key: str, value: Any) -> Any:
+    """Set a field of the scaling from a key of the rotary parameters; the value, None after a problem."""
+    path = f"positions.scaling.{'original_seq_len' if key == _ORIGINAL else key}"
+    reading.fields["positions.scaling"] = kind
+    reading.fields[path] = reading.checked(path, f"{at}.{key}", value)
+    return reading.fields[path]

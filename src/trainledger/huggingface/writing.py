@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from trainledger.huggingface.family import Family
@@ -12,13 +12,8 @@ from trainledger.huggingface.read_config import FAMILIES, read, refuse_all
 from trainledger.huggingface.reading import canonical
 from trainledger.huggingface.rope import rope_of_each_kind, rope_parameters
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import field_at, fields_of
 from trainledger.spec.problem import InvalidInput, Problem, shown
-
-_OF_EXPERTS = (
-    "experts_per_token", "expert_d_ff", "n_shared_experts", "shared_expert_gate", "n_dense_layers", "expert_every",
-)  # fmt: skip
-_OF_SCALING = ("rope_scaling", "rope_low_freq_factor", "rope_high_freq_factor", "rope_original_seq_len",
-               "rope_attention_factor", "rope_truncate")  # fmt: skip
 
 
 def to_config(spec: ModelSpec, dtype: str = "float32", model_type: str | None = None) -> dict[str, Any]:
@@ -53,14 +48,14 @@ def _plain(spec: ModelSpec) -> ModelSpec:
 
 
 def _written(spec: ModelSpec, family: Family) -> dict[str, Any]:
-    config: dict[str, Any] = {key: getattr(spec, name) for name, key in family.keys.items()}
+    config = {key: field_at(spec, path) for path, key in family.keys.items()}
     derived: dict[str, Any] = {
-        "n_kv_heads": spec.kv_heads,
-        "head_dim": spec.head_size,
-        "expert_d_ff": spec.expert_width,
+        "attention.n_kv_heads": spec.kv_heads,
+        "attention.head_dim": spec.head_size,
+        "feed_forward.expert_d_ff": spec.experts.width if spec.experts is not None else spec.feed_forward.d_ff,
+        "feed_forward.activation": family.written.get(spec.feed_forward.activation),
     }
-    derived["activation"] = family.written.get(spec.activation)
-    config |= {family.keys[name]: value for name, value in derived.items() if name in family.keys}
+    config |= {family.keys[path]: value for path, value in derived.items() if path in family.keys}
     if family.theta is not None:
         config["attention_dropout"] = 0.0
         if family.local_theta is not None:
@@ -68,19 +63,19 @@ def _written(spec: ModelSpec, family: Family) -> dict[str, Any]:
         else:
             config["rope_parameters"] = rope_parameters(spec, share=family.turned is not None)
     if family.windows != "none":
-        config["sliding_window"] = spec.window
+        config["sliding_window"] = spec.attention.window
         if family.windows != "all":
             config["layer_types"] = layer_types(spec)
         if family.flagged:
-            config["use_sliding_window"] = spec.window is not None
+            config["use_sliding_window"] = spec.attention.window is not None
     return config | (family.write(spec) if family.write is not None else {})
 
 
 def _obstacles(spec: ModelSpec, family: Family) -> Iterator[Problem]:
     """What differs where a spec is written as a config of the family and read back."""
-    if family.divides and spec.d_model % spec.n_heads:
+    if family.divides and spec.d_model % spec.attention.n_heads:
         rule = f"transformers wants a divisor of d_model = {spec.d_model}, whatever head_dim is"
-        yield Problem("model.n_heads", spec.n_heads, rule)
+        yield Problem("model.attention.n_heads", spec.attention.n_heads, rule)
         return
     try:
         reading, again = read({"model_type": family.model_type} | _written(spec, family))
@@ -89,25 +84,19 @@ def _obstacles(spec: ModelSpec, family: Family) -> Iterator[Problem]:
         yield from error.problems
         return
     yield from reading.unheld
-    for each in fields(ModelSpec):
-        wanted, got = getattr(spec, each.name), getattr(again, each.name)
-        if wanted != got and each.name != "name" and not _unused(spec, each.name):
-            every = (
-                f"every {family.model_type} has" if each.name in family.always else f"here a {family.model_type} has"
-            )
-            yield Problem(f"model.{each.name}", wanted, f"{every} {'none' if got is None else shown(got)}", got)
+    ours, theirs = fields_of(spec), fields_of(again)
+    others: tuple[str, ...] = ("name.",)
+    for path in dict.fromkeys([*ours, *theirs]):
+        wanted, got = ours.get(path), theirs.get(path)
+        if wanted == got or f"{path}.".startswith(others):
+            continue
+        others += (f"{path}.",)  # of another kind all fields are others
+        every = f"every {family.model_type} has" if path in family.always else f"here a {family.model_type} has"
+        yield Problem(f"model.{path}", wanted, f"{every} {'none' if got is None else shown(got)}", got)
 
 
 def _never(spec: ModelSpec, family: Family) -> Iterator[Problem]:
-    for name, value in family.always.items():
-        if getattr(spec, name) != value and name not in ("positions", "block", "norm_place"):
-            yield Problem(f"model.{name}", getattr(spec, name), f"every {family.model_type} has {shown(value)}", value)
-
-
-def _unused(spec: ModelSpec, name: str) -> bool:
-    """Whether a field means nothing in this spec, so that its value need not come back."""
-    if name.startswith("rope") and spec.positions != "rope":
-        return True
-    if spec.rope_factor is None and name in _OF_SCALING:
-        return True
-    return spec.n_experts is None and (name.startswith("router") or name in _OF_EXPERTS)
+    for path, value in family.always.items():
+        if field_at(spec, path) != value and path not in ("positions", "block", "norm_place"):
+            rule = f"every {family.model_type} has {shown(value)}"
+            yield Problem(f"model.{path}", field_at(spec, path), rule, value)

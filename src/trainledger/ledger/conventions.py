@@ -48,7 +48,9 @@ def _six_n(run: Run, ledger: Ledger) -> Int:
 
 def _six_n_and_attention(run: Run, ledger: Ledger) -> Int:
     spec = run.model
-    per_token = thumb.attention_flops_per_token(spec.n_layers, spec.n_heads * spec.head_size, run.recipe.seq_len)
+    per_token = thumb.attention_flops_per_token(
+        spec.n_layers, spec.attention.n_heads * spec.head_size, run.recipe.seq_len
+    )
     return _six_n(run, ledger) + per_token * ledger.tokens
 
 

@@ -65,7 +65,8 @@ def _shorter(run: Run, longest: LayerRun, rounds: int) -> Run | None:
         recipe = replace(recipe, recompute_segment=group_size(run.model, recipe))
     shorter = replace(run, model=model, recipe=recipe)
     wanted = [replace(each, count=rounds) if each == longest else each for each in layer_runs(run.model, run.recipe)]
-    if model.n_layers < max(1, model.n_dense_layers) or list(layer_runs(model, recipe)) != wanted:
+    dense = 0 if model.experts is None else model.experts.n_dense_layers
+    if model.n_layers < max(1, dense) or list(layer_runs(model, recipe)) != wanted:
         return None
     return shorter
 

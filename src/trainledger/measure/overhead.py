@@ -16,6 +16,8 @@ import torch
 from trainledger.ledger.step import account
 from trainledger.nn.init import initialize
 from trainledger.nn.transformer import build
+from trainledger.spec.attention import MultiHead
+from trainledger.spec.feed_forward import Dense
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
@@ -61,7 +63,14 @@ class _Seconds:
 
 class _Stepper:
     def __init__(self, device: torch.device, blocks: int) -> None:
-        spec = ModelSpec(vocab_size=16, d_model=8, n_layers=blocks, n_heads=2, d_ff=16, max_seq_len=8)
+        spec = ModelSpec(
+            vocab_size=16,
+            d_model=8,
+            n_layers=blocks,
+            max_seq_len=8,
+            attention=MultiHead(n_heads=2),
+            feed_forward=Dense(d_ff=16),
+        )
         with device:
             self._model = build(spec, _RECIPE)
             ids_BT = torch.arange(8).view(1, 8)

@@ -40,13 +40,13 @@ class Scores:
 
 def scores_of(spec: ModelSpec, implementation: str, dropout: float) -> Scores:
     """The choices of a spec; scores are multiplied by 1 / sqrt(K) unless it says otherwise."""
-    scale = 1 / math.sqrt(spec.head_size) if spec.attention_scale is None else spec.attention_scale
-    return Scores(implementation, scale, spec.attention_softcap, dropout)
+    scale = 1 / math.sqrt(spec.head_size) if spec.attention.scale is None else spec.attention.scale
+    return Scores(implementation, scale, spec.attention.softcap, dropout)
 
 
 def usual(spec: ModelSpec) -> str:
     """The fastest implementation that can do what the spec asks for on every device."""
-    return "math" if spec.capped_or_sinking else "sdpa"
+    return "math" if spec.needs_custom_attention else "sdpa"
 
 
 def refusals(spec: ModelSpec, implementation: str, device: str) -> Iterator[Problem]:
@@ -57,13 +57,13 @@ def refusals(spec: ModelSpec, implementation: str, device: str) -> Iterator[Prob
     if implementation != "sdpa" and device == "cpu":
         yield Problem(where, given, "is a kernel of accelerators, not of a CPU", usual(spec))
         return
-    if spec.attention_softcap is not None:
+    if spec.attention.softcap is not None:
         yield Problem(where, given, "PyTorch has no such kernel with capped scores (attention_softcap)", "math")
-    if spec.attention_sinks:
+    if spec.attention.sinks:
         yield Problem(where, given, "PyTorch has no such kernel with attention sinks", "math")
     if implementation == "flash":
-        if spec.window is not None or spec.positions == "alibi":
-            what = "a window" if spec.window is not None else "ALiBi"
+        if spec.attention.window is not None or spec.positions.kind == "alibi":
+            what = "a window" if spec.attention.window is not None else "ALiBi"
             yield Problem(where, given, f"PyTorch's flash kernel has no mask here, which {what} needs", "sdpa")
         if spec.value_size != spec.head_size:
             yield Problem(where, given, "PyTorch's flash kernel has values as wide as keys only", "sdpa")

@@ -29,19 +29,20 @@ class Attention(nn.Module):
     def __init__(self, spec: ModelSpec, kind: LayerKind, implementation: str, dropout: float = 0.0) -> None:
         super().__init__()
         D, K = spec.d_model, spec.head_size
-        self.head_size, self.qk_norm, self.interleaved = K, spec.qk_norm, spec.rope_interleaved
+        self.head_size, self.qk_norm = K, spec.attention.qk_norm
+        self.interleaved = spec.rope is not None and spec.rope.interleaved
         self.dropout = dropout
         self.cache: LayerCache | None = None
         self.scores = scores_of(spec, implementation, 0.0)
         self.scores_in_training = scores_of(spec, implementation, dropout)
-        self.sinks = nn.Parameter(torch.zeros(spec.n_heads)) if spec.attention_sinks else None
-        self.q_proj = nn.Linear(D, spec.n_heads * K, bias=spec.attention_bias)
-        self.k_proj = nn.Linear(D, spec.kv_heads * K, bias=spec.attention_bias)
-        self.v_proj = nn.Linear(D, spec.kv_heads * K, bias=spec.attention_bias)
-        self.o_proj = nn.Linear(spec.n_heads * K, D, bias=spec.output_bias)
-        wide = spec.qk_norm == "width"
-        self.q_norm = norm_of(spec, spec.n_heads * K if wide else K) if spec.qk_norm else None
-        self.k_norm = norm_of(spec, spec.kv_heads * K if wide else K) if spec.qk_norm else None
+        self.sinks = nn.Parameter(torch.zeros(spec.attention.n_heads)) if spec.attention.sinks else None
+        self.q_proj = nn.Linear(D, spec.attention.n_heads * K, bias=spec.attention.bias)
+        self.k_proj = nn.Linear(D, spec.kv_heads * K, bias=spec.attention.bias)
+        self.v_proj = nn.Linear(D, spec.kv_heads * K, bias=spec.attention.bias)
+        self.o_proj = nn.Linear(spec.attention.n_heads * K, D, bias=spec.output_bias)
+        wide = spec.attention.qk_norm == "width"
+        self.q_norm = norm_of(spec, spec.attention.n_heads * K if wide else K) if spec.attention.qk_norm else None
+        self.k_norm = norm_of(spec, spec.kv_heads * K if wide else K) if spec.attention.qk_norm else None
         refuse(spec, implementation, self.q_proj.weight)
 
     def forward(self, x_BTD: Tensor, shared: Shared) -> Tensor:

@@ -77,6 +77,6 @@ class Cache:
 def heads_of(spec: ModelSpec) -> list[tuple[int, int]]:
     """Heads and their width of each tensor that a layer remembers."""
     if spec.latent:
-        assert spec.kv_rank is not None
-        return [(1, spec.kv_rank + spec.rotary_size)]
+        assert spec.latent.kv_rank is not None
+        return [(1, spec.latent.kv_rank + spec.rotary_size)]
     return [(spec.kv_heads, spec.head_size), (spec.kv_heads, spec.value_size)]

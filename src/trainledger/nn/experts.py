@@ -42,15 +42,15 @@ class ExpertStack(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        E, D, F = spec.n_experts, spec.d_model, spec.expert_width
-        assert E is not None
+        assert spec.experts is not None
+        E, D, F = spec.experts.n_experts, spec.d_model, spec.experts.width
         self.spec = spec
-        inward = self.inward = "gate_up_proj" if spec.gated else "up_proj"
-        wide = 2 * F if spec.gated else F
+        inward = self.inward = "gate_up_proj" if spec.feed_forward.gated else "up_proj"
+        wide = 2 * F if spec.feed_forward.gated else F
         shapes: dict[str, tuple[int, ...]] = {inward: (E, wide, D), f"{inward}_bias": (E, wide)}
         shapes |= {"down_proj": (E, D, F), "down_proj_bias": (E, D)}
         for name, shape in shapes.items():
-            if spec.mlp_bias or not name.endswith("bias"):
+            if spec.feed_forward.bias or not name.endswith("bias"):
                 self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         self.reset_parameters()
 
@@ -63,12 +63,12 @@ class ExpertStack(nn.Module):
     def forward(self, x_SD: Tensor, where: Dispatch, routed: int) -> Tensor:
         """[S, D] in and out; ``routed`` of the S rows hold tokens."""
         y_SH = self._linear(x_SD, self.inward, where, routed)
-        if self.spec.gated:
+        if self.spec.feed_forward.gated:
             gate_SF, up_SF = y_SH.chunk(2, dim=-1)
-            h_SF = gated(gate_SF, up_SF, self.spec.activation)
+            h_SF = gated(gate_SF, up_SF, self.spec.feed_forward.activation)
             del gate_SF, up_SF
         else:
-            h_SF = activate(y_SH, self.spec.activation)
+            h_SF = activate(y_SH, self.spec.feed_forward.activation)
         del y_SH
         return self._linear(h_SF, "down_proj", where, routed)
 
@@ -93,17 +93,17 @@ class Experts(nn.Module):
 
     def __init__(self, spec: ModelSpec, dispatching: Dispatching) -> None:
         super().__init__()
-        assert spec.n_experts is not None
+        assert spec.experts is not None
         self.spec = spec
-        self.n_experts = spec.n_experts
+        self.n_experts = spec.experts.n_experts
         self.dispatching = dispatching
         factor = dispatching.capacity_factor
         self.capacity_factor = None if factor is None else Fraction(str(factor))
         self.router = Router(spec)
         self.experts = ExpertStack(spec)
-        width = spec.n_shared_experts * spec.expert_width
-        self.shared_experts = MLP(spec, width) if spec.n_shared_experts else None
-        self.shared_expert_gate = nn.Linear(spec.d_model, 1, bias=False) if spec.shared_expert_gate else None
+        width = spec.experts.n_shared * spec.experts.width
+        self.shared_experts = MLP(spec, width) if spec.experts.n_shared else None
+        self.shared_expert_gate = nn.Linear(spec.d_model, 1, bias=False) if spec.experts.shared_gate else None
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D] in and out."""

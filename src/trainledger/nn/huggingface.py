@@ -21,6 +21,7 @@ from trainledger.nn.huggingface_names import Names, Piece, as_modules, names_of,
 from trainledger.nn.transformer import Transformer
 from trainledger.nn.weights import FILE, Stored, assemble, faults, held, refuse, shapes, stored_in
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput, Problem, shown
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
@@ -63,7 +64,7 @@ def export_model(
     none. `InvalidInput` where transformers has no such model or the directory is in use.
     """
     kind = DTYPES[dtype]
-    config = to_config(replace(model.spec, n_predict_ahead=0), str(kind).removeprefix("torch."), model_type)
+    config = to_config(with_fields(model.spec, {"n_mtp_layers": 0}), str(kind).removeprefix("torch."), model_type)
     with whole_directory(directory, force=force, ours=WRITTEN) as partial:
         save_file(_their_tensors(model, kind, config["model_type"]), partial / FILE, metadata={"format": "pt"})
         if tokenizer is not None:

@@ -74,7 +74,7 @@ def deviation(name: str, weight: nn.Parameter, spec: ModelSpec) -> float:
 
 def _share(spec: ModelSpec) -> float:
     """The deviation that tokens, or tokens and learned positions each, give to the stream."""
-    return math.sqrt(0.5) if spec.positions == "learned" else 1.0
+    return math.sqrt(0.5) if spec.positions.kind == "learned" else 1.0
 
 
 def fill(weight: nn.Parameter, deviation: float, generator: torch.Generator) -> None:

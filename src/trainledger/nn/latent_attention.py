@@ -28,15 +28,15 @@ class LatentAttention(nn.Module):
 
     def __init__(self, spec: ModelSpec, kind: LayerKind, implementation: str, dropout: float = 0.0) -> None:
         super().__init__()
-        D, H, P, R = spec.d_model, spec.n_heads, spec.q_rank, spec.kv_rank
-        assert R is not None
-        assert spec.nope_head_dim is not None
-        self.plain, self.turned, self.value = spec.nope_head_dim, spec.rotary_size, spec.value_size
-        self.rank, self.interleaved = R, spec.rope_interleaved
+        assert spec.latent is not None
+        assert spec.rope is not None
+        D, H, P, R = spec.d_model, spec.latent.n_heads, spec.latent.q_rank, spec.latent.kv_rank
+        self.plain, self.turned, self.value = spec.latent.nope_head_dim, spec.rotary_size, spec.value_size
+        self.rank, self.interleaved = R, spec.rope.interleaved
         self.cache: LayerCache | None = None
         self.scores = scores_of(spec, implementation, 0.0)
         self.scores_in_training = scores_of(spec, implementation, dropout)
-        bias = spec.attention_bias
+        bias = spec.attention.bias
         self.q_proj = nn.Linear(D, H * spec.head_size, bias=False) if P is None else None
         self.q_a_proj = nn.Linear(D, P, bias=bias) if P is not None else None
         self.q_a_layernorm = RMSNorm(P, eps=EPS) if P is not None else None

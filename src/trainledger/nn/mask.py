@@ -27,7 +27,11 @@ class Masks(nn.Module):
         self.written_out = implementation == "math"
         self.dropout = dropout > 0
         self.slopes_H: Tensor | None
-        slopes_H = torch.tensor(slopes(spec.n_heads), dtype=torch.float32) if spec.positions == "alibi" else None
+        slopes_H = (
+            torch.tensor(slopes(spec.attention.n_heads), dtype=torch.float32)
+            if spec.positions.kind == "alibi"
+            else None
+        )
         self.register_buffer("slopes_H", slopes_H, persistent=False)
 
     def forward(self, n_tokens: int, dtype: torch.dtype, device: torch.device) -> dict[int | None, Tensor | None]:

@@ -43,10 +43,12 @@ class MLP(nn.Module):
 
     def __init__(self, spec: ModelSpec, width: int) -> None:
         super().__init__()
-        self.activation = spec.activation
-        self.gate_proj = nn.Linear(spec.d_model, width, bias=spec.mlp_bias) if spec.gated else None
-        self.up_proj = nn.Linear(spec.d_model, width, bias=spec.mlp_bias)
-        self.down_proj = nn.Linear(width, spec.d_model, bias=spec.mlp_bias)
+        self.activation = spec.feed_forward.activation
+        self.gate_proj = (
+            nn.Linear(spec.d_model, width, bias=spec.feed_forward.bias) if spec.feed_forward.gated else None
+        )
+        self.up_proj = nn.Linear(spec.d_model, width, bias=spec.feed_forward.bias)
+        self.down_proj = nn.Linear(width, spec.d_model, bias=spec.feed_forward.bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D] in and out."""

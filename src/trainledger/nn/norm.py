@@ -14,9 +14,9 @@ from trainledger.spec.model import ModelSpec
 def norm_of(spec: ModelSpec, width: int | None = None) -> nn.Module:
     """The normalization of a spec over a last dim of ``width`` (absent: d_model)."""
     width = spec.d_model if width is None else width
-    if spec.norm == "layernorm":
-        return LayerNorm(width, eps=spec.norm_eps, elementwise_affine=spec.norm_weight, bias=spec.norm_bias)
-    return PlusOneRMSNorm(width, spec.norm_eps) if spec.norm_plus_one else RMSNorm(width, eps=spec.norm_eps)
+    if spec.norm.kind == "layernorm":
+        return LayerNorm(width, eps=spec.norm.eps, elementwise_affine=spec.norm.weight, bias=spec.norm.bias)
+    return PlusOneRMSNorm(width, spec.norm.eps) if spec.norm.plus_one else RMSNorm(width, eps=spec.norm.eps)
 
 
 class LayerNorm(nn.LayerNorm):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.positions import Linear, Llama3, LongRope, Yarn
 from trainledger.spec.problem import InvalidInput, Problem
 
 Angles = tuple[Tensor, Tensor]  # cosines and sines, each [T, 1, J]
@@ -28,8 +29,10 @@ class Rotary(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         angle_TJ = torch.outer(torch.arange(spec.max_seq_len, dtype=torch.float32), frequencies(spec))
-        self.register_buffer("cos_TJ", angle_TJ.cos() * spec.rope_attention_factor, persistent=False)
-        self.register_buffer("sin_TJ", angle_TJ.sin() * spec.rope_attention_factor, persistent=False)
+        scaling = None if spec.rope is None else spec.rope.scaling
+        grown = scaling.attention_factor if isinstance(scaling, Yarn) else 1.0
+        self.register_buffer("cos_TJ", angle_TJ.cos() * grown, persistent=False)
+        self.register_buffer("sin_TJ", angle_TJ.sin() * grown, persistent=False)
 
     def forward(self, n_tokens: int, dtype: torch.dtype, past: int = 0) -> Angles:
         """Cosines and sines of ``n_tokens`` positions behind ``past`` others, each [T, 1, J] in ``dtype``."""
@@ -38,46 +41,46 @@ class Rotary(nn.Module):
 
 
 def frequencies(spec: ModelSpec) -> Tensor:
-    """Radians per position of each pair, [J], fp32: theta ** (-2j / R), those of long waves less with ``rope_factor``.
+    """Radians per position of each pair, [J], fp32: theta ** (-2j / R), those of long waves less where they are scaled.
 
-    linear slows every wave ``rope_factor`` times (Chen et al. 2023, Position Interpolation). llama3 (Llama 3.1)
-    and yarn (Peng et al. 2023, section 3.2, NTK-by-parts) slow those that fit at most ``rope_low_freq_factor``
-    times into ``rope_original_seq_len``, leave those that fit ``rope_high_freq_factor`` times or more, and blend
+    linear slows every wave ``factor`` times (Chen et al. 2023, Position Interpolation). llama3 (Llama 3.1) and yarn
+    (Peng et al. 2023, section 3.2, NTK-by-parts) slow those that fit at most ``low_freq_factor`` (``beta_slow``) times
+    into ``original_seq_len``, leave those that fit ``high_freq_factor`` (``beta_fast``) times or more, and blend
     between: llama3 linearly in how often a wave fits, yarn linearly in the number of its pair.
     """
+    assert spec.rope is not None
+    scaling = spec.rope.scaling
     pair_J = torch.arange(0, spec.rotary_size, 2, dtype=torch.float32)
-    frequency_J = 1.0 / spec.rope_theta ** (pair_J / spec.rotary_size)
-    if spec.rope_scaling == "longrope":
-        rule = (
-            "has a factor for each pair of a head, which the model's fields do not hold; it can be planned, not built"
-        )
-        raise InvalidInput([Problem("model.rope_scaling", "longrope", rule)])
-    if spec.rope_factor is None:
-        return frequency_J
-    match spec.rope_scaling:
-        case "linear":
-            return frequency_J / spec.rope_factor
-        case "yarn":
-            kept_J = _kept_by_yarn(spec)
-        case _:
-            fits_J = spec.rope_original_seq_len * frequency_J / (2 * math.pi)
-            low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
+    frequency_J: Tensor = 1.0 / spec.rope.theta ** (pair_J / spec.rotary_size)
+    match scaling:
+        case None:
+            return frequency_J
+        case LongRope():
+            rule = "has a factor for each pair of a head, which the model's fields do not hold; it can be planned, not "
+            raise InvalidInput([Problem("model.positions.scaling", "longrope", f"{rule}built")])
+        case Linear():
+            return frequency_J / scaling.factor
+        case Yarn():
+            kept_J = _kept_by_yarn(scaling, spec.rope.theta, spec.rotary_size)
+        case Llama3():
+            fits_J = scaling.original_seq_len * frequency_J / (2 * math.pi)
+            low, high = scaling.low_freq_factor, scaling.high_freq_factor
             kept_J = ((fits_J - low) / (high - low)).clamp(0, 1)
-    return (1 - kept_J) * (frequency_J / spec.rope_factor) + kept_J * frequency_J
+    return (1 - kept_J) * (frequency_J / scaling.factor) + kept_J * frequency_J
 
 
-def _kept_by_yarn(spec: ModelSpec) -> Tensor:
+def _kept_by_yarn(scaling: Yarn, theta: float, width: int) -> Tensor:
     """How much of each pair's own frequency stays, [J]: a ramp, between whole pairs as in the authors' code or not."""
 
     def pair_that_fits(times: float) -> float:
-        wave = spec.rope_original_seq_len / (2 * math.pi * times)
-        return spec.rotary_size * math.log(wave) / (2 * math.log(spec.rope_theta))
+        wave = scaling.original_seq_len / (2 * math.pi * times)
+        return width * math.log(wave) / (2 * math.log(theta))
 
-    first, last = pair_that_fits(spec.rope_high_freq_factor), pair_that_fits(spec.rope_low_freq_factor)
-    if spec.rope_truncate:
+    first, last = pair_that_fits(scaling.beta_fast), pair_that_fits(scaling.beta_slow)
+    if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, spec.rotary_size - 1)
-    pair_J = torch.arange(spec.rotary_size // 2, dtype=torch.float32)
+    first, last = max(first, 0), min(last, width - 1)
+    pair_J = torch.arange(width // 2, dtype=torch.float32)
     return 1 - ((pair_J - first) / max(last - first, 0.001)).clamp(0, 1)
 
 

@@ -36,17 +36,16 @@ class Router(nn.Linear):
     correction: Tensor | None
 
     def __init__(self, spec: ModelSpec) -> None:
-        assert spec.n_experts is not None
-        super().__init__(spec.d_model, spec.n_experts, bias=spec.router_bias)
-        self.spec = spec
-        self.register_buffer("correction", torch.zeros(spec.n_experts) if spec.router_correction else None)
+        assert spec.experts is not None
+        super().__init__(spec.d_model, spec.experts.n_experts, bias=spec.experts.router.bias)
+        self.experts, self.choice = spec.experts, spec.experts.router
+        self.register_buffer("correction", torch.zeros(self.experts.n_experts) if self.choice.correction else None)
 
     def route(self, x_BTD: Tensor) -> Routes:
         """The routes of tokens [B, T, D], taken as N = B T in a row."""
-        spec = self.spec
         logits_NE = self(x_BTD).flatten(0, 1)
         logits_NE = logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
-        match spec.router:
+        match self.choice.scores:
             case "softmax":
                 scores_NE = logits_NE.softmax(-1)
             case "sigmoid":
@@ -55,27 +54,25 @@ class Router(nn.Linear):
                 scores_NE = logits_NE
         chosen_NK = self._choose(scores_NE.detach())
         weights_NK = scores_NE.gather(1, chosen_NK)
-        if spec.router == "softmax-of-chosen":
+        if self.choice.scores == "softmax-of-chosen":
             weights_NK = weights_NK.softmax(-1)
-        elif spec.router_normalize:
+        elif self.choice.normalize:
             weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + TINY)
-        if spec.router_scale != 1:
-            weights_NK = weights_NK * spec.router_scale
+        if self.choice.scale != 1:
+            weights_NK = weights_NK * self.choice.scale
         return Routes(chosen_NK, weights_NK, scores_NE)
 
     def _choose(self, scores_NE: Tensor) -> Tensor:
-        spec = self.spec
         if self.correction is not None:
             scores_NE = scores_NE + self.correction
-        if spec.router_top_groups < spec.router_groups:
-            scores_NE = best_groups(scores_NE, spec.router_groups, spec.router_top_groups, self.of_best)
-        return scores_NE.topk(spec.experts_per_token, dim=-1).indices
+        if self.choice.top_groups < self.choice.groups:
+            scores_NE = best_groups(scores_NE, self.choice.groups, self.choice.top_groups, self.of_best)
+        return scores_NE.topk(self.experts.per_token, dim=-1).indices
 
     @property
     def of_best(self) -> int:
         """A group is as good as this many of its best together: DeepSeek-V3 takes two, DeepSeek-V2 one."""
-        assert self.spec.n_experts is not None
-        return min(2 if self.spec.router == "sigmoid" else 1, self.spec.n_experts // self.spec.router_groups)
+        return min(2 if self.choice.scores == "sigmoid" else 1, self.experts.n_experts // self.choice.groups)
 
 
 def best_groups(scores_NE: Tensor, groups: int, top: int, of_best: int) -> Tensor:
@@ -95,10 +92,10 @@ def balance_loss(routes: Routes, share_E: Tensor, spec: ModelSpec) -> Tensor:
     Fedus et al. 2021, Switch Transformers, equations 4 to 6; of sigmoid scores the probability is the score over
     the sum of all (DeepSeek-V3, equations 17 to 20). Of the softmax of the chosen it is the softmax over all.
     """
+    assert spec.experts is not None
     probabilities_NE = routes.scores_NE
-    if spec.router == "sigmoid":
+    if spec.experts.router.scores == "sigmoid":
         probabilities_NE = probabilities_NE / (probabilities_NE.sum(-1, keepdim=True) + TINY)
-    elif spec.router == "softmax-of-chosen":
+    elif spec.experts.router.scores == "softmax-of-chosen":
         probabilities_NE = probabilities_NE.softmax(-1)
-    assert spec.n_experts is not None
-    return (probabilities_NE.mean(0) * share_E).sum() * spec.n_experts
+    return (probabilities_NE.mean(0) * share_E).sum() * spec.experts.n_experts

@@ -29,6 +29,7 @@ from trainledger.nn.predict_ahead import PredictAhead, ahead_loss
 from trainledger.nn.rotary import Angles, Rotary
 from trainledger.spec.layers import LayerKind, angles_of, kind_of, local_angles, rotary_modules
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.positions import Learned
 from trainledger.spec.recipe import Recipe
 
 
@@ -71,7 +72,7 @@ class Block(nn.Module):
         self.self_attn = attend(spec, kind, attention, attention_dropout)
         self.post_attention_layernorm = norm_of(spec) if spec.block != "parallel" else None
         self.pre_feedforward_layernorm = norm_of(spec) if sandwich else None
-        self.mlp = Experts(spec, dispatching) if kind.experts else MLP(spec, spec.d_ff)
+        self.mlp = Experts(spec, dispatching) if kind.experts else MLP(spec, spec.feed_forward.d_ff)
         self.post_feedforward_layernorm = norm_of(spec) if spec.norm_place != "pre" else None
         self.norm_place = spec.norm_place
         self.dropout = Dropout(dropout)
@@ -158,8 +159,10 @@ class Transformer(nn.Module):
         angles = rotary_modules(spec)
         self.embed_tokens = nn.Embedding(spec.padded_vocab, spec.d_model)
         self.embed_positions = None
-        if spec.positions == "learned":
-            self.embed_positions = nn.Embedding(spec.max_seq_len + spec.extra_positions, spec.d_model)
+        self.unused_rows = 0
+        if isinstance(spec.positions, Learned):
+            self.unused_rows = spec.positions.extra_rows
+            self.embed_positions = nn.Embedding(spec.max_seq_len + self.unused_rows, spec.d_model)
         self.embed_norm = norm_of(spec) if spec.embedding_norm else None
         self.rotary = Rotary(spec) if "rotary" in angles else None
         self.rotary_local = Rotary(local_angles(spec)) if "rotary_local" in angles else None
@@ -182,9 +185,9 @@ class Transformer(nn.Module):
         if spec.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self.predict_ahead = None
-        if spec.n_predict_ahead:
+        if spec.n_mtp_layers:
             upcast = checkpointing is None or checkpointing.loss_upcast
-            modules = (PredictAhead(spec, block(kinds[-1]), upcast=upcast) for _ in range(spec.n_predict_ahead))
+            modules = (PredictAhead(spec, block(kinds[-1]), upcast=upcast) for _ in range(spec.n_mtp_layers))
             self.predict_ahead = nn.ModuleList(modules)
         self.loss = loss
 
@@ -259,7 +262,7 @@ class Transformer(nn.Module):
         if self.spec.embedding_scale != 1:
             x_BTD = x_BTD * self.spec.embedding_scale
         if self.embed_positions is not None:
-            first = self.spec.extra_positions + past
+            first = self.unused_rows + past
             x_BTD = x_BTD + self.embed_positions.weight[first : first + ids_BT.shape[1]]
         y_BTD: Tensor = self.dropout(_normed(self.embed_norm, x_BTD))
         return y_BTD

@@ -112,7 +112,7 @@ def assemble(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> Transformer:
         model.rotary = Rotary(spec)
     if model.rotary_local is not None:
         model.rotary_local = Rotary(local_angles(spec))
-    if spec.positions == "alibi":
+    if spec.positions.kind == "alibi":
         model.masks.slopes_H = Masks(spec, "sdpa", 0.0).slopes_H
     return model
 

@@ -22,6 +22,7 @@ from trainledger.spec.cluster import Device
 from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import table_of
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.units import format_count
@@ -107,7 +108,7 @@ def affordable(
         raise InvalidInput([Problem("budget", None, rule)])
     if tokens_per_step is None:
         tokens_per_step = default_tokens_per_step(budget.flops, budget.count * seq_len)
-    if base.n_experts is not None:
+    if base.experts is not None:
         rule = "has experts, and these laws were fitted on dense models: 6 N D and N mean other things there"
         raise InvalidInput([Problem("family", base.name, rule, "llama-3-8b")])
     kernels = kernels_of_capability(machine.compute_capability)
@@ -220,7 +221,7 @@ def to_json(found: Affordable) -> dict[str, Any]:
         "tokens_per_second": found.forecast.tokens_per_second,
         "step_seconds": found.forecast.step_seconds,
         "basis": found.forecast.basis.get("step_seconds"),
-        "model": {name: getattr(spec, name) for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_ff")},
+        "model": table_of(spec),
         "recipe": {
             name: getattr(recipe, name)
             for name in ("seq_len", "global_batch", "micro_batch", "precision", "activation_checkpointing", "compile")

@@ -149,7 +149,7 @@ def _micro_batch(run: Run) -> Iterator[Change]:
     each_rank, now = run.recipe.global_batch // run.layout.data_ranks, run.device_batch
     recipe = run.recipe
     # Experts' places and their balance are counted in a micro-batch.
-    alone = run.model.n_experts is not None and (recipe.expert_capacity is not None or recipe.load_balance_loss > 0)
+    alone = run.model.experts is not None and (recipe.expert_capacity is not None or recipe.load_balance_loss > 0)
     cost = "other draws of dropout" if recipe.dropout or recipe.attention_dropout else ""
     sizes = {size for k in (2, 4, 8) for size in (now * k, now // k)} | {1}
     for size in sorted(sizes):
@@ -255,17 +255,19 @@ def _sizes(run: Run) -> Iterator[Change]:
             seen.add(padded)
             cost = f"{padded - spec.padded_vocab:,} more rows, which no text asks for but the softmax sums over"
             yield _one(f"vocabulary padded to a multiple of {multiple}", "model.vocab_multiple", multiple, RESULT, cost)
-    if not spec.latent and spec.head_dim is None and spec.head_size % 64:
+    if not spec.latent and spec.attention.head_dim is None and spec.head_size % 64:
         for size in (64, 128):
-            if spec.d_model % size == 0 and spec.kv_heads in (spec.n_heads, 1):
-                fields: list[tuple[str, Any]] = [("model.n_heads", spec.d_model // size)]
-                if spec.n_kv_heads is not None and spec.n_kv_heads == spec.n_heads:
-                    fields.append(("model.n_kv_heads", spec.d_model // size))
+            if spec.d_model % size == 0 and spec.kv_heads in (spec.attention.n_heads, 1):
+                fields: list[tuple[str, Any]] = [("model.attention.n_heads", spec.d_model // size)]
+                if spec.attention.n_kv_heads is not None and spec.attention.n_kv_heads == spec.attention.n_heads:
+                    fields.append(("model.attention.n_kv_heads", spec.d_model // size))
                 yield Change(f"heads of width {size}", tuple(fields), RESULT, "another model of as many parameters")
     whole = 128 * run.layout.tensor
-    if spec.d_ff % whole:
-        wide = -(-spec.d_ff // whole) * whole
-        yield _one(f"d_ff a multiple of {whole}", "model.d_ff", wide, RESULT, "another, slightly larger model")
+    if spec.feed_forward.d_ff % whole:
+        wide = -(-spec.feed_forward.d_ff // whole) * whole
+        yield _one(
+            f"d_ff a multiple of {whole}", "model.feed_forward.d_ff", wide, RESULT, "another, slightly larger model"
+        )
 
 
 def _sharding(run: Run) -> Iterator[Change]:

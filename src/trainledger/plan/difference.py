@@ -22,12 +22,12 @@ class Difference:
 
 def differences(a: Run, b: Run) -> tuple[Difference, ...]:
     """Every field that differs, in the order of the run file."""
-    ours, theirs = runfile.resolved(a), runfile.resolved(b)
+    ours, theirs = runfile.flat(a), runfile.flat(b)
+    paths = dict.fromkeys([*ours, *theirs])
     return tuple(
-        Difference(f"{section}.{name}", value, theirs[section][name])
-        for section, fields in ours.items()
-        for name, value in fields.items()
-        if value != theirs[section][name]
+        Difference(path, ours.get(path, NONE), theirs.get(path, NONE))
+        for path in paths
+        if ours.get(path, NONE) != theirs.get(path, NONE)
     )
 
 

@@ -17,6 +17,7 @@ from math import ceil
 
 from trainledger.ledger.model.parameters import parameters
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import with_fields
 
 DEPTH_BAND = (0.8, 1.25)  # of the base model's ratio of depth to width
 _HEAD_BITS = 3  # digits of a number of heads behind its first, in binary (32, 36, 40 ... 64, 72), for ranks to share
@@ -52,7 +53,8 @@ class Family(Sequence[ModelSpec]):
         """What the members have in common."""
         base = self.base
         return (
-            f"the family of {base.name}: heads of {base.head_size}, d_ff {base.d_ff / base.d_model:.3g} x d_model, "
+            f"the family of {base.name}: heads of {base.head_size}, "
+            f"d_ff {base.feed_forward.d_ff / base.d_model:.3g} x d_model, "
             f"{_kv_words(base)}, d_model / n_layers within a quarter of its {base.d_model / base.n_layers:.0f}"
         )
 
@@ -71,7 +73,7 @@ def family_of(base: ModelSpec) -> Family:
     >>> from trainledger.api.load import model
     >>> family = family_of(model("llama-3-8b"))
     >>> near = family[family.nearest(12.6e9)]
-    >>> near.d_model, near.n_layers, near.n_heads, near.d_ff, model("llama-3-8b") in family
+    >>> near.d_model, near.n_layers, near.attention.n_heads, near.feed_forward.d_ff, model("llama-3-8b") in family
     (5120, 33, 40, 17920, True)
     """
     return Family(base)
@@ -80,7 +82,7 @@ def family_of(base: ModelSpec) -> Family:
 def _depths(spec: ModelSpec, base: ModelSpec) -> Iterator[tuple[int, int]]:
     """The depths of a width within the band, each with its parameters (between the ends by a straight line)."""
     rule = base.n_layers * spec.d_model / base.d_model
-    least = base.n_dense_layers + 1 if base.n_experts is not None else 1
+    least = base.experts.n_dense_layers + 1 if base.experts is not None else 1
     first, last = max(least, ceil(rule * DEPTH_BAND[0])), max(least, int(rule * DEPTH_BAND[1]), round(rule))
     if spec.d_model == base.d_model:
         first = min(first, base.n_layers)
@@ -96,7 +98,7 @@ def _widths(base: ModelSpec) -> Iterator[ModelSpec]:
     n_heads = 0
     while True:
         n_heads += 2 ** max(0, (n_heads or 1).bit_length() - 1 - _HEAD_BITS)
-        if n_heads == base.n_heads or not _kv_heads(base, n_heads):
+        if n_heads == base.attention.n_heads or not _kv_heads(base, n_heads):
             continue
         spec = _wide(base, n_heads)
         yield spec
@@ -106,29 +108,33 @@ def _widths(base: ModelSpec) -> Iterator[ModelSpec]:
 
 def _kv_heads(base: ModelSpec, n_heads: int) -> int:
     """As many as the base model has; where that does not divide, and the model is smaller, in its ratio; else 0."""
-    if base.latent or base.kv_heads == base.n_heads:
+    if base.latent or base.kv_heads == base.attention.n_heads:
         return n_heads
-    ratio = base.n_heads // base.kv_heads
+    ratio = base.attention.n_heads // base.kv_heads
     if n_heads % base.kv_heads == 0:
         return base.kv_heads
-    return n_heads // ratio if n_heads < base.n_heads and n_heads % ratio == 0 else 0
+    return n_heads // ratio if n_heads < base.attention.n_heads and n_heads % ratio == 0 else 0
 
 
 def _wide(base: ModelSpec, n_heads: int) -> ModelSpec:
     multiple = _multiple(base.d_model, _WIDTH_MULTIPLE)
-    d_model = _scaled(base.d_model, n_heads, base.n_heads, multiple)
-    own_width = not base.latent and (base.head_dim is not None or d_model != n_heads * base.head_size)
-    inner = None
-    if base.expert_d_ff is not None:
-        inner = _scaled(base.expert_d_ff, d_model, base.d_model, _multiple(base.expert_d_ff, _LARGEST_MULTIPLE))
-    return replace(
+    d_model = _scaled(base.d_model, n_heads, base.attention.n_heads, multiple)
+    own_width = not base.latent and (base.attention.head_dim is not None or d_model != n_heads * base.head_size)
+    inner = None if base.experts is None else base.experts.expert_d_ff
+    if inner is not None:
+        inner = _scaled(inner, d_model, base.d_model, _multiple(inner, _LARGEST_MULTIPLE))
+    return with_fields(
         base,
-        d_model=d_model,
-        n_heads=n_heads,
-        n_kv_heads=None if base.n_kv_heads is None else _kv_heads(base, n_heads),
-        head_dim=base.head_size if own_width else base.head_dim,
-        d_ff=_scaled(base.d_ff, d_model, base.d_model, _multiple(base.d_ff, _LARGEST_MULTIPLE)),
-        expert_d_ff=inner,
+        {
+            "d_model": d_model,
+            "attention.n_heads": n_heads,
+            "attention.n_kv_heads": None if base.attention.n_kv_heads is None else _kv_heads(base, n_heads),
+            "attention.head_dim": base.head_size if own_width else base.attention.head_dim,
+            "feed_forward.d_ff": _scaled(
+                base.feed_forward.d_ff, d_model, base.d_model, _multiple(base.feed_forward.d_ff, _LARGEST_MULTIPLE)
+            ),
+            "feed_forward.expert_d_ff": inner,
+        },
     )
 
 
@@ -147,4 +153,6 @@ def _multiple(size: int, most: int) -> int:
 def _kv_words(base: ModelSpec) -> str:
     if base.latent:
         return "its latent widths"
-    return "a key-value head for each" if base.kv_heads == base.n_heads else f"{base.kv_heads} key-value heads"
+    return (
+        "a key-value head for each" if base.kv_heads == base.attention.n_heads else f"{base.kv_heads} key-value heads"
+    )

@@ -279,7 +279,7 @@ def model_facts(run: Run) -> dict[str, Any]:
     spec = run.model
     return {
         "parameters": parameters(spec).total, "d_model": spec.d_model, "n_layers": spec.n_layers,
-        "n_heads": spec.n_heads, "n_kv_heads": spec.kv_heads, "d_ff": spec.d_ff,
+        "n_heads": spec.attention.n_heads, "n_kv_heads": spec.kv_heads, "d_ff": spec.feed_forward.d_ff,
     }  # fmt: skip
 
 

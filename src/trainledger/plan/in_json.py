@@ -6,6 +6,7 @@ from typing import Any
 
 from trainledger.plan.difference import as_override
 from trainledger.predict.device_memory import DeviceMemory
+from trainledger.spec.parts import field_at, table_of
 from trainledger.spec.run import Run
 
 SECTIONS = ("model", "recipe", "layout", "cluster")
@@ -16,16 +17,12 @@ def run(of: Run) -> dict[str, Any]:
 
     ``assumed`` are the fields that were not given but assumed (`Run.origin`), each as ``--set`` takes it.
     """
-    sections = {name: _section(getattr(of, name)) for name in SECTIONS}
+    sections = {name: table_of(getattr(of, name)) for name in SECTIONS}
     fields = (each.partition(".") for each in of.origin.assumed)
     return {
         **sections,
-        "assumed": [as_override(f"{at}.{name}", getattr(getattr(of, at), name)) for at, _, name in fields],
+        "assumed": [as_override(f"{at}.{name}", field_at(getattr(of, at), name)) for at, _, name in fields],
     }
-
-
-def _section(section: object) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(section).items()}
 
 
 def device_memory(held: DeviceMemory | None) -> dict[str, Any] | None:

@@ -13,10 +13,13 @@ from trainledger.plan.sizes import grow, sequence_step, whole_batch, with_sequen
 from trainledger.plan.sweep import last_holding
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import field_at, from_fields
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
-_SHAPE = ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_ff", "vocab_size")
+_SHAPE = (
+    "d_model", "n_layers", "vocab_size", "attention.n_heads", "attention.n_kv_heads", "feed_forward.d_ff",
+)  # fmt: skip
 _RANKS = (2, 4, 8, 16, 32, 64)
 
 
@@ -26,16 +29,16 @@ def longer_model(spec: ModelSpec, tokens: int) -> str | None:
     Of a family, the model of the nearest width; None where the catalog has no such model.
 
     >>> from trainledger.catalog import model
-    >>> longer_model(ModelSpec(**model("llama-3-8b"), name="llama-3-8b"), 32768)
+    >>> longer_model(from_fields(ModelSpec, model("llama-3-8b")), 32768)
     'llama-3.1-8b'
     """
     family = spec.name.partition("-")[0]
     found: list[tuple[bool, int, str]] = []
     for name in catalog.model_names():
-        other: dict[str, Any] = catalog.model(name)
-        same = all(other.get(field) == getattr(spec, field) for field in _SHAPE)
-        if other["max_seq_len"] >= tokens and (same or name.partition("-")[0] == family):
-            found.append((not same, abs(other["d_model"] - spec.d_model), name))
+        other = from_fields(ModelSpec, catalog.model(name))
+        same = all(field_at(other, path) == field_at(spec, path) for path in _SHAPE)
+        if other.max_seq_len >= tokens and (same or name.partition("-")[0] == family):
+            found.append((not same, abs(other.d_model - spec.d_model), name))
     return min(found, default=(False, 0, None))[2]
 
 

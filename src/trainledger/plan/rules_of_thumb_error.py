@@ -99,7 +99,7 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     )  # fmt: skip
     yield RuleOfThumb(
         "kept for backward", "L B T d (34 + 5 H T / d)", "nbytes",
-        thumb.activation_nbytes(L, run.device_batch, T, d, spec.n_heads), kept,
+        thumb.activation_nbytes(L, run.device_batch, T, d, spec.attention.n_heads), kept,
         "assumes 16-bit activations, written-out attention, GELU, d_ff = 4 d, dropout; leaves out the logits",
     )  # fmt: skip
     yield RuleOfThumb(
@@ -122,7 +122,7 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
 
 def _n(run: Run) -> str:
     """What N is in the rules for FLOPs: of a mixture of experts the parameters that a token passes through."""
-    return "N" if run.model.n_experts is None else "N_active"
+    return "N" if run.model.experts is None else "N_active"
 
 
 PASCANU = "Pascanu et al. 2013, On the difficulty of training recurrent neural networks (arXiv 1211.5063), section 3.2"

@@ -12,10 +12,13 @@ from trainledger.ledger.model.parameters import parameters
 from trainledger.plan.family import Family
 from trainledger.plan.sweep import Sweep
 from trainledger.spec.layout import Layout
+from trainledger.spec.parts import with_fields
 from trainledger.spec.precision import TILE, precision_of
 from trainledger.spec.problem import shown
+from trainledger.spec.reading import field_of
 from trainledger.spec.rules.run import memory_problems
 from trainledger.spec.run import Run
+from trainledger.spec.runfile import SECTIONS
 from trainledger.spec.setting import rule_of
 
 MOST_SHARDS = 2**14  # beyond the rows of a matrix, what is gathered is mostly padding
@@ -59,8 +62,9 @@ def regrown(run: Run, axis: str, reach: int, *, keep_tokens: bool = True) -> Swe
 
 def _upwards(run: Run, field: str, start: int, step: int, reach: int) -> range:
     """start, start + step, ... up to ``reach`` times the start and no further than the field goes."""
-    section, _, name = field.partition(".")
-    most = rule_of(type(getattr(run, section)).__dataclass_fields__[name])["at_most"]
+    known = field_of(SECTIONS, field)
+    assert known is not None
+    most = rule_of(known)["at_most"]
     end = start * reach if most is None else min(start * reach, int(most))
     return range(start, max(start, end) + 1, step)
 
@@ -121,7 +125,7 @@ def _batch(run: Run, reach: int) -> Sweep:
 
 def _width(run: Run, reach: int) -> Sweep:
     spec, layout = run.model, run.layout
-    tensor, heads = layout.tensor, spec.n_heads
+    tensor, heads = layout.tensor, spec.attention.n_heads
     tile = TILE if precision_of(run.recipe).float8 is not None else 1
     grows_kv = spec.kv_heads == heads
     more = lcm(tensor, 1 if grows_kv else spec.kv_heads)
@@ -137,10 +141,17 @@ def _width(run: Run, reach: int) -> Sweep:
 
     def at(index: int) -> Run:
         n = heads + index * more
-        kv = n if grows_kv and spec.n_kv_heads is not None else spec.n_kv_heads
-        expert = None if spec.expert_d_ff is None else wide(spec.expert_d_ff, n)
-        model = replace(
-            spec, d_model=values[index], n_heads=n, n_kv_heads=kv, d_ff=wide(spec.d_ff, n), expert_d_ff=expert
+        kv = n if grows_kv and spec.attention.n_kv_heads is not None else spec.attention.n_kv_heads
+        own = None if spec.experts is None else spec.experts.expert_d_ff
+        model = with_fields(
+            spec,
+            {
+                "d_model": values[index],
+                "attention.n_heads": n,
+                "attention.n_kv_heads": kv,
+                "feed_forward.d_ff": wide(spec.feed_forward.d_ff, n),
+                "feed_forward.expert_d_ff": None if own is None else wide(own, n),
+            },
         )
         return replace(run, model=model)
 

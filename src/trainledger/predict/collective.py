@@ -72,8 +72,8 @@ def placement(
     rest = (ranks - 1) % places + 1  # what the last node of a group has that begins with one
     in_node = common + alone * (smaller_real(rest, ranks) - common)
     nodes = -(-(ranks + (places - common) * (1 - alone)) // places)
-    if group == "expert" and spec is not None and layout.sends_to_nodes:
-        return Placement(ranks, nodes, in_node, other_nodes(spec, nodes) / spec.experts_per_token)
+    if group == "expert" and spec is not None and spec.experts is not None and layout.sends_to_nodes:
+        return Placement(ranks, nodes, in_node, other_nodes(spec, nodes) / spec.experts.per_token)
     return Placement(ranks, nodes, in_node)
 
 
@@ -302,8 +302,9 @@ def _in_one_node(nodes: Number) -> bool:
 def other_nodes(spec: ModelSpec, nodes: Number) -> Number:
     """The expected number of nodes, its own left out, that a token is sent to; ``nodes`` may be an array.
 
-    >>> sizes = {"vocab_size": 8, "d_model": 8, "n_layers": 1, "n_heads": 2, "d_ff": 8, "max_seq_len": 8}
-    >>> spec = ModelSpec(n_experts=256, experts_per_token=8, **sizes)
+    >>> from trainledger.api.load import model
+    >>> ungrouped = {"feed_forward.router.groups": 1, "feed_forward.router.top_groups": 1}
+    >>> spec = model("deepseek-v3", **ungrouped)  # 8 of 256 experts
     >>> other_nodes(spec, 1), round(other_nodes(spec, 8), 3)
     (0.0, 4.635)
     """
@@ -321,8 +322,9 @@ def _has_one(spec: ModelSpec, nodes: int) -> float:
     One minus that of all K being drawn from the others: C(E - E / M, K) / C(E, K); where groups are drawn first, the
     same within the experts of those, by how many of the drawn groups are the node's.
     """
-    assert spec.n_experts is not None
-    experts, chosen, groups, drawn = spec.n_experts, spec.experts_per_token, spec.router_groups, spec.router_top_groups
+    assert spec.experts is not None
+    router = spec.experts.router
+    experts, chosen, groups, drawn = spec.experts.n_experts, spec.experts.per_token, router.groups, router.top_groups
     here = experts // nodes
     if drawn >= groups or (groups % nodes and nodes % groups):
         return 1 - _missed(experts, here, chosen)
@@ -332,7 +334,7 @@ def _has_one(spec: ModelSpec, nodes: int) -> float:
         hits = (
             (comb(own, each) * comb(groups - own, drawn - each), each * of_group) for each in range(min(own, drawn) + 1)
         )
-        return sum(ways * (1 - _missed(candidates, size, chosen)) for ways, size in hits) / comb(groups, drawn)
+        return float(sum(ways * (1 - _missed(candidates, size, chosen)) for ways, size in hits) / comb(groups, drawn))
     return drawn / groups * (1 - _missed(candidates, here, chosen))
 
 

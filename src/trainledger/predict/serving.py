@@ -179,14 +179,14 @@ def _notes(run: Run, serving: Serving) -> list[str]:
         notes.append(f"of the layout only tensor counts here; {', '.join(others)} left out")
     if run.recipe.lora_rank is not None:
         notes.append("adapters (recipe.lora_rank) are taken as merged into the weights")
-    if run.model.n_predict_ahead:
+    if run.model.n_mtp_layers:
         notes.append("modules of multi-token prediction are left out")
     if serving.phase == "prefill":
         notes.append("FLOPs count every query against every key; times only the pairs that a causal kernel computes")
     if serving.weights not in WHOLE:
         kept = "embeddings, norms, biases, routers and head" if serving.quantized == "linear" else "all but experts"
         notes.append(f"{kept} stay in {serving.compute}, and products run in it: weights are widened as they are read")
-    if run.model.n_experts is not None:
+    if run.model.experts is not None:
         notes.append("of the experts those are read that have a token, in the mean over even routes")
     return notes
 
@@ -358,7 +358,7 @@ def _on(run: Run, ranks: int, devices: int | None = None) -> Run:
 def _accounts(run: Run, serving: Serving, machine: Machine | None, backend: str, sizes: range) -> Iterator[Inference]:
     """The forward on so many tensor ranks, for those that go evenly into the model; one always does."""
     for ranks in sizes:
-        if ranks > run.model.n_heads:
+        if ranks > run.model.attention.n_heads:
             return
         try:
             yield inference(_on(run, ranks), serving, machine, backend=backend, table=False)
@@ -375,7 +375,7 @@ def _too_large(run: Run, told: Inference, serving: Serving, machine: Machine | N
     devices = run.cluster.count
     most = inference(told.run, serving, machine, backend=backend)
     ways = [f"batch {most.largest_batch:,}"] if most.largest_batch else []
-    more = _accounts(run, serving, machine, backend, range(devices + 1, run.model.n_heads + 1))
+    more = _accounts(run, serving, machine, backend, range(devices + 1, run.model.attention.n_heads + 1))
     ways += [f"cluster.count={each.run.layout.tensor}" for each in more if each.fits][:1]
     nbytes = most.ledger.peak().nbytes if most.memory is None else most.memory.nbytes
     needs = f"{format_nbytes(nbytes)} in each of {most.run.layout.tensor:,}"

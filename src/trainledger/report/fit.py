@@ -147,7 +147,8 @@ def _shape(found: Found) -> str:
     told = _THINGS[found.question](found.size)
     if found.question == "model" and found.run is not None:
         spec = found.run.model
-        told += f" (d_model {spec.d_model}, {spec.n_layers} layers, {spec.n_heads} heads, d_ff {spec.d_ff})"
+        sizes = f"{spec.n_layers} layers, {spec.attention.n_heads} heads, d_ff {spec.feed_forward.d_ff}"
+        told += f" (d_model {spec.d_model}, {sizes})"
     return told
 
 

@@ -89,8 +89,8 @@ def _token_line(told: Inference) -> str:
     one = f"One token takes {told.token_nbytes:,} bytes ({told.token_nbytes / KIB:.4g} KiB) of the cache"
     if told.run.layout.tensor > 1:
         one += f" of a rank, {told.whole_token_nbytes / KIB:.4g} KiB of the whole model's"
-    if told.run.model.window is not None:
-        one += f"; layers with a window keep at most {told.run.model.window:,} tokens"
+    if told.run.model.attention.window is not None:
+        one += f"; layers with a window keep at most {told.run.model.attention.window:,} tokens"
     return one + "."
 
 

@@ -71,8 +71,8 @@ def _none(found: Layouts) -> str:
     if found.allowed:
         return f"None of them fits {found.devices:,} x {found.device}."
     helps = ""
-    if found.run.model.n_predict_ahead:
-        helps = " Without its multi-token prediction the model can be spread: --set model.n_predict_ahead=0."
+    if found.run.model.n_mtp_layers:
+        helps = " Without its multi-token prediction the model can be spread: --set model.n_mtp_layers=0."
     below = "; the reasons stand below" if found.rejected else ""
     return f"No layout over {found.devices:,} x {found.device} is allowed{below}.{helps}"
 

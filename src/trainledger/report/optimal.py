@@ -204,8 +204,8 @@ def _paid(answer: Optimal, paid: Affordable) -> str:
             "well they can be laid out."
         )
     lines += [
-        f"d_model {spec.d_model}, {spec.n_layers} layers, {spec.n_heads} heads ({spec.kv_heads} key-value), "
-        f"d_ff {spec.d_ff}, vocabulary {spec.vocab_size:,}: {paid.family}.",
+        f"d_model {spec.d_model}, {spec.n_layers} layers, {spec.attention.n_heads} heads ({spec.kv_heads} key-value), "
+        f"d_ff {spec.feed_forward.d_ff}, vocabulary {spec.vocab_size:,}: {paid.family}.",
         f"{spread}; {recipe.precision}, micro-batch {recipe.micro_batch} of {recipe.seq_len:,} tokens, "
         f"{recipe.global_batch:,} sequences a step, recomputation {recipe.activation_checkpointing}"
         f"{''.join(f', {each}' for each in _as_set(recipe))}. "

@@ -33,18 +33,18 @@ class Segment:
 
 def kind_of(spec: ModelSpec, layer: int) -> LayerKind:
     """The kind of the layer with this number, counted from 0."""
-    number = layer + 1
-    seen_whole = spec.global_every is not None and number % spec.global_every == 0
-    turned = spec.positions == "rope" and not (spec.rope_skip_every and number % spec.rope_skip_every == 0)
-    experts = spec.n_experts is not None and layer >= spec.n_dense_layers and number % spec.expert_every == 0
-    return LayerKind(None if seen_whole else spec.window, turned, experts)
+    number, heads, mixture = layer + 1, spec.attention, spec.experts
+    seen_whole = heads.global_every is not None and number % heads.global_every == 0
+    skipped = spec.rope is not None and spec.rope.skip_every and number % spec.rope.skip_every == 0
+    experts = mixture is not None and layer >= mixture.n_dense_layers and number % mixture.every == 0
+    return LayerKind(None if seen_whole else heads.window, spec.rope is not None and not skipped, experts)
 
 
 def angles_of(spec: ModelSpec, kind: LayerKind) -> str | None:
     """Whose rotary angles turn the heads of a layer: ``rotary``, ``rotary_local``, or None where nothing turns them."""
     if not kind.rotary:
         return None
-    return "rotary_local" if kind.window is not None and spec.rope_local_theta is not None else "rotary"
+    return "rotary_local" if kind.window is not None and _local_theta(spec) else "rotary"
 
 
 def rotary_modules(spec: ModelSpec) -> tuple[str, ...]:
@@ -60,11 +60,13 @@ def windows_of(spec: ModelSpec) -> tuple[int | None, ...]:
 
 def local_angles(spec: ModelSpec) -> ModelSpec:
     """The spec whose rotary angles the local layers have: their own base, and waves that are not stretched."""
-    assert spec.rope_local_theta is not None
-    return replace(
-        spec, rope_theta=spec.rope_local_theta, rope_local_theta=None, rope_factor=None, rope_scaling=None,
-        rope_attention_factor=1.0,
-    )  # fmt: skip
+    assert spec.rope is not None
+    assert spec.rope.local_theta is not None
+    return replace(spec, positions=replace(spec.rope, theta=spec.rope.local_theta, local_theta=None, scaling=None))
+
+
+def _local_theta(spec: ModelSpec) -> float | None:
+    return None if spec.rope is None else spec.rope.local_theta
 
 
 def last_kind(spec: ModelSpec) -> LayerKind:
@@ -74,33 +76,38 @@ def last_kind(spec: ModelSpec) -> LayerKind:
 
 def expert_layers(spec: ModelSpec) -> Any:
     """How many layers have experts, those of the multi-token prediction modules included."""
-    ahead = spec.n_predict_ahead * last_kind(spec).experts
-    return ahead + sum(each.count * sum(kind.experts for kind in each.kinds) for each in segments(spec))
+    mtp = spec.n_mtp_layers * last_kind(spec).experts
+    return mtp + sum(each.count * sum(kind.experts for kind in each.kinds) for each in segments(spec))
 
 
 def period_of(spec: ModelSpec) -> int:
     """After how many layers the kinds of layers repeat, where that many there are."""
-    return lcm(spec.global_every or 1, spec.rope_skip_every or 1, spec.expert_every if spec.n_experts else 1)
+    skip_every = spec.rope.skip_every if spec.rope is not None else None
+    return lcm(spec.attention.global_every or 1, skip_every or 1, spec.experts.every if spec.experts else 1)
 
 
 def segments(spec: ModelSpec) -> tuple[Segment, ...]:
     """The layers of a model as runs of a repeated pattern: the work does not grow with the number of layers.
 
     >>> from trainledger.spec.model import ModelSpec
-    >>> sizes = {"vocab_size": 8, "d_model": 8, "n_heads": 2, "d_ff": 8, "max_seq_len": 8}
-    >>> local = ModelSpec(n_layers=8, window=4, global_every=3, **sizes)
+    >>> from trainledger.spec.attention import MultiHead
+    >>> from trainledger.spec.feed_forward import Dense, Experts
+    >>> sizes = {"vocab_size": 8, "d_model": 8, "n_layers": 8, "max_seq_len": 8}
+    >>> heads = MultiHead(n_heads=2, window=4, global_every=3)
+    >>> local = ModelSpec(attention=heads, feed_forward=Dense(d_ff=8), **sizes)
     >>> [(len(each.kinds), each.count) for each in segments(local)]
     [(3, 2), (1, 2)]
-    >>> sparse = ModelSpec(n_layers=8, n_experts=4, n_dense_layers=3, **sizes)
+    >>> mlp = Experts(d_ff=8, n_experts=4, n_dense_layers=3)
+    >>> sparse = ModelSpec(attention=MultiHead(n_heads=2), feed_forward=mlp, **sizes)
     >>> [(len(each.kinds), each.count) for each in segments(sparse)]
     [(1, 3), (1, 5)]
     """
-    period = period_of(spec)
-    if period == 1 and not spec.n_dense_layers:
+    period, dense = period_of(spec), spec.experts.n_dense_layers if spec.experts is not None else 0
+    if period == 1 and not dense:
         return (Segment((kind_of(spec, 0),), spec.n_layers),)
     found: list[Segment] = []
     first = 0
-    for until in (min(spec.n_dense_layers, spec.n_layers), spec.n_layers):
+    for until in (min(dense, spec.n_layers), spec.n_layers):
         whole, rest = divmod(until - first, period)
         if whole:
             found.append(Segment(tuple(kind_of(spec, first + each) for each in range(period)), whole))

@@ -17,8 +17,8 @@ class Problem:
     ``where`` is the file it stands in where that is not the one that the person named; without a ``field``, what is
     wrong as a whole.
 
-    >>> print(Problem("model.n_heads", 7, "must divide d_model = 64", 8))
-    model.n_heads = 7: must divide d_model = 64; nearest that works: 8
+    >>> print(Problem("model.attention.n_heads", 7, "must divide d_model = 64", 8))
+    model.attention.n_heads = 7: must divide d_model = 64; nearest that works: 8
     """
 
     field: str

@@ -12,7 +12,7 @@ from math import isqrt, lcm
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.spec.layers import LayerKind, Segment, kind_of, segments
+from trainledger.spec.layers import LayerKind, Segment, kind_of, period_of, segments
 from trainledger.spec.lora import ATTENTION, is_target
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
@@ -100,9 +100,12 @@ def layer_runs(spec: ModelSpec, recipe: Recipe | None) -> tuple[LayerRun, ...]:
     Without a recipe nothing is recomputed.
 
     >>> from trainledger.spec.recipe import Recipe
-    >>> sizes = {"vocab_size": 8, "d_model": 8, "n_heads": 2, "d_ff": 8, "max_seq_len": 8}
+    >>> from trainledger.spec.attention import MultiHead
+    >>> from trainledger.spec.feed_forward import Dense
+    >>> sizes = {"vocab_size": 8, "d_model": 8, "max_seq_len": 8, "n_layers": 14}
+    >>> spec = ModelSpec(attention=MultiHead(n_heads=2), feed_forward=Dense(d_ff=8), **sizes)
     >>> recipe = Recipe(seq_len=8, global_batch=1, steps=1, activation_checkpointing="segments", recompute_segment=4)
-    >>> for run in layer_runs(ModelSpec(n_layers=14, **sizes), recipe):
+    >>> for run in layer_runs(spec, recipe):
     ...     print([each.size for each in run.groups], run.count)
     [4] 3
     [2] 1
@@ -138,9 +141,8 @@ def _runs(spec: ModelSpec, recipe: Recipe) -> tuple[LayerRun, ...]:
     if not isinstance(spec.n_layers, int):
         rule = f"n_layers must be one number for {recipe.activation_checkpointing} in groups, not many or a symbol"
         raise InvalidInput([Problem("model.n_layers", None, rule)])
-    size, dense = group_size(spec, recipe), spec.n_dense_layers if spec.n_experts is not None else 0
-    period = lcm(spec.global_every or 1, spec.rope_skip_every or 1, spec.expert_every if spec.n_experts else 1)
-    groups = lcm(period, size) // size
+    size, dense = group_size(spec, recipe), spec.experts.n_dense_layers if spec.experts is not None else 0
+    groups = lcm(period_of(spec), size) // size
     groups = lcm(groups, every)
     layers = spec.n_layers
     # Groups of leading dense layers, the one that goes over their end, the others, and a last one that is smaller.

@@ -10,18 +10,20 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import Field
 from typing import Any
 
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.data import DataSpec
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import KIND, explicit, fields_of, merged
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.reading import Reader, field_of, nearest_path
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
-from trainledger.spec.setting import NONE, Broken, read_value, rule_of
+from trainledger.spec.setting import NONE, rule_of
 
 SECTIONS: dict[str, type[Any]] = {
     "model": ModelSpec, "recipe": Recipe, "layout": Layout, "cluster": Cluster, "data": DataSpec,
@@ -73,21 +75,20 @@ def parse(
     sections = _sections(table, problems)
     _override(sections, overrides, problems)
     base = _model_base(sections["model"], presets, from_config, problems)
-    if base is not None:
-        own = {key: value for key, value in sections["model"].items() if key not in ("preset", "config")}
-        sections["model"] = {**base, **own}
-    parts, guessed = {}, set()
-    for name, cls in SECTIONS.items():
-        complete = name != "model" or base is not None
-        parts[name], stand_ins = _part(name, cls, sections[name], problems, complete=complete)
-        guessed |= stand_ins
-    if devices is not None and parts["cluster"] is not None and "device" not in guessed:
+    own = {key: value for key, value in sections["model"].items() if key not in ("preset", "config")}
+    sections["model"] = merged(ModelSpec, merged(ModelSpec, {}, base or {}), own)
+    reader = Reader(SECTIONS, problems)
+    parts = {
+        name: reader.read(name, cls, sections[name], complete=name != "model" or base is not None)
+        for name, cls in SECTIONS.items()
+    }
+    if devices is not None and "device" not in reader.guessed:
         _resolve(devices, parts["cluster"].device, problems)
-    if networks is not None and parts["cluster"] is not None and parts["cluster"].network is not None:
+    if networks is not None and parts["cluster"].network is not None:
         _resolve(networks, parts["cluster"].network, problems)
-    if all(part is not None for part in parts.values()):
+    if parts["model"] is not None:
         run = Run(**parts)
-        problems.extend(each for each in run_problems(run) if not _speaks_of(each, guessed))
+        problems.extend(each for each in run_problems(run) if not _speaks_of(each, reader.guessed))
         if not problems:
             return run
     raise InvalidInput(problems, where)
@@ -104,7 +105,18 @@ def written(table: Table, overrides: Overrides = ()) -> frozenset[str]:
     ours = {} if whole else {name: each for name, each in table.items() if isinstance(each, Mapping)}
     sections = _sections(ours, [])
     _override(sections, overrides, [])
-    return frozenset(f"{section}.{name}" for section, content in sections.items() for name in content)
+    return frozenset(path for section, content in sections.items() for path in _paths(section, content))
+
+
+def _paths(at: str, table: Mapping[str, Any]) -> Iterator[str]:
+    """The paths of a table's fields, those of parts in it too; a part's own path where its kind is said."""
+    for name, value in table.items():
+        if name == KIND:
+            yield at
+        elif isinstance(value, Mapping):
+            yield from _paths(f"{at}.{name}", value)
+        else:
+            yield f"{at}.{name}"
 
 
 def _speaks_of(problem: Problem, names: set[str]) -> bool:
@@ -195,11 +207,11 @@ def _sections(table: object, problems: list[Problem]) -> dict[str, dict[str, Any
         cls = SECTIONS.get(name) if isinstance(name, str) else None
         if cls is None:
             rule = f"unknown section; a run file has {', '.join(SECTIONS)}"
-            problems.append(Problem(str(name), content, rule, _nearest_field(str(name), SECTIONS)))
+            problems.append(Problem(str(name), content, rule, nearest_path(SECTIONS, str(name), SECTIONS)))
         elif isinstance(content, cls):
-            sections[name] = {each.name: getattr(content, each.name) for each in fields(cls)}
+            sections[name] = explicit(content)
         elif isinstance(content, Mapping):
-            sections[name] = {str(key): value for key, value in content.items()}
+            sections[name] = merged(cls, {}, {str(key): value for key, value in content.items()})
         elif name == "layout" and content == AUTO:
             sections[name] = {AUTO: True}
         else:
@@ -222,11 +234,21 @@ def _override(sections: dict[str, dict[str, Any]], overrides: Overrides, problem
             problems.append(Problem(section, value, rule, AUTO))
         elif not dot or section not in SECTIONS:
             rule = "an override names section.field, such as recipe.micro_batch=2"
-            problems.append(Problem(str(key), value, rule, _nearest_field(str(key), ())))
+            problems.append(Problem(str(key), value, rule, nearest_path(SECTIONS, str(key))))
         elif value is None:
-            sections[section].pop(name, None)
+            _take_out(sections[section], name)
         else:
-            sections[section][name] = value
+            sections[section] = merged(SECTIONS[section], sections[section], {name: value})
+
+
+def _take_out(table: dict[str, Any], path: str) -> None:
+    *parts, last = path.split(".")
+    for each in parts:
+        inner = table.get(each)
+        if not isinstance(inner, dict):
+            return
+        table = inner
+    table.pop(last, None)
 
 
 def _split_overrides(overrides: object, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
@@ -242,12 +264,7 @@ def _split_overrides(overrides: object, problems: list[Problem]) -> Iterator[tup
         if not equals:
             problems.append(Problem(each, None, "an override is written section.field=value"))
         else:
-            yield key, value_of(_field(key), text.strip()) if text.strip() else None
-
-
-def _field(key: str) -> Field[Any] | None:
-    section, _, name = key.partition(".")
-    return SECTIONS[section].__dataclass_fields__.get(name) if section in SECTIONS else None
+            yield key, value_of(field_of(SECTIONS, key), text.strip()) if text.strip() else None
 
 
 def value_of(field: Field[Any] | None, text: str) -> Any:
@@ -265,16 +282,6 @@ def value_of(field: Field[Any] | None, text: str) -> Any:
         return [each.strip().strip("\"'") for each in words]
     value = table["value"] if len(table) == 1 else text
     return text if quantity == "text" and not isinstance(value, str) else value
-
-
-def _nearest_field(name: str, more: Iterable[str]) -> str | None:
-    """The section or section.field that a name probably means."""
-    last = name.rpartition(".")[2]
-    for section, cls in SECTIONS.items():
-        if last in {each.name for each in fields(cls)}:
-            return f"{section}.{last}"
-    paths = [f"{section}.{each.name}" for section, cls in SECTIONS.items() for each in fields(cls)]
-    return nearest_text(name, more) or nearest_text(name, paths)
 
 
 def _model_base(
@@ -307,54 +314,21 @@ def _resolve(resolver: Callable[[str], Any], value: str, problems: list[Problem]
         return None
 
 
-def _part(
-    section: str, cls: type[Any], table: Table, problems: list[Problem], *, complete: bool
-) -> tuple[Any, set[str]]:
-    """One section as its dataclass, and the fields that are wrong or missing.
-
-    Those have a stand-in, so that what the others say against each other is found as well. None where the
-    section's base is not known.
-    """
-    known = {each.name: each for each in fields(cls)}
-    values: dict[str, Any] = {}
-    stand_ins: set[str] = set()
-    for name, value in table.items():
-        path = f"{section}.{name}"
-        if name in known:
-            try:
-                values[name] = read_value(known[name], value)
-            except Broken as broken:
-                problems.append(Problem(path, value, broken.rule, broken.nearest))
-                stand_ins.add(name)
-        elif not (section == "model" and name in ("preset", "config")):
-            if name == "layout" and value == AUTO:
-                rule = f'unknown field of [{section}]; layout = "auto" stands above all sections'
-                problems.append(Problem(path, value, rule, "auto = true in [layout]"))
-                continue
-            near = nearest_text(name, known)
-            nearest = f"{section}.{near}" if near else _nearest_field(name, ())
-            rule = f"unknown field of [{section}]"
-            problems.append(Problem(path, value, rule if nearest else f"{rule}, which has {', '.join(known)}", nearest))
-    for name, each in known.items():
-        if each.default is not MISSING:
-            continue
-        if complete and name not in table:
-            problems.append(Problem(f"{section}.{name}", None, f"is missing ({rule_of(each)['doc']})"))
-        if name not in values:
-            values[name] = 1
-            stand_ins.add(name)
-    return cls(**values) if complete else None, stand_ins
-
-
 def resolved(run: Run) -> dict[str, dict[str, Any]]:
     """Every field of a run, defaults included, as a table that `parse` reads back into an equal run."""
+    return {section: explicit(getattr(run, section)) for section in SECTIONS}
+
+
+def flat(run: Run) -> dict[str, Any]:
+    """Every field of a run by its path, as `fields_of` has those of a section; none where it has no value."""
 
     def plain(value: Any) -> Any:
         return NONE if value is None else list(value) if isinstance(value, tuple) else value
 
     return {
-        section: {each.name: plain(getattr(getattr(run, section), each.name)) for each in fields(cls)}
-        for section, cls in SECTIONS.items()
+        f"{section}.{path}": plain(value)
+        for section in SECTIONS
+        for path, value in fields_of(getattr(run, section)).items()
     }
 
 
@@ -376,7 +350,7 @@ def digest(run: Run) -> str:
     import json
 
     content = resolved(run)
-    del content["data"]["cache"]
+    content["data"].pop("cache", None)
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 

@@ -7,6 +7,7 @@ from dataclasses import MISSING, Field, fields
 from textwrap import TextWrapper
 from typing import Any
 
+from trainledger.spec.parts import KIND, explicit, first_kind, kinds_of, merged
 from trainledger.spec.runfile import SECTIONS
 from trainledger.spec.setting import NONE, rule_of
 
@@ -22,37 +23,64 @@ _ABOUT = {
 }
 
 
-def commented(table: Mapping[str, Mapping[str, Any]], base: Mapping[str, Any] | None = None) -> str:
-    """A run file with every field: given ones as they are, the others as comments that show their default.
+def commented(
+    table: Mapping[str, Mapping[str, Any]], base: Mapping[str, Any] | None = None, *, every: bool = False
+) -> str:
+    """A run file with the given fields, each with what it means.
 
-    ``base`` holds the model fields that a preset stands for, which are shown as the model's defaults.
+    With ``every`` it has all fields, the others as comments that show their default; ``base`` holds the model fields
+    that a preset stands for, which are shown as the model's defaults.
     """
-    lines = [
-        "# A run file of trainledger. Lines that begin with # are not read: they show",
-        "# the defaults.",
-        '# Quantities may be written as text: "15T" tokens, "80GB"; none means no value.',
-    ]
+    lines = ["# A run file of trainledger: what differs from the defaults."]
+    if every:
+        lines = [
+            "# A run file of trainledger. Lines that begin with # are not read: they show",
+            "# the defaults.",
+        ]
+    lines.append('# Quantities may be written as text: "15T" tokens, "80GB"; none means no value.')
     for section, cls in SECTIONS.items():
         given = table.get(section, {})
+        if not given and not every:
+            continue
         lines += ["", f"# {_ABOUT[section]}", f"[{section}]"]
         if section == "model" and "preset" in given:
             lines.append(_line("preset", given["preset"]))
-        for each in fields(cls):
-            lines.extend(_field(each, given, base if section == "model" and base else {}))
+        own = {name: each for name, each in given.items() if name != "preset"}
+        defaults = merged(cls, {}, base if section == "model" and base else {})
+        lines.extend(_fields(cls, merged(cls, {}, own), defaults, "", every=every))
     return "\n".join(lines) + "\n"
 
 
-def _field(each: Field[Any], given: Mapping[str, Any], base: Mapping[str, Any]) -> Iterator[str]:
-    """``name = value  # what it means``, commented out where the value is the default."""
+def _fields(
+    cls: type[Any], given: Mapping[str, Any], base: Mapping[str, Any], before: str, *, every: bool
+) -> Iterator[str]:
+    for each in fields(cls):
+        kinds, ours, theirs = kinds_of(each), given.get(each.name), base.get(each.name)
+        if kinds is not None and isinstance(ours or theirs or each.default, str | None):
+            if every:
+                yield from _field(f"{before}{each.name}", each, None, each.default)
+        elif kinds is not None:
+            mine = ours if isinstance(ours, Mapping) else {}
+            default: Mapping[str, Any] = {} if each.default is MISSING else explicit(each.default)
+            default = theirs if isinstance(theirs, Mapping) else default
+            kind = mine.get(KIND) or default.get(KIND) or first_kind(each)
+            if len(kinds) > 1 and (every or KIND in mine):
+                yield from _field(f"{before}{each.name}.{KIND}", each, mine.get(KIND), kind)
+            yield from _fields(kinds[kind], mine, default, f"{before}{each.name}.", every=every)
+        elif every or each.name in given:
+            yield from _field(f"{before}{each.name}", each, ours, base.get(each.name, each.default))
+
+
+def _field(path: str, each: Field[Any], value: Any, default: Any) -> Iterator[str]:
+    """``name = value  # what it means``, commented out where no value is given."""
     rule = rule_of(each)
     doc = rule["doc"]
     if rule["choices"] and not all(choice in doc for choice in rule["choices"]):
         doc += f" ({', '.join(rule['choices'])})"
-    if each.name in given:
-        line = _line(each.name, given[each.name])
+    if value is not None:
+        line = _line(path, value)
     else:
-        default = base.get(each.name, each.default)
-        line = f"# {each.name} = " if default is MISSING else "# " + _line(each.name, default)
+        line = f"# {path} = " if default is MISSING else "# " + _line(path, default)
     room = _WIDTH - max(_COLUMN, len(line) + 1) - len("# ")
     if room < _NARROWEST:
         yield line
@@ -69,9 +97,9 @@ def _lines_of(doc: str, first: int) -> list[str]:
     return [each.lstrip() for each in wrapper.wrap(doc)]
 
 
-def _line(name: str, value: Any) -> str:
+def _line(path: str, value: Any) -> str:
     import tomli_w
 
     plain = NONE if value is None else list(value) if isinstance(value, tuple) else value
-    text = tomli_w.dumps({name: plain}).strip()
-    return text if "\n" not in text else " ".join(text.split()).replace(", ]", " ]")
+    text = tomli_w.dumps({"x": plain}).strip().removeprefix("x")
+    return path + (text if "\n" not in text else " " + " ".join(text.split()).replace(", ]", " ]"))

@@ -103,16 +103,15 @@ def refuse_to_split(model: nn.Module, precision: Precision) -> None:
     """Raise `InvalidInput` for parts of a model that are accounted for over tensor ranks, but not split here yet."""
     spec: ModelSpec = model.spec  # type: ignore[assignment]
     parts = (
-        ("kv_rank", spec.kv_rank, None), ("n_experts", spec.n_experts, None),
-        ("attention_sinks", spec.attention_sinks, False), ("n_predict_ahead", spec.n_predict_ahead, 0),
+        ("attention", spec.attention.kind, "multi-head"), ("feed_forward", spec.feed_forward.kind, "dense"),
+        ("attention.sinks", spec.attention.sinks, False), ("n_mtp_layers", spec.n_mtp_layers, 0),
+        ("positions", "alibi" if spec.positions.kind == "alibi" else "rope", "rope"),
     )  # fmt: skip
     problems = [
-        Problem(f"model.{name}", given, "is not split over tensor ranks yet", "none" if absent is None else absent)
-        for name, given, absent in parts
-        if given != absent
+        Problem(f"model.{name}", given, "is not split over tensor ranks yet", plain)
+        for name, given, plain in parts
+        if given != plain
     ]
-    if spec.positions == "alibi":
-        problems.append(Problem("model.positions", "alibi", "is not split over tensor ranks yet", "rope"))
     if precision.cached is not None:
         problems.append(Problem("recipe.fp8_weight_caching", True, "is not split over tensor ranks yet", False))
     if problems:

@@ -20,7 +20,7 @@ from typing import Any
 from trainledger.durable import held, write_atomically, write_json
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.run import Run
-from trainledger.spec.runfile import read, resolved, to_toml
+from trainledger.spec.runfile import flat, read, to_toml
 from trainledger.train.checkpoint import all_checkpoints, checkpoints_dir, is_checkpoint
 
 STATES = ("running", "finished", "interrupted", "failed")
@@ -87,9 +87,9 @@ def begin_or_match(run_dir: Path, run: Run) -> bool:
 
 def _fields(run: Run) -> dict[str, Any]:
     """Every field that makes a run what it is; where this machine keeps its token stores does not."""
-    flat = {f"{part}.{name}": value for part, fields in resolved(run).items() for name, value in fields.items()}
-    del flat["data.cache"]
-    return flat
+    fields = flat(run)
+    del fields["data.cache"]
+    return fields
 
 
 def write_state(run_dir: Path, state: str, **facts: object) -> None:

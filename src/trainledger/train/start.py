@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -12,6 +11,7 @@ from trainledger.durable import sha256
 from trainledger.nn.transformer import Transformer
 from trainledger.nn.weights import faults, held, refuse, shapes, stored_in
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import fields_of
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.train.trained import find_weights
@@ -58,7 +58,7 @@ def _found(run: Run, say: Callable[[str], None]) -> tuple[ModelSpec, Path]:
 
 
 def _other_settings(made_with: ModelSpec, used_with: ModelSpec) -> Iterator[str]:
-    for each in fields(ModelSpec):
-        before, now = getattr(made_with, each.name), getattr(used_with, each.name)
-        if before != now and each.name not in _FREE:
-            yield f"made with model.{each.name} = {before}, goes on with {now}"
+    before, now = fields_of(made_with), fields_of(used_with)
+    for path in dict.fromkeys([*before, *now]):
+        if before.get(path) != now.get(path) and path not in _FREE:
+            yield f"made with model.{path} = {before.get(path)}, goes on with {now.get(path)}"

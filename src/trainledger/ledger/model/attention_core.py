@@ -30,16 +30,16 @@ def refusals(sizes: Sizes, dtype: str) -> Iterator[Problem]:
     cpu = sizes.backend == "cpu"
     if given in KERNELS and cpu:
         rule = "is a kernel of accelerators, not of a CPU"
-        yield Problem("recipe.attention", given, rule, "math" if spec.capped_or_sinking else "sdpa")
+        yield Problem("recipe.attention", given, rule, "math" if spec.needs_custom_attention else "sdpa")
     elif given in ("flash", "cudnn") and dtype == "fp32":
         rule = "is a kernel for 16 bits, and attention computes in fp32 here"
-        yield Problem("recipe.attention", given, rule, "math" if spec.capped_or_sinking else "efficient")
+        yield Problem("recipe.attention", given, rule, "math" if spec.needs_custom_attention else "efficient")
     elif given in ("sdpa", "efficient", "cudnn"):
         other = "math" if cpu or dtype == "fp32" else "flash"
-        if spec.attention_softcap is not None:
+        if spec.attention.softcap is not None:
             rule = "PyTorch has no such kernel with capped scores (attention_softcap)"
             yield Problem("recipe.attention", given, rule, other)
-        elif spec.attention_sinks:
+        elif spec.attention.sinks:
             yield Problem("recipe.attention", given, "PyTorch has no such kernel with attention sinks", other)
 
 
@@ -91,7 +91,7 @@ def _core(
     """The attention of one rank; ``tokens`` are all that there are, where other ranks have some of them."""
     if written_out_here(sizes):
         return written_out(tape, sizes, q, k, v, mask, sinks, tokens)
-    spec, B, T, H = sizes.spec, sizes.B, sizes.T, sizes.spec.n_heads
+    spec, B, T, H = sizes.spec, sizes.B, sizes.T, sizes.spec.attention.n_heads
     K, W = spec.head_size, spec.value_size
     repeats = H // spec.kv_heads
     if sizes.backend == "cpu":
@@ -120,11 +120,11 @@ def written_out(
     """Attention one operation after the other; a query that sees all ``tokens`` has no mask."""
     spec, B, T = sizes.spec, sizes.B, sizes.T
     S = T if tokens is None else tokens
-    H, K, W = spec.n_heads, spec.head_size, spec.value_size
+    H, K, W = spec.attention.n_heads, spec.head_size, spec.value_size
     repeats = H // spec.kv_heads
     queries, keys = heads_first(tape, q, 1), heads_first(tape, k, repeats)
     scores = op.times_number(tape, op.batched_product(tape, queries, keys, B * H, T, S, K))
-    if spec.attention_softcap is not None:
+    if spec.attention.softcap is not None:
         scores = op.times_number(tape, tanh(tape, scores))
     if mask is not None:
         scores = op.add(tape, scores, mask)

@@ -25,15 +25,16 @@ from trainledger.ledger.parallel.expert import from_nodes, from_ranks, to_nodes,
 
 def experts(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     """Router, experts and shared expert in the place of an MLP."""
-    spec, N = sizes.spec, sizes.rows
+    spec, N, mixture = sizes.spec, sizes.rows, sizes.spec.experts
+    assert mixture is not None
     x = op.cast(tape, x, tape.compute_dtype)
     y = _routed(tape, sizes, leaves, x)
-    if not spec.n_shared_experts:
+    if not mixture.n_shared:
         return y
     with tape.at("shared_experts"):
-        width = spec.n_shared_experts * spec.expert_width
+        width = mixture.n_shared * mixture.width
         shared = mlp(tape, sizes, leaves, x, name="mlp.shared_experts", width=width)
-    if spec.shared_expert_gate:
+    if mixture.shared_gate:
         shared = _multiply(tape, sigmoid(tape, _shared_gate(tape, leaves, x, N, spec.d_model)), shared, narrow=0)
     return op.add(tape, y, shared)
 
@@ -45,18 +46,19 @@ def _shared_gate(tape: Tape, leaves: BlockLeaves, x: Array, rows: Int, d_model: 
 
 def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     """The weighted sum of what each token's experts make of it."""
-    spec, N, K = sizes.spec, sizes.rows, sizes.spec.experts_per_token
-    assert spec.n_experts is not None
+    spec, N = sizes.spec, sizes.rows
+    assert spec.experts is not None
+    K = spec.experts.per_token
     routes = route(tape, sizes, leaves, x)
     R, places = N * K, None
     if sizes.capacity_factor is not None:
-        places = rules.expert_capacity(N, K, spec.n_experts, sizes.capacity_factor)
-    where = dispatch(tape, routes.chosen, N, K, spec.n_experts, places)
-    S = R if places is None else places * spec.n_experts
+        places = rules.expert_capacity(N, K, spec.experts.n_experts, sizes.capacity_factor)
+    where = dispatch(tape, routes.chosen, N, K, spec.experts.n_experts, places)
+    S = R if places is None else places * spec.experts.n_experts
     roomy = sizes.capacity_factor is None or sizes.capacity_factor >= 1
     routed = R if roomy else smaller(R, S)
     ends = where.ends if places is None else None
-    stack = Places(S, routed, spec.n_experts // sizes.layout.expert, where.expert, ends)
+    stack = Places(S, routed, spec.experts.n_experts // sizes.layout.expert, where.expert, ends)
     if sizes.layout.sends_to_nodes:
         y = _stack(tape, sizes, leaves, *to_nodes(tape, sizes, x), stack)
     else:
@@ -69,8 +71,8 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     else:
         mixed = _sum_of_routes(tape, _multiply(tape, from_experts(tape, y, where), weights, narrow=1), N * spec.d_model)
     if sizes.balance:
-        difference = _numbers(tape, "sub", [where.ends, where.starts], spec.n_experts, "int64")
-        share = _numbers(tape, "div", [difference], spec.n_experts, "fp32")
+        difference = _numbers(tape, "sub", [where.ends, where.starts], spec.experts.n_experts, "int64")
+        share = _numbers(tape, "div", [difference], spec.experts.n_experts, "fp32")
         del difference
         mixed = with_loss(tape, mixed, op.times_number(tape, balance_loss(tape, sizes, routes, share)))
     return mixed
@@ -79,21 +81,22 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
 def _stack(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, scales: Array | None, places: Places) -> Array:
     """The MLPs of all experts, of rows that may have come in 8 bits with their ``scales``."""
     spec = sizes.spec
-    D, F = spec.d_model, spec.expert_width
-    inward = "gate_up_proj" if spec.gated else "up_proj"
+    assert spec.experts is not None
+    D, F = spec.d_model, spec.experts.width
+    inward = "gate_up_proj" if spec.feed_forward.gated else "up_proj"
 
     def project(x: Array, name: str, d_in: Int, d_out: Int, scales: Array | None = None) -> Array:
         w, b = leaves[f"mlp.experts.{name}"], leaves.get(f"mlp.experts.{name}_bias")
         return linear(tape, x, w, b, d_in, d_out, places, scales)
 
     with tape.at("experts"):
-        y = project(x, inward, D, 2 * F if spec.gated else F, scales)
-        if spec.gated:
+        y = project(x, inward, D, 2 * F if spec.feed_forward.gated else F, scales)
+        if spec.feed_forward.gated:
             gate, up = op.halves(tape, y, places.count * F)
-            h = gated(tape, gate, up, spec.activation)
+            h = gated(tape, gate, up, spec.feed_forward.activation)
             del gate, up
         else:
-            h = activate(tape, y, spec.activation)
+            h = activate(tape, y, spec.feed_forward.activation)
         del y
         return project(h, "down_proj", F, D)
 

@@ -19,15 +19,15 @@ def mlp(
 ) -> Array:
     """The dense MLP of this name and inner width (absent: d_ff), plain or gated."""
     spec, rows = sizes.spec, sizes.rows
-    D, F = spec.d_model, spec.d_ff if width is None else width
+    D, F = spec.d_model, spec.feed_forward.d_ff if width is None else width
 
     def project(part: str, x: Array, d_in: Int, d_out: Int) -> Array:
         w, b = leaves[f"{name}.{part}.weight"], leaves.get(f"{name}.{part}.bias")
         with tape.at(part):
             return op.linear(tape, x, w, b, rows, d_in, d_out)
 
-    if spec.gated:
-        h = gated(tape, project("gate_proj", x, D, F), project("up_proj", x, D, F), spec.activation)
+    if spec.feed_forward.gated:
+        h = gated(tape, project("gate_proj", x, D, F), project("up_proj", x, D, F), spec.feed_forward.activation)
     else:
-        h = activate(tape, project("up_proj", x, D, F), spec.activation)
+        h = activate(tape, project("up_proj", x, D, F), spec.feed_forward.activation)
     return project("down_proj", h, F, D)

@@ -75,7 +75,7 @@ def hidden(
     del received
     angles = all_angles(tape, sizes)
     seen = masks(tape, sizes, windows_of(sizes.spec))
-    e = x if sizes.spec.n_predict_ahead and leaves.head is not None else None
+    e = x if sizes.spec.n_mtp_layers and leaves.head is not None else None
     if e is not None and leaves.before == {}:  # the last stage of several has only seen what its layers read
         e = embed(tape, sizes, leaves, ids)
     held = _held(sizes, angles, seen, recipe)
@@ -118,13 +118,13 @@ def embed(tape: Tape, sizes: Sizes, leaves: ModelLeaves, ids: Array) -> Array:
         x = embedded(tape, sizes, op.embedding(tape, ids, table, spec.d_model))
     if spec.embedding_scale != 1:
         x = op.times_number(tape, x)
-    if spec.positions == "learned":
+    if spec.positions.kind == "learned":
         x = op.add_positions(tape, x, leaves.before["embed_positions.weight"], sizes.T, spec.d_model)
     if spec.embedding_norm:
         x = norm(tape, sizes, x, leaves.before, "embed_norm")
     with tape.at("dropout"):
         x = op.dropout(tape, x, sizes.dropout)
-    return scatter(tape, sizes, x) if spec.positions == "learned" else x
+    return scatter(tape, sizes, x) if spec.positions.kind == "learned" else x
 
 
 def _shared(tape: Tape, sizes: Sizes, kind: LayerKind) -> Shared:
@@ -150,8 +150,9 @@ def rotary(tape: Tape, sizes: Sizes, name: str) -> Angles:
 
 def buffers_nbytes(spec: ModelSpec) -> Int:
     """Bytes of the buffers in fp32: cosines and sines of every position or ALiBi's slopes, and routers' corrections."""
-    slopes = 4 * spec.n_heads if spec.positions == "alibi" else 0
-    slopes += 4 * spec.n_experts * expert_layers(spec) if spec.n_experts and spec.router_correction else 0
+    slopes = 4 * spec.attention.n_heads if spec.positions.kind == "alibi" else 0
+    if spec.experts is not None and spec.experts.router.correction:
+        slopes += 4 * spec.experts.n_experts * expert_layers(spec)
     return len(rotary_modules(spec)) * 2 * 4 * spec.max_seq_len * (spec.rotary_size // 2) + slopes
 
 

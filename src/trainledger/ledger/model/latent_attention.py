@@ -22,12 +22,11 @@ from trainledger.ledger.serving.cached_attention import absorbed, remember
 def latent_attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
     """Attention whose keys and values come from one latent."""
     spec, rows = sizes.spec, sizes.rows
-    D, H, W, Q = spec.d_model, spec.n_heads, spec.value_size, spec.rotary_size
-    R, N = spec.kv_rank, spec.nope_head_dim
     angles, mask = shared
     assert angles is not None
-    assert N is not None
-    assert R is not None
+    assert spec.latent is not None
+    D, H, W, Q = spec.d_model, spec.latent.n_heads, spec.value_size, spec.rotary_size
+    R, N = spec.latent.kv_rank, spec.latent.nope_head_dim
     q = _queries(tape, sizes, leaves, x)
     q = rotate(tape, sizes, q, H, angles, before=N)
     joint = project(tape, sizes, leaves, "kv_a_proj_with_mqa", x, D, R + Q)
@@ -52,9 +51,9 @@ def _remembering(
 ) -> Array:  # fmt: skip
     """The same with a cache, of which one query reads the latents alone."""
     spec, rows = sizes.spec, sizes.rows
-    H, W, Q, R, N = spec.n_heads, spec.value_size, spec.rotary_size, spec.kv_rank, spec.nope_head_dim
-    assert N is not None
-    assert R is not None
+    assert spec.latent is not None
+    H, W, Q = spec.latent.n_heads, spec.value_size, spec.rotary_size
+    R, N = spec.latent.kv_rank, spec.latent.nope_head_dim
     latent = _normed(tape, sizes, leaves, "kv_a_layernorm", latent, R)
     turned = rotate(tape, sizes, turning, 1, angles)
     new = op.concatenate(tape, (latent, turned))
@@ -73,7 +72,8 @@ def _remembering(
 
 def _queries(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     spec = sizes.spec
-    D, P, out = spec.d_model, spec.q_rank, spec.n_heads * spec.head_size
+    assert spec.latent is not None
+    D, P, out = spec.d_model, spec.latent.q_rank, spec.latent.n_heads * spec.head_size
     if P is None:
         return project(tape, sizes, leaves, "q_proj", x, D, out)
     low = project(tape, sizes, leaves, "q_a_proj", x, D, P)

@@ -29,7 +29,7 @@ def masks(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Masks:
     _refuse(tape, sizes)
     if sizes.attention == "flash":
         return dict.fromkeys(windows)
-    always = written_out_here(sizes) or sizes.spec.positions == "alibi"
+    always = written_out_here(sizes) or sizes.spec.positions.kind == "alibi"
     made: Masks = {}
     found: Masks = {}
     with tape.at("masks"):
@@ -45,12 +45,12 @@ def masks_of_last(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Ma
     """For the last token as the only query, which sees all keys that there are: ALiBi's penalties, or nothing."""
     _refuse(tape, sizes)
     found: Masks = dict.fromkeys(windows)
-    if sizes.spec.positions != "alibi" or sizes.attention == "flash":
+    if sizes.spec.positions.kind != "alibi" or sizes.attention == "flash":
         return found
     if set(found) != {None}:
         rule = "with ALiBi is not decoded: keys behind a window lie in no order"
-        raise InvalidInput([Problem("model.window", sizes.spec.window, rule, "none")])
-    S, H = sizes.context, sizes.spec.n_heads
+        raise InvalidInput([Problem("model.attention.window", sizes.spec.attention.window, rule, "none")])
+    S, H = sizes.context, sizes.spec.attention.n_heads
     assert S is not None
     (position,) = tape.emit("arange", "copy", makes=[(S, "fp32")])
     slopes = Array(H, "fp32", None)
@@ -90,14 +90,14 @@ def _mask(tape: Tape, sizes: Sizes, window: int | None) -> Array:
         tape.emit("add_", "elementwise", reads=[left], changes=[mask], flops=T * T)
         del left
     del hidden
-    if sizes.spec.positions != "alibi":
+    if sizes.spec.positions.kind != "alibi":
         return mask
-    size = sizes.spec.n_heads * T * T
+    size = sizes.spec.attention.n_heads * T * T
     (position,) = tape.emit("arange", "copy", makes=[(T, "fp32")])
     (distance,) = tape.emit(
         "sub", "elementwise", reads=[position, position], makes=[(T * T, "fp32")], flops=T * T
     )  # fmt: skip
-    slopes = Array(sizes.spec.n_heads, "fp32", None)
+    slopes = Array(sizes.spec.attention.n_heads, "fp32", None)
     (bias,) = tape.emit("mul", "elementwise", reads=[slopes, distance], makes=[(size, "fp32")], flops=size)
     del distance
     bias = op.cast(tape, bias, dtype)

@@ -32,7 +32,7 @@ def ahead_loss(
 ) -> Array:  # fmt: skip
     """The sum of the modules' mean losses; h is what comes out of the last block, e what the first one reads."""
     total: Array | None = None
-    for ahead in range(1, sizes.spec.n_predict_ahead + 1):
+    for ahead in range(1, sizes.spec.n_mtp_layers + 1):
         part = replace(sizes, T=sizes.T - 1 - ahead)
         own = _own(sizes, leaves, ahead - 1)
         h = _module(tape, part, own, _first(tape, h, part), _first(tape, e, part), recipe, shared)

@@ -52,9 +52,9 @@ def parameters(spec: ModelSpec) -> ParameterCount:
         by_component[part] = by_component.get(part, 0) + times * elements_of(shape)
     total = sum(by_component.values())
     active = total - by_component.get(AHEAD, 0)
-    if spec.n_experts is not None:
-        idle = spec.n_experts - spec.experts_per_token
-        active -= by_component.get("experts", 0) // spec.n_experts * idle
+    if spec.experts is not None:
+        idle = spec.experts.n_experts - spec.experts.per_token
+        active -= by_component.get("experts", 0) // spec.experts.n_experts * idle
     return ParameterCount(total, active, by_component)
 
 
@@ -123,7 +123,7 @@ def _leaves_of_part(spec: ModelSpec, recipe: Recipe | None, part: Part) -> Model
     table = spec.padded_vocab, spec.d_model
     if part.ends and spec.tie_embeddings:
         after["lm_head.weight"] = Leaf("lm_head.weight", table)
-    elif part.ends and spec.n_predict_ahead and not part.begins:
+    elif part.ends and spec.n_mtp_layers and not part.begins:
         after["embed_tokens.weight"] = Leaf("embed_tokens.weight", table)
     runs = part.runs
     return ModelLeaves(
@@ -139,7 +139,7 @@ def _leaves_of_part(spec: ModelSpec, recipe: Recipe | None, part: Part) -> Model
 
 def _widens(spec: ModelSpec, recipe: Recipe | None) -> bool:
     """Whether norms read a wider copy of the residual stream."""
-    return recipe is not None and spec.norm == "rmsnorm" and precision_of(recipe).stream != "fp32"
+    return recipe is not None and spec.norm.kind == "rmsnorm" and precision_of(recipe).stream != "fp32"
 
 
 def _segment(
@@ -155,7 +155,7 @@ def _segment(
     last = blocks() if alone else ()
     # What goes in are the embedded tokens. Of two rounds whose last is apart the other is the first as it is.
     two = isinstance(run.count, int) and run.count == 2
-    read_again = at_start and spec.n_predict_ahead and not is_one(run.count) and not (alone and two)
+    read_again = at_start and spec.n_mtp_layers and not is_one(run.count) and not (alone and two)
     return SegmentLeaves(blocks(), run.groups, run.count, last, blocks() if read_again else ())
 
 

@@ -22,14 +22,14 @@ Shared = tuple[Angles | None, Array | None]  # what all layers of a kind share: 
 def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:
     """Self-attention with its four projections."""
     spec, rows = sizes.spec, sizes.rows
-    D, H, G, K = spec.d_model, spec.n_heads, spec.kv_heads, spec.head_size
+    D, H, G, K = spec.d_model, spec.attention.n_heads, spec.kv_heads, spec.head_size
     angles, mask = shared
 
     def heads(name: str, count: Int, *, normed: bool) -> Array:
         y = project(tape, sizes, leaves, f"{name}_proj", x, D, count * K)
-        if not normed or spec.qk_norm is None:
+        if not normed or spec.attention.qk_norm is None:
             return y
-        per, width = (1, count * K) if spec.qk_norm == "width" else (count, K)
+        per, width = (1, count * K) if spec.attention.qk_norm == "width" else (count, K)
         normal = norm(tape, sizes, y, leaves.named, f"self_attn.{name}_norm", rows=rows * per, width=width)
         return op.cast(tape, normal, y.dtype)
 
@@ -57,7 +57,7 @@ def rotate(tape: Tape, sizes: Sizes, x: Array, heads: Int, angles: Angles, *, be
     cos, sin = angles
     count = sizes.rows * heads
     half = count * (sizes.spec.rotary_size // 2)
-    interleaved = sizes.spec.rope_interleaved
+    interleaved = sizes.spec.rope is not None and sizes.spec.rope.interleaved
     turned = [2 * half] if interleaved else [half, half]
     at = 1 if before else 0
     parts = op.parts(tape, x, [*[count * before][:at], *turned, *([count * after] if after else [])])

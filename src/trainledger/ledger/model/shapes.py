@@ -11,6 +11,7 @@ from typing import Any
 
 from trainledger.spec.layers import LayerKind, last_kind
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.positions import Learned
 
 Shape = tuple[Any, ...]
 Named = Iterator[tuple[str, Shape]]
@@ -20,8 +21,8 @@ def before_blocks(spec: ModelSpec) -> Named:
     """What stands before the first block."""
     D = spec.d_model
     yield "embed_tokens.weight", (spec.padded_vocab, D)
-    if spec.positions == "learned":
-        yield "embed_positions.weight", (spec.max_seq_len + spec.extra_positions, D)
+    if isinstance(spec.positions, Learned):
+        yield "embed_positions.weight", (spec.max_seq_len + spec.positions.extra_rows, D)
     if spec.embedding_norm:
         yield from _norm(spec, "embed_norm", D)
 
@@ -49,7 +50,7 @@ def predict_ahead(spec: ModelSpec, kind: LayerKind) -> Named:
 
 def all_ahead(spec: ModelSpec) -> Named:
     """The multi-token prediction modules, which stand behind the head; their blocks are of the last layer's kind."""
-    for index in range(spec.n_predict_ahead):
+    for index in range(spec.n_mtp_layers):
         yield from _inside(f"predict_ahead.{index}", predict_ahead(spec, last_kind(spec)))
 
 
@@ -57,7 +58,7 @@ def block(spec: ModelSpec, kind: LayerKind) -> Named:
     """The parameters of one block."""
     D = spec.d_model
     attend = latent_attention(spec) if spec.latent else attention(spec)
-    feed = experts(spec) if kind.experts else mlp(spec, spec.d_ff)
+    feed = experts(spec) if kind.experts else mlp(spec, spec.feed_forward.d_ff)
     if spec.norm_place in ("pre", "sandwich"):
         yield from _norm(spec, "input_layernorm", D)
     yield from _inside("self_attn", attend)
@@ -72,32 +73,32 @@ def block(spec: ModelSpec, kind: LayerKind) -> Named:
 
 def attention(spec: ModelSpec) -> Named:
     """Multi-head, grouped-query and multi-query attention."""
-    D, H, G, K, W = spec.d_model, spec.n_heads, spec.kv_heads, spec.head_size, spec.value_size
-    if spec.attention_sinks:
+    D, H, G, K, W = spec.d_model, spec.attention.n_heads, spec.kv_heads, spec.head_size, spec.value_size
+    if spec.attention.sinks:
         yield "sinks", (H,)
-    yield from _linear("q_proj", H * K, D, spec.attention_bias)
-    yield from _linear("k_proj", G * K, D, spec.attention_bias)
-    yield from _linear("v_proj", G * W, D, spec.attention_bias)
+    yield from _linear("q_proj", H * K, D, spec.attention.bias)
+    yield from _linear("k_proj", G * K, D, spec.attention.bias)
+    yield from _linear("v_proj", G * W, D, spec.attention.bias)
     yield from _linear("o_proj", D, H * W, spec.output_bias)
-    if spec.qk_norm is not None:
-        wide = spec.qk_norm == "width"
+    if spec.attention.qk_norm is not None:
+        wide = spec.attention.qk_norm == "width"
         yield from _norm(spec, "q_norm", H * K if wide else K)
         yield from _norm(spec, "k_norm", G * K if wide else K)
 
 
 def latent_attention(spec: ModelSpec) -> Named:
     """Multi-head latent attention (DeepSeek-V2, section 2.1); its inner norms are RMSNorms."""
-    D, H, W = spec.d_model, spec.n_heads, spec.value_size
-    R, N, Q = spec.kv_rank, spec.nope_head_dim, spec.rotary_size
-    assert R is not None
-    assert N is not None
-    if spec.q_rank is None:
+    latent = spec.latent
+    assert latent is not None
+    D, H, W = spec.d_model, latent.n_heads, spec.value_size
+    R, N, Q, P = latent.kv_rank, latent.nope_head_dim, spec.rotary_size, latent.q_rank
+    if P is None:
         yield from _linear("q_proj", H * spec.head_size, D, False)
     else:
-        yield from _linear("q_a_proj", spec.q_rank, D, spec.attention_bias)
-        yield "q_a_layernorm.weight", (spec.q_rank,)
-        yield from _linear("q_b_proj", H * spec.head_size, spec.q_rank, False)
-    yield from _linear("kv_a_proj_with_mqa", R + Q, D, spec.attention_bias)
+        yield from _linear("q_a_proj", P, D, spec.attention.bias)
+        yield "q_a_layernorm.weight", (P,)
+        yield from _linear("q_b_proj", H * spec.head_size, P, False)
+    yield from _linear("kv_a_proj_with_mqa", R + Q, D, spec.attention.bias)
     yield "kv_a_layernorm.weight", (R,)
     yield from _linear("kv_b_proj", H * (N + W), R, False)
     yield from _linear("o_proj", D, H * W, spec.output_bias)
@@ -106,27 +107,29 @@ def latent_attention(spec: ModelSpec) -> Named:
 def mlp(spec: ModelSpec, width: Any) -> Named:
     """A dense MLP of the given inner width, plain or gated."""
     D = spec.d_model
-    if spec.gated:
-        yield from _linear("gate_proj", width, D, spec.mlp_bias)
-    yield from _linear("up_proj", width, D, spec.mlp_bias)
-    yield from _linear("down_proj", D, width, spec.mlp_bias)
+    if spec.feed_forward.gated:
+        yield from _linear("gate_proj", width, D, spec.feed_forward.bias)
+    yield from _linear("up_proj", width, D, spec.feed_forward.bias)
+    yield from _linear("down_proj", D, width, spec.feed_forward.bias)
 
 
 def experts(spec: ModelSpec) -> Named:
     """Router, experts (stacked in one tensor per projection, gate and up joined) and the shared expert."""
-    D, E, F = spec.d_model, spec.n_experts, spec.expert_width
-    inward = "gate_up_proj" if spec.gated else "up_proj"
-    wide = 2 * F if spec.gated else F
-    yield from _linear("router", E, D, spec.router_bias)
+    mixture = spec.experts
+    assert mixture is not None
+    D, E, F = spec.d_model, mixture.n_experts, mixture.width
+    inward = "gate_up_proj" if spec.feed_forward.gated else "up_proj"
+    wide = 2 * F if spec.feed_forward.gated else F
+    yield from _linear("router", E, D, mixture.router.bias)
     yield f"experts.{inward}", (E, wide, D)
-    if spec.mlp_bias:
+    if spec.feed_forward.bias:
         yield f"experts.{inward}_bias", (E, wide)
     yield "experts.down_proj", (E, D, F)
-    if spec.mlp_bias:
+    if spec.feed_forward.bias:
         yield "experts.down_proj_bias", (E, D)
-    if spec.n_shared_experts:
-        yield from _inside("shared_experts", mlp(spec, spec.n_shared_experts * F))
-    if spec.shared_expert_gate:
+    if mixture.n_shared:
+        yield from _inside("shared_experts", mlp(spec, mixture.n_shared * F))
+    if mixture.shared_gate:
         yield "shared_expert_gate.weight", (1, D)
 
 
@@ -137,9 +140,9 @@ def _linear(name: str, d_out: Any, d_in: Any, bias: bool) -> Named:
 
 
 def _norm(spec: ModelSpec, name: str, width: Any) -> Named:
-    if spec.norm_weight:
+    if spec.norm.weight:
         yield f"{name}.weight", (width,)
-    if spec.norm_bias:
+    if spec.norm.bias:
         yield f"{name}.bias", (width,)
 
 

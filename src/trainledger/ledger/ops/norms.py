@@ -31,10 +31,10 @@ def norm(
     width = spec.d_model if width is None else width
     w, b = leaves.get(f"{name}.weight"), leaves.get(f"{name}.bias")
     with tape.at(name.rpartition(".")[2]):
-        if spec.norm == "layernorm":
+        if spec.norm.kind == "layernorm":
             return layer_norm(tape, widened(tape, x), w, b, rows, width)
         assert w is not None
-        if spec.norm_plus_one:
+        if spec.norm.plus_one:
             return plus_one_rms_norm(tape, x, w, rows, width)
         return rms_norm(tape, widened(tape, x), w, rows, width, fused=sizes.fused_kernels)
 

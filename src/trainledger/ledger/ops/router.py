@@ -29,12 +29,12 @@ class Routes:
 def route(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Routes:
     """The routes of N tokens."""
     spec, N = sizes.spec, sizes.rows
-    assert spec.n_experts is not None
+    assert spec.experts is not None
     with tape.at("router"):
         w, b = leaves["mlp.router.weight"], leaves.get("mlp.router.bias")
-        logits = op.linear(tape, x, w, b, N, spec.d_model, spec.n_experts)
+        logits = op.linear(tape, x, w, b, N, spec.d_model, spec.experts.n_experts)
     logits = op.cast(tape, logits, "fp32")
-    match spec.router:
+    match spec.experts.router.scores:
         case "softmax":
             scores = softmax(tape, logits, "_softmax")
         case "sigmoid":
@@ -43,32 +43,32 @@ def route(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Routes:
             scores = logits
     chosen = _choose(tape, spec, scores.view(), N)
     weights = _gather(tape, scores, chosen)
-    if spec.router == "softmax-of-chosen":
+    if spec.experts.router.scores == "softmax-of-chosen":
         weights = softmax(tape, weights, "_softmax")
-    elif spec.router_normalize:
-        weights = _divide(tape, weights, plus_number(tape, sum_of_rows(tape, weights, N)), spec.experts_per_token)
-    if spec.router_scale != 1:
+    elif spec.experts.router.normalize:
+        weights = _divide(tape, weights, plus_number(tape, sum_of_rows(tape, weights, N)), spec.experts.per_token)
+    if spec.experts.router.scale != 1:
         weights = op.times_number(tape, weights)
     return Routes(chosen, weights, scores)
 
 
 def _choose(tape: Tape, spec: ModelSpec, scores: Array, N: Int) -> Array:
     """The best experts of each token; nothing here has a gradient."""
-    assert spec.n_experts is not None
-    if spec.router_correction:
-        correction = Array(spec.n_experts, "fp32", None)
+    assert spec.experts is not None
+    if spec.experts.router.correction:
+        correction = Array(spec.experts.n_experts, "fp32", None)
         (scores,) = tape.emit(
             "add", "elementwise", reads=[scores, correction], makes=[(scores.elements, "fp32")], flops=scores.elements
         )
-    if spec.router_top_groups < spec.router_groups:
+    if spec.experts.router.top_groups < spec.experts.router.groups:
         scores = _best_groups(tape, spec, scores, N)
-    return _best(tape, scores, N * spec.experts_per_token)[1]
+    return _best(tape, scores, N * spec.experts.per_token)[1]
 
 
 def _best_groups(tape: Tape, spec: ModelSpec, scores: Array, N: Int) -> Array:
-    assert spec.n_experts is not None
-    G = spec.router_groups
-    of_best = min(2 if spec.router == "sigmoid" else 1, spec.n_experts // G)
+    assert spec.experts is not None
+    G = spec.experts.router.groups
+    of_best = min(2 if spec.experts.router.scores == "sigmoid" else 1, spec.experts.n_experts // G)
     if of_best == 1:
         (best,) = tape.emit("amax", "reduction", reads=[scores], makes=[(N * G, "fp32")], flops=scores.elements)
     else:
@@ -76,7 +76,7 @@ def _best_groups(tape: Tape, spec: ModelSpec, scores: Array, N: Int) -> Array:
         best = tape.emit("sum", "reduction", reads=[values], makes=[(N * G, "fp32")], flops=values.elements)[0]
         del values
     (shut,) = tape.emit("ones_like", "copy", reads=[best], makes=[(N * G, "bool")])
-    tops = _best(tape, best, N * spec.router_top_groups)[1]
+    tops = _best(tape, best, N * spec.experts.router.top_groups)[1]
     tape.emit("scatter_", "embedding", reads=[tops], changes=[shut])
     del tops
     return tape.emit(
@@ -136,15 +136,15 @@ def _divide(tape: Tape, a: Array, b: Array, width: int) -> Array:
 def balance_loss(tape: Tape, sizes: Sizes, routes: Routes, share: Array) -> Array:
     """The load-balance loss of one layer."""
     spec, N = sizes.spec, sizes.rows
-    assert spec.n_experts is not None
+    assert spec.experts is not None
     probabilities = routes.scores
-    if spec.router == "sigmoid":
+    if spec.experts.router.scores == "sigmoid":
         total = plus_number(tape, sum_of_rows(tape, probabilities, N))
-        probabilities = _divide(tape, probabilities, total, spec.n_experts)
+        probabilities = _divide(tape, probabilities, total, spec.experts.n_experts)
         del total
-    elif spec.router == "softmax-of-chosen":
+    elif spec.experts.router.scores == "softmax-of-chosen":
         probabilities = softmax(tape, probabilities, "_softmax")
-    mean = _mean_of_columns(tape, probabilities, spec.n_experts)
+    mean = _mean_of_columns(tape, probabilities, spec.experts.n_experts)
     weighted = _weighed(tape, mean, share)
     del mean
     (total,) = tape.emit("sum", "reduction", reads=[weighted], makes=[(1, "fp32")], flops=weighted.elements)

@@ -18,6 +18,7 @@ from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.parallel.collectives import COMMUNICATION, Group, collective
+from trainledger.spec.parts import with_fields
 
 Core = Callable[[Sizes, Array, Array, Array, Int], Array]  # sizes, q, k, v and how many tokens are attended to
 
@@ -27,13 +28,12 @@ def attend_over_ranks(tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array, co
     if sizes.layout.context_kind == "ring":
         return _around_the_ring(tape, sizes, q, k, v, core)
     ranks, spec = sizes.layout.context, sizes.spec
-    inside = replace(
-        sizes, T=sizes.T * ranks,
-        spec=replace(
-            spec, n_heads=spec.n_heads // ranks, n_kv_heads=None if spec.latent else spec.kv_heads // ranks,
-            head_dim=spec.head_dim if spec.latent else spec.head_size,
-        ),
-    )  # fmt: skip
+    heads = {
+        "attention.n_heads": spec.attention.n_heads // ranks,
+        "attention.n_kv_heads": None if spec.latent else spec.kv_heads // ranks,
+        "attention.head_dim": None if spec.latent else spec.head_size,
+    }
+    inside = replace(sizes, T=sizes.T * ranks, spec=with_fields(spec, heads))
     q, k, v = (exchanged(tape, context_group(sizes), each) for each in (q, k, v))
     return exchanged(tape, context_group(sizes), core(inside, q, k, v, inside.T))
 

@@ -86,7 +86,8 @@ def _dispatched(tape: Tape, sizes: Sizes, x: Array) -> tuple[Array, Array | None
 
     So do gradients on their way to the experts in backward (DeepSeek-V3, section 3.3.3).
     """
-    float8, K, group = tape.precision.float8, sizes.spec.experts_per_token, _group(sizes)
+    assert sizes.spec.experts is not None
+    float8, K, group = tape.precision.float8, sizes.spec.experts.per_token, _group(sizes)
     if float8 is None or float8.scaling != "block":
         arriving = Array(x.elements * K, x.dtype, None)
         makes = [(arriving.elements, x.dtype)]

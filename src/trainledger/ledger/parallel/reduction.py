@@ -73,7 +73,7 @@ def sum_tied_embedding(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
     So they have of one that modules which predict ahead read too.
     """
     spec = rank.whole.model
-    if not (spec.tie_embeddings or spec.n_predict_ahead) or rank.layout.pipeline == 1:
+    if not (spec.tie_embeddings or spec.n_mtp_layers) or rank.layout.pipeline == 1:
         return
     for name in ("embed_tokens.weight", *(("lm_head.weight",) if spec.tie_embeddings else ())):
         leaf = {**leaves.before, **leaves.after}.get(name)

@@ -9,7 +9,6 @@ Sizes: N tokens of a micro-batch, D d_model, V rows of the embedding on this ran
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from trainledger.ledger.core.arithmetic import is_one, share
@@ -20,6 +19,7 @@ from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.parallel.collectives import Group, collective
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import with_fields
 
 
 def local_model(spec: ModelSpec, ranks: Int) -> ModelSpec:
@@ -27,24 +27,25 @@ def local_model(spec: ModelSpec, ranks: Int) -> ModelSpec:
 
     Key-value heads that are fewer than the ranks are held by several of them.
 
-    >>> from trainledger.spec.model import ModelSpec
-    >>> spec = ModelSpec(vocab_size=64, d_model=32, n_layers=2, n_heads=8, n_kv_heads=2, d_ff=96, max_seq_len=8)
-    >>> rank = local_model(spec, 4)
-    >>> rank.n_heads, rank.kv_heads, rank.head_size, rank.d_ff, rank.padded_vocab
-    (2, 1, 4, 24, 16)
+    >>> from trainledger.api.load import model
+    >>> rank = local_model(model("llama-3-8b", **{"attention.n_kv_heads": 2}), 4)
+    >>> rank.attention.n_heads, rank.kv_heads, rank.head_size, rank.feed_forward.d_ff, rank.padded_vocab
+    (8, 1, 128, 3584, 32064)
     """
     if is_one(ranks):
         return spec
     latent = spec.latent
-    return replace(
+    return with_fields(
         spec,
-        n_heads=spec.n_heads // ranks,
-        n_kv_heads=None if latent else share(spec.kv_heads, ranks),
-        head_dim=spec.head_dim if latent else spec.head_size,
-        d_ff=spec.d_ff // ranks,
-        expert_d_ff=spec.expert_width // ranks if spec.n_experts is not None else None,
-        vocab_size=spec.padded_vocab // ranks,
-        vocab_multiple=1,
+        {
+            "attention.n_heads": spec.attention.n_heads // ranks,
+            "attention.n_kv_heads": None if latent else share(spec.kv_heads, ranks),
+            "attention.head_dim": spec.attention.head_dim if latent else spec.head_size,
+            "feed_forward.d_ff": spec.feed_forward.d_ff // ranks,
+            "feed_forward.expert_d_ff": spec.experts.width // ranks if spec.experts is not None else None,
+            "vocab_size": spec.padded_vocab // ranks,
+            "vocab_multiple": 1,
+        },
     )
 
 
@@ -98,7 +99,7 @@ def embedded(tape: Tape, sizes: Sizes, x: Array) -> Array:
     if is_one(sizes.layout.tensor):
         return x
     x = _without_others(tape, x, sizes.rows)
-    if sizes.spec.positions != "learned":
+    if sizes.spec.positions.kind != "learned":
         return leave(tape, sizes, x)
     total = _summed(tape, sizes, x)
     total.node = tape.node([x.node], (), lambda g: [g])

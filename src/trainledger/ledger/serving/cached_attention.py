@@ -45,10 +45,9 @@ def absorbed(tape: Tape, sizes: Sizes, q: Array, joint: Array, weight: Leaf) -> 
 
     An accelerator runs scores and mixture as one kernel, which reads each latent once for both; a CPU writes them out.
     """
-    spec, B = sizes.spec, sizes.B
-    H, N, Q, W, R = spec.n_heads, spec.nope_head_dim, spec.rotary_size, spec.value_size, spec.kv_rank
-    assert N is not None
-    assert R is not None
+    spec, latent, B = sizes.spec, sizes.spec.latent, sizes.B
+    assert latent is not None
+    H, N, Q, W, R = latent.n_heads, latent.nope_head_dim, spec.rotary_size, spec.value_size, latent.kv_rank
     assert sizes.context is not None
     S, C = sizes.context, R + Q
     inward, outward = _parts_of_weight(weight, H, N, W, R)

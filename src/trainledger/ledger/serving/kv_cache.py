@@ -55,7 +55,7 @@ def heads_of(spec: ModelSpec) -> tuple[tuple[Int, Int], ...]:
     """(count, width) of what a layer remembers of a token: keys and values of the key-value heads, or of latent
     attention the latent and the one rotary key (DeepSeek-AI 2024, DeepSeek-V2, section 2.1.3, table 1)."""
     if spec.latent:
-        return ((1, spec.kv_rank + spec.rotary_size),)  # type: ignore[operator]
+        return ((1, spec.latent.kv_rank + spec.rotary_size),)
     return ((spec.kv_heads, spec.head_size), (spec.kv_heads, spec.value_size))
 
 

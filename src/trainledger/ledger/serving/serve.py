@@ -29,6 +29,7 @@ from trainledger.spec.layers import windows_of
 from trainledger.spec.layout import Layout
 from trainledger.spec.lora import is_linear
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import with_fields
 from trainledger.spec.precision import precision_of
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
@@ -55,7 +56,7 @@ def serving_rank(run: Run, serving: Serving, *, backend: str = "cpu") -> RankPla
 
     Raises `InvalidInput` where the serving is no choice, or the ranks do not go evenly into the model.
     """
-    spec = replace(run.model, n_predict_ahead=0)
+    spec = with_fields(run.model, {"n_mtp_layers": 0})
     recipe = Recipe(
         seq_len=serving.new_tokens, global_batch=serving.batch, micro_batch=serving.batch, steps=1,
         precision=serving.compute, attention=_attention(run, backend, serving.compute),
@@ -75,7 +76,7 @@ def _attention(run: Run, backend: str, compute: str) -> str:
         return "math"
     if backend != "cpu" and compute != "fp32":
         return "flash"
-    return "math" if run.model.capped_or_sinking else "sdpa"
+    return "math" if run.model.needs_custom_attention else "sdpa"
 
 
 def account_serving(run: Run, serving: Serving, *, backend: str = "cpu", all_experts: bool = False) -> Ledger:
@@ -92,7 +93,7 @@ def account_serving(run: Run, serving: Serving, *, backend: str = "cpu", all_exp
     leaves = rank.owned
     hold(leaves, precision)
     weights = weight_bytes(leaves, serving)
-    share = 1.0 if all_experts or spec.n_experts is None else experts_met(spec, sizes.rows)
+    share = 1.0 if all_experts or spec.experts is None else experts_met(spec, sizes.rows)
     for leaf in leaves.every():
         leaf.trained = False
         of_experts = component_of(leaf.path) == "experts" and len(leaf.shape) == 3
@@ -176,19 +177,18 @@ def experts_met(spec: ModelSpec, tokens: Int) -> float:
 
     1 - (1 - K / E)^tokens: each token leaves an expert out with probability 1 - K / E.
 
-    >>> from trainledger.spec.model import ModelSpec
-    >>> sizes = {"vocab_size": 8, "d_model": 8, "n_layers": 1, "n_heads": 2, "d_ff": 8, "max_seq_len": 8}
-    >>> spec = ModelSpec(n_experts=8, experts_per_token=2, **sizes)
+    >>> from trainledger.api.load import model
+    >>> spec = model("mixtral-8x7b")  # 2 of 8 experts
     >>> experts_met(spec, 1), round(experts_met(spec, 8), 3)
     (0.25, 0.9)
     """
-    assert spec.n_experts is not None
-    return float(1 - (1 - spec.experts_per_token / spec.n_experts) ** tokens)
+    assert spec.experts is not None
+    return float(1 - (1 - spec.experts.per_token / spec.experts.n_experts) ** tokens)
 
 
 def weights_read(leaves: ModelLeaves, spec: ModelSpec, serving: Serving) -> Int:
     """Bytes of weights that one forward reads: of embeddings the rows of its tokens, of experts those it meets."""
-    share = 1.0 if spec.n_experts is None else experts_met(spec, serving.batch * serving.new_tokens)
+    share = 1.0 if spec.experts is None else experts_met(spec, serving.batch * serving.new_tokens)
     total: Int = 0
     for pattern, count in leaves.in_order():
         for leaf in pattern:

@@ -15,6 +15,7 @@ from trainledger.plan.layouts.result import Layouts
 from trainledger.plan.layouts.search import BESIDE_STATES, BY_ACCOUNT, NO_NETWORK, STATES_ALONE
 from trainledger.spec.layout import SCHEDULES
 from trainledger.spec.lora import ONE_DEVICE
+from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -63,9 +64,9 @@ def diagnose(found: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], boo
     ranks = sorted(devices // each for each in ways.inner if devices % each == 0)
     batches = list(ways.batches())
     nearest = [*batches, *ways.counts()]
-    if run.model.n_predict_ahead:
-        plain = replace(run, model=replace(run.model, n_predict_ahead=0))
-        nearest += ["model.n_predict_ahead=0"] * _Ways(plain, devices, fixed).there_is
+    if run.model.n_mtp_layers:
+        plain = replace(run, model=with_fields(run.model, {"n_mtp_layers": 0}))
+        nearest += ["model.n_mtp_layers=0"] * _Ways(plain, devices, fixed).there_is
     if not batches:
         return Diagnosis(_plainly(run, devices) or next(iter(reasons), ""), tuple(nearest))
     of = "" if ways.micro_batch == 1 else f"recipe.micro_batch = {ways.micro_batch} x "
@@ -145,7 +146,9 @@ class _Ways:
             rules = Constraints(grid)
         except InvalidInput:
             return
-        widths = [each for each in range(1, run.model.n_heads + 1) if _allowed(rules, each, 1, (False,), ("ring",))]
+        widths = [
+            each for each in range(1, run.model.attention.n_heads + 1) if _allowed(rules, each, 1, (False,), ("ring",))
+        ]
         parts = [each for each in divisors(run.recipe.seq_len) if _allowed(rules, 1, each, (False,), _KINDS)]
         depths = [
             each for each in grid.values("pipeline", range(1, run.model.n_layers + 3))

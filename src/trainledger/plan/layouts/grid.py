@@ -95,8 +95,8 @@ class Grid:
         return self.values("context_kind", ("ring",) if context == 1 else ("ring", "all-to-all"))
 
     def experts(self) -> tuple[int, ...]:
-        experts = self.run.model.n_experts
-        return self.values("expert", (1,) if experts is None else divisors(experts))
+        experts = self.run.model.experts
+        return self.values("expert", (1,) if experts is None else divisors(experts.n_experts))
 
     def micro_batches(self) -> tuple[int, ...]:
         return self.values("micro_batch", divisors(self.run.recipe.global_batch))
@@ -168,7 +168,7 @@ def _sending(run: Run, fixed: Mapping[str, Any]) -> Layout:
     axes, which would make the grid four times as large, and the search looks at the best without them (`plainer`).
     """
     layout = replace(run.layout, **{name: fixed[name] for name in SENDING if name in fixed})
-    if run.model.n_experts is None:
+    if run.model.experts is None:
         return layout
     usual = Layout()
     if "expert_send" not in fixed and run.recipe.expert_capacity is None:

@@ -216,7 +216,7 @@ def _context(run: Run) -> Iterator[Problem]:
             near = nearest_divisor(recipe.seq_len // 2, ranks) if recipe.seq_len % 2 == 0 else 1
             yield Problem("layout.context", ranks, rule, near)
     else:
-        heads = gcd(run.model.n_heads // layout.tensor, max(1, run.model.kv_heads // layout.tensor))
+        heads = gcd(run.model.attention.n_heads // layout.tensor, max(1, run.model.kv_heads // layout.tensor))
         if recipe.seq_len % ranks:
             yield Problem("layout.context", ranks, f"must divide recipe.seq_len = {recipe.seq_len}",
                           nearest_divisor(recipe.seq_len, ranks))  # fmt: skip
@@ -224,8 +224,8 @@ def _context(run: Run) -> Iterator[Problem]:
             rule = f"all-to-all splits the {heads} key-value heads of a tensor rank, so it must divide them"
             yield Problem("layout.context", ranks, rule, nearest_divisor(gcd(heads, recipe.seq_len), ranks))
     spec = run.model
-    windows = spec.window is not None or spec.positions == "alibi"
-    if not precision_of(recipe).low and (windows or spec.capped_or_sinking):
+    windows = spec.attention.window is not None or spec.positions.kind == "alibi"
+    if not precision_of(recipe).low and (windows or spec.needs_custom_attention):
         rule = "in fp32 no kernel between context ranks has windows, ALiBi, capped scores or attention sinks"
         yield Problem("layout.context", ranks, rule, 1)
     elif recipe.attention == "math":
@@ -237,17 +237,18 @@ def _context(run: Run) -> Iterator[Problem]:
 
 
 def _expert(run: Run) -> Iterator[Problem]:
-    layout, experts = run.layout, run.model.n_experts
+    layout, experts = run.layout, run.model.experts
     ranks = layout.expert
     if ranks == 1:
         return
     if experts is None:
-        yield Problem("layout.expert", ranks, "the model has no experts (model.n_experts)", 1)
+        yield Problem("layout.expert", ranks, "the model has no experts (model.feed_forward)", 1)
         return
     whole = layout.shard * layout.context
-    if whole % ranks or experts % ranks:
-        rule = f"must divide model.n_experts = {experts} and the {whole} ranks of shard x context"
-        yield Problem("layout.expert", ranks, rule, nearest_divisor(gcd(experts, whole), ranks))
+    count = experts.n_experts
+    if whole % ranks or count % ranks:
+        rule = f"must divide n_experts = {count} and the {whole} ranks of shard x context"
+        yield Problem("layout.expert", ranks, rule, nearest_divisor(gcd(count, whole), ranks))
 
 
 def _sharding(run: Run) -> Iterator[Problem]:

@@ -3,159 +3,122 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isqrt, lcm
+from math import isqrt
 
-from trainledger.spec.model import ModelSpec
+from trainledger.spec.attention import Latent, MultiHead
+from trainledger.spec.feed_forward import Experts
+from trainledger.spec.layers import period_of
+from trainledger.spec.model import LayerNorm, ModelSpec
+from trainledger.spec.positions import Linear, LongRope, Rope, Yarn
 from trainledger.spec.problem import Problem
 
 LONGEST_PATTERN = 1000
+_ODD = "rotary positions turn pairs, so the width must be even"
 
 
 def model_problems(spec: ModelSpec) -> Iterator[Problem]:
     """Everything that the fields of a model say against each other."""
-    yield from _norms(spec)
-    if spec.latent:
-        yield from _latent(spec)
+    if isinstance(spec.norm, LayerNorm) and spec.norm.bias and not spec.norm.weight:
+        yield Problem("model.norm.bias", True, "a norm without weight has no bias", False)
+    if spec.block != "serial" and spec.norm_place != "pre":
+        yield Problem("model.norm_place", spec.norm_place, f"a {spec.block} block has its norms before", "pre")
+    if isinstance(spec.attention, Latent):
+        yield from _latent(spec, spec.attention)
     else:
-        yield from _heads(spec)
-    yield from _positions(spec)
-    if spec.window is None:
-        local = ("global_every", "rope_local_theta") if spec.positions == "rope" else ("global_every",)
-        for name in local:
-            if getattr(spec, name) is not None:
-                yield Problem(f"model.{name}", getattr(spec, name), "without a window all layers are global", "none")
-    if spec.activation == "clamped_swish" and not spec.gated:
-        yield Problem("model.activation", spec.activation, "belongs to a gated MLP", "silu")
-    yield from _experts(spec)
-    yield from _pattern(spec)
-
-
-def _pattern(spec: ModelSpec) -> Iterator[Problem]:
-    """Every layer of a pattern is followed by itself, so a pattern may not be as long as a model."""
-    experts = spec.expert_every if spec.n_experts is not None else 1
-    period = lcm(spec.global_every or 1, spec.rope_skip_every or 1, experts)
-    if min(period, spec.n_layers) > LONGEST_PATTERN:
-        rule = f"repeats after {period:,} layers; at most {LONGEST_PATTERN:,} kinds of layers are told apart"
+        yield from _heads(spec, spec.attention)
+    if isinstance(spec.positions, Rope):
+        yield from _rope(spec, spec.positions)
+    if spec.feed_forward.activation == "clamped_swish" and not spec.feed_forward.gated:
+        yield Problem("model.feed_forward.activation", "clamped_swish", "belongs to a gated MLP", "silu")
+    if spec.experts is not None:
+        yield from _experts(spec.experts, spec.n_layers)
+    # Every layer of a pattern is followed by itself, so a pattern may not be as long as a model.
+    if min(period_of(spec), spec.n_layers) > LONGEST_PATTERN:
+        rule = f"repeats after {period_of(spec):,} layers; at most {LONGEST_PATTERN:,} kinds of layers are told apart"
         yield Problem("model's pattern of layers", None, rule)
 
 
-def _norms(spec: ModelSpec) -> Iterator[Problem]:
-    if spec.norm == "rmsnorm":
-        if spec.norm_bias:
-            yield Problem("model.norm_bias", True, "rmsnorm has no bias", False)
-        if not spec.norm_weight:
-            yield Problem("model.norm_weight", False, "rmsnorm has a weight here; layernorm may be without", True)
-    else:
-        if spec.norm_plus_one:
-            yield Problem("model.norm_plus_one", True, "only rmsnorm multiplies by 1 + its weight", False)
-        if spec.norm_bias and not spec.norm_weight:
-            yield Problem("model.norm_bias", True, "a norm without weight has no bias", False)
-    if spec.block != "serial" and spec.norm_place != "pre":
-        yield Problem("model.norm_place", spec.norm_place, f"a {spec.block} block has its norms before", "pre")
-
-
-def _heads(spec: ModelSpec) -> Iterator[Problem]:
-    if spec.head_dim is None and spec.d_model % spec.n_heads:
+def _heads(spec: ModelSpec, heads: MultiHead) -> Iterator[Problem]:
+    at = "model.attention"
+    if heads.head_dim is None and spec.d_model % heads.n_heads:
         rule = f"must divide d_model = {spec.d_model} where head_dim is not given"
-        yield Problem("model.n_heads", spec.n_heads, rule, _nearest_heads(spec))
-    elif spec.positions == "rope" and spec.rotary_dim is None and spec.head_size % 2:
+        yield Problem(f"{at}.n_heads", heads.n_heads, rule, _nearest_heads(spec))
+    elif spec.rope is not None and spec.rope.dim is None and spec.head_size % 2:
         rule = "rotary positions turn pairs, so the head width must be even"
-        if spec.head_dim is not None:
-            yield Problem("model.head_dim", spec.head_dim, rule, spec.head_dim + 1)
+        if heads.head_dim is not None:
+            yield Problem(f"{at}.head_dim", heads.head_dim, rule, heads.head_dim + 1)
         else:
-            yield Problem("model.n_heads", spec.n_heads, f"{rule}, not {spec.head_size}", _nearest_heads(spec))
-    if spec.n_heads % spec.kv_heads:
-        kv = nearest_divisor(spec.n_heads, spec.kv_heads)
-        yield Problem("model.n_kv_heads", spec.kv_heads, f"must divide n_heads = {spec.n_heads}", kv)
-    for name in ("q_rank", "nope_head_dim", "rope_head_dim", "v_head_dim"):
-        if getattr(spec, name) is not None:
-            yield Problem(
-                f"model.{name}", getattr(spec, name), "belongs to latent attention, which needs kv_rank", "none"
-            )
+            yield Problem(f"{at}.n_heads", heads.n_heads, f"{rule}, not {spec.head_size}", _nearest_heads(spec))
+    if heads.n_heads % spec.kv_heads:
+        kv = nearest_divisor(heads.n_heads, spec.kv_heads)
+        yield Problem(f"{at}.n_kv_heads", spec.kv_heads, f"must divide n_heads = {heads.n_heads}", kv)
+    if heads.global_every is not None and heads.window is None:
+        yield Problem(f"{at}.global_every", heads.global_every, "without a window all layers are global", "none")
 
 
-def _latent(spec: ModelSpec) -> Iterator[Problem]:
-    for name in ("nope_head_dim", "rope_head_dim", "v_head_dim"):
-        if getattr(spec, name) is None:
-            yield Problem(f"model.{name}", None, "is missing: latent attention (kv_rank) needs it")
-    if spec.rope_head_dim is not None and spec.rope_head_dim % 2:
-        rule = "rotary positions turn pairs, so the width must be even"
-        yield Problem("model.rope_head_dim", spec.rope_head_dim, rule, spec.rope_head_dim + 1)
-    if spec.n_kv_heads not in (None, spec.n_heads):
-        rule = "latent attention has a key and a value for every query head"
-        yield Problem("model.n_kv_heads", spec.n_kv_heads, rule, spec.n_heads)
-    unbuilt: tuple[tuple[str, object], ...] = (
-        ("head_dim", None), ("rotary_dim", None), ("qk_norm", None), ("attention_sinks", False), ("window", None),
-        ("rope_skip_every", None), ("attention_softcap", None),
-    )  # fmt: skip
-    for name, absent in unbuilt:
-        if getattr(spec, name) != absent:
-            given = "none" if absent is None else absent
-            yield Problem(f"model.{name}", getattr(spec, name), "does not go with latent attention (kv_rank)", given)
-    if spec.positions != "rope":
-        yield Problem("model.positions", spec.positions, "latent attention has rotary positions", "rope")
-
-
-def _positions(spec: ModelSpec) -> Iterator[Problem]:
-    if spec.rotary_dim is not None and spec.positions == "rope" and not spec.latent:
-        most = spec.head_size - spec.head_size % 2
-        if spec.rotary_dim > spec.head_size:
-            rule = f"is more than the head width of {spec.head_size}"
-            yield Problem("model.rotary_dim", spec.rotary_dim, rule, most or "none")
-        elif spec.rotary_dim % 2:
-            rule = "rotary positions turn pairs, so the width must be even"
-            yield Problem("model.rotary_dim", spec.rotary_dim, rule, spec.rotary_dim - 1)
-    if spec.positions != "rope" and not spec.latent:
-        for name in ("rotary_dim", "rope_skip_every", "rope_factor", "rope_local_theta"):
-            if getattr(spec, name) is not None:
-                yield Problem(f"model.{name}", getattr(spec, name), f"positions are {spec.positions}, not rope", "none")
-    if spec.extra_positions and spec.positions != "learned":
-        yield Problem("model.extra_positions", spec.extra_positions, "only learned positions have rows", 0)
-    low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
-    # The ends of yarn's ramp are rounded apart even where the two are equal (Kimi K2).
-    if spec.rope_factor is not None and (high < low or (high == low and spec.rope_scaling != "yarn")):
-        rule = f"must be above rope_low_freq_factor = {low}"
-        yield Problem("model.rope_high_freq_factor", high, rule, 4 * low)
-
-
-def _experts(spec: ModelSpec) -> Iterator[Problem]:
-    if spec.n_experts is None:
-        defaults: tuple[tuple[str, object], ...] = (
-            ("expert_d_ff", None), ("n_shared_experts", 0), ("n_dense_layers", 0), ("expert_every", 1),
-            ("shared_expert_gate", False), ("router_bias", False), ("router_correction", False), ("router_groups", 1),
-            ("router_top_groups", 1),
-        )  # fmt: skip
-        for name, absent in defaults:
-            if getattr(spec, name) != absent:
-                given = "none" if absent is None else absent
-                yield Problem(f"model.{name}", getattr(spec, name), "needs n_experts", given)
+def _latent(spec: ModelSpec, latent: Latent) -> Iterator[Problem]:
+    if latent.rope_head_dim % 2:
+        yield Problem("model.attention.rope_head_dim", latent.rope_head_dim, _ODD, latent.rope_head_dim + 1)
+    if spec.rope is None:
+        yield Problem("model.positions", spec.positions.kind, "latent attention has rotary positions", "rope")
         return
-    in_groups = spec.n_experts // spec.router_groups * min(spec.router_groups, spec.router_top_groups)
-    if spec.experts_per_token > spec.n_experts:
-        rule = f"is more than n_experts = {spec.n_experts}"
-        most = spec.n_experts if spec.n_experts % spec.router_groups else in_groups
-        yield Problem("model.experts_per_token", spec.experts_per_token, rule, most)
-    if spec.n_experts % spec.router_groups:
-        groups = nearest_divisor(spec.n_experts, spec.router_groups)
-        yield Problem("model.router_groups", spec.router_groups, f"must divide n_experts = {spec.n_experts}", groups)
-    elif spec.router_top_groups > spec.router_groups:
-        rule = f"is more than router_groups = {spec.router_groups}"
-        yield Problem("model.router_top_groups", spec.router_top_groups, rule, spec.router_groups)
-    elif spec.n_experts >= spec.experts_per_token > in_groups:
+    for name in ("dim", "skip_every"):
+        value = getattr(spec.rope, name)
+        if value is not None:
+            yield Problem(f"model.positions.{name}", value, "does not go with latent attention", "none")
+
+
+def _rope(spec: ModelSpec, rope: Rope) -> Iterator[Problem]:
+    if rope.dim is not None and spec.latent is None:
+        most = spec.head_size - spec.head_size % 2
+        if rope.dim > spec.head_size:
+            rule = f"is more than the head width of {spec.head_size}"
+            yield Problem("model.positions.dim", rope.dim, rule, most or "none")
+        elif rope.dim % 2:
+            yield Problem("model.positions.dim", rope.dim, _ODD, rope.dim - 1)
+    if rope.local_theta is not None and spec.attention.window is None:
+        rule = "without a window all layers are global"
+        yield Problem("model.positions.local_theta", rope.local_theta, rule, "none")
+    scaling, at = rope.scaling, "model.positions.scaling"
+    # The ends of yarn's ramp are rounded apart even where the two are equal (Kimi K2).
+    if isinstance(scaling, Yarn) and scaling.beta_fast < scaling.beta_slow:
+        rule = f"must be above beta_slow = {scaling.beta_slow}"
+        yield Problem(f"{at}.beta_fast", scaling.beta_fast, rule, 4 * scaling.beta_slow)
+    elif not isinstance(scaling, Yarn | Linear | LongRope | None) and (
+        scaling.high_freq_factor <= scaling.low_freq_factor
+    ):
+        rule = f"must be above low_freq_factor = {scaling.low_freq_factor}"
+        yield Problem(f"{at}.high_freq_factor", scaling.high_freq_factor, rule, 4 * scaling.low_freq_factor)
+
+
+def _experts(experts: Experts, n_layers: int) -> Iterator[Problem]:
+    count, router, at = experts.n_experts, experts.router, "model.feed_forward"
+    in_groups = count // router.groups * min(router.groups, router.top_groups)
+    if experts.per_token > count:
+        most = count if count % router.groups else in_groups
+        yield Problem(f"{at}.per_token", experts.per_token, f"is more than n_experts = {count}", most)
+    if count % router.groups:
+        groups = nearest_divisor(count, router.groups)
+        yield Problem(f"{at}.router.groups", router.groups, f"must divide n_experts = {count}", groups)
+    elif router.top_groups > router.groups:
+        rule = f"is more than router.groups = {router.groups}"
+        yield Problem(f"{at}.router.top_groups", router.top_groups, rule, router.groups)
+    elif count >= experts.per_token > in_groups:
         rule = f"is more than the {in_groups} experts in the chosen groups"
-        yield Problem("model.experts_per_token", spec.experts_per_token, rule, in_groups)
-    if spec.shared_expert_gate and not spec.n_shared_experts:
-        yield Problem("model.shared_expert_gate", True, "there is no shared expert (n_shared_experts)", False)
-    if spec.n_dense_layers > spec.n_layers:
-        rule = f"is more than n_layers = {spec.n_layers}"
-        yield Problem("model.n_dense_layers", spec.n_dense_layers, rule, spec.n_layers)
+        yield Problem(f"{at}.per_token", experts.per_token, rule, in_groups)
+    if experts.shared_gate and not experts.n_shared:
+        yield Problem(f"{at}.shared_gate", True, "there is no shared expert (n_shared)", False)
+    if experts.n_dense_layers > n_layers:
+        rule = f"is more than n_layers = {n_layers}"
+        yield Problem(f"{at}.n_dense_layers", experts.n_dense_layers, rule, n_layers)
 
 
 def _nearest_heads(spec: ModelSpec) -> int | None:
     """The number of heads nearest to ``n_heads`` that d_model allows, or None where d_model is odd."""
-    if spec.positions != "rope" or spec.rotary_dim is not None:
-        return nearest_divisor(spec.d_model, spec.n_heads)
-    return None if spec.d_model % 2 else nearest_divisor(spec.d_model // 2, spec.n_heads)
+    n_heads = spec.attention.n_heads
+    if spec.rope is None or spec.rope.dim is not None:
+        return nearest_divisor(spec.d_model, n_heads)
+    return None if spec.d_model % 2 else nearest_divisor(spec.d_model // 2, n_heads)
 
 
 def nearest_divisor(whole: int, wanted: int) -> int:

@@ -60,14 +60,16 @@ def _tiles(run: Run) -> Iterator[Problem]:
     if precision_of(recipe).float8 is None:
         return
     rule = f"products in 8 bits take multiples of {TILE}"
-    widths = {"d_model": spec.d_model, "d_ff": spec.d_ff, "q_rank": spec.q_rank, "kv_rank": spec.kv_rank}
+    widths = {"d_model": spec.d_model, "feed_forward.d_ff": spec.feed_forward.d_ff}
+    if spec.latent is not None:
+        widths |= {"attention.q_rank": spec.latent.q_rank or 0, "attention.kv_rank": spec.latent.kv_rank}
     for field, size in widths.items():
-        if size is not None and size % TILE:
+        if size % TILE:
             yield Problem(f"model.{field}", size, rule, _tiled(size))
-    for field, heads in (("n_heads", spec.n_heads), ("n_kv_heads", spec.kv_heads)):
+    for field, heads in (("n_heads", spec.attention.n_heads), ("n_kv_heads", spec.kv_heads)):
         if heads * spec.head_size % TILE:
             found = f"{rule}, and {field} x head_dim is {heads * spec.head_size}"
-            yield Problem("model.head_dim", spec.head_size, found, _tiled(spec.head_size))
+            yield Problem("model.attention.head_dim", spec.head_size, found, _tiled(spec.head_size))
             break
     tokens = run.device_batch * recipe.seq_len
     if tokens % TILE:
@@ -81,9 +83,9 @@ def _tiled(size: int) -> int:
 
 
 def _experts(run: Run) -> Iterator[Problem]:
-    """Everything that the recipe's choices for experts and prediction ahead say against the model and each other."""
+    """What the recipe's choices for experts and multi-token prediction say against the model and each other."""
     spec, recipe = run.model, run.recipe
-    if spec.n_experts is None:
+    if spec.experts is None:
         if recipe.expert_dispatch != "dropless":
             yield Problem("recipe.expert_dispatch", recipe.expert_dispatch, "the model has no experts", "dropless")
         if recipe.load_balance_loss:
@@ -91,17 +93,17 @@ def _experts(run: Run) -> Iterator[Problem]:
     if recipe.capacity_factor is not None and recipe.expert_dispatch != "capacity":
         rule = f"{recipe.expert_dispatch} experts take all tokens they are sent"
         yield Problem("recipe.capacity_factor", recipe.capacity_factor, rule, "none")
-    if spec.n_predict_ahead and recipe.seq_len < spec.n_predict_ahead + 2:
-        rule = f"must be at least n_predict_ahead + 2, so that the last of {spec.n_predict_ahead} modules has a token"
-        yield Problem("recipe.seq_len", recipe.seq_len, rule, spec.n_predict_ahead + 2)
+    if spec.n_mtp_layers and recipe.seq_len < spec.n_mtp_layers + 2:
+        rule = f"must be at least n_mtp_layers + 2, so that the last of {spec.n_mtp_layers} modules has a token"
+        yield Problem("recipe.seq_len", recipe.seq_len, rule, spec.n_mtp_layers + 2)
     for axis in ("tensor", "context"):
         ranks = getattr(run.layout, axis)
-        if spec.n_predict_ahead and isinstance(ranks, int) and ranks > 1:
-            rule = "multi-token prediction modules (model.n_predict_ahead) are not accounted for over such ranks"
+        if spec.n_mtp_layers and isinstance(ranks, int) and ranks > 1:
+            rule = "multi-token prediction modules (model.n_mtp_layers) are not accounted for over such ranks"
             yield Problem(f"layout.{axis}", ranks, rule, 1)
-    if spec.n_predict_ahead and run.layout.pipeline > 1 and (spec.positions == "learned" or spec.embedding_norm):
+    if spec.n_mtp_layers and run.layout.pipeline > 1 and (spec.positions.kind == "learned" or spec.embedding_norm):
         rule = (
-            "multi-token prediction modules (model.n_predict_ahead) are not accounted for on a last stage that has "
+            "multi-token prediction modules (model.n_mtp_layers) are not accounted for on a last stage that has "
             "learned positions or a norm after the embedding"
         )
         yield Problem("layout.pipeline", run.layout.pipeline, rule, 1)
@@ -112,14 +114,14 @@ def _adapters(run: Run) -> Iterator[Problem]:
     recipe, spec = run.recipe, run.model
     if recipe.lora_rank is None:
         return
-    if spec.n_experts is not None:
+    if spec.experts is not None:
         yield Problem(
-            "recipe.lora_rank", recipe.lora_rank, "there are no adapters for experts (model.n_experts)", "none"
+            "recipe.lora_rank", recipe.lora_rank, "there are no adapters for experts (model.feed_forward)", "none"
         )
     elif not any(is_target(each, recipe.lora_targets) for each in _linear_layers(spec)):
         rule = f"names no linear layer of this model: {', '.join(each.split('.')[1] for each in _linear_layers(spec))}"
         yield Problem("recipe.lora_targets", list(recipe.lora_targets), rule, "linear")
-    if spec.n_predict_ahead:
+    if spec.n_mtp_layers:
         yield Problem("recipe.lora_rank", recipe.lora_rank, "there are no adapters for prediction modules", "none")
     axes = ("replicate", "shard", "context", "tensor", "pipeline")
     if any(getattr(run.layout, each) != 1 for each in axes):
@@ -129,7 +131,9 @@ def _adapters(run: Run) -> Iterator[Problem]:
 
 def _linear_layers(spec: ModelSpec) -> list[str]:
     """The weights of a block's linear layers by name."""
-    latent = (*(("q_a_proj", "q_b_proj") if spec.q_rank is not None else ("q_proj",)), *ATTENTION[-2:], "o_proj")
-    attend = latent if spec.latent else ATTENTION[:4]
-    feed = MLP if spec.gated else MLP[1:]
+    attend: tuple[str, ...] = ATTENTION[:4]
+    if spec.latent is not None:
+        queries = ("q_proj",) if spec.latent.q_rank is None else ("q_a_proj", "q_b_proj")
+        attend = (*queries, *ATTENTION[-2:], "o_proj")
+    feed = MLP if spec.feed_forward.gated else MLP[1:]
     return [f"self_attn.{each}.weight" for each in attend] + [f"mlp.{each}.weight" for each in feed]

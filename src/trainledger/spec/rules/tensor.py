@@ -26,24 +26,24 @@ def tensor_problems(run: Run) -> Iterator[Problem]:
         if run.recipe.loss == "compiled":
             rule = "tensor ranks take the loss of their own columns each, which is not followed through a compiler"
         yield Problem("recipe.loss", run.recipe.loss, rule, "full")
-    if spec.qk_norm == "width":
+    if spec.attention.qk_norm == "width":
         yield Problem("layout.tensor", ranks, "norms over the width of all heads (qk_norm) cannot be split by heads", 1)
 
 
 def _broken(run: Run, ranks: int) -> str:
     """The first rule that so many ranks break; empty where they obey all."""
     spec = run.model
-    split = {"model.n_heads": spec.n_heads, "the embedding's rows": spec.padded_vocab}
-    if spec.n_experts is None or spec.n_dense_layers or spec.expert_every > 1:
-        split["model.d_ff"] = spec.d_ff
-    if spec.n_experts is not None:
-        split["an expert's width"] = spec.expert_width
+    split = {"model.attention.n_heads": spec.attention.n_heads, "the embedding's rows": spec.padded_vocab}
+    if spec.experts is None or spec.experts.n_dense_layers or spec.experts.every > 1:
+        split["model.feed_forward.d_ff"] = spec.feed_forward.d_ff
+    if spec.experts is not None:
+        split["an expert's width"] = spec.experts.width
     for name, size in split.items():
         if size % ranks:
             return f"must divide {name} = {size}"
     kv = spec.kv_heads
     if not spec.latent and kv % ranks and ranks % kv:
-        return f"must divide model.n_kv_heads = {kv}, or be a multiple of it"
+        return f"must divide model.attention.n_kv_heads = {kv}, or be a multiple of it"
     tokens = run.recipe.seq_len // run.layout.context
     if run.layout.sequence_parallel and tokens % ranks:
         return f"sequence parallelism splits the {tokens} tokens of a rank, so it must divide them"
@@ -54,8 +54,11 @@ def _untiled(run: Run, ranks: int) -> str:
     """What each rank would have of a size that can be tiled whole, and not in parts."""
     spec = run.model
     kv = spec.kv_heads if spec.kv_heads % ranks == 0 else ranks  # of fewer heads than ranks each rank has one
-    sizes = {"d_ff": spec.d_ff, "n_heads x head_dim": spec.n_heads * spec.head_size, "n_kv_heads x head_dim":
-             kv * spec.head_size}  # fmt: skip
+    sizes = {
+        "d_ff": spec.feed_forward.d_ff,
+        "n_heads x head_dim": spec.attention.n_heads * spec.head_size,
+        "n_kv_heads x head_dim": kv * spec.head_size,
+    }
     if any(each % TILE or each % ranks for each in sizes.values()):
         return ""
     for name, size in sizes.items():

@@ -55,8 +55,8 @@ def unwitnessed(rank: RankPlan) -> str:
         'sequence_gather = "again"': layout.gathers_again,
         "context ranks": not is_one(layout.context),
         f"precision {precision.name} over tensor ranks": precision.float8 is not None and split,
-        "latent attention over tensor ranks": spec.latent and split,
-        "experts over tensor ranks": bool(spec.n_experts) and split,
+        "latent attention over tensor ranks": spec.latent is not None and split,
+        "experts over tensor ranks": spec.experts is not None and split,
     }
     named = " and ".join(name for name, has in what.items() if has)
     return f"compiled memory goes by the compiler's rules, which torch cannot show for {named}" if named else ""

@@ -1,0 +1,79 @@
+"""Attention: heads of their own, or heads that come from a joint latent."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from trainledger.frozen import frozen
+from trainledger.spec.setting import setting
+
+QK_NORMS = ("head", "width")
+
+
+@frozen(kw_only=True)
+class MultiHead:
+    """Query heads, and as many key-value heads or fewer (Ainslie et al. 2023, GQA, arXiv 2305.13245)."""
+
+    kind: ClassVar[str] = "multi-head"
+
+    n_heads: int = setting("query heads", at_least=1, at_most=10**6)
+    n_kv_heads: int | None = setting(
+        "key-value heads; absent = n_heads (multi-head)", default=None, at_least=1, at_most=10**6
+    )
+    head_dim: int | None = setting(
+        "width of a head; absent = d_model / n_heads", default=None, at_least=1, at_most=10**6
+    )
+    bias: bool = setting("biases in the query, key and value projections", quantity="flag", default=False)
+    output_bias: bool | None = setting(
+        "a bias in the output projection; absent = as bias", quantity="flag", default=None
+    )
+    qk_norm: str | None = setting(
+        "queries and keys are normalized: each head, or the whole width; absent = not",
+        quantity="text", default=None, choices=QK_NORMS,
+    )  # fmt: skip
+    scale: float | None = setting(
+        "scores are multiplied by this; absent = 1 / sqrt(head width)", quantity="number", default=None, above=0
+    )
+    softcap: float | None = setting(
+        "scores become c tanh(scores / c); absent = no cap", quantity="number", default=None, above=0
+    )
+    sinks: bool = setting(
+        "a learned logit for each head that takes probability and gives nothing", quantity="flag", default=False
+    )
+    window: int | None = setting(
+        "tokens that a local layer sees, itself included; absent = all layers are global", default=None, at_least=1
+    )
+    global_every: int | None = setting(
+        "with a window: every so many-th layer is global; absent = none is", default=None, at_least=2, at_most=10**5
+    )
+
+
+@frozen(kw_only=True)
+class Latent:
+    """Keys and values from a joint latent, a rotary part beside them (DeepSeek-AI 2024, DeepSeek-V2, section 2.1)."""
+
+    kind: ClassVar[str] = "latent"
+    # What multi-head attention may have and latent attention has not.
+    n_kv_heads: ClassVar[None] = None
+    head_dim: ClassVar[None] = None
+    qk_norm: ClassVar[None] = None
+    softcap: ClassVar[None] = None
+    sinks: ClassVar[bool] = False
+    window: ClassVar[None] = None
+    global_every: ClassVar[None] = None
+
+    n_heads: int = setting("heads", at_least=1, at_most=10**6)
+    kv_rank: int = setting("width of the joint latent of keys and values", at_least=1, at_most=10**7)
+    q_rank: int | None = setting(
+        "width of the latent of the queries; absent = projected at once", default=None, at_least=1, at_most=10**7
+    )
+    nope_head_dim: int = setting("width of a head's part without positions", at_least=1, at_most=10**6)
+    rope_head_dim: int = setting("width of a head's rotary part, one key for all heads", at_least=2, at_most=10**6)
+    v_head_dim: int = setting("width of a value head", at_least=1, at_most=10**6)
+    bias: bool = setting("biases in the projections to the latents", quantity="flag", default=False)
+    output_bias: bool | None = setting(
+        "a bias in the output projection; absent = as bias", quantity="flag", default=None
+    )
+    scale: float | None = setting(
+        "scores are multiplied by this; absent = 1 / sqrt(head width)", quantity="number", default=None, above=0
+    )

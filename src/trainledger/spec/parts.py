@@ -1,0 +1,192 @@
+"""Parts of a section of a run file: tables in a table, each with a ``kind`` where there are several.
+
+A part is a frozen dataclass, one class for each kind, so that a field stands only where it means something. A field
+inside of parts has a path: ``attention.n_heads`` of a model. Here parts become tables and paths, and come back; what
+a person writes is checked in `trainledger.spec.reading`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, field, fields, replace
+from typing import Any, TypeVar
+
+from trainledger.spec.setting import NONE
+
+T = TypeVar("T")
+KIND = "kind"
+
+
+def part(doc: str, *kinds: type[Any], default: Any = MISSING) -> Any:
+    """A dataclass field that is a part of one of these kinds; the first is taken where no kind is given."""
+    known = {tag_of(each): each for each in kinds}
+    metadata = {
+        "doc": doc, "quantity": "part", "kinds": known, "at_least": None, "above": None, "at_most": None, "unit": "",
+        "choices": tuple(known) if len(known) > 1 else None,
+    }  # fmt: skip
+    return field(default=default, metadata=metadata)
+
+
+def tag_of(kind: object) -> str:
+    """What a kind is called in a run file; empty where a part has one kind only."""
+    return getattr(kind, KIND, "")
+
+
+def kinds_of(each: Field[Any] | None) -> dict[str, type[Any]] | None:
+    """The kinds of a part by name; None for a field that is no part."""
+    return None if each is None else each.metadata.get("kinds")
+
+
+def table_of(section: Any) -> dict[str, Any]:
+    """Every field of a section or part as plain values, those of its parts in tables of their own."""
+    tag = tag_of(section)
+    table: dict[str, Any] = {KIND: tag} if tag else {}
+    for each in fields(section):
+        value = getattr(section, each.name)
+        if kinds_of(each) is not None and value is not None:
+            value = table_of(value)
+        table[each.name] = list(value) if isinstance(value, tuple) else value
+    return table
+
+
+def explicit(section: Any) -> dict[str, Any]:
+    """The same for TOML, which has no null: what is absent is left out, or said to be none where that is no default."""
+    tag = tag_of(section)
+    table: dict[str, Any] = {KIND: tag} if tag else {}
+    for each in fields(section):
+        value = getattr(section, each.name)
+        if value is None:
+            if each.default is not None:
+                table[each.name] = NONE
+        elif kinds_of(each) is not None:
+            table[each.name] = explicit(value)
+        else:
+            table[each.name] = list(value) if isinstance(value, tuple) else value
+    return table
+
+
+def fields_of(section: Any) -> dict[str, Any]:
+    """Every field by its path; a part has its kind as value, and its own fields behind it.
+
+    >>> from trainledger.spec.model import ModelSpec, RMSNorm
+    >>> fields_of(RMSNorm(eps=1e-6))
+    {'eps': 1e-06, 'plus_one': False}
+    """
+    return dict(_paths(section, ""))
+
+
+def _paths(section: Any, before: str) -> Iterator[tuple[str, Any]]:
+    for each in fields(section):
+        value, path = getattr(section, each.name), before + each.name
+        if kinds_of(each) is None or value is None:
+            yield path, value
+        else:
+            if tag_of(value):
+                yield path, tag_of(value)
+            yield from _paths(value, f"{path}.")
+
+
+def field_at(section: Any, path: str) -> Any:
+    """The value at a path, a part as its kind; None where the parts that there are have no such field.
+
+    >>> from trainledger.spec.model import ModelSpec
+    >>> tiny = from_fields(ModelSpec, {"vocab_size": 8, "d_model": 8, "n_layers": 1, "attention.n_heads": 2,
+    ...     "feed_forward.d_ff": 8, "max_seq_len": 8})
+    >>> field_at(tiny, "attention.n_heads"), field_at(tiny, "positions"), field_at(tiny, "positions.extra_rows")
+    (2, 'rope', None)
+    """
+    for name in path.split("."):
+        section = getattr(section, name, None)
+    return tag_of(section) if hasattr(section, "__dataclass_fields__") else section
+
+
+def from_fields(cls: type[T], given: Mapping[str, Any]) -> T:
+    """A section of fields by name or path, unchecked: sizes may be arrays or symbols.
+
+    What a kind has no field for may be None, or as it always is in that kind.
+    """
+    return cls(**_built(cls, merged(cls, {}, given)))
+
+
+def with_fields(section: T, changes: Mapping[str, Any]) -> T:
+    """The same section with other values at these paths, unchecked: sizes may be arrays or symbols.
+
+    A text in place of a part is a kind; the fields that it shares with the one before keep their values.
+
+    >>> from trainledger.spec.positions import Llama3, Rope
+    >>> with_fields(Rope(scaling=Llama3(factor=8.0)), {"theta": 5e5, "scaling.factor": 4.0}).scaling.factor
+    4.0
+    """
+    cls, known = type(section), _known(type(section))
+    touched = {path.partition(".")[0] for path in changes}
+    before = {name: getattr(section, name) for name in touched if name in known}
+    return replace(section, **_built(cls, merged(cls, before, changes)))  # type: ignore[type-var]
+
+
+def _built(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a table, parts as their classes."""
+    known, fields = _known(cls), {}
+    for name, value in table.items():
+        kinds = kinds_of(known.get(name))
+        if kinds is not None and isinstance(value, Mapping):
+            inner = {key: one for key, one in value.items() if key != KIND}
+            fields[name] = from_fields(kinds[value.get(KIND, first_kind(known[name]))], inner)
+        elif name in known or value != getattr(cls, name, None):
+            fields[name] = value
+    return fields
+
+
+def merged(cls: type[Any], base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of fields with those of another over it, part by part.
+
+    Another kind of a part keeps the fields that it shares with the one before. A key may be a path.
+    """
+    table = dict(base)
+    known = _known(cls)
+    for path, value in sorted(own.items(), key=lambda item: item[0].count(".")):  # a part's kind before its fields
+        name, dot, rest = path.partition(".")
+        each = known.get(name)
+        if kinds_of(each) is None:
+            name = path
+        elif dot:
+            value = {rest: value}
+        table[name] = value if each is None or kinds_of(each) is None else _merged_part(each, table.get(name), value)
+    return table
+
+
+def _merged_part(each: Field[Any], before: object, value: Any) -> Any:
+    """What a part is written as, over what it was before: a table, or anything else that the reader refuses."""
+    kinds = kinds_of(each)
+    assert kinds is not None
+    if type(value) in kinds.values():
+        return explicit(value)
+    if isinstance(value, str) and (value != NONE or NONE in kinds):
+        value = {KIND: value}
+    if not isinstance(value, Mapping):
+        return value
+    value = {str(name): one for name, one in value.items()}
+    table = _table(before)
+    tag, now = table.get(KIND, first_kind(each)), value.get(KIND)
+    cls = kinds.get(now if isinstance(now, str) else tag) if isinstance(now or tag, str) else None
+    if cls is None:
+        return {**table, **value}
+    if now not in (None, tag):
+        table = {name: one for name, one in table.items() if name in _known(cls)}
+    return merged(cls, table, value)
+
+
+def _table(value: object) -> dict[str, Any]:
+    if hasattr(value, "__dataclass_fields__"):
+        return explicit(value)
+    if isinstance(value, str) and value != NONE:
+        return {KIND: value}
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _known(cls: type[Any]) -> dict[str, Field[Any]]:
+    return {each.name: each for each in fields(cls)}
+
+
+def first_kind(each: Field[Any]) -> str:
+    """The kind of a part for which none is given."""
+    return str(next(iter(each.metadata["kinds"])))

@@ -1,0 +1,155 @@
+"""Tables of a run file as sections: every wrong field a sentence with the nearest path or value that works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from trainledger.spec.parts import KIND, first_kind, kinds_of
+from trainledger.spec.problem import Problem, nearest_text
+from trainledger.spec.setting import NONE, Broken, may_be_none, read_value, rule_of
+
+Sections = Mapping[str, type[Any]]
+
+
+class Reader:
+    """Reads sections; ``problems`` has what is wrong, ``guessed`` the names of fields that are wrong or missing.
+
+    Those get a stand-in, so that what the others say against each other is found as well.
+    """
+
+    def __init__(self, sections: Sections, problems: list[Problem]) -> None:
+        self.sections = sections
+        self.problems = problems
+        self.guessed: set[str] = set()
+
+    def read(self, at: str, cls: type[Any], table: Mapping[str, Any], *, complete: bool = True) -> Any:
+        """One section or part; None where ``complete`` is false, as its base is not known."""
+        known = {each.name: each for each in fields(cls)}
+        values: dict[str, Any] = {}
+        for name, value in table.items():
+            if name in known:
+                self._value(f"{at}.{name}", known[name], value, values)
+            else:
+                self._stranger(at, name, value, cls)
+        for name, each in known.items():
+            if each.default is not MISSING or name in values:
+                continue
+            if kinds_of(each) is not None:
+                silent = self if complete and name not in table else Reader(self.sections, [])
+                silent._part(f"{at}.{name}", each, {}, values)
+                self.guessed |= silent.guessed
+                continue
+            if complete and name not in table:
+                self.problems.append(Problem(f"{at}.{name}", None, f"is missing ({rule_of(each)['doc']})"))
+            values[name] = 1
+            self.guessed.add(name)
+        return cls(**values) if complete else None
+
+    def _value(self, path: str, each: Field[Any], value: Any, values: dict[str, Any]) -> None:
+        try:
+            if kinds_of(each) is not None and not (may_be_none(each) and value in (None, NONE)):
+                self._part(path, each, value, values)
+            else:
+                values[each.name] = read_value(each, value)
+        except Broken as broken:
+            self.problems.append(Problem(path, value, broken.rule, broken.nearest))
+            self.guessed.add(each.name)
+
+    def _part(self, path: str, each: Field[Any], value: Any, values: dict[str, Any], *, complete: bool = True) -> None:
+        kinds = kinds_of(each)
+        assert kinds is not None
+        if isinstance(value, str) and len(kinds) > 1:
+            value = {KIND: value}
+        if not isinstance(value, Mapping):
+            one = f", or one of {', '.join(kinds)}" if len(kinds) > 1 else ""
+            raise Broken(f"must be a table of fields{one}")
+        tag = value.get(KIND, first_kind(each))
+        if tag not in kinds:
+            self.guessed |= {each.name, KIND}
+            rule = f"must be one of {', '.join(kinds)}"
+            near = nearest_text(tag, kinds) if isinstance(tag, str) else None
+            self.problems.append(Problem(path, tag, rule, near))
+            tag = first_kind(each)
+        inner = {str(name): one for name, one in value.items() if name != KIND}
+        values[each.name] = self.read(path, kinds[tag], inner)
+
+    def _stranger(self, at: str, name: str, value: Any, cls: type[Any]) -> None:
+        path = f"{at}.{name}"
+        if name == "layout" and value == "auto":
+            rule = f'unknown field of [{at}]; layout = "auto" stands above all sections'
+            self.problems.append(Problem(path, value, rule, "auto = true in [layout]"))
+            return
+        if owners := self._kinds_that_have(at, name):
+            rule = f"belongs to {' and '.join(owners)}, and {at} is {getattr(cls, KIND, 'none')}"
+            self.problems.append(Problem(path, value, rule, f"{at} = {owners[0]}"))
+            return
+        nearest = nearest_path(self.sections, f"{at.partition('.')[0]}.{name}")
+        rule = f"unknown field of [{at}]"
+        known = [each.name for each in fields(cls)]
+        if not nearest:
+            rule += f", which has {', '.join(known)}" if known else ", which has none"
+        self.problems.append(Problem(path, value, rule, nearest))
+
+    def _kinds_that_have(self, at: str, name: str) -> list[str]:
+        section, *inner = at.split(".")
+        cls: type[Any] = self.sections[section]
+        kinds: dict[str, type[Any]] = {}
+        for part in inner:
+            found = [each for one in ([cls] if not kinds else kinds.values()) for each in fields(one)]
+            kinds = next((kinds_of(each) or {} for each in found if each.name == part), {})
+        return [tag for tag, one in kinds.items() if name in {each.name for each in fields(one)}]
+
+
+def field_of(sections: Sections, path: str) -> Field[Any] | None:
+    """The field that a path names, whatever the kinds of its parts."""
+    return next((each for known, each in _leaves(sections) if known == path), None)
+
+
+def nearest_path(sections: Sections, path: str, more: Iterable[str] = ()) -> str | None:
+    """The path that a wrong one probably means: one that ends alike, with or without the name of its part or kind.
+
+    Those of its own section come first; ``more`` are other words that may be meant.
+    """
+    section, last = path.partition(".")[0], path.rpartition(".")[2]
+    for found in (_words({section: sections[section]}) if section in sections else {}, _words(sections)):
+        wanted = last if last in found else nearest_text(path, more) or nearest_text(last, found)
+        if wanted:
+            return found.get(wanted, wanted)
+    return None
+
+
+def _words(sections: Sections) -> dict[str, str]:
+    """What a field may be called, and its path: its own name, that behind its part's or its kind's, the path."""
+    words: dict[str, str] = {}
+    for path, _ in _leaves(sections):
+        *parts, name = path.split(".")
+        more = [f"{each}_{name}" for each in (*parts[1:], *_tags(sections, path))]
+        for each in (name, path, *more):
+            words.setdefault(each, path)
+    return words
+
+
+def _leaves(sections: Sections) -> Iterator[tuple[str, Field[Any]]]:
+    for section, cls in sections.items():
+        yield from _fields(section, cls)
+
+
+def _fields(at: str, cls: type[Any]) -> Iterator[tuple[str, Field[Any]]]:
+    seen: set[str] = set()
+    for each in fields(cls):
+        yield f"{at}.{each.name}", each
+        for one in (kinds_of(each) or {}).values():
+            for path, inner in _fields(f"{at}.{each.name}", one):
+                if path not in seen:
+                    seen.add(path)
+                    yield path, inner
+
+
+def _tags(sections: Sections, path: str) -> list[str]:
+    """The kinds of the part in which a path ends."""
+    above = path.rpartition(".")[0]
+    each = field_of(sections, above) if "." in above else None
+    last = path.rpartition(".")[2]
+    return [tag for tag, one in (kinds_of(each) or {}).items() if tag and last in {each.name for each in fields(one)}]
