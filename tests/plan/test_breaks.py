@@ -330,7 +330,7 @@ def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert edge["field"] == "model.n_layers"
     assert edge["breaks"] == edge["holds"] + 1
     assert edge["set"] == [f"model.n_layers={edge['breaks']}"]
-    assert "20 for each parameter" in err
+    assert "20 for each parameter" in " ".join(err.split())
 
 
 @pytest.mark.parametrize(
@@ -394,6 +394,18 @@ def test_one_device_is_cured_by_more_of_them() -> None:
 )
 def test_a_short_context_is_answered_with_a_longer_model_of_the_family(preset: str, longer: str | None) -> None:
     assert longer_model(tl.model(preset), tl.model(preset).max_seq_len + 1) == longer
+
+
+def test_a_sequence_too_long_for_a_model_is_answered_with_a_longer_model() -> None:
+    recipe = {"seq_len": 32768, "global_batch": 8, "steps": 1}
+    with pytest.raises(InvalidInput) as caught:
+        tl.load({"model": {"preset": "llama-3-8b"}, "recipe": recipe})
+    assert str(caught.value) == (
+        "recipe.seq_len = 32768: is longer than model.max_seq_len = 8192 (llama-3.1-8b has more positions); "
+        "nearest that works: 8192"
+    )
+    with pytest.raises(InvalidInput, match=r"is longer than model.max_seq_len = 1024; nearest that works: 1024"):
+        tl.load({"model": {"preset": "gpt2"}, "recipe": recipe})
 
 
 def test_positions_name_the_longer_model() -> None:

@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trainledger import catalog
+from trainledger.cli import main
 from trainledger.ledger import rules_of_thumb as rules
 from trainledger.plan.napkin import UNKNOWNS, headline, napkin, to_json
 from trainledger.spec.problem import InvalidInput
@@ -176,3 +177,26 @@ def test_this_machine_must_have_been_measured(tmp_path, monkeypatch):
     monkeypatch.delenv("TRAINLEDGER_CALIBRATION", raising=False)
     with pytest.raises(InvalidInput, match="was not measured yet; `trainledger measure machine` does it"):
         napkin(**{**WORKED, "device": "this-machine"})
+
+
+def test_a_napkin_prints_as_one_line():
+    answer = napkin(params="70B", tokens="15T", device="h100-sxm", count=1024, mfu="50%")
+    line = "Napkin(70B parameters, 15T tokens, 1,024 x h100-sxm at 50.0 % MFU: 143.9 days)"
+    assert repr(answer) == str(answer) == line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["napkin", "--params", "70B", "--tokens", "15T", "--device", "h100-sxm", "--count", "1024"],
+        ["plan", "gpt2", "--device", "h100-sxm"],
+        ["optimal", "--device", "h100-sxm", "--money", "100000", "--price", "2"],
+    ],
+)
+def test_a_share_takes_percent(words, capsys):
+    assert main([*words, "--mfu", "50%", "--json"]) == 0
+    percent = capsys.readouterr().out
+    assert main([*words, "--mfu", "0.5", "--json"]) == 0
+    assert capsys.readouterr().out == percent
+    assert main([*words, "--mfu", "50"]) == 2
+    assert "is a share of the peak, above 0 and at most 1; nearest that works: 0.5" in capsys.readouterr().err

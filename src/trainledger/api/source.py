@@ -56,12 +56,41 @@ def model_section(named: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
 
 def parsed(table: Mapping[str, Any], overrides: runfile.Overrides, where: str = "") -> Run:
     """The run of a table of sections, its device by the catalog's name; raises `InvalidInput`."""
-    run = runfile.parse(
-        table, overrides, presets=catalog.model, from_config=config_fields, devices=_known_device,
-        networks=catalog.link, where=where,
-    )  # fmt: skip
+    try:
+        run = _checked(table, overrides, where)
+    except InvalidInput as error:
+        section = table.get("model")
+        named = section.get("preset") if isinstance(section, Mapping) else getattr(section, "name", None)
+        preset = by_field(listed(overrides)).get("model.preset", named)
+        raise _with_longer_models(error, preset) if preset in catalog.model_names() else error from None
     device = _known_device(run.cluster.device)
     return run if device == run.cluster.device else replace(run, cluster=replace(run.cluster, device=device))
+
+
+def _checked(table: Mapping[str, Any], overrides: runfile.Overrides, where: str = "") -> Run:
+    return runfile.parse(
+        table,
+        overrides,
+        presets=catalog.model,
+        from_config=config_fields,
+        devices=_known_device,
+        networks=catalog.link,
+        where=where,
+    )
+
+
+def _with_longer_models(error: InvalidInput, preset: str) -> InvalidInput:
+    """The same problems; that of a sequence too long for a catalog model names a model of its family that takes it."""
+    from trainledger.plan.longer_context import longer_model
+
+    def answered(each: Problem) -> Problem:
+        if each.field != "recipe.seq_len" or "model.max_seq_len" not in each.rule or not isinstance(each.value, int):
+            return each
+        alone = {"model": {"preset": preset}, "recipe": {"seq_len": 128, "global_batch": 1, "steps": 1}}
+        name = longer_model(_checked(alone, ()).model, each.value)
+        return each if name is None else replace(each, rule=f"{each.rule} ({name} has more positions)")
+
+    return InvalidInput([answered(each) for each in error.problems], error.where)
 
 
 def _known_device(name: str) -> str:
