@@ -18,6 +18,8 @@ from trainledger.trace.loss import loss_named
 from trainledger.trace.optimizers import check_optimizer, optimizer_named
 from trainledger.trace.target import as_wrong_input, load_target, trace_target
 
+_A_LOSS = "--loss mean, --loss package.module:function, or a loss function that the program returns"
+
 
 def trace_named(
     module: str = "",
@@ -55,8 +57,6 @@ def trace_named(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the trace is partial", RuntimeWarning)  # the ledger says it
         if world_size is not None:
-            from trainledger.trace.command import trace_rank_target
-
             _refuse_in_a_world(
                 hf=hf, autocast=autocast, dtype=dtype, grad_accum=grad_accum, checkpointing=tuple(checkpointing)
             )
@@ -91,9 +91,6 @@ def _refuse_in_a_world(**asked: object) -> None:
         if value not in (None, 1, ()):
             rule = "cannot be given with a world: the program does it itself, as under torchrun"
             raise InvalidInput([Problem("--" + name.replace("_", "-"), value, rule)])
-
-
-_A_LOSS = "--loss mean, --loss package.module:function, or a loss function that the program returns"
 
 
 def trace_rank_target(

@@ -41,6 +41,14 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 WAYS: dict[str, dict[str, bool]] = {
     "fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False},
 }  # fmt: skip
+aten = torch.ops.aten
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_LBFGS = os.path.join(_TORCH, "optim", "lbfgs.py")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_MODELS = tuple(os.path.join(_TORCH, each) + os.sep for each in ("nn", "autograd"))
+_LIMITS, _FEW = ("max_iter", "max_eval"), 2  # iterations that make every kind of state
+_EVALUATES: set[Any] = set()  # code of closures: what they call is the model's
+_falling = count(0, -1)
 
 
 def check_optimizer(name: str) -> tuple[str, dict[str, Any]]:
@@ -77,17 +85,6 @@ def optimizers_in(
     if optimizer is None:
         return ()
     return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-
-
-aten = torch.ops.aten
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_LBFGS = os.path.join(_TORCH, "optim", "lbfgs.py")
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_MODELS = tuple(os.path.join(_TORCH, each) + os.sep for each in ("nn", "autograd"))
-_LIMITS, _FEW = ("max_iter", "max_eval"), 2  # iterations that make every kind of state
-_EVALUATES: set[Any] = set()  # code of closures: what they call is the model's
-
-_falling = count(0, -1)
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:

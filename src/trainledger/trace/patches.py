@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 Made = Callable[[Any], Any]  # from what a name meant, what it means meanwhile
+
+
+def answering(value: Any) -> Made:
+    """A function that does nothing and gives this value."""
+    return lambda _: lambda *args, **kwargs: value
+
+
+def inside(context: Callable[[], AbstractContextManager[Any]]) -> Made:
+    """The same function, run inside of a context."""
+
+    def made(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with context():
+                return function(*args, **kwargs)
+
+        return called
+
+    return made
 
 
 @contextmanager

@@ -173,8 +173,6 @@ def trace_target(
             return trace_step(built.run, built.models, inputs, optimizers=built.optimizers, **allowed)
     model, step = built, step or DEFAULT_STEP
     if checkpointing:
-        from trainledger.trace.target import checkpoint_modules
-
         checkpoint_modules(model, checkpointing)
     _refuse_unknown(model, inputs)
     optimizer = None if step in ("forward", "backward") else optimizer_named(step, model.parameters())

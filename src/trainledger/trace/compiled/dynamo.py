@@ -19,12 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.compiled import torch_internals
 from trainledger.trace.compiled.kernels import Work, work_of_kernel, work_of_operator
-from trainledger.trace.compiled.running import NEXT, Runs
+from trainledger.trace.compiled.running import NEXT, Owners, Runs
 from trainledger.trace.compiled.torch_internals import hooks_unseen, modes_off
 from trainledger.trace.patches import replaced
 from trainledger.trace.recorder.attribution import compiled_parts
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import is_users, shown_file
+
+_WORKS = "_trainledger_works"  # the calls of a graph, kept with it
 
 
 def is_compiled(model: nn.Module) -> bool:
@@ -47,9 +49,6 @@ def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode) -> Iter
     if not torch_internals.dynamo_is_loaded():
         yield
         return
-    from trainledger.trace.compiled.dynamo import without_kernels
-    from trainledger.trace.compiled.running import Owners, Runs
-
     runs = Runs(recorder, mode, Owners(model))
     parts = [each for _, each in compiled_parts(model)]
 
@@ -155,9 +154,6 @@ def _first_lines(text: str, count: int) -> str:
 def _is_of_compiler(error: Exception) -> bool:
     """Whether an error is the backend's or Dynamo's own, and not one that compiling for real tensors raises too."""
     return type(error).__name__ in ("BackendCompilerFailed", "InternalTorchDynamoError", "InductorError")
-
-
-_WORKS = "_trainledger_works"  # the calls of a graph, kept with it
 
 
 @contextmanager

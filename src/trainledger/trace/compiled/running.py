@@ -17,6 +17,10 @@ from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.tensor_facts import dtype_name
 
 Moved = dict[str, str]  # from a module that code was compiled for to the one that it runs for
+NEXT = "trainledger_next"  # how the code says which call comes next
+SOURCE = "torch._inductor"
+_ALLOCATIONS = ("empty_strided_cpu", "empty_strided_cpu_pinned", "empty_strided")
+_CHECKS = ("assert_size_stride", "assert_alignment")
 
 
 class Owners:
@@ -65,12 +69,6 @@ def replacements(first: Sequence[str], now: Sequence[str]) -> Moved:
                 new.pop()
             moved.setdefault(".".join(old), ".".join(new))
     return moved
-
-
-NEXT = "trainledger_next"  # how the code says which call comes next
-SOURCE = "torch._inductor"
-_ALLOCATIONS = ("empty_strided_cpu", "empty_strided_cpu_pinned", "empty_strided")
-_CHECKS = ("assert_size_stride", "assert_alignment")
 
 
 class Runs:

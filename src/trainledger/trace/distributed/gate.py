@@ -27,6 +27,13 @@ _READ = torch.ops.aten._local_scalar_dense.default
 _ELEMENTWISE = ("add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv", "sqrt", "neg", "reciprocal", "abs", "sign",
                 "zero", "pow", "maximum", "minimum", "rsqrt", "exp", "log")  # fmt: skip
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
+MOST_COUNTS = 4096  # elements of a tensor whose values are followed
+_TO_OTHERS = {
+    torch.ops.c10d.alltoall_base_.default,
+    torch.ops._c10d_functional.all_to_all_single.default,
+}
+COUNTS = {torch.ops.aten.histc.default, torch.ops.aten.bincount.default}
+EXCHANGED = COUNTS | _TO_OTHERS
 
 
 class Follower(Protocol):
@@ -114,16 +121,6 @@ def _local_parts(argument: Any) -> Any:
     if isinstance(argument, (list, tuple)):
         return [each._local_tensor if isinstance(each, DTensor) else each for each in argument]
     return argument
-
-
-MOST_COUNTS = 4096  # elements of a tensor whose values are followed
-
-_TO_OTHERS = {
-    torch.ops.c10d.alltoall_base_.default,
-    torch.ops._c10d_functional.all_to_all_single.default,
-}
-COUNTS = {torch.ops.aten.histc.default, torch.ops.aten.bincount.default}
-EXCHANGED = COUNTS | _TO_OTHERS
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
-from trainledger.trace.patches import all_replaced
+from trainledger.trace.patches import all_replaced, inside
 
 
 @contextmanager
@@ -75,12 +75,7 @@ def communication_marked(
 ) -> Iterator[None]:
     """Run what FSDP2 does to gather parameters and to reduce gradients inside of ``during()`` and ``at(module)``."""
 
-    def marked(function: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any, **kwargs: Any) -> Any:
-            with during():
-                return function(*args, **kwargs)
-
-        return called
+    marked = inside(during)
 
     def placed(method: Callable[..., Any]) -> Callable[..., Any]:
         def called(group: Any, *args: Any, **kwargs: Any) -> Any:

@@ -29,6 +29,7 @@ from trainledger.trace.step import Batch, call
 
 EVERYONE = -1
 Key = tuple[int, int, int]  # sender, receiver, the how-manieth between the two
+Program = Callable[[], Any]
 
 
 class Awaited(BaseException):
@@ -119,9 +120,6 @@ class Messages:
                 for owner in (dist, distributed_c10d):
                     stack.enter_context(replaced(owner, name, made, needed=False))
             yield
-
-
-Program = Callable[[], Any]
 
 
 def trace_rank(

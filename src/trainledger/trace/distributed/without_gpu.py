@@ -13,11 +13,12 @@ from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining import stage as stages
 from torch.overrides import TorchFunctionMode
 
-from trainledger.trace.patches import all_replaced, replaced
+from trainledger.trace.patches import all_replaced, answering, replaced
 
 _NOTHING_TO_DO = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "init", "_lazy_init",
                   "reset_accumulated_memory_stats", "manual_seed", "manual_seed_all")  # fmt: skip
 _CPU = torch.device("cpu")
+_PLAIN = torch.empty(0)
 
 
 @contextmanager
@@ -26,12 +27,6 @@ def as_cpu() -> Iterator[None]:
 
     ``torch.autocast("cuda")`` is the CPU's, whose list of operations differs in a few.
     """
-
-    def passed_over(_: Any) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
-
-    def number(_: Any) -> Callable[..., int]:
-        return lambda *args, **kwargs: 0
 
     def on_cpu(init: Callable[..., None]) -> Callable[..., None]:
         @wraps(init)  # a compiler that meets autocast asks for the names of its arguments
@@ -43,10 +38,10 @@ def as_cpu() -> Iterator[None]:
     with ExitStack() as stack:
         if not torch.cuda.is_available():
             for name in _NOTHING_TO_DO:
-                stack.enter_context(replaced(torch.cuda, name, passed_over, needed=False))
+                stack.enter_context(replaced(torch.cuda, name, answering(None), needed=False))
             for name in ("current_device", "max_memory_allocated", "memory_allocated", "max_memory_reserved",
                          "memory_reserved"):  # fmt: skip
-                stack.enter_context(replaced(torch.cuda, name, number, needed=False))
+                stack.enter_context(replaced(torch.cuda, name, answering(0), needed=False))
         stack.enter_context(replaced(torch.amp.autocast_mode.autocast, "__init__", on_cpu))
         stack.enter_context(_OnCpu())
         yield
@@ -76,9 +71,6 @@ def _is_gpu(device: Any) -> bool:
     if isinstance(device, str):
         return device.startswith("cuda")
     return isinstance(device, int) and not isinstance(device, bool)
-
-
-_PLAIN = torch.empty(0)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from trainledger.trace.distributed.local_shards import own_shard_only
 from trainledger.trace.distributed.reducer import reducer_in_python
 from trainledger.trace.distributed.without_gpu import as_cpu, stages_on_cpu
 from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
-from trainledger.trace.patches import all_replaced, replaced
+from trainledger.trace.patches import all_replaced, answering, inside, replaced
 
 RANKS_PER_HOST = 8  # what LOCAL_WORLD_SIZE says, of which some programs derive a mesh
 
@@ -155,16 +155,13 @@ def _fake_process_groups(world_size: int, rank: int) -> Iterator[None]:
 
         return initialized
 
-    def never_monitored(_: Any) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
-
     hook = sys.excepthook
     with all_replaced(
         (distributed_c10d, "rendezvous", rendezvous),
         (distributed_c10d, "_new_process_group_helper", fake_backend),
-        (distributed_c10d, "_store_based_barrier", never_monitored),
+        (distributed_c10d, "_store_based_barrier", answering(None)),
         (distributed_c10d, "_get_default_timeout", lambda _: lambda backend: distributed_c10d.default_pg_timeout),
-        (distributed_c10d, "monitored_barrier", never_monitored), (dist, "monitored_barrier", never_monitored),
+        (distributed_c10d, "monitored_barrier", answering(None)), (dist, "monitored_barrier", answering(None)),
         (distributed_c10d, "init_process_group", no_device), (dist, "init_process_group", no_device),
     ):  # fmt: skip
         try:
@@ -191,14 +188,9 @@ def _forget_meshes() -> None:
 def _meshes_of_real_tensors() -> Iterator[None]:
     """A device mesh stores its ranks, which must have values."""
 
-    def outside(method: Callable[..., Any]) -> Callable[..., Any]:
-        def made(*args: Any, **kwargs: Any) -> Any:
-            with unset_fake_temporarily():
-                return method(*args, **kwargs)
+    outside = inside(unset_fake_temporarily)
 
-        return made
-
-    def on_cpu(init: Callable[..., Any]) -> Callable[..., Any]:
+    def on_cpu(init: Callable[..., Any]) -> Any:
         def initialized(self: DeviceMesh, device_type: str, *args: Any, **kwargs: Any) -> None:
             args = tuple(_numbered(each) for each in args)
             init(self, "cpu", *args, **{name: _numbered(each) for name, each in kwargs.items()})

@@ -15,6 +15,15 @@ from torch._ops import OpOverload
 
 aten = torch.ops.aten
 _HALVES = (torch.bfloat16, torch.float16)
+Correct = Callable[[tuple[Any, ...], Any], Any]  # from an operator's arguments and fake result, the real one's form
+NOTES = {
+    "_coalesce": "a sparse gradient is assumed to keep all its rows where entries of the same row are added up, which "
+    "is the most",
+}
+_BY_VALUE = (
+    aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.pow.Tensor_Scalar, aten.sqrt.default,
+    aten.neg.default,
+)  # fmt: skip
 
 
 def _mixed(x: Tensor, *weights: Tensor | None) -> bool:
@@ -76,7 +85,6 @@ def _recurrent(args: tuple[Any, ...], out: Any) -> Any:
     return (*out[:3], workspace)
 
 
-Correct = Callable[[tuple[Any, ...], Any], Any]  # from an operator's arguments and fake result, the real one's form
 CPU_RESULTS: dict[OpOverload, Correct] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm,
@@ -104,12 +112,6 @@ CUDA_RESULTS: dict[OpOverload, Correct] = {aten.native_layer_norm.default: _stat
 def results_of(backend: str) -> Mapping[OpOverload, Correct]:
     """What to correct for the kernels of a backend (`spec.kernels.KERNELS`)."""
     return {**SPARSE_RESULTS, **(CPU_RESULTS if backend == "cpu" else CUDA_RESULTS)}
-
-
-NOTES = {
-    "_coalesce": "a sparse gradient is assumed to keep all its rows where entries of the same row are added up, which "
-    "is the most",
-}
 
 
 def _is_sparse(value: Any) -> bool:
@@ -182,10 +184,6 @@ def added_to_dense(func: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
     return into if func is aten.add_.Tensor else torch.empty_like(into)
 
 
-_BY_VALUE = (
-    aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.pow.Tensor_Scalar, aten.sqrt.default,
-    aten.neg.default,
-)  # fmt: skip
 SPARSE_RESULTS: dict[OpOverload, Callable[[tuple[Any, ...], Any], Any]] = {
     aten._embedding_bag_backward.default: _bags_backward,
     aten.clone.default: _clone,

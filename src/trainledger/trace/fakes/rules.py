@@ -16,6 +16,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.trace.patches import Made, all_replaced
 
+# Where transformers asks nothing of a mask but whether all of it is set, by way of `fast_all`.
+_ANSWERED = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")
+
 
 @contextmanager
 def as_if_real(batch: Any = None) -> Iterator[None]:
@@ -72,10 +75,6 @@ def _not_tracing(before: Callable[..., bool]) -> Callable[..., bool]:
         return before(tensor)
 
     return is_tracing
-
-
-# Where transformers asks nothing of a mask but whether all of it is set, by way of `fast_all`.
-_ANSWERED = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")
 
 
 def _answered(before: Callable[[Tensor], Tensor], answer: bool) -> Callable[[Tensor], Tensor]:

@@ -16,6 +16,8 @@ from torch.nn.parameter import is_lazy
 from trainledger.trace.optimizers import make_state, needs_closure
 from trainledger.trace.patches import all_replaced
 
+_DEEPEST = 4  # containers in containers whose contents are put back
+
 
 def mode_of(model: nn.Module) -> FakeTensorMode | None:
     """The mode of a model that was built of fake tensors; None for any other."""
@@ -150,9 +152,6 @@ def make_states(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
             each.step()
         each.zero_grad(set_to_none=True)
     model.zero_grad(set_to_none=True)
-
-
-_DEEPEST = 4  # containers in containers whose contents are put back
 
 
 @contextmanager

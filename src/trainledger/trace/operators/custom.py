@@ -17,6 +17,7 @@ from trainledger.spec.problem import shown
 Args = tuple[Any, ...]
 Flops = tuple[int, int]  # done, and the model's own share of it
 Scratch = Callable[[Args, Any], int]  # bytes, of the arguments and the result
+Rule = TypeVar("Rule", bound=Callable[..., int])
 
 
 def no_shape(args: Args) -> tuple[int, ...]:
@@ -39,8 +40,6 @@ class Operator:
 
 
 CUSTOM: dict[str, Operator] = {}  # by the operator's name with its library
-
-Rule = TypeVar("Rule", bound=Callable[..., int])
 
 
 def cost_rule(operator: str | OpOverload | OpOverloadPacket, *, kind: str = "matmul") -> Callable[[Rule], Rule]:

@@ -16,6 +16,9 @@ from torch._ops import OpOverload
 from trainledger.ledger import rules
 from trainledger.trace.operators.custom import Args, Flops, Scratch
 
+_ATTENTION = "aten::_native_multi_head_attention"
+_LAYER = "aten::_transformer_encoder_layer_fwd"
+
 
 def _products(shape: Callable[[Args], tuple[int, ...]]) -> Callable[[Args, Any], Flops]:
     def flops(args: Args, out: Any) -> Flops:
@@ -190,10 +193,6 @@ for _kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attenti
     RULES[f"aten::_scaled_dot_product_{_kernel}"] = ("attention", _attention)
     _backward = "flash_attention_for_cpu_backward" if _kernel.endswith("cpu") else f"{_kernel}_backward"
     RULES[f"aten::_scaled_dot_product_{_backward}"] = ("attention", _attention_backward)
-
-
-_ATTENTION = "aten::_native_multi_head_attention"
-_LAYER = "aten::_transformer_encoder_layer_fwd"
 
 
 def _attention_flops(x_BTD: Tensor, heads: int, qkv: Tensor, proj: Tensor) -> int:

@@ -16,6 +16,14 @@ from trainledger.trace.recorder.attribution import compiled_parts, plain_name
 from trainledger.trace.recorder.events import Recording
 from trainledger.trace.recorder.source_lines import is_users, shown_file
 
+_WHY = {
+    "DataDependentOutputException": "its result is a value, which fake tensors do not have",
+    "DynamicOutputShapeException": "how large its result is depends on values, which fake tensors do not have",
+    "UnsupportedOperatorException": "it has no rule for shapes alone; torch.library.register_fake gives it one",
+}
+_LOGGER = "torch._subclasses.fake_tensor"
+_LINE = "failed while attempting to run meta for"
+
 
 def ran_eagerly(model: nn.Module) -> Iterator[str]:
     """That compiled modules ran eagerly, as they do under any dispatch mode."""
@@ -45,13 +53,6 @@ def unseen_or_threaded(unseen: int, calls: int) -> Iterator[str]:
             "came, and memory that is live in several threads at once differs from run to run; lines and modules of "
             "their backward may be wrong"
         )
-
-
-_WHY = {
-    "DataDependentOutputException": "its result is a value, which fake tensors do not have",
-    "DynamicOutputShapeException": "how large its result is depends on values, which fake tensors do not have",
-    "UnsupportedOperatorException": "it has no rule for shapes alone; torch.library.register_fake gives it one",
-}
 
 
 @contextmanager
@@ -98,10 +99,6 @@ def _line(trace: TracebackType | None) -> str:
             found = f"{shown_file(file)}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
-
-
-_LOGGER = "torch._subclasses.fake_tensor"
-_LINE = "failed while attempting to run meta for"
 
 
 @contextmanager
