@@ -13,6 +13,7 @@ from torch import Tensor
 from trainledger.ledger.ledger import Ledger
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.distributed import trace_rank
+from trainledger.trace.hugging_face import completed, model_of_config
 from trainledger.trace.inputs import Inputs, autocast_dtype_named, floating_dtype_named, input_of, inputs_of
 from trainledger.trace.loss import loss_named
 from trainledger.trace.optimizers import check_optimizer, optimizer_named
@@ -68,8 +69,6 @@ def trace_named(
         notes: tuple[str, ...] = ()
         target: object
         if hf is not None:
-            from trainledger.trace.hugging_face import completed, model_of_config
-
             target = model = model_of_config(hf, dtype=of_dtype)
             given = inputs_of(input, main=getattr(model, "main_input_name", "input_ids"))
             inputs, title = completed(model, given), f"{type(model).__name__} of {hf}"
