@@ -45,6 +45,8 @@ UNITS: dict[str, Callable[[float], str]] = {
     "passes": lambda value: f"{value:.3g} passes",
     "factor": lambda value: f"{value:.3g}x",
     "ratio": lambda value: f"{value:,.3g}",
+    "rate": lambda value: f"{value:,.0f}",
+    "amount": lambda value: f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}",
     "nbytes": format_nbytes,
     "nbytes_per_second": lambda value: f"{format_nbytes(value)}/s",
     "flops": format_flops,
@@ -124,12 +126,34 @@ class Item:
 
 @frozen
 class Items:
-    """A numbered list."""
+    """A list, numbered unless it is one remark with its command."""
 
     items: tuple[Item, ...]
+    numbered: bool = True
 
 
-Part = Table | Facts | Text | Bars | Code | Items
+@frozen
+class Term:
+    """One line of a sum: what it is, its value, how that is known, its formula with numbers, and the rule's source."""
+
+    what: str
+    value: float
+    basis: str
+    formula: str
+    source: str
+
+
+@frozen
+class Terms:
+    """Lines that add up to a total."""
+
+    title: str
+    total: float
+    terms: tuple[Term, ...]
+    unit: str
+
+
+Part = Table | Facts | Text | Bars | Code | Items | Terms
 
 
 @frozen

@@ -48,7 +48,7 @@ def test_the_longest_operations_are_told_and_how_many_more_there_are(capsys: pyt
         operations = out.split("\nforward ")[1]
         assert len(re.findall(r"\d+ (?:m|u)?s  assumed$", operations, re.MULTILINE)) == top
         others = f"{len(seconds) - top} others, {format_seconds(sum(seconds[top:]))} in all"
-        assert out.splitlines()[-1] == f"{others}: --top {len(seconds)} tells every one."
+        assert out.splitlines()[-1] == f"{others}: --top {len(seconds)} lists every one."
         assert all(part["title"] in out for part in parts)
     assert "others" not in told(capsys, *words, "--top", str(len(seconds)))
     assert main([*words[:1], "memory", *words[2:], "--top", "3"]) == 2
@@ -79,7 +79,7 @@ def test_a_free_size_and_the_memory_that_must_hold_it(capsys: pytest.CaptureFixt
     assert "So at most B = 5 in 80 GB" in out
     assert json.loads(told(capsys, *words, "--json"))["largest"] == 5
     tokens = told(capsys, *words[:3], "--symbolic", "T", "--memory", "80GB", *words[7:])
-    assert "All 1,024 that the model has positions for fit in 80 GB" in " ".join(tokens.split())
+    assert "All 1,024 positions of the model fit in 80 GB" in " ".join(tokens.split())
     none = told(capsys, *words[:6], "8GB", *words[7:])
     assert "Not even B = 1 fits in 8 GB." in none
 

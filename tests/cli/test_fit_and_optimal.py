@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from trainledger.cli import LIGHT, main
-from trainledger.plan.in_json import SECTIONS
+from trainledger.report.plain_data import SECTIONS
 
 TINY = ["--set", "model.d_model=256", "--set", "model.n_layers=4", "--set", "model.vocab_size=2048",
         "--set", "model.attention.n_heads=4", "--set", "model.feed_forward.d_ff=1024",
@@ -43,8 +43,8 @@ def test_optimal_says_the_worked_example_and_stays_in_80_columns(capsys):
 def test_optimal_goes_on_to_what_fits_and_is_paid_for(capsys):
     code, out, _ = call(capsys, "optimal", "--device", "l4", "--count", "2", "--days", "3", "--family", "gpt2")
     assert code == 0
-    assert "What fits, and what its predicted speed pays for" in out
-    assert "So the budget pays for" in out
+    assert "What fits, and what its predicted speed affords" in out
+    assert "So the budget affords" in out
     assert "Memory allows" not in out
     assert narrow(out)
 
@@ -93,12 +93,12 @@ def test_fit_of_a_model_in_80_columns(capsys):
     code, out, err = call(capsys, "fit", "gpt2", "--device", "rtx-3090", "--count", "2", "--of", "model", *TINY)
     assert code == 0
     assert "\nA step: 4 sequences of 512 tokens, in 2 micro-batches of 1\nbf16-sharded, adamw (fused), " in out
-    assert "\n2 x rtx-3090\nLayout: shard 2\nAs it is, every rank holds" in out
+    assert "\n2 x rtx-3090\nLayout: shard 2\nAs it is, every rank needs" in out
     # What was said is not taken again, and what was taken makes plan's run of this one.
     assert "seq_len" not in err
     assert err.splitlines()[-1] == "(with these `plan` is about the same run)"
     assert narrow(err)
-    assert "As it is, every rank holds" in out
+    assert "As it is, every rank needs" in out
     assert "too much: " in out
     assert "+ loss in chunks: --set recipe.activation_checkpointing=full --set" in out
     assert "Models are the family of gpt2: heads of 64" in out
@@ -132,7 +132,7 @@ def test_fit_and_plan_hold_the_same_of_the_same_run(capsys, more):
 def test_one_number_is_written_one_way(capsys):
     words = ["llama-3-70b", "--device", "a100-sxm-80gb", "--count", "512", "--of", "memory", "--as-is"]
     _, out, _ = call(capsys, "fit", *words)
-    (held,) = re.findall(r"every rank holds (\d{3}\.\d GB)", out)
+    (held,) = re.findall(r"every rank needs (\d{3}\.\d GB)", out)
     assert re.search(rf"^as it is +{held}$", out, re.MULTILINE)
 
 
@@ -191,7 +191,8 @@ def test_the_figures_of_optimal(capsys, tmp_path):
 
 def test_the_figures_of_optimal_have_what_was_asked() -> None:
     from trainledger.api.optimal import optimal
-    from trainledger.report.optimal import about, figures
+    from trainledger.report.optimal import about
+    from trainledger.report.optimal_figures import figures
 
     plain = optimal(flops="6e23", family=None)
     asked = optimal(flops="6e23", family=None, params="8B", inference="2T", unique="100B")

@@ -309,7 +309,12 @@ def test_devices_that_a_served_model_leaves_idle_are_named(capsys):
 
 def test_a_served_model_on_an_unmeasured_machine_has_no_empty_columns(capsys):
     out = call(capsys, "plan", "gpt2", "--phase", "decode")[1]
-    assert next(line for line in out.splitlines() if line.startswith("batch")).split() == ["batch", "cache", "held"]
+    assert next(line for line in out.splitlines() if line.startswith("batch")).split() == [
+        "batch",
+        "KV",
+        "cache",
+        "memory",
+    ]
 
 
 def test_adapters_over_several_devices_are_refused_for_what_they_are(capsys):

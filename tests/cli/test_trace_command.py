@@ -12,7 +12,7 @@ from trainledger.api.load import load
 from trainledger.cli import main
 from trainledger.ledger.step import account
 from trainledger.ledger.store import read_ledger
-from trainledger.report.agreement import Row, agree, compare, difference, split, text
+from trainledger.report.agreement import Row, agree, compare, difference, split, table_of
 
 RUN = """
 [model]
@@ -93,7 +93,7 @@ def test_ledgers_that_differ_do_not_agree(run_file: str) -> None:
     by_name = {each.name: each for each in rows if not each.part_of}
     assert by_name["parameters"].difference == 2 * 3 * 32
     assert by_name["FLOPs, attention"].difference == 0
-    assert "+192" in text(rows)
+    assert "+192" in str(table_of(rows).texts())
 
 
 def test_a_difference_that_may_be(run_file: str) -> None:

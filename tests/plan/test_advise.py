@@ -13,7 +13,9 @@ from trainledger.cli import main
 from trainledger.plan.advise import Advice, Advised
 from trainledger.plan.changes import EFFECTS, RESULT, SAME, Change, changes
 from trainledger.plan.difference import overrides
-from trainledger.report.advise import about, figures, text
+from trainledger.report.advise import document
+from trainledger.report.table import commands
+from trainledger.report.terminal import text
 from trainledger.spec.calibration import write_calibration
 from trainledger.spec.problem import InvalidInput
 
@@ -182,7 +184,7 @@ def test_a_vocabulary_is_padded_once() -> None:
 
 def test_the_text_fits_a_terminal_and_its_lines_can_be_pasted(case: tuple[Table, Advice]) -> None:
     table, advice = case
-    told = text(advice)
+    told = str(advice)
     assert max(len(line) for line in told.splitlines()) <= 80
     pasted = shlex.split(
         told.partition("All of it")[2].partition("    --set")[2].partition("\n\n")[0].replace("\\\n", " ")
@@ -195,19 +197,16 @@ def test_the_text_fits_a_terminal_and_its_lines_can_be_pasted(case: tuple[Table,
 def test_who_has_several_devices_is_told_of_the_search_for_layouts(case: tuple[Table, Advice]) -> None:
     table, advice = case
     several = table.get("cluster", {}).get("count", 1) > 1
-    assert ("`trainledger layouts` searches all of them" in " ".join(text(advice).split())) is several
+    assert ("`trainledger layouts` searches all of them" in " ".join(str(advice).split())) is several
 
 
 def test_a_list_is_quoted_for_the_shell() -> None:
-    from trainledger.report.advise import _sets
-
-    (line,) = _sets(["layout.stage_layers=[2,2]"])
-    assert shlex.split(line) == ["--set", "layout.stage_layers=[2,2]"]
+    assert shlex.split(commands(["layout.stage_layers=[2,2]"])) == ["--set", "layout.stage_layers=[2,2]"]
 
 
 def test_the_figure_has_each_change_and_the_plan(case: tuple[Table, Advice]) -> None:
     advice = case[1]
-    (figure,) = figures(advice).values()
+    (figure,) = document(advice).figures().values()
     drawn = sum(len(each["x"]) for each in figure["data"] if each["name"] in EFFECTS.values())
     assert drawn == sum(each.seconds[1] is not None for each in advice.alone)
     assert [each["x"] for each in figure["data"] if each["name"] == "as planned"]
@@ -215,7 +214,7 @@ def test_the_figure_has_each_change_and_the_plan(case: tuple[Table, Advice]) -> 
 
 def test_each_number_in_the_figure_names_a_change_and_the_line_is_within(case: tuple[Table, Advice]) -> None:
     advice = case[1]
-    (figure,) = figures(advice).values()
+    (figure,) = document(advice).figures().values()
     layout = figure["layout"]
     points = {
         int(number): (name[0], x)
@@ -228,7 +227,7 @@ def test_each_number_in_the_figure_names_a_change_and_the_line_is_within(case: t
     (gives,) = (each["x0"] for each in layout["shapes"])
     assert gives == pytest.approx((advice.forecast.usable_nbytes or 0) / 1e9)
     assert all(0 <= low < x < high for x in (gives, *(x for _, x in points.values())))
-    assert ("does NOT fit" in " ".join(about(advice))) == (case[0] is TOO_LARGE)
+    assert ("does NOT fit" in " ".join(document(advice).about)) == (case[0] is TOO_LARGE)
 
 
 def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,7 +249,7 @@ def test_nothing_to_gain_is_said() -> None:
     run = tl.load(ALONE)
     advice = tl.advise(run)
     none = Advice(run, advice.forecast, "time", (), (), 3, 1)
-    assert "None of 3 changes that were predicted gains in time." in text(none)
+    assert "None of 3 changes that were predicted gains in time." in str(none)
     assert SAME in EFFECTS
 
 
@@ -266,7 +265,7 @@ def test_adapters_on_a_small_device_are_told_of_smaller_frozen_weights() -> None
     saving = {each.sets: each.smaller for each in advice.alone}
     assert saving[("recipe.base_format=nf4",)] > saving[("recipe.base_format=int8",)] > 0
     assert advice.together[-1].fits
-    assert "recipe.lora_rank)" not in text(tl.advise(tl.load(table), together=0), 3)
+    assert "recipe.lora_rank)" not in text(document(tl.advise(tl.load(table), together=0), most=3))
 
 
 def test_kernels_that_wait_and_whole_sends_are_advised_against() -> None:

@@ -19,7 +19,6 @@ from trainledger.plan.optimal import optimal
 from trainledger.plan.placed import _fewer_than_devices
 from trainledger.plan.scaling_law import FixedSize, RatioLaw, laws
 from trainledger.predict.forecast import Forecast
-from trainledger.report.optimal import text
 from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
@@ -119,14 +118,14 @@ def test_the_whole_question_is_about_the_size_that_is_asked_for():
     assert tl.optimal(
         device="a100-sxm-80gb", count=8, days=3, ratio=80, family="gpt2"
     ).affordable.ratio == pytest.approx(80, rel=0.06)
-    shown = " ".join(text(found).split())
-    assert "What fits of what is asked for, and what its predicted speed pays for" in shown
+    shown = " ".join(str(found).split())
+    assert "What fits of the model that is asked for, and what its predicted speed affords" in shown
 
 
 def test_all_that_the_speed_needs_and_all_that_belongs_to_the_run_is_said():
     """Planned from the settings of the text and the defaults of a run file, the run takes as long as is told."""
     answer = tl.optimal(device="h100-sxm", count=8, days=1, params="2B")
-    shown = " ".join(text(answer).split())
+    shown = " ".join(str(answer).split())
     found, recipe = answer.affordable, answer.affordable.run.recipe
     kept = ("seq_len", "global_batch", "micro_batch", "precision", "activation_checkpointing", "tokens")
     told = {name: getattr(recipe, name) for name in kept}
@@ -212,9 +211,9 @@ def test_rounds_that_do_not_settle_end_with_the_best_of_them():
     assert found.parameters == found.iterations[found.best].parameters
     assert found.forecast.total_seconds == pytest.approx(86400, rel=0.003)
     answer = replace(optimal(budget, law="besiroglu"), affordable=found)
-    said = " ".join(text(answer).split())
+    said = " ".join(str(answer).split())
     assert f"The answer is iteration {found.best + 1}, whose loss is the lowest" in said
-    assert "The answer is iteration" not in text(replace(answer, affordable=steadily))
+    assert "The answer is iteration" not in str(replace(answer, affordable=steadily))
 
 
 @pytest.mark.parametrize(("count", "batch"), [(4096, 4096), (16384, 4096), (24576, 3072), (100_000, 3125)])

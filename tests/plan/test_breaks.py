@@ -17,7 +17,7 @@ from trainledger.plan.breaks import RULE, Breaks
 from trainledger.plan.limits import LIMITS, Limit, Limits, Reading, critical_batch, critical_batch_of_tokens, remedy
 from trainledger.plan.longer_context import longer_model
 from trainledger.plan.sizes import AXES, grow
-from trainledger.report.breaks import figures, text
+from trainledger.report.breaks import figures
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -123,14 +123,14 @@ def test_what_is_not_known_is_not_judged_and_named() -> None:
     found = tl.breaks(tl.load(ALONE), along=["dataset"])
     assert {"dataset exhausted", "repetition"} <= set(found.unknown)
     assert found.along[0].breaks == ()
-    assert "--unique-tokens" in text(found)
+    assert "--unique-tokens" in str(found)
 
 
 def test_what_does_not_hold_as_planned_is_said_first_and_not_again() -> None:
     found = tl.breaks(tl.load(TOO_LARGE), along=["width"])
     assert "device memory" in [each.limit for each in found.already]
     assert "device memory" not in [each.limit for each in found.along[0].breaks]
-    assert text(found).startswith("Broken already, as planned: device memory.")
+    assert str(found).startswith("Broken already, as planned: device memory.")
 
 
 def test_micro_batches_that_shrink_as_devices_are_added_are_told() -> None:
@@ -259,7 +259,7 @@ def found() -> Breaks:
 
 
 def test_the_text_fits_a_terminal(found: Breaks) -> None:
-    told = text(found)
+    told = str(found)
     assert max(len(line) for line in told.splitlines()) <= 80
     for along in found.along:
         for each in along.breaks:
@@ -306,7 +306,7 @@ def test_what_waits_for_data_should_not() -> None:
     found = tl.breaks(tl.load(ALONE, {"cluster.loader_tokens_per_second": 1000}), along=["depth"])
     (waiting,) = [each for each in found.already if each.limit == "data throughput"]
     assert waiting.most == 0
-    said = " ".join(text(found).split())
+    said = " ".join(str(found).split())
     assert " %, and should be none (assumed): time in which devices wait for data" in said
     assert "of 0.0 %" not in said
 
@@ -379,7 +379,7 @@ def test_context_ranks_cure_a_sequence_that_does_not_fit() -> None:
     T = {"recipe.seq_len": edge.cure.holds, "model.max_seq_len": edge.cure.holds, "recipe.global_batch": 8}
     cured = tl.load(tl.load(SHARDED, list(edge.cure.changes)), T)
     assert tl.predict(cured).fits
-    assert "context ranks hold it up to" in " ".join(text(found).split())
+    assert "context ranks hold it up to" in " ".join(str(found).split())
 
 
 def test_one_device_is_cured_by_more_of_them() -> None:

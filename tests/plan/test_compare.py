@@ -14,11 +14,13 @@ from planned_runs import ALONE, SHARDED
 
 import trainledger as tl
 from trainledger.cli import main
+from trainledger.document import signed
 from trainledger.plan.compare import compare, reasons
 from trainledger.plan.difference import as_override, differences, overrides
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.waterfall import Bar, nanoseconds
-from trainledger.report.compare import about, figures, text
+from trainledger.report.compare import about, document, figures
+from trainledger.report.terminal import text
 
 CHANGES = st.fixed_dictionaries(
     {},
@@ -61,7 +63,7 @@ def test_the_largest_causes_come_first() -> None:
     found = tl.compare(tl.load(ALONE), tl.load(ALONE, {"recipe.activation_checkpointing": "full"}))
     assert reasons(found.times)[0].name == "recomputation"
     assert reasons(found.memory)[0].name == "activations"
-    told = text(found)
+    told = str(found)
     assert "The whole run: b takes" in told
     assert "longer than a" in told
     assert "recomputation +" in told
@@ -82,25 +84,25 @@ def test_what_only_rounding_tells_apart_is_no_difference() -> None:
     found = compare(run, told[0], replace(run, recipe=replace(run.recipe, seed=1)), told[1])
     assert [each.name for each in reasons(found.times)] == ["failures"]
     assert sum(each.difference for each in found.times) == 20 * 10**9 - 3
-    assert "takes 20 s longer than a (+0.5 %): failures +20 s." in " ".join(text(found).split())
+    assert "takes 20 s longer than a (+0.5 %): failures +20 s." in " ".join(str(found).split())
     none = replace(told[0], waterfall=(*told[0].waterfall[:2], Bar("failures", 10**9 + 1)))
     found = compare(run, told[0], replace(run, recipe=replace(run.recipe, seed=1)), none)
-    assert "The whole run: b takes as long as a." in " ".join(text(found).split())
+    assert "The whole run: b takes as long as a." in " ".join(str(found).split())
 
 
 def test_a_bound_is_no_match_for_a_calibrated_time() -> None:
     found = tl.compare(tl.load(ALONE), tl.load(ALONE, {"cluster.device": "b300"}))
-    told = " ".join(text(found).split())
-    assert "B's time is only a bound, what its device allows at best, where a's is what programs reach" in told
+    told = " ".join(str(found).split())
+    assert "B's time is only a lower bound, what its device allows at best, and a's is what programs reach" in told
     both = tl.compare(tl.load(ALONE, {"cluster.device": "mi300x"}), tl.load(ALONE, {"cluster.device": "b300"}))
-    assert "is only a bound" not in text(both)
+    assert "is only a lower bound" not in str(both)
 
 
 def test_a_run_beside_itself() -> None:
     found = tl.compare(tl.load(ALONE), tl.load(ALONE))
     assert found.fields == ()
     assert not any(each.difference for each in (*found.times, *found.memory))
-    assert text(found).endswith("The two runs are alike in every field.")
+    assert str(found).endswith("The two runs have the same value in every field.")
 
 
 def test_without_a_known_machine_memory_is_compared_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +112,7 @@ def test_without_a_known_machine_memory_is_compared_alone(tmp_path: Path, monkey
     found = tl.compare(tl.load(table), tl.load(table, {"recipe.micro_batch": 4}))
     assert found.times == ()
     assert reasons(found.memory)
-    assert "was not measured yet" in text(found).replace("\n", " ")
+    assert "was not measured yet" in str(found).replace("\n", " ")
 
 
 def test_an_override_is_written_so_that_it_reads_back() -> None:
@@ -130,24 +132,21 @@ def test_an_override_is_written_so_that_it_reads_back() -> None:
 
 def test_the_text_fits_a_terminal() -> None:
     found = tl.compare(tl.load(ALONE), tl.load(SHARDED))
-    assert max(len(line) for line in text(found, ("a-run.toml", "another.toml")).splitlines()) <= 80
+    assert max(len(line) for line in text(document(found, names=("a-run.toml", "another.toml"))).splitlines()) <= 80
     assert len(repr(found)) < 100
 
 
 def test_a_difference_of_shares_is_in_points() -> None:
     """41 % less 38 % are three points; three percent of 38 % would be another number."""
-    shown = text(tl.compare(tl.load(ALONE), tl.load(SHARDED)))
+    shown = str(tl.compare(tl.load(ALONE), tl.load(SHARDED)))
     for name in ("MFU", "HFU"):
         assert re.search(rf"^{name} .* % +[+-]\d+\.\d points$", shown, re.MULTILINE), shown
 
 
 def test_a_difference_too_small_to_show_has_no_sign() -> None:
-    from trainledger.report.compare import _signed
-    from trainledger.units import format_percent, format_seconds
-
-    assert _signed(-0.0001, format_percent) == "0.0 %"
-    assert _signed(-0.001, format_percent) == "-0.1 %"
-    assert _signed(0.0, format_seconds) == "0"
+    assert signed(-0.0001, "share") == "0.0 %"
+    assert signed(-0.001, "share") == "-0.1 %"
+    assert signed(0.0, "seconds") == "0"
 
 
 def test_the_figures_hold_both_sides() -> None:
@@ -230,9 +229,9 @@ def test_runs_that_wait_for_tokens_are_compared_with_the_wait() -> None:
 
 def test_what_is_not_known_of_one_run_is_no_gain_of_it() -> None:
     found = tl.compare(tl.load(ALONE, {"cluster.device": "h100-sxm"}), tl.load(ALONE, {"cluster.device": "h200"}))
-    told = " ".join(text(found).split())
+    told = " ".join(str(found).split())
     assert (
-        "Interruptions are not in b, as of its device no rate is known (cluster.mtbf_device_hours says yours)" in told
+        "B has no interruptions in it, as its device's rate of failures is not known (cluster.mtbf_device_hours" in told
     )
     same = tl.compare(tl.load(ALONE, {"cluster.device": "h200"}), tl.load(ALONE, {"cluster.device": "h200"}))
-    assert "interruptions" not in text(same)
+    assert "interruptions" not in str(same)

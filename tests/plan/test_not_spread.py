@@ -13,9 +13,6 @@ from trainledger.api.cost import plan
 from trainledger.cli import main
 from trainledger.plan.breaks import RULE
 from trainledger.predict.waterfall import nanoseconds
-from trainledger.report import advise as advise_report
-from trainledger.report import breaks as breaks_report
-from trainledger.report import compare as compare_report
 from trainledger.spec.layout import Layout
 from trainledger.spec.rules.run import run_problems
 from trainledger.units import format_nbytes
@@ -143,7 +140,7 @@ def test_advice_says_it_first_and_what_makes_it_possible_leads() -> None:
     assert advice.alone[0].run.layout == Layout(shard=64)
     assert advice.alone[0].seconds == (None, advice.alone[0].forecast.total_seconds)
     assert advice_is_sorted([each.works for each in advice.alone])
-    out = " ".join(advise_report.text(advice).split())
+    out = " ".join(str(advice).split())
     assert out.startswith("Impossible without a [layout]: a device needs ")
     assert " in all, memory -" in out
 
@@ -170,7 +167,7 @@ def test_breaks_does_not_say_that_it_holds_as_planned() -> None:
     (broken,) = devices.breaks
     assert (broken.limit, broken.holds, broken.breaks, broken.factor) == (RULE, 0, 8, 1)
     assert "8 data ranks" in broken.why
-    out = breaks_report.text(found)
+    out = str(found)
     assert out.startswith("Broken already, as planned: divisibility. 1 sequence a step cannot be spread")
     assert "divisibility         -       8     1x" in out
 
@@ -188,7 +185,7 @@ def test_runs_of_which_one_cannot_be_are_compared_by_a_step() -> None:
     found = tl.compare(spread, alone)
     assert found.of == "one step"
     assert sum(each.b for each in found.times) == nanoseconds(found.forecast_b.step_seconds or 0.0)
-    said = " ".join(compare_report.text(found).split())
+    said = " ".join(str(found).split())
     assert "B is impossible without a [layout]: 60 sequences a step do not go evenly over 8 devices" in said
     assert "its step and its tokens/s are of one device alone" in said
     assert "The whole run" not in said
@@ -203,8 +200,8 @@ def test_adapters_are_sent_to_no_layout() -> None:
     assert any(each.endswith(why) for each in tl.predict(small).notes if "without loss" in each)
     assert not any("without loss" in each for each in tl.predict(large).notes)
     texts = [str(plan(each)) for each in (large, small, few)]
-    texts += [advise_report.text(tl.advise(large, together=0))]
-    texts += [breaks_report.text(tl.breaks(each, along=["depth"], reach=2)) for each in (large, few)]
+    texts += [str(tl.advise(large, together=0))]
+    texts += [str(tl.breaks(each, along=["depth"], reach=2)) for each in (large, few)]
     for text in (" ".join(each.split()) for each in texts):
         assert "layout=auto" not in text
         assert "trainledger layouts" not in text

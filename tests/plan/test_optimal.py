@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 import trainledger as tl
 from trainledger.plan.compute_budget import read_budget
-from trainledger.plan.optimal import off_optimum, optimal, repeat, serve, to_json
+from trainledger.plan.optimal import off_optimum, optimal, repeat, serve
 from trainledger.plan.scaling_law import LossLaw, laws
+from trainledger.report.optimal import document
 
 LAWS = laws()
 REFIT, PUBLISHED, REPEATED = LAWS["besiroglu"], LAWS["chinchilla-3"], LAWS["muennighoff"]
@@ -135,7 +136,7 @@ def test_nonsense_is_a_sentence(given_as, sentence):
 
 def test_every_choice_spends_the_budget_and_names_its_source():
     answer = optimal(read_budget(flops="6e23"), unique_tokens=1e12, inference_tokens=1e12, parameters=8e9)
-    told = to_json(answer)
+    told = document(answer).data()
     for choice in told["choices"]:
         assert isclose(6 * choice["parameters"]["value"] * choice["tokens"], 6e23, rel_tol=1e-9)
         assert choice["source"]

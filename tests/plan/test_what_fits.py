@@ -15,9 +15,10 @@ from trainledger.api.machine import kernels_of, machine_of
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import heaviest_stages
 from trainledger.plan import sizes, sweep
-from trainledger.plan.fit import QUESTIONS, divides_batch, saving_recipes, to_json, what_fits
+from trainledger.plan.fit import QUESTIONS, divides_batch, saving_recipes, what_fits
 from trainledger.plan.memory_check import memory_model
 from trainledger.plan.sweep import Sweep, edge
+from trainledger.report.fit import document
 from trainledger.spec.rules.run import run_problems
 
 MODEL = {
@@ -238,7 +239,7 @@ def test_what_is_not_known_is_a_sentence():
 def test_the_answers_as_plain_data():
     import json
 
-    told = to_json(tl.fit(run_of(layout={"shard": 2}), changes=False))
+    told = document(tl.fit(run_of(layout={"shard": 2}), changes=False)).data()
     assert json.loads(json.dumps(told)) == told
     row = told["rows"][0]
     assert set(row["answers"]) == set(QUESTIONS)

@@ -367,7 +367,6 @@ def test_a_measured_machine_gives_no_bound():
     assert told.time.basis == "assumed"
     assert told.time.expected_seconds >= told.time.bound_seconds > 0
     assert told.largest_batch > 1
-    from trainledger.report.inference import text
 
-    assert "On a machine about" in text(told)
-    assert "at the measured rates" in " ".join(text(told).split())
+    assert "On a machine about" in str(told)
+    assert "at the measured rates" in " ".join(str(told).split())

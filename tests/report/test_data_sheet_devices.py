@@ -52,8 +52,8 @@ def test_times_of_layouts_and_of_a_budget_are_called_bounds(
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["basis"] == ("bound" if bound else "assumed")
     paid = said(capsys, "optimal", "--device", device, "--count", "8", "--days", "1")
-    assert ("So the budget pays for at most " in paid) is bound
-    assert ("So the budget pays for " in paid.replace("at most ", "")) is True
+    assert ("So the budget affords at most " in paid) is bound
+    assert ("So the budget affords " in paid.replace("at most ", "")) is True
     assert (", a bound: no run is faster." in paid) is bound
     assert (" at best. " in paid) is bound
     assert (TENSORS_ALONE in paid) is bound

@@ -12,7 +12,7 @@ import trainledger as tl
 from trainledger.api.questions import inference
 from trainledger.cli import main
 from trainledger.predict.serving import Inference
-from trainledger.report.inference_figures import about, figures
+from trainledger.report.serving import about, figures
 
 
 def _told(device: str = "h100-sxm", **given: Any) -> Inference:
@@ -64,5 +64,5 @@ def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture
     written = page.read_text(encoding="utf-8")
     largest = json.loads(captured.out)["largest_batch"]
     assert f"The largest batch that fits is {largest:,}." in written
-    for title in ("one token of each sequence", "each point a batch", "what is held"):
+    for title in ("one token of each sequence", "each point a batch", "memory"):
         assert f"llama-3-8b: {title}" in written

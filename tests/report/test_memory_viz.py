@@ -175,7 +175,7 @@ def test_each_event_tells_where_its_tensor_comes_from(ledger: Ledger) -> None:
 
 def test_a_ledger_without_tensors_is_refused_with_a_sentence(tmp_path: Path) -> None:
     ledger = Ledger((Entry("op", "", "forward", "copy"),))
-    with pytest.raises(InvalidInput, match="--memory-viz: this ledger tells bytes by category and no tensors"):
+    with pytest.raises(InvalidInput, match="--memory-viz: this ledger has bytes by category and not single tensors"):
         write_memory_viz(ledger, tmp_path / "out.pickle")
     assert not list(tmp_path.iterdir())
 

@@ -16,11 +16,9 @@ from trainledger.cli.arguments import (
     add_plot,
     add_run,
     check_plot_of,
-    print_json,
     say_assumed,
     while_searching,
     while_waiting,
-    write_plot_of,
 )
 
 
@@ -39,8 +37,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from trainledger.api.questions import advise
-    from trainledger.plan.advise import to_json
-    from trainledger.report.advise import about, figures, text
+    from trainledger.report.advise import document
+    from trainledger.report.show import show
 
     check_plot_of(args)
     say = while_waiting()
@@ -50,9 +48,5 @@ def execute(args: argparse.Namespace) -> int:
     )  # fmt: skip
     say("")
     say_assumed(advice.run)
-    if args.json:
-        print_json(to_json(advice))
-    else:
-        print(text(advice, args.most))
-    write_plot_of(args, figures(advice), f"What to change about {advice.run.model.name}", about(advice))
+    show(document(advice, most=args.most), as_json=args.json, plot=args.plot)
     return 0

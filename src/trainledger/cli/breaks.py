@@ -18,11 +18,9 @@ from trainledger.cli.arguments import (
     add_plot,
     add_run,
     check_plot_of,
-    print_json,
     say_assumed,
     while_searching,
     while_waiting,
-    write_plot_of,
 )
 from trainledger.units import parse_number
 
@@ -58,8 +56,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from trainledger.api.questions import breaks
-    from trainledger.plan.breaks import to_json
-    from trainledger.report.breaks import about, figures, text
+    from trainledger.report.breaks import document
+    from trainledger.report.show import show
 
     check_plot_of(args)
     say = while_waiting()
@@ -78,9 +76,5 @@ def execute(args: argparse.Namespace) -> int:
     )
     say("")
     say_assumed(found.run)
-    if args.json:
-        print_json(to_json(found))
-    else:
-        print(text(found))
-    write_plot_of(args, figures(found), f"What breaks when {found.run.model.name} grows", about(found))
+    show(document(found), as_json=args.json, plot=args.plot)
     return 0

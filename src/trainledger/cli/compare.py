@@ -13,10 +13,8 @@ from trainledger.cli.arguments import (
     add_json,
     add_plot,
     check_plot_of,
-    print_json,
     say_assumed,
     while_searching,
-    write_plot_of,
 )
 
 
@@ -36,8 +34,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     from trainledger.api.cost import compare
     from trainledger.api.load import resolve
-    from trainledger.plan.compare import to_json
-    from trainledger.report.compare import about, figures, text
+    from trainledger.report.compare import document
+    from trainledger.report.show import show
     from trainledger.spec.problem import InvalidInput, Problem
 
     check_plot_of(args)
@@ -51,9 +49,5 @@ def execute(args: argparse.Namespace) -> int:
     for run in dict.fromkeys((found.a, found.b)):
         say_assumed(run)
     names = [" ".join([name, *changes]) for (name, _), changes in zip(sides, (args.set_a, args.set_b), strict=True)]
-    if args.json:
-        print_json({"a": names[0], "b": names[1], **to_json(found)})
-    else:
-        print(text(found, names))
-    write_plot_of(args, figures(found, names), f"{names[0]} beside {names[1]}", about(found, names))
+    show(document(found, names=names), as_json=args.json, plot=args.plot)
     return 0

@@ -6,7 +6,7 @@ With --symbolic one size stays free: the memory as expressions in it, and the la
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainledger.api.load import resolve
 from trainledger.cli.arguments import (
@@ -15,7 +15,6 @@ from trainledger.cli.arguments import (
     add_count,
     add_json,
     add_run,
-    print_json,
     say_assumed,
     while_searching,
 )
@@ -57,7 +56,7 @@ def execute(args: argparse.Namespace) -> int:
         rule = f"must be below layout.pipeline = {run.layout.pipeline}, counted from 0"
         raise InvalidInput([Problem("--stage", args.stage, rule, run.layout.pipeline - 1)])
     if args.top is not None and args.what != "time":
-        raise InvalidInput([Problem("--top", args.top, f"is of time; of {args.what} every line is told")])
+        raise InvalidInput([Problem("--top", args.top, f"is of time; of {args.what} every line is printed")])
     if args.symbolic is None:
         if args.memory is not None:
             raise InvalidInput([Problem("--memory", args.memory, "goes with --symbolic")])
@@ -78,32 +77,11 @@ def _account(args: argparse.Namespace, run: Run) -> int:
     parts = getattr(explain, args.what)(found)
     used = {str(symbol): value for symbol, value in found.values.items() if str(symbol) in MEANINGS}
     legend = {name: (value, MEANINGS[name]) for name, value in used.items()}
-    from trainledger.report.explain import account, to_json
+    from trainledger.report.explain import document
+    from trainledger.report.show import show
 
-    if args.json:
-        print_json({"account": args.what, **_run(run), "symbols": used, "parts": to_json(args.what, parts)})
-    else:
-        _say_rank(args, run)
-        print(account(args.what, parts, legend))
+    show(document(run, kernels_of(run), args.what, parts, symbols=legend, stage=args.stage), as_json=args.json)
     return 0
-
-
-def _run(run: Run) -> dict[str, Any]:
-    """Which run it is, for programs."""
-    from trainledger.plan import in_json
-
-    return {"run": in_json.run(run)}
-
-
-def _say_rank(args: argparse.Namespace, run: Run) -> None:
-    from trainledger.api.machine import kernels_of
-    from trainledger.report.heading import heading
-
-    print(heading(run, kernels_of(run)) + "\n")
-    if run.layout.alone:
-        return
-    whole = "the whole model" if args.what == "parameters" else f"a rank of stage {args.stage}"
-    print(f"Of {run.layout.devices:,} devices, {whole}.\n")
 
 
 def _times(args: argparse.Namespace, run: Run) -> int:
@@ -114,8 +92,8 @@ def _times(args: argparse.Namespace, run: Run) -> int:
     from trainledger.ledger.ranks import accounts
     from trainledger.predict.parallel_step import layout_time
     from trainledger.predict.utilization import roofline_table
-    from trainledger.report.explain import account, longest, roofline, to_json
-    from trainledger.report.heading import heading
+    from trainledger.report.explain import time_document
+    from trainledger.report.show import show
     from trainledger.spec.problem import InvalidInput, Problem
 
     if args.stage:
@@ -130,16 +108,7 @@ def _times(args: argparse.Namespace, run: Run) -> int:
     if step.seconds is None:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, "; ".join(step.notes))])
     parts, rows = time(step), roofline_table(step.entries, machine)
-    if args.json:
-        by_kind = [vars(each) for each in rows]
-        told = {"parts": to_json("time", parts), "roofline": by_kind}
-        print_json({"account": "time", **_run(run), "symbols": {}, **told})
-        return 0
-    print(heading(run, kernels_of(run)) + "\n")
-    if not run.layout.alone:
-        print(f"Of {run.layout.devices:,} devices: operations are those of a rank of the slowest stage.\n")
-    shown, others = longest(parts[1:], args.top or LONGEST)
-    print(account("time", parts[:1], {}), roofline(rows), account("time", shown, {}), *others, sep="\n\n")
+    show(time_document(run, kernels_of(run), parts, rows, top=args.top or LONGEST), as_json=args.json)
     return 0
 
 
@@ -148,7 +117,8 @@ def _envelope(args: argparse.Namespace, run: Run) -> int:
     from trainledger.explain.envelope import envelope
     from trainledger.explain.symbols import MEANINGS
     from trainledger.plan.plan import memory_of_device
-    from trainledger.report.explain import envelope as shown
+    from trainledger.report.explain import envelope_document
+    from trainledger.report.show import show
 
     memory, holds = _memory(args.memory) if args.memory is not None else None, None
     if memory is None and (device := device_of(run)) is not None:
@@ -161,11 +131,8 @@ def _envelope(args: argparse.Namespace, run: Run) -> int:
     found = envelope(
         run, args.symbolic, backend=kernels_of(run), memory_nbytes=memory, stage=args.stage, holds=holds
     )  # fmt: skip
-    if args.json:
-        print_json({**_run(run), **vars(found), "pieces": [vars(each) for each in found.pieces]})
-    else:
-        _say_rank(args, run)
-        print(shown(found, MEANINGS[args.symbolic]))
+    made = envelope_document(run, kernels_of(run), found, MEANINGS[args.symbolic], stage=args.stage)
+    show(made, as_json=args.json)
     return 0
 
 

@@ -17,11 +17,9 @@ from trainledger.cli.arguments import (
     add_plot,
     add_run,
     check_plot_of,
-    print_json,
     say_assumed,
     while_searching,
     while_waiting,
-    write_plot_of,
 )
 from trainledger.plan.fit import QUESTIONS
 
@@ -43,23 +41,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from trainledger.api.questions import fit
-    from trainledger.plan.fit import to_json
+    from trainledger.report.fit import document
+    from trainledger.report.show import show
 
     check_plot_of(args)
     found = fit(
         args.run, args.set, of=args.of, changes=not args.as_is, answered=_progress(), progress=while_searching()
     )  # fmt: skip
     say_assumed(found.run)
-    if args.json:
-        print_json(to_json(found))
-    else:
-        from trainledger.report.fit import text
-
-        print(text(found))
-    if args.plot is not None:
-        from trainledger.report.fit import about, figures
-
-        write_plot_of(args, figures(found), "What fits", about(found))
+    show(document(found), as_json=args.json, plot=args.plot)
     return 0
 
 

@@ -24,7 +24,6 @@ from trainledger.cli.arguments import (
     print_json,
     say_assumed,
     while_searching,
-    write_plot_of,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     from trainledger.api.questions import layouts
     from trainledger.cli import DONE, INTERRUPTED
-    from trainledger.report.layouts import about, figures, text, to_json
+    from trainledger.report.layouts import document
+    from trainledger.report.show import show
 
     check_plot_of(args)
     fixed, limit = _fixed(args.fix), _seconds(args.limit)
@@ -59,12 +59,7 @@ def execute(args: argparse.Namespace) -> int:
     say_assumed(found.run)
     if found.best is None:
         return _none(args, found, fixed)
-    if args.json:
-        print_json(to_json(found))
-    else:
-        print(text(found))
-    if args.plot is not None:
-        write_plot_of(args, figures(found), f"Layouts of {found.run.model.name}", about(found))
+    show(document(found), as_json=args.json, plot=args.plot)
     return INTERRUPTED if found.interrupted else DONE
 
 
@@ -72,17 +67,17 @@ def _none(args: argparse.Namespace, found: Layouts, fixed: dict[str, Any]) -> in
     """Say why there is no layout, and what else would do: wrong input, as it is to a plan with layout=auto."""
     from trainledger.api.layout import why_no_layout
     from trainledger.cli import WRONG_INPUT
-    from trainledger.report.layouts import text, to_json
+    from trainledger.report.layouts import document
     from trainledger.spec.problem import InvalidInput
 
     if found.interrupted:
         raise KeyboardInterrupt
     if not args.json:
-        print(text(found), flush=True)
+        print(found, flush=True)
     error = InvalidInput([why_no_layout(found, fixed, progress=while_searching())])
     if not args.json:
         raise error
-    print_json({**to_json(found), **error_json(error)})
+    print_json({**document(found).data(), **error_json(error)})
     print(error, file=sys.stderr)
     return WRONG_INPUT
 

@@ -105,7 +105,7 @@ def _measure_step(args: argparse.Namespace) -> int:
     from trainledger.ledger.ledger import summary
     from trainledger.ledger.store import write_ledger
     from trainledger.measure.step import rehearse_really
-    from trainledger.plan import in_json
+    from trainledger.report.plain_data import run_data
     from trainledger.train.device import find_device
     from trainledger.train.stop import OutOfMemory, memory_told
 
@@ -121,7 +121,7 @@ def _measure_step(args: argparse.Namespace) -> int:
     if args.output:
         write_ledger(ledger, args.output)
     if args.json:
-        told = {"run": in_json.run(run), **summary(ledger)}
+        told = {"run": run_data(run), **summary(ledger)}
         print_json({**told, "seconds_by_kind": _seconds(ledger, "kind"), "output": args.output})
         return 0
     facts = summary(ledger)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from trainledger.cli.arguments import add_json, add_plot, check_plot_of, print_json, while_waiting, write_plot_of
+from trainledger.cli.arguments import add_json, add_plot, check_plot_of, while_waiting
 from trainledger.spec.problem import Problem, nearest_text
 
 _FIELDS = {
@@ -71,7 +71,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from trainledger.api.optimal import optimal
-    from trainledger.plan.optimal import to_json
+    from trainledger.report.optimal import document
+    from trainledger.report.show import show
 
     check_plot_of(args)
     named = {name: value for name, value in vars(args).items() if name not in ("json", "plot")}
@@ -80,14 +81,5 @@ def execute(args: argparse.Namespace) -> int:
     say = while_waiting()
     answer = optimal(**named, say=say)
     say("")
-    if args.json:
-        print_json(to_json(answer))
-    else:
-        from trainledger.report.optimal import text
-
-        print(text(answer))
-    if args.plot is not None:
-        from trainledger.report.optimal import about, figures
-
-        write_plot_of(args, figures(answer), "What a budget is best spent on", about(answer))
+    show(document(answer), as_json=args.json, plot=args.plot)
     return 0

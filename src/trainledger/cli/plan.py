@@ -21,10 +21,8 @@ from trainledger.cli.arguments import (
     add_plot,
     add_run,
     check_plot_of,
-    print_json,
     say_assumed,
     while_searching,
-    write_plot_of,
 )
 from trainledger.report.plan import document
 from trainledger.report.show import show
@@ -79,19 +77,12 @@ def execute(args: argparse.Namespace) -> int:
 def _served(args: argparse.Namespace) -> int:
     """One forward of the model, of which modules that predict further tokens are no part."""
     from trainledger.api.questions import inference
-    from trainledger.report import inference as report
+    from trainledger.report import serving
 
     _refuse(args, TRAINING, "is for training; a served model has no MFU: leave it out")
     given: dict[str, Any] = {name: getattr(args, name) for name in SERVING if getattr(args, name) is not None}
     served = inference(args.run, [*args.set, "model.n_mtp_layers=0"], phase=args.phase, **given)
-    if args.json:
-        print_json(report.to_json(served))
-    else:
-        print(report.text(served))
-    if args.plot is not None:
-        from trainledger.report.inference_figures import about, figures
-
-        write_plot_of(args, figures(served), f"{served.run.model.name}, served", about(served))
+    show(serving.document(served), as_json=args.json, plot=args.plot)
     return 0
 
 

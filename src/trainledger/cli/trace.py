@@ -27,9 +27,7 @@ from trainledger.cli.arguments import (
     add_plot,
     add_run,
     check_plot_of,
-    print_json,
     say_assumed,
-    write_plot_of,
 )
 from trainledger.report.traced import LONGEST, SPLITS
 from trainledger.spec.kernels import KERNELS, kernels_of_capability
@@ -138,7 +136,8 @@ def _trace_code(args: argparse.Namespace) -> int:
     from trainledger import catalog
     from trainledger.cli import DONE, FAILED
     from trainledger.predict.step import on_device
-    from trainledger.report import traced as report
+    from trainledger.report.show import show
+    from trainledger.report.traced import document
 
     problems = []
     if args.set:
@@ -162,16 +161,10 @@ def _trace_code(args: argparse.Namespace) -> int:
     with redirect_stdout(sys.stderr):  # what the code prints is no part of the result
         asked = {name: getattr(args, name) for name in _OF_CODE if name != "device"}
         ledger, title = trace_named(args.run, hf=args.hf, blocks=args.blocks, **asked)
-    _keep(args, ledger, title)
+    _keep(args, ledger)
     timed = on_device(ledger, device) if device is not None and len(ledger) and not ledger.partial else None
-    if args.json:
-        told = {} if timed is None else {"on_device": timed.document().data()}
-        print_json({"target": title, **report.to_json(ledger, args.by or ""), **told, **_tensors_json(args, ledger)})
-    else:
-        print(report.text(ledger, title, args.by or "", args.top))
-        if timed is not None:
-            print("\n" + str(timed))
-        _print_tensors(args, ledger)
+    made = document(ledger, title, by=args.by or "", top=args.top, tensors=args.tensors, on_device=timed)
+    show(made, as_json=args.json, plot=args.plot)
     return FAILED if ledger.partial else DONE
 
 
@@ -180,10 +173,8 @@ def _trace_run(args: argparse.Namespace) -> int:
     from trainledger.cli import DONE, FAILED
     from trainledger.ledger.step import account
     from trainledger.measure.step import rehearse
-    from trainledger.plan import in_json
-    from trainledger.report.agreement import agree, compare, split, text, to_json
-    from trainledger.report.table import wrapped
-    from trainledger.report.traced import uncounted
+    from trainledger.report.agreement import agree, compare, document
+    from trainledger.report.show import show
 
     given = [name for name, value in _OF_CODE.items() if getattr(args, name) != value]
     if given:
@@ -200,29 +191,13 @@ def _trace_run(args: argparse.Namespace) -> int:
     # Traced operation by operation, blocks and loss run eagerly: so does the closed form that is held against it.
     eager = replace(run, recipe=run.recipe.uncompiled)
     predicted, traced = account(eager), rehearse(eager, blocks=args.blocks)
-    rows = compare(predicted, traced)
-    operations = sum(each.times for each in traced)
-    parts = split(predicted, traced, args.by) if args.by else []
-    _keep(args, traced, run.model.name)
-    if args.json:
-        told = {"run": in_json.run(run), "equal": agree(rows), "rows": to_json(rows)}
-        told |= {"operations": operations, "uncounted": dict(traced.uncounted)}
-        told |= {"by": to_json(parts), "output": args.output}
-        print_json({**told, **_tensors_json(args, traced)})
-    else:
-        print(f"One optimizer step of {run.model.name}: {operations:,} operations traced\n")
-        print(text(rows))
-        if parts:
-            print("\n" + text(parts, args.by))
-        for each in (*traced.notes, *uncounted(traced)):
-            print("\n" + wrapped(each))
-        _print_tensors(args, traced)
-        if not agree(rows):
-            print("\nThe two differ where they must not: one of them is wrong about this model.")
-    return DONE if agree(rows) else FAILED
+    _keep(args, traced)
+    made = document(run, predicted, traced, by=args.by or "", top=args.top, tensors=args.tensors)
+    show(made, as_json=args.json, plot=args.plot)
+    return DONE if agree(compare(predicted, traced)) else FAILED
 
 
-def _keep(args: argparse.Namespace, ledger: Ledger, title: str) -> None:
+def _keep(args: argparse.Namespace, ledger: Ledger) -> None:
     """Write the files that were asked for."""
     if args.output:
         from trainledger.ledger.store import write_ledger
@@ -232,23 +207,3 @@ def _keep(args: argparse.Namespace, ledger: Ledger, title: str) -> None:
         from trainledger.report.memory_viz import write_memory_viz
 
         write_memory_viz(ledger, args.memory_viz)
-    if args.plot:
-        from trainledger.report.memory import memory_figure, peak_figure
-
-        figures = {"Memory over one step": memory_figure(ledger), "The peak": peak_figure(ledger)}
-        write_plot_of(args, {name: each for name, each in figures.items() if each is not None}, title)
-
-
-def _print_tensors(args: argparse.Namespace, ledger: Ledger) -> None:
-    if args.tensors:
-        from trainledger.report.peak import peak_text
-
-        print("\n" + peak_text(ledger, top=args.top))
-
-
-def _tensors_json(args: argparse.Namespace, ledger: Ledger) -> dict[str, Any]:
-    if not args.tensors:
-        return {}
-    from trainledger.report.peak import peak_json
-
-    return {"tensors": peak_json(ledger)}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
+from trainledger.document import Answer
 from trainledger.frozen import frozen
-from trainledger.plan import in_json
 from trainledger.plan.changes import EFFECTS, RESULT, ROUNDING, SAME, Change, changes
 from trainledger.plan.difference import changed, overrides
 from trainledger.predict.forecast import Forecast
@@ -65,7 +64,7 @@ class Advised:
 
 
 @frozen
-class Advice:
+class Advice(Answer, report="advise"):
     """Changes by what they gain towards ``goal`` (time, or memory where a run does not fit), the best first.
 
     ``together`` are changes to make one after the other, each compared with the one before it. ``tried`` is how many
@@ -256,30 +255,3 @@ def _pairs(trials: _Trials, run: Run, options: list[Advised]) -> list[Advised]:
 def _overlap(change: Change, others: Iterable[Change]) -> bool:
     fields = {name for name, _ in change.fields}
     return any(name in fields for each in others for name, _ in each.fields)
-
-
-def to_json(advice: Advice) -> dict[str, Any]:
-    """The advice as JSON takes it."""
-    return {
-        "run": in_json.run(advice.run),
-        "goal": advice.goal,
-        "fits": advice.forecast.fits,
-        "impossible": advice.forecast.impossible,
-        "total_seconds": advice.forecast.total_seconds,
-        "step_seconds": advice.forecast.step_seconds,
-        "device_nbytes": advice.forecast.device_nbytes,
-        "bottleneck": None if advice.forecast.bottleneck is None else vars(advice.forecast.bottleneck),
-        "alone": [_plain(each) for each in advice.alone],
-        "together": [_plain(each) for each in advice.together],
-        "tried": advice.tried,
-        "refused": advice.refused,
-    }
-
-
-def _plain(each: Advised) -> dict[str, Any]:
-    return {
-        "what": each.what, "set": list(each.sets), "effect": each.effect, "means": EFFECTS[each.effect],
-        "cost": each.cost, "seconds": list(each.seconds), "step_seconds": each.forecast.step_seconds,
-        "nbytes": list(each.nbytes), "faster": each.faster, "smaller": each.smaller, "fits": each.fits,
-        "basis": each.basis,
-    }  # fmt: skip

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.ledger.model.parameters import parameters
@@ -20,9 +19,7 @@ from trainledger.plan.scaling_law import FixedSize, Law
 from trainledger.predict.forecast import Forecast
 from trainledger.spec.cluster import Device
 from trainledger.spec.kernels import kernels_of_capability
-from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.parts import table_of
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.units import format_count
@@ -206,32 +203,3 @@ def _iteration(wanted: float, run: Run, forecast: Forecast, budget: Budget) -> I
     return Iteration(
         wanted, run, total, 6 * active * forecast.tokens_per_second / peak, forecast.tokens_per_second * budget.seconds
     )  # fmt: skip
-
-
-def to_json(found: Affordable) -> dict[str, Any]:
-    """The run that is found for as plain data: a run file's sections but for the data, and what is predicted."""
-    spec, recipe, layout = found.run.model, found.run.recipe, found.run.layout
-    return {
-        "family": found.family,
-        "parameters": found.parameters,
-        "tokens": found.tokens,
-        "tokens_per_parameter": found.ratio,
-        "mfu_6nd": found.mfu,
-        "mfu": found.forecast.mfu,
-        "tokens_per_second": found.forecast.tokens_per_second,
-        "step_seconds": found.forecast.step_seconds,
-        "basis": found.forecast.basis.get("step_seconds"),
-        "model": table_of(spec),
-        "recipe": {
-            name: getattr(recipe, name)
-            for name in ("seq_len", "global_batch", "micro_batch", "precision", "activation_checkpointing", "compile")
-        },
-        "layout": {name: size for name, size in vars(layout).items() if size != getattr(Layout(), name)},
-        "memory_nbytes": found.memory.nbytes,
-        "usable_nbytes": found.memory.usable_nbytes,
-        "iterations": [
-            {"wanted": each.wanted, "parameters": each.parameters, "mfu_6nd": each.mfu, "tokens": each.tokens}
-            for each in found.iterations
-        ],
-        "notes": [*([found.note] if found.note else []), *found.forecast.notes],
-    }

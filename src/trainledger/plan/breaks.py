@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trainledger.document import Answer
 from trainledger.frozen import frozen
-from trainledger.plan import in_json
 from trainledger.plan.difference import layout_overrides, overrides
 from trainledger.plan.followed_layout import Planner, following
 from trainledger.plan.limits import LIMITS, LOGITS, MEMORY, POSITIONS, Judge, Limit, Limits, Reading, comparison, remedy
@@ -81,7 +81,7 @@ class Along:
 
 
 @frozen
-class Breaks:
+class Breaks(Answer, report="breaks"):
     """What breaks along each axis; ``already`` is broken as planned, ``unknown`` cannot be judged."""
 
     run: Run
@@ -370,22 +370,3 @@ def _not_spread(run: Run, why: str) -> Break:
 
 def _already(**more: Any) -> Break:
     return Break(axis="", field="", start=1, holds=0, breaks=1, before=None, changes=(), **more)
-
-
-def to_json(found: Breaks) -> dict[str, Any]:
-    """The breaks as JSON takes them."""
-    return {
-        "run": in_json.run(found.run),
-        "already": [_plain(each) for each in found.already],
-        "along": [
-            {**vars(each), "breaks": [{**_plain(one), "factor": one.factor} for one in each.breaks]}
-            for each in found.along
-        ],
-        "not_judged": list(found.unknown),
-    }
-
-
-def _plain(each: Break) -> dict[str, Any]:
-    plain = vars(each) | {"set": list(each.changes), "cure": None if each.cure is None else vars(each.cure)}
-    del plain["changes"]
-    return plain

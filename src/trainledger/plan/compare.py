@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
+from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.ledger.model.parameters import parameters
-from trainledger.plan import in_json
 from trainledger.plan.difference import Difference, differences
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.waterfall import nanoseconds
@@ -47,7 +46,7 @@ class Part:
 
 
 @frozen
-class Comparison:
+class Comparison(Answer, report="compare"):
     """Two runs and their forecasts.
 
     ``times`` (nanoseconds) sum to the time of ``of`` in each, ``memory`` (bytes) to the memory of its peak rank, so
@@ -177,27 +176,3 @@ def _memory_of(forecast: Forecast) -> dict[str, int]:
 
 def _parts(a: Mapping[str, int], b: Mapping[str, int]) -> tuple[Part, ...]:
     return tuple(Part(name, a.get(name, 0), b.get(name, 0)) for name in dict.fromkeys([*a, *b]))
-
-
-def to_json(found: Comparison) -> dict[str, Any]:
-    """The comparison as JSON takes it; differences are b less a."""
-    return {
-        "run": {"a": in_json.run(found.a), "b": in_json.run(found.b)},
-        "fields": [vars(each) for each in found.fields],
-        "rows": [{**vars(each), "difference": each.difference} for each in found.rows],
-        "fits": {"a": found.forecast_a.fits, "b": found.forecast_b.fits},
-        "time_of": found.of,
-        "nanoseconds": _json_parts(found.times),
-        "memory_nbytes": _json_parts(found.memory),
-        "basis": {"a": found.forecast_a.basis, "b": found.forecast_b.basis},
-        "notes": {"a": list(found.forecast_a.notes), "b": list(found.forecast_b.notes)},
-    }
-
-
-def _json_parts(parts: tuple[Part, ...]) -> dict[str, Any]:
-    return {
-        "parts": [{**vars(each), "difference": each.difference} for each in parts],
-        "a": sum(each.a for each in parts),
-        "b": sum(each.b for each in parts),
-        "difference": _total(parts),
-    }

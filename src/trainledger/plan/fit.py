@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from trainledger import catalog
+from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.ledger.model.parameters import parameters
-from trainledger.plan import in_json, sizes
+from trainledger.plan import sizes
 from trainledger.plan.changes import made, memory_savings, value_of
 from trainledger.plan.difference import as_override
 from trainledger.plan.family import family_of
@@ -68,7 +68,7 @@ class Row:
 
 
 @frozen
-class Fit:
+class Fit(Answer, report="fit"):
     """What fits: a row for the run as it is, and one for each change on top of the one before.
 
     ``memory`` is that of the run itself; ``devices`` names the devices of the catalog on which it fits as it is, the
@@ -241,47 +241,3 @@ def divides_batch(run: Run, micro_batch: int) -> int:
     """
     share = run.recipe.global_batch // run.layout.data_ranks
     return max(each for each in range(1, min(micro_batch, share) + 1) if share % each == 0)
-
-
-def to_json(fit: Fit) -> dict[str, Any]:
-    """The answers as plain data."""
-    return {
-        "run": in_json.run(fit.run),
-        "memory": _memory(fit.memory),
-        "family": fit.family,
-        "devices_that_hold_it": None if fit.devices is None else list(fit.devices),
-        "rows": [
-            {
-                "recipe": row.name,
-                "set": list(row.settings),
-                "answers": {name: _plain(fit.run, found) for name, found in row.answers.items()},
-            }
-            for row in fit.rows
-        ],
-    }
-
-
-def _plain(run: Run, found: Found) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "question": QUESTIONS[found.question], "size": found.size, "note": found.note,
-        "memory": None if found.memory is None else _memory(found.memory),
-        "beyond_size": found.beyond_size, "beyond": None if found.beyond is None else _memory(found.beyond),
-    }  # fmt: skip
-    if found.run is not None:
-        facts["model"] = model_facts(found.run)
-    if found.question == "micro-batch" and found.size is not None:
-        facts["divides_the_global_batch"] = divides_batch(run, found.size)
-    return facts
-
-
-def model_facts(run: Run) -> dict[str, Any]:
-    """The shape of a run's model."""
-    spec = run.model
-    return {
-        "parameters": parameters(spec).total, "d_model": spec.d_model, "n_layers": spec.n_layers,
-        "n_heads": spec.attention.n_heads, "n_kv_heads": spec.kv_heads, "d_ff": spec.feed_forward.d_ff,
-    }  # fmt: skip
-
-
-def _memory(use: MemoryUse) -> dict[str, Any]:
-    return {**vars(use), "fits": use.fits, "category": use.category, "rank": use.rank}

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import exp, log
-from typing import Any
 
+from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.ledger.rules_of_thumb import forward_flops_per_token, training_flops
 from trainledger.plan.affordable import Affordable
-from trainledger.plan.affordable import to_json as affordable_json
 from trainledger.plan.compute_budget import Budget
 from trainledger.plan.scaling_law import Between, Law, LossLaw, laws
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
@@ -100,7 +99,7 @@ class Repeated:
 
 
 @frozen
-class Optimal:
+class Optimal(Answer, report="optimal"):
     """What a budget is best spent on. ``chosen`` is the choice of the law that is followed further (``law``)."""
 
     budget: Budget
@@ -241,39 +240,3 @@ def _loss_law(name: str, known: dict[str, Law]) -> LossLaw:
     with_loss = [each.name for each in known.values() if isinstance(each, LossLaw)]
     rule = f"must be a law that predicts a loss: {', '.join(with_loss)}"
     raise InvalidInput([Problem("loss_law", name, rule, nearest_text(name, with_loss))])
-
-
-def to_json(answer: Optimal) -> dict[str, Any]:
-    """The answer as plain data, every choice with its source."""
-    return {
-        "budget": {
-            **{name: value for name, value in vars(answer.budget).items() if name != "device"},
-            "device": None if answer.budget.device is None else answer.budget.device.name,
-            "formula": answer.budget.formula,
-        },
-        "law": answer.law,
-        "parameters": answer.parameters,
-        "tokens": answer.tokens,
-        "choices": [
-            {
-                "law": each.law.name, "title": each.law.title, "parameters": vars(each.parameters),
-                "tokens": each.tokens, "tokens_per_parameter": each.ratio, "loss": vars(each.loss),
-                "source": each.law.source, "date": each.law.date, "note": each.law.note,
-            }
-            for each in answer.choices
-        ],
-        "loss_law": answer.loss_law.name,
-        "off_optimum": [vars(each) for each in answer.off],
-        "asked": None if answer.asked is None else vars(answer.asked),
-        "served": None if answer.served is None else _served(answer.served),
-        "repeated": None if answer.repeated is None else _repeated(answer.repeated),
-        "affordable": None if answer.affordable is None else affordable_json(answer.affordable),
-    }  # fmt: skip
-
-
-def _served(found: Served) -> dict[str, Any]:
-    return {**vars(found), "total_flops": found.total_flops, "saved": found.saved}
-
-
-def _repeated(found: Repeated) -> dict[str, Any]:
-    return {**vars(found), "law": found.law.name, "epochs": found.epochs}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import field, replace
 
+from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry, Int
 from trainledger.ledger.ledger import Ledger
@@ -65,7 +66,7 @@ class BatchRow:
 
 
 @frozen(kw_only=True)
-class Inference:
+class Inference(Answer, report="serving"):
     """The account of one forward of one tensor rank, and the table of batches around it.
 
     ``weights`` are the rank's bytes, ``cache_nbytes`` those of its cache and ``token_nbytes`` what one more token of

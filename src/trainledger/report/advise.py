@@ -1,60 +1,75 @@
-"""What to change, for a terminal of 80 columns and as a figure."""
+"""The document of an advice: the run as it is, the changes that help, and what to change together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-from trainledger.document import Figure
-from trainledger.plan.advise import Advice, Advised
+from trainledger.document import Document, Figure, Item, Items, Part, Section, Text, sections
+from trainledger.plan.advise import Advice, Advised, before_and_after
 from trainledger.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
 from trainledger.plan.difference import overrides
 from trainledger.report.heading import of_run
+from trainledger.report.plain_data import plain, run_data
 from trainledger.report.plan import impossible, on_one
 from trainledger.report.style import COLOURS, around, arranged, by_turns, mark
-from trainledger.report.table import WIDTH, sentence, wrapped
+from trainledger.report.table import commands, sentence
 from trainledger.units import GIGA, format_nbytes, format_percent, format_seconds
 
 _COLOUR_OF = {SAME: COLOURS[0], ROUNDING: COLOURS[2], RESULT: COLOURS[5]}
 
 
-def text(advice: Advice, most: int = 10) -> str:
-    """The run as it is, the changes that help (``most`` of each kind), and what to do together."""
-    return "\n\n".join(_parts(advice, most))
+def document(advice: Advice, *, most: int = 10) -> Document:
+    """The run as it is, the changes that help (``most`` of each kind), and what to change together."""
+    title = f"Changes of {advice.run.model.name}: time against memory"
+    same = [each for each in advice.alone if each.effect != RESULT]
+    other = [each for each in advice.alone if each.effect == RESULT]
+    return Document(
+        title=title,
+        sections=sections(
+            Section("", (Text((*_as_it_is(advice), f"Ranked by gain in {advice.goal}.")),)),
+            _ranked("Changes that leave the result as it is", same, most),
+            _ranked("Changes of WHAT IS TRAINED: compare a short run with the old one first", other, most),
+            _together(advice),
+            Section("", (Text(tuple(_remarks(advice)), note=True),)),
+        ),
+        about=(*of_run(advice.run), *_as_it_is(advice)),
+        data=lambda: _data(advice),
+        figures=lambda: figures(advice, title),
+    )
 
 
-def _parts(advice: Advice, most: int) -> Iterator[str]:
-    yield _now(advice)
-    kinds = (
-        ("Changes that leave the result as it is", [each for each in advice.alone if each.effect != RESULT]),
-        ("Changes of WHAT IS TRAINED: hold a short run against the old one first",
-         [each for each in advice.alone if each.effect == RESULT]),
-    )  # fmt: skip
-    for title, found in kinds:
-        if found:
-            yield "\n".join([wrapped(title), *_numbered(found[:most])])
-        if len(found) > most:
-            yield wrapped(f"{len(found) - most} more gain less (--most {len(found)} or --json has them).")
+def _ranked(title: str, found: Sequence[Advised], most: int) -> Section | None:
+    if not found:
+        return None
+    parts: tuple[Part, ...] = (_numbered(found[:most]),)
+    if len(found) > most:
+        parts += (Text((f"{len(found) - most} more gain less (--most {len(found)} or --json has them).",)),)
+    return Section(title, parts)
+
+
+def _together(advice: Advice) -> Section | None:
+    """The changes to make one after the other, and all of them as one command."""
+    if not advice.together or (len(advice.together) == 1 and len(advice.together[0].sets) == 1):
+        return None
+    last = advice.together[-1]
+    gain = _gain(*before_and_after(advice.forecast, last.forecast), last.fits)
+    all_of_it = Items((Item(f"All of it: {gain}", commands(overrides(advice.run, last.run))),), numbered=False)
+    title = "Together, in this order; each compared with the one before it"
+    return Section(title, (_numbered(advice.together), all_of_it))
+
+
+def _remarks(advice: Advice) -> list[str]:
+    lines = []
     if not advice.alone:
-        yield wrapped(f"None of {advice.tried} changes that were predicted gains in {advice.goal}.")
-    if len(advice.together) > 1 or (advice.together and len(advice.together[0].sets) > 1):
-        last = advice.together[-1]
-        yield "\n".join(
-            [
-                "Together, in this order; each beside the one before it",
-                *_numbered(advice.together),
-                wrapped(f"All of it: {_figures_of(advice, last)}"),
-                *_sets(overrides(advice.run, last.run)),
-            ]
-        )
+        lines.append(f"None of {advice.tried} changes that were predicted gains in {advice.goal}.")
     if advice.forecast.fits is False and not any(each.fits for each in (*advice.alone, *advice.together)):
-        yield wrapped(_unfit(advice))
+        lines.append(_unfit(advice))
     if advice.run.cluster.count > 1 and advice.run.recipe.lora_rank is None:
-        yield wrapped(
-            "A layout is changed here by a factor of two at a time; `trainledger layouts` searches all of them."
-        )
+        lines.append("These change a layout by a factor of two at a time; `trainledger layouts` searches all of them.")
     tail = f"{advice.tried} changes were predicted one by one; {advice.refused} more break a rule of the run file."
     basis = advice.forecast.basis.get("step_seconds")
-    yield wrapped(tail + (f" Basis of the times: {basis}." if basis else ""))
+    return [*lines, tail + (f" Basis of the times: {basis}." if basis else "")]
 
 
 def _unfit(advice: Advice) -> str:
@@ -69,56 +84,38 @@ def _unfit(advice: Advice) -> str:
     return f"Nothing of this makes it fit: that takes {ways}a smaller model (trainledger fit)."
 
 
-def _now(advice: Advice) -> str:
-    return "\n".join(wrapped(each) for each in (*_as_it_is(advice), f"Ranked by what they gain in {advice.goal}."))
-
-
 def _as_it_is(advice: Advice) -> list[str]:
-    told = advice.forecast
+    forecast = advice.forecast
     parts = []
-    if told.total_seconds is not None:
-        parts.append(f"{format_seconds(told.total_seconds)} in all")
-    if told.step_seconds is not None:
-        parts.append(f"{format_seconds(told.step_seconds)} a step{on_one(advice.run, told)}")
-    if told.device_nbytes is not None:
-        holds = f"{format_nbytes(told.device_nbytes)} on the heaviest device"
-        if told.usable_nbytes is not None:
-            fits = "which fits in" if told.fits else "which does NOT fit in"
-            holds += f", {fits} {format_nbytes(told.usable_nbytes)}"
-        parts.append(holds)
+    if forecast.total_seconds is not None:
+        parts.append(f"{format_seconds(forecast.total_seconds)} in all")
+    if forecast.step_seconds is not None:
+        parts.append(f"{format_seconds(forecast.step_seconds)} a step{on_one(advice.run, forecast)}")
+    if forecast.device_nbytes is not None:
+        memory = f"{format_nbytes(forecast.device_nbytes)} on the heaviest device"
+        if forecast.usable_nbytes is not None:
+            fits = "which fits in" if forecast.fits else "which does NOT fit in"
+            memory += f", {fits} {format_nbytes(forecast.usable_nbytes)} of usable memory"
+        parts.append(memory)
     if not parts:
-        parts.append("no time and no memory are known of this machine")
-    lines = [f"Impossible {impossible(advice.run, told)}."] if told.impossible else []
+        parts.append("time and memory of this machine are not known")
+    lines = [f"Impossible {impossible(advice.run, forecast)}."] if forecast.impossible else []
     lines.append(f"{advice.run.model.name} as planned: {'; '.join(parts)}.")
-    if told.bottleneck is not None:
-        lines.append(sentence(told.bottleneck.sentence))
+    if forecast.bottleneck is not None:
+        lines.append(sentence(forecast.bottleneck.sentence))
     return lines
 
 
-def _numbered(found: Sequence[Advised]) -> Iterator[str]:
-    for at, each in enumerate(found, 1):
-        head = f"{at:>2}. "
-        told = f"{each.what}: {_figures(each.seconds, each.nbytes, each.fits)}"
-        if each.effect != SAME:
-            told += f"; {EFFECTS[each.effect]}"
-        if each.cost:
-            told += f"; {each.cost}"
-        lines = wrapped(told, WIDTH - len(head)).split("\n")
-        yield head + lines[0]
-        yield from (" " * len(head) + one for one in lines[1:])
-        yield from _sets(each.sets)
+def _numbered(found: Sequence[Advised]) -> Items:
+    def text(each: Advised) -> str:
+        effect = "" if each.effect == SAME else f"; {EFFECTS[each.effect]}"
+        cost = f"; {each.cost}" if each.cost else ""
+        return f"{each.what}: {_gain(each.seconds, each.nbytes, each.fits)}{effect}{cost}"
+
+    return Items(tuple(Item(text(each), commands(each.sets)) for each in found))
 
 
-def _figures_of(advice: Advice, last: Advised) -> str:
-    from trainledger.plan.advise import before_and_after
-
-    seconds, nbytes = before_and_after(advice.forecast, last.forecast)
-    return _figures(seconds, nbytes, last.fits)
-
-
-def _figures(
-    seconds: tuple[float | None, float | None], nbytes: tuple[int | None, int | None], fits: bool | None
-) -> str:
+def _gain(seconds: tuple[float | None, float | None], nbytes: tuple[int | None, int | None], fits: bool | None) -> str:
     parts = []
     if seconds[0] and seconds[1] is not None:
         share = format_percent(seconds[1] / seconds[0] - 1, signed=True)
@@ -133,31 +130,29 @@ def _figures(
     return ", ".join(parts)
 
 
-def _sets(sets: Sequence[str]) -> Iterator[str]:
-    """``--set`` lines to paste, several on a line as long as it is not too long."""
-    words = [f"--set {_quoted(each)}" for each in sets]
-    current = "   "
-    for at, word in enumerate(words):
-        end = " \\" if at + 1 < len(words) else ""
-        if len(current) + 1 + len(word) + len(end) > WIDTH and current.strip():
-            yield current + " \\"
-            current = "   "
-        current += f" {word}"
-    if current.strip():
-        yield current
+def _data(advice: Advice) -> dict[str, Any]:
+    forecast = advice.forecast
+    return {
+        "run": run_data(advice.run),
+        "goal": advice.goal,
+        **{name: getattr(forecast, name) for name in ("fits", "total_seconds", "step_seconds", "device_nbytes")},
+        "impossible": list(forecast.impossible),
+        "bottleneck": plain(forecast.bottleneck),
+        "alone": [_change_data(each) for each in advice.alone],
+        "together": [_change_data(each) for each in advice.together],
+        "tried": advice.tried,
+        "refused": advice.refused,
+    }
 
 
-def _quoted(each: str) -> str:
-    return each if all(one.isalnum() or one in "._=-,+" for one in each) else "'" + each.replace("'", "'\\''") + "'"
+def _change_data(each: Advised) -> dict[str, Any]:
+    data: dict[str, Any] = plain(each, more={Advised: ("faster", "smaller")}, less={Advised: ("run", "forecast")})
+    data["set"] = data.pop("sets")
+    return {**data, "means": EFFECTS[each.effect], "step_seconds": each.forecast.step_seconds}
 
 
-def about(advice: Advice) -> list[str]:
-    """What the page of the figure says above it: the run as it is."""
-    return [*of_run(advice.run), *_as_it_is(advice)]
-
-
-def figures(advice: Advice) -> dict[str, Figure]:
-    """Time against memory of every change that helps, numbered, and the way of those together."""
+def figures(advice: Advice, title: str) -> dict[str, Figure]:
+    """Time against memory of every change that helps, numbered, and the path of those together."""
     drawn = [each for each in advice.alone if each.seconds[1] is not None and each.nbytes[1] is not None]
     points = sorted(drawn, key=lambda each: each.effect == RESULT)  # as the text has them
     if not points:
@@ -173,10 +168,10 @@ def figures(advice: Advice) -> dict[str, Figure]:
     if way:
         x = [start / GIGA, *((each.nbytes[1] or 0) / GIGA for each in way)]
         y = [first / scale, *((each.seconds[1] or 0.0) / scale for each in way)]
-        told = ["as planned", *(" ".join(f"--set {one}" for one in each.sets) for each in way)]
+        texts = ["as planned", *(" ".join(f"--set {one}" for one in each.sets) for each in way)]
         data.append(
             {
-                "type": "scatter", "mode": "lines+markers", "name": "together, in order", "x": x, "y": y, "text": told,
+                "type": "scatter", "mode": "lines+markers", "name": "together, in order", "x": x, "y": y, "text": texts,
                 "line": {"color": "#999999", "dash": "dot"}, "marker": {"size": 6, "color": "#999999"},
                 "hovertemplate": "%{text}<extra></extra>",
             }
@@ -188,16 +183,15 @@ def figures(advice: Advice) -> dict[str, Figure]:
             "hovertemplate": "as planned<extra></extra>",
         }
     )  # fmt: skip
-    title = f"Changes of {advice.run.model.name}: time against memory"
     layout = arranged(
         title, "memory of the heaviest device (GB)", f"time ({unit})", height=450, hovermode="closest",
         meta={"key": [each.what for each in points]},
     )  # fmt: skip
-    held = [(each.nbytes[1] or 0) / GIGA for each in (*points, *way)] + [start / GIGA]
+    memory = [(each.nbytes[1] or 0) / GIGA for each in (*points, *way)] + [start / GIGA]
     if advice.forecast.usable_nbytes is not None:
-        gives = advice.forecast.usable_nbytes / GIGA
-        layout["xaxis"] |= {"range": around([*held, gives])}
-        mark(layout, "v", gives, f"{format_nbytes(advice.forecast.usable_nbytes)} usable")
+        usable = advice.forecast.usable_nbytes / GIGA
+        layout["xaxis"] |= {"range": around([*memory, usable])}
+        mark(layout, "v", usable, f"{format_nbytes(advice.forecast.usable_nbytes)} usable")
     return {title: {"data": data, "layout": layout}}
 
 

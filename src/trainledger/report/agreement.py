@@ -1,16 +1,20 @@
-"""Two ledgers of one step side by side: the closed form and the trace, which must tell the same."""
+"""The document of a closed form and a trace of the same step, which must agree."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from trainledger.document import shown, signed
+from trainledger.document import Amount, Document, Section, Table, Text, sections, signed
 from trainledger.ledger.entry import CATEGORIES
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import highest_by_category
-from trainledger.report.table import table
+from trainledger.report.peak import peak_data, peak_sections
+from trainledger.report.plain_data import plain, run_data
+from trainledger.report.traced import figures, uncounted
+from trainledger.spec.run import Run
 
 _NO_MODULE = "outside the model"  # clipping and the optimizer
 SPLITS = ("phase", "kind", "path", "category")
@@ -72,15 +76,49 @@ def agree(rows: list[Row]) -> bool:
     return not any(each.exact and each.difference for each in rows)
 
 
-def text(rows: list[Row], heading: str = "") -> str:
-    """The rows as a table of at most 80 columns."""
-    cells = []
-    for each in rows:
-        name = f"- {each.name}" if each.part_of else each.name
-        cells.append([name, shown(each.predicted, each.unit), shown(each.traced, each.unit), difference(each)])
-    if heading == "category":
-        heading = "category at its most"
-    return table([heading, "closed form", "trace", "difference"], cells, align="lrrr")
+def document(
+    run: Run,
+    predicted: Ledger,
+    traced: Ledger,
+    *,
+    by: str = "",
+    top: int = 15,
+    tensors: bool = False,
+) -> Document:
+    """The totals of both side by side, one split, and with ``tensors`` what is live at the trace's peak."""
+    rows = compare(predicted, traced)
+    parts = split(predicted, traced, by) if by else []
+    operations = sum(each.times for each in traced)
+    remarks = (*traced.notes, *uncounted(traced))
+    wrong = "The two differ where they must not: one of them is wrong about this model."
+    return Document(
+        title=run.model.name,
+        sections=sections(
+            Section("", (Text((f"One optimizer step of {run.model.name}: {operations:,} operations traced",)),)),
+            Section("", (table_of(rows),)),
+            Section("", (table_of(parts, by),)) if parts else None,
+            *(Section("", (Text((each,)),)) for each in remarks),
+            *(peak_sections(traced, top) if tensors else ()),
+            None if agree(rows) else Section("", (Text((wrong,)),)),
+        ),
+        data=lambda: {
+            "run": run_data(run), "equal": agree(rows), "rows": _data(rows), "operations": operations,
+            "uncounted": dict(traced.uncounted), "by": _data(parts),
+            **({"tensors": peak_data(traced)} if tensors else {}),
+        },
+        figures=lambda: figures(traced),
+    )  # fmt: skip
+
+
+def table_of(rows: Sequence[Row], heading: str = "") -> Table:
+    """The rows as a table."""
+    cells = tuple(
+        (f"- {each.name}" if each.part_of else each.name, Amount(each.predicted, each.unit),
+         Amount(each.traced, each.unit), difference(each))
+        for each in rows
+    )  # fmt: skip
+    first = "category at its most" if heading == "category" else heading
+    return Table(heading or "totals", (first, "closed form", "trace", "difference"), cells, align="lrrr")
 
 
 def difference(row: Row) -> str:
@@ -91,6 +129,5 @@ def difference(row: Row) -> str:
     return signed(Fraction(row.difference), row.unit) + share
 
 
-def to_json(rows: list[Row]) -> list[dict[str, Any]]:
-    """The rows for programs."""
-    return [{**vars(each), "difference": each.difference} for each in rows]
+def _data(rows: Sequence[Row]) -> Any:
+    return plain(rows, more={Row: ("difference",)})

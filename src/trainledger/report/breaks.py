@@ -1,77 +1,85 @@
-"""What breaks when a run grows, for a terminal of 80 columns and as a figure."""
+"""The document of what breaks first when a run grows, along each axis, and what to do then."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from math import log10
+from typing import Any
 
-from trainledger.document import Figure
+from trainledger.document import Document, Figure, Section, Table, Text, sections, shown
 from trainledger.plan.breaks import RULE, Along, Break, Breaks
 from trainledger.plan.longer_context import ContextRanks
 from trainledger.report.heading import of_run
+from trainledger.report.plain_data import plain, run_data
 from trainledger.report.style import COLOURS, GREY, arranged
-from trainledger.report.table import sentence, table, wrapped
-from trainledger.units import counted, format_count, format_nbytes, format_percent
+from trainledger.report.table import sentence
+from trainledger.units import counted
 
-_SHOW: dict[str, Callable[[float], str]] = {
-    "nbytes": format_nbytes, "tokens": lambda value: f"{format_count(value)} tokens", "share": format_percent,
-    "passes": lambda value: f"{value:.3g} passes",
-}  # fmt: skip
 _ORDER = ("first", "second", "third")
 _NOT_KNOWN = {
-    "device memory": "what the device's memory is",
-    "exposed communication": "communication (one device, or no step time)",
-    "pipeline bubble": "the bubble (no step time)",
+    "device memory": "device memory (its size is not known)",
+    "exposed communication": "exposed communication (one device, or no step time)",
+    "pipeline bubble": "the pipeline bubble (no step time)",
     "data throughput": "waiting for data (no time of the run)",
     "failures": "checkpoints and failures (no time of the run)",
-    "dataset exhausted": "how many tokens there are (--unique-tokens)",
+    "dataset exhausted": "the size of the dataset (--unique-tokens)",
     "repetition": "",
 }
 
 
-def text(found: Breaks) -> str:
-    """All of it."""
-    return "\n\n".join(_parts(found))
-
-
-def _parts(found: Breaks) -> Iterator[str]:
-    for now in found.already:
-        yield _sentence(f"Broken already, as planned: {now.limit}. {_figures(now)}. What to do: {now.remedy}")
-    for each in found.along:
-        yield _along(each, "nothing else" if found.already else "nothing")
+def document(found: Breaks) -> Document:
+    """What is broken already, what breaks along each axis, the remedies, and what could not be judged."""
+    already = tuple(sentence(f"Broken already, as planned: {_broken(each)}. What to do: {each.remedy}")
+                    for each in found.already)  # fmt: skip
     remedies = {one.limit: one.remedy for each in found.along for one in each.breaks if one.limit != RULE}
-    if remedies:
-        yield "\n".join(["What to do", *(_sentence(f"{name}: {remedy}") for name, remedy in remedies.items())])
-    missing = [_NOT_KNOWN.get(each, each) for each in found.unknown]
-    if any(missing):
-        yield _sentence(f"Not judged, because it is not known: {'; '.join(each for each in missing if each)}")
+    missing = [each for each in (_NOT_KNOWN.get(name, name) for name in found.unknown) if each]
+    return Document(
+        title=f"What breaks when {found.run.model.name} grows",
+        sections=sections(
+            *(Section("", (Text((each,)),)) for each in already),
+            *(_along(each, "nothing else" if found.already else "nothing") for each in found.along),
+            Section("What to do", (Text(tuple(sentence(f"{name}: {each}") for name, each in remedies.items())),))
+            if remedies else None,
+            Section("", (Text((sentence(f"Not judged, as it is not known: {'; '.join(missing)}"),)),))
+            if missing else None,
+        ),
+        about=(*of_run(found.run), *(f"Broken already, as planned: {_broken(each)}." for each in found.already)),
+        data=lambda: _data(found),
+        figures=lambda: figures(found),
+    )  # fmt: skip
 
 
-def _along(each: Along, nothing: str) -> str:
+def _broken(each: Break) -> str:
+    return f"{each.limit}. {_figures(each)}"
+
+
+def _along(each: Along, nothing: str) -> Section:
     title = f"{each.axis}: {each.field} from {each.start:,}"
     if each.carries:
         title += f"; with it {each.carries}"
     if not each.breaks:
-        return "\n".join([wrapped(title), f"  {nothing} breaks up to {each.reached:,}", *_layout(each)])
-    rows = [
-        [
-            _ORDER[at] if at < len(_ORDER) else f"{at + 1}th", one.limit, _holds(one), f"{one.breaks:,}",
-            f"{one.factor:.3g}x", _figures(one),
-        ]
+        return Section(title, (Text((f"  {nothing} breaks up to {each.reached:,}", *_layout(each))),))
+    rows = tuple(
+        (
+            _ORDER[at] if at < len(_ORDER) else f"{at + 1}th", one.limit, one.holds or "-", one.breaks, one.factor,
+            _figures(one),
+        )
         for at, one in enumerate(each.breaks)
-    ]  # fmt: skip
-    lines = [wrapped(title), table(["", "breaks", "holds at", "not at", "grown", "why"], rows, align="llrrrl")]
-    lines += [_sentence(one.remedy) for one in each.breaks if one.limit == RULE and one.remedy]
-    lines += [_sentence(_cure(one, one.cure)) for one in each.breaks if one.cure is not None]
+    )  # fmt: skip
+    columns = ("", "breaks", "holds at", "not at", "grown", "why")
+    units = ("", "", "integer", "integer", "factor")
+    lines = [sentence(one.remedy) for one in each.breaks if one.limit == RULE and one.remedy]
+    lines += [sentence(_cure(one, one.cure)) for one in each.breaks if one.cure is not None]
     if len(each.breaks) < len(_ORDER) and each.reached > each.start:
-        lines.append(_sentence(f"nothing else up to {each.reached:,}"))
-    return "\n".join([*lines, *_layout(each)])
+        lines.append(f"Nothing else up to {each.reached:,}.")
+    lines += _layout(each)
+    found = Table(each.axis, columns, rows, units=units, align="llrrrl")
+    return Section(title, (found, Text(tuple(lines))) if lines else (found,))
 
 
 def _layout(each: Along) -> list[str]:
     """The layout at the largest value, where it is not the planned one."""
     sets = " ".join(f"--set {one}" for one in each.layout)
-    return [_sentence(f"at {each.reached:,} the search takes {sets}")] if sets else []
+    return [sentence(f"at {each.reached:,} the search takes {sets}")] if sets else []
 
 
 def _cure(each: Break, cure: ContextRanks) -> str:
@@ -80,36 +88,37 @@ def _cure(each: Break, cure: ContextRanks) -> str:
     return f"{each.limit}: context ranks hold it up to {cure.holds:,}, on {counted(cure.devices, 'device')}: {sets}"
 
 
-def _holds(each: Break) -> str:
-    return f"{each.holds:,}" if each.holds else "-"
-
-
 def _figures(each: Break) -> str:
-    """What is compared: as planned, then, and the most."""
+    """What is compared: as planned, when grown, and the most."""
     if each.limit == RULE or each.planned is None or each.after is None or each.most is None:
         return each.why
-    show = _SHOW[each.unit]
+    planned, after, most = (shown(value, each.unit) for value in (each.planned, each.after, each.most))
     grown = each.why.partition("; ")[2]
     more = f"; {grown}" if grown else ""
     if not each.axis:
-        most = f"of {show(each.most)} at most" if each.most else "and should be none"
-        return f"{show(each.after)}, {most} ({each.basis}): {each.why}"
-    most = f"at most {show(each.most)}" if each.most else "should be none"
-    return f"{show(each.planned)} to {show(each.after)}, {most}, {each.basis}{more}"
+        limit = f"of {most} at most" if each.most else "and should be none"
+        return f"{after}, {limit} ({each.basis}): {each.why}"
+    limit = f"at most {most}" if each.most else "should be none"
+    return f"{planned} to {after}, {limit}, {each.basis}{more}"
 
 
-def _sentence(words: str) -> str:
-    return wrapped(sentence(words))
+def _data(found: Breaks) -> dict[str, Any]:
+    return {
+        "run": run_data(found.run),
+        "already": [_break_data(each) for each in found.already],
+        "along": [plain(each) | {"breaks": [_break_data(one) for one in each.breaks]} for each in found.along],
+        "not_judged": list(found.unknown),
+    }
 
 
-def about(found: Breaks) -> list[str]:
-    """What the page of the figure says above it: the run as planned, and what it does not keep within already."""
-    already = [f"Broken already, as planned: {each.limit}. {_figures(each)}." for each in found.already]
-    return [*of_run(found.run), *already]
+def _break_data(each: Break) -> dict[str, Any]:
+    data: dict[str, Any] = plain(each, more={Break: ("factor",)} if each.axis else None)
+    data["set"] = data.pop("changes")
+    return data
 
 
 def figures(found: Breaks) -> dict[str, Figure]:
-    """How far each thing can grow before it breaks, by title."""
+    """How far each axis can grow before which limit breaks, by title."""
     names = list(dict.fromkeys(one.limit for each in found.along for one in each.breaks))
     if not names:
         return {}
@@ -126,8 +135,10 @@ def figures(found: Breaks) -> dict[str, Figure]:
                 "text": [f"{one.breaks:,}" for _, one in points], "textposition": sides, "cliponaxis": False,
                 "marker": {"size": 13, "color": COLOURS[at % len(COLOURS)], "symbol": at % 8},
                 "textfont": {"size": 11, "color": GREY},
-                "customdata": [[one.limit, one.field, _holds(one), f"{one.breaks:,}", _figures(one)]
-                               for _, one in points],
+                "customdata": [
+                    [one.limit, one.field, f"{one.holds:,}" if one.holds else "-", f"{one.breaks:,}", _figures(one)]
+                    for _, one in points
+                ],
                 "hovertemplate": "<b>%{customdata[0]}</b><br>%{customdata[1]}: holds at %{customdata[2]}, "
                                  "not at %{customdata[3]}<br>%{customdata[4]}<extra></extra>",
             }

@@ -1,134 +1,154 @@
-"""Two plans side by side, for a terminal of 80 columns and as figures."""
+"""The document of two plans compared: what they say differently, what they cost, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainledger.document import Figure
+from trainledger.document import Amount, Cell, Document, Figure, Section, Table, Text, sections, shown, signed
 from trainledger.plan.compare import ROUNDING, Comparison, Part, Row, reasons
 from trainledger.report.heading import of_run
+from trainledger.report.plain_data import plain, run_data
 from trainledger.report.style import COLOURS, above_bars, around, arranged, folded, height_of, mark
-from trainledger.report.table import sentence, table, wrapped
-from trainledger.units import (
-    GIGA,
-    counted,
-    format_count,
-    format_flops,
-    format_nbytes,
-    format_percent,
-    format_seconds,
-)
+from trainledger.report.table import sentence
+from trainledger.units import GIGA, counted, format_nbytes, format_percent
 
 _NANO = 1e-9
-_SHOW: dict[str, Callable[[float], str]] = {
-    "count": lambda value: f"{value:,}" if abs(value) < 10**9 else format_count(value),
-    "flops": format_flops, "nbytes": format_nbytes, "seconds": format_seconds, "share": format_percent,
-    "rate": lambda value: f"{value:,.0f}",
-    "amount": lambda value: f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}",
-}  # fmt: skip
+_NAMES = ("a", "b")
 
 
-def text(found: Comparison, names: Sequence[str] = ("a", "b")) -> str:
-    """All of it; ``names`` are what the two are called."""
-    return "\n\n".join(_parts(found, names))
-
-
-def _parts(found: Comparison, names: Sequence[str]) -> Iterator[str]:
-    yield "\n".join(wrapped(f"{letter}: {name}") for letter, name in zip("ab", names, strict=True))
+def document(found: Comparison, *, names: Sequence[str] = _NAMES) -> Document:
+    """Both runs; ``names`` are what they are called."""
+    called = Section("", (Text(tuple(f"{letter}: {name}" for letter, name in zip("ab", names, strict=True))),))
     if not found.fields:
-        yield "The two runs are alike in every field."
-        return
-    yield table(["field", "a", "b"], [[each.field, _value(each.a), _value(each.b)] for each in found.fields])
-    yield table(["", "a", "b", "b less a", ""], [_row(each) for each in found.rows], align="lrrrr")
-    if found.times:
-        yield _split(f"Time of {found.of}", found.times, lambda value: format_seconds(value * _NANO))
-    if found.memory:
-        yield _split("Memory of the heaviest device", found.memory, format_nbytes)
-    yield "\n".join(_sentences(found))
+        body = [Section("", (Text(("The two runs have the same value in every field.",)),))]
+    else:
+        fields = tuple((each.field, _value(each.a), _value(each.b)) for each in found.fields)
+        rows = tuple(_row(each) for each in found.rows)
+        body = [
+            Section("", (Table("fields", ("field", "a", "b"), fields),)),
+            Section("", (Table("costs", ("", "a", "b", "b - a", ""), rows, align="lrrrr"),)),
+            *([_split(f"Time of {found.of}", found.times, "nanoseconds")] if found.times else []),
+            *([_split("Memory of the heaviest device", found.memory, "nbytes")] if found.memory else []),
+            Section("", (Text(tuple(sentence(each) for each in _sentences(found))),)),
+        ]
+    return Document(
+        title="Two runs compared",
+        sections=sections(called, *body),
+        about=tuple(about(found, names)),
+        data=lambda: {"a": names[0], "b": names[1], **_data(found)},
+        figures=lambda: figures(found, names),
+    )
 
 
 def _value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _row(each: Row) -> list[str]:
-    show = _SHOW[each.unit]
-    difference = each.difference
-    more = "" if difference is None else _signed(difference, show)
-    if each.unit == "share":
-        more = more.replace("%", "points")  # of shares; a percentage would be of one of them
-    relative = ""
-    if difference is not None and each.a and each.unit != "share":
-        relative = format_percent(difference / each.a, signed=True)
-    return [each.name, "" if each.a is None else show(each.a), "" if each.b is None else show(each.b), more, relative]
+def _amount(value: float | None, unit: str) -> Cell:
+    """A number of a row; a count that is small enough in all its digits."""
+    if value is None:
+        return None
+    return Amount(value, "integer" if unit == "count" and abs(value) < 10**9 else unit)
 
 
-def _signed(value: float, show: Callable[[float], str]) -> str:
-    shown = show(abs(value))
-    if not any(each in "123456789" for each in shown):  # nothing, or less than is shown
-        return shown if value else "0"
-    return ("+" if value > 0 else "-") + shown
+def _row(each: Row) -> tuple[Cell, ...]:
+    difference, relative, more = each.difference, "", ""
+    if difference is not None:
+        cell = _amount(difference, each.unit)
+        assert isinstance(cell, Amount)
+        more = signed(cell.value, cell.unit)
+        if each.unit == "share":
+            more = more.replace("%", "points")  # of shares; a percentage would be of one of them
+        elif each.a:
+            relative = format_percent(difference / each.a, signed=True)
+    return each.name, _amount(each.a, each.unit), _amount(each.b, each.unit), more, relative
 
 
-def _split(title: str, parts: tuple[Part, ...], show: Callable[[float], str]) -> str:
-    rows = [[each.name, *_cells(each.a, each.b, show)] for each in parts if each.a or each.b]
-    rows.append(["in all", *_cells(sum(each.a for each in parts), sum(each.b for each in parts), show)])
-    return f"{title}\n" + table(["", "a", "b", "b less a"], rows, align="lrrr")
-
-
-def _cells(a: int, b: int, show: Callable[[float], str]) -> list[str]:
-    return [_signed(a, show).lstrip("+"), _signed(b, show).lstrip("+"), _signed(b - a, show)]
+def _split(title: str, parts: tuple[Part, ...], unit: str) -> Section:
+    whole = Part("in all", sum(each.a for each in parts), sum(each.b for each in parts))
+    rows = tuple(
+        (each.name, signed(each.a, unit).lstrip("+"), signed(each.b, unit).lstrip("+"), signed(each.difference, unit))
+        for each in (*(each for each in parts if each.a or each.b), whole)
+    )
+    return Section(title, (Table(title, ("", "a", "b", "b - a"), rows, align="lrrr"),))
 
 
 def _sentences(found: Comparison) -> Iterator[str]:
-    """Why: the largest differences that make up the whole one."""
+    """Why: the largest differences that make up the whole one, and what qualifies the comparison."""
+    a, b = found.forecast_a, found.forecast_b
     if found.times:
-        yield _why("takes", "less", "longer", found.times, lambda value: format_seconds(value * _NANO), found.of)
+        yield _why(found.of, "takes", ("less", "longer", "long"), found.times, "nanoseconds")
     if found.memory:
-        yield _why("holds", "less", "more", found.memory, format_nbytes, "the heaviest device")
-    for letter, told in (("a", found.forecast_a), ("b", found.forecast_b)):
-        if told.impossible:
-            why = f"{letter} is impossible without a [layout]: {'; '.join(told.impossible)}"
-            yield wrapped(sentence(f"{why}; its step and its tokens/s are of one device alone"))
-        if told.fits is False:
-            yield wrapped(sentence(f"{letter} does NOT fit in the memory of its device"))
-        if told.step_seconds is None and told.notes:
-            yield wrapped(sentence(f"{letter}: {told.notes[0]}"))
-    without = [told.interruptions is None for told in (found.forecast_a, found.forecast_b)]
-    if found.times and without[0] != without[1] and None not in (found.forecast_a.goodput, found.forecast_b.goodput):
+        yield _why("the heaviest device", "needs", ("less", "more", "much"), found.memory, "nbytes")
+    for letter, forecast in zip("ab", (a, b), strict=True):
+        if forecast.impossible:
+            why = f"{letter} is impossible without a [layout]: {'; '.join(forecast.impossible)}"
+            yield f"{why}; its step and its tokens/s are of one device alone"
+        if forecast.fits is False:
+            yield f"{letter} does NOT fit in the memory of its device"
+        if forecast.step_seconds is None and forecast.notes:
+            yield f"{letter}: {forecast.notes[0]}"
+    without = [forecast.interruptions is None for forecast in (a, b)]
+    if found.times and without[0] != without[1] and None not in (a.goodput, b.goodput):
         letter = "a" if without[0] else "b"
-        why = "as of its device no rate is known (cluster.mtbf_device_hours says yours)"
-        what = "its goodput, days and bill are too good beside the other's"
-        yield wrapped(sentence(f"interruptions are not in {letter}, {why}: {what}"))
-    bases = {told.basis.get("step_seconds", "") for told in (found.forecast_a, found.forecast_b)} - {""}
+        yield (
+            f"{letter} has no interruptions in it, as its device's rate of failures is not known "
+            "(cluster.mtbf_device_hours sets it): its goodput, days and cost look better than they are"
+        )
+    bases = {forecast.basis.get("step_seconds", "") for forecast in (a, b)} - {""}
     if bases:
-        yield wrapped(sentence(f"basis of the times: {' and '.join(sorted(bases))}"))
+        yield f"basis of the times: {' and '.join(sorted(bases))}"
     if len(bases) > 1 and "bound" in bases:
-        letter, other = ("a", "b") if found.forecast_a.basis["step_seconds"] == "bound" else ("b", "a")
-        why = f"what its device allows at best, where {other}'s is what programs reach"
-        yield wrapped(sentence(f"{letter}'s time is only a bound, {why}: their difference is no comparison of the two"))
+        letter, other = ("a", "b") if a.basis["step_seconds"] == "bound" else ("b", "a")
+        yield (
+            f"{letter}'s time is only a lower bound, what its device allows at best, and {other}'s is what programs "
+            "reach: their difference does not compare the two"
+        )
 
 
-def _why(verb: str, less: str, more: str, parts: tuple[Part, ...], show: Callable[[float], str], of: str) -> str:
-    change = sum(each.difference for each in parts)
-    before = sum(each.a for each in parts)
-    within = ROUNDING * before if verb == "takes" else 0  # bytes are exact
+def _why(of: str, verb: str, words: tuple[str, str, str], parts: tuple[Part, ...], unit: str) -> str:
+    less, more, same = words
+    change, before = sum(each.difference for each in parts), sum(each.a for each in parts)
+    within = ROUNDING * before if unit == "nanoseconds" else 0  # bytes are exact
     causes = [each for each in reasons(parts) if abs(each.difference) > within]
-    listed = ", ".join(f"{each.name} {_signed(each.difference, show)}" for each in causes[:4])
-    rest = causes[4:]
-    if rest:
-        left = _signed(sum(each.difference for each in rest), show)
-        listed += f", {counted(len(rest), 'other')} {left}"
+    listed = ", ".join(f"{each.name} {signed(each.difference, unit)}" for each in causes[:4])
+    if rest := causes[4:]:
+        listed += f", {counted(len(rest), 'other')} {signed(sum(each.difference for each in rest), unit)}"
     if abs(change) <= within:
-        told = f"{of}: b {verb} as {'long' if verb == 'takes' else 'much'} as a"
+        text = f"{of}: b {verb} as {same} as a"
     else:
         share = f" ({format_percent(change / before, signed=True)})" if before else ""
-        told = f"{of}: b {verb} {show(abs(change))} {less if change < 0 else more} than a{share}"
-    return wrapped(sentence(told + (f": {listed}" if listed else "")))
+        text = f"{of}: b {verb} {shown(abs(change), unit)} {less if change < 0 else more} than a{share}"
+    return text + (f": {listed}" if listed else "")
 
 
-def figures(found: Comparison, names: Sequence[str] = ("a", "b")) -> dict[str, Figure]:
+def _data(found: Comparison) -> dict[str, Any]:
+    a, b = found.forecast_a, found.forecast_b
+    return {
+        "run": {"a": run_data(found.a), "b": run_data(found.b)},
+        "fields": plain(found.fields),
+        "rows": plain(found.rows, more={Row: ("difference",)}),
+        "fits": {"a": a.fits, "b": b.fits},
+        "time_of": found.of,
+        "nanoseconds": _parts_data(found.times),
+        "memory_nbytes": _parts_data(found.memory),
+        "basis": {"a": a.basis, "b": b.basis},
+        "notes": {"a": list(a.notes), "b": list(b.notes)},
+    }
+
+
+def _parts_data(parts: tuple[Part, ...]) -> dict[str, Any]:
+    whole = Part("", sum(each.a for each in parts), sum(each.b for each in parts))
+    return {
+        "parts": plain(parts, more={Part: ("difference",)}),
+        "a": whole.a,
+        "b": whole.b,
+        "difference": whole.difference,
+    }
+
+
+def figures(found: Comparison, names: Sequence[str] = _NAMES) -> dict[str, Figure]:
     """The causes of the time and the categories of memory, a beside b, by title."""
     drawn = {}
     if found.times:
@@ -146,32 +166,34 @@ def figures(found: Comparison, names: Sequence[str] = ("a", "b")) -> dict[str, F
 
 
 def _draw_devices(figure: Figure, found: Comparison) -> None:
-    """What the devices give where one side does not fit."""
-    layout, told = figure["layout"], (found.forecast_a, found.forecast_b)
-    if all(each.fits is not False for each in told):
+    """The usable memory of the devices where one side does not fit."""
+    layout, forecasts = figure["layout"], (found.forecast_a, found.forecast_b)
+    if all(each.fits is not False for each in forecasts):
         return
-    gives: dict[int, list[str]] = {}
-    for letter, each in zip("ab", told, strict=True):
+    usable: dict[int, list[str]] = {}
+    for letter, each in zip("ab", forecasts, strict=True):
         if each.usable_nbytes is not None:
-            gives.setdefault(each.usable_nbytes, []).append(letter)
+            usable.setdefault(each.usable_nbytes, []).append(letter)
     reach = [each for side in figure["data"] for each in side["x"]]
-    layout["xaxis"] |= {"range": around([0.0, *reach, *(each / GIGA for each in gives)])}
-    for nbytes, letters in gives.items():
-        whose = "" if len(letters) == len(told) else f"{letters[0]}: "
+    layout["xaxis"] |= {"range": around([0.0, *reach, *(each / GIGA for each in usable)])}
+    for nbytes, letters in usable.items():
+        whose = "" if len(letters) == len(forecasts) else f"{letters[0]}: "
         mark(layout, "v", nbytes / GIGA, f"{whose}{format_nbytes(nbytes)} usable")
 
 
-def about(found: Comparison, names: Sequence[str] = ("a", "b")) -> list[str]:
+def about(found: Comparison, names: Sequence[str] = _NAMES) -> list[str]:
     """What the page of the figures says above them: both runs, and whether each fits its device."""
     lines = []
-    for letter, name, run, told in zip(
+    for letter, name, run, forecast in zip(
         "ab", names, (found.a, found.b), (found.forecast_a, found.forecast_b), strict=True
     ):
         lines += [f"{letter}: {name}", "; ".join(of_run(run))]
-        if told.device_nbytes is not None and told.usable_nbytes is not None:
-            fits = "fits" if told.fits else "does NOT fit"
-            needs = format_nbytes(told.device_nbytes)
-            lines.append(f"{letter} {fits}: {needs} in its heaviest device, of {format_nbytes(told.usable_nbytes)}")
+        if forecast.device_nbytes is not None and forecast.usable_nbytes is not None:
+            fits = "fits" if forecast.fits else "does NOT fit"
+            needs = format_nbytes(forecast.device_nbytes)
+            lines.append(
+                f"{letter} {fits}: {needs} on its heaviest device, of {format_nbytes(forecast.usable_nbytes)} usable"
+            )
     return lines
 
 
@@ -183,7 +205,7 @@ def _bars(title: str, unit: str, parts: tuple[Part, ...], names: Sequence[str], 
             "type": "bar", "orientation": "h", "name": folded(f"{letter}: {name}"), "y": [each.name for each in shown],
             "x": [getattr(each, letter) * scale for each in shown], "marker": {"color": COLOURS[at]},
             "customdata": [each.difference * scale for each in shown],
-            "hovertemplate": f"%{{y}}: %{{x:.4g}} {unit}<br>b less a: %{{customdata:+.4g}} {unit}<extra></extra>",
+            "hovertemplate": f"%{{y}}: %{{x:.4g}} {unit}<br>b - a: %{{customdata:+.4g}} {unit}<extra></extra>",
         }
         for at, (letter, name) in enumerate(zip("ab", names, strict=True))
     ]  # fmt: skip

@@ -1,36 +1,103 @@
-"""An explained account for a terminal of 80 columns."""
+"""The document of an explained account: every line with its formula, its numbers and its source."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainledger.report.table import table, wrapped
-from trainledger.units import (
-    counted,
-    format_count,
-    format_flops,
-    format_flops_per_second,
-    format_nbytes,
-    format_seconds,
-)
+from trainledger.document import Amount, Cell, Document, Section, Table, Term, Terms, Text, sections
+from trainledger.explain.account import Part
+from trainledger.explain.envelope import Envelope
+from trainledger.predict.utilization import RooflineRow
+from trainledger.report.heading import heading
+from trainledger.report.plain_data import plain, run_data
+from trainledger.spec.run import Run
+from trainledger.units import counted, format_nbytes, format_seconds
 
-if TYPE_CHECKING:
-    from trainledger.explain.account import Line, Part
-    from trainledger.explain.envelope import Envelope
-    from trainledger.predict.utilization import RooflineRow
-
-SHOW: dict[str, Callable[[float], str]] = {
-    "memory": format_nbytes, "flops": format_flops, "parameters": format_count, "time": format_seconds,
-}  # fmt: skip
-UNITS = {"memory": "nbytes", "flops": "flops", "parameters": "parameters", "time": "seconds"}
-WIDTH = 80
+UNITS = {"memory": "nbytes", "flops": "flops", "parameters": "count", "time": "seconds"}
+_KEYS = UNITS | {"parameters": "parameters"}
 
 
-def account(what: str, parts: tuple[Part, ...], legend: Mapping[str, tuple[int, str]]) -> str:
-    """All lines of the parts under a legend of the symbols."""
-    return "\n\n".join([*_legend(legend), *("\n".join(_part(part, SHOW[what])) for part in parts)])
+def document(
+    run: Run,
+    backend: str,
+    what: str,
+    parts: Sequence[Part],
+    *,
+    symbols: Mapping[str, tuple[int, str]] | None = None,
+    stage: int = 0,
+) -> Document:
+    """All lines of an account of memory, flops or parameters; ``symbols`` are the numbers and meanings of letters."""
+    symbols = symbols or {}
+    whole = "the whole model" if what == "parameters" else f"a rank of stage {stage}"
+    letters = tuple((name, value, means) for name, (value, means) in symbols.items())
+    legend = Table("symbols", ("symbol", "value", "meaning"), letters, units=("", "integer"))
+    return Document(
+        title=f"{what} of {run.model.name}",
+        sections=sections(
+            *_whose(run, backend, f"Of {run.layout.devices:,} devices, {whole}."),
+            Section("", (legend,)) if letters else None,
+            *(_terms(part, UNITS[what]) for part in parts),
+        ),
+        data=lambda: {
+            "account": what, "run": run_data(run),
+            "symbols": {name: value for name, (value, _) in symbols.items()}, "parts": _parts_data(what, parts),
+        },
+    )  # fmt: skip
+
+
+def time_document(
+    run: Run,
+    backend: str,
+    parts: Sequence[Part],
+    rows: Sequence[RooflineRow],
+    *,
+    top: int,
+) -> Document:
+    """A step by cause, its roofline by kind of operation, and its ``top`` longest operations."""
+    shown, others = longest(parts[1:], top)
+    ranks = f"Of {run.layout.devices:,} devices: operations are those of a rank of the slowest stage."
+    return Document(
+        title=f"time of {run.model.name}",
+        sections=sections(
+            *_whose(run, backend, ranks),
+            *(_terms(part, "seconds") for part in parts[:1]),
+            Section("", (roofline(rows),)),
+            *(_terms(part, "seconds") for part in shown),
+            Section("", (Text(others),)) if others else None,
+        ),
+        data=lambda: {
+            "account": "time", "run": run_data(run), "symbols": {}, "parts": _parts_data("time", parts),
+            "roofline": plain(rows),
+        },
+    )  # fmt: skip
+
+
+def envelope_document(run: Run, backend: str, found: Envelope, means: str, *, stage: int = 0) -> Document:
+    """The peak over one size, its parts as expressions, and the largest size that fits."""
+    name = found.symbol
+    pieces = []
+    for piece in found.pieces:
+        where = f"for all {name}" if len(found.pieces) == 1 else _range(name, piece.first, piece.last)
+        pieces.append(f"peak = {piece.formula}   ({where}, at {piece.at})")
+    categories = tuple(f"{category} = {formula}" for category, formula in found.categories.items())
+    return Document(
+        title=f"memory of {run.model.name} over {name}",
+        sections=sections(
+            *_whose(run, backend, f"Of {run.layout.devices:,} devices, a rank of stage {stage}."),
+            Section("", (Text((f"{name}: {means}; from {found.exact_from} on. All bytes.",)),)),
+            Section("", (Text(categories),)),
+            Section("", (Text(tuple(pieces)),)),
+            Section("", (Text((verdict(found),)),)) if found.memory_nbytes is not None else None,
+        ),
+        data=lambda: {"run": run_data(run), **plain(found)},
+    )
+
+
+def _whose(run: Run, backend: str, ranks: str) -> tuple[Section, ...]:
+    lines = (heading(run, backend),) if run.layout.alone else (heading(run, backend), ranks)
+    return tuple(Section("", (Text((each,)),)) for each in lines)
 
 
 def longest(parts: Sequence[Part], top: int) -> tuple[tuple[Part, ...], tuple[str, ...]]:
@@ -40,77 +107,37 @@ def longest(parts: Sequence[Part], top: int) -> tuple[tuple[Part, ...], tuple[st
     if not left:
         return tuple(parts), ()
     shown = tuple(replace(part, lines=tuple(each for each in part.lines if id(each) in kept)) for part in parts)
-    took = format_seconds(sum(each.value for each in left))
-    return shown, (f"{counted(len(left), 'other')}, {took} in all: --top {len(lines)} tells every one.",)
+    seconds = format_seconds(sum(each.value for each in left))
+    return shown, (f"{counted(len(left), 'other')}, {seconds} in all: --top {len(lines)} lists every one.",)
 
 
-def roofline(rows: Sequence[RooflineRow]) -> str:
+def roofline(rows: Sequence[RooflineRow]) -> Table:
     """What each kind of operation computes for a byte, where its format's ridge is, and what it reaches.
 
     "waiting" is the device's, for the program to launch what comes next.
     """
-    body = [
-        [
-            _operations(each), f"{each.intensity:,.3g}",
-            "" if each.ridge is None else f"{each.ridge:,.0f}", each.bound,
-            format_flops_per_second(each.flops_per_second) if each.ridge is not None else
-            f"{format_nbytes(each.bytes_per_second)}/s" if each.nbytes else "",
-            format_seconds(each.seconds), f"{each.share:.1%}",
-        ]
-        for each in rows
-    ]  # fmt: skip
-    columns = ["operations", "FLOP/byte", "ridge", "bound by", "reached", "time", "share"]
-    return table(columns, body, align="lrrlrrr")
+    columns = ("operations", "FLOP/byte", "ridge", "bound by", "reached", "time", "share")
+    units = ("", "ratio", "rate", "", "", "seconds", "share")
+    return Table("roofline", columns, tuple(_roofline_row(each) for each in rows), units=units, align="lrrlrrr")
 
 
-def _operations(row: RooflineRow) -> str:
-    waits = row.kind == "unknown" and row.bound == "overhead"  # a step's entry of its own: `predict.step`
-    return "waiting" if waits else f"{row.kind} {row.dtype}".strip()
+def _roofline_row(each: RooflineRow) -> tuple[Cell, ...]:
+    reached: Cell = Amount(each.bytes_per_second, "nbytes_per_second") if each.nbytes else None
+    if each.ridge is not None:
+        reached = Amount(each.flops_per_second, "flops_per_second")
+    waits = each.kind == "unknown" and each.bound == "overhead"  # a step's entry of its own: `predict.step`
+    name = "waiting" if waits else f"{each.kind} {each.dtype}".strip()
+    return name, each.intensity, each.ridge, each.bound, reached, each.seconds, each.share
 
 
-def _legend(legend: Mapping[str, tuple[int, str]]) -> Iterator[str]:
-    if legend:
-        yield table(["", "", "stands for"], [[name, f"{value:,}", means] for name, (value, means) in legend.items()])
+def _terms(part: Part, unit: str) -> Section:
+    terms = tuple(Term(each.what, each.value, each.basis, _formula(each), each.source) for each in part.lines)
+    return Section("", (Terms(part.title, part.total, terms, unit),))
 
 
-def _part(part: Part, show: Callable[[float], str]) -> Iterator[str]:
-    """The lines; a source that all of them have stands once, under the title."""
-    yield _between(part.title, show(part.total))
-    sources = {line.source for line in part.lines}
-    shared = len(part.lines) > 1 and len(sources) == 1
-    if shared:
-        yield wrapped(f"({sources.pop()})")
-    for line in part.lines:
-        yield from _line(line, show, with_source=not shared)
-
-
-def _line(line: Line, show: Callable[[float], str], with_source: bool) -> Iterator[str]:
-    yield _between(f"  {line.what}", f"{show(line.value)}  {line.basis}")
+def _formula(line: Any) -> str:
     numbers = f" = {line.numbers}" if line.numbers and line.numbers != line.formula else ""
-    for text in (f"{line.formula}{numbers}", *([line.source] if with_source else [])):
-        for each in wrapped(text, WIDTH - 6).split("\n"):
-            yield f"      {each}"
-
-
-def _between(left: str, right: str) -> str:
-    """Both in one line, the right one at the right edge; in two where they do not fit."""
-    if len(left) + len(right) + 2 <= WIDTH:
-        return left + right.rjust(WIDTH - len(left))
-    return "\n".join([*wrapped(left).split("\n"), right.rjust(WIDTH)])
-
-
-def envelope(found: Envelope, means: str) -> str:
-    """The peak over one size, its parts as expressions, and the largest that fits."""
-    name = found.symbol
-    lines = [f"{name}: {means}; from {found.exact_from} on. All bytes.", ""]
-    lines += [wrapped(f"{category} = {formula}") for category, formula in found.categories.items()]
-    lines.append("")
-    for piece in found.pieces:
-        where = f"for all {name}" if len(found.pieces) == 1 else _range(name, piece.first, piece.last)
-        lines.append(wrapped(f"peak = {piece.formula}   ({where}, at {piece.at})"))
-    if found.memory_nbytes is not None:
-        lines += ["", wrapped(verdict(found))]
-    return "\n".join(lines)
+    return f"{line.formula}{numbers}"
 
 
 def verdict(found: Envelope) -> str:
@@ -121,7 +148,7 @@ def verdict(found: Envelope) -> str:
     assert found.nbytes_at_largest is not None
     tensors = format_nbytes(found.nbytes_at_largest)
     if found.most is not None and found.largest > found.most:
-        return f"All {found.most:,} that the model has positions for fit in {memory} (and {found.largest:,} would)."
+        return f"All {found.most:,} positions of the model fit in {memory} ({found.largest:,} would)."
     return f"So at most {found.symbol} = {found.largest:,} in {memory}: {tensors} of tensors."
 
 
@@ -131,16 +158,12 @@ def _range(name: str, first: int, last: int | None) -> str:
     return f"{name} = {first}" if first == last else f"{first} <= {name} <= {last}"
 
 
-def to_json(what: str, parts: tuple[Part, ...]) -> list[dict[str, Any]]:
-    """The parts of an account as JSON takes them: what they come to is named by its unit, as in `UNITS`."""
-    unit = UNITS[what]
-    return [
-        {
-            "title": each.title,
-            unit: each.total,
-            "lines": [
-                {unit if name == "value" else name: of for name, of in vars(line).items()} for line in each.lines
-            ],
-        }
-        for each in parts
-    ]
+def _parts_data(what: str, parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """The parts of an account; amounts are named by their unit."""
+    key, data = _KEYS[what], plain(parts)
+    for part in data:
+        part[key] = part.pop("total")
+        for line in part["lines"]:
+            line[key] = line.pop("value")
+    found: list[dict[str, Any]] = data
+    return found

@@ -1,176 +1,210 @@
-"""What fits, for a terminal of 80 columns."""
+"""The document of what fits: a table of answers, and for the run and its best recipe what limits each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
-from trainledger.document import Figure
+from trainledger.document import Amount, Cell, Document, Figure, Section, Table, Text, sections
 from trainledger.ledger.model.parameters import parameters
 from trainledger.plan.fit import QUESTIONS, Fit, Found, Row, divides_batch
 from trainledger.plan.memory_check import MemoryUse
 from trainledger.predict.device_memory import TENSORS_ALONE
-from trainledger.report.heading import of_run
+from trainledger.report.heading import model_line, of_run
 from trainledger.report.memory import COLOUR_OF
+from trainledger.report.plain_data import plain, run_data
 from trainledger.report.style import COLOURS, GREY, above_bars, around, arranged, height_of, mark
-from trainledger.report.table import sentence, table, wrapped
+from trainledger.report.table import sentence
 from trainledger.spec.run import Run
 from trainledger.units import GIGA, counted, format_count, format_nbytes
 
 _DETAILED = ("model", "sequence", "micro-batch", "devices")
 _MOST_DEVICES = 6
+_COLUMNS = {
+    "model": ("largest model", "count"), "sequence": ("longest sequence", "integer"),
+    "micro-batch": ("micro-batch", "integer"), "devices": ("fewest devices", "integer"),
+    "memory": ("memory needed", "nbytes"),
+}  # fmt: skip
+_THINGS = {"sequence": "token", "micro-batch": "sequence", "devices": "device"}
 
 
-def text(fit: Fit) -> str:
-    """All answers: the run itself, the table of recipes, and for the best recipe what limits each of them."""
-    return "\n\n".join(each for each in _parts(fit) if each)
-
-
-def _parts(fit: Fit) -> Iterator[str]:
-    yield _head(fit)
-    yield _table(fit)
-    yield "\n".join(wrapped(f"{row.name}: {' '.join(f'--set {each}' for each in row.settings)}")
-                    for row in fit.rows[1:])  # fmt: skip
-    for row in _detailed(fit):
-        yield _limits(fit.run, row)
-    if "model" in fit.rows[0].answers:
-        yield wrapped(sentence(f"Models are {fit.family}"))
-
-
-def _detailed(fit: Fit) -> list[Row]:
-    """The run as it is, and with all changes where there are any."""
-    return [fit.rows[0], *fit.rows[1:][-1:]]
+def document(fit: Fit) -> Document:
+    """All answers: the run itself, the table of recipes, and for the run and the last recipe what limits each."""
+    detailed = [fit.rows[0], *fit.rows[1:][-1:]]
+    changes = tuple(f"{row.name}: {' '.join(f'--set {each}' for each in row.settings)}" for row in fit.rows[1:])
+    return Document(
+        title=f"What fits of {fit.run.model.name}",
+        sections=sections(
+            Section("", (Text((*about(fit), *_devices(fit))),)),
+            Section("", (_table(fit),)),
+            Section("", (Text(changes),)) if changes else None,
+            *(_limits(fit.run, row) for row in detailed),
+            Section("", (Text((sentence(f"Models are {fit.family}"),)),)) if "model" in fit.rows[0].answers else None,
+        ),
+        about=tuple(about(fit)),
+        data=lambda: _data(fit),
+        figures=lambda: figures(fit),
+    )
 
 
 def about(fit: Fit) -> list[str]:
-    """Whose answers these are, and whether it fits as it is: above the text, and on the page of the figures."""
-    run, held = fit.run, fit.memory
-    spec = run.model
-    verdict = "fits" if held.fits else "does NOT fit"
+    """Whose answers these are, and whether it fits as it is."""
+    run, use = fit.run, fit.memory
+    fits = "fits" if use.fits else "does NOT fit"
+    usable = format_nbytes(use.usable_nbytes)
     return [
-        f"{spec.name}: {parameters(spec).total:,} parameters in {counted(spec.n_layers, 'block')}"
-        f" of width {spec.d_model}",
+        model_line(run.model),
         *of_run(run),
-        f"As it is, {_rank(run, held)} holds {format_nbytes(held.nbytes)} and gets "
-        f"{format_nbytes(held.usable_nbytes)}: it {verdict}. {_largest(held)}",
-        *([sentence(TENSORS_ALONE)] if held.tensors_alone else []),
+        f"As it is, {_rank(run, use)} needs {format_nbytes(use.nbytes)} and {fits} in {usable} of usable memory. "
+        f"{_largest(use)}",
+        *([sentence(TENSORS_ALONE)] if use.tensors_alone else []),
     ]
 
 
-def _head(fit: Fit) -> str:
-    lines = about(fit)
+def _devices(fit: Fit) -> Iterator[str]:
     if fit.devices:
         named = ", ".join(fit.devices[:_MOST_DEVICES]) + (" and larger" if len(fit.devices) > _MOST_DEVICES else "")
-        lines.append(f"Devices that hold it as it is, the smallest first: {named}.")
+        yield f"Devices on which it fits as it is, the smallest first: {named}."
     elif fit.devices is not None:
-        lines.append("No device of the catalog holds it as it is.")
-    return "\n".join(wrapped(each) for each in lines)
+        yield "It fits on no device of the catalog as it is."
 
 
-def _rank(run: Run, held: MemoryUse) -> str:
-    return "the device" if run.layout.alone else held.rank
+def _rank(run: Run, use: MemoryUse) -> str:
+    return "the device" if run.layout.alone else use.rank
 
 
-def _largest(held: MemoryUse) -> str:
-    largest, tensors = format_nbytes(held.by_category[held.category]), format_nbytes(held.peak_nbytes)
-    return f"The most of the {tensors} in tensors are {held.category} ({largest}), at {held.moment}."
+def _largest(use: MemoryUse) -> str:
+    largest, tensors = format_nbytes(use.by_category[use.category]), format_nbytes(use.peak_nbytes)
+    return f"The largest part of the {tensors} of tensors is {use.category} ({largest}), at {use.moment}."
 
 
-def _table(fit: Fit) -> str:
+def _table(fit: Fit) -> Table:
     asked = list(fit.rows[0].answers)
-    columns = ["recipe", *(_HEADS[name] for name in asked)]
-    rows = [[row.name, *(_size(row.answers[name]) for name in asked)] for row in fit.rows]
-    return table(columns, rows, align="l" + "r" * len(asked))
+
+    def cell(found: Found) -> Cell:
+        return "none" if found.size is None else Amount(found.size, _COLUMNS[found.question][1])
+
+    rows = tuple((row.name, *(cell(row.answers[name]) for name in asked)) for row in fit.rows)
+    return Table("answers", ("recipe", *(_COLUMNS[name][0] for name in asked)), rows, align="l" + "r" * len(asked))
 
 
-_HEADS = {
-    "model": "largest model", "sequence": "longest sequence", "micro-batch": "micro-batch", "devices": "fewest devices",
-    "memory": "memory needed",
-}  # fmt: skip
-_SIZES: dict[str, Callable[[int], str]] = {
-    "model": format_count, "sequence": lambda size: f"{size:,}", "micro-batch": lambda size: f"{size:,}",
-    "devices": lambda size: f"{size:,}", "memory": format_nbytes,
-}  # fmt: skip
-_THINGS: dict[str, Callable[[int], str]] = {
-    "model": lambda size: f"{format_count(size)} parameters", "sequence": lambda size: counted(size, "token"),
-    "micro-batch": lambda size: counted(size, "sequence"), "devices": lambda size: counted(size, "device"),
-    "memory": format_nbytes,
-}  # fmt: skip
+def _thing(question: str, size: int) -> str:
+    """A size in words: ``8 sequences``."""
+    if question == "model":
+        return f"{format_count(size)} parameters"
+    return counted(size, _THINGS[question]) if question in _THINGS else format_nbytes(size)
 
 
-def _size(found: Found) -> str:
-    return "none" if found.size is None else _SIZES[found.question](found.size)
-
-
-def _limits(run: Run, row: Row) -> str:
-    """For each question of a recipe: the answer, the next one and what it would need, and what fills the memory."""
+def _limits(run: Run, row: Row) -> Section | None:
+    """For each question of a recipe: the answer, the next size and what it would need, and what fills the memory."""
     title = "As it is" if not row.settings else "With all of these changes"
-    lines = [_limit(run, found) for name, found in row.answers.items() if name in _DETAILED]
-    return "\n".join([title, *(wrapped(each) for each in lines)]) if lines else ""
+    lines = tuple(_limit(run, found) for name, found in row.answers.items() if name in _DETAILED)
+    return Section(title, (Text(lines),)) if lines else None
 
 
 def _limit(run: Run, found: Found) -> str:
     name = QUESTIONS[found.question]
-    said = "none fits" if found.size is None else _shape(found)
-    told = f"{name[0].upper()}{name[1:]}: {said}"
+    text = f"{name[0].upper()}{name[1:]}: {'none fits' if found.size is None else _shape(found)}"
     if found.beyond is not None and found.beyond_size is not None:
-        held = found.beyond
-        over = format_nbytes(held.nbytes - held.usable_nbytes)
-        told += f"; {_THINGS[found.question](found.beyond_size)} would need {format_nbytes(held.nbytes)}, "
-        largest = format_nbytes(held.by_category[held.category])
-        told += (
-            f"{over} too much: {held.category} {largest} of {_rank(found.beyond_run or run, held)}, at {held.moment}"
+        use = found.beyond
+        over = format_nbytes(use.nbytes - use.usable_nbytes)
+        largest = f"{use.category} {format_nbytes(use.by_category[use.category])}"
+        text += (
+            f"; {_thing(found.question, found.beyond_size)} would need {format_nbytes(use.nbytes)}, {over} too much: "
+            f"{largest} of {_rank(found.beyond_run or run, use)}, at {use.moment}"
         )
     elif found.size is not None:
-        told += "; nothing further is tried" if found.question != "devices" else "; there is nothing fewer"
+        text += "; nothing larger is tried" if found.question != "devices" else "; one device is the least"
     if found.question == "micro-batch" and found.size is not None:
-        told += f" ({_batches(run, found, found.size)})"
+        text += f" ({_batches(run, found, found.size)})"
     elif found.note and found.question != "model":
-        told += f" ({found.note})"
-    return sentence(told)
+        text += f" ({found.note})"
+    return sentence(text)
 
 
 def _batches(run: Run, found: Found, micro_batch: int) -> str:
     """The step that such micro-batches make, and the largest that keep the step of the run."""
     batch, ranks = run.recipe.global_batch, run.layout.data_ranks
     on_each = f", {batch // ranks:,} on each of {ranks:,} data ranks" if ranks > 1 else ""
-    told = f"the step as it is has {counted(batch, 'sequence')}{on_each}; "
+    text = f"the step as it is has {counted(batch, 'sequence')}{on_each}; "
     divided = "these" if ranks > 1 else "it"
-    told += f"the largest micro-batch that divides {divided} is {divides_batch(run, micro_batch)}"
+    text += f"the largest micro-batch that divides {divided} is {divides_batch(run, micro_batch)}"
     if found.run is None or found.run.recipe.global_batch == batch:
-        return told
+        return text
     grown = counted(found.run.recipe.global_batch, "sequence")
-    return f"{found.run.grad_accum} in a step, as before, make it {grown}; {told}"
+    return f"{found.run.grad_accum} in a step, as before, make it {grown}; {text}"
 
 
 def _shape(found: Found) -> str:
     assert found.size is not None
-    told = _THINGS[found.question](found.size)
+    text = _thing(found.question, found.size)
     if found.question == "model" and found.run is not None:
         spec = found.run.model
         sizes = f"{spec.n_layers} layers, {spec.attention.n_heads} heads, d_ff {spec.feed_forward.d_ff}"
-        told += f" (d_model {spec.d_model}, {sizes})"
-    return told
+        text += f" (d_model {spec.d_model}, {sizes})"
+    return text
+
+
+def _data(fit: Fit) -> dict[str, Any]:
+    return {
+        "run": run_data(fit.run),
+        "memory": _memory_data(fit.memory),
+        "family": fit.family,
+        "devices_that_hold_it": plain(fit.devices),
+        "rows": [
+            {
+                "recipe": row.name,
+                "set": list(row.settings),
+                "answers": {name: _found_data(fit.run, found) for name, found in row.answers.items()},
+            }
+            for row in fit.rows
+        ],
+    }
+
+
+def _found_data(run: Run, found: Found) -> dict[str, Any]:
+    data = {
+        "question": QUESTIONS[found.question], "size": found.size, "note": found.note,
+        "memory": _memory_data(found.memory), "beyond_size": found.beyond_size, "beyond": _memory_data(found.beyond),
+    }  # fmt: skip
+    if found.run is not None:
+        data["model"] = model_data(found.run)
+    if found.question == "micro-batch" and found.size is not None:
+        data["divides_the_global_batch"] = divides_batch(run, found.size)
+    return data
+
+
+def model_data(run: Run) -> dict[str, Any]:
+    """The shape of a run's model."""
+    spec = run.model
+    return {
+        "parameters": parameters(spec).total, "d_model": spec.d_model, "n_layers": spec.n_layers,
+        "n_heads": spec.attention.n_heads, "n_kv_heads": spec.kv_heads, "d_ff": spec.feed_forward.d_ff,
+    }  # fmt: skip
+
+
+def _memory_data(use: MemoryUse | None) -> Any:
+    return plain(use, more={MemoryUse: ("fits", "category", "rank")})
 
 
 def figures(fit: Fit) -> dict[str, Figure]:
-    """What each recipe holds beside what the device gives, and the largest that fits of each."""
-    held = {row.name: found.memory for row in fit.rows if (found := row.answers.get("memory")) and found.memory}
-    held = held or {fit.rows[0].name: fit.memory}
-    made = {"memory": _memory_figure(fit, held)}
+    """The memory that each recipe needs and what is usable, and the largest that fits of each."""
+    uses = {row.name: found.memory for row in fit.rows if (found := row.answers.get("memory")) and found.memory}
+    drawn = {"memory": _memory_figure(fit, uses or {fit.rows[0].name: fit.memory})}
     for name in _DETAILED:
         sizes = [row.answers[name].size or 0 for row in fit.rows if name in row.answers]
         if any(sizes):
-            made[name] = _sizes_figure(name, [row.name for row in fit.rows], sizes)
-    return made
+            drawn[name] = _sizes_figure(name, [row.name for row in fit.rows], sizes)
+    return drawn
 
 
-def _memory_figure(fit: Fit, held: dict[str, MemoryUse]) -> Figure:
-    categories = list(dict.fromkeys(name for each in held.values() for name in each.by_category))
-    parts = {name: [each.by_category.get(name, 0) for each in held.values()] for name in categories}
-    parts["around the tensors"] = [each.nbytes - each.peak_nbytes for each in held.values()]
+def _memory_figure(fit: Fit, uses: dict[str, MemoryUse]) -> Figure:
+    categories = list(dict.fromkeys(name for each in uses.values() for name in each.by_category))
+    parts = {name: [each.by_category.get(name, 0) for each in uses.values()] for name in categories}
+    parts["outside the tensors"] = [each.nbytes - each.peak_nbytes for each in uses.values()]
     data = [
         {
-            "type": "bar", "orientation": "h", "name": name, "y": list(held), "x": [each / GIGA for each in nbytes],
+            "type": "bar", "orientation": "h", "name": name, "y": list(uses), "x": [each / GIGA for each in nbytes],
             "marker": {"color": COLOUR_OF.get(name, GREY)},
             "hovertemplate": "%{x:.2f} GB of " + name + "<extra>%{y}</extra>",
         }
@@ -179,23 +213,21 @@ def _memory_figure(fit: Fit, held: dict[str, MemoryUse]) -> Figure:
     ]  # fmt: skip
     usable = fit.memory.usable_nbytes / GIGA
     title = f"{fit.run.model.name} on {fit.run.cluster.count:,} x {fit.run.cluster.device}: at the peak"
-    layout = arranged(title, "memory of the heaviest device (GB)", height=height_of(len(held)), barmode="stack")
+    layout = arranged(title, "memory of the heaviest device (GB)", height=height_of(len(uses)), barmode="stack")
     layout["legend"] |= {"traceorder": "normal"}
-    layout["xaxis"] |= {"range": around([0.0, usable, *(each.nbytes / GIGA for each in held.values())])}
+    layout["xaxis"] |= {"range": around([0.0, usable, *(each.nbytes / GIGA for each in uses.values())])}
     mark(layout, "v", usable, f"{format_nbytes(fit.memory.usable_nbytes)} usable")
-    above_bars(layout, held)
+    above_bars(layout, uses)
     return {"data": data, "layout": layout}
 
 
 def _sizes_figure(question: str, names: list[str], sizes: list[int]) -> Figure:
-    told = [_THINGS[question](size) if size else "none fits" for size in sizes]
+    texts = [_thing(question, size) if size else "none fits" for size in sizes]
     bar = {
-        "type": "bar", "orientation": "h", "y": names, "x": sizes, "text": told, "textposition": "auto", "textangle": 0,
-        "marker": {"color": COLOURS[0]}, "hovertemplate": "%{text}<extra>%{y}</extra>",
+        "type": "bar", "orientation": "h", "y": names, "x": sizes, "text": texts, "textposition": "auto",
+        "textangle": 0, "marker": {"color": COLOURS[0]}, "hovertemplate": "%{text}<extra>%{y}</extra>",
     }  # fmt: skip
-    layout = arranged(QUESTIONS[question], _UNITS[question], height=height_of(len(names)))
+    unit = "parameters" if question == "model" else f"{_THINGS[question]}s"
+    layout = arranged(QUESTIONS[question], unit, height=height_of(len(names)))
     above_bars(layout, names)
     return {"data": [bar], "layout": layout}
-
-
-_UNITS = {"model": "parameters", "sequence": "tokens", "micro-batch": "sequences", "devices": "devices"}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
+from trainledger.ledger.model.parameters import parameters
 from trainledger.report.table import wrapped
+from trainledger.spec.model import ModelSpec
 from trainledger.spec.run import Run
 from trainledger.units import counted
 
@@ -26,6 +28,20 @@ def heading(run: Run, backend: str) -> str:
     kernels = ", with the kernels of a CPU" if backend == "cpu" else ""
     step = f"{counted(recipe.global_batch, 'sequence')} of {counted(recipe.seq_len, 'token')} a step"
     return wrapped(f"{run.model.name} on {where}{kernels}: {step}, {recipe.precision}, {recipe.optimizer}")
+
+
+def model_line(model: ModelSpec, adapters: int | None = None) -> str:
+    """A model's name and size: its active parameters where they are fewer, and those of ``adapters``.
+
+    >>> from trainledger.api.load import model
+    >>> model_line(model("gpt2"))
+    'gpt2: 124,439,808 parameters, 12 layers, hidden size 768'
+    """
+    count = parameters(model)
+    active = "" if count.active == count.total else f" ({count.active:,} active)"
+    more = "" if adapters is None else f" + {adapters:,} in adapters (only these are trained)"
+    size = f"{counted(model.n_layers, 'layer')}, hidden size {model.d_model:,}"
+    return f"{model.name}: {count.total:,} parameters{active}{more}, {size}"
 
 
 def of_run(run: Run) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 
-from trainledger.document import Bars, Code, Document, Facts, Figure, Items, Part, Table, Text, shown
+from trainledger.document import Bars, Code, Document, Facts, Figure, Items, Part, Table, Terms, Text, shown
 from trainledger.report.style import COLOURS, key_of, untitled
 from trainledger.spec.plain import finite
 from trainledger.units import format_percent
@@ -93,6 +93,10 @@ def _part(part: Part) -> str:
             code = [f"<pre>{escape(each.code)}</pre>" if each.code else "" for each in part.items]
             texts = zip((escape(each.text) for each in part.items), code, strict=True)
             return f"<ol>{''.join(f'<li>{text}{pasted}</li>' for text, pasted in texts)}</ol>"
+        case Terms():
+            columns = (part.title, shown(part.total, part.unit), "basis", "formula", "source")
+            rows = tuple((each.what, each.value, each.basis, each.formula, each.source) for each in part.terms)
+            return _table(Table("", columns, rows, units=("", part.unit), align="lrlll"))
         case Code():
             return f"<pre>{escape(part.text)}</pre>"
 

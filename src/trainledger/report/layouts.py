@@ -1,4 +1,4 @@
-"""The layouts that a search found, for a terminal of 80 columns, for programs, and as a figure."""
+"""The document of a search of layouts: the quickest that fit, the Pareto front, and why others are left out."""
 
 from __future__ import annotations
 
@@ -6,82 +6,93 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainledger.document import Figure
-from trainledger.plan import in_json
+from trainledger.document import Cell, Code, Document, Figure, Part, Section, Table, Text, sections
 from trainledger.plan.difference import as_override
 from trainledger.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.predict.device_memory import TENSORS_ALONE
+from trainledger.report.plain_data import plain, run_data
 from trainledger.report.style import COLOURS, around, arranged, by_turns, mark
-from trainledger.report.table import pasted, sentence, table, wrapped
+from trainledger.report.table import pasted, sentence
 from trainledger.spec.layout import Layout, overlaps
+from trainledger.spec.plain import to_plain
 from trainledger.units import GIGA, counted, format_count, format_nbytes, format_percent, format_seconds
 
 _SHOWN = 12  # reasons that are listed
-_COLUMNS = ("step", "MFU", "holds", "TP", "CP", "PP", "EP", "DP", "Z", "B", "again")
+_COLUMNS = ("step", "MFU", "memory", "TP", "CP", "PP", "EP", "DP", "Z", "B", "recompute")
+_UNITS = ("seconds", "share", "nbytes")
+_LEGEND = (
+    "TP, CP, EP: tensor, context and expert ranks (sp: sequence parallelism). PP: pipeline stages, V chunks each, and "
+    "the schedule. DP: replicate x shard. Z: the ZeRO stage; 3k keeps parameters gathered from forward to backward. "
+    "B: the micro-batch. recompute: activation checkpointing (part: selective)."
+)
 
 
-def text(found: Layouts) -> str:
-    """All of it."""
-    return "\n\n".join(_parts(found))
+def document(found: Layouts) -> Document:
+    """The search and what it found."""
+    return Document(
+        title=f"Layouts of {found.run.model.name}",
+        sections=sections(
+            Section("", (Text(tuple(about(found))),)),
+            *_ranked(found),
+            Section("", (_rejected(found),)) if found.rejected else None,
+            Section("", (Text(tuple(_how(found)), note=True),)),
+        ),
+        about=tuple(about(found)),
+        data=lambda: _data(found),
+        figures=lambda: figures(found),
+    )
 
 
-def _parts(found: Layouts) -> Iterator[str]:
-    yield _head(found)
+def _ranked(found: Layouts) -> Iterator[Section]:
     if found.best is None:
-        yield wrapped(_none(found))
+        yield Section("", (Text((_none(found),)),))
+        return
+    bounds = " by their bounds" if found.basis == "bound" else ""
+    remarks = (_LEGEND, *_of_experts(found), *_of_a_sheet(found))
+    yield Section(f"The quickest that fit{bounds}", (_table("ranked", found.ranked), Text(remarks)))
+    simplest = found.simplest or found.best
+    if simplest == found.best:
+        yield _to_paste(f"The best{bounds}, to paste into a run file", simplest)
     else:
-        legend = (
-            "TP, CP, EP tensor, context and expert ranks (sp: with sequence parallelism); PP stages, V chunks each, "
-            "and the schedule; DP replicate x shard; Z what of ZeRO, 3k keeps parameters gathered from forward to "
-            "backward; B the micro-batch; again what is recomputed (part: selective)."
-        )
-        bounds = " by their bounds" if found.basis == "bound" else ""
-        told = [f"The quickest that fit{bounds}\n{_table(found.ranked)}", wrapped(legend), *_of_experts(found)]
-        yield "\n".join([*told, *_of_a_sheet(found)])
-        simplest = found.simplest or found.best
-        if simplest == found.best:
-            yield f"The best{bounds}, to paste into a run file\n\n{pasted(found.best.toml)}"
-        else:
-            yield f"As quick within {format_percent(AS_QUICK - 1)}, and simpler\n{_table([simplest])}"
-            yield f"That one, which layout=auto takes, to paste into a run file\n\n{pasted(simplest.toml)}"
-        if len(found.pareto) > 1:
-            yield f"Less memory for a longer step (Pareto front)\n{_table(found.pareto)}"
-    if found.rejected:
-        yield _rejected(found)
-    yield "\n".join(wrapped(each) for each in _how(found))
+        title = f"Within {format_percent(AS_QUICK - 1)} of the quickest, and simpler"
+        yield Section(title, (_table("simplest", [simplest]),))
+        yield _to_paste("This one, which layout=auto takes, to paste into a run file", simplest)
+    if len(found.pareto) > 1:
+        yield Section("Less memory for a longer step (Pareto front)", (_table("pareto", found.pareto),))
 
 
-def _head(found: Layouts) -> str:
-    return "\n".join(wrapped(each) for each in about(found))
+def _to_paste(title: str, layout: ScoredLayout) -> Section:
+    parts: tuple[Part, ...] = (Text(("",)), Code(pasted(layout.toml)))
+    return Section(title, parts)
 
 
 def about(found: Layouts) -> list[str]:
-    """Whose layouts these are, and of how many: above the text, and on the page of the figure."""
+    """Whose layouts these are, and of how many."""
     recipe = found.run.recipe
     batch = f"{counted(recipe.global_batch, 'sequence')} of {counted(recipe.seq_len, 'token')} a step"
     return [
         f"{found.run.model.name} on {found.devices:,} x {found.device}: {batch}, {recipe.precision}, "
         f"{recipe.optimizer}",
-        f"{found.searched:,} layouts: the rules allow {found.allowed:,}, of which {found.fitting:,} may fit",
+        f"{found.searched:,} layouts; {found.allowed:,} obey the rules, {found.fitting:,} of these may fit",
     ]
 
 
 def _none(found: Layouts) -> str:
-    """Why there is no layout, with what helps where one thing stands in the way of most."""
+    """Why there is no layout, and what helps where one thing prevents most."""
     if found.allowed:
         return f"None of them fits {found.devices:,} x {found.device}."
     helps = ""
     if found.run.model.n_mtp_layers:
         helps = " Without its multi-token prediction the model can be spread: --set model.n_mtp_layers=0."
-    below = "; the reasons stand below" if found.rejected else ""
+    below = "; the reasons are below" if found.rejected else ""
     return f"No layout over {found.devices:,} x {found.device} is allowed{below}.{helps}"
 
 
-def _table(some: Sequence[ScoredLayout]) -> str:
-    return table(_COLUMNS, [_row(each) for each in some], align="rrrllllllrl")
+def _table(name: str, some: Sequence[ScoredLayout]) -> Table:
+    return Table(name, _COLUMNS, tuple(_row(each) for each in some), units=_UNITS, align="rrrllllllrl")
 
 
-def _row(each: ScoredLayout) -> list[str]:
+def _row(each: ScoredLayout) -> tuple[Cell, ...]:
     layout, recipe = each.run.layout, each.run.recipe
     pipeline = str(layout.pipeline)
     if layout.pipeline > 1:
@@ -91,56 +102,55 @@ def _row(each: ScoredLayout) -> list[str]:
     if layout.shard_ranks > 1:
         zero = f"{layout.zero}k" if layout.zero == 3 and not layout.reshards else str(layout.zero)
     context = str(layout.context) + (" a2a" if layout.context > 1 and layout.context_kind != "ring" else "")
-    return [
-        format_seconds(each.seconds), "" if each.mfu is None else format_percent(each.mfu),
-        format_nbytes(each.device_nbytes), f"{layout.tensor}{' sp' if layout.sequence_parallel else ''}", context,
-        pipeline, _experts(layout), f"{layout.replicate}x{layout.shard}", zero, str(recipe.micro_batch),
+    return (
+        each.seconds, each.mfu, each.device_nbytes, f"{layout.tensor}{' sp' if layout.sequence_parallel else ''}",
+        context, pipeline, _experts(layout), f"{layout.replicate}x{layout.shard}", zero, str(recipe.micro_batch),
         {"selective": "part"}.get(recipe.activation_checkpointing, recipe.activation_checkpointing),
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def _experts(layout: Layout) -> str:
-    """Expert ranks, with n where tokens go once to each node and b where beside another micro-batch."""
+    """Expert ranks; n: tokens are sent once to each node, b: overlapped with another micro-batch."""
     how = "n" * layout.sends_to_nodes + "b" * overlaps(layout, "experts")
     return f"{layout.expert} {how}".rstrip()
 
 
 def _of_experts(found: Layouts) -> Iterator[str]:
-    """What n and b say, as ``--set`` takes it, where a layout has them."""
+    """What n and b mean, as ``--set`` takes it, where a layout has them."""
     every = [each.run.layout for each in (*found.ranked, *found.pareto)]
-    beside = next((each for each in every if overlaps(each, "experts")), None)
+    overlapped = next((each for each in every if overlaps(each, "experts")), None)
     said = []
     if any(each.sends_to_nodes for each in every):
-        said.append("n: --set layout.expert_send=nodes, tokens once to each node (a program that does so: DeepEP)")
-    if beside is not None:
-        override = as_override("layout.overlap", beside.overlap)
-        said.append(f"b: --set '{override}', beside another micro-batch (DualPipe, Megatron Core)")
-    yield from (wrapped(each) for each in said)
+        said.append("n: --set layout.expert_send=nodes, tokens sent once to each node (as DeepEP does)")
+    if overlapped is not None:
+        override = as_override("layout.overlap", overlapped.overlap)
+        said.append(f"b: --set '{override}', overlapped with another micro-batch (DualPipe, Megatron Core)")
+    yield from said
     if said:
-        yield wrapped(
-            "Unless you say how, tokens go to their experts so, which is the quickest way in nearly every layout; "
-            "--fix expert_send=copies and --fix overlap=gradients look at the others."
+        yield (
+            "Unless the run says otherwise the search takes these, the quickest in nearly every layout; "
+            "--fix expert_send=copies and --fix overlap=gradients search the others."
         )
 
 
 def _of_a_sheet(found: Layouts) -> Iterator[str]:
-    """What must be said of a device of which only the data sheet is known."""
+    """What qualifies the numbers of a device of which only the data sheet is known."""
     if found.basis == "bound":
-        yield wrapped(
-            f"Steps and MFU are bounds, by the peaks of {found.device}'s data sheet: no run is faster, most are "
+        yield (
+            f"Steps and MFU are bounds from the peaks of {found.device}'s data sheet: no run is faster, most are "
             "slower, and not all layouts by as much."
         )
     if found.best is not None and found.best.device_nbytes == found.best.peak_nbytes:
-        yield wrapped(sentence(TENSORS_ALONE))
+        yield sentence(TENSORS_ALONE)
 
 
-def _rejected(found: Layouts) -> str:
+def _rejected(found: Layouts) -> Table:
     reasons = _alike(found.rejected)
     shown, rest = reasons[:_SHOWN], reasons[_SHOWN:]
-    rows = [[f"{count:,}", reason] for reason, count in shown]
+    rows: list[tuple[Cell, ...]] = [(count, reason) for reason, count in shown]
     if rest:
-        rows.append([f"{sum(count for _, count in rest):,}", f"{counted(len(rest), 'other reason')} (--json has all)"])
-    return table(["layouts", "why not"], rows, align="rl")
+        rows.append((sum(count for _, count in rest), f"{counted(len(rest), 'other reason')} (--json has all)"))
+    return Table("rejected", ("layouts", "why not"), tuple(rows), units=("integer",), align="rl")
 
 
 def _alike(rejected: Sequence[Rejected]) -> list[tuple[str, int]]:
@@ -172,18 +182,17 @@ def _size_in(reason: str) -> tuple[str, str, str]:
 def _how(found: Layouts) -> Iterator[str]:
     rate = format_count(round(found.layouts_per_second))
     yield (
-        f"{format_seconds(found.preparing_seconds)} for the grid and the pieces of layouts; bounded {found.allowed:,} "
-        f"layouts in memory and time in {format_seconds(found.bounding_seconds)} of one core "
-        f"({rate} a second); accounted for the best {found.accounted:,} in "
-        f"{format_seconds(found.accounting_seconds)}."
+        f"CPU time: {format_seconds(found.preparing_seconds)} to build the grid and the parts that layouts are made "
+        f"of; {format_seconds(found.bounding_seconds)} to bound the memory and time of {found.allowed:,} layouts "
+        f"({rate} per second); {format_seconds(found.accounting_seconds)} for full accounts of the best "
+        f"{found.accounted:,}."
     )
-    for what, gap in (("seconds", found.seconds_gap), ("bytes", found.nbytes_gap)):
+    for what, gap in (("time", found.seconds_gap), ("memory", found.nbytes_gap)):
         if gap is not None:
-            yield f"Their bounds in {what} were {_apart(gap)} below the account."
+            yield f"Their bounds of {what} were {_apart(gap)} below the account."
     if found.best is not None and found.certain:
         yield "No other layout can be among the ranked, if bounds hold as they did for these."
-    for note in found.notes:
-        yield sentence(note)
+    yield from (sentence(each) for each in found.notes)
 
 
 def _apart(gap: Gap) -> str:
@@ -191,32 +200,29 @@ def _apart(gap: Gap) -> str:
     return f"{least} to {most} (median {middle})"
 
 
-def to_json(found: Layouts) -> dict[str, Any]:
-    """The result as JSON takes it."""
-    from trainledger.spec.plain import to_plain
-
-    def layout(each: ScoredLayout) -> dict[str, Any]:
-        recipe = each.run.recipe
-        return {
-            "layout": to_plain(each.run.layout), "micro_batch": recipe.micro_batch,
-            "activation_checkpointing": recipe.activation_checkpointing, "set": list(each.settings),
-            "step_seconds": each.seconds, "mfu": each.mfu, "device_nbytes": each.device_nbytes,
-            "peak_nbytes": each.peak_nbytes, "bound_seconds": each.bound_seconds, "bound_nbytes": each.bound_nbytes,
-        }  # fmt: skip
-
-    own = ("run", "device", "devices", "ranked", "simplest", "pareto", "rejected", "seconds_gap", "nbytes_gap")
+def _data(found: Layouts) -> dict[str, Any]:
+    data: dict[str, Any] = plain(found, more={Layouts: ("layouts_per_second",)}, less={Layouts: _OF_LAYOUTS})
+    data["device_title"] = data.pop("device")
+    del data["devices"]
     return {
-        "run": in_json.run(found.run),
-        "device_title": found.device,
-        **{name: value for name, value in vars(found).items() if name not in own},
-        "layouts_per_second": found.layouts_per_second,
-        "seconds_gap": None if found.seconds_gap is None else vars(found.seconds_gap),
-        "nbytes_gap": None if found.nbytes_gap is None else vars(found.nbytes_gap),
-        "ranked": [layout(each) for each in found.ranked],
-        "simplest": None if found.simplest is None else layout(found.simplest),
-        "pareto": [layout(each) for each in found.pareto],
-        "rejected": [vars(each) for each in found.rejected],
+        **data,
+        "run": run_data(found.run),
+        "ranked": [_layout_data(each) for each in found.ranked],
+        "simplest": None if found.simplest is None else _layout_data(found.simplest),
+        "pareto": [_layout_data(each) for each in found.pareto],
     }
+
+
+_OF_LAYOUTS = ("run", "ranked", "simplest", "pareto")
+
+
+def _layout_data(each: ScoredLayout) -> dict[str, Any]:
+    recipe = each.run.recipe
+    return {
+        "layout": to_plain(each.run.layout), "micro_batch": recipe.micro_batch,
+        "activation_checkpointing": recipe.activation_checkpointing, "set": list(each.settings),
+        "step_seconds": each.seconds, **plain(each, less={ScoredLayout: ("run", "seconds")}),
+    }  # fmt: skip
 
 
 def figures(found: Layouts) -> dict[str, Figure]:
@@ -233,11 +239,11 @@ def figures(found: Layouts) -> dict[str, Figure]:
         f"{found.run.model.name} on {found.devices:,} x {found.device}", "memory of the heaviest device (GB)",
         "step (seconds)", meta={"key": [each.title for each in found.pareto]},
     )  # fmt: skip
-    held = [each.device_nbytes / GIGA for each in (*found.ranked, *found.pareto)]
+    memory = [each.device_nbytes / GIGA for each in (*found.ranked, *found.pareto)]
     if found.usable_nbytes is not None:
-        gives = found.usable_nbytes / GIGA
-        layout["xaxis"] |= {"range": around([*held, gives])}
-        mark(layout, "v", gives, f"{format_nbytes(found.usable_nbytes)} usable")
+        usable = found.usable_nbytes / GIGA
+        layout["xaxis"] |= {"range": around([*memory, usable])}
+        mark(layout, "v", usable, f"{format_nbytes(found.usable_nbytes)} usable")
     return {"Step time against memory": {"data": data, "layout": layout}}
 
 

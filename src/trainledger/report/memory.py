@@ -15,9 +15,8 @@ from trainledger.document import Figure
 from trainledger.ledger.entry import CATEGORIES, HOST, Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Moment, timeline
-from trainledger.report.peak import held_at_peak
+from trainledger.report.peak import place, tensors_at_peak
 from trainledger.report.style import COLOURS, DARK, GREY, above_bars, arranged, folded, height_of, line, mark
-from trainledger.report.traced import place
 from trainledger.units import GIGA, KILO, MEGA, format_nbytes
 
 COLOUR_OF = dict(zip(CATEGORIES, COLOURS, strict=True))
@@ -120,11 +119,11 @@ def memory_timeline(
 
 def peak_figure(ledger: Ledger, top: int = 20) -> Figure | None:
     """The largest tensors live at the peak, those alike as one bar, and the rest; None without tensors."""
-    peak = held_at_peak(ledger)
-    if not peak.held:
+    peak = tensors_at_peak(ledger)
+    if not peak.live:
         return None
     scale, unit = next((each for each in _SCALES if peak.nbytes >= each[0]), _SCALES[-1])
-    shown, rest = peak.held[:top], peak.held[top:]
+    shown, rest = peak.live[:top], peak.live[top:]
     labels = [each.label for each in shown]
     data = []
     for category in CATEGORIES:
@@ -134,13 +133,13 @@ def peak_figure(ledger: Ledger, top: int = 20) -> Figure | None:
                 {
                     "type": "bar", "orientation": "h", "name": category, "marker": {"color": COLOUR_OF[category]},
                     "x": [each.nbytes / scale for _, each in bars], "y": [at for at, _ in bars],
-                    "text": [escape(each.told) for _, each in bars], "textposition": "none",
+                    "text": [escape(each.sentence) for _, each in bars], "textposition": "none",
                     "hovertemplate": f"%{{x:.4f}} {unit}<br>%{{text}}<extra></extra>",
                 }
             )  # fmt: skip
     left = peak.nbytes - sum(each.nbytes for each in shown)
     if left:
-        labels.append(f"{sum(each.count for each in rest):,} others" if rest else "not told one by one")
+        labels.append(f"{sum(each.count for each in rest):,} others" if rest else "not listed one by one")
         data.append(
             {
                 "type": "bar", "orientation": "h", "name": "the rest", "marker": {"color": "#dddddd"},

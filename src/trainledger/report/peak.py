@@ -1,25 +1,26 @@
-"""What a step's peak of memory is made of: categories, and the tensors live then, those alike taken together."""
+"""What a step's peak of memory is made of: categories, and the tensors live then, those alike in one row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from trainledger.document import Cell, Section, Table, Text, sections
 from trainledger.ledger.entry import CATEGORIES, HOST, Entry, TensorLife
 from trainledger.ledger.ledger import Ledger
-from trainledger.report.table import sentence, table, wrapped
-from trainledger.report.traced import place
-from trainledger.units import counted, format_nbytes, format_percent
+from trainledger.report.plain_data import plain
+from trainledger.report.table import sentence
+from trainledger.units import counted, format_nbytes
 
 NO_TENSORS = (
-    "This ledger tells bytes by category and no tensors one by one: it is a closed form, a trace that multiplies its "
-    "blocks, or a file that was kept without them. A full trace has them (blocks all)."
+    "This ledger has bytes by category and not single tensors: it is a closed form, a trace that multiplies its "
+    "blocks, or a file that was stored without them. A full trace has them (blocks all)."
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Held:
+class LiveTensors:
     """Tensors live at the peak that differ in nothing but which block of the model they are of.
 
     ``nbytes`` are those of all ``count`` together, ``born`` the indices of the first and the last entry that made one
@@ -44,8 +45,8 @@ class Held:
         return f"{self._many}{self._format} {self._made}"
 
     @property
-    def told(self) -> str:
-        """All that there is to say of them, in a line."""
+    def sentence(self) -> str:
+        """All that is known of them, in a line."""
         if self.born[0] < 0:
             made, until = "there before the step", self.until
         else:
@@ -72,27 +73,27 @@ class Held:
 class PeakOfTensors:
     """The peak: its bytes by category, the tensors that are live then, largest first, and what no tensor accounts for.
 
-    ``sum(held) + sum(untold.values()) == nbytes``, as integers.
+    ``sum(live) + sum(uncounted.values()) == nbytes``, as integers.
     """
 
     nbytes: int
     index: int
     entry: Entry
     by_category: dict[str, int]
-    held: tuple[Held, ...]
-    untold: dict[str, int]
+    live: tuple[LiveTensors, ...]
+    uncounted: dict[str, int]
 
 
-def held_at_peak(ledger: Ledger) -> PeakOfTensors:
+def tensors_at_peak(ledger: Ledger) -> PeakOfTensors:
     """The composition of a ledger's peak. Raises ValueError for a ledger without entries."""
     peak = ledger.peak()
     live = [each for each in ledger.tensors if each.lives(peak.index) and each.category != HOST]
-    untold = dict(peak.by_category)
+    uncounted = dict(peak.by_category)
     for each in live:
-        untold[each.category] = untold.get(each.category, 0) - each.nbytes
+        uncounted[each.category] = uncounted.get(each.category, 0) - each.nbytes
     return PeakOfTensors(
         peak.nbytes, peak.index, peak.entry, _ordered(peak.by_category), tuple(_alike(live, ledger)),
-        {category: nbytes for category, nbytes in _ordered(untold).items() if nbytes},
+        {category: nbytes for category, nbytes in _ordered(uncounted).items() if nbytes},
     )  # fmt: skip
 
 
@@ -101,9 +102,9 @@ def _ordered(nbytes: dict[str, int]) -> dict[str, int]:
     return {each: nbytes[each] for each in (*CATEGORIES, *rest) if each in nbytes}
 
 
-def _alike(lives: Iterable[TensorLife], ledger: Ledger) -> list[Held]:
+def _alike(lives: Iterable[TensorLife], ledger: Ledger) -> list[LiveTensors]:
     """Tensors in groups of the same kind, the group with the most bytes first."""
-    # Where a trace broke off, what was live went with it: nobody knows until when it would have lived.
+    # Where a trace broke off it is not known until when live tensors would have lived.
     broken_off = len(ledger) - 1 if ledger.partial else None
     groups: dict[tuple[Any, ...], list[TensorLife]] = {}
     for each in lives:
@@ -114,7 +115,7 @@ def _alike(lives: Iterable[TensorLife], ledger: Ledger) -> list[Held]:
         )  # fmt: skip
         groups.setdefault(key, []).append(each)
     held = [
-        Held(
+        LiveTensors(
             len(group), sum(each.nbytes for each in group), category, dtype, shape,
             _common([each.name for each in group]), _common([each.path for each in group]), phase, line,
             (min(each.born for each in group), max(each.born for each in group)), until,
@@ -143,61 +144,60 @@ def starred(path: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
-def peak_text(ledger: Ledger, top: int = 15) -> str:
-    """The peak's composition for a terminal of 80 columns: categories, then the ``top`` largest groups of tensors."""
-    return "\n\n".join(_parts(held_at_peak(ledger), ledger, top))
+def place(entry: Entry) -> str:
+    """Where an entry stands: its operation, phase, module and line.
+
+    >>> place(Entry("mm", "layers.0.mlp", "backward", "matmul", line="model.py:41"))
+    'mm of layers.0.mlp in backward (model.py:41)'
+    """
+    module = f" of {entry.path}" if entry.path else ""
+    line = f" ({entry.line})" if entry.line else ""
+    return f"{entry.name}{module} in {entry.phase}{line}"
 
 
-def _parts(peak: PeakOfTensors, ledger: Ledger, top: int) -> Iterator[str]:
+def peak_sections(ledger: Ledger, top: int = 15) -> tuple[Section, ...]:
+    """The peak's composition: categories, then the ``top`` largest groups of tensors."""
+    peak = tensors_at_peak(ledger)
     head = f"The peak, {format_nbytes(peak.nbytes)} ({peak.nbytes:,} bytes), is at {place(peak.entry)}, "
-    yield wrapped(head + f"entry {peak.index} of {len(ledger):,}.")
-    rows = [[name, f"{nbytes:,}", _share(nbytes, peak.nbytes)] for name, nbytes in peak.by_category.items()]
-    rows.append(["all", f"{peak.nbytes:,}", _share(peak.nbytes, peak.nbytes)])
-    yield table(["live at the peak", "bytes", ""], rows, align="lrr")
-    if peak.held:
-        yield _tensors(peak, top)
-    else:
-        yield wrapped(NO_TENSORS)
-    if ledger.partial:
-        yield wrapped(sentence(f"PARTIAL: the highest moment of what ran before {ledger.partial}"))
+    rows = tuple((name, nbytes, _share(nbytes, peak.nbytes)) for name, nbytes in peak.by_category.items())
+    rows += (("all", peak.nbytes, _share(peak.nbytes, peak.nbytes)),)
+    units = ("", "integer", "share")
+    partial = sentence(f"PARTIAL: the highest moment of what ran before {ledger.partial}") if ledger.partial else ""
+    return sections(
+        Section("", (Text((f"{head}entry {peak.index} of {len(ledger):,}.",)),)),
+        Section("", (Table("peak", ("live at the peak", "bytes", ""), rows, units=units, align="lrr"),)),
+        Section("", (_tensors(peak, top) if peak.live else Text((NO_TENSORS,)),)),
+        Section("", (Text((partial,)),)) if partial else None,
+    )
 
 
-def _tensors(peak: PeakOfTensors, top: int) -> str:
-    shown, rest = peak.held[:top], peak.held[top:]
-    rows = [[format_nbytes(each.nbytes), _share(each.nbytes, peak.nbytes), each.told] for each in shown]
+def _tensors(peak: PeakOfTensors, top: int) -> Table:
+    shown, rest = peak.live[:top], peak.live[top:]
+    rows: list[tuple[Cell, ...]] = [(each.nbytes, _share(each.nbytes, peak.nbytes), each.sentence) for each in shown]
     if rest:
         nbytes = sum(each.nbytes for each in rest)
         others = f"{counted(sum(each.count for each in rest), 'other tensor')} of {counted(len(rest), 'kind')}"
-        rows.append([format_nbytes(nbytes), _share(nbytes, peak.nbytes), others])
-    for category, nbytes in peak.untold.items():
-        rows.append([format_nbytes(nbytes), _share(nbytes, peak.nbytes), f"{category}: {_untold(category)}"])
-    return table(["bytes", "", "tensors live then"], rows, align="rrl")
+        rows.append((nbytes, _share(nbytes, peak.nbytes), others))
+    for category, nbytes in peak.uncounted.items():
+        where = "inside the operation while it runs" if category == "scratch" else "not listed one by one"
+        rows.append((nbytes, _share(nbytes, peak.nbytes), f"{category}: {where}"))
+    columns = ("bytes", "", "tensors live then")
+    return Table("tensors", columns, tuple(rows), units=("nbytes", "share"), align="rrl")
 
 
-def _untold(category: str) -> str:
-    return "inside the operation while it runs" if category == "scratch" else "not told one by one"
+def _share(nbytes: int, of: int) -> float | None:
+    return nbytes / of if of else None
 
 
-def _share(nbytes: int, of: int) -> str:
-    return format_percent(nbytes / of) if of else ""
-
-
-def peak_json(ledger: Ledger) -> dict[str, Any]:
-    """The same for programs: all groups of tensors, whose ``nbytes`` and ``untold`` sum to the peak's."""
-    peak = held_at_peak(ledger)
+def peak_data(ledger: Ledger) -> dict[str, Any]:
+    """The same for programs: all groups of tensors, whose ``nbytes`` and ``uncounted`` sum to the peak's."""
+    peak = tensors_at_peak(ledger)
     return {
         "nbytes": peak.nbytes,
         "index": peak.index,
         "at": place(peak.entry),
         "by_category": peak.by_category,
-        "tensors": [
-            {
-                "count": each.count, "nbytes": each.nbytes, "category": each.category, "dtype": each.dtype,
-                "shape": list(each.shape), "name": each.name, "path": each.path, "phase": each.phase,
-                "line": each.line, "born": list(each.born), "until": each.until or None,
-            }
-            for each in peak.held
-        ],
-        "untold": peak.untold,
+        "tensors": [plain(each) | {"until": each.until or None} for each in peak.live],
+        "uncounted": peak.uncounted,
         "partial": ledger.partial,
-    }  # fmt: skip
+    }

@@ -10,9 +10,10 @@ from typing import Any
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.plan.difference import as_override
+from trainledger.spec.parts import field_at, table_of
 from trainledger.spec.run import Run
 
-_SECTIONS = ("model", "recipe", "layout", "cluster")
+SECTIONS = ("model", "recipe", "layout", "cluster")
 Shape = Mapping[type, Sequence[str]]
 
 
@@ -47,7 +48,7 @@ def run_data(run: Run) -> dict[str, Any]:
 
     ``assumed`` are the fields that were not given but assumed (`Run.origin`), each as ``--set`` takes it.
     """
-    sections = {name: plain(getattr(run, name)) for name in _SECTIONS}
+    sections = {name: table_of(getattr(run, name)) for name in SECTIONS}
     fields = (each.partition(".") for each in run.origin.assumed)
-    assumed = [as_override(f"{at}.{name}", getattr(getattr(run, at), name)) for at, _, name in fields]
+    assumed = [as_override(f"{at}.{name}", field_at(getattr(run, at), name)) for at, _, name in fields]
     return {**sections, "assumed": assumed}

@@ -27,7 +27,7 @@ from trainledger.predict.forecast import Forecast
 from trainledger.predict.predict import ALONE
 from trainledger.predict.waterfall import Bar
 from trainledger.report.device_memory import device_lines, memory_data
-from trainledger.report.heading import of_run
+from trainledger.report.heading import model_line, of_run
 from trainledger.report.plain_data import plain, run_data
 from trainledger.report.table import pasted, sentence
 from trainledger.spec.lora import ONE_DEVICE
@@ -98,9 +98,8 @@ def _of(plan: Plan) -> str:
 
 
 def _heading(plan: Plan) -> list[str]:
-    spec = plan.run.model
-    size = f"{counted(spec.n_layers, 'layer')}, hidden size {spec.d_model:,}"
-    return [f"{spec.name}: {_parameters(plan)}, {size}", *of_run(plan.run)]
+    trained = None if plan.run.recipe.lora_rank is None else plan.ledger.parameters
+    return [model_line(plan.run.model, trained), *of_run(plan.run)]
 
 
 def about(plan: Plan) -> list[str]:
@@ -108,17 +107,6 @@ def about(plan: Plan) -> list[str]:
     forecast, fits = plan.forecast, _fits(plan)
     lines = _heading(plan) + ([f"Impossible {impossible(plan.run, forecast)}."] if forecast.impossible else [])
     return lines + ([f"Memory: {fits}."] if fits else [])
-
-
-def _parameters(plan: Plan) -> str:
-    """All parameters, and of those the active and the trained where they are fewer."""
-    count = parameters(plan.run.model)
-    text = f"{count.total:,} parameters"
-    if count.active != count.total:
-        text += f" ({count.active:,} active)"
-    if plan.run.recipe.lora_rank is not None:
-        text += f" + {plan.ledger.parameters:,} in adapters (only these are trained)"
-    return text
 
 
 def _memory(plan: Plan) -> Section:

@@ -1,48 +1,61 @@
-"""Rules of thumb and conventions of counting for a terminal of 80 columns."""
+"""The document of rules of thumb and conventions of counting, for one run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from trainledger.report.table import sentence, table, wrapped
-from trainledger.units import format_count, format_flops, format_nbytes, format_percent, format_seconds
-
-if TYPE_CHECKING:
-    from trainledger.ledger.conventions import Convention
-    from trainledger.plan.rules_of_thumb_error import RuleOfThumb, StepFact
-
-SHOW: dict[str, Callable[[float], str]] = {
-    "count": format_count, "flops": format_flops, "nbytes": format_nbytes, "seconds": format_seconds,
-}  # fmt: skip
+from trainledger.document import Document, Section, Table, Text, sections
+from trainledger.ledger.conventions import CONVENTIONS
+from trainledger.plan.plan import Plan
+from trainledger.plan.rules_of_thumb_error import RuleOfThumb, StepFact, step_facts
+from trainledger.report.heading import heading
+from trainledger.report.plain_data import plain, run_data
+from trainledger.report.plan import rules_table
+from trainledger.report.table import sentence
 
 
-def rules(rows: Iterable[RuleOfThumb]) -> str:
-    """Each rule beside the ledger, and under the table what each leaves out."""
-    rows = list(rows)
-    cells = [
-        [each.quantity, each.rule, SHOW[each.unit](each.by_rule), SHOW[each.unit](each.by_ledger),
-         format_percent(each.error, signed=True)]
-        for each in rows
-    ]  # fmt: skip
-    notes = dict.fromkeys(wrapped(f"{each.quantity}, {each.rule}: {each.why}.") for each in rows)
-    return "\n".join([table(["", "rule", "says", "ledger", "off by"], cells, align="llrrr"), "", *notes])
+def document(plan: Plan, backend: str) -> Document:
+    """Each rule and what the ledger counts, what the recipe does in a step, and FLOPs by each convention."""
+    run, ledger = plan.run, plan.ledger
+    facts = step_facts(run, ledger)
+    counted = {name: each.flops(run, ledger) for name, each in CONVENTIONS.items()}
+    return Document(
+        title=f"Rules of thumb for {run.model.name}",
+        sections=sections(
+            Section("", (Text((heading(run, backend),)),)),
+            Section("", (rules_table(plan.rules),)),
+            Section("", (Text(tuple(dict.fromkeys(_why(each) for each in plan.rules))),)),
+            *_facts(facts),
+            Section("", (_conventions(counted, ledger.tokens),)),
+            Section("", (Text(tuple(sentence(f"{each.name}: {each.source}") for each in CONVENTIONS.values())),)),
+        ),
+        data=lambda: {
+            "run": run_data(run), "rules_of_thumb": plain(plan.rules, more={RuleOfThumb: ("error",)}),
+            "step": plain(facts), "tokens": ledger.tokens,
+            "conventions": [
+                {"name": name, "formula": each.formula, "source": each.source, "flops": counted[name]}
+                for name, each in CONVENTIONS.items()
+            ],
+        },
+    )  # fmt: skip
 
 
-def facts_of_step(facts: Iterable[StepFact]) -> str:
+def _why(rule: RuleOfThumb) -> str:
+    return f"{rule.quantity}, {rule.rule}: {rule.why}."
+
+
+def _facts(facts: Sequence[StepFact]) -> tuple[Section, ...]:
     """What the recipe does in a step."""
-    facts = list(facts)
-    cells = [[each.what, each.formula, each.sentence] for each in facts]
-    sources = [wrapped(sentence(f"{each.what}, {each.formula}: {each.source}")) for each in facts]
-    return "\n".join([table(["in a step", "", "here"], cells, align="lll"), "", *sources])
+    if not facts:
+        return ()
+    rows = tuple((each.what, each.formula, each.sentence) for each in facts)
+    sources = tuple(sentence(f"{each.what}, {each.formula}: {each.source}") for each in facts)
+    table = Table("in a step", ("in a step", "", "here"), rows, align="lll")
+    return Section("", (table,)), Section("", (Text(sources),))
 
 
-def conventions(named: Iterable[Convention], counted: Mapping[str, float], tokens: int) -> str:
+def _conventions(counted: dict[str, float], tokens: int) -> Table:
     """The FLOPs of one step by each convention, per step and per token."""
-    named = list(named)
-    cells = [
-        [each.name, each.formula, format_flops(counted[each.name]), format_flops(counted[each.name] / tokens)]
-        for each in named
-    ]  # fmt: skip
-    sources = [wrapped(sentence(f"{each.name}: {each.source}")) for each in named]
-    return "\n".join([table(["convention", "counts", "a step", "a token"], cells, align="llrr"), "", *sources])
+    rows = tuple((name, each.formula, counted[name], counted[name] / tokens) for name, each in CONVENTIONS.items())
+    columns = ("convention", "counts", "a step", "a token")
+    return Table("conventions", columns, rows, units=("", "", "flops", "flops"), align="llrr")

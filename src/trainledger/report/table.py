@@ -171,3 +171,24 @@ def pasted(toml: str) -> str:
             items = wrapped(rest.rstrip("]"), WIDTH - 4).splitlines()
             lines += [f"{name} = [", *(f"    {item}" for item in items), "]"]
     return "\n".join(lines)
+
+
+def commands(sets: Sequence[str]) -> str:
+    """``--set`` flags to paste into a shell, several on a line of `WIDTH` as long as they fit.
+
+    >>> commands(["recipe.micro_batch=2", "layout.overlap=['experts']"])
+    "    --set recipe.micro_batch=2 --set 'layout.overlap=['\\''experts'\\'']'"
+    """
+    words = [f"--set {_quoted(each)}" for each in sets]
+    lines, current = [], "   "
+    for at, word in enumerate(words):
+        end = " \\" if at + 1 < len(words) else ""
+        if len(current) + 1 + len(word) + len(end) > WIDTH and current.strip():
+            lines.append(current + " \\")
+            current = "   "
+        current += f" {word}"
+    return "\n".join([*lines, current] if current.strip() else lines)
+
+
+def _quoted(each: str) -> str:
+    return each if all(one.isalnum() or one in "._=-,+" for one in each) else "'" + each.replace("'", "'\\''") + "'"

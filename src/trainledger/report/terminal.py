@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TextIO
 
-from trainledger.document import Bars, Document, Facts, Items, Part, Section, Table, Text, shown
+from trainledger.document import Bars, Document, Facts, Items, Part, Section, Table, Terms, Text, shown
 from trainledger.report.table import WIDTH, table, wrapped
 from trainledger.units import format_percent
 
@@ -47,6 +47,8 @@ def _part(part: Part, colour: bool) -> str:
             return _bars(part, colour)
         case Items():
             return "\n".join(_items(part, colour))
+        case Terms():
+            return "\n".join(_terms(part, colour))
     return part.text
 
 
@@ -71,12 +73,32 @@ def _facts(part: Facts, colour: bool) -> Iterator[str]:
 
 def _items(part: Items, colour: bool) -> Iterator[str]:
     for at, item in enumerate(part.items, 1):
-        head = f"{at:>2}. "
+        head = f"{at:>2}. " if part.numbered else ""
         first, *others = wrapped(item.text, WIDTH - len(head)).split("\n")
         yield head + first
         yield from (" " * len(head) + each for each in others)
         if item.code:
             yield _styled(item.code, _CYAN, colour)
+
+
+def _terms(part: Terms, colour: bool) -> Iterator[str]:
+    """The total and each line with its formula; a source that all lines share stands once, under the title."""
+    yield _styled(_between(part.title, shown(part.total, part.unit)), _BOLD, colour)
+    sources = {each.source for each in part.terms}
+    shared = len(part.terms) > 1 and len(sources) == 1
+    if shared:
+        yield wrapped(f"({sources.pop()})")
+    for each in part.terms:
+        yield _between(f"  {each.what}", f"{shown(each.value, part.unit)}  {each.basis}")
+        for text in (each.formula, *([] if shared else [each.source])):
+            yield from (f"      {line}" for line in wrapped(text, WIDTH - 6).split("\n"))
+
+
+def _between(left: str, right: str) -> str:
+    """Both in one line, the right one at the right edge; in two where they do not fit."""
+    if len(left) + len(right) + 2 <= WIDTH:
+        return left + right.rjust(WIDTH - len(left))
+    return "\n".join([*wrapped(left).split("\n"), right.rjust(WIDTH)])
 
 
 def _bars(part: Bars, colour: bool) -> str:

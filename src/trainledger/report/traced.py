@@ -1,41 +1,68 @@
-"""A traced step of somebody's own code for a terminal: totals, where they come from, and what is not known."""
+"""The document of a traced step: totals, where they come from, and what is not known."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from trainledger.document import shown
-from trainledger.ledger.entry import CATEGORIES, Entry
+from trainledger.document import Amount, Cell, Document, Figure, Section, Table, Text, sections
+from trainledger.ledger.entry import CATEGORIES
 from trainledger.ledger.ledger import Ledger
-from trainledger.report.table import table, wrapped
+from trainledger.ledger.memory.timeline import highest_by_category
+from trainledger.predict.step import OnDevice
+from trainledger.report.memory import memory_figure, peak_figure
+from trainledger.report.peak import peak_data, peak_sections, place
 from trainledger.units import counted
 
 SPLITS = ("phase", "kind", "path", "line", "category")
 LONGEST = 20  # rows of a split
-_SENT = "Payload: the bytes of all these messages, counted whole: what a reduction adds up, what a gather makes."
+_PAYLOAD = (
+    "Payload: the bytes of all these messages, counted whole: the operand of a reduction, the result of a gather."
+)
 
 
-def text(ledger: Ledger, title: str, by: str = "", top: int = LONGEST) -> str:
-    """Totals of the step, its peak, one split, and everything that must be said of them."""
-    operations = sum(each.times for each in ledger)
-    head = f"{title}: {counted(operations, 'operation')} traced"
+def document(
+    ledger: Ledger,
+    title: str,
+    *,
+    by: str = "",
+    top: int = LONGEST,
+    tensors: bool = False,
+    on_device: OnDevice | None = None,
+) -> Document:
+    """Totals of the step, its peak, one split, what it would take on a device, and what qualifies them.
+
+    With ``tensors`` also what is live at the peak.
+    """
+    head = f"{title}: {counted(sum(each.times for each in ledger), 'operation')} traced"
     if ledger.partial:
         head = f"PARTIAL: {head}, then {ledger.partial}"
-    parts = [wrapped(head), table(["", "in one step"], [[name, shown(*each)] for name, each in totals(ledger)])]
-    if len(ledger):
-        peak = ledger.peak()
-        parts.append(wrapped(f"The peak is at {place(peak.entry)}."))
-    sent = collectives(ledger)
-    if sent:
-        columns = ["collective", "phase", "over", "ranks", "times", "payload"]
-        body = [[*each[:3], f"{each[3]:,}", f"{each[4]:,}", shown(each[5], "nbytes")] for each in sent]
-        parts.append(table(columns, body, align="lllrrr") + "\n" + wrapped(_SENT))
-    if by:
-        parts.append(split(ledger, by, top))
-    parts += [wrapped(f"note: {each}") for each in ledger.notes]
-    parts += ["\n".join(uncounted(ledger))] if ledger.uncounted else []
-    return "\n\n".join(parts)
+    rows = tuple((name, Amount(*amount)) for name, amount in totals(ledger))
+    sent = tuple(collectives(ledger))
+    columns = ("collective", "phase", "over", "ranks", "times", "payload")
+    payload = Table("collectives", columns, sent, units=("", "", "", "integer", "integer", "nbytes"), align="lllrrr")
+    return Document(
+        title=title,
+        sections=sections(
+            Section("", (Text((head,)),)),
+            Section("", (Table("totals", ("", "in one step"), rows),)),
+            Section("", (Text((f"The peak is at {place(ledger.peak().entry)}.",)),)) if len(ledger) else None,
+            Section("", (payload, Text((_PAYLOAD,)))) if sent else None,
+            Section("", (split(ledger, by, top),)) if by else None,
+            *(Section("", (Text((f"note: {each}",), note=True),)) for each in ledger.notes),
+            Section("", (Text(uncounted(ledger)),)) if ledger.uncounted else None,
+            *(on_device.document().sections if on_device is not None else ()),
+            *(peak_sections(ledger, top) if tensors else ()),
+        ),
+        data=lambda: _data(ledger, title, by, tensors, on_device),
+        figures=lambda: figures(ledger),
+    )
+
+
+def figures(ledger: Ledger) -> dict[str, Figure]:
+    """Memory over the step, and what the peak is made of."""
+    peak = peak_figure(ledger)
+    return {"Memory over one step": memory_figure(ledger), **({} if peak is None else {"The peak": peak})}
 
 
 def totals(ledger: Ledger) -> Iterator[tuple[str, tuple[int, str]]]:
@@ -69,44 +96,27 @@ def collectives(ledger: Ledger) -> list[tuple[str, str, str, int, int, int]]:
     return [(*key, times, payload) for key, (times, payload) in found.items()]
 
 
-def place(entry: Entry) -> str:
-    """Where an entry stands: its operation, phase, module and line.
-
-    >>> place(Entry("mm", "layers.0.mlp", "backward", "matmul", line="model.py:41"))
-    'mm of layers.0.mlp in backward (model.py:41)'
-    """
-    module = f" of {entry.path}" if entry.path else ""
-    line = f" ({entry.line})" if entry.line else ""
-    return f"{entry.name}{module} in {entry.phase}{line}"
-
-
-def split(ledger: Ledger, by: str, top: int = LONGEST) -> str:
+def split(ledger: Ledger, by: str, top: int = LONGEST) -> Table:
     """The largest rows of a split: FLOPs, bytes moved and bytes kept; by category the most bytes of each."""
     if by == "category":
-        rows = [[name, shown(nbytes, "nbytes")] for name, nbytes in highest(ledger).items()]
-        return table(["category at its most", ""], rows)
+        return Table(by, ("category at its most", "bytes"), tuple(highest(ledger).items()), units=("", "nbytes"))
     amounts = {name: ledger.by(by, name) for name in ("flops", "read", "written", "kept")}
     labels = sorted(amounts["flops"], key=lambda each: (-amounts["flops"][each], -amounts["written"][each]))
-    rows = [
-        [_named(each, by), shown(amounts["flops"][each], "flops")]
-        + [shown(amounts[name][each], "nbytes") for name in ("read", "written", "kept")]
-        for each in labels[:top]
+    rows: list[tuple[Cell, ...]] = [
+        (_label(each, by), *(amounts[name][each] for name in amounts)) for each in labels[:top]
     ]
-    if len(labels) > top:
-        rest = [sum(amounts[name][each] for each in labels[top:]) for name in amounts]
-        more = f"{len(labels) - top} more"
-        rows.append([more, shown(rest[0], "flops"), *(shown(each, "nbytes") for each in rest[1:])])
-    return table([by, "FLOPs", "read", "written", "kept"], rows, align="lrrrr")
+    if rest := labels[top:]:
+        rows.append((f"{len(rest)} more", *(sum(amounts[name][each] for each in rest) for name in amounts)))
+    units = ("", "flops", "nbytes", "nbytes", "nbytes")
+    return Table(by, (by, "FLOPs", "read", "written", "kept"), tuple(rows), units=units, align="lrrrr")
 
 
-def _named(label: str, by: str) -> str:
+def _label(label: str, by: str) -> str:
     return label or ("no line of yours" if by == "line" else "outside the model")
 
 
 def highest(ledger: Ledger) -> dict[str, int]:
     """The most bytes that each category has at any time of the step."""
-    from trainledger.ledger.memory.timeline import highest_by_category
-
     most = highest_by_category(ledger)
     return {each: most[each] for each in CATEGORIES if most.get(each)}
 
@@ -126,10 +136,10 @@ def uncounted(ledger: Ledger) -> tuple[str, ...]:
     )
 
 
-def to_json(ledger: Ledger, by: str = "") -> dict[str, Any]:
-    """The same for programs."""
+def _data(ledger: Ledger, title: str, by: str, tensors: bool, on_device: OnDevice | None) -> dict[str, Any]:
     peak = ledger.peak() if len(ledger) else None
-    told: dict[str, Any] = {
+    data: dict[str, Any] = {
+        "target": title,
         "operations": sum(each.times for each in ledger),
         "parameters": ledger.parameters,
         "flops": ledger.flops,
@@ -148,7 +158,9 @@ def to_json(ledger: Ledger, by: str = "") -> dict[str, Any]:
         "uncounted": list(uncounted(ledger)),
     }
     if by == "category":
-        told["by"] = highest(ledger)
+        data["by"] = highest(ledger)
     elif by:
-        told["by"] = {name: ledger.by(by, name) for name in ("flops", "read", "written", "kept")}
-    return told
+        data["by"] = {name: ledger.by(by, name) for name in ("flops", "read", "written", "kept")}
+    if on_device is not None:
+        data["on_device"] = on_device.document().data()
+    return data | ({"tensors": peak_data(ledger)} if tensors else {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
+from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.plan.difference import as_override
 from trainledger.spec.layout import overlaps
@@ -77,7 +78,7 @@ class Gap:
 
 
 @frozen
-class Layouts:
+class Layouts(Answer, report="layouts"):
     """The layouts of a run on so many devices, best first.
 
     Of ``searched`` in the grid, ``allowed`` obey every rule, ``fitting`` may fit by their bounds; ``accounted`` were

@@ -10,7 +10,7 @@ from planned_runs import ALONE
 
 import trainledger as tl
 from trainledger.cli import main
-from trainledger.plan import in_json
+from trainledger.report.plain_data import SECTIONS
 from trainledger.spec.setting import NONE
 
 ON = ["--device", "a100-sxm-80gb"]
@@ -25,9 +25,7 @@ ANSWERS = {
 
 def of(told: dict[str, Any]) -> tl.Run:
     """The run that a block of an answer says."""
-    table = {
-        name: {key: NONE if value is None else value for key, value in told[name].items()} for name in in_json.SECTIONS
-    }
+    table = {name: {key: NONE if value is None else value for key, value in told[name].items()} for name in SECTIONS}
     return tl.load(table)
 
 

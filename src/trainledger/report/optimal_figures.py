@@ -1,0 +1,93 @@
+"""The figures of a budget's best use: loss against model size, and the frontier over budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import exp, log
+
+from trainledger.document import Figure
+from trainledger.plan.optimal import Optimal
+from trainledger.plan.scaling_law import LossLaw
+from trainledger.report.optimal import SHORT, Point, besides, size_of
+from trainledger.report.style import COLOURS, DARK, arranged
+
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
+
+
+def figures(answer: Optimal) -> dict[str, Figure]:
+    """Loss against model size at this budget, and the frontier over budgets; bands where an error is known.
+
+    Both have what was asked besides: the named model, the one to serve, on repeated data, and the affordable one.
+    """
+    return {"Loss of models of one budget": _iso_flop(answer), "The least loss of a budget": _frontier(answer)}
+
+
+def _markers(answer: Optimal, along: Callable[[Point], float]) -> Iterator[dict[str, object]]:
+    """A larger, hollow point for each model that was asked for besides, at the place that ``along`` says."""
+    for at, (name, each) in enumerate(besides(answer)):
+        yield {
+            "type": "scatter", "mode": "markers", "name": name, "x": [along(each)], "y": [each.loss],
+            "marker": {"color": DARK, "size": 14, "symbol": f"{_SYMBOLS[at]}-open", "line": {"width": 2}},
+            "hovertemplate": f"{name}: {size_of(each)}, loss %{{y:.3f}}<extra></extra>",
+        }  # fmt: skip
+
+
+def _iso_flop(answer: Optimal) -> Figure:
+    flops, middle = answer.budget.flops, answer.loss_law.parameters(answer.budget.flops).value
+    sizes = [middle * exp(each / 20 * log(30)) for each in range(-20, 21)]
+    law = answer.loss_law
+    data = _band(law, sizes, [flops / (6 * each) for each in sizes], sizes)
+    for at, each in enumerate(answer.choices):
+        size = each.parameters.value
+        if sizes[0] <= size <= sizes[-1]:
+            data.append(
+                {
+                    "type": "scatter", "mode": "markers", "name": SHORT.get(each.law.name, each.law.name), "x": [size],
+                    "y": [law.loss(size, flops / (6 * size))],
+                    "marker": {"color": COLOURS[(at + 1) % len(COLOURS)], "size": 11, "symbol": _SYMBOLS[at]},
+                }
+            )  # fmt: skip
+    data += _markers(answer, lambda each: each.parameters)
+    layout = arranged(f"One budget: {flops:.3g} FLOP", "parameters", "loss (nats per token)")
+    layout["xaxis"] |= {"type": "log", "dtick": 1}
+    return {"data": data, "layout": layout}
+
+
+def _frontier(answer: Optimal) -> Figure:
+    flops, law = answer.budget.flops, answer.loss_law
+    budgets = [flops * 10 ** (each / 10) for each in range(-20, 21)]
+    best = [law.parameters(each).value for each in budgets]
+    data = _band(law, best, [each / (6 * n) for each, n in zip(budgets, best, strict=True)], budgets)
+    least = law.loss(best[20], flops / (6 * best[20]))
+    data.append(
+        {
+            "type": "scatter", "mode": "markers", "name": "this budget", "x": [flops], "y": [least],
+            "marker": {"color": COLOURS[1], "size": 10},
+        }
+    )  # fmt: skip
+    data += _markers(answer, lambda each: 6 * each.parameters * each.tokens)
+    layout = arranged("What more compute is worth", "training FLOPs (6 N D)", "loss (nats per token)")
+    layout["xaxis"] |= {"type": "log", "dtick": 1}
+    return {"data": data, "layout": layout}
+
+
+def _band(law: LossLaw, parameters: list[float], tokens: list[float], along: list[float]) -> list[dict[str, object]]:
+    """The loss along a line of models, and the band of its error where one is known."""
+    found = [law.loss_between(n, d) for n, d in zip(parameters, tokens, strict=True)]
+    lines: list[dict[str, object]] = []
+    low, high = [each.low for each in found], [each.high for each in found]
+    if all(each is not None for each in low):
+        lines.append(
+            {
+                "type": "scatter", "mode": "lines", "name": found[0].means, "x": [*along, *reversed(along)],
+                "y": [*high, *reversed(low)], "fill": "toself", "fillcolor": "rgba(0,114,178,0.18)",
+                "line": {"width": 0}, "hoverinfo": "skip",
+            }
+        )  # fmt: skip
+    lines.append(
+        {
+            "type": "scatter", "mode": "lines", "name": law.title, "x": along, "y": [each.value for each in found],
+            "line": {"color": COLOURS[0], "width": 2},
+        }
+    )  # fmt: skip
+    return lines
