@@ -19,7 +19,6 @@ from trainledger.api.machine import kernels_of, machine_of
 from trainledger.cli import main
 from trainledger.plan.layouts.blocks import Blocks
 from trainledger.plan.layouts.bounds import Bounds
-from trainledger.plan.layouts.collectives import rates_of
 from trainledger.plan.layouts.constraints import Constraints
 from trainledger.plan.layouts.grid import Grid, Shape, grid_of, run_of, shared_layers, whole
 from trainledger.plan.layouts.pareto import pareto
@@ -259,8 +258,8 @@ def test_the_collectives_of_a_block_cost_the_same_alone_and_among_others() -> No
     )  # fmt: skip
     every = [each for some in blocks.blocks.values() for each in some]
     assert len({each.expert for each in every}) > 1
-    for block, among in zip(every, rates_of(bounds, every), strict=True):
-        (alone,) = rates_of(bounds, [block])
+    for block, among in zip(every, bounds.rates_of(every), strict=True):
+        (alone,) = bounds.rates_of([block])
         for name in ("shared", "gather", "expert", "sum"):
             np.testing.assert_array_equal(getattr(alone, name), getattr(among, name))
         np.testing.assert_allclose(np.array(alone.layers), np.array(among.layers), rtol=1e-12)

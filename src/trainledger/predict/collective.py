@@ -104,11 +104,13 @@ def _apart(layout: Layout, group: str) -> Number:
     return apart
 
 
-def collective_seconds(name: str, nbytes: Number, place: Placement, fabric: Fabric) -> Number:
+def collective_seconds(
+    name: str, nbytes: Number, place: Placement, fabric: Fabric, *, unreachable: float | None = None
+) -> Number:
     """Seconds of one collective of ``nbytes`` (counted as `Entry.payload`) by the fastest way; a group of one is free.
 
-    ``name`` is all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, or send (recv) to a neighbour. Raises
-    NoRate where the group needs a network that is not known.
+    ``name`` is all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, or send (recv) to a neighbour. A group
+    that needs a network that is not known takes ``unreachable`` seconds; without those this raises NoRate.
 
     >>> from trainledger.spec.links import Link
     >>> fabric = Fabric(devices_per_node=8, node=Link(name="x", title="x", bytes_per_second=100e9))
@@ -117,13 +119,17 @@ def collective_seconds(name: str, nbytes: Number, place: Placement, fabric: Fabr
     """
     if _is_one(place.ranks):
         return 0.0
-    if fabric.network is None and not _in_one_node(place.nodes):
+    far: Number = False if fabric.network is not None else place.nodes > 1
+    if unreachable is None and (far.any() if hasattr(far, "shape") else far):
         raise NoRate(
             f"a group of {place.ranks} ranks is on {place.nodes} nodes of {fabric.devices_per_node} devices, and the "
             "network between them is not known (cluster.network names one)"
         )
-    ways = list(_WAYS[name](nbytes, place, fabric))
-    seconds = reduce(smaller_real, ways)
+    seconds = reduce(smaller_real, _WAYS[name](nbytes, place, fabric))
+    if fabric.network is None and unreachable is not None:
+        import numpy
+
+        seconds = numpy.where(far, unreachable, seconds)
     return seconds if isinstance(place.ranks, int) else seconds * (place.ranks > 1)
 
 
@@ -294,9 +300,7 @@ def _is_one(size: Number) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def _in_one_node(nodes: Number) -> bool:
-    """Whether no group, or none of an array of groups, leaves its node."""
-    return bool((nodes <= 1).all()) if hasattr(nodes, "shape") else _is_one(nodes)
+# Tokens that go to experts once for each node
 
 
 def other_nodes(spec: ModelSpec, nodes: Number) -> Number:

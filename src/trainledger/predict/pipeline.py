@@ -23,9 +23,9 @@ weights' part of that (Narayanan et al. 2021, section 2.2; Qi et al. 2023, table
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainledger.frozen import frozen
 
@@ -290,6 +290,36 @@ def _zero_bubble(
         while waiting[number]:
             weights(number)
     return free
+
+
+def critical_path(
+    forward: Any,
+    backward: Any,
+    deferred: Any,
+    *,
+    ahead: Callable[[Any], Any],
+    micro_batches: Any,
+    chunks: Any,
+    stages: int,
+    sends: Any,
+    alone: tuple[Any, Any] = (0.0, 0.0),
+    rounds_alone: Any = 0.0,
+) -> Any:
+    """Seconds that a pipeline takes at least: through the stages ahead of each stage, and all its micro-batches.
+
+    Sizes are arrays with an axis of stages, and the longest of their paths counts. ``forward`` and ``backward`` are
+    seconds of a micro-batch in all ``chunks`` of a stage, ``ahead`` sums such seconds over the stages ahead of each,
+    and ``sends`` are the seconds from the first stage to it and back. ``deferred`` is the part of a backward that waits
+    for gaps (zero-bubble, else 0). ``alone`` is what a forward and a backward take longer that overlap no other
+    micro-batch, as they do in ``rounds_alone`` of this stage's chunks and on the stages ahead of it.
+    """
+    import numpy as np
+
+    longer, longer_back = alone
+    first = ahead(forward + longer)
+    last = ahead(backward + longer_back - deferred) - np.minimum(micro_batches, stages) * deferred
+    own = np.minimum(rounds_alone, chunks * micro_batches) * (longer + longer_back)
+    return micro_batches * (forward + backward) + sends + (first + np.maximum(0.0, last) + own) / chunks
 
 
 def bubble_seconds(schedule: str, stages: int, chunks: int, forward: float, backward: float, weights: float) -> float:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.model.shapes import after_blocks, before_blocks, block
 from trainledger.ledger.ranks import RankAccount
-from trainledger.predict.collective import collective_seconds, placement
-from trainledger.predict.overlap import bucket_elements, in_buckets, times_of, with_experts_overlapped, with_overlap
-from trainledger.predict.roofline import EntryTime, Machine, NoRate, Roofline
-from trainledger.predict.step import host_seconds
+from trainledger.predict.clock import Clock
+from trainledger.predict.overlap import in_buckets, times_of, with_experts_overlapped, with_overlap
+from trainledger.predict.roofline import EntryTime, Machine
 from trainledger.predict.stream_ops import BACKWARD, UNPACK, UPDATE, Schedule, Timed, schedule_of, without_links
-from trainledger.spec.cluster import Device
-from trainledger.spec.layers import segments
 from trainledger.spec.links import Fabric
 from trainledger.spec.run import Run
 
@@ -91,66 +86,6 @@ def once_for_alike(stages: Sequence[StageTime], of: Callable[[StageTime], Result
         if id(each.times) not in known:
             known[id(each.times)] = of(each)
     return [known[id(each.times)] for each in stages]
-
-
-class Clock:
-    """Seconds of one run of an entry on a device of the cluster; equal operations are timed once."""
-
-    def __init__(self, run: Run, machine: Machine, fabric: Fabric | None) -> None:
-        self.run = run
-        self.machine = machine
-        self.fabric = fabric
-        self.roofline = Roofline(machine, blocking=run.recipe.launch_blocking)
-        self.contention = machine.contention_share if isinstance(machine, Device) else 0.0
-        self._known: dict[tuple[Any, ...], Any] = {}
-
-    def time(self, entry: Entry) -> tuple[tuple[Any, ...], EntryTime]:
-        """Of one run of an operation on the device itself, with what makes it equal to others."""
-        key = (
-            entry.name, entry.kind, entry.phase, entry.dtype, entry.flops, entry.read, entry.written, entry.shape,
-            entry.fused,
-        )  # fmt: skip
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self.roofline.time(replace(entry, loop=()))
-        return key, found
-
-    def message(self, entry: Entry) -> Timed:
-        """Of one collective or transfer."""
-        key = (entry.name, entry.group, entry.ranks, entry.payload, entry.overlap, entry.read, entry.path)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._message(entry)
-        seconds, pieces = found
-        return Timed(entry, seconds, pieces)
-
-    def _message(self, entry: Entry) -> tuple[float, int]:
-        if entry.kind == "transfer":
-            return float(host_seconds(entry, self.machine) or 0.0), 1
-        if not entry.payload or entry.ranks == 1:
-            return 0.0, 1
-        if self.fabric is None:
-            raise NoRate("no link between devices is known")
-        per_node = self.fabric.devices_per_node
-        place = placement(self.run.layout, entry.group, entry.ranks, per_node, self.run.model)
-        pieces = self._pieces(entry)
-        return pieces * float(collective_seconds(entry.name, entry.payload / pieces, place, self.fabric)), pieces
-
-    def _pieces(self, entry: Entry) -> int:
-        """ZeRO-1's gradients go in buckets, and parameters may go one by one, which the ledger has as one message."""
-        if entry.name == "all_gather" and entry.phase != "optimizer" and self.run.layout.gather == "tensor":
-            return self._tensors.get(entry.path, 1)
-        if entry.overlap != "compute" or not in_buckets(self.run) or entry.loop or entry.group == "tensor":
-            return 1
-        return int(-(-entry.payload // (4 * bucket_elements(entry.ranks))))
-
-    @cached_property
-    def _tensors(self) -> Mapping[str, int]:
-        """Tensors of a block, the one that has most, and of what stands outside of blocks."""
-        spec = self.run.model
-        blocks = (sum(1 for _ in block(spec, kind)) for segment in segments(spec) for kind in segment.kinds)
-        outside = sum(1 for _ in (*before_blocks(spec), *after_blocks(spec)))
-        return {"layers.*": max(blocks), "": outside}
 
 
 def _stage(run: Run, number: int, ranks: Any, ledger: Ledger, clock: Clock) -> StageTime:

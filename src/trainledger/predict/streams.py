@@ -22,8 +22,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from trainledger.frozen import frozen
+from trainledger.predict.kernel import larger
 from trainledger.predict.stream_ops import Loop, Schedule, StreamOp
 
 MOST_ROUNDS = 64  # of a loop's body, before its last increment is taken for all others
@@ -270,3 +272,12 @@ def rank_seconds(ops: Schedule, *, contention: float = 0.0) -> float:
     streams.run(ops)
     streams.synchronize()
     return streams.compute
+
+
+def perfectly_overlapped(compute: Any, communication: Any, contention: float) -> Any:
+    """Seconds of both streams at least, as if neither waited for the other; arrays give arrays.
+
+    >>> perfectly_overlapped(3.0, 2.0, 0.5), perfectly_overlapped(1.0, 4.0, 0.5)
+    (4.0, 4.0)
+    """
+    return larger(compute + contention * communication, communication)

@@ -18,38 +18,35 @@ from trainledger.ledger.core.arithmetic import summed
 from trainledger.ledger.core.sizes import sizes_of
 from trainledger.ledger.entry import HOST, Entry, Int
 from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.step import follow
 from trainledger.plan.layouts.grid import Shape, runs_of
-from trainledger.plan.layouts.times import Times
+from trainledger.predict.clock import Clock
 from trainledger.predict.kernel import larger
 from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 
 _SHARING = ("shard", "shard x context", "replicate", "shard / expert", "shard x context / expert")
-_MOVING = ("activations", "logits and loss", "scratch", "communication")
-COMMUNICATION = "communication"
+_WORKING = ("activations", "logits and loss", "scratch")  # categories of the peak of a part's backward
 
 
 @frozen
 class PartCosts:
-    """What one layer, or what stands before or after all, needs for a micro-batch.
+    """Costs of one micro-batch in one layer, or in what is before or after all layers.
 
-    ``kept`` bytes wait for the backward. ``most`` is what is live beside all that is kept while the backward runs,
-    ``quiet`` the same without what is gathered and reduced, ``again`` that while it runs again and has no gradient of a
-    weight yet; a layer's begin with the gradient of its output. What the head keeps includes what the last layer keeps
-    otherwise than those before it; what it has ``left`` stays to the end of the backward, beside the gradient that came
-    for the last layer's output. Seconds: ``weights`` is the part of ``backward`` that only gradients of weights need;
-    ``unpack`` and ``pack`` copy out of what was gathered and into what is reduced, beside ``forward`` and
-    ``backward``; ``launch`` and ``launch_back`` are what the program needs to launch those two; ``sends`` and
-    ``sends_back`` are the seconds of them in which tokens go to experts and back.
+    Bytes: ``kept`` are the saved activations. ``working`` is the peak of the backward beyond them, without gathered
+    parameters and reduced gradients; that of a layer includes the gradient of its output. The head's saved activations
+    include what the last layer saves beyond the others; it has ``left`` gradients of its own after its backward.
+    Seconds: ``weights`` is the part of ``backward`` that computes gradients of weights; ``unpack`` and ``pack`` copy
+    out of gathered parameters and into reduced gradients, on top of ``forward`` and ``backward``; ``launch`` and
+    ``launch_back`` are what the program needs to launch those two; ``sends`` and ``sends_back`` are the seconds of them
+    in which tokens go to experts and back.
     """
 
     kept: Any = 0.0
-    most: Any = 0.0
-    quiet: Any = 0.0
-    again: Any = 0.0
+    working: Any = 0.0
     left: Any = 0.0
     forward: Any = 0.0
     backward: Any = 0.0
@@ -63,26 +60,39 @@ class PartCosts:
 
 
 COLUMNS = tuple(each.name for each in fields(PartCosts))
-SECONDS = ("forward", "backward", "weights", "unpack", "pack", "launch", "launch_back", "sends", "sends_back")
+FORWARD, BACKWARD = ("forward", "unpack", "launch", "sends"), ("backward", "pack", "launch_back", "sends_back")
+SECONDS = (*FORWARD, *BACKWARD, "weights")
 
 
 @frozen
 class BlockCosts:
-    """The pieces of some shapes, each an array with an element for each of them.
+    """The costs of V shapes; ``before`` and ``after`` all layers [COLUMNS, V], ``layers`` [COLUMNS, K, V].
 
-    ``layers`` are those of a layer of each run of `runs_of`. ``stream`` are the bytes that go from one stage to the
-    next, ``received`` what a layer keeps of them. ``gather`` and ``reduce`` are bytes of a layer's parameters and
-    gradients that go over the ranks that share them for a micro-batch, where that is done block by block: of experts
-    the second, of all others the first.
+    Layers are one of each of the K runs of `runs_of`. ``stream`` [V] are the bytes that go from one stage to the next,
+    ``received`` [V] what a layer saves of them. ``gather`` and ``reduce`` [2, K, V] are bytes of a layer's parameters
+    and gradients that go over the ranks that share them, once; of experts the second, of all others the first.
     """
 
-    before: PartCosts
-    layers: tuple[PartCosts, ...]
-    after: PartCosts
+    before: Any
+    layers: Any
+    after: Any
     stream: Any
     received: Any
-    gather: tuple[tuple[Any, Any], ...]
-    reduce: tuple[tuple[Any, Any], ...]
+    gather: Any
+    reduce: Any
+
+    @classmethod
+    def empty(cls, shapes: int, runs: int) -> BlockCosts:
+        """Costs of so many shapes, to be filled by `put`."""
+        import numpy as np
+
+        one, each, both = np.zeros((len(COLUMNS), shapes)), (len(COLUMNS), runs, shapes), (2, runs, shapes)
+        return cls(one, np.zeros(each), one.copy(), np.zeros(shapes), np.zeros(shapes), np.zeros(both), np.zeros(both))
+
+    def put(self, found: BlockCosts, places: Sequence[int]) -> None:
+        """Fill in the costs of the shapes at some places."""
+        for into, values in zip(vars(self).values(), vars(found).values(), strict=True):
+            into[..., places] = values
 
 
 class _Once(Run):
@@ -102,8 +112,10 @@ def class_of(shape: Shape) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def block_costs(run: Run, shapes: Sequence[Shape], times: Times | None, *, gathers: bool, backend: str) -> BlockCosts:
-    """The pieces of shapes of one class; ``gathers`` says that parameters are gathered block by block."""
+def block_costs(run: Run, shapes: Sequence[Shape], clock: Clock, *, gathers: bool, backend: str) -> BlockCosts:
+    """The costs of shapes of one class; ``gathers`` says that parameters are gathered block by block."""
+    import numpy as np
+
     local = _with_arrays(run, shapes, gathers)
     rank = rank_plan(local)
     ledger = follow(rank, backend=backend)
@@ -115,34 +127,30 @@ def block_costs(run: Run, shapes: Sequence[Shape], times: Times | None, *, gathe
     which = _main_segments(runs_of(run), blocks, counts)
     hidden = ("tensor",) if overlaps(run.layout, "tensor") else ()
     segments = shapes[0].checkpointing == "segments"
-    found = _Reader(ledger, times, local.layout, stream, which, hidden, blocks, segments).read()
-    size = len(shapes)
-    layers, gather, reduce = list[PartCosts](), [], []
+    found = _Reader(ledger, clock.of_run(local), stream, which, hidden, blocks, segments).read()
+    layers = []
     for index in which:
-        work, of = found.loops[index], blocks[index]
-        shares = {name: getattr(work, name) / of for name in ("kept", *SECONDS)}
-        layers.append(_spread(replace(work, **shares), size))
-        gather.append(tuple(_wide(each / of, size) for each in found.gathered[index]))
-        reduce.append(tuple(_wide(each / of, size) for each in found.reduced[index]))
-    if segments:
-        alone = [replace(each, checkpointing="full") for each in shapes]
-        layers = _no_longer(layers, block_costs(run, alone, times, gathers=gathers, backend=backend).layers)
-    return BlockCosts(
-        before=_spread(found.before, size), layers=tuple(layers), after=_spread(found.after, size),
-        stream=_wide(stream, size), received=_wide(found.received, size), gather=tuple(gather), reduce=tuple(reduce),
+        part, of = found.loops[index], blocks[index]
+        layers.append(replace(part, **{name: getattr(part, name) / of for name in ("kept", *SECONDS)}))
+    size = len(shapes)
+    gather = [[each / (2 * blocks[index]) for each in found.gathered[index]] for index in which]  # twice: both passes
+    reduce = [[each / blocks[index] for each in found.reduced[index]] for index in which]
+    costs = BlockCosts(
+        before=_wide(vars(found.before).values(), size),
+        layers=_wide([_wide(vars(each).values(), size) for each in layers], size).swapaxes(0, 1),
+        after=_wide(vars(found.after).values(), size),
+        stream=_wide(stream, size), received=_wide(found.received, size),
+        gather=_wide([_wide(each, size) for each in gather], size).swapaxes(0, 1),
+        reduce=_wide([_wide(each, size) for each in reduce], size).swapaxes(0, 1),
     )  # fmt: skip
-
-
-def _no_longer(layers: Sequence[PartCosts], alone: Sequence[PartCosts]) -> list[PartCosts]:
-    """Layers of segments, whose backward takes no longer than alone: a stage may have a part of a segment.
-
-    What runs again ends before the last product: of a segment that of its last layer, and of a layer alone its own.
-    """
-    import numpy as np
-
-    names = ("backward", "launch_back")
-    pairs = zip(layers, alone, strict=True)
-    return [replace(a, **{name: np.minimum(getattr(a, name), getattr(b, name)) for name in names}) for a, b in pairs]
+    if segments:
+        # A stage may have a part of a segment. What is recomputed ends before the last matmul: of a segment that of its
+        # last layer, of a layer alone its own; so its backward takes no longer than alone.
+        alone = [replace(each, checkpointing="full") for each in shapes]
+        others = block_costs(run, alone, clock, gathers=gathers, backend=backend).layers
+        for row in (COLUMNS.index("backward"), COLUMNS.index("launch_back")):
+            costs.layers[row] = np.minimum(costs.layers[row], others[row])
+    return costs
 
 
 def _with_arrays(run: Run, shapes: Sequence[Shape], gathers: bool) -> Run:
@@ -156,7 +164,7 @@ def _with_arrays(run: Run, shapes: Sequence[Shape], gathers: bool) -> Run:
     first = shapes[0]
     expert = sizes("expert")
     layout, recipe = Layout(prefetch=run.layout.prefetch), replace(run.recipe)
-    # Experts of a rank that shares among several; how many it shares among is told apart (`plan.layouts.standing`).
+    # Experts of a rank that shares among several; how many it shares among is known apart (`plan.layouts.states`).
     vars(layout).update(
         tensor=sizes("tensor"), sequence_parallel=first.sequence_parallel,
         sequence_gather=run.layout.sequence_gather, expert_send=run.layout.expert_send, context=sizes("context"),
@@ -183,13 +191,12 @@ def _main_segments(runs: Sequence[int], blocks: Sequence[int], counts: Sequence[
 
 
 def _wide(amount: Any, size: int) -> Any:
+    """An amount, or a sequence of them, as floats for each of so many shapes."""
     import numpy as np
 
-    return np.broadcast_to(np.asarray(amount, float), size)
-
-
-def _spread(work: PartCosts, size: int) -> PartCosts:
-    return PartCosts(*(_wide(each, size) for each in vars(work).values()))
+    if isinstance(amount, int | float) or hasattr(amount, "shape"):
+        return np.broadcast_to(np.asarray(amount, float), (*np.shape(amount)[:-1], size))
+    return np.stack([_wide(each, size) for each in amount])
 
 
 class _Found:
@@ -208,18 +215,18 @@ class _Reader:
     """
 
     def __init__(
-        self, ledger: Ledger, times: Times | None, layout: Layout, stream: Int, wanted: Sequence[int],
+        self, ledger: Ledger, clock: Clock, stream: Int, wanted: Sequence[int],
         hidden: tuple[str, ...], blocks: Sequence[int], segments: bool,
     ) -> None:  # fmt: skip
         entries = [each for each in ledger if each.phase in ("forward", "recompute", "backward")]
         self.parts = _of_the_micro_batch(list(_parts(entries)))
-        self.times = times
-        self.layout = layout
+        self.clock = clock
         self.stream = stream
         self.wanted = set(wanted)
         self.untimed = (*_SHARING, *hidden)
         self.counts = {key: part[0].loop[0][1] for key, part in self.parts if isinstance(key, tuple)}
         self.kept: dict[Any, Int] = {}
+        self.more: Int = 0  # saved by the last layers beyond the others
         for key, part in self.parts:
             ahead = [each for each in part if each.phase == "forward"]
             several = isinstance(key, tuple) and self.counts[key] > 1
@@ -239,7 +246,8 @@ class _Reader:
             # Offloaded, the last output is there while the head reads it, and then in host memory; what the last of the
             # segments keeps is not there where the head's stage has a part of it.
             if not self.offloads and not self.segments:
-                self.kept["after"] = self.kept["after"] + self.kept[last] - usual
+                self.more = self.kept[last] - usual
+                self.kept["after"] = self.kept["after"] + self.more
             self.kept[last] = usual
 
     def _alike(self) -> Any:
@@ -247,25 +255,24 @@ class _Reader:
         return max(self._rounds().values(), key=lambda each: self.counts[each])
 
     def read(self) -> _Found:
-        found, parts = _Found(), self.parts
-        most, _ = self._most(_MOVING)
-        quiet, left = self._most(_MOVING[:-1])
-        again, _ = self._most(_MOVING[:-1], ("recompute",))
-        spent = self._seconds()
+        found, parts, spent = _Found(), self.parts, self._seconds()
 
-        def work(key: Any) -> PartCosts:
-            return PartCosts(
-                kept=self.kept.get(key, 0), most=most.get(key, 0), quiet=quiet.get(key, 0), again=again.get(key, 0),
-                left=left if key == "after" else 0, **dict(zip(SECONDS, spent[key], strict=True)),
-            )  # fmt: skip
+        def costs(key: Any) -> PartCosts:
+            entries = [each for other, part in parts if other == key for each in part]
+            kept, seconds = self.kept.get(key, 0), spent[key]
+            if key == "after":  # from its forward on: its micro-batch is the last of those in flight
+                peak, change = _working(entries)
+                return PartCosts(kept=kept, working=self.more + peak, left=larger(0, self.more + change), **seconds)
+            peak, _ = _working([each for each in entries if each.phase != "forward"])
+            return PartCosts(kept=kept, working=self.stream + peak, **seconds)
 
-        # Copies of weights that stand outside are kept too: whose they are is not told.
+        # Copies of weights that are outside the layers are saved too; the account of states has them.
         weights = sum((_kept(each) for key, part in parts if key == "before" for each in part if each.path == ""), 0)
-        found.before, found.after = work("before"), work("after")
+        found.before, found.after = costs("before"), costs("after")
         found.before = replace(found.before, kept=found.before.kept - weights)
         found.received = self._received()
         for index, key in self._rounds().items():
-            found.loops[index] = work(key)
+            found.loops[index] = costs(key)
             of = [each for other, part in parts if other == key for each in part if each.group in _SHARING]
             found.gathered[index] = _payloads(of, "all_gather")
             found.reduced[index] = _payloads(of, "reduce_scatter")
@@ -286,60 +293,19 @@ class _Reader:
                 found[index] = (index, which)
         return found
 
-    def _most(
-        self, moving: Sequence[str], phases: Sequence[str] = ("recompute", "backward")
-    ) -> tuple[dict[Any, Int], Int]:
-        """By part, what is live in these phases beside what is kept; and what the head leaves to the end."""
-        most: dict[Any, Int] = {}
-        live: Int = 0
-        left: Int = 0
-        waiting = sum((each * self.counts.get(key, 1) for key, each in self.kept.items() if key != "after"), 0)
-        if COMMUNICATION in moving:  # parameters outside the layers are there all the time
-            waiting = waiting + self._outside()
-        for key, part in self.parts:
-            before = live
-            # Of a layer what comes beside its input's gradient counts, not what parts behind it have left.
-            beside = before - self.stream if isinstance(key, tuple) else waiting
-            asked = phases
-            for entry in part:
-                live = _plus(live, _moved(entry.allocated, moving))
-                if entry.phase == "backward" and entry.kind == "matmul" and "backward" not in phases:
-                    asked = ()  # from the first product on gradients of weights are there
-                if entry.phase in asked:
-                    # The rank's own piece is made narrow to be gathered: how large it is depends on the ranks.
-                    scratch = 0 if entry.group in _SHARING else entry.scratch
-                    above = _plus(live, scratch) - beside
-                    most[key] = above if key not in most else larger(most[key], above)
-                live = _plus(live, -_moved(entry.freed, moving))
-            if isinstance(key, tuple):
-                live = before + self.counts[key] * (live - before)
-            elif key == "after" and part[0].phase != "forward":
-                left = larger(0, live - waiting)  # the last layer's output has gone, and its gradient is there
-        return most, left
-
-    def _outside(self) -> Int:
-        """Bytes of the parameters outside the layers that are gathered."""
-        entries = (each for key, part in self.parts if key == "before" for each in part)
-        return sum((each.payload for each in entries if each.name == "all_gather" and each.group in _SHARING), 0)
-
-    def _seconds(self) -> dict[Any, tuple[Any, ...]]:
-        """By part, the seconds in the order of `SECONDS`, one round of a loop."""
-        spent: dict[Any, list[Any]] = {key: [0.0] * len(SECONDS) for key, _ in self.parts}
+    def _seconds(self) -> dict[Any, dict[str, Any]]:
+        """By part, the seconds of one round of a loop."""
         wanted = {"before", "after", *self._rounds().values()}
-        if self.times is not None:
-            for key, part in self.parts:
-                if key not in wanted:
-                    continue
-                depth = 1 if isinstance(key, tuple) else 0
-                seconds, products, copies, *others = self.times.of(part, self.layout, depth, without=self.untimed)
-                backward = part[0].phase != "forward"
-                spent[key][backward] = spent[key][backward] + seconds
-                spent[key][2] = spent[key][2] + products / 2
-                spent[key][3 + backward] = spent[key][3 + backward] + copies
-                for at, each in enumerate(others):  # launches, sends
-                    place = 5 + 2 * at + backward
-                    spent[key][place] = spent[key][place] + each
-        return {key: tuple(each) for key, each in spent.items()}
+        spent: dict[Any, dict[str, Any]] = {key: dict.fromkeys(SECONDS, 0.0) for key in wanted}
+        for key, part in self.parts:
+            if key not in wanted:
+                continue
+            least = self.clock.least(part, 1 if isinstance(key, tuple) else 0, hidden=self.untimed)
+            names = FORWARD if part[0].phase == "forward" else BACKWARD
+            found = dict(zip(names, (least.total, least.copies, least.launches, least.sends), strict=True))
+            for name, seconds in (*found.items(), ("weights", least.matmuls / 2)):
+                spent[key][name] = spent[key][name] + seconds
+        return spent
 
 
 def _parts(entries: Sequence[Entry]) -> Iterator[tuple[Any, list[Entry]]]:
@@ -379,9 +345,22 @@ def _payloads(entries: Sequence[Entry], name: str) -> tuple[Int, Int]:
     return sum((each.payload for each in some), 0) - of_experts, of_experts
 
 
+def _working(entries: Sequence[Entry]) -> tuple[Int, Int]:
+    """The peak of what entries allocate and free, and what they leave at their end; a round of each loop."""
+    rows = []
+    for each in entries:
+        allocated = tuple(pair for pair in each.allocated if pair[0] in _WORKING)
+        freed = tuple(pair for pair in each.freed if pair[0] in _WORKING)
+        # The rank's own piece is cast to be gathered: how large it is depends on the ranks.
+        scratch = 0 if each.group in _SHARING else each.scratch
+        rows.append(replace(each, allocated=allocated, freed=freed, scratch=scratch, loop=()))
+    change = summed(_moved(each.allocated, _WORKING) - _moved(each.freed, _WORKING) for each in rows)
+    return peak_nbytes(Ledger(tuple(rows))), change
+
+
 def _kept(entry: Entry) -> Int:
     """What it keeps on the device, parameters that were gathered left out."""
-    if any(category in (COMMUNICATION, HOST) for category, _ in entry.allocated):
+    if any(category in ("communication", HOST) for category, _ in entry.allocated):
         return 0
     return entry.kept
 
@@ -392,8 +371,3 @@ def _left(entry: Entry) -> Int:
 
 def _moved(amounts: Sequence[tuple[str, Int]], moving: Sequence[str]) -> Int:
     return summed(nbytes for category, nbytes in amounts if category in moving)
-
-
-def _plus(a: Int, b: Int) -> Int:
-    """Their sum; most operations move nothing of what is asked for, and large arrays take time to add to."""
-    return a if isinstance(b, int) and b == 0 else a + b

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.plan.layouts.bounds import Block
 from trainledger.plan.layouts.constraints import Constraints
 from trainledger.plan.layouts.grid import ZERO_MODES, Grid, Shape, Sharding, Stages
 from trainledger.plan.layouts.states import Ranks
@@ -15,6 +14,24 @@ from trainledger.spec.problem import Problem
 
 WHOLE_BATCH = "recipe.global_batch must be a multiple of micro_batch x data ranks (layout.replicate x layout.shard)"
 WHOLE_ROUNDS = "layout.schedule interleaved takes micro-batches in rounds of as many as there are stages"
+
+
+@frozen
+class Block:
+    """The layouts with the same ranks of tensor, context, pipeline and experts.
+
+    ``variants`` are places in the list of shapes, ``columns`` places in the tables of states.
+    """
+
+    tensor: int
+    context: int
+    pipeline: int
+    expert: int
+    data_ranks: int
+    variants: Any
+    micro_batches: Any
+    shardings: tuple[Sharding, ...]
+    columns: tuple[int, ...]
 
 
 @frozen

@@ -6,16 +6,18 @@ Shapes as in `plan.layouts.bounds`: S ways to run the pipeline, J stages that di
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
+from trainledger.plan.layouts.block_costs import BlockCosts
+from trainledger.plan.layouts.blocks import Block
 from trainledger.plan.layouts.grid import UNSHARDED, ZERO3_RESHARDS, ZERO_MODES
 from trainledger.plan.layouts.stages import Pipelines
+from trainledger.predict.clock import Clock
 from trainledger.predict.collective import placement
 from trainledger.spec.layout import Layout, overlaps
-
-if TYPE_CHECKING:
-    from trainledger.plan.layouts.bounds import Block, Bounds
+from trainledger.spec.precision import precision_of
 
 ZERO3_KEEPS = ZERO_MODES.index((3, False))
 ZERO1, ZERO2 = ZERO_MODES.index((1, None)), ZERO_MODES.index((2, None))
@@ -37,15 +39,18 @@ class Rates:
     layers: tuple[tuple[Any, Any], ...]
 
 
-def rates_of(bounds: Bounds, blocks: Sequence[Block]) -> list[Rates]:
-    """The rates of each block; the columns of all go through the arithmetic together, as each block's are few."""
+def rates_of(clock: Clock, gathered: BlockCosts | None, blocks: Sequence[Block]) -> list[Rates]:
+    """The rates of each block; the columns of all are computed together, as each block's are few.
+
+    ``gathered`` are the costs of shapes whose parameters are gathered block by block, where there are some.
+    """
     found: dict[int, Rates] = {}
     alike: dict[tuple[bool, bool], list[int]] = {}  # by the groups that there are
     for index, each in enumerate(blocks):
         alike.setdefault((each.context > 1, each.expert > 1), []).append(index)
     for (context, experts), places in alike.items():
         some = [blocks[index] for index in places]
-        rates = _rates_of(bounds, some, "shard x context" if context else "shard", experts)
+        rates = _rates_of(clock, gathered, some, "shard x context" if context else "shard", experts)
         at = 0
         for index, each in zip(places, some, strict=True):
             own = slice(at, at := at + len(each.shardings))
@@ -54,11 +59,12 @@ def rates_of(bounds: Bounds, blocks: Sequence[Block]) -> list[Rates]:
     return [found[index] for index in range(len(blocks))]
 
 
-def _rates_of(bounds: Bounds, blocks: Sequence[Block], group: str, experts: bool) -> Rates:
+def _rates_of(clock: Clock, gathered: BlockCosts | None, blocks: Sequence[Block], group: str, experts: bool) -> Rates:
     """The columns of all blocks in a row, which have the same groups."""
     import numpy as np
 
-    times, sizes = bounds.costs.times, [len(each.shardings) for each in blocks]
+    assert clock.fabric is not None
+    sizes = [len(each.shardings) for each in blocks]
 
     def by_block(values: Sequence[Any]) -> Any:
         return np.repeat(np.array(values), sizes)
@@ -71,31 +77,33 @@ def _rates_of(bounds: Bounds, blocks: Sequence[Block], group: str, experts: bool
     )
     layout = Layout()
     vars(layout).update(axes, shard=shards, replicate=replicas)
-    shared, per_node = shards * axes["context"], times.fabric.devices_per_node
+    shared, per_node = shards * axes["context"], clock.fabric.devices_per_node
     near = placement(layout, group, shared, per_node)
     far = placement(layout, "replicate", replicas, per_node)
-    gather = times.collective("all_gather", LARGE, near) / LARGE
-    total = times.collective("all_reduce", LARGE, far) / LARGE
+    gather = clock.collective("all_gather", LARGE, near) / LARGE
+    total = clock.collective("all_reduce", LARGE, far) / LARGE
     groups = [(near, shared), (near, shared)]
     of_experts = gather
     if experts:
         ranks = shared // axes["expert"]
         groups[1] = (placement(layout, f"{group} / expert", ranks, per_node), ranks)
-        of_experts = times.collective("all_gather", LARGE, groups[1][0]) / LARGE
-    table = bounds.tables.get(True)
-    if table is None:
+        of_experts = clock.collective("all_gather", LARGE, groups[1][0]) / LARGE
+    if gathered is None:
         return Rates(shared, gather, of_experts, total, ())
     first = np.array([each.variants[0] for each in blocks])
     layers = []
-    for both in zip(table.gather, table.reduce, strict=True):
+    for run in range(gathered.gather.shape[1]):
         gathering = reducing = 0 * gather
-        for (place, ranks), payload, reduced in zip(groups, *both, strict=True):
-            payload, reduced = by_block(payload[first]), by_block(reduced[first])
+        for which, (place, ranks) in enumerate(groups):
+            payload, reduced = (
+                by_block(gathered.gather[which, run, first]),
+                by_block(gathered.reduce[which, run, first]),
+            )
             there = (payload > 0) | (reduced > 0)
             if there.any():
-                gathering = gathering + there * times.collective("all_gather", payload / 2, place)
-                reducing = reducing + there * times.collective("reduce_scatter", reduced, place)
-                reducing = reducing + there * times.collective("all_reduce", reduced / ranks, far)
+                gathering = gathering + there * clock.collective("all_gather", payload, place)
+                reducing = reducing + there * clock.collective("reduce_scatter", reduced, place)
+                reducing = reducing + there * clock.collective("all_reduce", reduced / ranks, far)
         layers.append((gathering, reducing))
     return Rates(shared, gather, of_experts, total, tuple(layers))
 
@@ -104,12 +112,15 @@ class Collectives:
     """The collectives of ranks that share states, and the sends of a pipeline; ``at`` are columns of the block."""
 
     def __init__(
-        self, bounds: Bounds, block: Block, rates: Rates, at: Sequence[int], ways: Pipelines, standing: dict[str, Any]
+        self, clock: Clock, block: Block, rates: Rates, at: Sequence[int], ways: Pipelines, states: dict[str, Any]
     ) -> None:
         import numpy as np
 
-        self.bounds, self.block, self.ways, self.standing = bounds, block, ways, standing
-        self.times = bounds.costs.times
+        self.clock, self.block, self.ways, self.states = clock, block, ways, states
+        precision = precision_of(clock.run.recipe)
+        self.gradient_nbytes, self.parameter_nbytes = (
+            nbytes_in(8, each) / 8 for each in (precision.gradients, precision.parameters)
+        )
         self.zero_mode = np.array([block.shardings[index].zero_mode for index in at])
         self.shared, self.gather_rate, self.sum_rate = rates.shared[at], rates.gather[at], rates.sum[at]
         self.expert_rate = rates.expert[at]
@@ -127,7 +138,7 @@ class Collectives:
         if not alone and not (self.zero_mode == ZERO3_RESHARDS).any():
             return (np.zeros((1, 1, 1, 1)),) * 3
         reshards, keeps = self.zero_mode == ZERO3_RESHARDS, (self.zero_mode == ZERO3_KEEPS) & alone
-        gather = np.where(reshards | keeps, self.gather + self.standing["outside"] * self.gather_rate, 0.0)
+        gather = np.where(reshards | keeps, self.gather + self.states["outside"] * self.gather_rate, 0.0)
         again = np.where(reshards, self.gather, 0.0)
         reduce = np.where(reshards | keeps | ((self.zero_mode == ZERO2) & alone), self.reduce, 0.0)
         return gather[:, :, None], again[:, :, None], reduce[:, :, None]
@@ -140,36 +151,31 @@ class Collectives:
         keeps = (self.zero_mode == ZERO3_KEEPS) & several
         before = np.where(keeps, self.gather, 0.0)
         after = np.where(keeps | ((self.zero_mode == ZERO2) & several), self.reduce, 0.0)
-        nbytes = self.standing["computed"] * self.bounds.gradient_nbytes
-        scattered = self._shared_seconds(self.bounds.gradient_nbytes) + nbytes * self.sum_rate / self.shared
+        nbytes = self.states["computed"] * self.gradient_nbytes
+        scattered = self._shared_seconds(self.gradient_nbytes) + nbytes * self.sum_rate / self.shared
         beside = np.where(self.zero_mode == ZERO1, scattered, 0.0)
         beside = np.where(self.zero_mode == UNSHARDED, nbytes * self.sum_rate, beside)
         return before[:, :, None], after[:, :, None], beside[:, :, None]
 
     def _shared_seconds(self, nbytes: float) -> Any:
         """All parameters of each stage once over the ranks that share them, at so many bytes each: [S, J, U]."""
-        experts = self.standing["experts"]
-        return nbytes * ((self.standing["computed"] - experts) * self.gather_rate + experts * self.expert_rate)
+        experts = self.states["experts"]
+        return nbytes * ((self.states["computed"] - experts) * self.gather_rate + experts * self.expert_rate)
 
     def updated(self) -> Any:
         """Gathering what the optimizer has updated, where each rank needs all of it and nothing runs beside that."""
         import numpy as np
 
         whole = (self.zero_mode == ZERO1) | (self.zero_mode == ZERO2)
-        if overlaps(self.bounds.run.layout, "parameters"):
+        if overlaps(self.clock.run.layout, "parameters"):
             whole = whole & False
-        most = np.max(self._shared_seconds(self.bounds.parameter_nbytes), axis=1)[:, None, :]
+        most = np.max(self._shared_seconds(self.parameter_nbytes), axis=1)[:, None, :]
         return np.where(whole, most, 0.0)
 
-    def send(self) -> Any:
-        """From one stage to the next: [V, 1]."""
-        import numpy as np
-
-        block, fabric = self.block, self.times.fabric
+    def send(self, nbytes: Any) -> Any:
+        """Seconds from one stage to the next, [V, 1], of messages of so many bytes [V]."""
+        assert self.clock.fabric is not None
+        block = self.block
         layout = Layout(tensor=block.tensor, context=block.context, pipeline=block.pipeline, shard=block.data_ranks)
-        place = placement(layout, "pipeline", block.pipeline, fabric.devices_per_node)
-        stream = next(iter(self.bounds.tables.values())).stream[block.variants]
-        if self.bounds.run.layout.split_sends and block.tensor > 1:
-            whole = np.array([self.bounds.shapes[each].sequence_parallel for each in block.variants])
-            stream = np.where(whole, stream, stream / block.tensor)
-        return self.times.collective("send", stream, place)[:, None]
+        place = placement(layout, "pipeline", block.pipeline, self.clock.fabric.devices_per_node)
+        return self.clock.collective("send", nbytes, place)[:, None]

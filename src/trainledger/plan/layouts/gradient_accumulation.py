@@ -11,7 +11,7 @@ from trainledger.ledger.memory.static_memory import static_memory
 from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.step import follow
 from trainledger.plan.layouts.grid import UNSHARDED, ZERO3_RESHARDS, ZERO_MODES
-from trainledger.plan.layouts.times import BUFFERING, Times
+from trainledger.predict.clock import BUFFERING, Clock
 from trainledger.spec.layout import Layout
 from trainledger.spec.parts import with_fields
 from trainledger.spec.run import Run
@@ -23,8 +23,8 @@ FLIGHT = "in flight"  # the loop over micro-batches that a stage begins before i
 class GradientAccumulation:
     """Reads it off the ledger of one stage for each way to share states."""
 
-    def __init__(self, run: Run, times: Times, *, backend: str) -> None:
-        self.run, self.times, self.backend = run, times, backend
+    def __init__(self, run: Run, clock: Clock, *, backend: str) -> None:
+        self.run, self.clock, self.backend = run, clock, backend
         self._known: dict[int, float] = {}
 
     def seconds(self, zero_mode: int, *, pipeline: int) -> float:
@@ -51,7 +51,7 @@ class GradientAccumulation:
             if each.phase == "backward" and each.kind != "collective" and each.name not in BUFFERING:
                 around = each.loop[0][0] if each.loop else ""
                 if around.startswith(FLIGHT):
-                    later += self.times.roofline.time(each).seconds / each.loop[0][1]
+                    later += self.clock.roofline.time(each).seconds / each.loop[0][1]
                 elif not around.startswith("micro") and each.name != "add_":  # what blocks reduce is always added
-                    first += self.times.roofline.time(each).seconds
+                    first += self.clock.roofline.time(each).seconds
         return (later - first) / float(max(1, static_memory(rank, backend=self.backend).computed))

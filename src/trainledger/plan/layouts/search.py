@@ -10,9 +10,8 @@ from typing import Any
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.plan.layouts.blocks import Blocks
-from trainledger.plan.layouts.bounds import Block, Bounds, Costs
-from trainledger.plan.layouts.collectives import rates_of
+from trainledger.plan.layouts.blocks import Block, Blocks
+from trainledger.plan.layouts.bounds import Bounds, Costs
 from trainledger.plan.layouts.constraints import Constraints
 from trainledger.plan.layouts.gradient_accumulation import GradientAccumulation
 from trainledger.plan.layouts.grid import ZERO3_RESHARDS, Sharding, grid_of, plainer, run_of
@@ -21,10 +20,10 @@ from trainledger.plan.layouts.rescore import Score, rescore
 from trainledger.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import States
-from trainledger.plan.layouts.times import Times
+from trainledger.predict.clock import Clock
 from trainledger.predict.parallel_step import straggling
 from trainledger.predict.predict import memory_of_device
-from trainledger.predict.roofline import NoRate, Roofline
+from trainledger.predict.roofline import NoRate
 from trainledger.predict.step import basis_of
 from trainledger.predict.utilization import mfu, step_peak
 from trainledger.spec.cluster import Device
@@ -77,10 +76,10 @@ def search(
         for zero_mode in sorted({sharding.zero_mode for block in some for sharding in block.shardings}):
             for how in set(ways[pipeline].interleaved):
                 states.prepare(zero_mode, interleaved=how, pipeline=pipeline)
-            bounds.costs.adding.seconds(zero_mode, pipeline=pipeline)
+            bounds.costs.accumulation.seconds(zero_mode, pipeline=pipeline)
     preparing, began = time.process_time() - began, time.process_time()
     allowed_count = fitting = 0
-    rates = rates_of(bounds, [blocks.blocks[pipeline][at] for pipeline, at in pairs])
+    rates = bounds.rates_of([blocks.blocks[pipeline][at] for pipeline, at in pairs])
     for number, (pipeline, at) in enumerate(pairs):
         tell("groups of layouts estimated", number, len(pairs))
         block = blocks.blocks[pipeline][at]
@@ -132,24 +131,24 @@ def _costs(run: Run, machine: Device, backend: str) -> Costs:
     if fabric is None:
         rule = "has no links on record, and layouts are ranked by the time of a step"
         raise InvalidInput([Problem("cluster.device", run.cluster.device, rule)])
-    times = Times(Roofline(machine, blocking=run.recipe.launch_blocking), fabric, run.model)
+    clock = Clock(run, machine, fabric, unreachable=float("inf"))
     # Of casts to 8 bits once a step a bound has none: they are of what a rank computes with, not of what it updates.
     one = replace(run.recipe, micro_batch=1, global_batch=1, fp8_weight_caching=False)
     alone = replace(run, layout=Layout(), recipe=one)
     try:
-        update_seconds = _update_seconds(account(alone, backend=backend), times)
+        update_seconds = _update_seconds(account(alone, backend=backend), clock)
     except NoRate as reason:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, f"cannot be timed: {reason}")]) from None
     whole = replace(run, layout=Layout(replicate=run.cluster.count))
-    adding = GradientAccumulation(run, times, backend=backend)
-    return Costs(times, update_seconds, adding, straggling(whole, machine, fabric), machine.contention_share)
+    accumulation = GradientAccumulation(run, clock, backend=backend)
+    return Costs(clock, update_seconds, accumulation, straggling(whole, machine, fabric))
 
 
-def _update_seconds(ledger: Ledger, times: Times) -> float:
+def _update_seconds(ledger: Ledger, clock: Clock) -> float:
     """Seconds of clip and update for each element that is trained."""
     phases = ("clip", "optimizer")
     spent = sum(
-        times.roofline.time(each).seconds for each in ledger if each.phase in phases and each.kind != "transfer"
+        clock.roofline.time(each).seconds for each in ledger if each.phase in phases and each.kind != "transfer"
     )
     return float(spent) / float(max(1, ledger.parameters))
 
