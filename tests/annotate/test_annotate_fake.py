@@ -84,7 +84,7 @@ def test_weights_that_are_tied_stay_so_when_converted(tmp_path: Path) -> None:
 def test_what_needs_values_ends_it_with_a_sentence(line: str, ended: str, tmp_path: Path) -> None:
     file = script(tmp_path, f"import torch\nx = torch.ones(8) * 2\n{line}\n")
     told: list[str] = []
-    annotation = annotate(file, fake=True, tell=told.append)
+    annotation = annotate(file, fake=True, on_error=told.append)
     assert annotation.outcome == "failed"
     assert ended in annotation.ended
     assert "script.py:3" in annotation.ended
@@ -100,7 +100,7 @@ def test_pretrained_weights_are_neither_fetched_nor_read(tmp_path: Path) -> None
         GPT2LMHeadModel.from_pretrained("nobody/nothing")
         """,
     )
-    annotation = annotate(file, fake=True, tell=lambda _: None)
+    annotation = annotate(file, fake=True, on_error=lambda _: None)
     assert "build GPT2LMHeadModel from its config, or run without --fake" in annotation.ended
     assert "script.py:3" in annotation.ended
 
@@ -118,8 +118,8 @@ def test_values_that_are_guessed_are_told(tmp_path: Path) -> None:
     )
     annotation = annotate(file, fake=True)
     assert annotation.ended == ""
-    assert any("3 values read at" in each and "script.py:5 taken for 0" in each for each in annotation.notes)
-    assert any("2 values read at" in each and "script.py:6 taken for 0" in each for each in annotation.notes)
+    assert any("3 values read at" in each and "script.py:5 assumed to be 0" in each for each in annotation.notes)
+    assert any("2 values read at" in each and "script.py:6 assumed to be 0" in each for each in annotation.notes)
     assert annotate(file).notes == ()
 
 

@@ -15,7 +15,7 @@ from trainledger.annotate.annotate import annotate
 from trainledger.annotate.annotation import PROBLEM, REMARK, Annotation, Finding
 
 torch.set_num_threads(1)
-KINDS = ("graph kept alive", "gradients nobody uses")
+KINDS = ("graph kept alive", "unused graph")
 CLEAN = sorted((Path(__file__).parent / "programs").glob("clean_*.py"))
 
 
@@ -113,9 +113,9 @@ def test_evaluation_without_no_grad_is_a_remark() -> None:
         F.mse_loss(network(torch.ones(32, 64)), torch.ones(32, 64)).item()
 
     (found,) = told(annotate(program))
-    assert (found.kind, found.weight) == ("gradients nobody uses", REMARK)
+    assert (found.kind, found.weight) == ("unused graph", REMARK)
     assert found.line.endswith(f":{line_of(program, 'F.mse_loss')}")
-    assert "2 products and 2.097 MFLOP" in found.what  # 2 x 32 x 64 x 256 twice
+    assert "2 matmul or attention calls and 2.097 MFLOP" in found.what  # 2 x 32 x 64 x 256 twice
     assert found.times == 2
 
 
@@ -129,7 +129,7 @@ def test_of_a_program_that_ended_early_it_is_a_remark_or_nothing() -> None:
         raise ValueError
 
     for in_loop in (False, True):
-        annotation = annotate(program, [in_loop], tell=lambda text: None)
+        annotation = annotate(program, [in_loop], on_error=lambda text: None)
         assert annotation.ended
         assert annotation.problems == ()
         assert {each.weight for each in annotation.findings} <= {REMARK}

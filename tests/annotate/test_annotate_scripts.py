@@ -95,7 +95,7 @@ def test_lines_of_modules_beside_the_script_are_told_and_those_of_libraries_not(
 def test_however_it_ends_what_ran_is_told(last: str, outcome: str, ended: str, tmp_path: Path) -> None:
     file = script(tmp_path, f"import torch\nx = torch.ones(8) * 2\n{last}\ny = x * 3\n")
     told: list[str] = []
-    annotation = annotate(file, tell=told.append)
+    annotation = annotate(file, on_error=told.append)
     assert annotation.outcome == outcome
     assert ended in annotation.ended
     assert annotation.total.flops == 8
@@ -146,7 +146,7 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
 def test_nothing_stays_behind(tmp_path: Path) -> None:
     before = torch.compile, torch.Tensor.__repr__, torch.Tensor.tolist, torch.load, torch.save, sys.gettrace()
     available = torch.cuda.is_available
-    annotate(PROGRAMS / "trainer_for_gpu.py", fake=True, device="cuda", tell=lambda _: None)
+    annotate(PROGRAMS / "trainer_for_gpu.py", fake=True, device="cuda", on_error=lambda _: None)
     assert (torch.compile, torch.Tensor.__repr__, torch.Tensor.tolist, torch.load, torch.save, sys.gettrace()) == before
     assert torch.cuda.is_available is available
     assert not hasattr(torch.zeros(1), "constant")

@@ -115,14 +115,14 @@ def test_options_of_ours_behind_a_script_that_fails_are_told(script: Path, capsy
     script.write_text(own)
     assert main(["annotate", "train.py", "--fake", "--steps=2", "--lr"]) == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert "--fake, --steps stood behind the script's name and went to the script;" in out
+    assert "--fake, --steps came after the script's name and went to the script;" in out
     assert "trainledger annotate [options] SCRIPT [ARGS ...]" in out
-    assert "Nothing can be said of what costs without need: it ended before anything was done to a tensor." in out
+    assert "No findings: it ended before anything was done to a tensor." in out
     assert main(["annotate", "train.py", "--lr", "1"]) == 1
-    assert "stood behind" not in capsys.readouterr().out
+    assert "came after" not in capsys.readouterr().out
     script.write_text("")
     assert main(["annotate", "train.py", "--fake"]) == 0
-    assert "stood behind" not in capsys.readouterr().out
+    assert "came after" not in capsys.readouterr().out
 
 
 def test_a_script_that_misses_a_gpu_is_told_of_the_device(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,11 +130,11 @@ def test_a_script_that_misses_a_gpu_is_told_of_the_device(script: Path, capsys: 
     assert main(["annotate", "train.py"]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert "without any with --device cuda" in out
-    assert "Nothing that costs without need was found in what ran before it ended" in out
+    assert "No findings in what ran before it ended" in out
     assert main(["annotate", "--device", "cuda", "train.py"]) == 0
     out = capsys.readouterr().out
     assert "--device cuda" not in out
-    assert "Nothing that costs without need was found.\n" in out
+    assert "No findings: nothing unnecessary was seen.\n" in out
 
 
 def test_interrupted_it_prints_what_there_is(script: Path) -> None:

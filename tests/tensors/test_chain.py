@@ -211,8 +211,9 @@ def test_the_example_of_the_issue():
     told = chain(read_tensor("float32[4,8]"), ["transpose", "view"])
     assert [(each.kind, each.result.stride) for each in told.steps] == [("view", (1, 8))]
     assert str(told.failure) == (
-        "step 2, view: fp32[8, 4] with strides [1, 8] has no strides as [32]: dims 0 and 1 would be walked as one, for "
-        "which dim 0 would have to step by 32, and it steps by 1; nearest that works: reshape(32), a copy of 128 bytes"
+        "step 2, view: fp32[8, 4] with strides [1, 8] has no strides as [32]: dims 0 and 1 would be merged into one, "
+        "for which dim 0 would need stride 32, and it has stride 1; "
+        "nearest that works: reshape(32), a copy of 128 bytes"
     )
     assert "view fails: step 2, view: fp32[8, 4]" in repr(told)
 
@@ -249,16 +250,16 @@ def test_names_of_arguments_are_those_of_torch(named, plain):
 
 @pytest.mark.parametrize(("tensor", "operations", "sentence"), [
     ("fp32[4,8]", "view(5,8)", "asks for 40 elements, and fp32[4, 8] has 32; nearest that works: [5, 32]|[4, 8]"),
-    ("fp32[4,8]", "view(-1,5)", "cannot part 32 elements into pieces of 5"),
-    ("fp32[4,8]", "view(-1,-1)", "can work out only one size, and -1 stands for two"),
-    ("fp32[4,8]", "transpose(0,2)", "has no dim 2: of fp32[4, 8] they are 0 to 1, or -2 to -1 from behind; "
+    ("fp32[4,8]", "view(-1,5)", "cannot split 32 elements into pieces of 5"),
+    ("fp32[4,8]", "view(-1,-1)", "can infer only one size, and two are -1"),
+    ("fp32[4,8]", "transpose(0,2)", "has no dim 2: of fp32[4, 8] they are 0 to 1, or -2 to -1 from the end; "
                                     "nearest that works: 1"),
-    ("fp32[4,8,2]", "transpose", "needs the two dims that change places, but on two dims; nearest that works: "
+    ("fp32[4,8,2]", "transpose", "needs the two dims to swap, unless there are exactly two; nearest that works: "
                                  "transpose(-2, -1)"),
-    ("fp32[4,8,2]", "t", "turns at most two dims, and fp32[4, 8, 2] has 3; nearest that works: mT, or permute"),
+    ("fp32[4,8,2]", "t", "transposes at most two dims, and fp32[4, 8, 2] has 3; nearest that works: mT, or permute"),
     ("fp32[4,8]", "permute(1)", "names 1 dims, and fp32[4, 8] has 2; nearest that works: [1, 0]"),
     ("fp32[4,8]", "permute(1,1)", "names dim 1 twice"),
-    ("fp32[4,8]", "expand(8,8)", "makes many of one element only, and dim 0 of fp32[4, 8] has 4; nearest that works: "
+    ("fp32[4,8]", "expand(8,8)", "expands only dims of size 1, and dim 0 of fp32[4, 8] has 4; nearest that works: "
                                  "[4, 8]"),
     ("fp32[4,8]", "[::-1]", "has a step of -1, and torch's slices step forward; nearest that works: flip(0), a copy of "
                             "128 bytes"),
@@ -266,12 +267,13 @@ def test_names_of_arguments_are_those_of_torch(named, plain):
                                "index_select(1, 0, 2)"),
     ("fp32[4,8]", "[4]", "asks for index 4 of dim 0, which has 4; nearest that works: 3"),
     ("fp32[4,8]", "[0,0,0]", "has 3 indices, and fp32[4, 8] has 2 dims"),
-    ("fp32[4,8]", "t view(float16)", "needs a last dim that steps by 1 to read elements of 4 bytes as 2, and it steps "
-                                     "by 8; nearest that works: contiguous() before it, a copy of 128 bytes"),
+    ("fp32[4,8]", "t view(float16)", "needs a last dim of stride 1 to read elements of 4 bytes as 2, and it "
+                                     "has stride 8; nearest that works: contiguous() before it, a copy of 128 bytes"),
     ("fp16[4,7]", "view(float32)", "needs a last dim that 2 divides to read 2 elements as one, and it is 7"),
     ("fp32[4,1]", "expand(4,8) add_(1)", "would write one element of the storage under several indices; nearest that "
                                          "works: clone(), a copy of 128 bytes"),
-    ("fp32[4,1]", "expand(4,8) view(32)", "dim 1 of fp32[4, 8] steps by 0, so that each element of it is the same one"),
+    ("fp32[4,1]", "expand(4,8) view(32)",
+     "dim 1 of fp32[4, 8] has stride 0, so that each element of it is the same one"),
     ("int64[4]", "exp_", "gives fp32, which has no room in int64; nearest that works: exp"),
     ("e4m3[4]", "add(1)", "is not among torch's operations on e4m3; nearest that works: to(bfloat16) before it"),
     ("fp32[4,8]", "as_strided((8,8),(8,1))", "would reach element 63 of a storage that holds 32"),

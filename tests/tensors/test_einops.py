@@ -158,8 +158,8 @@ def test_patterns_are_steps_of_a_chain_too():
 
 @pytest.mark.parametrize(("operation", "sentence"), [
     ("rearrange('a b -> b a', c=2)", "step 1, rearrange('a b -> b a', c=2): c = 2 is a size of no dim in the pattern"),
-    ("repeat('a b -> a b c')", "brings c, whose size is not given; nearest that works: c=2"),
-    ("reduce('a b -> a')", "takes b away, and how they are reduced is not said"),
+    ("repeat('a b -> a b c')", "introduces c, whose size is not given; nearest that works: c=2"),
+    ("reduce('a b -> a')", "removes b without saying how to reduce"),
     ("reduce('a b -> a', 'sum', 'max')", "takes a pattern and one reduction"),
     ("rearrange('a b')", "takes a pattern of einops in quotes; nearest that works: rearrange('a b -> b a')"),
     ("rearrange(2)", "takes a pattern of einops in quotes"),
@@ -182,15 +182,15 @@ def test_what_is_a_pattern_and_what_a_product(equation, sizes, reduction, is_one
 
 
 @pytest.mark.parametrize(("pattern", "sizes", "more", "sentence"), [
-    ("b (h d) t -> b h t d", {}, {}, "parts dim 1 of 64 into h d; give the size of all but one; nearest that works: "
+    ("b (h d) t -> b h t d", {}, {}, "splits dim 1 of 64 into h d; give the size of all but one; nearest that works: "
                                      "h=1"),
-    ("b (h d) t -> b h t d", {"h": 7}, {}, "parts dim 1 by 7, and fp32[2, 64, 10] has 64 there; nearest that works: "
+    ("b (h d) t -> b h t d", {"h": 7}, {}, "splits dim 1 by 7, and fp32[2, 64, 10] has 64 there; nearest that works: "
                                            "h=8"),
-    ("b c t -> b t", {}, {}, "takes c away, and how they are reduced is not said (mean, sum, max, min, prod, any, "
+    ("b c t -> b t", {}, {}, "removes c without saying how to reduce (mean, sum, max, min, prod, any, "
                              "all)"),
     ("b c t -> b t", {}, {"function": "rearrange"}, "has c on one side of the -> only, and rearrange keeps all dims; "
                                                      "nearest that works: reduce"),
-    ("b c t -> b c t n", {}, {}, "brings n, whose size is not given; nearest that works: n=2"),
+    ("b c t -> b c t n", {}, {}, "introduces n, whose size is not given; nearest that works: n=2"),
     ("b c t -> b c n", {}, {}, "has t only before and n only after the ->"),
     ("b c -> c b", {}, {}, "names 2 dims before the ->, and the tensor has 3"),
     ("b b t -> b t", {}, {}, "names b twice before the ->"),

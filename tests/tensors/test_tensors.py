@@ -161,7 +161,7 @@ def test_elementwise_products_and_sums():
     ("i1->i", [(4, 8)], "is letters for indices, commas between operands and -> before the result"),
     ("ij->...i", [(4, 8)], "has an ellipsis in the result and in no operand"),
     ("...i...->i", [(4, 8)], "has two ellipses in one operand"),
-    ("...i,...i->i", [(4, 8), (8,)], "an ellipsis that stands for other numbers of dims in its operands; name them"),
+    ("...i,...i->i", [(4, 8), (8,)], "an ellipsis of different numbers of dims in its operands; name them"),
     ("seq d_model, d_model d_ff -> seq d_ff", [(4, 8), (7, 2)], "has d_model = 7, and shape 1 has d_model = 8"),
     ("seq d_model -> seq d_ff", [(4, 8)], "has d_ff in the result but in no operand; nearest that works: seq d_model "
                                           "-> seq"),

@@ -1,4 +1,4 @@
-"""The books of a program: work and memory of each line, and of all lines together."""
+"""The account of a program: work and memory of each line, and of all lines together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainledger.annotate.copies import Copies
 from trainledger.ledger.core.record import Event, Storage
 from trainledger.trace.recorder.recorder import Recorder
 
-MOST_SHOWN = 12  # tensors told of one line
+MOST_SHOWN = 12  # tensors shown of one line
 
 
 class Sum:
@@ -52,7 +52,7 @@ class LineAccount:
 
 
 class Account:
-    """Takes events as they come and memory as it goes; ``gone`` is told each piece of memory that died."""
+    """Takes events as they come and memory as it goes; ``gone`` is called with each piece of memory that is freed."""
 
     def __init__(self, recorder: Callable[[], Recorder]) -> None:
         self.lines: dict[str, LineAccount] = {}

@@ -1,4 +1,4 @@
-"""Run a program under the tracer and tell what each of its lines costs."""
+"""Run a program under the tracer and report what each of its lines costs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are
 MOST_DECISIONS = 200  # at one line in one step
 MOST_GUESSES = 100_000  # of one line: a loop that waits for a value would never end
 
-Tell = Callable[[str], None]
+OnError = Callable[[str], None]
 
 
 def annotate(
@@ -55,17 +55,17 @@ def annotate(
     files: Sequence[str] = (),
     steps: int | None = None,
     shapes: bool = False,
-    tell: Tell | None = None,
+    on_error: OnError | None = None,
 ) -> Annotation:
     """What each line of a program costs: a script, run as ``__main__`` with ``arguments``, or a function of yours.
 
-    It runs for real, or with ``fake`` on fake tensors: then nothing is computed, and a value that is read is taken
-    for 0 and told in ``notes``. ``device`` "cuda" lets a program for one GPU run on a machine without any: its tensors
-    pass for the GPU's. Told are the lines of the script and of modules beside it, or of the ``files`` that these
-    patterns name; ``steps`` ends it after so many optimizer steps; with ``shapes`` the tensors of each line are told.
+    It runs for real, or with ``fake`` on fake tensors: then nothing is computed, and a value that is read is assumed to
+    be 0, as ``notes`` say. ``device`` "cuda" lets a program for one GPU run on a machine without any: its tensors pass
+    for the GPU's. Shown are the lines of the script and of the modules in its directory, or of the ``files`` that these
+    patterns name; ``steps`` ends it after so many optimizer steps; with ``shapes`` the tensors of each line are shown.
 
-    However the program ends, what ran is told; ``ended`` says why where it did not come to its end, and ``tell`` is
-    given the traceback. Raises InvalidInput where there is no such script.
+    However the program ends, what ran is reported; ``ended`` says why where it did not come to its end, and
+    ``on_error`` is called with the traceback. Raises InvalidInput where there is no such script.
 
     >>> def double():
     ...     x = torch.ones(4, 8)
@@ -77,13 +77,13 @@ def annotate(
     if callable(program):
         function = program
         path = _file_of(program)
-        asked = _Asked(path, tuple(files) or (path,), fake, device, steps, shapes)
-        return _run(asked, lambda: function(*arguments), tell)
+        request = _Request(path, tuple(files) or (path,), fake, device, steps, shapes)
+        return _run(request, lambda: function(*arguments), on_error)
     path = os.fspath(program)
     code = script.compiled(path)
-    asked = _Asked(code.co_filename, tuple(files), fake, device, steps, shapes)
+    request = _Request(code.co_filename, tuple(files), fake, device, steps, shapes)
     with script.as_main(path, [str(each) for each in arguments]) as module:
-        return _run(asked, lambda: exec(code, module.__dict__), tell)
+        return _run(request, lambda: exec(code, module.__dict__), on_error)
 
 
 def _check(device: str | None, steps: int | None, fake: bool, program: object, arguments: Sequence[Any]) -> None:
@@ -110,7 +110,7 @@ def _file_of(function: Callable[..., object]) -> str:
     return str(code.co_filename)
 
 
-class _Asked:
+class _Request:
     def __init__(
         self, path: str, files: Sequence[str], fake: bool, device: str | None, steps: int | None, shapes: bool
     ) -> None:
@@ -118,48 +118,48 @@ class _Asked:
         self.steps, self.shapes = steps, shapes
 
 
-def _run(asked: _Asked, program: Callable[[], object], tell: Tell | None) -> Annotation:
-    files = Files(asked.path, asked.files)
-    files.name(asked.path)
+def _run(request: _Request, program: Callable[[], object], on_error: OnError | None) -> Annotation:
+    files = Files(request.path, request.files)
+    files.name(request.path)
     lines = Lines(files.counts)
     account = Account(lambda: recorder)
     callers = Callers(files)
-    watcher = Watcher(account, callers, lines, files, asked.shapes)
+    watcher = Watcher(account, callers, lines, files, request.shapes)
     recorder = watcher.recorder = Recorder(nn.Module(), find_phases=True, lines=lines, observers=(watcher,))
     notes: dict[str, None] = {}
     guesses: Counter[str] = Counter()
     runs = LineRuns(files, account.end_line, watcher.tally, watcher.loops.left)
-    steps = Steps(watcher, files, asked.steps)
+    steps = Steps(watcher, files, request.steps)
     note = notes.setdefault
 
     def guessed() -> None:
         line = lines.here() or "a line of a library"
         guesses[line] += 1
         if guesses[line] > MOST_GUESSES:
-            raise script.Refused(f"more than {MOST_GUESSES:,} values were read here that nobody knows")
+            raise script.Refused(f"more than {MOST_GUESSES:,} unknown values were read here")
 
     def decided() -> None:
         line = lines.here() or "a line of a library"
         steps.decided[line] += 1
         if steps.decided[line] > MOST_DECISIONS:
-            told = f"{MOST_DECISIONS:,} conditions were read here in one step that nobody knows: a loop would never end"
-            raise script.Refused(told)
+            rule = f"{MOST_DECISIONS:,} unknown conditions were read here in one step: a loop would never end"
+            raise script.Refused(rule)
 
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(replaced(torch, "compile", lambda _: _eager(note)))
         enter(steps.followed())
-        if asked.fake:
+        if request.fake:
             enter(FakeTensorMode(allow_non_fake_inputs=True))
             enter(without_values(note))
             enter(
-                kernels_of("sm90" if asked.device == "cuda" else "cpu")
+                kernels_of("sm90" if request.device == "cuda" else "cpu")
             )  # `pretended` says that it is of generation 9
             enter(ZeroWhereUnknown(lambda: steps.in_step, guessed))
             enter(ZeroIndices(guessed, decided))
             enter(fake_rules())
             enter(as_if_real())
-        if asked.device is not None:
+        if request.device is not None:
             accelerator = Accelerator(recorder, account.settle)
             watcher.device_of, watcher.after = accelerator.device_of, accelerator.after
             watcher.dies.append(accelerator.gone)
@@ -168,35 +168,35 @@ def _run(asked: _Asked, program: Callable[[], object], tell: Tell | None) -> Ann
         enter(recorder)
         began = time.perf_counter()
         with runs:
-            ending = script.run(program, files, tell or (lambda text: print(text, file=sys.stderr)))
+            ending = script.run(program, files, on_error or (lambda text: print(text, file=sys.stderr)))
         seconds = time.perf_counter() - began
         account.settle()
         ends = {name: line.live for name, line in account.lines.items()}
     for line, count in guesses.items():
-        note(f"{counted(count, 'value')} read at {line} taken for 0: no value is known on fake tensors")
-    if asked.device is not None and not asked.fake:
+        note(f"{counted(count, 'value')} read at {line} assumed to be 0: fake tensors have no values")
+    if request.device is not None and not request.fake:
         note("the kernels are those of the CPU; with --fake they are those of CUDA")
-    for each in (too_few_steps(steps.taken), without_cuda(ending.sentence, asked.device)):
+    for each in (too_few_steps(steps.taken), without_cuda(ending.sentence, request.device)):
         if each:
             note(each)
     if not runs.counted:
         note("lines were not counted: a debugger or a coverage tool follows them already")
     return annotation_of(
         watcher, files, runs, ending, steps.holder, ends,
-        seconds=seconds, fake=asked.fake, device=asked.device or "", steps=steps.taken, notes=tuple(notes),
+        seconds=seconds, fake=request.fake, device=request.device or "", steps=steps.taken, notes=tuple(notes),
     )  # fmt: skip
 
 
 def too_few_steps(steps: int) -> str:
-    """What cannot be told of so few optimizer steps; "" of none or enough.
+    """What so few optimizer steps cannot show; "" for none or enough.
 
     >>> too_few_steps(2)
     'too few steps to judge: 2; a graph that is kept alive shows from 4 on, a synchronization in the loop from 3 on'
     """
     if not 0 < steps < FEWEST_LOOKS:
         return ""
-    told = f"too few steps to judge: {steps}; a graph that is kept alive shows from {FEWEST_LOOKS} on"
-    return told + (f", a synchronization in the loop from {FEWEST_READS} on" if steps < FEWEST_READS else "")
+    sentence = f"too few steps to judge: {steps}; a graph that is kept alive shows from {FEWEST_LOOKS} on"
+    return sentence + (f", a synchronization in the loop from {FEWEST_READS} on" if steps < FEWEST_READS else "")
 
 
 def without_cuda(sentence: str, device: str | None) -> str:
@@ -208,7 +208,7 @@ def without_cuda(sentence: str, device: str | None) -> str:
 
 def _eager(note: Callable[[str], None]) -> Callable[..., Any]:
     def compile(model: Any = None, **options: Any) -> Any:
-        note("torch.compile was left out: operations are told as they run one by one, before any are fused")
+        note("torch.compile was left out: operations are shown as they run one by one, before fusion")
         return model if model is not None else lambda each: each
 
     return compile

@@ -117,8 +117,8 @@ def _refuse_pretrained(module: ModuleType | None) -> None:
 
     def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-            told = "from_pretrained reads weights, which fake tensors do not have"
-            raise Refused(f"{told}; build {cls.__name__} from its config, or run without --fake")
+            rule = "from_pretrained reads weights, which fake tensors do not have"
+            raise Refused(f"{rule}; build {cls.__name__} from its config, or run without --fake")
         return before(cls, *args, **kwargs)
 
     from_pretrained.refuses = True  # type: ignore[attr-defined]
@@ -128,7 +128,7 @@ def _refuse_pretrained(module: ModuleType | None) -> None:
 class ZeroIndices(TorchDispatchMode):
     """Whole numbers picked one by one from a tensor of unknown values are 0, and what follows from them is known.
 
-    ``decided`` is told of each condition that is read off such a tensor.
+    ``decided`` is called at each condition that is read off such a tensor.
 
     Else ``data[i : i + 64]`` for each i of a tensor of random places would be empty: with i, i + 64 would be read as 0.
     """

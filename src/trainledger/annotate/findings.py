@@ -110,15 +110,15 @@ def _loop_graphs(watcher: Watcher, weighed: Weighed, ending: Ending) -> Iterator
 
 def _forwards(watcher: Watcher, weighed: Weighed, ending: Ending) -> Iterator[Finding]:
     ended = ending.outcome == DONE
-    for each in watcher.forwards.never_used(ended=ended, told=watcher.loops.unused_bounds):
+    for each in watcher.forwards.never_used(ended=ended, without=watcher.loops.unused_bounds):
         if each.grown < weighed.live:
             continue
         yield Finding(
-            "gradients nobody uses", each.line,
-            f"a forward of {counted(each.operations, 'product')} and {format_flops(each.flops)} records a graph, and "
-            "no backward uses it",
-            f"what its nodes save stays until the graph goes: {format_nbytes(each.grown)} more live at the last "
-            "product than before the first",
+            "unused graph", each.line,
+            f"a forward of {counted(each.operations, 'matmul or attention call')} and {format_flops(each.flops)} "
+            "records a graph, and no backward uses it",
+            f"what its nodes save stays until the graph goes: {format_nbytes(each.grown)} more live after the last "
+            "of them than before the first",
             "run what is only evaluated under torch.no_grad(), or torch.inference_mode()",
             times=each.operations, nbytes=each.grown, weight=REMARK,
         )  # fmt: skip
@@ -200,7 +200,7 @@ def _copies(watcher: Watcher, files: Files, weighed: Weighed) -> Iterator[Findin
                     yield _written_out(line, expression, copy)
             elif why == DEVICE and copy.times >= FEWEST_READS and _made_there(expression):
                 yield Finding(
-                    "made on the host", line, f"`{expression}` moves {_told(copy)} to the device",
+                    "made on the host", line, f"`{expression}` moves {_amount(copy)} to the device",
                     "it is made in host memory first and copied", "make it there: pass device= to what makes it",
                     times=copy.times, nbytes=copy.nbytes, expression=expression,
                 )  # fmt: skip
@@ -223,7 +223,7 @@ def _not_in_order(line: str, expression: str, copy: Copy) -> Finding:
     )
     return Finding(
         "copy" if copy.asked else "hidden copy", line,
-        f"{by} copies {_told(copy)}",
+        f"{by} copies {_amount(copy)}",
         f"{copy.source} has strides {list(copy.source_stride)}: its elements do not lie in the order that is asked for",
         instead, times=copy.times, nbytes=copy.nbytes, weight=REMARK if remark else PROBLEM, expression=expression,
     )  # fmt: skip
@@ -232,7 +232,7 @@ def _not_in_order(line: str, expression: str, copy: Copy) -> Finding:
 def _written_out(line: str, expression: str, copy: Copy) -> Finding:
     by = f"`{expression}`" if expression else copy.call or "it"
     return Finding(
-        "broadcast written out", line, f"{by} writes {_told(copy)}, of {format_nbytes(copy.source_nbytes)} there are",
+        "broadcast written out", line, f"{by} writes {_amount(copy)}, of {format_nbytes(copy.source_nbytes)} there are",
         f"{copy.source} is repeated in memory",
         "let it broadcast: expand() is free, and pointwise operations and matmul take it as it is",
         times=copy.times, nbytes=copy.nbytes, expression=expression,
@@ -254,7 +254,7 @@ def _broadcasts(watcher: Watcher, weighed: Weighed) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _told(copy: Copy) -> str:
+def _amount(copy: Copy) -> str:
     if copy.times == 1:
         return f"{format_nbytes(copy.nbytes)}, once"
     return f"{format_nbytes(copy.largest)}, {copy.times:,} times: {format_nbytes(copy.nbytes)}"

@@ -24,7 +24,7 @@ _NO_NUMBER = 2**63
 _EVERY_STEP_UNTIL = 16
 HEAVY = ("matmul", "attention")  # each of their nodes runs an operation in its backward
 _MOST_OPEN = 50_000
-FEWEST_LOOKS = 4  # that tell a graph from a variable that is simply still there
+FEWEST_LOOKS = 4  # that distinguish a graph from a variable that is simply still there
 
 
 def nodes_so_far() -> int:
@@ -174,12 +174,12 @@ class Forwards:
                 self._unused.append((number, self._open[number]))
             del self._open[number]
 
-    def never_used(self, *, ended: bool, told: Iterable[tuple[int, int]] = ()) -> list[Forward]:
-        """Places of products that no backward has used, without those of ``told`` nodes (from, to).
+    def never_used(self, *, ended: bool, without: Iterable[tuple[int, int]] = ()) -> list[Forward]:
+        """Places of products that no backward has used, ``without`` those of these nodes (from, to).
 
         Where the program has not ``ended``, those after the last that was used might have been yet to come.
         """
-        bounds = list(told)
+        bounds = list(without)
         found: dict[str, Forward] = {}
         last = ""
         began = 0
@@ -209,7 +209,7 @@ class Forgotten:
         self._step = -1
 
     def used(self, nbytes: int, step: int) -> None:
-        """A step uses so many bytes of them, which may be told parameter by parameter."""
+        """A step uses so many bytes of them, which may be reported parameter by parameter."""
         if step != self._step:
             self.times += 1
             self._step, self._nbytes = step, 0
@@ -220,8 +220,8 @@ class Forgotten:
 class Gradients:
     """Follows each gradient: used by a step, added to by a backward since, used by another step, or cleared.
 
-    Only one that went all the way, used, added to, and used again without having been cleared, is told: what several
-    backward passes add up before a step, and what another model's loss leaves behind until it is cleared, is not.
+    Only one that went all the way, used, added to, and used again without having been cleared, is reported: what
+    several backward passes add up before a step, and what another model's loss leaves until it is cleared, is not.
     """
 
     def __init__(self) -> None:

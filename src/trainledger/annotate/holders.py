@@ -98,7 +98,7 @@ def attributes_of(value: Any) -> list[tuple[str, Any]]:
 def added_to(
     name: str, frame: FrameType, files: Files, *, attribute: bool = False, within: tuple[int, int] = (0, 0)
 ) -> tuple[str, str]:  # fmt: skip
-    """The first line of a frame's file that puts something into what a name stands for, and what; "" for neither.
+    """The first line of a frame's file that puts something into a variable or an attribute, and what; "" for neither.
 
     Lines ``within`` two come before all others, then those of the frame's own function.
     """

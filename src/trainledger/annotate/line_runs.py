@@ -56,9 +56,9 @@ class Loop:
 class LineRuns:
     """Counts runs of lines in the files that are shown, on the thread that enters it.
 
-    ``ended(file, line)`` is told when a line is done, ``left(turns, frame)`` when a loop is; ``tally`` gives what was
-    done so far. Where a debugger or a
-    coverage tool follows lines already, nothing is counted and ``counted`` is False.
+    ``ended(file, line)`` is called when a line is done, ``left(turns, frame)`` when a loop is; ``tally`` gives what
+    was done so far. Where a debugger or a coverage tool follows lines already, nothing is counted and ``counted`` is
+    False.
     """
 
     def __init__(

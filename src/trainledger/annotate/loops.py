@@ -1,6 +1,6 @@
 """Loops after which the graphs of their iterations are still alive, though no backward ever uses them.
 
-A validation loop that collects its losses without ``no_grad`` is the usual one. The graph of each iteration is told by
+A validation loop that collects its losses without ``no_grad`` is the usual one. The graph of each iteration is known by
 the numbers of autograd's nodes; that a backward uses it later is seen as it runs.
 """
 
@@ -27,7 +27,7 @@ _COLLECTIONS = (list, tuple, set, deque)
 
 
 class Kept:
-    """Graphs that a loop left behind: who holds them, of how many iterations, and bytes beside what is held itself."""
+    """Graphs that a loop left behind: who holds them, of how many iterations, and bytes besides what is held itself."""
 
     __slots__ = ("bounds", "each", "holder", "iterations", "loop", "scalars", "used")
 
@@ -47,7 +47,7 @@ class Kept:
         return self.bounds[0] <= number < self.bounds[1]
 
     def watched(self, tensors: list[Tensor]) -> None:
-        """Be told when a backward passes one of the tensors."""
+        """Notice when a backward passes one of the tensors."""
         for tensor in tensors:
             if tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(self._passed)
@@ -134,14 +134,14 @@ class LoopGraphs:
             elif isinstance(value, (*_COLLECTIONS, dict)):
                 tensors, iterations = of(value)
                 if iterations >= _FEWEST_HELD:
-                    told = added_to(name, frame, self._files, within=body)
-                    yield Holder(name, type(value).__name__, *told), tensors, iterations
+                    place = added_to(name, frame, self._files, within=body)
+                    yield Holder(name, type(value).__name__, *place), tensors, iterations
             else:
                 for inner, held in attributes_of(value):
                     tensors, iterations = of(held) if isinstance(held, (*_COLLECTIONS, dict)) else ([], 0)
                     if iterations >= _FEWEST_HELD:
-                        told = added_to(inner, frame, self._files, attribute=True, within=body)
-                        yield Holder(f"{name}.{inner}", "attribute", *told), tensors, iterations
+                        place = added_to(inner, frame, self._files, attribute=True, within=body)
+                        yield Holder(f"{name}.{inner}", "attribute", *place), tensors, iterations
 
 
 def _iteration(tensor: Tensor, numbers: list[int]) -> int | None:

@@ -1,4 +1,4 @@
-"""An annotation of what the books hold."""
+"""The annotation of a program that has run."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def _marks(line: LineAccount) -> list[Mark]:
     for (why, _, inside, backward), copy in line.copies.items():
         what = f"{why}, {copy.source} to {copy.to}" if why == "dtype" else why
         where = " in backward" if backward else f" inside {inside}" if inside else ""
-        told = f"{what}{f' by {copy.call}' if copy.call and not inside else ''}{where}"
-        before = copies.get(told, Mark(COPY))
-        copies[told] = Mark(COPY, told, before.times + copy.times, before.nbytes + copy.nbytes)
+        why_and_where = f"{what}{f' by {copy.call}' if copy.call and not inside else ''}{where}"
+        before = copies.get(why_and_where, Mark(COPY))
+        copies[why_and_where] = Mark(COPY, why_and_where, before.times + copy.times, before.nbytes + copy.nbytes)
     marks += copies.values()
     if line.ran_backward is not None and line.ran_backward.operations:
         ran = line.ran_backward
-        what = f"ran {format_flops(ran.flops)} of {counted(len(line.ran_lines - {''}), 'line')}, told there"
+        what = f"ran {format_flops(ran.flops)} of {counted(len(line.ran_lines - {''}), 'line')}, shown there"
         marks.append(Mark(BACKWARD, what, ran.operations, ran.allocated))
     return marks

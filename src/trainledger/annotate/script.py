@@ -52,7 +52,7 @@ def as_main(path: str, arguments: Sequence[str]) -> Iterator[ModuleType]:
     module.__dict__["__cached__"] = None
     before = sys.argv, sys.path[:], sys.modules.get("__main__")
     sys.argv = [path, *arguments]
-    # The first place is that of whoever runs us where Python has set it so, else it is left in place.
+    # The first place is that of the running program where Python has set it so, else it is left in place.
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     sys.modules["__main__"] = module
     try:
@@ -71,8 +71,8 @@ class Ending:
         self.live = True
 
 
-def run(program: Callable[[], object], files: Files, tell: Callable[[str], None]) -> Ending:
-    """Run a program to its end, whatever that is; an error's traceback is told as Python would."""
+def run(program: Callable[[], object], files: Files, on_error: Callable[[str], None]) -> Ending:
+    """Run a program to its end, whatever that is; ``on_error`` gets an error's traceback as Python prints it."""
     ending = Ending()
     try:
         program()
@@ -82,7 +82,7 @@ def run(program: Callable[[], object], files: Files, tell: Callable[[str], None]
         if error.code not in (None, 0):
             ending.outcome, ending.sentence = FAILED, f"the script exited with {shown(error.code)}"
             if isinstance(error.code, str):
-                tell(error.code)
+                on_error(error.code)
     except KeyboardInterrupt as error:
         ending.outcome = INTERRUPTED
         at = last_line(error.__traceback__, files)
@@ -91,7 +91,7 @@ def run(program: Callable[[], object], files: Files, tell: Callable[[str], None]
         ending.outcome = FAILED
         ending.sentence = why_it_ended(error, files)
         if not isinstance(error, Refused):
-            tell("".join(traceback.format_exception(type(error), error, _of_script(error.__traceback__, files))))
+            on_error("".join(traceback.format_exception(type(error), error, _of_script(error.__traceback__, files))))
     return ending
 
 
@@ -116,7 +116,7 @@ def last_line(trace: TracebackType | None, files: Files) -> str:
 
 
 def _of_script(trace: TracebackType | None, files: Files) -> TracebackType | None:
-    """A traceback without what stands before the script's own first frame."""
+    """A traceback without what comes before the script's own first frame."""
     at = trace
     while at is not None:
         if files.name(at.tb_frame.f_code.co_filename):

@@ -32,7 +32,7 @@ _THIN = tuple(
 
 
 class Files:
-    """The files whose lines are told: a script and the modules beside it, or those that ``patterns`` name.
+    """The files whose lines are shown: a script and the modules in its directory, or those that ``patterns`` name.
 
     A pattern is matched against the whole path and, without a slash, against the name alone.
     """
@@ -45,7 +45,7 @@ class Files:
         self._shapes: dict[str, Shape] = {}
 
     def counts(self, file: str) -> bool:
-        """Whether the lines of a file are told."""
+        """Whether the lines of a file are shown."""
         return bool(self.name(file))
 
     def name(self, file: str) -> str:
@@ -85,7 +85,7 @@ class Files:
 
 
 class Shape:
-    """How the lines of a source hang together; of one that cannot be parsed every line stands alone.
+    """How the lines of a source hang together; of one that cannot be parsed every line is by itself.
 
     ``first`` is the line that a statement over several lines begins at, ``loops`` the first and last line of a loop's
     body by the line of its head, ``blocks`` those of a with statement's, ``definitions`` the lines that define and run
@@ -124,7 +124,7 @@ class Shape:
         return self.first.get(line, line)
 
     def in_loop(self, line: int) -> bool:
-        """Whether a line stands in the body of a loop."""
+        """Whether a line is in the body of a loop."""
         return any(first <= line <= last for first, last in self.loops.values())
 
 

@@ -36,10 +36,10 @@ class Steps:
         self.taken = 0
         self.in_step = False
         self.holder: Holder | None = None
-        self.decided: Counter[str] = Counter()  # conditions on values that nobody knows, since the last step
+        self.decided: Counter[str] = Counter()  # conditions on unknown values since the last step
         self._watcher, self._files, self._most = watcher, files, most
         self._stale: list[dict[str, Any]] = []
-        watcher.updates.told, watcher.updates.over = self._written, self._enough
+        watcher.updates.on_write, watcher.updates.over = self._written, self._enough
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -61,13 +61,13 @@ class Steps:
 
         @functools.wraps(before)
         def made(*args: Any, **kwargs: Any) -> None:
-            self._watcher.updates.told = None
+            self._watcher.updates.on_write = None
             before(*args, **kwargs)
 
         return made
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._watcher.updates.told = None
+        self._watcher.updates.on_write = None
         self._forget_frames()
         self._use(gradients_of(optimizer, self._watcher.recorder.record_of), self.taken)
         self.in_step = True

@@ -63,7 +63,7 @@ class Syncs:
 
 
 def words(name: str, expression: str) -> str:
-    """How a wait is told.
+    """A wait in words.
 
     >>> words("_local_scalar_dense", "loss.item()"), words("_local_scalar_dense", "x > 0"), words("cpu", "x.cpu()")
     ('.item()', 'reads a number off a tensor', '.cpu()')
@@ -86,8 +86,8 @@ def reads_seen(synchronized: Callable[[str, list[Tensor]], None], guessed: Calla
 
     inside = False
 
-    def told(name: str, before: Callable[..., Any]) -> Callable[..., Any]:
-        """The method, told; where it is called again by a mode that it passes through, once."""
+    def noticed(name: str, before: Callable[..., Any]) -> Callable[..., Any]:
+        """The method, noticed once where a mode that it passes through calls it again."""
 
         @functools.wraps(before)
         def read(self: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -109,7 +109,7 @@ def reads_seen(synchronized: Callable[[str, list[Tensor]], None], guessed: Calla
         return read
 
     def made(name: str) -> Callable[[Any], Callable[..., Any]]:
-        return lambda before: told(name, before)
+        return lambda before: noticed(name, before)
 
     methods = {"tolist": "tolist", "numpy": "numpy", "cpu": "cpu", "__repr__": "print"}
     patched = [(torch.Tensor, method, made(name)) for method, name in methods.items()]

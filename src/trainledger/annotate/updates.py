@@ -19,18 +19,18 @@ from trainledger.ledger.core.record import Event, Storage
 from trainledger.trace.recorder.tensor_facts import tensors_in, written_arguments
 
 RecordOf = Callable[[Tensor], Storage | None]
-Told = Callable[[list[Storage], bool], None]
+OnWrite = Callable[[list[Storage], bool], None]
 
 
 class Updates:
-    """Follows parameters by their memory; ``told(gradients, begins)`` hears of the gradients that a write uses.
+    """Follows parameters by their memory; ``on_write(gradients, begins)`` hears of the gradients of a write.
 
     Parameters are leaves that need gradients, seen in any operation. A gradient is used once a step. ``over`` is called
-    when a step is. Nothing is followed once ``told`` is None, as in a program that uses `torch.optim`.
+    when a step is. Nothing is followed once ``on_write`` is None, as in a program that uses `torch.optim`.
     """
 
     def __init__(self, record_of: RecordOf) -> None:
-        self.told: Told | None = None
+        self.on_write: OnWrite | None = None
         self.over: Callable[[], None] = lambda: None
         self._record_of = record_of
         self._parameters: dict[Storage, dict[int, weakref.ref[Tensor]]] = {}
@@ -42,7 +42,7 @@ class Updates:
 
     @property
     def watches(self) -> bool:
-        return self.told is not None
+        return self.on_write is not None
 
     def gone(self, record: Storage) -> None:
         self._parameters.pop(record, None)
@@ -85,12 +85,12 @@ class Updates:
                 self._of_gradients.discard(record)
 
     def _write(self, parameters: list[Storage]) -> None:
-        if not parameters or self.told is None:
+        if not parameters or self.on_write is None:
             return
         self._written.update(parameters)
         begins, self._stepping = not self._stepping, True
         self._nodes = nodes_so_far() if begins else self._nodes
-        self.told([each for parameter in parameters for each in self._gradients(parameter)], begins)
+        self.on_write([each for parameter in parameters for each in self._gradients(parameter)], begins)
 
     def _gradients(self, parameter: Storage) -> Iterable[Storage]:
         for ref in self._parameters[parameter].values():

@@ -27,7 +27,7 @@ from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in
 
 
 class Watcher(Observer):
-    """Observes a recorder. ``device_of`` tells the device that a tensor passes for."""
+    """Observes a recorder. ``device_of`` gives the device that a tensor pretends to be on."""
 
     def __init__(self, account: Account, callers: Callers, lines: Lines, files: Files, shapes: bool) -> None:
         self.account = account

@@ -2,7 +2,7 @@
 
 SCRIPT is run as Python would run it, with the ARGS behind its name. What it prints goes to standard error, the
 annotation to standard output. Options of trainledger stand before the script's name.
-Exit code 1 where the script failed, 130 where it was interrupted: what ran until then is told all the same.
+Exit code 1 where the script failed, 130 where it was interrupted: what ran until then is reported all the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "--steps", metavar="N", help="stop after N optimizer steps")
     parser.add_argument(
         "--files", action="append", default=[], metavar="GLOB",
-        help="whose lines are told, beside the script's; may be repeated (else all modules beside the script)",
+        help="whose lines are shown, besides the script's; may be repeated (else all modules in its directory)",
     )  # fmt: skip
     parser.add_argument("--shapes", action="store_true", help="also the shapes and strides that each line makes")
     parser.add_argument("--per-run", action="store_true", help="divide by how often each line ran")
@@ -86,7 +86,7 @@ def _misplaced(given: Sequence[str], outcome: str) -> Iterator[str]:
     if found:
         them = "it" if len(found) == 1 else "them"
         yield (
-            f"{', '.join(found)} stood behind the script's name and went to the script; for trainledger's own put "
+            f"{', '.join(found)} came after the script's name and went to the script; for trainledger's own put "
             f"{them} before it: trainledger annotate [options] SCRIPT [ARGS ...]"
         )
 

@@ -1,4 +1,4 @@
-"""A program line by line as text beside its source, as HTML, and as data for programs."""
+"""A program line by line as text with its source, as HTML, and as data for programs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _STEPS = ((EXA, "E"), (PETA, "P"), (TERA, "T"), (GIGA, "G"), (MEGA, "M"), (KILO,
 LEGEND = (
     "FLOPs, and bytes read, written and newly allocated, of all runs of a line together; alive: bytes that it made and "
     "that are there when it is done for the last time; F/B: FLOPs per byte read and written. back: the same of what "
-    "autograd ran for the line in backward passes, again: of what it computed a second time there. Each operation "
-    "stands at one line, so that the lines sum to the total."
+    "autograd ran for the line in backward passes, again: of what it recomputed there. Each operation "
+    "counts at one line, so that the lines sum to the total."
 )
 
 
@@ -66,12 +66,12 @@ def text(annotation: Annotation, *, width: int = WIDTH, busy: bool = False, per_
 
 
 def nothing(annotation: Annotation) -> str:
-    """What is to be said where nothing was found: that, or that there was not all to look at."""
+    """The sentence for no findings, or for a program that ended before all of it ran."""
     if not annotation.total.operations and annotation.ended:
-        return "Nothing can be said of what costs without need: it ended before anything was done to a tensor."
+        return "No findings: it ended before anything was done to a tensor."
     if annotation.ended:
-        return "Nothing that costs without need was found in what ran before it ended; only that was looked at."
-    return "Nothing that costs without need was found."
+        return "No findings in what ran before it ended; the rest was not examined."
+    return "No findings: nothing unnecessary was seen."
 
 
 def _head(annotation: Annotation, width: int) -> str:
@@ -187,10 +187,10 @@ def _finding(number: int, finding: Finding, width: int) -> str:
 def to_json(annotation: Annotation) -> dict[str, Any]:
     """The annotation as plain data; lines that neither ran nor did anything are left out."""
     plain: dict[str, Any] = _plain(annotation)
-    for file, told in zip(annotation.files, plain["files"], strict=True):
-        told["lines"] = [
+    for file, plain_file in zip(annotation.files, plain["files"], strict=True):
+        plain_file["lines"] = [
             each | {"intensity": line.work.intensity}
-            for line, each in zip(file.lines, told["lines"], strict=True)
+            for line, each in zip(file.lines, plain_file["lines"], strict=True)
             if line.runs or line.busy
         ]
     return plain

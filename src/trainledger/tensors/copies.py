@@ -125,14 +125,14 @@ def contiguous(tensor: Strided, memory_format: Any = "contiguous_format") -> Out
         raise CannotApply("is for a memory format, and preserve_format is that of the tensor", "clone()")
     stride = _memory_format(tensor, name)
     if tensor.in_format(name):
-        return tensor, "same", "it is so already"
+        return tensor, "same", "already so"
     order = "one after the other in row-major order" if name == "contiguous" else f"in the order of {name}"
     return fresh(tensor, tensor.shape, stride, "copy", f"its elements do not lie {order}")
 
 
 def clone(tensor: Strided, memory_format: Any = "preserve_format") -> Outcome:
     name = _format_word(memory_format)
-    why = "asked for" + (", in the order of the dims before" if name == "preserve" else f", {name}")
+    why = "requested" + (", dims in the same order" if name == "preserve" else f", {name}")
     return fresh(tensor, tensor.shape, _memory_format(tensor, name), "copy", why)
 
 
@@ -166,7 +166,7 @@ def _to(tensor: Strided, words: Sequence[Any]) -> Outcome:
         reasons.append(f"its strides do not say {order}")
     if not reasons:
         late = order == "contiguous" and not tensor.contiguous
-        return tensor, "same", "torch takes it to be so; contiguous() copies" if late else "it is so already"
+        return tensor, "same", "torch assumes it is; contiguous() copies" if late else "already so"
     return fresh(tensor, tensor.shape, stride, "copy", "; ".join(reasons), *dtype, device)
 
 
@@ -187,14 +187,14 @@ def reshape(tensor: Strided, *shape: Any) -> Outcome:
 def _reshaped(tensor: Strided, sizes: tuple[int, ...]) -> Outcome:
     stride = view_stride(tensor, sizes)
     if stride is not None:
-        return over(tensor, sizes, stride, "other sizes over the same elements in the same order")
+        return over(tensor, sizes, stride, "another shape over the same elements in the same order")
     return fresh(tensor, sizes, row_major(sizes), "copy", why_no_view(tensor, sizes))
 
 
 def flatten(tensor: Strided, start_dim: Any = 0, end_dim: Any = -1) -> Outcome:
     sizes = flatten_sizes(tensor, start_dim, end_dim)
     if sizes == tensor.shape:
-        return tensor, "same", "there is nothing to flatten"
+        return tensor, "same", "already flat"
     return _reshaped(tensor, sizes)
 
 
@@ -214,7 +214,7 @@ def repeat(tensor: Strided, *times: Any) -> Outcome:
         raise CannotApply("repeats below 0 times", list_text([max(each, 0) for each in many]))
     have = ((1,) * (len(many) - len(tensor.shape)), tensor.shape)
     shape = tuple(size * often for size, often in zip((*have[0], *have[1]), many, strict=True))
-    return fresh(tensor, shape, row_major(shape), "copy", "repeat always writes its copies; expand only steps by 0")
+    return fresh(tensor, shape, row_major(shape), "copy", "repeat always copies; expand uses stride 0")
 
 
 def tile(tensor: Strided, *times: Any) -> Outcome:
@@ -237,7 +237,7 @@ def repeat_interleave(tensor: Strided, repeats: Any, dim: Any = None) -> Outcome
 
 def flip(tensor: Strided, *dims: Any) -> Outcome:
     dims_of(tensor, numbers(dims))
-    return fresh(tensor, tensor.shape, preserved(tensor), "copy", "torch has no strides below 0, so it writes anew")
+    return fresh(tensor, tensor.shape, preserved(tensor), "copy", "torch has no negative strides, so it copies")
 
 
 def index_select(tensor: Strided, dim: Any, *indices: Any) -> Outcome:
@@ -249,7 +249,7 @@ def index_select(tensor: Strided, dim: Any, *indices: Any) -> Outcome:
                           str(min(max(wrong, 0), size - 1)) if size else None)  # fmt: skip
     if not tensor.shape:
         if len(wanted) != 1:
-            raise CannotApply(f"picks {len(wanted)} elements of a single number", "1")
+            raise CannotApply(f"picks {len(wanted)} elements of a scalar", "1")
         return fresh(tensor, (), (), "copy", "elements at indices of a list are copied")
     shape = (*tensor.shape[:at], len(wanted), *tensor.shape[at + 1 :])
     return fresh(tensor, shape, row_major(shape), "copy", "elements at indices of a list are copied")

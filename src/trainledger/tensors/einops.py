@@ -171,7 +171,7 @@ def _spread(
     if max(ellipses) > 1 or any(each is not None and each.count("...") > 1 for each in (*left, *right)):
         raise InvalidInput([Problem("pattern", pattern, "has two ellipses on one side")])
     if any(each is not None and "..." in each for each in left):
-        rule = "has an ellipsis in brackets before the ->, so that it is open which dims are parted"
+        rule = "has an ellipsis in brackets before the ->, so that the dims to split are ambiguous"
         raise InvalidInput([Problem("pattern", pattern, rule)])
     if ellipses[1] and not ellipses[0]:
         raise InvalidInput([Problem("pattern", pattern, "has an ellipsis after the -> and none before it")])
@@ -220,7 +220,7 @@ def _check_function(pattern: str, function: str, gone: Sequence[str], come: Sequ
         )  # fmt: skip
         raise InvalidInput([Problem("pattern", pattern, rule, does)])
     if gone and reduction not in REDUCTIONS:
-        rule = f"takes {said} away, and how they are reduced is not said ({', '.join(REDUCTIONS)})"
+        rule = f"removes {said} without saying how to reduce ({', '.join(REDUCTIONS)})"
         if reduction:
             near = nearest_text(reduction, REDUCTIONS)
             raise InvalidInput([Problem("reduction", reduction, f"is none of {', '.join(REDUCTIONS)}", near)])
@@ -248,10 +248,10 @@ def _sizes(
         product = folded(mul, (known[each] for each in group if each in known), 1)
         shown = " ".join(map(_plain, group)) or "1"
         if len(open_names) > 1:
-            rule = f"parts dim {dim} of {size} into {shown}; give the size of all but one"
+            rule = f"splits dim {dim} of {size} into {shown}; give the size of all but one"
             raise InvalidInput([Problem("pattern", pattern, rule, f"{open_names[0]}=1")])
         if size % product or (not open_names and product != size):
-            rule = f"has {shown} = {product:,} in dim {dim}" if not open_names else f"parts dim {dim} by {product:,}"
+            rule = f"has {shown} = {product:,} in dim {dim}" if not open_names else f"splits dim {dim} by {product:,}"
             single = len(group) == 1 and group[0] in given
             rule = f"{rule}, and {tensor.title} has {size:,} there"
             if single:
@@ -263,7 +263,7 @@ def _sizes(
             known[name] = size // product
     missing = [each for each in names if each not in known]
     if missing:
-        rule = f"brings {', '.join(missing)}, whose size is not given"
+        rule = f"introduces {', '.join(missing)}, whose size is not given"
         raise InvalidInput([Problem("pattern", pattern, rule, f"{missing[0]}=2")])
     return {name: known[name] for name in names}
 

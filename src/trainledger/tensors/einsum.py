@@ -141,7 +141,7 @@ def _spread(
     if any(each.count("...") > 1 for each in (*inputs, output or ())):
         raise InvalidInput([Problem("equation", equation, "has two ellipses in one operand")])
     if len(many) > 1 or min(many, default=0) < 0:
-        rule = "has an ellipsis that stands for other numbers of dims in its operands; name them"
+        rule = "has an ellipsis of different numbers of dims in its operands; name them"
         raise InvalidInput([Problem("equation", equation, rule)])
     names = tuple(f"...{at}" for at in range(max(many, default=0)))
     found = [tuple(name for each in side for name in (names if each == "..." else (each,))) for side in inputs]

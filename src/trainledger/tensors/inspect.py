@@ -132,7 +132,7 @@ def _inspected(tensor: Any) -> Strided | Composite:
     except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
         what = f"{type(tensor).__name__} of layout {tensor.layout}"
         reason = str(error).partition("\n")[0][:160]
-        rule = f"a {what} without strides and storage that can be told: {reason}"
+        rule = f"a {what} whose strides and storage are unknown: {reason}"
         raise InvalidInput([Problem("tensor", None, rule)]) from None
 
 
@@ -232,7 +232,7 @@ def _numbers(values: Any, notes: list[str]) -> tuple[int, ...]:
     for each in values:
         hint = each if isinstance(each, int) else getattr(each.node, "hint", None)
         if not isinstance(hint, int):
-            rule = f"has the size {each}, which stands for any number; inspect a tensor whose sizes are known"
+            rule = f"has the symbolic size {each}; inspect a tensor whose sizes are known"
             raise InvalidInput([Problem("tensor", None, rule)])
         if hint is not each:
             notes.append(f"sizes are symbolic: {each} is {hint} here")

@@ -71,7 +71,7 @@ def indexed(tensor: Strided, items: tuple[Any, ...]) -> Outcome:
     if used > len(tensor.shape):
         raise CannotApply(f"has {used} indices, and {tensor.title} has {len(tensor.shape)} dims")
     if items.count(Ellipsis) > 1:
-        raise CannotApply("has two ellipses, and which dims each of them stands for is open")
+        raise CannotApply("has two ellipses, so that their dims are ambiguous")
     if Ellipsis not in items:
         items = (*items, Ellipsis)
     at, result = 0, tensor
@@ -150,7 +150,7 @@ def unfold(tensor: Strided, dimension: Any, size: Any, step: Any) -> Outcome:
 def diagonal(tensor: Strided, offset: Any = 0, dim1: Any = 0, dim2: Any = 1) -> Outcome:
     first, second, shift = dim_of(tensor, dim1), dim_of(tensor, dim2), whole(offset)
     if first == second:
-        raise CannotApply(f"needs two dims, and dim {first} stands for both")
+        raise CannotApply(f"needs two dims, and both are dim {first}")
     down, right = max(-shift, 0), max(shift, 0)
     count = max(min(tensor.shape[first] - down, tensor.shape[second] - right), 0)
     start = down * tensor.stride[first] + right * tensor.stride[second] if count else 0
@@ -169,7 +169,7 @@ def as_strided(tensor: Strided, size: Any, stride: Any, storage_offset: Any = No
         raise CannotApply(f"has {len(shape)} sizes and {len(steps)} strides")
     if any(each < 0 for each in (*shape, *steps, at)):
         raise CannotApply("has a size, a stride or an offset below 0, and torch's tensors have none")
-    made = over(tensor, shape, steps, "sizes, strides and offset as they were asked for", at)
+    made = over(tensor, shape, steps, "sizes, strides and offset as requested", at)
     end, holds = made[0].span[1], tensor.storage_nbytes // tensor.itemsize
     if made[0].elements and end > holds:
         raise CannotApply(f"would reach element {end - 1:,} of a storage that holds {holds:,}")

@@ -51,7 +51,7 @@ def dim_of(tensor: Strided, dim: Any, more: int = 0) -> int:
     """A dim counted from the front; a tensor without dims is taken as one of a single dim, as torch does."""
     wanted, count = whole(dim, "takes a dim as a whole number"), max(len(tensor.shape) + more, 1)
     if not -count <= wanted < count:
-        have = f"0 to {count - 1}, or {-count} to -1 from behind" if count > 1 else "0, or -1 from behind"
+        have = f"0 to {count - 1}, or {-count} to -1 from the end" if count > 1 else "0, or -1 from the end"
         near = min(max(wanted, -count), count - 1)
         raise CannotApply(f"has no dim {wanted}: of {tensor.title} they are {have}", str(near))
     return wanted % count
@@ -68,7 +68,7 @@ def dims_of(tensor: Strided, dims: Sequence[int]) -> tuple[int, ...]:
 
 def has_dims(tensor: Strided) -> None:
     if not tensor.shape:
-        raise CannotApply("needs a dim, and a single number has none", "unsqueeze(0) before it")
+        raise CannotApply("needs a dim, and a scalar has none", "unsqueeze(0) before it")
 
 
 def inferred(tensor: Strided, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ def inferred(tensor: Strided, sizes: Sequence[int]) -> tuple[int, ...]:
     if wrong is not None:
         raise CannotApply(f"has a size of {wrong}", list_text([abs(each) for each in sizes]))
     if len(unknown) > 1:
-        raise CannotApply("can work out only one size, and -1 stands for two")
+        raise CannotApply("can infer only one size, and two are -1")
     known = reduce(mul, (size for size in sizes if size != -1), 1)
     if not unknown:
         if known != tensor.elements:
@@ -88,7 +88,7 @@ def inferred(tensor: Strided, sizes: Sequence[int]) -> tuple[int, ...]:
     if known == 0 and tensor.elements == 0:
         raise CannotApply("has a -1 that could be any size: the tensor has no elements, and another size is 0")
     if known == 0 or tensor.elements % known:
-        rule = f"cannot part {tensor.elements:,} elements into pieces of {known:,}"
+        rule = f"cannot split {tensor.elements:,} elements into pieces of {known:,}"
         raise CannotApply(rule, _nearest_shape(tensor.elements, sizes))
     return tuple(tensor.elements // known if size == -1 else size for size in sizes)
 
@@ -126,7 +126,7 @@ def view_stride(tensor: Strided, shape: Sequence[int]) -> tuple[int, ...] | None
 
 
 def _pieces(tensor: Strided) -> list[tuple[int, int, int]]:
-    """Runs of dims that one stride walks, from behind: elements, the stride, and the run's first dim."""
+    """Runs of dims that one stride walks, from the end: elements, the stride, and the run's first dim."""
     if not tensor.shape:
         return [(1, 1, 0)]
     found, count, step = [], 1, tensor.stride[-1]
@@ -150,15 +150,15 @@ def why_no_view(tensor: Strided, shape: Sequence[int]) -> str:
             still = dim if step == 0 else before if tensor.stride[before] == 0 else None
             if still is not None:
                 return (
-                    f"dim {still} of {tensor.title} steps by 0, so that each element of it is the same one; as "
-                    f"{list_text(shape)} it would be walked as one with dim {before if still == dim else dim}, for "
+                    f"dim {still} of {tensor.title} has stride 0, so that each element of it is the same one; as "
+                    f"{list_text(shape)} it would be merged with dim {before if still == dim else dim}, for "
                     "which its elements would have to be written out"
                 )
             needed = step * (behind // run)
             return (
                 f"{tensor.title} with strides {list_text(tensor.stride)} has no strides as {list_text(shape)}: dims "
-                f"{before} and {dim} would be walked as one, for which dim {before} would have to step by {needed:,}, "
-                f"and it steps by {tensor.stride[before]:,}"
+                f"{before} and {dim} would be merged into one, for which dim {before} would need stride {needed:,}, "
+                f"and it has stride {tensor.stride[before]:,}"
             )
     return f"{tensor.title} with strides {list_text(tensor.stride)} has no strides as {list_text(shape)}"
 
@@ -172,7 +172,7 @@ def view(tensor: Strided, *shape: Any) -> Outcome:
     stride = view_stride(tensor, sizes)
     if stride is None:
         raise CannotApply(why_no_view(tensor, sizes), copy_instead(tensor, sizes))
-    return over(tensor, sizes, stride, "other sizes over the same elements in the same order")
+    return over(tensor, sizes, stride, "another shape over the same elements in the same order")
 
 
 def view_dtype(tensor: Strided, dtype: str, itemsize: int) -> Outcome:
@@ -182,11 +182,11 @@ def view_dtype(tensor: Strided, dtype: str, itemsize: int) -> Outcome:
     if old == itemsize:
         return same, "view", "the same bytes read as another format"
     if not tensor.shape:
-        raise CannotApply(f"cannot change the size of an element of a single number: {old} to {itemsize} bytes",
+        raise CannotApply(f"cannot change the size of an element of a scalar: {old} to {itemsize} bytes",
                           "unsqueeze(0) before it")  # fmt: skip
     if tensor.stride[-1] != 1:
         raise CannotApply(
-            f"needs a last dim that steps by 1 to read elements of {old} bytes as {itemsize}, and it steps by "
+            f"needs a last dim of stride 1 to read elements of {old} bytes as {itemsize}, and it has stride "
             f"{tensor.stride[-1]}", f"contiguous() before it, a copy of {tensor.nbytes:,} bytes",
         )  # fmt: skip
     if itemsize < old:
@@ -216,32 +216,32 @@ def transpose(tensor: Strided, dim0: Any = None, dim1: Any = None) -> Outcome:
     if dim0 is None and len(tensor.shape) == 2:
         dim0, dim1 = 0, 1
     if dim0 is None or dim1 is None:
-        raise CannotApply("needs the two dims that change places, but on two dims", "transpose(-2, -1)")
+        raise CannotApply("needs the two dims to swap, unless there are exactly two", "transpose(-2, -1)")
     first, second = dim_of(tensor, dim0), dim_of(tensor, dim1)
     order = [*range(len(tensor.shape))]
     if order:
         order[first], order[second] = order[second], order[first]
-    return _picked(tensor, order, f"dims {first} and {second} change places, and the elements stay")
+    return _picked(tensor, order, f"dims {first} and {second} are swapped; the elements stay in place")
 
 
 def t(tensor: Strided) -> Outcome:
     if len(tensor.shape) > 2:
-        raise CannotApply(f"turns at most two dims, and {tensor.title} has {len(tensor.shape)}", "mT, or permute")
-    return _picked(tensor, [*reversed(range(len(tensor.shape)))], "the dims change places, and the elements stay")
+        raise CannotApply(f"transposes at most two dims, and {tensor.title} has {len(tensor.shape)}", "mT, or permute")
+    return _picked(tensor, [*reversed(range(len(tensor.shape)))], "the dims are swapped; the elements stay in place")
 
 
 def T(tensor: Strided) -> Outcome:  # noqa: N802
-    said = "all dims turned round, and the elements stay"
+    said = "all dims reversed; the elements stay in place"
     if len(tensor.shape) not in (0, 2):
-        said += "; torch wants mT or permute for other than 2 dims"
+        said += "; torch deprecates it for other than 2 dims: use mT or permute"
     return _picked(tensor, [*reversed(range(len(tensor.shape)))], said)
 
 
 def mT(tensor: Strided) -> Outcome:  # noqa: N802
     if not tensor.shape:
-        return over(tensor, (), (), "there is nothing to turn")
+        return over(tensor, (), (), "a scalar has no dims to transpose")
     if len(tensor.shape) == 1:
-        raise CannotApply(f"turns the last two dims, and {tensor.title} has one", "t")
+        raise CannotApply(f"transposes the last two dims, and {tensor.title} has one", "t")
     return transpose(tensor, -2, -1)
 
 
@@ -251,7 +251,7 @@ def permute(tensor: Strided, *dims: Any) -> Outcome:
         missing = [each for each in range(len(tensor.shape)) if each not in order]
         rule = f"names {len(order)} dims, and {tensor.title} has {len(tensor.shape)}"
         raise CannotApply(rule, list_text([*order, *missing][: len(tensor.shape)]))
-    return _picked(tensor, order, "the dims in another order, and the elements stay")
+    return _picked(tensor, order, "dims reordered; the elements stay in place")
 
 
 def movedim(tensor: Strided, source: Any, destination: Any) -> Outcome:
@@ -259,26 +259,27 @@ def movedim(tensor: Strided, source: Any, destination: Any) -> Outcome:
     if len(sources) != len(targets):
         raise CannotApply(f"moves {len(sources)} dims to {len(targets)} places")
     if not tensor.shape:
-        return over(tensor, (), (), "there is nothing to move")
+        return over(tensor, (), (), "a scalar has no dims to move")
     order: list[int | None] = [None] * len(tensor.shape)
     for dim, place in zip(sources, targets, strict=True):
         order[place] = dim
     rest = iter([each for each in range(len(order)) if each not in sources])
-    return _picked(tensor, [next(rest) if each is None else each for each in order], "dims in another order")
+    moved = [next(rest) if each is None else each for each in order]
+    return _picked(tensor, moved, "dims reordered; the elements stay in place")
 
 
 def squeeze(tensor: Strided, *dims: Any) -> Outcome:
     gone = set(dims_of(tensor, numbers(dims))) if dims else set(range(len(tensor.shape)))
     order = [each for each in range(len(tensor.shape)) if each not in gone or tensor.shape[each] != 1]
     left = len(tensor.shape) - len(order)
-    return _picked(tensor, order, f"{left} dims of one element go" if left != 1 else "a dim of one element goes")
+    return _picked(tensor, order, f"removes {left} dims of size 1" if left != 1 else "removes a dim of size 1")
 
 
 def unsqueeze(tensor: Strided, dim: Any) -> Outcome:
     at = dim_of(tensor, dim, 1)
     step = tensor.shape[at] * tensor.stride[at] if at < len(tensor.shape) else 1
     return over(tensor, (*tensor.shape[:at], 1, *tensor.shape[at:]), (*tensor.stride[:at], step, *tensor.stride[at:]),
-                "a dim of one element comes")  # fmt: skip
+                "inserts a dim of size 1")  # fmt: skip
 
 
 def expand(tensor: Strided, *sizes: Any) -> Outcome:
@@ -296,15 +297,15 @@ def expand(tensor: Strided, *sizes: Any) -> Outcome:
         shape[at] = old if size == -1 else size
         if shape[at] != old and old != 1:
             works = [have[i - new] if i >= new and have[i - new] != 1 else size for i, size in enumerate(wanted)]
-            raise CannotApply(f"makes many of one element only, and dim {dim} of {tensor.title} has {old}",
+            raise CannotApply(f"expands only dims of size 1, and dim {dim} of {tensor.title} has {old}",
                               list_text(works))  # fmt: skip
         if shape[at] == old and dim >= 0:
             stride[at] = tensor.stride[dim]
         elif shape[at] == old and have:
             stride[at] = shape[at + 1] * stride[at + 1]
     still = [each for each in range(len(shape)) if shape[each] > 1 and stride[each] == 0]
-    which = f"dim {still[0]} steps" if len(still) == 1 else f"dims {', '.join(map(str, still))} step"
-    said = f"{which} by 0: each index is the same element" if still else "nothing repeats"
+    which = f"dim {still[0]} has" if len(still) == 1 else f"dims {', '.join(map(str, still))} have"
+    said = f"{which} stride 0: each index is the same element" if still else "nothing repeats"
     return over(tensor, shape, stride, said)
 
 
@@ -321,13 +322,13 @@ def unflatten(tensor: Strided, dim: Any, *sizes: Any) -> Outcome:
     has_dims(tensor)
     at, wanted = dim_of(tensor, dim), numbers(sizes)
     if not wanted:
-        raise CannotApply("needs the sizes that the dim is parted into", f"unflatten({at}, (1, {tensor.shape[at]}))")
+        raise CannotApply("needs the sizes to split the dim into", f"unflatten({at}, (1, {tensor.shape[at]}))")
     piece = replace(tensor, shape=(tensor.shape[at],), stride=(1,), storage_nbytes=tensor.shape[at] * tensor.itemsize)
     parted = inferred(piece, wanted)
     shape = (*tensor.shape[:at], *parted, *tensor.shape[at + 1 :])
     stride = view_stride(tensor, shape)
     assert stride is not None  # one dim is always walked with one stride
-    return over(tensor, shape, stride, f"dim {at} parted into {len(parted)}")
+    return over(tensor, shape, stride, f"dim {at} split into {len(parted)}")
 
 
 SHAPES: dict[str, Operation] = {
