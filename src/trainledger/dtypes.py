@@ -1,4 +1,4 @@
-"""Number formats: how many bits, how far they reach, how finely they step, and what scales they need beside them."""
+"""Number formats: how many bits, how far they reach, how finely they step, and what scales they need."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class NumberFormat:
 
     @property
     def _beyond(self) -> int:
-        """The code of infinity, or what stands in its place."""
+        """The code of infinity, or of what replaces it."""
         return self._last + 1
 
     def value_of(self, code: int) -> float:
@@ -199,7 +199,7 @@ class BlockFormat:
     tensor_nbytes: int = 0
 
     def scale_nbytes_for(self, elements: Int) -> Int:
-        """Bytes of the scales beside so many elements."""
+        """Bytes of the scales of so many elements."""
         scales = _ceil_div(elements, self.block)
         nbytes = _ceil_div(scales * self.scale_bits, 8) + self.tensor_nbytes
         return nbytes if self.scale_block is None else nbytes + 4 * _ceil_div(scales, self.scale_block)

@@ -56,7 +56,7 @@ class ResourceBudget:
         """Raise `OverBudget` where a step costs more than these amounts (``"1.2GB"``, ``"3T"``, numbers).
 
         With a model and a batch the step is traced as `trainledger.trace` does, which takes the rest (``loss``,
-        ``optimizer`` ...); a `Ledger` in place of a model is taken as it is. The ledger is given back, for what else
+        ``optimizer`` ...); a `Ledger` in place of a model is used as it is. The ledger is given back, for what else
         a test has to say of it. With the name of a target (``"*"`` for all of them) its figures are held to
         trainledger.lock in the test's project, as `trainledger check` does there (the nearest folder above the test
         with a lock or a ``[tool.trainledger]``, else pytest's root), ``allow`` coming before the tolerances of
@@ -71,7 +71,7 @@ class ResourceBudget:
         if isinstance(target, str):
             extra = [*given, *how, *(["batch"] if batch is not None else [])]
             if extra:
-                raise _refused(extra[0], "is not taken beside the name of a target: its lock says what it may cost")
+                raise _refused(extra[0], "is not allowed with the name of a target: its lock says what it may cost")
             return self._against_lock(target, allow)
         if not given:
             rule = f'say what the step may cost at most, such as peak="1.2GB" ({", ".join(asked)})'
@@ -151,7 +151,7 @@ def _within(asked: Mapping[str, Amount | None], model: Any, batch: Any, how: Map
     if isinstance(model, Ledger):
         ledger = model
     elif batch is None:
-        raise _refused("batch", "is missing: give what the model is called with beside it, as to trainledger.trace")
+        raise _refused("batch", "is missing: give what the model is called with too, as to trainledger.trace")
     else:
         from trainledger.trace import trace
 

@@ -84,9 +84,9 @@ def test_wrong_uses_are_sentences(resource_budget: Any) -> None:
         (lambda: resource_budget(model(), X, peak=-1), "peak = -1: must be a whole number"),
         (lambda: resource_budget(model(), X, peak="1GB", allow={"peak": "1%"}), "allow: is for targets of a lock"),
         (lambda: resource_budget(model(), peak="1GB"), "batch: is missing: give what the model is called with"),
-        (lambda: resource_budget("model", peak="1GB"), "peak: is not taken beside the name of a target"),
-        (lambda: resource_budget("model", X), "batch: is not taken beside the name"),
-        (lambda: resource_budget("model", loss=total), "loss: is not taken beside the name"),
+        (lambda: resource_budget("model", peak="1GB"), "peak: is not allowed with the name of a target"),
+        (lambda: resource_budget("model", X), "batch: is not allowed with the name"),
+        (lambda: resource_budget("model", loss=total), "loss: is not allowed with the name"),
     ):
         with pytest.raises(InvalidInput, match=sentence):
             call()

@@ -135,7 +135,7 @@ def test_less_is_a_note_and_a_failure_only_where_the_lock_is_to_be_tight(folder:
     assert not difference.fails()
     assert difference.fails(tight=True)
     assert "`trainledger lock model` holds the code to what it is now." in text([difference])
-    assert "which --tight does not take" in text([difference], tight=True)
+    assert "which --tight does not allow" in text([difference], tight=True)
 
 
 def test_a_tolerance_is_kept_to_the_byte(folder: Path) -> None:

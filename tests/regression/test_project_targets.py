@@ -81,7 +81,7 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
         f"{at}.g.run = 1: must be a text",
         f"{at}.h.run, module or hf: must be one of run",
         f"{at}.i.grad_accum = 0: must be at least 1",
-        f"{at}.j.autocast = 'bf16': is said by a program of many ranks itself",
+        f"{at}.j.autocast = 'bf16': is decided by a program of many ranks itself",
         f"{at}.j.rank = 4: must be from 0 to 3",
         f"{at}.k.world_size = 4: is for a module that is a program of many ranks",
     ):

@@ -1,1 +1,1 @@
-"""Budgets as tests: what targets cost is locked in a file, and what makes one cost more is told with its line."""
+"""Resource regressions as tests: a lock file has what targets cost, and a check names the lines that cost more."""

@@ -47,7 +47,7 @@ def lock(
     another process writes meanwhile. Raises `InvalidInput`.
     """
     path = root / file
-    if path.is_symlink():  # what it stands for is written, and it stays
+    if path.is_symlink():  # its target is written, and the link stays
         path = path.resolve()
     project = targets_of_project(root)
     there = read_lock(path) if path.is_file() else {}
@@ -144,7 +144,7 @@ def compare(
 
 
 def _is_placed(quantity: str, both: Iterable[Summary]) -> bool:
-    """Whether both have places of a quantity: where identical blocks are traced once, no tensor is told by itself."""
+    """Whether both have places of a quantity: where identical blocks are traced once, no tensor is listed by itself."""
     if quantity not in ("parameters", "peak"):
         return True
     return all(any(place.amount(quantity) for place in each.places) for each in both)

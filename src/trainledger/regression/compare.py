@@ -16,7 +16,7 @@ _NONE = Collectives(0, 0)
 
 @frozen
 class Row:
-    """One quantity, locked and now. ``part`` names what it is a part of; parts are told and not judged."""
+    """One quantity, locked and now. ``part`` names what it is a part of; parts are shown and not judged."""
 
     quantity: str
     title: str
@@ -60,8 +60,8 @@ class Move:
 class Difference:
     """A target against its lock. ``settings`` are fields of the target that are no longer those it was locked with.
 
-    ``edited`` are lines ("file:line", text) of the traced functions that the lock does not know; ``notes`` what must be
-    said of the figures now.
+    ``edited`` are lines ("file:line", text) of the traced functions that the lock does not know; ``notes`` qualify the
+    figures now.
     """
 
     name: str

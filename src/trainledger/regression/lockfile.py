@@ -1,4 +1,4 @@
-"""The lock: a TOML file with what each target cost when somebody last agreed to it, made to be read in a diff."""
+"""The lock: a TOML file with what each target cost when it was last accepted, made to be read in a diff."""
 
 from __future__ import annotations
 

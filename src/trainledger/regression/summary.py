@@ -88,7 +88,7 @@ class Summary:
 def summarize(ledger: Ledger, *, root: Path, by_line: bool = True) -> Summary:
     """The figures of a ledger of numbers; ``root`` is the directory that its lines are relative to.
 
-    With ``by_line`` off, or where no line is known, places are module paths, those of a model's blocks taken together.
+    With ``by_line`` off, or where no line is known, places are module paths, those of a model's blocks merged.
     """
     sources = Sources(root)
     at, live = (highest.index, highest.by_category) if (highest := _peak(ledger)) else (-1, dict(ledger.resident))
@@ -207,7 +207,7 @@ class _Places:
 def _of_all_blocks(path: str, by_line: bool) -> str:
     """A module's path with that of its kin in the other blocks made one: ``blocks.*.up`` for ``blocks.3.up``.
 
-    Where lines tell the operations of blocks themselves, a number at the end is a layer of its own: ``features.3``.
+    Where lines distinguish the operations of blocks, a number at the end is a layer of its own: ``features.3``.
     """
     parts = path.split(".")
     last = len(parts) - 1 if by_line else len(parts)
@@ -244,7 +244,7 @@ class SourceFile:
         return " ".join(text.split())[:_LONGEST]
 
     def function(self, number: int) -> str:
-        """The innermost function that a line stands in; "" outside of all."""
+        """The innermost function that a line is in; "" outside of all."""
         inside = [each for each in self.functions if each.first <= number <= each.last]
         return min(inside, key=lambda each: each.last - each.first).name if inside else ""
 
@@ -273,7 +273,7 @@ class Sources:
         return self._files[name]
 
     def place(self, line: str) -> tuple[str, str]:
-        """Where a line ("file:line") stands and what it says: ("model.py Block.forward", "h = F.gelu(h)").
+        """Where a line ("file:line") is and what it says: ("model.py Block.forward", "h = F.gelu(h)").
 
         Where the file cannot be read, the line itself and "".
         """

@@ -73,7 +73,7 @@ class Target:
         theirs, kind = (_OF_CODE, "module or hf") if self.run else (_OF_RUN, "run")
         yield from self._given(theirs, f"is for a target with {kind}")
         if self.world_size and self.module:
-            yield from self._given(_OF_ONE_DEVICE, "is said by a program of many ranks itself")
+            yield from self._given(_OF_ONE_DEVICE, "is decided by a program of many ranks itself")
         elif not self.run:
             yield from self._given(("world_size", "rank"), "is for a module that is a program of many ranks")
         if not 0 <= self.rank < max(1, self.world_size):
@@ -187,7 +187,7 @@ def _allowed(data: object, field: str, problems: list[Problem]) -> dict[str, Tol
 
 @frozen
 class Evaluation:
-    """A target's figures, the versions that made them, and what must be said of them."""
+    """A target's figures, the versions that made them, and notes that qualify them."""
 
     summary: Summary
     versions: str
@@ -214,20 +214,20 @@ def evaluate(name: str, target: Target, root: Path) -> Evaluation:
 
 def _uncounted(ledger: Ledger) -> list[str]:
     """A sentence for each operation without a rule, with the lines that it runs at."""
-    told = []
+    notes = []
     for name, count in ledger.uncounted:
         unknown = [each for each in ledger.entries if each.kind == "unknown" and each.name == name]
         lines = sorted({each.line for each in unknown if each.line})
         at = f" at {', '.join(lines)}" if lines else ""
-        told.append(
+        notes.append(
             f"{count} x {operation(unknown[0]) if unknown else name}{at} has no rule: its FLOPs are not counted"
         )
-    return told
+    return notes
 
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Memory in reference cycles stays live meanwhile: when Python's collector would free it, nobody knows."""
+    """Memory in reference cycles stays live meanwhile: when Python's collector would free it cannot be predicted."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -267,7 +267,7 @@ def ledger_of_run(name: str, target: Target, root: Path) -> Ledger:
 
 
 def ledger_of_code(name: str, target: Target) -> Ledger:
-    """The ledger of a step of somebody's module or of a Hugging Face configuration, on fake tensors."""
+    """The ledger of a step of a user's module or of a Hugging Face configuration, on fake tensors."""
     try:
         return _traced(target)
     except InvalidInput as error:  # of a target the fields have the names of its table, not of flags
@@ -299,11 +299,11 @@ def versions(*, traced: bool) -> str:
 
     from trainledger import __version__
 
-    told = [f"trainledger {__version__}"]
+    found = [f"trainledger {__version__}"]
     for each in _VERSIONED if traced else ():
         if each in sys.modules:
             try:
-                told.append(f"{each} {version(each).partition('+')[0]}")
+                found.append(f"{each} {version(each).partition('+')[0]}")
             except PackageNotFoundError:
                 continue
-    return ", ".join(told)
+    return ", ".join(found)

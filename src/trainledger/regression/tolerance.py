@@ -127,7 +127,7 @@ def read_limits(amounts: Mapping[str, Amount | None]) -> dict[str, int]:
 
 
 def limits_of(found: Summary, limits: Mapping[str, int]) -> list[Limit]:
-    """A step's figures beside their limits; of what is split by kind, the sum."""
+    """A step's figures with their limits; of what is split by kind, the sum."""
     return [Limit(quantity, most, _total(found, quantity)) for quantity, most in limits.items()]
 
 

@@ -61,7 +61,7 @@ def _headline(difference: Difference, tight: bool) -> str:
         return f"{counted(more, 'figure')} {'is' if more == 1 else 'are'} more than locked"
     if less:
         told = f"{counted(less, 'figure')} {'is' if less == 1 else 'are'} less than locked"
-        return f"{told}, which --tight does not take" if tight else told
+        return f"{told}, which --tight does not allow" if tight else told
     return "moved within what is allowed"
 
 
@@ -144,7 +144,7 @@ def _edited(difference: Difference) -> list[str]:
 
 
 def written(made: Written) -> str:
-    """What a lock now holds, beside what it held."""
+    """What a lock now holds, and what it held."""
     cells = []
     for name, locked in sorted(made.locked.items()):
         totals = locked.summary.totals
@@ -186,7 +186,7 @@ def to_json(differences: Sequence[Difference], *, tight: bool = False) -> dict[s
 
 
 def over_budget(limits: Sequence[Limit], found: Summary) -> str:
-    """The amounts of a budget beside what a step costs, and where most of what is over arises."""
+    """The amounts of a budget and what a step costs, and where most of what is over arises."""
     over = [each for each in limits if not each.is_met]
     cells = [_limit_cells(each) for each in limits]
     lines = [

@@ -352,5 +352,5 @@ def _nbytes(each: NumberFormat) -> str:
 
 
 def _in_memory(each: NumberFormat) -> float:
-    """Bytes of one element, packed; tf32 is no format of memory, where it stands as fp32."""
+    """Bytes of one element, packed; tf32 is stored as fp32."""
     return 4 if each.name == TF32.name else each.bits / 8

@@ -58,7 +58,7 @@ def start_of(tensor: Tensor) -> Strided:
     """A new tensor in row-major order; `InvalidInput` for formats whose elements have no bytes of their own."""
     itemsize = itemsize_of(tensor.dtype)
     if itemsize is None:
-        rule = "packs its elements or keeps scales beside them, so that no element has an address of its own"
+        rule = "packs its elements or keeps separate scales, so that no element has an address of its own"
         raise InvalidInput([Problem("tensor", tensor.dtype, rule, "uint8")])
     return Strided(tensor.dtype, itemsize, tensor.shape, tensor.strides, 0, tensor.nbytes)
 
@@ -108,7 +108,7 @@ def _applied(tensor: Strided, call: Call) -> tuple[Strided, str, str]:
 
 
 def _several(call: Call) -> Call:
-    """A call in which a name such as ``dims=`` stands for what else is written one by one."""
+    """A call with a name such as ``dims=`` as one that gives the same arguments one by one."""
     code = OPERATIONS[call.name].__code__
     names = code.co_varnames[1 : code.co_argcount]
     named = dict(call.named)
@@ -171,7 +171,7 @@ def _read(word: str) -> list[Call]:
     python = f"{short[1]}({short[2]})" if short else word
     dot = "" if python.startswith(("[", ".")) else "."
     try:
-        with warnings.catch_warnings():  # of odd escapes and the like, which are no concern of whoever runs this
+        with warnings.catch_warnings():  # of odd escapes and the like
             warnings.simplefilter("ignore")
             tree = ast.parse(f"x{dot}{python}", mode="eval").body
         calls: list[Call] = []

@@ -35,7 +35,7 @@ _FORMAT_WORDS = {
 }  # fmt: skip
 _DEVICES = ("cpu", "cuda", "mps", "xpu", "meta")
 _METHODS = ("double", "float", "half", "bfloat16", "long", "int", "short", "byte", "bool")
-# Elementwise operations: whether whole numbers stay whole, and whether a number stands beside the tensor.
+# Elementwise operations: whether whole numbers stay whole, and whether a number is the other operand.
 ELEMENTWISE = {
     "relu": (True, False), "neg": (True, False), "abs": (True, False), "square": (True, False), "exp": (False, False),
     "log": (False, False), "sqrt": (False, False), "rsqrt": (False, False), "sin": (False, False),
@@ -260,7 +260,7 @@ def detach(tensor: Strided) -> Outcome:
 
 
 def elementwise_stride(tensor: Strided, alone: bool) -> tuple[int, ...]:
-    """Strides of an elementwise result: the order of the dims stays; ``alone`` without a number beside the tensor."""
+    """Strides of an elementwise result: the order of the dims stays; ``alone`` means without a number as an operand."""
     if alone and tensor.contiguous:
         return row_major(tensor.shape)
     if alone and tensor.memory_format:

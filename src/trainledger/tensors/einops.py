@@ -101,7 +101,7 @@ def is_pattern(equation: str, shapes: Sequence[Sequence[int]], sizes: Mapping[st
 
 
 def read_sizes(words: Sequence[str]) -> tuple[list[str], dict[str, int]]:
-    """Words such as ``h=8`` taken out of others, as sizes by name; `InvalidInput` with a sentence otherwise.
+    """Words such as ``h=8`` separated from others, as sizes by name; `InvalidInput` with a sentence otherwise.
 
     >>> read_sizes(["2,64,10", "h=8"])
     (['2,64,10'], {'h': 8})
@@ -151,7 +151,7 @@ def _side(pattern: str, text: str, side: int) -> list[Group | None]:
             size = int(word)
             if size == 0:
                 raise InvalidInput([Problem("pattern", pattern, "has a dim of 0; sizes in a pattern begin at 1")])
-            # A number is a dim without a name: told apart by its place, and of one element no dim at all.
+            # A number is a dim without a name: known by its position, and of size 1 no dim at all.
             word = "" if size == 1 else f"{size}@{side}.{place}"
         tokens = [word] if word else []
         if inside is not None:
@@ -166,7 +166,7 @@ def _side(pattern: str, text: str, side: int) -> list[Group | None]:
 def _spread(
     pattern: str, left: list[Group | None], right: list[Group | None], dims: int
 ) -> tuple[list[Group], list[Group]]:
-    """Both sides with a name for each dim that an ellipsis stands for."""
+    """Both sides with a name for each dim of an ellipsis."""
     ellipses = [sum(each is None or "..." in each for each in side) for side in (left, right)]
     if max(ellipses) > 1 or any(each is not None and each.count("...") > 1 for each in (*left, *right)):
         raise InvalidInput([Problem("pattern", pattern, "has two ellipses on one side")])

@@ -70,7 +70,7 @@ class Einsum:
 def einsum(equation: str, shapes: Sequence[Sequence[int]], dtype: str = "fp32") -> Einsum:
     """The account of ``numpy.einsum(equation, *operands)`` or, with words for indices, of ``einops.einsum``.
 
-    Words are parted by spaces; an ellipsis stands for the dims that have no name, which must agree in all operands.
+    Words are separated by spaces; an ellipsis is all dims without a name, which must agree in all operands.
     `InvalidInput` with a sentence where the equation and the shapes do not agree.
 
     >>> einsum("ij,jk->ik", [(1024, 512), (512, 256)]).flops

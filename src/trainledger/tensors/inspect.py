@@ -114,7 +114,7 @@ def _overlap(one: Strided, other: Strided) -> str:
 
 
 def _made_by(tensor: torch.Tensor) -> str:
-    """The operation that made a tensor, where autograd knows it."""
+    """The operation that made a tensor, where autograd has recorded it."""
     node = tensor.grad_fn
     return "" if node is None else node.name().removesuffix("0").removesuffix("Backward")
 

@@ -1,6 +1,6 @@
 """Where the elements of a tensor lie: shape, strides and offset over a storage, and what follows from them.
 
-The same facts are told of a tensor that is only described (`tensors.chain`) and of one of torch (`tensors.inspect`).
+The same facts are shown of a tensor that is only described (`tensors.chain`) and of one of torch (`tensors.inspect`).
 Strides and offsets are in elements, as torch counts them; addresses are in bytes.
 """
 
@@ -22,7 +22,7 @@ _MOST_IN_A_ROW = 16
 
 @frozen
 class Strided:
-    """A tensor over a storage; ``storage`` tells storages apart within a chain, the first is 0.
+    """A tensor over a storage; ``storage`` numbers the storages of a chain, the first is 0.
 
     ``address`` is the byte address of the storage's first element in memory, None where there is none to know.
 
@@ -92,7 +92,7 @@ class Strided:
 
     @property
     def overlaps(self) -> bool:
-        """Whether some dim stands still, so that several indices are one element."""
+        """Whether some dim has stride 0, so that several indices are one element."""
         return any(size > 1 and step == 0 for size, step in zip(self.shape, self.stride, strict=True))
 
     @property
@@ -324,7 +324,7 @@ def _row_of(tensor: Strided, size: int) -> int:
 
 
 def _grid(tensor: Strided, places: list[int]) -> list[str]:
-    """The place of each element, rows below each other; dims before the last two are told by their index."""
+    """The place of each element, rows below each other; dims before the last two as an index."""
     if len(tensor.shape) < 2:
         return ["the tensor, each element by its place in the storage", *_folded(places)]
     rows, columns = tensor.shape[-2:]

@@ -44,7 +44,7 @@ def preserved(tensor: Strided) -> tuple[int, ...]:
 def quickest_first(tensor: Strided) -> list[int]:
     """The dims of a tensor in the order in which torch's TensorIterator walks them.
 
-    It sorts by insertion, and a dim that stands still compares with none and is passed over, so that the result depends
+    It sorts by insertion, and a dim of stride 0 compares with none and is passed over, so that the result depends
     on the way of sorting.
     """
     order = [*reversed(range(len(tensor.shape)))]
@@ -61,7 +61,7 @@ def quickest_first(tensor: Strided) -> list[int]:
 
 
 def _compared(tensor: Strided, first: int, second: int) -> int:
-    """Below 0 where the first dim is the quicker one, above where it is the slower, 0 where nothing tells."""
+    """Below 0 where the first dim is the quicker one, above where it is the slower, 0 where neither."""
     steps = tensor.stride[first], tensor.stride[second]
     if 0 in steps:
         return 0

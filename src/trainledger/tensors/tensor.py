@@ -11,6 +11,7 @@ from trainledger.frozen import frozen
 from trainledger.ledger.rules import FLOPS_PER_ELEMENT
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.tensors.number import known_format
+from trainledger.tensors.strides import row_major
 from trainledger.units import NotAQuantity, parse_count
 
 MOST_DIMS = 64  # of a torch tensor
@@ -42,10 +43,7 @@ class Tensor:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        steps = [1]
-        for size in reversed(self.shape[1:]):
-            steps.insert(0, steps[0] * max(size, 1))
-        return tuple(steps[: len(self.shape)])
+        return row_major(self.shape)
 
     @property
     def elementwise_flops(self) -> int:

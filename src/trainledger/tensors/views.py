@@ -48,7 +48,7 @@ def numbers(args: Sequence[Any], what: str = "takes whole numbers") -> tuple[int
 
 
 def dim_of(tensor: Strided, dim: Any, more: int = 0) -> int:
-    """A dim counted from the front; a tensor without dims is taken as one of a single dim, as torch does."""
+    """A dim counted from the front; a tensor without dims counts as one of a single dim, as torch does."""
     wanted, count = whole(dim, "takes a dim as a whole number"), max(len(tensor.shape) + more, 1)
     if not -count <= wanted < count:
         have = f"0 to {count - 1}, or {-count} to -1 from the end" if count > 1 else "0, or -1 from the end"
