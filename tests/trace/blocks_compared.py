@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from random_runs import live_nbytes, unrolled
+from agreement import live_nbytes, unrolled
 
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger

@@ -1,16 +1,9 @@
-"""Small runs of every kind the engine trains, and what two ledgers of one run must agree in."""
+"""Small runs of every kind the engine trains."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import groupby
-
 from hypothesis import strategies as st
 
-from trainledger.ledger.entry import Entry
-from trainledger.ledger.ledger import Ledger
-from trainledger.spec.layers import rotary_modules, windows_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import IMPLEMENTATIONS
 from trainledger.spec.parts import from_fields
@@ -115,62 +108,7 @@ def run_of(*, gpt2: bool = False, model: dict[str, object] | None = None, **reci
     return Run(model=from_fields(ModelSpec, {**sizes, **kind, **(model or {})}), recipe=Recipe(**{**batch, **recipe}))
 
 
-def unrolled(ledger: Ledger) -> list[Entry]:
-    """The operations of a step, each loop written out; what is let go after a loop joins the loop's last operation."""
-    entries: list[Entry] = []
-    for each in _written_out(ledger.entries, 0):
-        if each.name == "release":
-            entries[-1] = replace(entries[-1], freed=_added(entries[-1].freed, each.freed))
-        else:
-            entries.append(each)
-    return entries
-
-
-def _written_out(entries: Sequence[Entry], depth: int) -> Iterator[Entry]:
-    for loop, group in groupby(entries, key=lambda each: each.loop[depth : depth + 1]):
-        body = list(group)
-        for _ in range(loop[0][1] if loop else 1):
-            yield from _written_out(body, depth + 1) if loop else body
-
-
-def _added(*amounts: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    total: dict[str, int] = {}
-    for category, nbytes in (pair for each in amounts for pair in each):
-        total[category] = total.get(category, 0) + nbytes
-    return tuple(total.items())
-
-
-def live_nbytes(ledger: Ledger) -> list[int]:
-    """The live bytes while each operation of the unrolled step runs, and last those after it."""
-    live, history = sum(nbytes for _, nbytes in ledger.resident), []
-    for each in unrolled(ledger):
-        live += sum(nbytes for _, nbytes in each.allocated)
-        history.append(live)
-        live -= sum(nbytes for _, nbytes in each.freed)
-    return [*history, live]
-
-
 def one_wide(run: Run) -> bool:
     """Whether written-out attention meets a dim of one, where torch may see memory as laid out in two ways."""
     width = run.model.head_size // (2 if run.model.positions.kind == "rope" else 1)
     return run.recipe.attention == "math" and width == 1
-
-
-def shared_nbytes(run: Run) -> int:
-    """Live bytes that a loop followed once cannot place to the operation.
-
-    All layers read the same rotary angles (in low precision; in fp32 they are the model's buffers) and masks, which
-    the first layer's backward frees a little before its end. So do two scalars while micro-batches add up their losses.
-    """
-    spec, recipe = run.model, run.recipe
-    low = recipe.precision != "fp32"
-    angles = 2 * 2 * recipe.seq_len * (spec.rotary_size // 2) * len(rotary_modules(spec)) if low else 0
-    per_mask = (spec.attention.n_heads if spec.positions.kind == "alibi" else 1) * recipe.seq_len**2 * (2 if low else 4)
-    needed = (
-        recipe.attention == "math"
-        or recipe.attention_dropout > 0
-        or spec.positions.kind == "alibi"
-        or spec.attention.window
-    )
-    masks = per_mask * len(windows_of(spec)) if needed else 0
-    return angles + masks + (8 if run.grad_accum > 1 else 0)

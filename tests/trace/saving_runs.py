@@ -1,33 +1,18 @@
-"""Small runs that save memory in some way, and what the closed form and the trace of one must agree in."""
+"""Small runs that save memory in some way, of which closed form and trace must agree."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
+from agreement import assert_agree
 from hypothesis import strategies as st
-from random_runs import GPT2, LLAMA, live_nbytes, pick, unrolled
+from random_runs import GPT2, LLAMA, pick
 
-from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.memory.timeline import peak_host_nbytes
-from trainledger.ledger.step import account
-from trainledger.measure.step import rehearse
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
-
-
-def examples(count: int) -> settings:
-    return settings(
-        max_examples=count,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.explicit, Phase.reuse, Phase.generate),
-    )
 
 
 @st.composite
@@ -82,45 +67,11 @@ def saving_runs(draw: st.DrawFn, **recipe: Any) -> Run:
 
 
 def same_ledgers(run: Run, *, in_order: bool = True) -> tuple[Ledger, Ledger]:
-    """Totals, peak and each operation of closed form and trace are equal; gives both.
-
-    In order, live bytes are compared too, but for what a loop followed once cannot say: rotary angles and masks, which
-    the first block's backward frees a little before its end, and two scalars while micro-batches add up their losses.
-    """
-    assert [str(each) for each in run_problems(run)] == []
-    predicted, traced = account(run), rehearse(run)
-    assert traced.uncounted == ()
-    assert predicted.parameters == traced.parameters
-    assert predicted.tokens == traced.tokens
-    assert predicted.matmul_flops == traced.matmul_flops
-    assert predicted.model_flops == traced.model_flops
-    assert predicted.kept_nbytes == traced.kept_nbytes
-    assert dict(predicted.resident) == dict(traced.resident)
-    assert peak_host_nbytes(predicted) == peak_host_nbytes(traced)
-    ours, theirs = unrolled(predicted), unrolled(traced)
-    if in_order:
-        for mine, other in zip(ours, theirs, strict=False):
-            assert facts(mine) == facts(other)
-        assert len(ours) == len(theirs)
-        pairs = list(zip(live_nbytes(predicted), live_nbytes(traced), strict=True))
-        for at, (mine_live, other_live) in enumerate(pairs):
-            assert abs(mine_live - other_live) <= shared_nbytes(run), (at, mine_live, other_live)
-        mine_live, other_live = pairs[-1]
-        assert abs(mine_live - other_live) <= 8
-    else:
-        assert Counter(map(facts, ours)) == Counter(map(facts, theirs))
-    highest, other_highest = predicted.peak().nbytes, traced.peak().nbytes
-    assert abs(highest - other_highest) <= max(0.01 * other_highest, shared_nbytes(run))
-    return predicted, traced
+    """`assert_agree`, within the bytes that all blocks share."""
+    return assert_agree(run, in_order=in_order, within_nbytes=shared_by_blocks(run))
 
 
-def shared_nbytes(run: Run) -> int:
+def shared_by_blocks(run: Run) -> int:
     """Bytes of the rotary angles and masks that all blocks read, and of two scalars."""
     tokens, width = run.recipe.seq_len, run.model.rotary_size if run.model.positions.kind == "rope" else 0
     return 4 * (tokens * width + 2 * tokens * tokens) + 8
-
-
-def facts(each: Entry) -> tuple[object, ...]:
-    path = ".".join("*" if part.isdigit() else part for part in each.path.split("."))
-    amounts = (each.flops, each.model_flops, each.read, each.written, each.kept, tuple(sorted(each.allocated)))
-    return each.name, path, each.phase, each.kind, each.dtype, each.shape, each.basis, *amounts

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from agreement import examples
 from blocks_compared import same_ledger
 from hypothesis import given
 from hypothesis import strategies as st
 from random_runs import run_of, runs
-from saving_runs import examples
 
 from trainledger.api.load import load
 from trainledger.measure.step import rehearse

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from agreement import facts, live_nbytes, unrolled
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_runs import live_nbytes, pick, run_of, unrolled
-from test_closed_form_equals_trace import facts
+from random_runs import pick, run_of
 from torch import Tensor
 
 from trainledger.ledger.step import account

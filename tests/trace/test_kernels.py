@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
+from agreement import facts, live_nbytes, shared_nbytes, unrolled
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from random_runs import live_nbytes, pick, run_of, shared_nbytes, unrolled
-from test_closed_form_equals_trace import facts
+from random_runs import pick, run_of
 from torch import Tensor, nn
 
 import trainledger as tl

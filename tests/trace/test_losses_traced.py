@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from agreement import examples
 from hypothesis import given
 from random_runs import pick, run_of
-from saving_runs import examples, same_ledgers, saving_runs
+from saving_runs import same_ledgers, saving_runs
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from random_runs import unrolled
+from agreement import unrolled
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.ledger.entry import Entry
