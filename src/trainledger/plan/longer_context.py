@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import lcm
 from typing import Any
 
 from trainledger import catalog
 from trainledger.frozen import frozen
 from trainledger.plan.difference import layout_overrides
 from trainledger.plan.sizes import grow, sequence_step, whole_batch, with_sequence
-from trainledger.plan.sweep import last_holding
+from trainledger.plan.sweep import Sweep, last_holding
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import field_at, from_fields
@@ -20,6 +21,7 @@ from trainledger.spec.run import Run
 _SHAPE = (
     "d_model", "n_layers", "vocab_size", "attention.n_heads", "attention.n_kv_heads", "feed_forward.d_ff",
 )  # fmt: skip
+_ROUND = 1024  # tokens
 _RANKS = (2, 4, 8, 16, 32, 64)
 
 
@@ -54,15 +56,26 @@ class ContextRanks:
 def context_ranks(planned: Run, longer: Run, holds: Callable[[Run], bool], farthest: int) -> ContextRanks | None:
     """The fewest context ranks with which a ``longer`` run holds, and its longest sequence up to ``farthest``.
 
-    None where no layout of `with_context_ranks` holds.
+    That is in steps of 1,024 tokens. None where no layout of `with_context_ranks` holds.
     """
     for found in with_context_ranks(longer, planned.recipe.tokens_per_step):
         if holds(found):
-            further = grow(found, "sequence", max(1, farthest // found.recipe.seq_len))
+            further = _in_round_steps(grow(found, "sequence", max(1, farthest // found.recipe.seq_len)))
             last = last_holding(lambda index: holds(further.at(index)), len(further.values))  # noqa: B023
             assert last is not None
             return ContextRanks(layout_overrides(planned, found), found.layout.devices, further.values[last])
     return None
+
+
+def _in_round_steps(sweep: Sweep) -> Sweep:
+    """A sweep of sequences with its first value, then only those that are multiples of 1,024 tokens."""
+    start, step = sweep.values[0], sequence_step(sweep.at(0))
+    apart = lcm(step, _ROUND)
+    indices = [
+        0,
+        *((each - start) // step for each in range(start - start % apart + apart, sweep.values[-1] + 1, apart)),
+    ]
+    return replace(sweep, values=[sweep.values[each] for each in indices], at=lambda index: sweep.at(indices[index]))
 
 
 def with_context_ranks(run: Run, tokens_per_step: int) -> Iterator[Run]:
