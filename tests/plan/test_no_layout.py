@@ -94,7 +94,7 @@ def test_data_ranks_that_the_batch_is_no_multiple_of_are_named(capsys: pytest.Ca
     words = ["llama-3-8b", "--device", "h100-sxm", "--count", "1000", "--set", "recipe.global_batch=512"]
     rule = (
         "found no layout that fits 1,000 x h100-sxm: recipe.global_batch = 512 must be a multiple of the data ranks, "
-        "which are 5, 10, 20 ... beside the tensor, context and pipeline ranks that the model allows"
+        "which are 5, 10, 20 ... given the tensor, context and pipeline ranks that the model allows"
     )
     nearest = "; nearest that works: recipe.global_batch=510, cluster.count=992 or cluster.count=1024"
     assert main(["plan", *words, "--set", "layout=auto"]) == 2
@@ -124,7 +124,7 @@ def test_what_keeps_the_layouts_out_that_come_nearest_is_told() -> None:
     run = run_for(8, {"preset": "llama-3-8b"}, seq_len=8192, global_batch=64)
     fixed = {"micro_batch": 8, "tensor": 1, "context": 1, "pipeline": 1, "activation_checkpointing": "none"}
     found = why(run, fixed)
-    assert "too large are activations and what is gathered, beside the states" in found.rule
+    assert "too large are activations and gathered parameters, on top of the states" in found.rule
 
 
 def test_nothing_fixed_is_told_as_it_is_written() -> None:

@@ -287,7 +287,7 @@ def test_plans_say_where_attention_is_cudnns(model: str, device: str, attention:
         {"model": {"preset": model}, "recipe": {"seq_len": 1024, "global_batch": 1, "steps": 1, "attention": attention,
          "precision": "bf16-mixed"}, "cluster": {"device": device}}
     )  # fmt: skip
-    (*notes,) = (each for each in tl.predict(run).notes if "attention is cuDNN's" in each)
+    (*notes,) = (each for each in tl.predict(run).notes if "selects cuDNN's attention" in each)
     assert [each.split('"')[1] for each in notes] == ([] if other is None else [other])
     if other is not None:
         assert not list(run_problems(replace(run, recipe=replace(run.recipe, attention=other))))

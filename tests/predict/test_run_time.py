@@ -34,8 +34,8 @@ def test_a_run_is_its_steps_its_evaluations_and_its_checkpoints():
     assert whole.goodput == 15 / 22
     assert whole.tokens_per_second == 2 * 32 / 3
     assert whole.notes == (
-        "2 devices are taken to share the work without loss: the run has no [layout]; --set layout=auto looks for one",
-        "micro_batch is not given, so each device is taken to hold all 4 sequences at once; "
+        "assuming that 2 devices share the work without loss: the run has no [layout]; --set layout=auto looks for one",
+        "micro_batch is not given: assuming that each device holds all 4 sequences at once; "
         "--set recipe.micro_batch=1 splits them",
     )
 
@@ -96,7 +96,7 @@ def test_where_the_run_file_is_silent_checkpoints_are_taken_as_often_as_costs_le
     assert whole.checkpoint_every == round(daly(1.0, 1000.0)) == 44
     assert whole.parts["checkpoints"] == 228.0  # after every 44 of 10,000 steps, and at the end
     assert whole.notes[-1] == (
-        "checkpoints are taken every 44 steps (44 s), which loses least (Daly 2006): the run file does not say; "
+        "checkpoints are written every 44 steps (44 s), which loses least (Daly 2006): the run file does not say; "
         "--set recipe.checkpoint_every=44"
     )
     others = [

@@ -49,7 +49,7 @@ def test_what_is_not_timed_is_said_and_its_buffers_are_held() -> None:
     sent = Entry("all_gather", "up", "forward", "collective", payload=10**9, group="shard", ranks=8)
     alone, among = (on_device(Ledger(entries), H100) for entries in ((product,), (product, sent)))
     assert among.step.seconds == alone.step.seconds
-    assert "1 collectives (1 GB in all) are not timed: a step takes longer by what shows of them" in among.notes
+    assert "1 collectives (1 GB in all) are not timed: a step takes longer by the exposed part of them" in among.notes
     assert {each.name for each in among.memory.lines} - {each.name for each in alone.memory.lines} == {"NCCL buffers"}
 
 

@@ -85,7 +85,7 @@ def make_plan(run: Run, machine: Machine | None, *, backend: str, mfu: float | s
         run=run,
         ledger=ledger,
         peak=heaviest.peak,
-        forecast=predict.forecast(run, ledger, machine, ranks=ranks, held=heaviest),
+        forecast=predict.forecast(run, ledger, machine, ranks=ranks, heaviest_rank=heaviest),
         rules=rules_of_thumb(whole, ledger, of_all.nbytes, memory_nbytes=given, flops_per_second=rate, mfu=share),
         napkin=napkin,
         memory_nbytes=memory,

@@ -1,4 +1,4 @@
-"""The time of a collective: where its ranks stand, and the fastest way that a library has for a message of that size.
+"""The time of a collective: where its ranks are, and the fastest way that a library has for a message of that size.
 
 Every way costs a start, so many steps from rank to rank, and bytes over a bandwidth (Hockney 1994). Rings and trees are
 those of Thakur, Rabenseifner and Gropp (2005, "Optimization of collective communication operations in MPICH"); what
@@ -34,7 +34,7 @@ AXES = ("tensor", "context", "shard", "replicate", "pipeline")  # from neighbour
 
 @frozen
 class Placement:
-    """Where the ranks of a group stand: how many, on how many nodes, and how many of them in each.
+    """Where the ranks of a group are: how many, on how many nodes, and how many of them in each.
 
     Where the nodes have unequal parts, ``in_node`` is the smallest of any group, whose network all others wait for:
     NCCL takes as many channels everywhere as the rank with the fewest has (NVIDIA/nccl, src/init.cc). ``far`` is the
@@ -51,7 +51,7 @@ class Placement:
 def placement(
     layout: Layout, group: str, ranks: Number, devices_per_node: int, spec: ModelSpec | None = None
 ) -> Placement:
-    """Where a group's ranks stand, the mesh laid over the devices with tensor ranks next to each other.
+    """Where a group's ranks are, the mesh laid over the devices with tensor ranks next to each other.
 
     Then come context, shard, replicate and pipeline, as torchtitan builds its mesh (pp, dp_replicate, dp_shard, cp, tp,
     from outermost to innermost; Megatron-LM's default order tp-cp-ep-dp-pp is the same). Expert ranks are neighbours

@@ -1,4 +1,4 @@
-"""What a device really holds: the tensors at their peak, and what stands around them, each a line with its source."""
+"""The memory of a device: tensors at their peak, and what libraries and driver take, each with its source."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _around(
         yield line("NCCL buffers", sum((pair if size == 2 else group).nbytes for size in larger), group)
 
 
-def of_a_device(held: DeviceMemory) -> str:
+def of_a_device(memory: DeviceMemory) -> str:
     """Words for its bytes: memory that is known to be usable, or what its maker states."""
-    known = held.usable_source != ON_THE_BOX
+    known = memory.usable_source != ON_THE_BOX
     return "of usable memory" if known else "that its maker states (how much of it is usable is not known)"

@@ -1,4 +1,4 @@
-"""What is said about a run before it starts, kept with it so that it can be held against the measurement."""
+"""The forecast of a run, kept with it to be compared with the measurement."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Forecast:
     6 N D at the peak to ``total_seconds``; ``step_causes`` split a step (`predict.step.CAUSES`). ``goodput`` is
     the share of the time that goes to steps that are kept. ``kwh`` is at the devices' rated power times
     ``cluster.power_share`` and the power usage effectiveness. ``impossible`` says why several devices without a layout
-    cannot share the run: then nothing is said of the whole of it, and the step and its tokens per second are those of
-    one device alone. ``run_step_seconds`` and ``run_tokens_per_second`` are those of all devices together with what a
-    step waits for its tokens; the others are of steps that do not wait.
+    cannot share the run: then there is no forecast of the whole run, and the step and its tokens per second are
+    those of one device alone. ``run_step_seconds`` and ``run_tokens_per_second`` are those of all devices
+    together with what a step waits for its tokens; the others are of steps that do not wait.
     """
 
     parameters: int | None = None
@@ -68,14 +68,14 @@ class Forecast:
 
     def __repr__(self) -> str:
         names = ("step_seconds", "tokens_per_second", "mfu", "days", "device_hours", "money", "device_nbytes", "fits")
-        said = [f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+        shown = [f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
                 for name in names if (value := getattr(self, name)) is not None]  # fmt: skip
         limit = [] if self.bottleneck is None else [f"bottleneck={self.bottleneck.name!r}"]
         cannot = [f"impossible={'; '.join(self.impossible)!r}"] if self.impossible else []
         if self.step_seconds is None:  # then the notes say why, and memory is all there is
-            said = [*said, *([] if self.peak_nbytes is None else [f"peak_nbytes={self.peak_nbytes}"])]
+            shown = [*shown, *([] if self.peak_nbytes is None else [f"peak_nbytes={self.peak_nbytes}"])]
             cannot += [f"notes={'; '.join(self.notes)!r}"] if self.notes else []
-        return f"Forecast({', '.join([*said, *limit, *cannot])})"
+        return f"Forecast({', '.join([*shown, *limit, *cannot])})"
 
     @property
     def waits(self) -> bool:

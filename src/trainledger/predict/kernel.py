@@ -33,7 +33,7 @@ UNALIGNED = 0.6
 UNALIGNED_BATCH = 0.0625
 EIGHT_BITS = ("e4m3", "e5m2", "mxfp8")
 
-# Softmax runs on other units than the products beside it: narrow heads have fewer products for each exponential.
+# Softmax runs on other units than the matmuls that it overlaps: narrow heads have fewer products for each exponential.
 # Chosen so that heads of 64 have 0.86 of the rate of heads of 128 (Dao 2023, FlashAttention-2, figures 4 and 5).
 SOFTMAX_WIDTH = 24
 FULL_WIDTH = 128

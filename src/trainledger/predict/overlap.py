@@ -1,4 +1,4 @@
-"""What of a rank's communication runs beside compute, as `Layout.overlap` says it."""
+"""Communication that overlaps compute on a rank, as `Layout.overlap` selects it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def with_overlap(run: Run, timed: list[Timed]) -> list[Timed]:
 
 
 def _not_overlapped(timed: Timed) -> Timed:
-    """A sum of gradients, or parameters gathered, that everything waits for."""
+    """A sum of gradients, or a gather of parameters, that everything waits for."""
     entry = timed.entry
     if entry.kind != "collective" or entry.group in ("pipeline", "context"):
         return timed
@@ -54,17 +54,17 @@ def _not_overlapped(timed: Timed) -> Timed:
 
 
 def _split_matmuls_overlapped(timed: Sequence[Timed]) -> list[Timed]:
-    """What tensor ranks gather for a product, or scatter of one, in as many parts as ranks: all but one beside it.
+    """What tensor ranks gather for a matmul, or scatter of one, in as many parts as ranks: all but one overlap it.
 
-    Beside stand the products of one inner length that are next to the collective.
+    The matmuls that overlap it are those of one inner length next to the collective.
     """
     found = list(timed)
     for at, each in enumerate(timed):
         entry = each.entry
         if entry.group == "tensor" and entry.name in ("all_gather", "reduce_scatter") and not entry.overlap:
             after = range(at + 1, len(timed)) if entry.name == "all_gather" else range(at - 1, -1, -1)
-            beside = _products((timed[index] for index in after), entry)
-            hidden = min(each.seconds, beside) * (1 - 1 / entry.ranks)
+            compute = _products((timed[index] for index in after), entry)
+            hidden = min(each.seconds, compute) * (1 - 1 / entry.ranks)
             found[at] = each._replace(seconds=each.seconds - hidden)
     return found
 
@@ -72,56 +72,56 @@ def _split_matmuls_overlapped(timed: Sequence[Timed]) -> list[Timed]:
 def _regathers_overlapped(timed: Sequence[Timed]) -> list[Timed]:
     """What tensor ranks gather again: only gradients of weights wait for it.
 
-    It runs beside the products of the input's gradient, half of those that read it (Megatron-LM,
+    It overlaps the matmuls of the input's gradient, half of those that read it (Megatron-LM,
     core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication.backward: the gather is started,
     the input's gradient computed, then the gather waited for; gradients of one input's weights are one product there).
     """
     found = list(timed)
     for at, each in enumerate(timed):
         if each.entry.group == "tensor" and each.entry.overlap:
-            beside = 0.0
+            compute = 0.0
             for row in timed[at + 1 :]:
                 entry = row.entry
-                if entry.name == "cat" and not beside:
+                if entry.name == "cat" and not compute:
                     continue  # what several sequences are brought together by, once they are there
                 inside = entry.path.startswith(each.entry.path + ".") or entry.kind == "matmul"
                 if entry.loop != each.entry.loop or entry.kind in ("collective", "attention") or not inside:
                     break
-                beside += row.seconds / 2 if entry.kind == "matmul" else 0.0
-            found[at] = each._replace(overlapped=min(each.seconds, beside))
+                compute += row.seconds / 2 if entry.kind == "matmul" else 0.0
+            found[at] = each._replace(overlapped=min(each.seconds, compute))
     return found
 
 
 def overlaps_input_gradient_sums(layout: Layout) -> bool:
-    """Whether gradients of inputs are summed beside the products of weights' gradients.
+    """Whether the sum of an input's gradient overlaps the matmuls of weights' gradients.
 
     Not where those products have their sums in parts, and not in a zero-bubble pipeline, which leaves them for later.
     """
-    asked = overlaps(layout, "input-gradients") and not overlaps(layout, "tensor")
-    return asked and layout.schedule != "zero-bubble"
+    requested = overlaps(layout, "input-gradients") and not overlaps(layout, "tensor")
+    return requested and layout.schedule != "zero-bubble"
 
 
 def _input_gradient_sums_overlapped(timed: Sequence[Timed]) -> list[Timed]:
-    """What tensor ranks sum of the gradients of an input, beside the gradients of the weights that read it."""
+    """Sums of an input's gradient over tensor ranks overlap the gradients of the weights that read it."""
     found = list(timed)
     entries = [each.entry for each in timed]
     for at, each in enumerate(timed):
         products = matmuls_overlapping_sum(entries, at)
         if products:
-            beside = sum(timed[index].seconds for index in products) / 2
+            compute = sum(timed[index].seconds for index in products) / 2
             entry = replace(each.entry, overlap="compute")
-            found[at] = each._replace(entry=entry, overlapped=min(each.seconds, beside))
+            found[at] = each._replace(entry=entry, overlapped=min(each.seconds, compute))
     return found
 
 
 def matmuls_overlapping_sum(entries: Sequence[Entry], at: int) -> list[int]:
-    """Where the products of a backward stand whose gradients of an input are summed over tensor ranks at a place.
+    """The places of the matmuls of a backward whose gradients of an input are summed over tensor ranks at ``at``.
 
-    Two of each weight: the gradients of inputs come first, the sum starts, and goes beside those of the weights. That
+    Two of each weight: the gradients of inputs come first, the sum starts, and overlaps those of the weights. That
     is a program with one product for all that read an input, as Megatron-LM's (core/tensor_parallel/layers.py,
     LinearWithGradAccumulationAndAsyncCommunication.backward: the input's gradient is computed, its sum started, the
     weight's gradient computed, the sum waited for). Products from which other operations lead to the sum, as those of
-    experts, which give their tokens back first, do not go beside it.
+    experts, which give their tokens back first, do not overlap it.
     """
     entry = entries[at]
     summed = entry.kind == "collective" and entry.name in ("all_reduce", "reduce_scatter") and entry.group == "tensor"
@@ -145,7 +145,7 @@ def matmuls_overlapping_sum(entries: Sequence[Entry], at: int) -> list[int]:
 
 
 def with_experts_overlapped(run: Run, timed: list[Timed], contention: float) -> list[Timed]:
-    """Tokens on their way to experts and back, beside the same block of another micro-batch that goes the other way.
+    """Tokens on their way to experts and back overlap the same block of another micro-batch in the other pass.
 
     What a forward sends hides behind the block's backward and what a backward sends behind its forward (DeepSeek-V3,
     section 3.2.1; Megatron Core, combined_1f1b.py); compute loses its share of what is hidden. So it is in the rounds
@@ -164,8 +164,8 @@ def with_experts_overlapped(run: Run, timed: list[Timed], contention: float) -> 
             of.setdefault(key, [0.0, 0.0])[each.entry.phase in BACKWARD] += seconds
     shown: dict[Any, list[float]] = {}  # the share that is left
     for key, both in sent.items():
-        beside = reversed(computed.get(key, (0.0, 0.0)))
-        hidden = [min(mine, other) for mine, other in zip(both, beside, strict=True)]
+        compute = reversed(computed.get(key, (0.0, 0.0)))
+        hidden = [min(mine, other) for mine, other in zip(both, compute, strict=True)]
         shown[key] = [
             1 - (1 - contention) * each / mine if mine else 1.0 for each, mine in zip(hidden, both, strict=True)
         ]
@@ -204,7 +204,7 @@ def _products(rows: Iterable[Timed], collective: Entry) -> float:
 
 
 def _updated_parameters_overlapped(run: Run, timed: Sequence[Timed]) -> list[Timed]:
-    """Parameters that others updated are gathered in buckets beside the first forward: the first one shows."""
+    """Parameters that others updated are gathered in buckets during the first forward: the first one is exposed."""
     rows = [each for each in timed if each.entry.phase == "forward"]
     forward = rank_seconds(schedule_of(rows, buckets=in_buckets(run))) / run.grad_accum
     found = []

@@ -102,7 +102,7 @@ def shares_of(stages: Sequence[StageTime]) -> list[tuple[StageTime, Any]]:
 
 
 def _mean(shares: Sequence[tuple[StageTime, Any]], key: str, others: dict[str, float]) -> dict[str, float]:
-    """Seconds of the mean device by an attribute, with what is no operation's beside them."""
+    """Seconds of the mean device by an attribute, and of what is no operation."""
     split: dict[str, float] = {}
     for stage, share in shares:
         for each in stage.times:
@@ -151,8 +151,8 @@ def network_text(cluster: Cluster, network: Link) -> str:
         # A bound is of the data sheet.
         at = f" of {format_nbytes(network.bytes_per_second)}/s" if network.bytes_per_second > reached else ""
         kept = " (not in this bound)" if network.basis == "bound" else ""
-        told = f"that was measured to reach {format_nbytes(reached)}/s{at} for each device{kept}"
-        return f"a network {told} (cluster.network_reached_bytes_per_second) {of}"
+        measured = f"that was measured to reach {format_nbytes(reached)}/s{at} for each device{kept}"
+        return f"a network {measured} (cluster.network_reached_bytes_per_second) {of}"
     if cluster.network_bytes_per_second is not None:
         rate = format_nbytes(cluster.network_bytes_per_second)
         return f"a network of {rate}/s for each device (cluster.network_bytes_per_second) {of}"
@@ -163,7 +163,7 @@ def network_text(cluster: Cluster, network: Link) -> str:
 
 
 def step_seconds(run: Run, stages: Sequence[StageTime], contention: float, *, launching: bool = False) -> float:
-    """Seconds from the first act of any rank to the last of all.
+    """Seconds from the first operation of any rank to the last of all.
 
     ``launching`` says that a pipeline's stage launches nothing of a micro-batch before what it reads has come
     (Megatron-LM waits so), and takes as long as that where launching is the slower.
@@ -198,8 +198,8 @@ def _in_pipeline(stage: StageTime, contention: float, launching: bool) -> Stage:
 def begins(stage: StageTime, forward: float, contention: float) -> float:
     """When a stage can begin its first forward.
 
-    Parameters that are gathered once a step are gathered block by block as the first micro-batch comes to them, beside
-    the block before: what shows is the first of them, and what takes longer than that forward.
+    Parameters that are gathered once a step are gathered block by block as the first micro-batch comes to them, while
+    the block before computes: what shows is the first of them, and what takes longer than that forward.
     """
     streams = Streams(contention=contention)
     streams.run(stage.begin)
@@ -228,7 +228,7 @@ def slowest_send(stages: Sequence[StageTime]) -> float:
 
 
 def after_last(stage: StageTime, contention: float, *, launching: bool = False) -> float:
-    """What a stage's last reductions take beyond the last micro-batch's backward, beside which they begin.
+    """What a stage's last reductions take beyond the last micro-batch's backward, which they overlap.
 
     A backward that is launched more slowly than it runs (``launching``) leaves them as long as that.
     """

@@ -11,10 +11,10 @@ fixed order:
 - zero-bubble, as ZB-H1 (Qi et al. 2023, section 2.3): a backward's part for the weights waits until there is nothing
   else to do, but no longer than 1f1b's memory allows.
 
-Where a micro-batch's messages go beside another one's compute (`Layout.overlap` has ``experts``), a forward and the
-backward after it run at once, and are told one after the other; forwards ahead of all backwards and backwards behind
-all forwards have no other beside them and take longer. An interleaved pipeline then has one forward more ahead, so that
-no backward waits for the forward beside it (Megatron Core, schedules.py, num_warmup_microbatches).
+Where a micro-batch's messages overlap another one's compute (`Layout.overlap` has ``experts``), a forward and the
+backward after it run at once, and count one after the other; forwards ahead of all backwards and backwards behind
+all forwards overlap no other and take longer. An interleaved pipeline then has one forward more ahead, so that
+no backward waits for the forward that it overlaps (Megatron Core, schedules.py, num_warmup_microbatches).
 
 For equal stages without sends the bubble of gpipe and 1f1b is (P - 1) (F + B), of interleaved (P - 1) (F + B) / V, of
 ZB-H1 (P - 1) (F + B - 2 W), where F, B and W are a micro-batch's seconds on a stage: forward, backward in all, and the
@@ -32,7 +32,7 @@ from trainledger.frozen import frozen
 FORWARD, BACKWARD, WEIGHTS = 0, 1, 2
 NAMES = ("forward", "backward", "weights")
 Task = tuple[int, int, int]  # what, chunk of the stage, micro-batch
-WHOLE = 4096  # forwards of all stages that are followed before the rest is taken to go on like the last rounds
+WHOLE = 4096  # forwards of all stages that are followed before the rest is assumed to go on like the last rounds
 
 
 @frozen
@@ -40,7 +40,7 @@ class Chunk:
     """Seconds of one micro-batch in a chunk of layers; ``backward`` without the weights' part, which is ``weights``.
 
     ``weights`` is 0 where the schedule does not set it apart. ``alone`` is what a forward and a backward take longer
-    that have no other micro-batch beside them.
+    that overlap no other micro-batch.
     """
 
     forward: float
@@ -159,9 +159,9 @@ def plan_of(schedule: str, stages: int, chunks: int, micro_batches: int, paired:
 def _costs(stages: Sequence[Stage]) -> list[float]:
     """Seconds of a forward and of a backward of each chunk, counted over all stages; then of those that are alone."""
     every = [stage.chunks[chunk] for chunk in range(len(stages[0].chunks)) for stage in stages]
-    beside = [seconds for each in every for seconds in (each.forward, each.backward + each.weights)]
+    overlapped = [seconds for each in every for seconds in (each.forward, each.backward + each.weights)]
     alone = [seconds for each in every for seconds in each.alone]
-    return [*beside, *(seconds + more for seconds, more in zip(beside, alone, strict=True))]
+    return [*overlapped, *(seconds + more for seconds, more in zip(overlapped, alone, strict=True))]
 
 
 def _follow(stages: Sequence[Stage], plan: Plan, send_seconds: float) -> tuple[list[float], list[float]]:
@@ -216,7 +216,7 @@ def _ahead(schedule: str, stage: int, stages: int, chunks: int, micro_batches: i
 
 
 def _is_alone(place: int, ahead: int, tasks: int) -> bool:
-    """Whether what a stage does at this place of its order has no micro-batch beside it that goes the other way."""
+    """Whether what a stage does at this place of its order overlaps no micro-batch in the other pass."""
     return place < ahead or place >= tasks - ahead
 
 
@@ -245,7 +245,7 @@ def _zero_bubble(
     ahead = [_ahead("1f1b", number, count, 1, micro_batches, False) for number in range(count)]
     done: dict[Task, float] = {}
     at, free = [0] * count, [each.begins for each in stages]
-    waiting, held = [0] * count, [0] * count  # weights' parts to do; micro-batches begun and not done
+    waiting, in_flight = [0] * count, [0] * count  # weights' parts to do; micro-batches begun and not done
 
     def weights(number: int) -> None:
         start = free[number]
@@ -255,7 +255,7 @@ def _zero_bubble(
             spans[number].append(TaskSpan(number, (WEIGHTS, 0, batch), start, free[number]))
         at_weights[number] += 1
         waiting[number] -= 1
-        held[number] -= 1
+        in_flight[number] -= 1
 
     at_weights = [0] * count
     left = sum(len(each) for each in orders)
@@ -268,7 +268,7 @@ def _zero_bubble(
                 ready = _ready(done, what, number, batch, count, send_seconds)
                 if ready is None:
                     break
-                full = what == FORWARD and held[number] >= count
+                full = what == FORWARD and in_flight[number] >= count
                 # As many weights' parts as fit before the next task can begin, one at least where there is no room.
                 while waiting[number] and (full or free[number] + each.weights <= ready + 1e-12):
                     weights(number)
@@ -280,7 +280,7 @@ def _zero_bubble(
                 done[what, number, batch] = free[number] = end
                 if spans is not None:
                     spans[number].append(TaskSpan(number, (what, chunk, batch), start, end))
-                held[number] += what == FORWARD
+                in_flight[number] += what == FORWARD
                 waiting[number] += what == BACKWARD
                 at[number] += 1
                 left -= 1

@@ -43,8 +43,8 @@ NO_MACHINE = (
     "cluster.device names one of the catalog"
 )
 CUDNN_FIRST = (
-    "attention is cuDNN's, which sdpa takes on this device where cuDNN is newer than 9.15 (PyTorch 2.11 and later for "
-    "CUDA 13); else it takes {other}"
+    "sdpa selects cuDNN's attention on this device where cuDNN is newer than 9.15 (PyTorch 2.11 and later for "
+    "CUDA 13); otherwise it selects {other}"
 )
 _WHOLE = frozenset(("parameters", "gradients", "optimizer state", "frozen weights", "buffers"))  # whatever the batch
 _OF_A_RUN = ("evaluation", "checkpoints", "assumed, as the run file", "interruptions")
@@ -81,27 +81,27 @@ def forecast(
     machine: Machine | None,
     *,
     ranks: Sequence[RankAccount] = (),
-    held: Heaviest | None = None,
+    heaviest_rank: Heaviest | None = None,
 ) -> Forecast:
     """The forecast of a run from the ledger of its whole step and, where it is spread, of its ``ranks``.
 
-    ``held`` is the heaviest device, where it was looked for already.
+    ``heaviest_rank`` is the peak rank, where it is known already.
     """
-    held = held or heaviest(ledger, ranks)
-    facts: dict[str, Any] = {**summary(ledger, held.peak), "matmul_dtype": matmul_dtype(ledger)}
+    heaviest_rank = heaviest_rank or heaviest(ledger, ranks)
+    facts: dict[str, Any] = {**summary(ledger, heaviest_rank.peak), "matmul_dtype": matmul_dtype(ledger)}
     counted = "assumed" if ledger.uncounted else "exact"
     basis = {"parameters": "exact", "flops": counted, "kept_nbytes": "exact", "peak_nbytes": "exact"}
-    notes = list(held.ledger.notes)
+    notes = list(heaviest_rank.ledger.notes)
     if ranks:
-        told = summary(held.ledger, held.peak)
-        facts |= {name: told[name] for name in ("kept_nbytes", "kept_by_kind")}
+        peak_rank = summary(heaviest_rank.ledger, heaviest_rank.peak)
+        facts |= {name: peak_rank[name] for name in ("kept_nbytes", "kept_by_kind")}
     if ledger.uncounted:
         names = ", ".join(name for name, _ in ledger.uncounted)
         notes.append(f"operations without a rule, whose FLOPs are not counted: {names}")
     if machine is None:
         return Forecast(**facts, basis=basis, notes=(*notes, NO_MACHINE), impossible=tuple(_impossible(run, {}, None)))
     facts["device"] = machine.title
-    memory = memory_of_device(run, held.peak.nbytes, machine)
+    memory = memory_of_device(run, heaviest_rank.peak.nbytes, machine)
     facts |= {"device_nbytes": memory.nbytes, "usable_nbytes": memory.usable_nbytes, "fits": memory.fits}
     basis["device_nbytes"] = "assumed"
     if memory.tensors_alone:
@@ -123,14 +123,14 @@ def forecast(
     if memory.fits is False and memory.usable_nbytes is not None:
         unspread = run.layout.alone and run.cluster.count > 1
         who = ALONE if unspread else "a device"
-        limit = short_of_memory(memory.nbytes, memory.usable_nbytes, held.peak.by_category, who=who)
+        limit = short_of_memory(memory.nbytes, memory.usable_nbytes, heaviest_rank.peak.by_category, who=who)
         if unspread:
             way = "a [layout] spreads it (--set layout=auto looks for one)"
             way = way if run.recipe.lora_rank is None else ONE_DEVICE
             limit = replace(limit, sentence=f"{limit.sentence}; {way}")
         facts["bottleneck"] = limit
     made = Forecast(**facts, basis=basis, notes=tuple(notes))
-    impossible = tuple(_impossible(run, held.peak.by_category, machine))
+    impossible = tuple(_impossible(run, heaviest_rank.peak.by_category, machine))
     return replace(_alone(run, made), impossible=impossible) if impossible else made
 
 
@@ -165,33 +165,33 @@ def _impossible(run: Run, peak: dict[str, int], machine: Machine | None) -> Iter
         yield f"a device needs {needs} for the whole model and its part of the sequences, and has {has}"
 
 
-def _alone(run: Run, told: Forecast) -> Forecast:
+def _alone(run: Run, found: Forecast) -> Forecast:
     """The forecast of a step on the one device that does all of it."""
-    short = of_one_step(run, told)
-    rate = None if told.step_seconds is None else run.recipe.tokens_per_step / told.step_seconds
+    short = of_one_step(run, found)
+    rate = None if found.step_seconds is None else run.recipe.tokens_per_step / found.step_seconds
     notes = tuple(each for each in short.notes if not each.endswith((SHARED, UNSPREAD, NEVER)))
     return replace(short, tokens_per_second=rate, run_step_seconds=None, run_tokens_per_second=None, notes=notes)
 
 
-def of_one_step(run: Run, told: Forecast) -> Forecast:
+def of_one_step(run: Run, found: Forecast) -> Forecast:
     """The same forecast without what belongs to a run and not to a step."""
-    bars = step_waterfall(run, told)
-    limit = bottleneck(bars, mfu=told.mfu) if told.fits is not False else told.bottleneck
-    notes = tuple(each for each in told.notes if not each.startswith(_OF_A_RUN))
+    bars = step_waterfall(run, found)
+    limit = bottleneck(bars, mfu=found.mfu) if found.fits is not False else found.bottleneck
+    notes = tuple(each for each in found.notes if not each.startswith(_OF_A_RUN))
     return replace(
-        told, total_seconds=None, seconds_by_phase={}, days=None, device_hours=None, money=None, kwh=None, co2_kg=None,
+        found, total_seconds=None, seconds_by_phase={}, days=None, device_hours=None, money=None, kwh=None, co2_kg=None,
         goodput=None, interruptions=None, checkpoint_every=None, waterfall=bars, bottleneck=limit, notes=notes,
     )  # fmt: skip
 
 
-def step_waterfall(run: Run, told: Forecast) -> tuple[Bar, ...]:
-    """The waterfall of one step as a forecast tells it; empty where it has none."""
-    if not told.waterfall or told.step_seconds is None or told.peak_flops_per_second is None:
+def step_waterfall(run: Run, found: Forecast) -> tuple[Bar, ...]:
+    """The waterfall of one step of a forecast; empty where it has none."""
+    if not found.waterfall or found.step_seconds is None or found.peak_flops_per_second is None:
         return ()
     napkin = training_flops(parameters(run.model).active, run.recipe.tokens_per_step)
     bars = waterfall(
-        napkin / (told.peak_flops_per_second * run.layout.devices), told.step_seconds, told.step_causes, {},
-        told.step_seconds,
+        napkin / (found.peak_flops_per_second * run.layout.devices), found.step_seconds, found.step_causes, {},
+        found.step_seconds,
     )  # fmt: skip
     return tuple(each for each in bars if each.cause not in RUN_CAUSES)
 
@@ -302,7 +302,7 @@ def _times(run: Run, step: StepTime, whole: RunTime, around: Conditions) -> dict
 def _against_peak(
     run: Run, ledger: Ledger, machine: Machine, step: StepTime, whole: RunTime, dtype: str, notes: list[str]
 ) -> dict[str, Any]:
-    """What is said against the peak of the devices: MFU, HFU and the waterfall."""
+    """MFU, HFU and the waterfall: what is compared with the peak of the devices."""
     assert step.seconds is not None
     try:
         peak = peak_rate(machine, dtype)

@@ -40,7 +40,7 @@ class EntryTime:
 
     ``ideal_seconds`` are its FLOPs over the peak of its dtype (0 but for matmuls and attention), ``overhead_seconds``
     the part of ``seconds`` that neither computes nor moves bytes. ``launch_seconds`` is what the program needs to
-    launch it on an accelerator: time beside the device's, not in ``seconds``.
+    launch it on an accelerator: time of the host, not in ``seconds``.
     """
 
     entry: Entry
@@ -55,7 +55,7 @@ class Roofline:
     """Times entries on one machine: a device of the catalog, or a calibration.
 
     max(FLOPs / rate, bytes / bandwidth) + overhead per operation (Williams et al. 2009, Roofline). An
-    accelerator runs behind the program: what that needs to launch operations is told apart. What a
+    accelerator runs behind the program: what that needs to launch operations is kept apart. What a
     compiler makes one kernel of counts as one (`Entry.fused`). ``blocking`` says that the program waits for each
     kernel (`recipe.launch_blocking`): then launching is time of the device too.
     """
@@ -124,7 +124,7 @@ class Roofline:
         return _move(kind, read + written) + max(0.0, computes)
 
     def _rates(self, entry: Entry, operation: str) -> list[KernelTime]:
-        """Kernels of an operator in the entry's format, or in fp32; of no operator those that stand for the kind."""
+        """Kernels of an operator in the entry's format, or in fp32; of no operator those of the kind."""
         kinds = ("copy",) if entry.kind in COMPUTE_KINDS else (entry.kind,) if operation else (entry.kind, "copy")
         for kind in kinds:
             for dtype in (entry.dtype, "fp32"):

@@ -17,7 +17,7 @@ from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.run import Run
 from trainledger.units import SECONDS_PER_HOUR, counted, format_nbytes, format_seconds
 
-LONGEST = 2.0**100  # seconds; what takes longer is told as never ending
+LONGEST = 2.0**100  # seconds; what takes longer counts as never ending
 
 
 def run_mtbf(mtbf_device_seconds: float, devices: int) -> float:
@@ -93,11 +93,11 @@ def conditions(run: Run, machine: Machine) -> Conditions:
     """The conditions of a run: what [cluster] says, else what was measured here, else what others published."""
     cluster, recipe = run.cluster, run.recipe
     known = {each.name: each for each in machine.published} if isinstance(machine, Device) else {}
-    taken: list[Published] = []
+    assumed: list[Published] = []
 
     def or_published(name: str, said: float | None = None) -> float | None:
         if said is None and name in known:
-            taken.append(known[name])
+            assumed.append(known[name])
             return known[name].value
         return said
 
@@ -111,7 +111,7 @@ def conditions(run: Run, machine: Machine) -> Conditions:
         storage = machine.storage_bytes_per_second
     fabric = machine.fabric if isinstance(machine, Device) else None
     compiling = or_published("compile_seconds") if recipe.compile else None
-    notes = list(_notes(taken))
+    notes = list(_notes(assumed))
     if mtbf is None and isinstance(machine, Device) and cluster.count > 1:
         notes.append(
             "interruptions are not in it: no rate is published for this device (cluster.mtbf_device_hours says yours)"
@@ -130,10 +130,10 @@ def conditions(run: Run, machine: Machine) -> Conditions:
     )
 
 
-def _notes(taken: list[Published]) -> Iterator[str]:
-    """One sentence of all that others' numbers stand for."""
-    if taken:
-        parts = [f"{_said(each.name, each.value)} [{each.source.partition(',')[0]}]" for each in taken]
+def _notes(assumed: list[Published]) -> Iterator[str]:
+    """One sentence of everything that is assumed from published numbers."""
+    if assumed:
+        parts = [f"{_said(each.name, each.value)} [{each.source.partition(',')[0]}]" for each in assumed]
         yield f"assumed, as the run file does not say: {'; '.join(parts)}; [cluster] has a field for yours"
 
 
@@ -155,7 +155,7 @@ class RunTime:
     """Predicted time of a whole run; ``steps_seconds`` and ``parts`` sum to ``total_seconds``.
 
     ``step_seconds`` is that of one step as it is run, ``tokens_per_second`` that of all devices together while steps
-    run; ``waiting_seconds`` is what each step waits for its tokens beside that. ``checkpoint_every`` is how many steps
+    run; ``waiting_seconds`` is what each step waits for its tokens beyond it. ``checkpoint_every`` is how many steps
     lie between checkpoints (None: only one at the end), as the recipe says or as costs least. ``interruptions`` is how
     many are to be expected, ``goodput`` the share of the time that goes to steps that are kept. ``total_seconds`` is
     infinite where a run fails faster than it gets on.
@@ -225,17 +225,17 @@ def run_time(
         reason = "how fast the storage is, is not known (cluster.storage_bytes_per_second)"
         notes.append(f"checkpoints and failures are not in it: {reason}")
     else:
-        held, whole = write
+        pause, whole = write
         if every is None and around.mtbf_seconds is not None:
-            every = _best_every(held, whole, around.mtbf_seconds, work / steps, steps)
+            every = _best_every(pause, whole, around.mtbf_seconds, work / steps, steps)
             if every is not None:
-                notes.append(_taken(run, every, every * work / steps))
+                notes.append(_checkpoints_note(run, every, every * work / steps))
         interval = work if every is None else work * min(every, steps) / steps
-        held = max(held, min(whole, whole - interval))  # the next one waits until the last is written
-        parts["checkpoints"] = _occasions(steps, every) * held
+        pause = max(pause, min(whole, whole - interval))  # the next one waits until the last is written
+        parts["checkpoints"] = _occasions(steps, every) * pause
         if around.mtbf_seconds is not None:
-            again = around.restart_seconds + whole + parts["warm-up"] + max(0.0, whole - held)
-            expected = expected_seconds(work, interval, write=held, restart=again, mtbf=around.mtbf_seconds)
+            again = around.restart_seconds + whole + parts["warm-up"] + max(0.0, whole - pause)
+            expected = expected_seconds(work, interval, write=pause, restart=again, mtbf=around.mtbf_seconds)
             parts["failures"] = max(0.0, expected - work - parts["checkpoints"])
             interruptions = expected / around.mtbf_seconds
     total = steps_seconds + sum(parts.values())
@@ -273,7 +273,7 @@ def token_nbytes(run: Run) -> int:
 
 
 def _arriving_seconds(run: Run, sequences: int, around: Conditions) -> float:
-    """How long the tokens of so many sequences take to arrive; zero where nothing is said of loaders and storage."""
+    """How long the tokens of so many sequences take to arrive; zero where loaders and storage are not known."""
     tokens, arrives = sequences * run.recipe.seq_len, 0.0
     if around.loader_tokens_per_second is not None:
         arrives = tokens / around.loader_tokens_per_second
@@ -302,21 +302,21 @@ def _write_seconds(run: Run, nbytes: int | None, around: Conditions) -> tuple[fl
     return min(whole, nbytes / run.cluster.count / around.host_bytes_per_second), whole
 
 
-def _best_every(held: float, whole: float, mtbf_seconds: float, step_seconds: float, steps: int) -> int | None:
+def _best_every(pause: float, whole: float, mtbf_seconds: float, step_seconds: float, steps: int) -> int | None:
     """The steps between checkpoints that cost least (Daly 2006); None where one at the end does.
 
     One that is written while steps go on is whole before the next begins.
     """
-    every = max(1, round(daly(held, mtbf_seconds) / step_seconds))
-    if held < whole:
+    every = max(1, round(daly(pause, mtbf_seconds) / step_seconds))
+    if pause < whole:
         every = max(every, ceil(whole / step_seconds))
     return every if every < steps else None
 
 
-def _taken(run: Run, every: int, seconds: float) -> str:
+def _checkpoints_note(run: Run, every: int, seconds: float) -> str:
     return (
-        f"checkpoints are taken every {every:,} steps ({format_seconds(seconds)}), which loses least (Daly 2006): the "
-        f"run file does not say; --set recipe.checkpoint_every={every}"
+        f"checkpoints are written every {every:,} steps ({format_seconds(seconds)}), which loses least (Daly 2006): "
+        f"the run file does not say; --set recipe.checkpoint_every={every}"
     )
 
 
@@ -324,10 +324,10 @@ def _assumed(run: Run) -> Iterator[str]:
     recipe, count = run.recipe, run.cluster.count
     if count > 1 and run.layout.alone:
         why = SHARED if recipe.lora_rank is None else UNSPREAD
-        yield f"{count:,} devices are taken to share the work without loss: {why}"
+        yield f"assuming that {count:,} devices share the work without loss: {why}"
         if recipe.micro_batch is None and recipe.global_batch > 1:
             yield (
-                f"micro_batch is not given, so each device is taken to hold all {recipe.global_batch:,} sequences at "
+                f"micro_batch is not given: assuming that each device holds all {recipe.global_batch:,} sequences at "
                 "once; --set recipe.micro_batch=1 splits them"
             )
     if recipe.tokens is not None and recipe.tokens < recipe.tokens_per_step:

@@ -38,7 +38,7 @@ class ServingTime:
     ``expected_seconds`` is what all operations take one after the other, at the rates that the machine's calibration
     says, without the time to launch them, and ``expected_link_seconds`` the part of it that collectives take; None
     where there is none. ``basis`` is ``bound`` of a data sheet, and ``assumed`` of a measured machine, whose measured
-    rates are taken for both.
+    rates serve both.
     """
 
     bound_seconds: float
@@ -93,15 +93,15 @@ class Inference(Answer, report="serving"):
     notes: tuple[str, ...]
 
     def __repr__(self) -> str:
-        said = [self.run.model.name, self.serving.phase, f"batch {self.serving.batch}"]
+        shown = [self.run.model.name, self.serving.phase, f"batch {self.serving.batch}"]
         if self.time is not None:
             least = "at least" if self.time.basis == "bound" else "about"
-            said.append(f"{least} {self.time.bound_seconds:.4g} s ({self.time.limit}-bound)")
+            shown.append(f"{least} {self.time.bound_seconds:.4g} s ({self.time.limit}-bound)")
             if self.time.expected_seconds is not None:
-                said.append(f"expected {self.time.expected_seconds:.4g} s")
+                shown.append(f"expected {self.time.expected_seconds:.4g} s")
         if self.fits is False:
-            said.append("does NOT fit")
-        return f"Inference({', '.join(said)})"
+            shown.append("does NOT fit")
+        return f"Inference({', '.join(shown)})"
 
     @property
     def bound_tokens_per_second(self) -> float | None:
@@ -128,7 +128,7 @@ class Inference(Answer, report="serving"):
 
 
 def inference(run: Run, serving: Serving, machine: Machine | None, *, backend: str, table: bool = True) -> Inference:
-    """Everything that can be said of a served model; `InvalidInput` where the serving or the layout is none.
+    """The account of a served model; raises `InvalidInput` where the serving or the layout is not possible.
 
     Of the run its model, its tensor ranks and its device count. ``table`` False leaves the other batches out.
     """
@@ -136,7 +136,7 @@ def inference(run: Run, serving: Serving, machine: Machine | None, *, backend: s
     rank = serving_rank(run, serving, backend=backend)
     ledger = account_serving(run, serving, backend=backend)
     leaves = rank.owned
-    held = _memory(run, ledger, machine)
+    memory_use = _memory(run, ledger, machine)
     cache, local = kv_cache(run.model, serving.cache), kv_cache(rank.run.model, serving.cache)
     cache_nbytes = local.nbytes(serving.batch, serving.context)
     notes: list[str] = []
@@ -151,8 +151,8 @@ def inference(run: Run, serving: Serving, machine: Machine | None, *, backend: s
     notes += _notes(run, serving)
     return Inference(
         run=run, serving=serving, ledger=ledger, weights=weight_bytes(leaves, serving), cache_nbytes=cache_nbytes,
-        token_nbytes=local.token_nbytes(), whole_token_nbytes=cache.token_nbytes(), memory=held, time=time,
-        fits=_fits(held, ledger, machine), moved_nbytes=moved, ridge=_ridge(serving, machine),
+        token_nbytes=local.token_nbytes(), whole_token_nbytes=cache.token_nbytes(), memory=memory_use, time=time,
+        fits=_fits(memory_use, ledger, machine), moved_nbytes=moved, ridge=_ridge(serving, machine),
         device="" if machine is None else machine.title,
         batches=tuple(_rows(run, serving, machine, backend, largest)) if table else (), largest_batch=largest,
         notes=tuple(dict.fromkeys(notes)),
@@ -179,7 +179,7 @@ def _notes(run: Run, serving: Serving) -> list[str]:
     if others:
         notes.append(f"of the layout only tensor counts here; {', '.join(others)} left out")
     if run.recipe.lora_rank is not None:
-        notes.append("adapters (recipe.lora_rank) are taken as merged into the weights")
+        notes.append("assuming that adapters (recipe.lora_rank) are merged into the weights")
     if run.model.n_mtp_layers:
         notes.append("modules of multi-token prediction are left out")
     if serving.phase == "prefill":
@@ -222,8 +222,8 @@ def _times(run: Run, ledger: Ledger, machine: Machine) -> ServingTime:
         if each.kind == "collective":
             split["links"] += _link_seconds(run, each, machine, bound=True) * each.times
         elif each.kind in KINDS_THAT_COUNT:
-            told = roofline.time(each)
-            split["compute" if told.bound == "compute" else "memory"] += float(told.seconds)
+            time = roofline.time(each)
+            split["compute" if time.bound == "compute" else "memory"] += float(time.seconds)
     expected = expected_links = None
     if calibrated:
         roofline = Roofline(machine)
@@ -272,19 +272,19 @@ def _ridge(serving: Serving, machine: Machine | None) -> float | None:
 def _row(run: Run, serving: Serving, machine: Machine | None, backend: str, batch: int) -> BatchRow:
     chosen = replace(serving, batch=batch)
     ledger = account_serving(run, chosen, backend=backend)
-    held = _memory(run, ledger, machine)
+    memory_use = _memory(run, ledger, machine)
     time = _time(run, ledger, machine, [])
-    nbytes: int = ledger.peak().nbytes if held is None else held.nbytes
+    nbytes: int = ledger.peak().nbytes if memory_use is None else memory_use.nbytes
     return BatchRow(
-        batch, nbytes, dict(ledger.resident)["cache"], _fits(held, ledger, machine), time,
+        batch, nbytes, dict(ledger.resident)["cache"], _fits(memory_use, ledger, machine), time,
         _tokens_per_second(chosen, None if time is None else time.bound_seconds),
         _tokens_per_second(chosen, None if time is None else time.expected_seconds),
     )  # fmt: skip
 
 
-def _fits(held: DeviceMemory | None, ledger: Ledger, machine: Machine | None) -> bool | None:
-    if held is not None:
-        return held.fits
+def _fits(memory_use: DeviceMemory | None, ledger: Ledger, machine: Machine | None) -> bool | None:
+    if memory_use is not None:
+        return memory_use.fits
     if machine is None or machine.memory_nbytes is None:
         return None
     return bool(ledger.peak().nbytes <= machine.memory_nbytes)
@@ -320,7 +320,7 @@ def most_that(fits: Callable[[int], bool], limit: int) -> int:
 
 
 def _rows(run: Run, serving: Serving, machine: Machine | None, backend: str, largest: int | None) -> list[BatchRow]:
-    """Batches from one to the largest that fits, the one that was asked for among them, and the first beyond."""
+    """Batches from one to the largest that fits, the requested one among them, and the first beyond."""
     end = max(largest or 1, serving.batch)
     sizes = {1, serving.batch, *(4**power for power in range(1, 11) if 4**power <= min(end, 4096))}
     if largest:
@@ -338,17 +338,17 @@ def served(run: Run, serving: Serving, machine: Machine | None, *, backend: str)
     if run.layout.tensor > 1:
         return inference(_on(run, run.layout.tensor), serving, machine, backend=backend)
     devices = run.cluster.count
-    for told in _accounts(run, serving, machine, backend, range(1, devices + 1)):
-        if told.fits is None:  # nobody knows what the device holds
+    for account in _accounts(run, serving, machine, backend, range(1, devices + 1)):
+        if account.fits is None:  # the memory of the device is not known
             return inference(_on(run, 1, devices), serving, machine, backend=backend)
-        if told.fits:
-            whole = inference(told.run, serving, machine, backend=backend)
+        if account.fits:
+            whole = inference(account.run, serving, machine, backend=backend)
             note = (
-                f"served on {told.run.layout.tensor:,} of the {devices:,} devices, the fewest that hold weights and "
-                "cache (layout=auto; layout.tensor says others)"
+                f"served on {account.run.layout.tensor:,} of the {devices:,} devices, the fewest that hold weights and "
+                "cache (layout=auto; set layout.tensor for another number)"
             )
             return whole if devices == 1 else replace(whole, notes=(note, *whole.notes))
-    raise InvalidInput([_too_large(run, told, serving, machine, backend)])
+    raise InvalidInput([_too_large(run, account, serving, machine, backend)])
 
 
 def _on(run: Run, ranks: int, devices: int | None = None) -> Run:
@@ -368,13 +368,13 @@ def _accounts(run: Run, serving: Serving, machine: Machine | None, backend: str,
                 raise
 
 
-def _too_large(run: Run, told: Inference, serving: Serving, machine: Machine | None, backend: str) -> Problem:
+def _too_large(run: Run, largest: Inference, serving: Serving, machine: Machine | None, backend: str) -> Problem:
     """Why no ranks hold it, with the batch that the most of them hold and the devices that would hold this one.
 
-    ``told`` is what the most ranks that there can be come to.
+    ``largest`` is the account on the most ranks that there can be.
     """
     devices = run.cluster.count
-    most = inference(told.run, serving, machine, backend=backend)
+    most = inference(largest.run, serving, machine, backend=backend)
     ways = [f"batch {most.largest_batch:,}"] if most.largest_batch else []
     more = _accounts(run, serving, machine, backend, range(devices + 1, run.model.attention.n_heads + 1))
     ways += [f"cluster.count={each.run.layout.tensor}" for each in more if each.fits][:1]

@@ -1,4 +1,4 @@
-"""The stages of a layout: what a rank of each does before, in and after its micro-batches, and how long that takes."""
+"""The stages of a layout: operations of a rank of each before, in and after its micro-batches, and their seconds."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ChunkWork:
     """One micro-batch in a chunk of layers; ``weights`` are seconds of its backward that can wait (zero-bubble).
 
     ``inputs`` is the backward without them. ``launches`` are what the program needs to launch the forward, the backward
-    without what can wait, and that. ``alone`` is what a forward and a backward take longer that have no other
-    micro-batch beside them.
+    without what can wait, and that. ``alone`` is what a forward and a backward take longer that overlap no other
+    micro-batch.
     """
 
     forward: Schedule
@@ -190,7 +190,7 @@ class Parts(NamedTuple):
 def _parts(run: Run, timed: list[Timed]) -> Parts:
     """The parts of a pipeline's stage (see `ledger.parallel.micro_batches` for the order of its entries).
 
-    The first micro-batch stands outside the loops, between those ahead of it and the others.
+    The first micro-batch is outside the loops, between those ahead of it and the others.
     """
     if run.layout.pipeline == 1:
         return Parts([], [], [], [])
@@ -216,7 +216,7 @@ def _parts(run: Run, timed: list[Timed]) -> Parts:
 
 
 def _parts_of_one(run: Run, timed: list[Timed]) -> Parts:
-    """The parts where a step is a single micro-batch, around which stand no loops.
+    """The parts where a step is a single micro-batch, without loops around it.
 
     It begins where gathers end, with what is received, and ends with what is sent back: the stage before does not wait
     for reductions. Nobody waits for the first stage, so that its reductions may count as backward.

@@ -33,7 +33,7 @@ class StepTime:
     ``seconds`` is None where a rate is unknown, and ``notes`` says which. ``basis`` is ``bound`` for peaks of
     a data sheet (no run is faster) and ``assumed`` for a roofline on measured rates. ``causes`` (CAUSES) sum to the
     seconds: ``ideal`` is the model's own FLOPs (dense convention) over the peak of the matmuls' dtype. ``messages`` are
-    the collectives of the ranks that compute longest, whether or not anything runs beside them.
+    the collectives of the ranks that compute longest, whether or not anything overlaps them.
     """
 
     seconds: Real | None
@@ -60,7 +60,7 @@ def step_time(ledger: Ledger, machine: Machine, *, tensors: int = 0, blocking: b
     """
     basis, notes = basis_of(machine)
     if any(each.fused for each in ledger):
-        notes.append("compiled blocks are taken to run what lies between two products in one kernel")
+        notes.append("assuming that a compiled block runs everything between two matmuls in one kernel")
     try:
         times = entry_times(ledger, machine, blocking=blocking)
         ideal = ideal_seconds(ledger, machine, matmul_dtype(ledger))
@@ -107,7 +107,7 @@ def launched_one_by_one(machine: Machine) -> list[str]:
         return []
     return [
         "the program waits for each kernel (recipe.launch_blocking): what launching takes is added to the kernels, and "
-        "of communication only what goes between stages or round a ring runs beside compute"
+        "only sends between stages and round a ring overlap compute"
     ]
 
 
@@ -189,7 +189,7 @@ def causes_of(times: Iterable[EntryTime], ideal: Real) -> Seconds:
 def _optimizer_call(
     times: tuple[EntryTime, ...], machine: Machine, tensors: int, *, blocking: bool
 ) -> tuple[EntryTime, ...]:
-    """What calling the optimizer costs beside its operations; an accelerator works on unless it is waited for."""
+    """What calling the optimizer costs on top of its operations; an accelerator works on unless it is waited for."""
     if isinstance(machine, Device) or all(each.entry.phase != "optimizer" for each in times):
         return ()
     seconds = machine.update_seconds + machine.update_tensor_seconds * tensors
@@ -228,16 +228,16 @@ class OnDevice(Answer, report="traced_time"):
     notes: tuple[str, ...]
 
     def __repr__(self) -> str:
-        said = [self.device.name, *([] if self.step.seconds is None else [f"step {float(self.step.seconds):.4g} s"])]
-        said += [] if self.mfu is None else [f"mfu {self.mfu:.4g}"]
-        said.append(f"{self.memory.nbytes} bytes{', does NOT fit' if self.memory.fits is False else ''}")
-        return f"OnDevice({', '.join(said)})"
+        shown = [self.device.name, *([] if self.step.seconds is None else [f"step {float(self.step.seconds):.4g} s"])]
+        shown += [] if self.mfu is None else [f"mfu {self.mfu:.4g}"]
+        shown.append(f"{self.memory.nbytes} bytes{', does NOT fit' if self.memory.fits is False else ''}")
+        return f"OnDevice({', '.join(shown)})"
 
 
 def on_device(ledger: Ledger, device: Device) -> OnDevice:
     """A step on a device: operations one after another, as `predict.step.step_time` times them.
 
-    Collectives of a rank are named in the notes and not timed: a trace does not say where the ranks of a mesh stand.
+    Collectives of a rank are named in the notes and not timed: a trace does not say on which nodes ranks are.
     """
     peak = ledger.peak()
     sent = ledger.filter(lambda each: each.kind == "collective")
@@ -250,10 +250,10 @@ def on_device(ledger: Ledger, device: Device) -> OnDevice:
     notes = [each for each in step.notes if "not timed" not in each]
     if len(sent):
         calls, nbytes = sum(each.times for each in sent), sent.total("payload")
-        told = f"{calls:,} collectives ({format_nbytes(nbytes)} in all) are not timed"
-        notes.append(f"{told}: a step takes longer by what shows of them")
+        untimed = f"{calls:,} collectives ({format_nbytes(nbytes)} in all) are not timed"
+        notes.append(f"{untimed}: a step takes longer by the exposed part of them")
     if any("convolution" in each.name for each in ledger):
-        notes.append("convolutions are taken to reach what matrix products do: no published run of them was compared")
+        notes.append("assuming that convolutions reach the rates of matmuls: no published run of them was compared")
     seconds, rate, share, run_share = step.seconds, None, None, None
     try:
         rate = peak_rate(device, dtype)

@@ -1,15 +1,15 @@
-"""The step of one rank on its streams: compute, and communication beside it.
+"""The step of one rank on its streams: compute and communication.
 
 What waits for what follows the programs that the ledger describes (`ledger.parallel`):
 
 - Parameters are gathered in order on the communication stream (FSDP2's all-gather stream), which needs nothing of the
   compute stream but room: a gather waits until the block two before has been unpacked. Unpacking waits for its gather.
 - A unit's gradients are reduced on the same stream once its backward is over; the next unit's reduction waits for it
-  (FSDP2 lets go of a flat buffer so), and the clip or the update waits for the last.
-- Buckets of gradients that are summed once a step go beside the backward of the last micro-batch, as they are filled
+  (FSDP2 frees a flat buffer so), and the clip or the update waits for the last.
+- Buckets of gradients that are summed once a step overlap the backward of the last micro-batch, as they are filled
   (DDP; Megatron-LM's and DeepSpeed's overlapped reduction), where `Layout.overlap` says so.
-- Rounds of a ring go beside the attention that they feed; the last block's part of it waits for the last round.
-- What tensor ranks send beside products of the same input (`predict.overlap`) shows only for what is left of it.
+- Rounds of a ring overlap the attention that they feed; the last block's part of it waits for the last round.
+- What tensor ranks send during matmuls of the same input (`predict.overlap`) is exposed for the rest of its time.
 - Everything else is exposed: what comes next needs it.
 
 Loops stay folded: a body runs until all streams in it move on by one amount, the same as in the round before (max-plus
@@ -28,7 +28,7 @@ from trainledger.frozen import frozen
 from trainledger.predict.kernel import larger
 from trainledger.predict.stream_ops import Loop, Schedule, StreamOp
 
-MOST_ROUNDS = 64  # of a loop's body, before its last increment is taken for all others
+MOST_ROUNDS = 64  # of a loop's body, before its last increment counts for all others
 
 
 @frozen
@@ -119,14 +119,14 @@ class Streams:
 
     def _go_on(self, name: str, rounds: int, shift: list[float], what: str) -> None:
         """Further rounds of ``what``, each of which moves the clocks by the same."""
-        at, talked, busy = self.compute, self.communication, self.busy
+        at, communicated, busy = self.compute, self.communication, self.busy
         self._move([each + rounds * by for each, by in zip(self._state(), shift, strict=True)])
         if self.record is not None:
             label = f"{rounds} more of {name}"
             self.record(Span(label, "compute", at, self.compute, what))
-            if self.busy > busy and self.communication > talked:
+            if self.busy > busy and self.communication > communicated:
                 one = "more" if what == "more" else "more communication"
-                self.record(Span(label, "communication", talked, self.communication, one))
+                self.record(Span(label, "communication", communicated, self.communication, one))
 
     def _state(self) -> list[float]:
         return [
@@ -161,16 +161,16 @@ class Streams:
             self.waited += until - self.compute
             self.compute = until
 
-    def _beside(self, name: str, start: float, seconds: float) -> float:
+    def _communicate(self, name: str, start: float, seconds: float) -> float:
         """When a collective that may begin at ``start`` is over."""
         start = max(start, self.communication)
         self.communication = start + seconds
         self.busy += seconds
         self.compute += self.contention * seconds
-        self._talked(name, start, self.communication)
+        self._record_communication(name, start, self.communication)
         return self.communication
 
-    def _talked(self, name: str, start: float, end: float) -> None:
+    def _record_communication(self, name: str, start: float, end: float) -> None:
         if self.record is not None and end > start:
             self.record(Span(name, "communication", start, end, "communication"))
 
@@ -179,11 +179,11 @@ class Streams:
     def _exposed(self, op: StreamOp) -> None:
         start = self.compute
         self.compute += op.seconds
-        self._talked(op.name, start - op.before, self.compute + op.after)
-        beside = op.before + op.after
-        self.compute += self.contention * beside
+        self._record_communication(op.name, start - op.before, self.compute + op.after)
+        overlapped = op.before + op.after
+        self.compute += self.contention * overlapped
         self.waited += op.seconds
-        self.busy += op.seconds + beside
+        self.busy += op.seconds + overlapped
 
     def _after_sync(self, op: StreamOp) -> None:
         self._wait(self.communication)
@@ -194,7 +194,7 @@ class Streams:
         self._compute(op, "update")
 
     def _gather(self, op: StreamOp) -> None:
-        self._arriving.append(self._beside(op.name, self._unpacked[0], op.seconds))
+        self._arriving.append(self._communicate(op.name, self._unpacked[0], op.seconds))
 
     def _unpack(self, op: StreamOp) -> None:
         if self._arriving:
@@ -204,21 +204,21 @@ class Streams:
 
     def _reduce(self, op: StreamOp) -> None:
         self._wait(self._reduced)
-        self._reduced = self._beside(op.name, self.compute, op.seconds)
+        self._reduced = self._communicate(op.name, self.compute, op.seconds)
 
     def _sum(self, op: StreamOp) -> None:
-        self._beside(op.name, self._reduced, op.seconds)
+        self._communicate(op.name, self._reduced, op.seconds)
 
     def _send_rounds(self, op: StreamOp) -> None:
         ring = self._ring
-        if ring.rounds:  # gradients of keys and values, beside the same attention
+        if ring.rounds:  # gradients of keys and values, overlapped with the same attention
             start = ring.over
             self._ring = replace(ring, over=start + op.seconds, home=op.seconds / op.pieces)
         else:
             start = self.compute
             self._ring = Ring(op.pieces, start + op.seconds, start + op.seconds)
         self.busy += op.seconds
-        self._talked(op.name, start, start + op.seconds)
+        self._record_communication(op.name, start, start + op.seconds)
 
     def _attend(self, op: StreamOp) -> None:
         """A ring of c ranks attends in c parts, each but the first after the round that brings it.
@@ -246,7 +246,7 @@ class Streams:
             first, last = began + (full + 1) * step, began + (full + each.pieces) * step
             full += each.pieces
             end = max(max(self.communication, first) + each.seconds, last + seconds)
-            self._beside(each.name, end - each.seconds, each.seconds)
+            self._communicate(each.name, end - each.seconds, each.seconds)
 
     _STEPS: dict[str, Callable[[Streams, StreamOp], None]] = {
         "work": _work, "update": _update, "exposed": _exposed, "after_sync": _after_sync, "gather": _gather,

@@ -80,7 +80,7 @@ _SAYS = {
     "data": "waits for tokens",
     "evaluation": "evaluates",
     "checkpoints": "writes checkpoints",
-    "failures": "is lost to interruptions: work done again, and restarts",
+    "failures": "is lost to interruptions: repeated work and restarts",
     "warm-up": "goes to the first steps, which are slower",
     "unexplained": "has no cause that is known",
 }
@@ -95,22 +95,22 @@ class Bottleneck:
 
 
 def bottleneck(bars: Sequence[Bar], *, mfu: float | None = None) -> Bottleneck | None:
-    """The cause that takes most of a run's time, products at their peak and below it taken as one; None of no bars."""
-    taken: dict[str, int] = {}
+    """The cause that takes most of a run's time, matmuls at the peak and below it together; None of no bars."""
+    by_name: dict[str, int] = {}
     for each in bars:
         name = "compute" if each.cause in COMPUTE else each.cause
-        taken[name] = taken.get(name, 0) + each.nanoseconds
-    total = sum(taken.values())
+        by_name[name] = by_name.get(name, 0) + each.nanoseconds
+    total = sum(by_name.values())
     if total <= 0:
         return None
-    first, *others = sorted(taken, key=lambda name: -taken[name])
-    sentence = f"{format_percent(taken[first] / total)} of the time {_SAYS[first]}"
+    first, *others = sorted(by_name, key=lambda name: -by_name[name])
+    sentence = f"{format_percent(by_name[first] / total)} of the time {_SAYS[first]}"
     lost = next((each.nanoseconds for each in bars if each.cause == "kernel efficiency"), 0)
     if first == "compute" and mfu is not None and lost > 0:
-        reached = 1 - lost / taken["compute"]
+        reached = 1 - lost / by_name["compute"]
         sentence += f", at {format_percent(reached)} of the peak"
-    if others and taken[others[0]] > 0:
-        sentence += f"; next: {format_percent(taken[others[0]] / total)} {_SAYS[others[0]]}"
+    if others and by_name[others[0]] > 0:
+        sentence += f"; next: {format_percent(by_name[others[0]] / total)} {_SAYS[others[0]]}"
     return Bottleneck(first, sentence)
 
 

@@ -1,8 +1,8 @@
-"""What one device needs for one micro-batch, layer by layer: bytes and seconds of many shapes at once.
+"""Costs of one micro-batch on one device, layer by layer: bytes and seconds of many shapes at once.
 
 The figures are read off the closed-form ledger of a single forward and backward of the whole model, in which the sizes
 of tensor, context and expert ranks and of the micro-batch are arrays. What decides which operations run (whether ranks
-are one or more, what is recomputed, whether parameters are gathered) takes an account of its own.
+are one or more, what is recomputed, whether parameters are gathered) needs an account of its own.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _with_arrays(run: Run, shapes: Sequence[Shape], gathers: bool) -> Run:
 
 
 def _main_segments(runs: Sequence[int], blocks: Sequence[int], counts: Sequence[int]) -> list[int]:
-    """For each run of layers, of so many layers each, the segment of a ledger that stands for most of it."""
+    """For each run of layers, of so many layers each, the segment of a ledger that most of it is in."""
     edges = list(accumulate((of * count for of, count in zip(blocks, counts, strict=True)), initial=0))
     which, at = [], 0
     for size in runs:
@@ -238,7 +238,7 @@ class _Reader:
         self._level(blocks)
 
     def _level(self, blocks: Sequence[int]) -> None:
-        """Let the last layers keep as much as those that stand for them; what the head makes of that is its own."""
+        """Let the last layers save as much as the others do; what they save beyond that counts for the head."""
         ahead = [key for key, part in self.parts if isinstance(key, tuple) and part[0].phase == "forward"]
         last, alike = ahead[-1], self._alike()
         if last != alike:
@@ -251,7 +251,7 @@ class _Reader:
             self.kept[last] = usual
 
     def _alike(self) -> Any:
-        """The rounds that stand for the most layers."""
+        """The rounds of the most layers."""
         return max(self._rounds().values(), key=lambda each: self.counts[each])
 
     def read(self) -> _Found:
@@ -286,7 +286,7 @@ class _Reader:
         return 0 if isinstance(kept, int) and kept == 0 else self.stream
 
     def _rounds(self) -> dict[int, Any]:
-        """Of each segment the rounds that stand for all: those between, where there are some."""
+        """Of each segment the rounds that all others are like: those between, where there are some."""
         found: dict[int, Any] = {}
         for index, which in self.counts:
             if index in self.wanted and (index not in found or not which):

@@ -1,4 +1,4 @@
-"""Seconds of what ranks that share states tell each other, for all columns of a block at once.
+"""Seconds of the collectives between ranks that share states, for all columns of a block at once.
 
 Shapes as in `plan.layouts.bounds`: S ways to run the pipeline, J stages that differ, V variants, U ways to share.
 """
@@ -144,7 +144,7 @@ class Collectives:
         return gather[:, :, None], again[:, :, None], reduce[:, :, None]
 
     def once(self) -> tuple[Any, Any, Any]:
-        """What is gathered before the first forward, reduced after the last backward, and summed beside that."""
+        """What is gathered before the first forward, reduced after the last backward, and summed during it."""
         import numpy as np
 
         several = self.block.pipeline > 1
@@ -153,9 +153,9 @@ class Collectives:
         after = np.where(keeps | ((self.zero_mode == ZERO2) & several), self.reduce, 0.0)
         nbytes = self.states["computed"] * self.gradient_nbytes
         scattered = self._shared_seconds(self.gradient_nbytes) + nbytes * self.sum_rate / self.shared
-        beside = np.where(self.zero_mode == ZERO1, scattered, 0.0)
-        beside = np.where(self.zero_mode == UNSHARDED, nbytes * self.sum_rate, beside)
-        return before[:, :, None], after[:, :, None], beside[:, :, None]
+        overlapped = np.where(self.zero_mode == ZERO1, scattered, 0.0)
+        overlapped = np.where(self.zero_mode == UNSHARDED, nbytes * self.sum_rate, overlapped)
+        return before[:, :, None], after[:, :, None], overlapped[:, :, None]
 
     def _shared_seconds(self, nbytes: float) -> Any:
         """All parameters of each stage once over the ranks that share them, at so many bytes each: [S, J, U]."""
@@ -163,7 +163,7 @@ class Collectives:
         return nbytes * ((self.states["computed"] - experts) * self.gather_rate + experts * self.expert_rate)
 
     def updated(self) -> Any:
-        """Gathering what the optimizer has updated, where each rank needs all of it and nothing runs beside that."""
+        """Gathering what the optimizer has updated, where each rank needs all of it and nothing overlaps it."""
         import numpy as np
 
         whole = (self.zero_mode == ZERO1) | (self.zero_mode == ZERO2)

@@ -1,4 +1,4 @@
-"""Why a search found no layout: the rule that stands in the way, and the nearest values with which there is one."""
+"""Why a search found no layout: the rule that forbids it, and the nearest values with which there is one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainledger.plan.layouts.blocks import Blocks
 from trainledger.plan.layouts.constraints import Constraints
 from trainledger.plan.layouts.grid import CHECKPOINTING, SENDING, Shape, Sharding, Stages, divisors, grid_of, run_of
 from trainledger.plan.layouts.result import Layouts
-from trainledger.plan.layouts.search import BESIDE_STATES, BY_ACCOUNT, NO_NETWORK, STATES_ALONE
+from trainledger.plan.layouts.search import BY_ACCOUNT, NO_NETWORK, ON_TOP_OF_STATES, STATES_ALONE
 from trainledger.spec.layout import SCHEDULES
 from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.parts import with_fields
@@ -70,10 +70,10 @@ def diagnose(found: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], boo
     if not batches:
         return Diagnosis(_plainly(run, devices) or next(iter(reasons), ""), tuple(nearest))
     of = "" if ways.micro_batch == 1 else f"recipe.micro_batch = {ways.micro_batch} x "
-    told = ", ".join(f"{each:,}" for each in ranks[:_NAMED]) + " ..." * (len(ranks) > _NAMED)
+    sizes = ", ".join(f"{each:,}" for each in ranks[:_NAMED]) + " ..." * (len(ranks) > _NAMED)
     rule = (
         f"recipe.global_batch = {run.recipe.global_batch} must be a multiple of {of}the data ranks, which are "
-        f"{told} beside the tensor, context and pipeline ranks that the model allows"
+        f"{sizes} given the tensor, context and pipeline ranks that the model allows"
     )
     return Diagnosis(rule, tuple(nearest))
 
@@ -89,10 +89,10 @@ def _plainly(run: Run, devices: int) -> str:
 def _memory(found: Layouts) -> str:
     """What is too large in the layouts that come nearest to fitting."""
     reasons = {each.reason for each in found.rejected}
-    told = {BY_ACCOUNT: "all are too large by their account, though not by their bound", NO_NETWORK: NO_NETWORK}
-    for each in (BY_ACCOUNT, NO_NETWORK, BESIDE_STATES, STATES_ALONE):
+    sentences = {BY_ACCOUNT: "all are too large by their account, though not by their bound", NO_NETWORK: NO_NETWORK}
+    for each in (BY_ACCOUNT, NO_NETWORK, ON_TOP_OF_STATES, STATES_ALONE):
         if each in reasons:
-            return told.get(each, f"too large are {each.partition(': ')[2]}")
+            return sentences.get(each, f"too large are {each.partition(': ')[2]}")
     return "; ".join(found.notes) or "none can be timed"
 
 
@@ -133,7 +133,7 @@ def _instead(run: Run, devices: int, fixed: Mapping[str, Any], name: str) -> str
 class _Ways:
     """The sizes that tensor, context and pipeline ranks can have together (``inner``), whatever the devices.
 
-    Every rule speaks of a few fields, so each axis is asked about alone and tensor ranks beside context ranks; a layout
+    Every rule speaks of a few fields, so each axis is tried alone, and tensor ranks with context ranks; a layout
     of what is left is then looked for in the grid itself.
     """
 

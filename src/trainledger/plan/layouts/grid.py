@@ -32,7 +32,7 @@ KNOWN = {**Recipe.__dataclass_fields__, **Layout.__dataclass_fields__}  # how ea
 ZERO_MODES: tuple[tuple[int, bool | None], ...] = ((3, None), (1, None), (2, None), (3, True), (3, False))
 UNSHARDED = 0
 ZERO3_RESHARDS = 3  # from here on parameters are gathered block by block
-SENDING = ("expert_send", "overlap")  # how tokens go to their experts: no axes, the quickest is taken
+SENDING = ("expert_send", "overlap")  # how tokens go to their experts: no axes, the quickest is chosen_sending
 
 
 @frozen
@@ -69,13 +69,13 @@ class Sharding:
 
 @frozen
 class Grid:
-    """The values of each axis; ``fixed`` are those that a person has chosen, ``taken`` of `SENDING` what is not."""
+    """The values of each axis; ``fixed`` are the user's, ``chosen_sending`` those of `SENDING` that the search sets."""
 
     run: Run
     devices: int
     fixed: Mapping[str, Any]
     checkpointing: tuple[str, ...]
-    taken: tuple[str, ...] = ()
+    chosen_sending: tuple[str, ...] = ()
 
     def values(self, name: str, of: Any) -> tuple[Any, ...]:
         """The values of an axis, or the one that is fixed."""
@@ -134,15 +134,16 @@ def grid_of(run: Run, devices: int, fixed: Mapping[str, Any]) -> Grid:
         raise InvalidInput([Problem(each, fixed[each], rule, nearest_text(each, FIELDS)) for each in unknown])
     own = fixed.get("activation_checkpointing", run.recipe.activation_checkpointing)
     if own == "from-start":
-        rule = "is not searched: what a layer takes depends on how many of its stage stand before it"
+        rule = "is not searched: what a layer costs depends on how many layers of its stage come before it"
         raise InvalidInput([Problem("recipe.activation_checkpointing", own, rule, "full")])
     layout = _sending(run, fixed)
     asked = replace(run, layout=replace(layout, auto=True))
     if problems := [each for each in run_problems(asked) if each.field == "layout.overlap"]:
         raise InvalidInput(problems)
-    taken = tuple(name for name in SENDING if name not in fixed and getattr(layout, name) != getattr(run.layout, name))
+    changed = (name for name in SENDING if getattr(layout, name) != getattr(run.layout, name))
+    chosen_sending = tuple(name for name in changed if name not in fixed)
     run = replace(run, recipe=replace(run.recipe, activation_checkpointing=own), layout=layout)
-    return Grid(run, devices, dict(fixed), tuple(dict.fromkeys((*CHECKPOINTING, own))), taken)
+    return Grid(run, devices, dict(fixed), tuple(dict.fromkeys((*CHECKPOINTING, own))), chosen_sending)
 
 
 def read_fixed(fixed: Mapping[str, Any], problems: list[Problem], flag: str = "fixed ") -> dict[str, Any]:
@@ -161,11 +162,11 @@ def read_fixed(fixed: Mapping[str, Any], problems: list[Problem], flag: str = "f
 
 
 def _sending(run: Run, fixed: Mapping[str, Any]) -> Layout:
-    """The run's layout with the way tokens take to their experts; where nobody has chosen one, the quickest.
+    """The run's layout with the way that tokens take to their experts; the quickest, where none is fixed.
 
-    A token goes once to each node, and beside another micro-batch in all layouts that have one. Of 169 drawn layouts of
-    five models the first made none slower, the second 12, by up to 2.2 %, and others up to 20 % quicker; so they are no
-    axes, which would make the grid four times as large, and the search looks at the best without them (`plainer`).
+    A token goes once to each node, and overlaps another micro-batch in all layouts that have one. Of 169 drawn layouts
+    of five models the first made none slower, the second 12, by up to 2.2 %, and others up to 20 % quicker; so they are
+    no axes, which would make the grid four times as large, and the search looks at the best without them (`plainer`).
     """
     layout = replace(run.layout, **{name: fixed[name] for name in SENDING if name in fixed})
     if run.model.experts is None:
@@ -195,7 +196,7 @@ def whole(run: Run) -> Run:
 
 
 def fixed_by(run: Run, written: Collection[str] = ()) -> dict[str, Any]:
-    """What a run says itself of what is searched for: all that is not as by default, and what somebody has ``written``.
+    """The axes that a run fixes itself: all that are not as by default, and those that the user has ``written``.
 
     Those are named as `runfile.written` names them; none where it is the default is no choice.
     """
@@ -231,18 +232,18 @@ def run_of(run: Run, shape: Shape, stages: Stages, sharding: Sharding) -> Run:
     overlap = run.layout.overlap
     if overlap == layout.overlap:
         return found
-    if overlap is not None:  # of what is told to run beside compute, what there is in this layout
+    if overlap is not None:  # of what should overlap compute, what there is in this layout
         overlap = tuple(each for each in overlap if can_overlap(found, each))
     return replace(found, layout=replace(layout, overlap=overlap or None))
 
 
-def plainer(run: Run, taken: Sequence[str]) -> Iterator[Run]:
-    """The run with copies to experts, with nothing beside them, and with both, of what was ``taken`` of `SENDING`."""
+def plainer(run: Run, chosen_sending: Sequence[str]) -> Iterator[Run]:
+    """The run with copies to experts, with nothing overlapped, and with both, of what was ``chosen_sending``."""
     layout = run.layout
     plain: dict[str, Any] = {}
-    if "expert_send" in taken and layout.sends_to_nodes:
+    if "expert_send" in chosen_sending and layout.sends_to_nodes:
         plain["expert_send"] = "copies"
-    if "overlap" in taken and overlaps(layout, "experts"):
+    if "overlap" in chosen_sending and overlaps(layout, "experts"):
         plain["overlap"] = tuple(each for each in layout.overlap or () if each != "experts") or None
     if len(plain) > 1:
         yield replace(run, layout=replace(layout, **plain))
@@ -253,7 +254,7 @@ def plainer(run: Run, taken: Sequence[str]) -> Iterator[Run]:
 def shared_layers(layers: int, chunks: int, *, at_most_ends: bool = False) -> tuple[int, ...] | None:
     """The layers of each chunk: () where all have as many, else those at the ends have one fewer than the others.
 
-    The embedding and the head stand there, which weigh about as much as a layer (Grattafiori et al. 2024, The Llama 3
+    The embedding and the head are there, which weigh about as much as a layer (Grattafiori et al. 2024, The Llama 3
     Herd of Models, section 3.3.2, takes one layer off each end). None where a chunk between would be empty, or with
     ``at_most_ends`` where more than the first and the last would be smaller.
 

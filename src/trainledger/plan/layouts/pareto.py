@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-MOST_TIMES_BEST = 4.0  # a layout so much slower than the best is on nobody's Pareto front
+MOST_TIMES_BEST = 4.0  # a layout so much slower than the best is on no Pareto front that matters
 
 
 class Candidates:
@@ -27,7 +27,7 @@ class Candidates:
         if not allowed.any():
             return
         self.best = min(self.best, float(seconds[allowed].min()))
-        # Most can be told apart by bytes alone: those on the front that are quickest need most.
+        # Most can be rejected by bytes alone: those on the front that are quickest need most.
         most = self._front[0, 1] if len(self._front) else np.inf
         saves = (nbytes < most) & (seconds < MOST_TIMES_BEST * self.best)
         rows = _rows(seconds, nbytes, block, allowed & (saves | (seconds < self.slowest)))

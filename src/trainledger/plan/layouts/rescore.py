@@ -47,7 +47,7 @@ def rescore(run: Run, machine: Device, *, backend: str) -> Score:
         first.setdefault(part, each.stage)
     ledgers = {part: account_of_stage(run, stage, backend=backend) for part, stage in first.items()}
     peak = max(peak_nbytes(each) for each in ledgers.values())
-    held = memory_of_device(run, peak, machine)
+    memory = memory_of_device(run, peak, machine)
     ranks = [
         RankAccount(
             stage=each.stage, place=0, count=layout.devices // layout.pipeline, layers=sum(each.layers),
@@ -58,4 +58,4 @@ def rescore(run: Run, machine: Device, *, backend: str) -> Score:
     tensors = leaves_of(run.model, run.recipe).trained().tensors
     step = layout_time(run, ranks, machine, tensors=tensors)
     why = "" if step.seconds is not None else step.notes[0]
-    return Score(step.seconds, peak, int(held.nbytes), held.fits, why)
+    return Score(step.seconds, peak, int(memory.nbytes), memory.fits, why)

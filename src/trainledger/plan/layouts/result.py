@@ -13,7 +13,7 @@ from trainledger.spec.run import Run
 from trainledger.spec.setting import NONE
 from trainledger.units import format_count, format_nbytes, format_seconds
 
-AS_QUICK = 1.03  # times are told to about 5 %: what takes this much longer is as quick
+AS_QUICK = 1.03  # times are known to about 5 %: what takes this much longer is as quick
 
 
 @frozen

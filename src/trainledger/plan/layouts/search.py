@@ -36,7 +36,7 @@ MOST_LISTED = 4000  # layouts by bound that are remembered for the accounts
 MOST_ON_FRONT = 12  # of the layouts that save memory, those that are accounted for
 MOST_OF_A_KIND = 4  # of the layouts with as few kinds of ranks, those that are accounted for
 STATES_ALONE = "does not fit: parameters, gradients and optimizer state alone"
-BESIDE_STATES = "does not fit: activations and what is gathered, beside the states"
+ON_TOP_OF_STATES = "does not fit: activations and gathered parameters, on top of the states"
 NO_NETWORK = "cannot be timed: its groups go over nodes, and the network between them is not known"
 BY_ACCOUNT = "does not fit: by its account, though its bound does"
 
@@ -57,7 +57,7 @@ def search(
     for until the order of those is certain, at most ``limit_seconds`` long; Ctrl-C ends that early. Raises InvalidInput
     where the run's fields contradict each other or the machine's rates are not known.
     """
-    tell = progress or (lambda what, done, of: None)
+    report = progress or (lambda what, done, of: None)
     began = time.process_time()
     grid = grid_of(run, run.cluster.count, fixed or {})
     run = grid.run
@@ -81,7 +81,7 @@ def search(
     allowed_count = fitting = 0
     rates = bounds.rates_of([blocks.blocks[pipeline][at] for pipeline, at in pairs])
     for number, (pipeline, at) in enumerate(pairs):
-        tell("groups of layouts estimated", number, len(pairs))
+        report("groups of layouts estimated", number, len(pairs))
         block = blocks.blocks[pipeline][at]
         allowed = blocks.allowed(block)
         allowed_count += int(allowed.sum())
@@ -90,7 +90,7 @@ def search(
         fitting += int(fits.sum())
         chosen.add(bound.seconds, bound.nbytes, pipeline << 32 | at, fits)
     bounding = time.process_time() - began
-    tell("groups of layouts estimated", len(pairs), len(pairs))
+    report("groups of layouts estimated", len(pairs), len(pairs))
 
     def layout_at(row: Any) -> Run:
         key = int(row[2])
@@ -99,9 +99,9 @@ def search(
         return run_of(run, blocks.shapes[block.variants[int(row[4])]], stages, block.shardings[int(row[5])])
 
     began = time.process_time()
-    accounts = _Accounts(run, machine, backend, layout_at, keep, grid.taken)
-    interrupted = accounts.go(chosen.quickest(), _thinned(chosen.front(), MOST_ON_FRONT), limit_seconds, tell)
-    tell("accounts", 1, 1)  # the limit may have ended them before all were done
+    accounts = _Accounts(run, machine, backend, layout_at, keep, grid.chosen_sending)
+    interrupted = accounts.go(chosen.quickest(), _thinned(chosen.front(), MOST_ON_FRONT), limit_seconds, report)
+    report("accounts", 1, 1)  # the limit may have ended them before all were done
     blocks.rejected[BY_ACCOUNT] += accounts.too_large
     slower = fitting - len(accounts.found) - accounts.too_large
     if slower > 0:
@@ -198,7 +198,7 @@ def _fitting(bound: Any, room: Any, allowed: Any, blocks: Blocks) -> Any:
     if fit < count:
         alone = int((allowed & (bound.states > room)).sum())
         blocks.rejected[STATES_ALONE] += alone
-        blocks.rejected[BESIDE_STATES] += count - fit - alone
+        blocks.rejected[ON_TOP_OF_STATES] += count - fit - alone
     if not fit:
         return fits
     timed = fits & np.isfinite(bound.seconds)
@@ -224,10 +224,16 @@ class _Accounts:
     """Accounts of layouts, the best bounds first."""
 
     def __init__(
-        self, run: Run, machine: Device, backend: str, layout_at: Callable[[Any], Run], keep: int, taken: Sequence[str]
+        self,
+        run: Run,
+        machine: Device,
+        backend: str,
+        layout_at: Callable[[Any], Run],
+        keep: int,
+        chosen_sending: Sequence[str],
     ) -> None:
         self.run, self.machine, self.backend, self.layout_at, self.keep = run, machine, backend, layout_at, keep
-        self.taken = taken
+        self.chosen_sending = chosen_sending
         self.found: list[ScoredLayout] = []
         self.plainer: list[ScoredLayout] = []  # those that are no layouts of the grid
         self.count = self.too_large = 0
@@ -236,7 +242,7 @@ class _Accounts:
         self._work: tuple[float, float] | None = None
         self._seen: set[Run] = set()
 
-    def go(self, rows: Any, front: Any, limit_seconds: float, tell: Progress) -> bool:
+    def go(self, rows: Any, front: Any, limit_seconds: float, report: Progress) -> bool:
         """Account for rows until the order of the first is certain, for simpler ones, and for the front.
 
         Whether it was interrupted.
@@ -250,22 +256,22 @@ class _Accounts:
                     break
                 if time.monotonic() > until:
                     break
-                tell("accounts", number, len(rows))
+                report("accounts", number, len(rows))
                 self._account(row)
             else:
                 self.certain = len(rows) < MOST_LISTED
-            self._simpler(rows, until + limit_seconds / 2, tell)
+            self._simpler(rows, until + limit_seconds / 2, report)
             self._plainer()
             for number, row in enumerate(front):
                 if time.monotonic() > until + limit_seconds / 2:
                     break
-                tell("accounts of what saves memory", number, len(front))
+                report("accounts of what saves memory", number, len(front))
                 self._account(row)
         except KeyboardInterrupt:
             return True
         return False
 
-    def _simpler(self, rows: Any, until: float, tell: Progress) -> None:
+    def _simpler(self, rows: Any, until: float, report: Progress) -> None:
         """Account for some rows about as quick as the quickest, those with the fewest kinds of ranks first.
 
         Of each number of kinds a few, the best bounds first, until one of them is as quick.
@@ -283,7 +289,7 @@ class _Accounts:
             for number, row in enumerate(waiting[kinds]):
                 if time.monotonic() > until:
                     return
-                tell("accounts of what is simpler", number, len(waiting[kinds]))
+                report("accounts of what is simpler", number, len(waiting[kinds]))
                 self._account(row)
             if self.simplest() != best:
                 return
@@ -292,10 +298,10 @@ class _Accounts:
         """Account for the plainer ways to send to experts in the quickest layout and in the simplest."""
         quickest, simplest = self.ranked()[:1], self.simplest()
         for each in quickest if simplest in quickest or simplest is None else (*quickest, simplest):
-            for run in plainer(each.run, self.taken):
-                told = rescore(run, self.machine, backend=self.backend)
-                if told.seconds is not None and told.fits is not False:
-                    self.plainer.append(self._found(run, told, told.seconds, told.peak_nbytes))
+            for run in plainer(each.run, self.chosen_sending):
+                score = rescore(run, self.machine, backend=self.backend)
+                if score.seconds is not None and score.fits is not False:
+                    self.plainer.append(self._found(run, score, score.seconds, score.peak_nbytes))
 
     def simplest(self) -> ScoredLayout | None:
         """Of those about as quick as the quickest the simplest; of those as simple, the quickest."""
@@ -308,24 +314,24 @@ class _Accounts:
         if run in self._seen:
             return
         self._seen.add(run)
-        told = rescore(run, self.machine, backend=self.backend)
+        score = rescore(run, self.machine, backend=self.backend)
         self.count += 1
-        if told.seconds is None:
-            self.unknown = told.why
+        if score.seconds is None:
+            self.unknown = score.why
             return
-        if told.fits is False:
+        if score.fits is False:
             self.too_large += 1
             return
-        self.found.append(self._found(run, told, float(row[0]), float(row[1])))
+        self.found.append(self._found(run, score, float(row[0]), float(row[1])))
 
-    def _found(self, run: Run, told: Score, bound_seconds: float, bound_nbytes: float) -> ScoredLayout:
-        assert told.seconds is not None
+    def _found(self, run: Run, score: Score, bound_seconds: float, bound_nbytes: float) -> ScoredLayout:
+        assert score.seconds is not None
         return ScoredLayout(
-            run=run, seconds=told.seconds, device_nbytes=told.device_nbytes, peak_nbytes=told.peak_nbytes,
-            mfu=self._mfu(told), bound_seconds=bound_seconds, bound_nbytes=bound_nbytes,
+            run=run, seconds=score.seconds, device_nbytes=score.device_nbytes, peak_nbytes=score.peak_nbytes,
+            mfu=self._mfu(score), bound_seconds=bound_seconds, bound_nbytes=bound_nbytes,
         )  # fmt: skip
 
-    def _mfu(self, told: Score) -> float | None:
+    def _mfu(self, score: Score) -> float | None:
         """Of the whole step on all devices."""
         if self._work is None:
             recipe = replace(self.run.recipe, micro_batch=1, global_batch=1)
@@ -336,7 +342,7 @@ class _Accounts:
                 peak = 0.0
             self._work = float(ledger.model_flops * self.run.recipe.global_batch), peak * self.run.cluster.count
         flops, peak = self._work
-        return mfu(flops, told.seconds, peak) if told.seconds and peak else None
+        return mfu(flops, score.seconds, peak) if score.seconds and peak else None
 
     def ranked(self) -> list[ScoredLayout]:
         return sorted((*self.found, *self.plainer), key=lambda each: (each.seconds, each.device_nbytes))

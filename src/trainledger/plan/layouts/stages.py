@@ -43,7 +43,7 @@ class StageKind:
 
 
 def layout_of(stages: Stages, *, paired: bool = False) -> Layout:
-    """A layout with nothing but these stages; ``paired`` says that experts' tokens go beside another micro-batch."""
+    """A layout with nothing but these stages; ``paired`` says that experts' tokens overlap another micro-batch."""
     return Layout(
         pipeline=stages.pipeline, schedule=stages.schedule, virtual_stages=stages.virtual_stages,
         stage_layers=stages.layers, overlap=("gradients", "experts") if paired else ("gradients",),
@@ -82,10 +82,10 @@ class Pipelines:
     """Several ways to run pipelines of the same length as arrays: S ways, J stages that differ, K runs of layers.
 
     A way with fewer such stages than the others has its last one again. Figures of a stage: ``layers`` [S, J, K],
-    ``first`` and ``last`` [S, J], the last of the stages alike ``place`` [S, J] and how many of each stand before it
+    ``first`` and ``last`` [S, J], the last of the stages alike ``place`` [S, J] and how many of each are before it
     ``before`` [S, J, J], ``tail`` [S, J] the run of its last layer (-1: none in its last chunk; ``tails`` [S, J, K] has
-    a one there) and whether that chunk has more, ``chunks`` [S]. Of ways that can have experts' tokens go beside
-    another micro-batch (``paired`` [S]) ``alone`` [S, J] are the forwards of a chunk that have none beside them.
+    a one there) and whether that chunk has more, ``chunks`` [S]. Of ways in which experts' tokens can overlap
+    another micro-batch (``paired`` [S]) ``alone`` [S, J] are the forwards of a chunk that overlap none.
     """
 
     def __init__(self, ways: Sequence[Stages], runs: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
-"""What stands on a rank by how states are shared: parameters, optimizer state, gradients, and their elements.
+"""Static memory of a rank by how states are shared: parameters, optimizer state, gradients, and their elements.
 
-`ledger.memory.static_memory` is asked once for a layer of each run of layers and for what stands before and after
+`ledger.memory.static_memory` is asked once for a layer of each run of layers and for what is before and after
 all, with arrays for the ranks; a stage has the sum of its parts.
 """
 
@@ -23,7 +23,7 @@ ROUNDING = 4096  # bytes by which a sum of parts may pass the whole: pieces of e
 
 
 class States:
-    """Tables of what stands on ranks, made when they are first asked for."""
+    """Tables of the static memory of ranks, made when they are first needed."""
 
     def __init__(self, run: Run, ranks: Sequence[Ranks], *, backend: str) -> None:
         self.run = run
@@ -61,7 +61,7 @@ class States:
         return self._parts[zero_mode, interleaved]
 
     def _ask_parts(self, zero_mode: int, interleaved: bool) -> list[Any]:
-        """What stands before all layers, a layer of each run, what stands after."""
+        """What is before all layers, a layer of each run, what is after."""
         layers = self.run.model.n_layers
         found = [self._ask(zero_mode, (0, layers, 0), 0, interleaved)]
         first = 0
@@ -88,8 +88,8 @@ class States:
         recipe = replace(self.run.recipe, micro_batch=1)
         vars(recipe).update(global_batch=shard * (1 + several * 1))
         run = replace(self.run, recipe=recipe, layout=layout)
-        told = static_memory(rank_plan(run, stage), backend=self.backend)
-        rows = [np.broadcast_to(np.asarray(getattr(told, name), float), len(self.ranks)) for name in AMOUNTS]
+        static = static_memory(rank_plan(run, stage), backend=self.backend)
+        rows = [np.broadcast_to(np.asarray(getattr(static, name), float), len(self.ranks)) for name in AMOUNTS]
         return np.array(rows)
 
 
