@@ -33,7 +33,7 @@ _WHERE = {
     "device": "trainledger.catalog",
     "device_of": "trainledger.api.machine",
     "fit": "trainledger.api.questions",
-    "inference": "trainledger.api.questions",
+    "inference": "trainledger.api.serving",
     "inspect": "trainledger.tensors.inspect",
     "layouts": "trainledger.api.questions",
     "load": "trainledger.api.load",
@@ -61,7 +61,8 @@ if TYPE_CHECKING:
     from trainledger.api.load import load, model
     from trainledger.api.machine import device_of, machine_of
     from trainledger.api.optimal import optimal
-    from trainledger.api.questions import advise, breaks, fit, inference, layouts
+    from trainledger.api.questions import advise, breaks, fit, layouts
+    from trainledger.api.serving import inference
     from trainledger.catalog import device
     from trainledger.huggingface import model_from_hf
     from trainledger.ledger.entry import Entry

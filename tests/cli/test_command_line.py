@@ -274,7 +274,10 @@ def test_catalog_of_one_name(capsys):
     assert "stas00/ml-engineering" in out
     assert json.loads(call(capsys, "catalog", "gpt2", "--json")[1])["gpt2"]["model"]["d_model"] == 768
     assert list(json.loads(call(capsys, "catalog", "H200", "--json")[1])) == ["h200"]
-    assert "(h100-nvl, h100-pcie, h100-sxm, h100-sxm-96gb-500w)" in call(capsys, "catalog", "H100")[2]
+    assert list(json.loads(call(capsys, "catalog", "H100", "--json")[1])) == ["h100-sxm"]
+    assert list(json.loads(call(capsys, "catalog", "meta-llama/Llama-3.1-8B", "--json")[1])) == ["llama-3.1-8b"]
+    assert "(a100-sxm-40gb, a100-sxm-80gb)" not in call(capsys, "catalog", "a100-sxm")[2]
+    assert "(a100-pcie-40gb, a100-pcie-80gb)" in call(capsys, "catalog", "a100-p")[2]
     assert call(capsys, "catalog", "gpt-2")[2] == "name = 'gpt-2': is not in the catalog; nearest that works: gpt2\n"
 
 

@@ -43,7 +43,7 @@ def read(action: argparse.Action, text: str) -> object:
 def test_no_option_reads_whole_numbers_by_itself() -> None:
     assert [(verb, each.dest) for verb, each in options() if each.type is int] == []
     verbs = {verb for verb, _ in COUNTS}
-    assert {"sample", "trace", "annotate", "lock", "explain", "layouts", "advise", "breaks", "fit", "plan"} <= verbs
+    assert {"sample", "trace", "annotate", "lock", "explain", "layouts", "advise", "breaks", "plan"} <= verbs
 
 
 @pytest.mark.parametrize(("verb", "action"), COUNTS, ids=[f"{verb} {each.dest}" for verb, each in COUNTS])
@@ -65,6 +65,7 @@ def test_a_count_is_read_as_in_a_run_file(verb: str, action: Quantity) -> None:
 
 @pytest.mark.parametrize("count", ["1e3", "1k", "1,000", "1000"])
 def test_devices_are_counted_alike_by_all_verbs(count: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["plan", "gpt2"], ["napkin", "--params", "1B", "--tokens", "20x", "--mfu", "50%"]):
+    on_all = ["plan", "gpt2", "--set", "layout.replicate=1000", "--set", "recipe.global_batch=1000"]
+    for words in (on_all, ["napkin", "--params", "1B", "--tokens", "20x", "--mfu", "50%"]):
         assert main([*words, "--device", "h100-sxm", "--count", count]) == 0
         assert "1,000 " in capsys.readouterr().out

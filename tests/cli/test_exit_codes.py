@@ -55,39 +55,6 @@ def test_a_whole_search_is_code_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nterrupted" not in capsys.readouterr().out
 
 
-IN_A_DESTRUCTOR = """
-import os, signal, sys, time
-import trainledger.cli as cli, trainledger.cli.catalog as verb
-
-class Dropped:
-    def __del__(self):
-        os.kill(os.getpid(), signal.SIGINT)
-        sum(range(100))  # Python hears of a signal between two steps of a program
-
-def execute(args):
-    Dropped()
-    time.sleep(60)
-
-verb.execute = execute
-sys.argv = ["trainledger", "catalog"]
-sys.exit(cli.main())
-"""
-
-
-def test_ctrl_c_that_python_drops_in_a_destructor_is_heard() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_DESTRUCTOR], capture_output=True, text=True, timeout=50, check=False
-    )
-    assert (done.returncode, done.stderr) == (130, "\ninterrupted\n")
-
-
-def test_other_errors_in_a_destructor_are_told_as_ever() -> None:
-    code = IN_A_DESTRUCTOR.replace("os.kill(os.getpid(), signal.SIGINT)", "1 / 0").replace("time.sleep(60)", "return 0")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
-    assert done.returncode == 0
-    assert "ZeroDivisionError" in done.stderr
-
-
 def test_memory_whose_making_was_interrupted_goes_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", heard.append)

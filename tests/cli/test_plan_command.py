@@ -257,7 +257,7 @@ def test_a_search_says_where_it_takes_shorter_sequences_than_a_plan(capsys):
     code, out, err = call(capsys, *words)
     assert code == 0
     assert "A step: 64 sequences of 8,192 tokens" in out
-    assert err.startswith("Assuming recipe.seq_len=8192 (of 131,072 that the model takes), ")
+    assert err.startswith("Assuming recipe.seq_len=8192 (of 131,072 that the model takes),")
     assert "seq_len" not in call(capsys, *words, "--set", "recipe.seq_len=4096")[2]
 
 

@@ -43,23 +43,3 @@ def test_a_plan_leaves_the_search_of_layouts_alone():
     )
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_light_start_leaves_every_module_usable():
-    code = (
-        "import sys; from trainledger.cli.startup import start_light; start_light()\n"
-        "import inspect, dataclasses\n"
-        "assert 'ast' not in sys.modules, 'inspect was imported in full'\n"
-        "@dataclasses.dataclass\n"
-        "class WithoutDocstring:\n"
-        "    x: int = 1\n"
-        "assert WithoutDocstring.__doc__ == 'WithoutDocstring(x: int = 1)', WithoutDocstring.__doc__\n"
-        "import inspect as whole\n"
-        "assert inspect.signature(WithoutDocstring) == whole.signature(WithoutDocstring)\n"
-        "assert sys.modules['inspect'].__file__.endswith('inspect.py')\n"
-        "assert 'weakref' not in sys.modules, 'copy was imported in full'\n"
-        "held = WithoutDocstring([1])\n"
-        "assert dataclasses.asdict(held) == {'x': [1]} and dataclasses.asdict(held)['x'] is not held.x\n"
-    )
-    done = python("-c", code)
-    assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,9 +121,14 @@ def test_a_bill_that_rests_on_sharing_says_so_beside_the_step() -> None:
     assert " on one device alone, shared by 8 without loss; goodput " in out
 
 
-def test_programs_are_told_why(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["gpt2", "--device", "a100-sxm-80gb", "--count", "8", "--set", "recipe.tokens=1B"]
-    assert main(["plan", *words, "--json"]) == 0
+def test_programs_are_told_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[model]\npreset = "gpt2"\n[recipe]\nseq_len = 1024\nglobal_batch = 1\ntokens = "1B"\n'
+        '[cluster]\ndevice = "a100-sxm-80gb"\ncount = 8\n'
+    )
+    words = [str(file)]
+    assert main(["plan", *words, "--json"]) == 2
     told = json.loads(capsys.readouterr().out)["forecast"]
     assert told["impossible"] == ["1 sequence a step cannot be spread over 8 devices"]
     assert told["money"] is None

@@ -1,4 +1,4 @@
-"""The inverse questions: which layout, what fits, what breaks first, what should change, and what serving takes.
+"""The inverse questions: which layout, what fits, what breaks first, and what should change.
 
 ``run`` is whatever `load` takes, with ``overrides`` as there; what a model that is named alone is given is in
 `api.defaults`, and in ``run.origin`` of the answer.
@@ -14,7 +14,7 @@ from trainledger.api import defaults
 from trainledger.api.layout import spread, why_no_layout
 from trainledger.api.load import Progress, Source, resolve
 from trainledger.api.machine import kernels_of, machine_of
-from trainledger.api.source import listed
+from trainledger.api.source import also
 from trainledger.plan.advise import Advice
 from trainledger.plan.advise import advise as advice_on
 from trainledger.plan.breaks import Breaks
@@ -25,20 +25,10 @@ from trainledger.plan.layouts.result import Layouts
 from trainledger.plan.limits import Limits
 from trainledger.plan.quantity import read
 from trainledger.plan.sizes import AXES
-from trainledger.predict.serving import Inference, served
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import Overrides
-from trainledger.spec.serving import Serving
 from trainledger.units import parse_count, parse_number, parse_seconds
-
-
-def also(overrides: Overrides, more: Mapping[str, Any]) -> Overrides:
-    """Overrides with further ones behind them, those that are None left out."""
-    more, given = {name: each for name, each in more.items() if each is not None}, listed(overrides)
-    if isinstance(given, Mapping):
-        return {**given, **more}
-    return [*given, *(f"{name}={str(each).lower() if isinstance(each, bool) else each}" for name, each in more.items())]
 
 
 def layouts(
@@ -157,46 +147,6 @@ def advise(
     return advice_on(
         run, machine_of(run), backend=kernels_of(run), goal=goal, together=most, any_result=any_result, say=say
     )
-
-
-def inference(
-    run: Source,
-    overrides: Overrides = (),
-    *,
-    phase: str = "decode",
-    batch: int | str = 1,
-    context: int | str | None = None,
-    weights: str | None = None,
-    cache: str | None = None,
-    compute: str | None = None,
-    quantized: str = "linear",
-) -> Inference:
-    """One forward of the run's model, served on its device: ``prefill`` of a prompt or ``decode`` of one more token.
-
-    ``context`` is recipe.seq_len where it is not given, ``compute`` bf16 (fp16 where the device has no bf16), and
-    ``weights`` and ``cache`` (`spec.serving`) are as ``compute``. With ``layout.auto`` it takes the fewest tensor ranks
-    that hold them, unless ``layout.tensor`` is given. Raises `InvalidInput`.
-    """
-    # A search would be one of layouts to train with.
-    run = resolve(run, overrides, purpose=defaults.SERVE, search=False)
-    if run.layout.auto and "layout.tensor" in run.origin.explicit:
-        run = replace(run, layout=replace(run.layout, auto=False))
-    problems: list[Problem] = []
-    sequences = read("batch", batch, parse_count, problems, least=1, most=10**9)
-    tokens = read("context", context, parse_count, problems, least=1, most=10**9)
-    machine = machine_of(run)
-    if compute is None:
-        peaks = {} if machine is None else machine.peak_flops_per_second
-        compute = next((each for each in ("bf16", "fp16", "fp32") if each in peaks), "bf16")
-    serving = Serving(
-        phase=phase, batch=sequences or 1, context=tokens or run.recipe.seq_len,
-        weights=compute if weights is None else weights, cache=compute if cache is None else cache, compute=compute,
-        quantized=quantized,
-    )  # fmt: skip
-    problems += serving.problems()
-    if problems:
-        raise InvalidInput(problems)
-    return served(run, serving, machine, backend=kernels_of(run))
 
 
 def fit(

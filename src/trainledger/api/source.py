@@ -106,6 +106,14 @@ def listed(overrides: runfile.Overrides) -> Overrides:
     return overrides if isinstance(overrides, Mapping) else list(overrides)
 
 
+def also(overrides: runfile.Overrides, more: Mapping[str, Any]) -> Overrides:
+    """Overrides with further ones behind them, those that are None left out."""
+    more, given = {name: each for name, each in more.items() if each is not None}, listed(overrides)
+    if isinstance(given, Mapping):
+        return {**given, **more}
+    return [*given, *(f"{name}={str(each).lower() if isinstance(each, bool) else each}" for name, each in more.items())]
+
+
 def by_field(overrides: Overrides) -> dict[str, Any]:
     """Overrides by the field that each names: values, or their text."""
     if isinstance(overrides, Mapping):

@@ -9,6 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+
+from trainledger import __version__
+from trainledger.cli.arguments import Parser, error_json, print_json, problem_json, while_waiting
+from trainledger.durable import is_full
+from trainledger.report.table import wrapped
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text, shown
 
 DONE, FAILED, WRONG_INPUT, DISK_FULL, INTERRUPTED, NO_READER = 0, 1, 2, 4, 130, 141
 
@@ -43,24 +50,17 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "export": ("Look back", "write a model that transformers opens", "export_model"),
     "import": ("Look back", "read a model that transformers wrote", "import_model"),
 }
-LIGHT = ("init", "napkin", "plan", "fit", "optimal", "catalog", "runs", "dtype", "tensor", "einsum", "compare")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit code; without ``argv`` the process is the command's own."""
+    """Run one verb and return the exit code; without ``argv`` the words are those of the process."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:
-        sys.unraisablehook = _interrupt_again
-    if sys.stderr is None:  # started with it closed: the next file to be opened must not be taken for it
+    if sys.stderr is None:  # started with it closed: the next file to be opened must not pass for it
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
-        code = _run(words, own_process=argv is None)
+        code = _run(words)
         if sys.stdout is not None:  # None where the process was started with it closed
             sys.stdout.flush()
-        if argv is None and words and words[0] in LIGHT:
-            from trainledger.cli.startup import leave
-
-            leave(code)
         return code
     except KeyboardInterrupt:
         return _failed("interrupted", INTERRUPTED, "--json" in words, before="\n")
@@ -75,21 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
 
 
-def _interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
-    """Have Ctrl-C come again where it came inside of a ``__del__``, from which Python lets no exception out."""
-    if not issubclass(dropped.exc_type, KeyboardInterrupt):
-        sys.__unraisablehook__(dropped)
-        return
-    import signal
-
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.001)
-
-
 def _of_system(error: OSError) -> tuple[str, int]:
     """What the system refused, as a sentence, and the exit code."""
-    from trainledger.durable import is_full
-
     if is_full(error):
         where = "the output" if error.filename is None else error.filename
         return f"the disk is full: {where} cannot be written ({error.strerror})", DISK_FULL
@@ -97,30 +84,24 @@ def _of_system(error: OSError) -> tuple[str, int]:
     return f"{where}{error.strerror or error}", FAILED
 
 
-def _run(words: list[str], own_process: bool) -> int:
+def _run(words: list[str]) -> int:
     as_json = "--json" in words
     first = next((each for each in words if each != "--json"), "help")
     if first in ("-h", "--help", "help"):
-        return _told({"help": _help()}, _help(), as_json)
+        return _answer({"help": _help()}, _help(), as_json)
     if first in ("-V", "--version"):
-        from trainledger import __version__
-
-        return _told({"version": __version__}, f"trainledger {__version__}", as_json)
+        return _answer({"version": __version__}, f"trainledger {__version__}", as_json)
     if first not in COMMANDS:
-        from trainledger.spec.problem import nearest_text, shown
-
         near = nearest_text(first, COMMANDS)
         sentence = f"trainledger has no verb {shown(first)}" + (f"; nearest: {near}" if near else "")
         return _failed(sentence, WRONG_INPUT, as_json, after="\ntrainledger --help lists them all")
     rest = list(words)
     rest.remove(first)
-    return _call(first, rest, own_process)
+    return _call(first, rest)
 
 
-def _told(result: dict[str, str], text: str, as_json: bool) -> int:
+def _answer(result: dict[str, str], text: str, as_json: bool) -> int:
     if as_json:
-        from trainledger.cli.arguments import print_json
-
         print_json(result)
     else:
         print(text)
@@ -130,25 +111,13 @@ def _told(result: dict[str, str], text: str, as_json: bool) -> int:
 def _failed(sentence: str, code: int, as_json: bool, *, before: str = "", after: str = "") -> int:
     """Tell a failure, a program in the form that wrong input has; the exit code."""
     if as_json:
-        from trainledger.cli.arguments import print_json, problem_json
-        from trainledger.spec.problem import Problem
-
         print_json({"error": [problem_json(Problem("", None, sentence))], "where": ""})
         sys.stdout.flush()  # where the output is what failed, it fails again, and `main` tells it, once
     print(f"{before}{sentence}{after}", file=sys.stderr)
     return code
 
 
-def _call(verb: str, rest: list[str], own_process: bool) -> int:
-    from importlib import import_module
-
-    if own_process and verb in LIGHT:
-        from trainledger.cli.startup import start_light
-
-        start_light()
-    from trainledger.cli.arguments import Parser
-    from trainledger.spec.problem import InvalidInput
-
+def _call(verb: str, rest: list[str]) -> int:
     _, does, module_name = COMMANDS[verb]
     as_json = "--json" in rest
     try:
@@ -156,7 +125,7 @@ def _call(verb: str, rest: list[str], own_process: bool) -> int:
         parser = Parser(prog=f"trainledger {verb}", description=module.__doc__ or does)
         module.configure(parser)
         if as_json and not {"-h", "--help"}.isdisjoint(rest):
-            return _told({"help": parser.format_help()}, "", as_json)
+            return _answer({"help": parser.format_help()}, "", as_json)
         code: int = module.execute(parser.parse_args(rest))
         return code
     except InvalidInput as error:
@@ -181,18 +150,12 @@ _EXTRAS = {
 }  # fmt: skip
 
 
-def _complain(error: Exception, as_json: bool) -> int:
-    from trainledger.cli.arguments import error_json, print_json, while_waiting
-    from trainledger.spec.problem import InvalidInput
-
-    assert isinstance(error, InvalidInput)
+def _complain(error: InvalidInput, as_json: bool) -> int:
     while_waiting()("")  # a line of long work that broke off
+    sentences = str(error)
     if sys.stderr.isatty():
-        from trainledger.report.table import wrapped
-
-        print("\n".join(wrapped(each) for each in str(error).split("\n")), file=sys.stderr)
-    else:
-        print(error, file=sys.stderr)
+        sentences = "\n".join(wrapped(each) for each in sentences.split("\n"))
+    print(sentences, file=sys.stderr)
     if as_json:
         print_json(error_json(error))
     return WRONG_INPUT

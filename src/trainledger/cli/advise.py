@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 
+from trainledger.api.questions import advise
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
     add_cluster,
@@ -20,6 +21,8 @@ from trainledger.cli.arguments import (
     while_searching,
     while_waiting,
 )
+from trainledger.report.advise import document
+from trainledger.report.show import show
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +39,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.api.questions import advise
-    from trainledger.report.advise import document
-    from trainledger.report.show import show
-
     check_plot_of(args)
     say = while_waiting()
     advice = advise(

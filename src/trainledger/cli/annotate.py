@@ -15,7 +15,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 
+from trainledger.cli import DONE, FAILED, INTERRUPTED
 from trainledger.cli.arguments import add_count, add_json, add_output, print_json
+from trainledger.report.annotate import html, text, to_json
+from trainledger.spec.plain import check_target, replace_file
 
 NARROWEST = 60
 
@@ -47,10 +50,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.cli import DONE, FAILED, INTERRUPTED
-    from trainledger.report.annotate import html, text, to_json
-    from trainledger.spec.plain import check_target, replace_file
-
     if args.html is not None:
         check_target(args.html, "--html")
     from trainledger.annotate.annotate import annotate

@@ -8,7 +8,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.api.defaults import assumptions
+from trainledger.api.load import load_file
+from trainledger.cli.outputs import Output, check_outputs
+from trainledger.plan.quantity import LARGEST, read
+from trainledger.report.plot import check_plot, write_plot
+from trainledger.report.table import wrapped
+from trainledger.spec.plain import finite
+from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.units import parse_count
 
 if TYPE_CHECKING:
@@ -43,8 +50,6 @@ class Parser(argparse.ArgumentParser):
             raise InvalidInput(problems)
         outputs = vars(found).pop("outputs", None)
         if outputs:
-            from trainledger.cli.outputs import check_outputs
-
             check_outputs(vars(found), outputs)
         return found
 
@@ -97,8 +102,6 @@ class Quantity(argparse.Action):
         self.parse, self.least, self.most = parse, least, most
 
     def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
-        from trainledger.plan.quantity import LARGEST, read
-
         problems: list[Problem] = getattr(namespace, "problems", [])
         most = LARGEST if self.most is None else self.most
         value = read(flag or self.dest, values, self.parse, problems, least=self.least, most=most)
@@ -116,25 +119,6 @@ def add_count(
 def add_json(parser: argparse.ArgumentParser) -> None:
     """``--json``: the result for programs."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-
-
-class Output(argparse.Action):
-    """An argument that names a file to write.
-
-    What is asked for is kept for `outputs.check_outputs`. ``suffix`` is that of what is
-    written; ``ours`` tells a file of source or settings that may be written anew.
-    """
-
-    def __init__(
-        self, option_strings: Sequence[str], dest: str, *, suffix: str, ours: Callable[[Path], bool] | None = None,
-        **options: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(option_strings, dest, **options)
-        self.suffix, self.ours = suffix, ours
-
-    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
-        setattr(namespace, self.dest, values)
-        namespace.outputs = [*getattr(namespace, "outputs", []), (flag or self.dest, self)]
 
 
 def add_output(
@@ -159,8 +143,6 @@ def add_plot(parser: argparse.ArgumentParser) -> None:
 def check_plot_of(args: argparse.Namespace) -> None:
     """Raise InvalidInput where ``--plot`` names a file that cannot be written; nothing without it."""
     if args.plot is not None:
-        from trainledger.report.plot import check_plot
-
         check_plot(args.plot)
 
 
@@ -172,8 +154,6 @@ def write_plot_of(
     ``about`` are sentences that a page has above its figures.
     """
     if args.plot is not None:
-        from trainledger.report.plot import write_plot
-
         print(write_plot(figures, args.plot, title=title, about=about), file=sys.stderr)
 
 
@@ -202,16 +182,11 @@ def while_searching() -> Callable[[str, int, int], None]:
 def say_assumed(run: Run) -> None:
     """Say on standard error what was assumed of a model that was named alone."""
     if run.origin.assumed:
-        from trainledger.api.defaults import assumptions
-        from trainledger.report.table import wrapped
-
         print(wrapped(f"Assuming {assumptions(run)}; --set gives other values"), file=sys.stderr)
 
 
 def load_run(args: argparse.Namespace) -> Run:
     """The run that `add_run`'s arguments name; raises InvalidInput."""
-    from trainledger.api.load import load_file
-
     return load_file(args.run, args.set, progress=while_searching())
 
 
@@ -230,7 +205,6 @@ def problem_json(problem: Problem, where: str = "") -> dict[str, Any]:
 
 def _plain(value: object) -> object:
     """A value as JSON has it, or in words: an input may be any object."""
-    from trainledger.spec.problem import shown
 
     def plain(one: object) -> object:
         huge = isinstance(one, int) and one.bit_length() > 200  # more digits than Python writes
@@ -242,7 +216,5 @@ def _plain(value: object) -> object:
 def print_json(result: object) -> None:
     """A result on standard output as JSON that any parser reads: what is not finite is null."""
     import json
-
-    from trainledger.spec.plain import finite
 
     print(json.dumps(finite(result), indent=2, allow_nan=False, default=str))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 
+from trainledger.api.questions import breaks
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
     Quantity,
@@ -22,6 +23,8 @@ from trainledger.cli.arguments import (
     while_searching,
     while_waiting,
 )
+from trainledger.report.breaks import document
+from trainledger.report.show import show
 from trainledger.units import parse_number
 
 
@@ -55,10 +58,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.api.questions import breaks
-    from trainledger.report.breaks import document
-    from trainledger.report.show import show
-
     check_plot_of(args)
     say = while_waiting()
     found = breaks(

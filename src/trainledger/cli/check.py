@@ -9,8 +9,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from trainledger.cli import DONE, FAILED
 from trainledger.cli.arguments import add_json, print_json, while_waiting
 from trainledger.cli.lock import add_lock
+from trainledger.regression.check import check
+from trainledger.regression.tolerance import read_flags
+from trainledger.report.budget import text, to_json
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,11 +29,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.cli import DONE, FAILED
-    from trainledger.regression.check import check
-    from trainledger.regression.tolerance import read_flags
-    from trainledger.report.budget import text, to_json
-
     allowed = read_flags(args.allow)
     found = check(args.target, root=Path.cwd(), file=args.lock, allowed=allowed, say=while_waiting())
     if args.json:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 
+from trainledger.api.cost import compare
+from trainledger.api.load import resolve
 from trainledger.cli.arguments import (
     add_cluster,
     add_json,
@@ -16,6 +18,9 @@ from trainledger.cli.arguments import (
     say_assumed,
     while_searching,
 )
+from trainledger.report.compare import document
+from trainledger.report.show import show
+from trainledger.spec.problem import InvalidInput, Problem
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -32,12 +37,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.api.cost import compare
-    from trainledger.api.load import resolve
-    from trainledger.report.compare import document
-    from trainledger.report.show import show
-    from trainledger.spec.problem import InvalidInput, Problem
-
     check_plot_of(args)
     if args.b is None and not args.set_a and not args.set_b:
         rule = "there is nothing to compare with: name a second plan, or change this one with --set-b"

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from trainledger.cli.arguments import add_json, add_run, load_run, print_json
+from trainledger.report.table import table
 from trainledger.units import format_count, format_nbytes
 
 if TYPE_CHECKING:
@@ -71,8 +72,6 @@ def summary(store: TokenStore, seq_len: int) -> dict[str, Any]:
 
 def text(told: dict[str, Any]) -> str:
     """The summary for a terminal of 80 columns."""
-    from trainledger.report.table import table
-
     rows = [
         [name, each["documents"], format_count(each["tokens"]), format_nbytes(each["text_nbytes"]),
          f"{each['bytes_per_token']:.3f}", each["sequences"]]

@@ -11,7 +11,14 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainledger.api.cost import plan
+from trainledger.api.load import load
+from trainledger.api.machine import machine_of
 from trainledger.cli.arguments import add_json, print_json
+from trainledger.cli.measure import measure_and_keep
+from trainledger.cli.sample import continue_text, visible
+from trainledger.cli.train import print_result, train_and_reconcile
+from trainledger.spec.runfile import run_name
 
 if TYPE_CHECKING:
     from trainledger.spec.run import Run
@@ -26,18 +33,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.api.load import load
-    from trainledger.cli.train import train_and_reconcile
-    from trainledger.spec.runfile import run_name
-
     with as_file(files("trainledger.cli") / "demo.toml") as path:
         run = load(path, args.set)
     run_dir = Path(args.dir) / run_name(run)
     say = _silent if args.json else _heading
     _measure_once(run, say)
     if not args.json:
-        from trainledger.api.cost import plan
-
         say("What it will cost")
         print(plan(run))
         say("Training it")
@@ -48,7 +49,6 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**result, "sample": written})
         return 0
-    from trainledger.cli.train import print_result
 
     print_result(result)
     say("What the model writes")
@@ -61,20 +61,15 @@ def execute(args: argparse.Namespace) -> int:
 
 def _measure_once(run: Run, say: _Say) -> None:
     """A calibration of this machine, if there is none yet."""
-    from trainledger.api.machine import machine_of
-
     if machine_of(run) is not None:
         return
     say("Measuring this machine (half a minute, once)")
-    from trainledger.cli.measure import measure_and_keep
 
     calibration, path = measure_and_keep(run.cluster.backend)
     print(f"{calibration.title}, kept in {path}", file=sys.stderr)
 
 
 def _sample(run_dir: Path) -> str:
-    from trainledger.cli.sample import continue_text, visible
-
     written, _ = continue_text(run_dir, PROMPT, tokens=160, temperature=0.7, top_k=40, seed=0)
     return visible(PROMPT + written)
 

@@ -10,6 +10,7 @@ import argparse
 
 from trainledger.cli.arguments import add_json, print_json
 from trainledger.dtypes import BLOCK_FORMATS
+from trainledger.report import tensors as report
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.tensors.number import SHOWN, WHOLE, Whole, formats_named, known_format, read_number
 
@@ -23,8 +24,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.report import tensors as report
-
     words = [each for each in args.words if not formats_named(each)]
     numbers = [read_number(each) for each in words]
     if len(numbers) > 1:

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 import argparse
 
+from trainledger import catalog
 from trainledger.cli.arguments import add_json, print_json
+from trainledger.report import tensors as report
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.tensors.chain import start_of
+from trainledger.tensors.einops import is_pattern, read_sizes, rearranged
+from trainledger.tensors.einsum import einsum
+from trainledger.tensors.number import known_format
+from trainledger.tensors.tensor import Tensor, read_shape
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,13 +32,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger import catalog
-    from trainledger.report import tensors as report
-    from trainledger.tensors.einops import is_pattern, read_sizes
-    from trainledger.tensors.einsum import einsum
-    from trainledger.tensors.number import known_format
-    from trainledger.tensors.tensor import read_shape
-
     words, sizes = read_sizes(args.shapes)
     shapes = [read_shape(each, f"shape {number}") for number, each in enumerate(words, start=1)]
     dtype = known_format(args.dtype, "--dtype")
@@ -46,12 +47,6 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _pattern(args: argparse.Namespace, shapes: list[tuple[int, ...]], sizes: dict[str, int], dtype: str) -> int:
-    from trainledger.report import tensors as report
-    from trainledger.spec.problem import InvalidInput, Problem
-    from trainledger.tensors.chain import start_of
-    from trainledger.tensors.einops import rearranged
-    from trainledger.tensors.tensor import Tensor
-
     if args.device is not None:
         rule = "bounds the time of a product; a pattern on one tensor moves bytes and is not timed"
         raise InvalidInput([Problem("--device", args.device, rule)])

@@ -9,6 +9,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from trainledger.api.load import resolve
+from trainledger.api.machine import device_of, kernels_of, machine_of
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
     add_cluster,
@@ -18,6 +19,19 @@ from trainledger.cli.arguments import (
     say_assumed,
     while_searching,
 )
+from trainledger.explain import account as explain
+from trainledger.explain.account import time
+from trainledger.explain.envelope import envelope
+from trainledger.explain.symbols import MEANINGS, symbolic
+from trainledger.ledger.model.parameters import leaves_of
+from trainledger.ledger.ranks import accounts
+from trainledger.plan.plan import memory_of_device
+from trainledger.predict.parallel_step import layout_time
+from trainledger.predict.utilization import roofline_table
+from trainledger.report.explain import document, envelope_document, time_document
+from trainledger.report.show import show
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.units import NotAQuantity, parse_nbytes
 
 if TYPE_CHECKING:
     from trainledger.spec.run import Run
@@ -48,8 +62,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.spec.problem import InvalidInput, Problem
-
     run = resolve(args.run, args.set, progress=while_searching())
     say_assumed(run)
     if args.stage >= run.layout.pipeline:
@@ -67,18 +79,12 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _account(args: argparse.Namespace, run: Run) -> int:
-    from trainledger.api.machine import kernels_of
-    from trainledger.explain import account as explain
-    from trainledger.explain.symbols import MEANINGS, symbolic
-
     if args.what == "time":
         return _times(args, run)
     found = symbolic(run, backend=kernels_of(run), stage=args.stage)
     parts = getattr(explain, args.what)(found)
     used = {str(symbol): value for symbol, value in found.values.items() if str(symbol) in MEANINGS}
     legend = {name: (value, MEANINGS[name]) for name, value in used.items()}
-    from trainledger.report.explain import document
-    from trainledger.report.show import show
 
     show(document(run, kernels_of(run), args.what, parts, symbols=legend, stage=args.stage), as_json=args.json)
     return 0
@@ -86,16 +92,6 @@ def _account(args: argparse.Namespace, run: Run) -> int:
 
 def _times(args: argparse.Namespace, run: Run) -> int:
     """The step by cause, its roofline by kind, and its operations."""
-    from trainledger.api.machine import kernels_of, machine_of
-    from trainledger.explain.account import time
-    from trainledger.ledger.model.parameters import leaves_of
-    from trainledger.ledger.ranks import accounts
-    from trainledger.predict.parallel_step import layout_time
-    from trainledger.predict.utilization import roofline_table
-    from trainledger.report.explain import time_document
-    from trainledger.report.show import show
-    from trainledger.spec.problem import InvalidInput, Problem
-
     if args.stage:
         rule = "with time the slowest stage is explained, whichever that is"
         raise InvalidInput([Problem("--stage", args.stage, rule, 0)])
@@ -113,13 +109,6 @@ def _times(args: argparse.Namespace, run: Run) -> int:
 
 
 def _envelope(args: argparse.Namespace, run: Run) -> int:
-    from trainledger.api.machine import device_of, kernels_of
-    from trainledger.explain.envelope import envelope
-    from trainledger.explain.symbols import MEANINGS
-    from trainledger.plan.plan import memory_of_device
-    from trainledger.report.explain import envelope_document
-    from trainledger.report.show import show
-
     memory, holds = _memory(args.memory) if args.memory is not None else None, None
     if memory is None and (device := device_of(run)) is not None:
         memory = device.usable_nbytes or device.memory_nbytes
@@ -137,9 +126,6 @@ def _envelope(args: argparse.Namespace, run: Run) -> int:
 
 
 def _memory(text: str) -> int:
-    from trainledger.spec.problem import InvalidInput, Problem
-    from trainledger.units import NotAQuantity, parse_nbytes
-
     try:
         nbytes = parse_nbytes(text)
     except NotAQuantity as error:

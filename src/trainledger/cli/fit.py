@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from trainledger.api.questions import fit
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
     add_cluster,
@@ -22,6 +23,8 @@ from trainledger.cli.arguments import (
     while_waiting,
 )
 from trainledger.plan.fit import QUESTIONS
+from trainledger.report.fit import document
+from trainledger.report.show import show
 
 if TYPE_CHECKING:
     from trainledger.plan.fit import Progress
@@ -40,10 +43,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.api.questions import fit
-    from trainledger.report.fit import document
-    from trainledger.report.show import show
-
     check_plot_of(args)
     found = fit(
         args.run, args.set, of=args.of, changes=not args.as_is, answered=_progress(), progress=while_searching()

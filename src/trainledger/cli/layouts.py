@@ -12,6 +12,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from trainledger.api.layout import why_no_layout
+from trainledger.api.questions import layouts
+from trainledger.cli import DONE, INTERRUPTED, WRONG_INPUT
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
     add_cluster,
@@ -25,6 +28,12 @@ from trainledger.cli.arguments import (
     say_assumed,
     while_searching,
 )
+from trainledger.plan.layouts.grid import FIELDS, KNOWN, read_fixed
+from trainledger.report.layouts import document
+from trainledger.report.show import show
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.runfile import value_of
+from trainledger.units import NotAQuantity, parse_seconds
 
 if TYPE_CHECKING:
     from trainledger.plan.layouts.result import Layouts
@@ -46,11 +55,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.api.questions import layouts
-    from trainledger.cli import DONE, INTERRUPTED
-    from trainledger.report.layouts import document
-    from trainledger.report.show import show
-
     check_plot_of(args)
     fixed, limit = _fixed(args.fix), _seconds(args.limit)
     found = layouts(
@@ -65,11 +69,6 @@ def execute(args: argparse.Namespace) -> int:
 
 def _none(args: argparse.Namespace, found: Layouts, fixed: dict[str, Any]) -> int:
     """Say why there is no layout, and what else would do: wrong input, as it is to a plan with layout=auto."""
-    from trainledger.api.layout import why_no_layout
-    from trainledger.cli import WRONG_INPUT
-    from trainledger.report.layouts import document
-    from trainledger.spec.problem import InvalidInput
-
     if found.interrupted:
         raise KeyboardInterrupt
     if not args.json:
@@ -84,10 +83,6 @@ def _none(args: argparse.Namespace, found: Layouts, fixed: dict[str, Any]) -> in
 
 def _fixed(words: list[str]) -> dict[str, Any]:
     """The values that axes are given, as `--fix` says them; raises InvalidInput."""
-    from trainledger.plan.layouts.grid import FIELDS, KNOWN, read_fixed
-    from trainledger.spec.problem import InvalidInput, Problem, nearest_text
-    from trainledger.spec.runfile import value_of
-
     said: dict[str, Any] = {}
     problems: list[Problem] = []
     for word in words:
@@ -105,9 +100,6 @@ def _fixed(words: list[str]) -> dict[str, Any]:
 
 
 def _seconds(text: str) -> float:
-    from trainledger.spec.problem import InvalidInput, Problem
-    from trainledger.units import NotAQuantity, parse_seconds
-
     try:
         value = parse_seconds(text)
     except NotAQuantity as error:

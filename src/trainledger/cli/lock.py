@@ -10,7 +10,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from trainledger.cli.arguments import Output, add_count, add_json, print_json, while_waiting
+from trainledger.cli.arguments import add_count, add_json, print_json, while_waiting
+from trainledger.cli.outputs import Output
+from trainledger.regression.check import lock
+from trainledger.regression.lockfile import LOCK, is_a_lock
+from trainledger.report.budget import state, written
+from trainledger.spec.problem import InvalidInput, Problem
 
 _FIELDS = {
     "set": ("SECTION.FIELD=VALUE", "of a run file: change one field; may be repeated"),
@@ -42,7 +47,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--first-step", action="store_true", default=None, help="of a module: the step that makes the optimizer's state"
     )
-    from trainledger.regression.lockfile import is_a_lock
 
     add_lock(parser, action=Output, suffix=".lock", ours=is_a_lock)
     add_json(parser)
@@ -50,32 +54,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def add_lock(parser: argparse.ArgumentParser, **how: Any) -> None:
     """``--lock``: another file than trainledger.lock of the working directory."""
-    from trainledger.regression.lockfile import LOCK
-
     parser.add_argument("--lock", default=LOCK, metavar="FILE", help=f"the lock's file ({LOCK})", **how)
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.regression.check import lock
-
     asked = {name: getattr(args, name) for name in (*_FIELDS, *_NUMBERS, "first_step")}
     fields: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if fields and len(args.target) != 1:
-        from trainledger.spec.problem import InvalidInput, Problem
-
         rule = "says what one target is; name one run file or module with it"
         raise InvalidInput([Problem(f"--{next(iter(fields)).replace('_', '-')}", None, rule)])
     made = lock(args.target, root=Path.cwd(), file=args.lock, fields=fields, say=while_waiting())
     if args.json:
-        from trainledger.report.budget import state
-
         targets = {
             name: {"totals": each.summary.totals, "state": state(made.before.get(name), each)}
             for name, each in made.locked.items()
         }
         print_json({"path": made.path, "targets": targets, "gone": list(made.gone), "notes": list(made.notes)})
     else:
-        from trainledger.report.budget import written
-
         print(written(made))
     return 0

@@ -11,7 +11,14 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from trainledger.cli.arguments import add_json, add_output, add_run, load_run, print_json
+from trainledger.ledger.ledger import summary
+from trainledger.ledger.store import write_ledger
+from trainledger.report.plain_data import run_data
 from trainledger.report.table import table
+from trainledger.spec.calibration import calibration_path, to_device, write_calibration
+from trainledger.spec.plain import check_target, to_plain
+from trainledger.spec.problem import InvalidInput
+from trainledger.spec.runfile import read_table
 from trainledger.units import GIGA, format_count, format_flops, format_flops_per_second, format_nbytes, format_seconds
 
 _MACHINE = """Measure this machine: matmul rates by shape and dtype, memory, attention and overhead, in half a
@@ -43,9 +50,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _is_calibration(path: Path) -> bool:
     """Whether a file holds a calibration, of another version too."""
-    from trainledger.spec.problem import InvalidInput
-    from trainledger.spec.runfile import read_table
-
     try:
         return {"format", "backend"} <= read_table(path).keys()
     except InvalidInput:
@@ -57,9 +61,6 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _measure_machine(args: argparse.Namespace) -> int:
-    from trainledger.spec.calibration import to_device
-    from trainledger.spec.plain import to_plain
-
     calibration, path = measure_and_keep(args.backend, quick=args.quick, output=args.output)
     if args.json:
         device = to_device(calibration)
@@ -79,9 +80,6 @@ def _measure_machine(args: argparse.Namespace) -> int:
 
 def measure_and_keep(backend: str, *, quick: bool = False, output: str | None = None) -> tuple[Calibration, Path]:
     """Measure this machine under a progress bar and write its calibration where forecasts look for it."""
-    from trainledger.spec.calibration import calibration_path, write_calibration
-    from trainledger.spec.plain import check_target
-
     if output is not None:
         check_target(output, "--output")
     with _progress() as tell:
@@ -97,15 +95,10 @@ def measure_and_keep(backend: str, *, quick: bool = False, output: str | None = 
 def _measure_step(args: argparse.Namespace) -> int:
     run = load_run(args)
     if args.output is not None:
-        from trainledger.spec.plain import check_target
-
         check_target(args.output, "--output")
 
     from trainledger.closed_loop import refuse_what_does_not_fit
-    from trainledger.ledger.ledger import summary
-    from trainledger.ledger.store import write_ledger
     from trainledger.measure.step import rehearse_really
-    from trainledger.report.plain_data import run_data
     from trainledger.train.device import find_device
     from trainledger.train.stop import OutOfMemory, memory_told
 

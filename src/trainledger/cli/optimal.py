@@ -9,8 +9,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from trainledger.api.optimal import optimal
 from trainledger.cli.arguments import add_json, add_plot, check_plot_of, while_waiting
+from trainledger.report.optimal import document
+from trainledger.report.show import show
 from trainledger.spec.problem import Problem, nearest_text
+from trainledger.spec.runfile import value_of
 
 _FIELDS = {
     "cluster.device": "device", "cluster.count": "count", "cluster.price_per_device_hour": "price",
@@ -22,8 +26,6 @@ class _Set(argparse.Action):
     """``--set SECTION.FIELD=VALUE``, as other verbs have it, for the fields that an option stands for here too."""
 
     def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
-        from trainledger.spec.runfile import value_of
-
         field, _, text = values.partition("=")
         if option := _FIELDS.get(field.strip()):
             setattr(namespace, option, value_of(None, text.strip()) if text.strip() else None)
@@ -70,10 +72,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.api.optimal import optimal
-    from trainledger.report.optimal import document
-    from trainledger.report.show import show
-
     check_plot_of(args)
     named = {name: value for name, value in vars(args).items() if name not in ("json", "plot")}
     if named["family"] == "none":

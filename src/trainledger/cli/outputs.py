@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainledger.cli.arguments import Output
 from trainledger.spec.problem import InvalidInput, Problem
 
 SOURCES = (".py", ".pyi", ".ipynb", ".toml", ".lock")
 _LARGEST_NBYTES = 2**20  # of a run file whose own files are looked for
 _MOST_TRIED = 1000
+
+
+class Output(argparse.Action):
+    """An argument that names a file to write.
+
+    What is asked for is kept for `outputs.check_outputs`. ``suffix`` is that of what is
+    written; ``ours`` tells a file of source or settings that may be written anew.
+    """
+
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, *, suffix: str, ours: Callable[[Path], bool] | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(option_strings, dest, **options)
+        self.suffix, self.ours = suffix, ours
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.outputs = [*getattr(namespace, "outputs", []), (flag or self.dest, self)]
 
 
 def check_outputs(args: dict[str, Any], outputs: list[tuple[str, Output]]) -> None:

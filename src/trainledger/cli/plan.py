@@ -76,12 +76,12 @@ def execute(args: argparse.Namespace) -> int:
 
 def _served(args: argparse.Namespace) -> int:
     """One forward of the model, of which modules that predict further tokens are no part."""
-    from trainledger.api.questions import inference
+    from trainledger.api.serving import inference
     from trainledger.report import serving
 
     _refuse(args, TRAINING, "is for training; a served model has no MFU: leave it out")
     given: dict[str, Any] = {name: getattr(args, name) for name in SERVING if getattr(args, name) is not None}
-    served = inference(args.run, [*args.set, "model.n_mtp_layers=0"], phase=args.phase, **given)
+    served = inference(args.run, args.set, phase=args.phase, **given)
     show(serving.document(served), as_json=args.json, plot=args.plot)
     return 0
 

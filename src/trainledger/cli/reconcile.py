@@ -6,6 +6,12 @@ import argparse
 import sys
 
 from trainledger.cli.arguments import add_json, add_output
+from trainledger.report.html import NO_PLOTLY, plotly_js
+from trainledger.report.reconciliation import document, write_html
+from trainledger.report.record import read_run
+from trainledger.report.show import show
+from trainledger.spec.plain import check_target
+from trainledger.spec.problem import InvalidInput, Problem
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,13 +25,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from pathlib import Path
-
-    from trainledger.report.html import NO_PLOTLY, plotly_js
-    from trainledger.report.reconciliation import document, write_html
-    from trainledger.report.record import read_run
-    from trainledger.report.show import show
-    from trainledger.spec.plain import check_target
-    from trainledger.spec.problem import InvalidInput, Problem
 
     if not args.run_dir or not Path(args.run_dir).is_dir():
         rule = "is not a directory; trainledger runs lists those there are"

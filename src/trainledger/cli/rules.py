@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 
+from trainledger.api.cost import plan
+from trainledger.api.machine import kernels_of
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
     add_cluster,
@@ -13,6 +15,8 @@ from trainledger.cli.arguments import (
     say_assumed,
     while_searching,
 )
+from trainledger.report.rules import document
+from trainledger.report.show import show
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -22,11 +26,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.api.cost import plan
-    from trainledger.api.machine import kernels_of
-    from trainledger.report.rules import document
-    from trainledger.report.show import show
-
     made = plan(args.run, args.set, progress=while_searching())
     say_assumed(made.run)
     show(document(made, kernels_of(made.run)), as_json=args.json)

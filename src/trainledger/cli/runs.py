@@ -7,6 +7,11 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from trainledger.cli.arguments import add_json, print_json
+from trainledger.report.record import is_run, read_run
+from trainledger.report.table import table
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.runfile import read, run_name
+from trainledger.units import format_nbytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from trainledger.report.record import RunRecord
@@ -22,10 +27,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     from pathlib import Path
-
-    from trainledger.report.record import is_run, read_run
-    from trainledger.report.table import table
-    from trainledger.spec.problem import InvalidInput, Problem
 
     folder = Path(args.dir)
     if not args.dir or (not folder.is_dir() and (args.dir != DEFAULT or folder.exists())):
@@ -76,9 +77,6 @@ def _resume(record: RunRecord) -> str | None:
     from pathlib import Path
     from shlex import join
 
-    from trainledger.spec.problem import InvalidInput
-    from trainledger.spec.runfile import read, run_name
-
     file, folder = record.path / "run.toml", record.path.parent
     if record.state.get("state") not in _BROKEN_OFF or not file.is_file():
         return None
@@ -92,8 +90,6 @@ def _resume(record: RunRecord) -> str | None:
 
 
 def _cells(facts: dict[str, Any]) -> list[str]:
-    from trainledger.units import format_nbytes, format_percent, format_seconds
-
     def shown(name: str, show: Any) -> str:
         return show(facts[name]) if facts[name] is not None else "-"
 

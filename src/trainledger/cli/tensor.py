@@ -13,6 +13,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from trainledger.cli.arguments import add_json, error_json, print_json
+from trainledger.report import tensors as report
+from trainledger.spec.problem import InvalidInput
+from trainledger.tensors.chain import chain, places, read_index
+from trainledger.tensors.tensor import read_tensor
 
 if TYPE_CHECKING:
     from trainledger.tensors.strided import Chain
@@ -29,9 +33,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.report import tensors as report
-    from trainledger.tensors.tensor import read_tensor
-
     one = read_tensor(args.tensor)
     told = report.tensor_to_json(one) if args.json else None
     if args.operations or args.at is not None or args.draw:
@@ -44,11 +45,6 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _chain(args: argparse.Namespace, told: dict[str, Any] | None, alone: str) -> int:
-    from trainledger.report import tensors as report
-    from trainledger.spec.problem import InvalidInput
-    from trainledger.tensors.chain import chain, places, read_index
-    from trainledger.tensors.tensor import read_tensor
-
     chained = chain(read_tensor(args.tensor), args.operations)
     index = None if args.at is None else read_index(args.at)
     found = None if index is None else places(chained, index)
@@ -73,8 +69,6 @@ def _chain(args: argparse.Namespace, told: dict[str, Any] | None, alone: str) ->
 
 
 def _drawings(chained: Chain, every: bool) -> list[str]:
-    from trainledger.report import tensors as report
-
     steps = [("at first", chained.start), *((each.word, each.result) for each in chained.steps)]
     if every:
         return [report.drawing(one, word) for word, one in steps]

@@ -19,6 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainledger import catalog
+from trainledger.api.load import resolve
+from trainledger.cli import DONE, FAILED
 from trainledger.cli.arguments import (
     RUN_OR_MODEL,
     add_count,
@@ -29,8 +32,15 @@ from trainledger.cli.arguments import (
     check_plot_of,
     say_assumed,
 )
+from trainledger.ledger.step import account
+from trainledger.ledger.store import write_ledger
+from trainledger.predict.step import on_device
+from trainledger.report.memory_viz import write_memory_viz
+from trainledger.report.show import show
+from trainledger.report.table import wrapped
 from trainledger.report.traced import LONGEST, SPLITS
 from trainledger.spec.kernels import KERNELS, kernels_of_capability
+from trainledger.spec.plain import check_target
 from trainledger.spec.problem import InvalidInput, Problem
 
 if TYPE_CHECKING:
@@ -96,8 +106,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.spec.plain import check_target
-
     for flag, file in (("--output", args.output), ("--memory-viz", args.memory_viz)):
         if file is not None:
             check_target(file, flag)
@@ -123,7 +131,6 @@ def _warnings_last() -> Iterator[None]:
             yield
         finally:
             if heard:
-                from trainledger.report.table import wrapped
                 from trainledger.trace.recorder.source_lines import shown_file
 
                 sys.stdout.flush()
@@ -133,10 +140,6 @@ def _warnings_last() -> Iterator[None]:
 
 
 def _trace_code(args: argparse.Namespace) -> int:
-    from trainledger import catalog
-    from trainledger.cli import DONE, FAILED
-    from trainledger.predict.step import on_device
-    from trainledger.report.show import show
     from trainledger.report.traced import document
 
     problems = []
@@ -169,12 +172,8 @@ def _trace_code(args: argparse.Namespace) -> int:
 
 
 def _trace_run(args: argparse.Namespace) -> int:
-    from trainledger.api.load import resolve
-    from trainledger.cli import DONE, FAILED
-    from trainledger.ledger.step import account
     from trainledger.measure.step import rehearse
     from trainledger.report.agreement import agree, compare, document
-    from trainledger.report.show import show
 
     given = [name for name, value in _OF_CODE.items() if getattr(args, name) != value]
     if given:
@@ -200,10 +199,6 @@ def _trace_run(args: argparse.Namespace) -> int:
 def _keep(args: argparse.Namespace, ledger: Ledger) -> None:
     """Write the files that were asked for."""
     if args.output:
-        from trainledger.ledger.store import write_ledger
-
         write_ledger(ledger, args.output)
     if args.memory_viz:
-        from trainledger.report.memory_viz import write_memory_viz
-
         write_memory_viz(ledger, args.memory_viz)

@@ -8,6 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainledger.cli.arguments import add_json, add_run, load_run, print_json
+from trainledger.predict.roofline import NoRate
+from trainledger.predict.utilization import mfu, step_peak
+from trainledger.report.reconciliation import document, write_html
+from trainledger.report.record import read_run
+from trainledger.report.terminal import text
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.runfile import run_name
 from trainledger.units import format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -34,8 +41,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     run = load_run(args)
 
-    from trainledger.spec.runfile import run_name
-
     run_dir = Path(args.dir) / run_name(run)
     if args.resume:
         _refuse_if_not_begun(run, run_dir)
@@ -51,7 +56,6 @@ def execute(args: argparse.Namespace) -> int:
 
 def _refuse_if_not_begun(run: Run, run_dir: Path) -> None:
     """Raise `InvalidInput` where there is nothing to resume, naming the begun run that is nearest to this one."""
-    from trainledger.spec.problem import InvalidInput, Problem
     from trainledger.train.run_directory import is_begun, nearest_begun
 
     if is_begun(run_dir):
@@ -70,9 +74,6 @@ def _refuse_if_not_begun(run: Run, run_dir: Path) -> None:
 def train_and_reconcile(run: Run, run_dir: Path, *, resume: bool) -> tuple[int, dict[str, Any]]:
     """The exit code, and what there is to tell: the end of the run, and forecast beside measurement."""
     from trainledger.closed_loop import run_closed_loop
-    from trainledger.report.reconciliation import document, write_html
-    from trainledger.report.record import read_run
-    from trainledger.report.terminal import text
     from trainledger.train.metrics import TensorBoard
     from trainledger.train.progress import Progress
     from trainledger.train.stop import Stopped
@@ -98,8 +99,6 @@ def train_and_reconcile(run: Run, run_dir: Path, *, resume: bool) -> tuple[int, 
 def _mfu(run: Run) -> Callable[[float], float] | None:
     """Seconds per step to MFU, where the peak of the device that trains is known."""
     from trainledger.closed_loop import closed_form, machine_on
-    from trainledger.predict.roofline import NoRate
-    from trainledger.predict.utilization import mfu, step_peak
     from trainledger.train.device import find_device
 
     device = find_device(run.cluster.backend)
