@@ -382,6 +382,69 @@ def test_taking_the_nearest_values_mends_a_file(d_model, n_heads, n_kv_heads, po
     parse(sections)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["model.n_heads=8"], "model.n_heads = 8: unknown field of [model]; nearest that works: "
+         "model.attention.n_heads"),
+        (["model.rope_theta=5"], "model.rope_theta = 5: unknown field of [model]; nearest that works: "
+         "model.positions.theta"),
+        (["model.attention_bias=true"], "model.attention_bias = true: unknown field of [model]; nearest that works: "
+         "model.attention.bias"),
+        (["model.attention.windw=5"], "model.attention.windw = 5: unknown field of [model.attention]; nearest that "
+         "works: model.attention.window"),
+        (["model.positions=alibi", "model.positions.theta=5"], "model.positions.theta = 5: belongs to rope, and "
+         "model.positions is alibi; nearest that works: model.positions = rope"),
+        (["model.positions=ropes"], "model.positions = 'ropes': must be one of rope, learned, alibi, none; nearest "
+         "that works: rope"),
+        (["model.attention=3"], "model.attention = 3: must be a table of fields, or one of multi-head, latent"),
+        (["model.feed_forward=experts"], "model.feed_forward.n_experts: is missing (experts of a layer)"),
+        (["recipe.precision=fp8"], "recipe.precision = 'fp8': is several things: fp8-tensorwise, fp8-rowwise, "
+         "fp8-block, fp8-tensorwise-sharded, fp8-rowwise-sharded, fp8-block-sharded; nearest that works: "
+         "fp8-tensorwise"),
+    ],
+)  # fmt: skip
+def test_a_wrong_path_of_a_part_is_one_sentence(overrides, sentence):
+    assert refusal(table(), overrides) == [sentence]
+
+
+def test_another_kind_keeps_what_it_shares():
+    wide = table({"feed_forward.d_ff": 96, "feed_forward.bias": True, "feed_forward.activation": "gelu"})
+    run = parse(wide, ["model.feed_forward=experts", "model.feed_forward.n_experts=4", "model.norm=layernorm"])
+    mlp = run.model.feed_forward
+    assert (mlp.kind, mlp.d_ff, mlp.bias, mlp.activation, mlp.n_experts) == ("experts", 96, True, "gelu", 4)
+    assert parse(resolved(run), ["model.feed_forward=dense"]).model.feed_forward.d_ff == 96
+    assert parse(resolved(run), ["model.feed_forward.router.scores=sigmoid"]).model.experts.router.scores == "sigmoid"
+
+
+def test_a_part_is_written_short_or_as_a_table_beside_a_preset():
+    preset = {"attention": {"n_heads": 4, "n_kv_heads": 2}, "feed_forward": {"d_ff": 64}, "name": "p"}
+    presets = {"p": {**{name: MODEL[name] for name in ("vocab_size", "d_model", "n_layers", "max_seq_len")}, **preset}}
+    text = '[model]\npreset = "p"\npositions = "alibi"\nattention.qk_norm = "head"\n[model.feed_forward]\nbias = true\n'
+    run = parse({**parse_toml(text), "recipe": RECIPE}, presets=presets.__getitem__)
+    assert (run.model.positions.kind, run.model.attention.n_kv_heads) == ("alibi", 2)
+    assert (run.model.attention.qk_norm, run.model.feed_forward.d_ff, run.model.feed_forward.bias) == ("head", 64, True)
+    without = parse({**parse_toml(text), "recipe": RECIPE}, ["model.attention.n_kv_heads=none"], presets=presets.get)
+    assert without.model.attention.n_kv_heads is None
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"zero_optimization": {"stage": 2}, "train_batch_size": 32, "bf16": {"enabled": True}},
+         "run file: is a config of DeepSpeed, not a run file; nearest that works: --set layout.zero=2 "
+         "--set recipe.global_batch=32 --set recipe.precision=bf16 --set recipe.master_weights=true"),
+        ({"job": {}, "model": {"flavor": "8B"}, "training": {"seq_len": 8192}, "parallelism":
+          {"tensor_parallel_degree": 8}}, "run file: is a config of torchtitan, not a run file; nearest that works: "
+         "--set recipe.seq_len=8192 --set layout.tensor=8"),
+        ({"zero_optimization": 5, "train_batch_size": "x"}, "run file: is a config of DeepSpeed, not a run file; "
+         "nearest that works: trainledger init"),
+    ],
+)  # fmt: skip
+def test_a_config_of_another_program_is_recognized(content, sentence):
+    assert refusal(content) == [sentence]
+
+
 # Files
 
 

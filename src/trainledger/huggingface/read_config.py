@@ -17,6 +17,7 @@ from trainledger.huggingface.layers import read_windows
 from trainledger.huggingface.llamas import LLAMAS
 from trainledger.huggingface.reading import Reading, canonical, read_tables
 from trainledger.huggingface.rope import read_rope
+from trainledger.spec.foreign import foreign_problem
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.problem import InvalidInput, Problem
@@ -80,6 +81,8 @@ def refuse_all(found: list[Problem], where: str) -> NoReturn:
 
 def read(config: Mapping[str, Any], where: str = "config.json") -> tuple[Reading, ModelSpec]:
     """The spec of a config.json, and beside it what the spec does not hold."""
+    if (foreign := foreign_problem(config)) is not None:
+        raise InvalidInput([replace(foreign, field="model.config")], where)
     told: list[str] = []
     unheld: list[Problem] = []
     if isinstance(config.get("model_type"), str) and config["model_type"] in _TEXT_OF:

@@ -10,11 +10,12 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import Field
+from dataclasses import Field, replace
 from typing import Any
 
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.data import DataSpec
+from trainledger.spec.foreign import foreign_problem
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import KIND, explicit, fields_of, merged
@@ -71,6 +72,8 @@ def parse(
     config.json; fields written beside them win. ``devices`` and ``networks`` raise InvalidInput for a device
     and a network that are unknown. Raises InvalidInput with every problem.
     """
+    if isinstance(table, Mapping) and (foreign := foreign_problem(table)) is not None:
+        raise InvalidInput([replace(foreign, field="run file")], where)
     problems: list[Problem] = []
     sections = _sections(table, problems)
     _override(sections, overrides, problems)

@@ -166,6 +166,9 @@ def _text(value: Any, choices: tuple[str, ...] | None) -> str:
     if not isinstance(value, str):
         raise Broken("must be a text in quotes")
     if choices is not None and value not in choices:
+        several = [each for each in choices if each.startswith(f"{value}-")]
+        if len(several) > 1:
+            raise Broken(f"is several things: {', '.join(several)}", several[0])
         raise Broken(f"must be one of {', '.join(choices)}", nearest_text(value, choices))
     if not value.strip() or "\0" in value:
         raise Broken("must not be empty" if "\0" not in value else "must not hold a NUL character")
