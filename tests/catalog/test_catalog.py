@@ -255,11 +255,7 @@ def test_every_file_names_its_source_and_date_and_nothing_unknown(path):
             "model.preset = 'llama-3-8': is not in the catalog; nearest that works: llama-3-8b",
         ),
         (catalog.model, "GTP2", "model.preset = 'GTP2': is not in the catalog; nearest that works: gpt2"),
-        (catalog.device, "H100", "(h100-nvl, h100-pcie, h100-sxm, h100-sxm-96gb-500w); nearest that works: h100-sxm"),
-        (catalog.device, "h100", "(h100-nvl, h100-pcie, h100-sxm, h100-sxm-96gb-500w); nearest that works: h100-sxm"),
-        (catalog.device, "a100", "nearest that works: a100-sxm-80gb"),
         (catalog.device, "a100-pcie", "(a100-pcie-40gb, a100-pcie-80gb); nearest that works: a100-pcie-40gb"),
-        (catalog.device, "v100", "nearest that works: v100-sxm-32gb"),
         (catalog.device, "zx81", "cluster.device = 'zx81': is not in the catalog (a100-pcie-40gb, "),
     ],
 )
@@ -267,6 +263,14 @@ def test_an_unknown_name_brings_the_nearest(ask, wanted, sentence):
     with pytest.raises(InvalidInput) as caught:
         ask(wanted)
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [("H100", "h100-sxm"), ("h100", "h100-sxm"), ("a100", "a100-sxm-80gb"), ("v100", "v100-sxm-32gb")],
+)
+def test_a_device_without_its_variant_is_the_usual_one(name, variant):
+    assert catalog.device(name).name == variant
 
 
 def test_names_are_found_in_upper_case_as_well():

@@ -156,7 +156,7 @@ def test_formulas_give_what_their_numbers_give(way: dict[str, Any]) -> None:
     ],
 )
 def test_what_does_not_go_together_is_said(model: dict[str, Any], recipe: dict[str, Any], sentence: str) -> None:
-    run = Run(model=replace(SPEC, **model), recipe=replace(RECIPE, **recipe))
+    run = Run(model=with_fields(SPEC, model), recipe=replace(RECIPE, **recipe))
     (problem,) = run_problems(run)
     assert sentence in str(problem.rule)
 

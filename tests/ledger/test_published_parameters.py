@@ -91,7 +91,7 @@ def spec_of(row: dict[str, str]) -> ModelSpec:
             "d_model": int(row["d_model"]),
             "n_layers": int(row["n_layers"]),
             "attention.n_heads": int(row["n_heads"]),
-            "attention.n_kv_heads": int(row["n_kv_heads"]),
+            "attention.n_kv_heads": None if latent else int(row["n_kv_heads"]),
             "feed_forward.d_ff": int(row["d_ff"]),
             "max_seq_len": number(row["max_learned_pos"]) or 4096,
             "tie_embeddings": row["tied"] == "1",

@@ -42,7 +42,7 @@ def llama_specs(draw):
     kv_heads, ratio = draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([1, 2, 4]))
     heads = kv_heads * ratio
     width = heads * draw(st.sampled_from([2, 4, 6, 10]))
-    scaling = draw(st.sampled_from([{}, {"rope_factor": 8.0, "rope_original_seq_len": 16}]))
+    scaling = draw(st.sampled_from([{}, {"positions.scaling.factor": 8.0, "positions.scaling.original_seq_len": 16}]))
     return from_fields(
         ModelSpec,
         {
