@@ -193,14 +193,7 @@ FALCON = Family(
     allowed={"apply_residual_connection_post_layernorm": (False,)},
     aliases={"hidden_size": "n_embed"},
     reads=frozenset(
-        {
-            "new_decoder_architecture",
-            "multi_query",
-            "parallel_attn",
-            "num_ln_in_parallel_attn",
-            "bias",
-            "alibi",
-        }
+        {"new_decoder_architecture", "multi_query", "parallel_attn", "num_ln_in_parallel_attn", "bias", "alibi"}
     ),
     read=_read_falcon,
     write=_write_falcon,

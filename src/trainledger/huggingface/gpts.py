@@ -159,14 +159,7 @@ OPT = Family(
     always=GPT | {"norm.eps": 1e-5, "positions": "learned", "positions.extra_rows": 2},
     defaults={"feed_forward.activation": "relu", "tie_embeddings": True},
     allowed={"_remove_final_layer_norm": (False,), "layerdrop": (0.0, 0)},
-    reads=frozenset(
-        {
-            "do_layer_norm_before",
-            "enable_bias",
-            "layer_norm_elementwise_affine",
-            "word_embed_proj_dim",
-        }
-    ),
+    reads=frozenset({"do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine", "word_embed_proj_dim"}),
     theta=None,
     read=_read_opt,
     write=_write_opt,

@@ -23,16 +23,7 @@ _OF_TYPE = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL),
-    "yarn": (
-        "factor",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-        _ORIGINAL,
-    ),
+    "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", _ORIGINAL),
     "longrope": ("factor", "attention_factor", "short_factor", "long_factor", _ORIGINAL),
 }
 _BETA = {"beta_slow": 1.0, "beta_fast": 32.0}

@@ -33,10 +33,7 @@ def commented(
     """
     lines = ["# A run file of trainledger: what differs from the defaults."]
     if every:
-        lines = [
-            "# A run file of trainledger. Lines that begin with # are not read: they show",
-            "# the defaults.",
-        ]
+        lines = ["# A run file of trainledger. Lines that begin with # are not read: they show", "# the defaults."]
     lines.append('# Quantities may be written as text: "15T" tokens, "80GB"; none means no value.')
     for section, cls in SECTIONS.items():
         given = table.get(section, {})
