@@ -174,11 +174,9 @@ def test_what_transformers_saved_is_imported_with_equal_logits_and_exported_with
             rms_norm_eps=spec.norm.eps,
             rope_parameters=rope,
             tie_word_embeddings=spec.tie_embeddings,
-            **{
-                "attention.head_dim": spec.head_size,
-                "attention.bias": spec.attention.bias,
-                "feed_forward.bias": spec.feed_forward.bias,
-            },
+            head_dim=spec.head_size,
+            attention_bias=spec.attention.bias,
+            mlp_bias=spec.feed_forward.bias,
         )
     else:
         theirs = theirs_from(

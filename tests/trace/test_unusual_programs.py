@@ -135,8 +135,8 @@ def spectra() -> Any:
     model, window = nn.Linear(65, 65), torch.hann_window(128)
 
     def loss_of(x: Tensor, window: Tensor) -> Tensor:
-        z = torch.stft(x, 128, 64, return_complex=True, **{"attention.window": window})
-        return mean(torch.istft(z * model(z.abs().mT).mT, 128, 64, **{"attention.window": window}))
+        z = torch.stft(x, 128, 64, return_complex=True, window=window)
+        return mean(torch.istft(z * model(z.abs().mT).mT, 128, 64, window=window))
 
     return model, loss_of, (torch.randn(4, 2048), window)
 
