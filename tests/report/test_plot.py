@@ -22,15 +22,15 @@ BROWSER = next((each for each in ("chromium", "chromium-browser", "google-chrome
 needs_plotly = pytest.mark.skipif(html_module.plotly_js() is None, reason="plotly is not installed")
 
 
-def _bars(title: str = "") -> Figure:
-    bars = {"type": "bar", "orientation": "h", "x": [1, 2], "y": ["napkin", "attention </script>"]}
-    return {"data": [bars], "layout": arranged(title, "days")}
+def _dots(title: str = "") -> Figure:
+    dots = {"type": "scatter", "x": [1, 2], "y": ["napkin", "attention </script>"]}
+    return {"data": [dots], "layout": arranged(title, "days")}
 
 
 @needs_plotly
 def test_a_page_holds_every_figure_and_fetches_nothing(tmp_path: Path) -> None:
     where = tmp_path / "out.html"
-    assert write_plot({"First": _bars(), "Second": _bars("Own title")}, where, title="a <run>") == f"Written to {where}"
+    assert write_plot({"First": _dots(), "Second": _dots("Own title")}, where, title="a <run>") == f"Written to {where}"
     page = where.read_text()
     assert "<h1>a &lt;run&gt;</h1>" in page
     assert "<h2>First</h2>" in page
@@ -46,7 +46,7 @@ def test_a_page_holds_every_figure_and_fetches_nothing(tmp_path: Path) -> None:
 def test_a_browser_draws_every_figure_of_the_page(tmp_path: Path) -> None:
     assert BROWSER is not None
     where = tmp_path / "out.html"
-    write_plot({"First": _bars(), "Second": _bars("Own title")}, where, title="a run")
+    write_plot({"First": _dots(), "Second": _dots("Own title")}, where, title="a run")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--virtual-time-budget=8000"]
     command = [BROWSER, *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", where.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
@@ -59,7 +59,7 @@ def test_a_browser_draws_every_figure_of_the_page(tmp_path: Path) -> None:
 @needs_plotly
 def test_no_setting_of_the_page_sends_a_chart_anywhere(tmp_path: Path) -> None:
     where = tmp_path / "out.html"
-    write_plot({"First": _bars()}, where, title="a run")
+    write_plot({"First": _dots()}, where, title="a run")
     held = re.search(r'<script type="application/json" id="config">(.*?)</script>', where.read_text(), re.S)
     assert held is not None
     config = json.loads(held[1])
@@ -77,7 +77,7 @@ def test_the_tool_bar_has_no_button_that_sends(tmp_path: Path, monkeypatch: pyte
 
 
 def _tool_bar(tmp_path: Path) -> str:
-    write_plot({"First": _bars()}, tmp_path / "out.html", title="a run")
+    write_plot({"First": _dots()}, tmp_path / "out.html", title="a run")
     return _shown(tmp_path, 1280).partition('class="modebar-container"')[2].partition("</figure>")[0]
 
 
@@ -125,8 +125,8 @@ def test_images_hold_a_figure_each_and_it_is_said_which(tmp_path: Path, suffix: 
     if BROWSER is None:
         pytest.skip("no Chromium or Chrome here, so no image was drawn")
     where = tmp_path / f"out.{suffix}"
-    keyed = _bars() | {"layout": arranged(meta={"key": ["what one is"]})}
-    told = write_plot({"First": _bars(), "Second": keyed}, where, title="a run")
+    keyed = _dots() | {"layout": arranged(meta={"key": ["what one is"]})}
+    told = write_plot({"First": _dots(), "Second": keyed}, where, title="a run")
     files = [where, tmp_path / f"out-2.{suffix}"]
     assert " ".join(told.split()) == f"Written to {files[0]} (First) Written to {files[1]} (Second)"
     first, second = (each.read_bytes() for each in files)
@@ -184,7 +184,7 @@ def test_without_a_browser_the_sentence_says_so_and_no_file_is_left(
 
     monkeypatch.setattr(kaleido, "calc_fig_sync", none_found)
     with pytest.raises(InvalidInput, match=r"is drawn by a Chromium, Chrome or Edge, and none was found"):
-        write_plot({"First": _bars()}, tmp_path / "out.png", title="a run")
+        write_plot({"First": _dots()}, tmp_path / "out.png", title="a run")
     assert os.listdir(tmp_path) == []
 
 
@@ -202,7 +202,7 @@ def test_the_flag_writes_and_tells_on_standard_error(tmp_path: Path, capsys: pyt
     parser = argparse.ArgumentParser()
     add_plot(parser)
     args = parser.parse_args(["--plot", str(tmp_path / "out.html")])
-    write_plot_of(args, {"First": _bars()}, "a run")
+    write_plot_of(args, {"First": _dots()}, "a run")
     assert capsys.readouterr() == ("", f"Written to {tmp_path / 'out.html'}\n")
 
 

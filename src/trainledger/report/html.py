@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainledger.document import Bars, Code, Document, Facts, Figure, Items, Part, Table, Terms, Text, shown
 from trainledger.report.style import COLOURS, key_of, untitled
+from trainledger.report.svg import svg
 from trainledger.spec.plain import finite
 from trainledger.units import format_percent
 
@@ -138,7 +139,9 @@ def _signed(amount: int, unit: str) -> str:
 
 def page(title: str, parts: Sequence[str], drawn: Mapping[str, Figure]) -> str:
     """A page that opens offline: parts of HTML, then figures under their titles (or a sentence without plotly)."""
-    plotly = plotly_js() if drawn else None
+    drawings = {name: svg(each) for name, each in drawn.items()}  # bars need no scripts; all else is Plotly's
+    interactive = [name for name, each in drawings.items() if each is None]
+    plotly = plotly_js() if interactive else None
     lines = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
@@ -146,17 +149,20 @@ def page(title: str, parts: Sequence[str], drawn: Mapping[str, Figure]) -> str:
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
         *parts,
     ]
-    if drawn and plotly is None:
+    if interactive and plotly is None:
         lines.append(f'<p class="note">{escape(NO_PLOTLY)}</p>')
-    elif plotly is not None:
-        for at, (name, figure) in enumerate(drawn.items()):
-            own = figure["layout"].get("title", {}).get("text") or name
-            heading = "" if own == title else f"<h2>{escape(own)}</h2>"
-            named = "".join(f"<li>{escape(each)}</li>" for each in key_of(figure["layout"]))
-            key = f"<figcaption><ol>{named}</ol></figcaption>" if named else ""
-            lines.append(f'{heading}<figure><div id="figure-{at}"></div>{key}</figure>')
+    for name, figure in drawn.items():
+        if drawings[name] is None and plotly is None:
+            continue
+        own = figure["layout"].get("title", {}).get("text") or name
+        heading = "" if own == title else f"<h2>{escape(own)}</h2>"
+        named = "".join(f"<li>{escape(each)}</li>" for each in key_of(figure["layout"]))
+        key = f"<figcaption><ol>{named}</ol></figcaption>" if named else ""
+        drawing = drawings[name] or f'<div id="figure-{interactive.index(name)}"></div>'
+        lines.append(f"{heading}<figure>{drawing}{key}</figure>")
+    if plotly is not None:
         lines.append(f"<script>{plotly}</script>")
-        without_titles = [each | {"layout": untitled(each["layout"])} for each in drawn.values()]
+        without_titles = [drawn[name] | {"layout": untitled(drawn[name]["layout"])} for name in interactive]
         for name, held in (("figures", without_titles), ("config", CONFIG)):
             lines.append(f'<script type="application/json" id="{name}">{_embedded(held)}</script>')
         lines.append(f"<script>{_SCRIPT}</script>")
