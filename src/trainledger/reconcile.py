@@ -1,4 +1,4 @@
-"""Forecast beside measurement: how far apart, where the difference sits, and the rest that nothing explains.
+"""Forecast and measurement: how far apart, which part differs, and the rest that nothing explains.
 
 For every quantity the differences of its parts and the unexplained rest sum to measured - predicted, exactly.
 """
@@ -81,7 +81,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Reconciliation(Answer, report="reconciliation"):
-    """All quantities of a run, forecast beside measurement."""
+    """All quantities of a run, forecast and measurement."""
 
     rows: tuple[Row, ...]
     device: str = ""

@@ -147,11 +147,11 @@ def test_the_note_behind_a_long_name_of_a_figure_has_a_line_of_its_own(tmp_path:
 
     where = str(tmp_path / ("a" * 60 + ".png"))
     names = ["Where 7.366 days go", "Memory of the heaviest device over one step (it does NOT fit)"]
-    told = plot.told({where: names[0], f"{where[:-4]}-2.png": names[1]}).splitlines()
+    told = plot.written({where: names[0], f"{where[:-4]}-2.png": names[1]}).splitlines()
     assert told[::2] == [f"Written to {where}", f"Written to {where[:-4]}-2.png"]
     assert told[1::2] == [f"({each})" for each in names]
-    assert plot.told({"p.svg": "Loss", "p-2.svg": "Time"}) == "Written to p.svg (Loss)\nWritten to p-2.svg (Time)"
-    assert plot.told({"p.svg": "Loss"}) == "Written to p.svg"
+    assert plot.written({"p.svg": "Loss", "p-2.svg": "Time"}) == "Written to p.svg (Loss)\nWritten to p-2.svg (Time)"
+    assert plot.written({"p.svg": "Loss"}) == "Written to p.svg"
 
 
 def test_the_waiting_line_of_the_searches_is_that_of_the_arguments() -> None:

@@ -149,7 +149,7 @@ def _parts_data(parts: tuple[Part, ...]) -> dict[str, Any]:
 
 
 def figures(found: Comparison, names: Sequence[str] = _NAMES) -> dict[str, Figure]:
-    """The causes of the time and the categories of memory, a beside b, by title."""
+    """The causes of the time and the categories of memory, a and b, by title."""
     drawn = {}
     if found.times:
         largest = max(sum(each.a for each in found.times), sum(each.b for each in found.times)) * _NANO

@@ -15,7 +15,7 @@ from trainledger.spec.plain import finite
 from trainledger.units import format_percent
 
 NO_PLOTLY = "Figures need the web extra: pip install 'trainledger[web]'"
-# Nothing may be fetched, whatever stands in the data: the browser itself is told so.
+# Nothing may be fetched, whatever stands in the data: the policy tells the browser.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 _STYLE = """
@@ -163,8 +163,8 @@ def page(title: str, parts: Sequence[str], drawn: Mapping[str, Figure]) -> str:
     if plotly is not None:
         lines.append(f"<script>{plotly}</script>")
         without_titles = [drawn[name] | {"layout": untitled(drawn[name]["layout"])} for name in interactive]
-        for name, held in (("figures", without_titles), ("config", CONFIG)):
-            lines.append(f'<script type="application/json" id="{name}">{_embedded(held)}</script>')
+        for name, content in (("figures", without_titles), ("config", CONFIG)):
+            lines.append(f'<script type="application/json" id="{name}">{_embedded(content)}</script>')
         lines.append(f"<script>{_SCRIPT}</script>")
     return "\n".join([*lines, "</body></html>\n"])
 
@@ -178,9 +178,9 @@ def plotly_js() -> str | None:
     return path.read_text(encoding="utf-8") if path.exists() else None
 
 
-def _embedded(held: object) -> str:
+def _embedded(content: object) -> str:
     """JSON that cannot end the script element it stands in, and that every browser reads."""
-    return json.dumps(finite(held), allow_nan=False).replace("<", "\\u003c")
+    return json.dumps(finite(content), allow_nan=False).replace("<", "\\u003c")
 
 
 def paragraphs(sentences: Sequence[str]) -> list[str]:

@@ -25,7 +25,7 @@ _MOST_UNROLLED = 40_000  # operations that loops are written out to
 _SCALES = ((GIGA, "GB"), (MEGA, "MB"), (KILO, "kB"), (1.0, "bytes"))
 _TICKS = 6
 _BANDS = ("rgba(0,0,0,0.045)", "rgba(0,0,0,0)")
-_NEAR = 2  # what a device gives is drawn up to so many times the peak
+_NEAR = 2  # usable memory is drawn up to so many times the peak
 _PART_OF = {"recompute": "backward"}  # phases that alternate with another within one stretch of the step
 
 
@@ -43,13 +43,13 @@ def memory_figure(ledger: Ledger) -> Figure:
 def memory_lanes(sides: Sequence[tuple[str, Ledger]], usable_nbytes: int | None = None) -> Figure:
     """The same of several ledgers, by name, one above the other on one scale.
 
-    ``usable_nbytes`` is what the device gives: a line, unless all is far below it.
+    ``usable_nbytes`` is the memory of the device: a line, unless all is far below it.
     """
     lanes = [lane_of(ledger) for _, ledger in sides]
     highest = max(each.totals[each.peak] for each in lanes)
     scale, unit = next((each for each in _SCALES if highest >= each[0]), _SCALES[-1])
-    gives = usable_nbytes if usable_nbytes is not None and usable_nbytes <= _NEAR * highest else None
-    top = 1.3 * max(highest, gives or 0) / scale
+    usable = usable_nbytes if usable_nbytes is not None and usable_nbytes <= _NEAR * highest else None
+    top = 1.3 * max(highest, usable or 0) / scale
     layout = arranged(height=380 if len(lanes) == 1 else 80 + 240 * len(lanes), hovermode="x unified")
     layout["annotations"] = []
     data = []
@@ -91,17 +91,17 @@ def memory_lanes(sides: Sequence[tuple[str, Ledger]], usable_nbytes: int | None 
         _draw_phases(layout, lane, axis)
         _draw_gaps(layout, lane, axis)
         layout["annotations"].append(_peak_mark(lane, axis, scale))
-        if gives is not None:
-            mark(layout, "h", gives / scale, f"{format_nbytes(gives)} usable", axis)
+        if usable is not None:
+            mark(layout, "h", usable / scale, f"{format_nbytes(usable)} usable", axis)
     every = max(each.every for each in lanes)
-    told = ["operations of one optimizer step" + (f" (each point the highest of {every})" if every > 1 else "")]
+    notes = ["operations of one optimizer step" + (f" (each point the highest of {every})" if every > 1 else "")]
     alike = len({each.peak_text for each in lanes}) == 1
     peaks = [
         f"peak{'' if alike else f' {name}'}: {each.peak_text}" for (name, _), each in zip(sides, lanes, strict=True)
     ]
-    told += dict.fromkeys(peaks)
-    told += [f"PARTIAL: {each.partial}" for _, each in sides if each.partial]
-    below = "<br>".join(folded(escape(each)) for each in told)
+    notes += dict.fromkeys(peaks)
+    notes += [f"PARTIAL: {each.partial}" for _, each in sides if each.partial]
+    below = "<br>".join(folded(escape(each)) for each in notes)
     layout[f"xaxis{len(lanes) if len(lanes) > 1 else ''}"]["title"] = {"text": below, "standoff": 10}
     return {"data": data, "layout": layout}
 
@@ -111,7 +111,7 @@ def memory_timeline(
 ) -> Figure | None:
     """Live bytes over the operations of a step, stacked by category: the prediction above the measurement.
 
-    ``usable_nbytes`` is what the device gives, where that is known.
+    ``usable_nbytes`` is the memory of the device, where that is known.
     """
     sides = [(name, each) for name, each in (("predicted", predicted), ("measured", measured)) if each is not None]
     return memory_lanes(sides, usable_nbytes) if sides else None

@@ -82,14 +82,14 @@ def _device(lives: Sequence[TensorLife], device: int, n_entries: int) -> tuple[l
     for at in range(-1, n_entries):
         for each in born[at]:
             segment = resident if at < 0 else step
-            told = frames.of(each)
-            address = segment.place(each, told)
-            events.append(_event("alloc", address, each, told, at))
+            frame = frames.of(each)
+            address = segment.place(each, frame)
+            events.append(_event("alloc", address, each, frame, at))
         for each in died[at]:
             segment = resident if each.born < 0 else step
-            address, told = segment.release(each)
-            events.append(_event("free_requested", address, each, told, at))
-            events.append(_event("free_completed", address, each, told, at))
+            address, frame = segment.release(each)
+            events.append(_event("free_requested", address, each, frame, at))
+            events.append(_event("free_completed", address, each, frame, at))
     used = [each for each in (resident, step) if each.total_nbytes]
     grown = [_segment_event(each) for each in used]
     # The viewer colours by category where there is one, and then wants one of this name among them.
@@ -139,7 +139,7 @@ class _Segment:
     def __init__(self, address: int) -> None:
         self.address = address
         self._end = 0  # offsets from here on were never used
-        self._gaps: list[tuple[int, int]] = []  # (offset, nbytes) below the end, in order, none beside another
+        self._gaps: list[tuple[int, int]] = []  # (offset, nbytes) below the end, in order, none next to another
         self._blocks: dict[int, tuple[int, TensorLife, list[Record]]] = {}
 
     @property
@@ -160,7 +160,7 @@ class _Segment:
         return self.address + offset
 
     def release(self, life: TensorLife) -> tuple[int, list[Record]]:
-        """The address that a tensor had; its room becomes a gap, joined with those beside it."""
+        """The address that a tensor had; its room becomes a gap, joined with its neighbours."""
         offset, _, frames = self._blocks.pop(id(life))
         start, end = offset, offset + _rounded(life.nbytes, _ALIGNED)
         at = bisect_left(self._gaps, (start, 0))

@@ -114,7 +114,7 @@ def _alike(lives: Iterable[TensorLife], ledger: Ledger) -> list[LiveTensors]:
             each.line, until, each.born < 0,
         )  # fmt: skip
         groups.setdefault(key, []).append(each)
-    held = [
+    groups_of = [
         LiveTensors(
             len(group), sum(each.nbytes for each in group), category, dtype, shape,
             _common([each.name for each in group]), _common([each.path for each in group]), phase, line,
@@ -122,7 +122,7 @@ def _alike(lives: Iterable[TensorLife], ledger: Ledger) -> list[LiveTensors]:
         )
         for (_, category, dtype, shape, _, _, phase, line, until, _), group in groups.items()
     ]  # fmt: skip
-    return sorted(held, key=lambda each: -each.nbytes)
+    return sorted(groups_of, key=lambda each: -each.nbytes)
 
 
 def _common(paths: list[str]) -> str:

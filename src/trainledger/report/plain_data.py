@@ -20,8 +20,8 @@ Shape = Mapping[type, Sequence[str]]
 def plain(value: Any, more: Shape | None = None, less: Shape | None = None) -> Any:
     """A value as JSON takes it: dataclasses as dicts of their fields, exact fractions as numbers, no ledgers.
 
-    Of a class, ``more`` names properties that are told as well, and ``less`` fields that are not. A run is told by its
-    sections (`run_data`).
+    Of a class, ``more`` names properties that are included, and ``less`` fields that are left out. A run is given by
+    its sections (`run_data`).
 
     >>> from trainledger.predict.waterfall import Bar
     >>> plain((Bar("data", 2 * 10**9), Fraction(4, 2)), more={Bar: ["seconds"]})

@@ -52,7 +52,7 @@ def write_plot(
 ) -> str:
     """Write figures, by title, to out.html (nothing fetched), or one by one to out.png, out-2.png and so on, or .svg.
 
-    ``about`` are sentences that a page has above them. The sentence that says what was written (`told`). Raises
+    ``about`` are sentences that a page has above them. The sentence that says what was written (`written`). Raises
     InvalidInput as `check_plot` does, and where there is no browser to draw an image.
 
     >>> write_plot({}, "out.gif", title="a run")
@@ -68,20 +68,20 @@ def write_plot(
     suffix = ending.lower()
     if suffix == ".html":
         replace_file(where, page(title, [f"<h1>{escape(title)}</h1>", *paragraphs(about)], figures).encode())
-        return told({where: ""})
+        return written({where: ""})
     files = {where if at == 1 else f"{stem}-{at}{ending}": name for at, name in enumerate(figures, 1)}
     for each in files:
         check_target(each, field)
     images = {file: _image(name, figures[name], suffix[1:], where, field) for file, name in files.items()}
     for file, image in images.items():
         replace_file(file, image)
-    return told(files)
+    return written(files)
 
 
-def told(files: Mapping[str, str]) -> str:
+def written(files: Mapping[str, str]) -> str:
     """That files were written, each with the figure it holds where there are several, a line each.
 
-    >>> print(told({"out.png": "Time", "out-2.png": "Memory"}))
+    >>> print(written({"out.png": "Time", "out-2.png": "Memory"}))
     Written to out.png (Time)
     Written to out-2.png (Memory)
     """
@@ -137,8 +137,8 @@ def _on_white(name: str, figure: Figure) -> Figure:
         layout["height"] += room
         layout["margin"] = layout["margin"] | {"b": layout["margin"]["b"] + room}
         below = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": 0, "yanchor": "top", "yshift": -55}
-        told = {"text": "<br>".join(escape(each) for lines in key for each in lines), "align": "left"}
-        layout["annotations"] = [*layout.get("annotations", ()), below | told | {"showarrow": False, "font": _SMALL}]
+        named = {"text": "<br>".join(escape(each) for lines in key for each in lines), "align": "left"}
+        layout["annotations"] = [*layout.get("annotations", ()), below | named | {"showarrow": False, "font": _SMALL}]
     layout = titled(layout, title)
     drawn: Figure = finite({"data": figure["data"], "layout": layout})
     return drawn

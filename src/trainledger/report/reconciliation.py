@@ -1,4 +1,4 @@
-"""The document of a run directory or a reconciliation: forecast beside measurement, and the figures of the run."""
+"""The document of a run directory or a reconciliation: forecast and measurement, and the figures of the run."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def figures(record: RunRecord) -> dict[str, Figure]:
 
 
 def loss_curve(record: RunRecord) -> Figure | None:
-    """Training and validation loss over steps, beside the unigram entropy of the corpus."""
+    """Training and validation loss over steps, with the unigram entropy of the corpus."""
     steps, evaluations = record.steps, record.evaluations
     if not steps:
         return None

@@ -48,7 +48,7 @@ class RunRecord:
 
     @property
     def reconciliation(self) -> Reconciliation:
-        """Forecast beside measurement; what the directory does not hold is empty there."""
+        """Forecast and measurement; what the directory lacks is empty there."""
         return reconcile(self.forecast or Forecast(), self.measured)
 
 
@@ -133,12 +133,12 @@ def _state(folder: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         return {}
     state = {name: each for name, each in state.items() if isinstance(each, str | bool) or is_amount(each)}
-    if state.get("state") == "running" and not _is_held(folder / "lock"):
+    if state.get("state") == "running" and not _is_locked(folder / "lock"):
         state["state"] = "killed"
     return state
 
 
-def _is_held(lock: Path) -> bool:
+def _is_locked(lock: Path) -> bool:
     """Whether a process trains there: it holds the lock as long as it lives, however it ends."""
     import fcntl
 

@@ -24,7 +24,7 @@ def text(document: Document, *, colour: bool = False) -> str:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that shows colours, and nobody asked for none (no-color.org)."""
+    """Whether a stream is a terminal that shows colours, and NO_COLOR is not set (no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

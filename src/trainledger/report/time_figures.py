@@ -15,7 +15,7 @@ _COLOUR_OF = {
     "communication": COLOURS[1], "more": "#dddddd",
 }  # fmt: skip
 _NAME_OF = {"weights": "gradients of weights", "more": "more rounds, of several kinds"}
-_PALER = 0.5  # what stands for many rounds
+_PALER = 0.5  # opacity of a bar for many rounds
 _WAITING = "waiting, anywhere in the step"
 _LEAST = 1e-3  # of a step: less at its end is not drawn
 _SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
@@ -61,7 +61,7 @@ def step_timeline(spans: Sequence[Span], step_seconds: float, note: str = "") ->
     """What runs when in a step (`predict.parallel_step.spans`); None where nothing is known of it.
 
     Many rounds that are alike are one bar: paler where a round is of one kind, grey where it is of several. What
-    ``step_seconds`` has more than the spans is waiting that falls between them, nobody knows where: a bar behind them.
+    ``step_seconds`` has more than the spans is waiting between them, at places that are not known: a bar behind them.
     ``note`` is said behind the title.
     """
     if not spans:
