@@ -130,7 +130,7 @@ def test_all_that_the_speed_needs_and_all_that_belongs_to_the_run_is_said():
     kept = ("seq_len", "global_batch", "micro_batch", "precision", "activation_checkpointing", "tokens")
     told = {name: getattr(recipe, name) for name in kept}
     named = dict(
-        each.split("=") for each in re.findall(r"recipe\.(\w+=[^,.\s]+)[,.] ", shown.partition("A device holds")[0])
+        each.split("=") for each in re.findall(r"recipe\.(\w+=[^,.\s]+)[,.] ", shown.partition("A device needs")[0])
     )
     assert named == {"compile": "true"}
     again = replace(found.run, recipe=Recipe(**told, compile=named["compile"] == "true"))

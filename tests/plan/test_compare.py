@@ -204,7 +204,7 @@ def test_figures_go_to_a_file_and_json_stays_json(tmp_path: Path, capsys: pytest
     assert main(words) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["time_of"] == "one step"
-    assert err == f"Written to {where}\n"
+    assert err.endswith(f"Written to {where}\n")
     assert "Memory of the heaviest device" in where.read_text()
 
 
