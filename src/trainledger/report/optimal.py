@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
-from trainledger.document import Cell, Document, Figure, Section, Table, Text, sections
+from trainledger.document import Cell, Document, Section, Table, Text, sections
 from trainledger.plan.affordable import Affordable, Iteration
 from trainledger.plan.difference import as_override
 from trainledger.plan.optimal import Choice, OffOptimum, Optimal, Repeated, Served
 from trainledger.plan.scaling_law import Between
 from trainledger.predict.device_memory import TENSORS_ALONE
+from trainledger.report.optimal_figures import SHORT, besides, figures, short, size_of
 from trainledger.report.plain_data import plain
 from trainledger.report.plan import BASES
 from trainledger.report.table import sentence
@@ -30,11 +31,6 @@ from trainledger.units import (
     format_seconds,
 )
 
-SHORT = {
-    "rule-20": "20 tokens/parameter", "chinchilla-1": "Chinchilla 1: curves", "chinchilla-2": "Chinchilla 2: IsoFLOP",
-    "chinchilla-3": "Chinchilla 3: as published", "besiroglu": "Chinchilla 3: refitted", "kaplan": "Kaplan 2020",
-    "muennighoff": "Muennighoff 2023",
-}  # fmt: skip
 # Fields of the recipe that the sentences of the affordable run have words for.
 _IN_WORDS = (
     "seq_len", "global_batch", "micro_batch", "precision", "activation_checkpointing", "steps", "tokens",
@@ -62,15 +58,15 @@ def document(answer: Optimal) -> Document:
         ),
         about=tuple(about(answer)),
         data=lambda: _data(answer),
-        figures=lambda: _figures(answer),
+        figures=lambda: figures(answer),
     )
 
 
 def _headline(answer: Optimal) -> Iterator[str]:
     yield answer.budget.formula
     yield (
-        f"By {answer.chosen.law.title}: {format_count(_short(answer.parameters))} parameters on "
-        f"{format_count(_short(answer.tokens))} tokens"
+        f"By {answer.chosen.law.title}: {format_count(short(answer.parameters))} parameters on "
+        f"{format_count(short(answer.tokens))} tokens"
     )
     hours, money = answer.budget.device_hours, answer.budget.money
     if money is not None and hours is not None:
@@ -79,22 +75,13 @@ def _headline(answer: Optimal) -> Iterator[str]:
 
 def _each(ratio: float) -> str:
     """Tokens for each parameter, three digits."""
-    return f"{ratio:.3g}" if ratio < KILO else format_count(_short(ratio))
-
-
-def _short(count: float) -> float:
-    """Three digits, which is more than any of these laws knows.
-
-    >>> _short(252652594155)
-    253000000000.0
-    """
-    return float(f"{count:.3g}")
+    return f"{ratio:.3g}" if ratio < KILO else format_count(short(ratio))
 
 
 def _choices(answer: Optimal) -> Section:
     rows = tuple(
         (
-            SHORT.get(each.law.name, each.law.name), _count(each.parameters), format_count(_short(each.tokens)),
+            SHORT.get(each.law.name, each.law.name), _count(each.parameters), format_count(short(each.tokens)),
             f"{each.ratio:.3g}", _loss(each.loss),
         )
         for each in answer.choices
@@ -112,7 +99,7 @@ def _ranges(answer: Optimal) -> str:
 
 
 def _count(between: Between) -> str:
-    value = format_count(_short(between.value))
+    value = format_count(short(between.value))
     if between.low is None or between.high is None:
         return value
     return f"{value} ({format_count(_round(between.low))} to {format_count(_round(between.high))})"
@@ -140,8 +127,8 @@ def _off(answer: Optimal) -> Section:
 
 def _off_row(each: OffOptimum, before: str = "") -> tuple[Cell, ...]:
     return (
-        f"{before}{each.tokens / each.parameters:,.4g}", format_count(_short(each.parameters)),
-        format_count(_short(each.tokens)), f"{each.loss:.3f}", f"+{each.penalty:.3f}", format_percent(each.overhead),
+        f"{before}{each.tokens / each.parameters:,.4g}", format_count(short(each.parameters)),
+        format_count(short(each.tokens)), f"{each.loss:.3f}", f"+{each.penalty:.3f}", format_percent(each.overhead),
     )  # fmt: skip
 
 
@@ -149,8 +136,8 @@ def _served(answer: Optimal, found: Served) -> tuple[str, ...]:
     best = answer.loss_law.parameters(answer.budget.flops).value
     return (
         f"With {format_count(found.inference_tokens)} tokens served (6 N D + 2 N D_inference, same loss): "
-        f"{format_count(_short(found.parameters))} parameters on {format_count(_short(found.tokens))} tokens, "
-        f"{found.tokens / found.parameters:.3g} per parameter, instead of {format_count(_short(best))}.",
+        f"{format_count(short(found.parameters))} parameters on {format_count(short(found.tokens))} tokens, "
+        f"{found.tokens / found.parameters:.3g} per parameter, instead of {format_count(short(best))}.",
         f"Training {format_flops(found.training_flops)} + serving {format_flops(found.inference_flops)} = "
         f"{format_flops(found.total_flops)}, {format_percent(found.saved)} less in all than the optimum of training "
         "alone. FLOPs only: serving reaches less of the peak (Sardana et al. 2023, arXiv 2401.00448).",
@@ -163,9 +150,9 @@ def _repeated(found: Repeated) -> str:
         line = f"{unique} tokens are enough: nothing is repeated"
     else:
         line = (
-            f"With {unique} tokens in all: {format_count(_short(found.parameters))} parameters on "
-            f"{format_count(_short(found.tokens))}, {found.epochs:.1f} epochs, loss {found.loss:.3f}; the "
-            f"{format_count(_short(found.unconstrained_parameters))} that are best with endless data reach "
+            f"With {unique} tokens in all: {format_count(short(found.parameters))} parameters on "
+            f"{format_count(short(found.tokens))}, {found.epochs:.1f} epochs, loss {found.loss:.3f}; the "
+            f"{format_count(short(found.unconstrained_parameters))} that are best with endless data reach "
             f"{found.loss_of_it:.3f}"
         )
     return sentence(f"{line} ({found.law.source})")
@@ -186,9 +173,9 @@ def _affordable(answer: Optimal, found: Affordable) -> Section:
                if getattr(run.layout, each.name) != each.default]  # fmt: skip
     rows = tuple(
         (
-            f"{at + 1}", format_count(_short(each.wanted)), format_count(_short(each.parameters)),
+            f"{at + 1}", format_count(short(each.wanted)), format_count(short(each.parameters)),
             "not known" if each.mfu is None else format_percent(each.mfu),
-            "" if each.tokens is None else format_count(_short(each.tokens)),
+            "" if each.tokens is None else format_count(short(each.tokens)),
         )
         for at, each in enumerate(found.iterations)
     )  # fmt: skip
@@ -239,8 +226,8 @@ def _affords(answer: Optimal, found: Affordable) -> Iterator[str]:
         loss = answer.loss_law.loss_between(found.parameters, found.tokens)
         affords, at_best = ("affords at most", " at best") if basis == "bound" else ("affords", "")
         yield (
-            f"So the budget {affords} {format_count(_short(found.parameters))} parameters on "
-            f"{format_count(_short(found.tokens))} tokens ({_each(found.ratio)} each) in "
+            f"So the budget {affords} {format_count(short(found.parameters))} parameters on "
+            f"{format_count(short(found.tokens))} tokens ({_each(found.ratio)} each) in "
             f"{forecast.total_seconds / SECONDS_PER_DAY:.4g} days, everything of the run included: loss "
             f"{_loss(loss)}{at_best}."
         )
@@ -318,37 +305,5 @@ def _affordable_data(found: Affordable) -> dict[str, Any]:
 def about(answer: Optimal) -> list[str]:
     """What the page of the figures says above them: the budget, the rule's answer, and what was asked besides."""
     named = [f"{name}: {size_of(each)}, loss {each.loss:.3f}." for name, each in besides(answer)]
-    rule = f"By {answer.chosen.law.title}: {format_count(_short(answer.parameters))} parameters on "
-    return [f"{answer.budget.formula}.", f"{rule}{format_count(_short(answer.tokens))} tokens.", *named]
-
-
-def besides(answer: Optimal) -> Iterator[tuple[str, Point]]:
-    """The models that were asked for besides the rule's own, by what they are."""
-    law = answer.loss_law
-    if answer.asked is not None:
-        yield "asked for", Point(answer.asked.parameters, answer.asked.tokens, answer.asked.loss)
-    if (served := answer.served) is not None:
-        loss = law.loss(served.parameters, served.tokens)
-        name = f"cheapest with {format_count(served.inference_tokens)} tokens served"
-        yield name, Point(served.parameters, served.tokens, loss)
-    if (repeated := answer.repeated) is not None and repeated.epochs > 1:
-        name = f"{format_count(repeated.unique)} tokens, repeated ({SHORT.get(repeated.law.name, repeated.law.name)})"
-        yield name, Point(repeated.parameters, repeated.tokens, repeated.loss)
-    if (found := answer.affordable) is not None and found.tokens is not None:
-        yield "affordable", Point(found.parameters, found.tokens, law.loss(found.parameters, found.tokens))
-
-
-class Point(NamedTuple):
-    parameters: float
-    tokens: float
-    loss: float
-
-
-def size_of(each: Point) -> str:
-    return f"{format_count(_short(each.parameters))} parameters on {format_count(_short(each.tokens))} tokens"
-
-
-def _figures(answer: Optimal) -> dict[str, Figure]:
-    from trainledger.report.optimal_figures import figures
-
-    return figures(answer)
+    rule = f"By {answer.chosen.law.title}: {format_count(short(answer.parameters))} parameters on "
+    return [f"{answer.budget.formula}.", f"{rule}{format_count(short(answer.tokens))} tokens.", *named]

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import exp, log
+from typing import NamedTuple
 
 from trainledger.document import Figure
 from trainledger.plan.optimal import Optimal
 from trainledger.plan.scaling_law import LossLaw
-from trainledger.report.optimal import SHORT, Point, besides, size_of
 from trainledger.report.style import COLOURS, DARK, arranged
+from trainledger.units import format_count
 
+SHORT = {
+    "rule-20": "20 tokens/parameter", "chinchilla-1": "Chinchilla 1: curves", "chinchilla-2": "Chinchilla 2: IsoFLOP",
+    "chinchilla-3": "Chinchilla 3: as published", "besiroglu": "Chinchilla 3: refitted", "kaplan": "Kaplan 2020",
+    "muennighoff": "Muennighoff 2023",
+}  # fmt: skip
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 
 
@@ -91,3 +97,38 @@ def _band(law: LossLaw, parameters: list[float], tokens: list[float], along: lis
         }
     )  # fmt: skip
     return lines
+
+
+def besides(answer: Optimal) -> Iterator[tuple[str, Point]]:
+    """The models that were asked for besides the rule's own, by what they are."""
+    law = answer.loss_law
+    if answer.asked is not None:
+        yield "asked for", Point(answer.asked.parameters, answer.asked.tokens, answer.asked.loss)
+    if (served := answer.served) is not None:
+        loss = law.loss(served.parameters, served.tokens)
+        name = f"cheapest with {format_count(served.inference_tokens)} tokens served"
+        yield name, Point(served.parameters, served.tokens, loss)
+    if (repeated := answer.repeated) is not None and repeated.epochs > 1:
+        name = f"{format_count(repeated.unique)} tokens, repeated ({SHORT.get(repeated.law.name, repeated.law.name)})"
+        yield name, Point(repeated.parameters, repeated.tokens, repeated.loss)
+    if (found := answer.affordable) is not None and found.tokens is not None:
+        yield "affordable", Point(found.parameters, found.tokens, law.loss(found.parameters, found.tokens))
+
+
+class Point(NamedTuple):
+    parameters: float
+    tokens: float
+    loss: float
+
+
+def size_of(each: Point) -> str:
+    return f"{format_count(short(each.parameters))} parameters on {format_count(short(each.tokens))} tokens"
+
+
+def short(count: float) -> float:
+    """Three digits, which is more than any of these laws knows.
+
+    >>> short(252652594155)
+    253000000000.0
+    """
+    return float(f"{count:.3g}")
