@@ -50,6 +50,16 @@ def test_metered_and_disturbed_steps_are_left_out():
     assert seen.notes == ()
 
 
+def test_phases_of_the_steady_step_are_those_of_the_middle_half():
+    """Of eight steps the two quickest and the two slowest are left out, in whatever order they came."""
+    seconds = [4.0, 90.0, 3.0, 1.0, 6.0, 80.0, 2.0, 5.0]
+    lines = [{"event": "start", "step": 0}, step(1, 9.0), step(2, 9.0)]
+    for number, each in enumerate(seconds, 3):
+        lines.append(step(number, each, **({"forward": each} if each < 6 else {"backward": each})))
+    seen = measured_run(lines)
+    assert seen.step_seconds_by_phase == {"forward": (3.0 + 4.0 + 5.0) / 4, "backward": 6.0 / 4}
+
+
 def test_a_run_that_was_never_alone_says_so():
     lines = run_of(9.0, 9.0, *[1.0] * 6)
     seen = measured_run(lines, disturbed=set(range(1, 7)))

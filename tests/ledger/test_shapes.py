@@ -104,7 +104,7 @@ def layer_by_layer(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"layers.{layer}.{name}", shape
     yield from shapes.after_blocks(spec)
     for module in range(spec.n_mtp_layers):
-        for name, shape in shapes.predict_ahead(spec, kind_of(spec, spec.n_layers - 1)):
+        for name, shape in shapes.mtp_module(spec, kind_of(spec, spec.n_layers - 1)):
             yield f"predict_ahead.{module}.{name}", shape
 
 

@@ -8,8 +8,7 @@ from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.leaves import BlockLeaves
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
-from trainledger.ledger.model.experts import experts
-from trainledger.ledger.model.feed_forward import mlp
+from trainledger.ledger.model.feed_forward import experts, mlp
 from trainledger.ledger.model.latent_attention import latent_attention
 from trainledger.ledger.model.self_attention import Shared, attention
 from trainledger.ledger.ops import operations as op

@@ -1,17 +1,24 @@
-"""The feed-forward part on a tape: the same expressions as in `nn.mlp`.
+"""The feed-forward part on a tape, dense or of experts: the same expressions as in `nn.mlp` and `nn.experts`.
 
-Sizes: D d_model, F inner width.
+Sizes: N tokens, D d_model, F inner width, E experts, K experts of a token, R = K N routes, S places of all experts.
 """
 
 from __future__ import annotations
 
-from trainledger.ledger.core.graph import Array
+from trainledger.ledger import rules
+from trainledger.ledger.core.arithmetic import is_one, smaller
+from trainledger.ledger.core.graph import Array, Gradients
 from trainledger.ledger.core.leaves import BlockLeaves
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
+from trainledger.ledger.model.dispatch import dispatch, from_experts, to_experts
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.ops.activations import activate, gated
+from trainledger.ledger.ops.activations import activate, gated, sigmoid
+from trainledger.ledger.ops.expert_products import Places, linear
+from trainledger.ledger.ops.loss import with_loss
+from trainledger.ledger.ops.router import balance_loss, route
+from trainledger.ledger.parallel.expert import from_nodes, from_ranks, to_nodes, to_ranks
 
 
 def mlp(
@@ -31,3 +38,109 @@ def mlp(
     else:
         h = activate(tape, project("up_proj", x, D, F), spec.feed_forward.activation)
     return project("down_proj", h, F, D)
+
+
+def experts(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
+    """Router, experts and shared expert in the place of an MLP."""
+    spec, N, mixture = sizes.spec, sizes.rows, sizes.spec.experts
+    assert mixture is not None
+    x = op.cast(tape, x, tape.compute_dtype)
+    y = _routed(tape, sizes, leaves, x)
+    if not mixture.n_shared:
+        return y
+    with tape.at("shared_experts"):
+        width = mixture.n_shared * mixture.width
+        shared = mlp(tape, sizes, leaves, x, name="mlp.shared_experts", width=width)
+    if mixture.shared_gate:
+        shared = _multiply(tape, sigmoid(tape, _shared_gate(tape, leaves, x, N, spec.d_model)), shared, narrow=0)
+    return op.add(tape, y, shared)
+
+
+def _shared_gate(tape: Tape, leaves: BlockLeaves, x: Array, rows: Int, d_model: Int) -> Array:
+    with tape.at("shared_expert_gate"):
+        return op.linear(tape, x, leaves["mlp.shared_expert_gate.weight"], None, rows, d_model, 1)
+
+
+def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
+    """The weighted sum of what each token's experts make of it."""
+    spec, N = sizes.spec, sizes.rows
+    assert spec.experts is not None
+    K = spec.experts.per_token
+    routes = route(tape, sizes, leaves, x)
+    R, places = N * K, None
+    if sizes.capacity_factor is not None:
+        places = rules.expert_capacity(N, K, spec.experts.n_experts, sizes.capacity_factor)
+    where = dispatch(tape, routes.chosen, N, K, spec.experts.n_experts, places)
+    S = R if places is None else places * spec.experts.n_experts
+    roomy = sizes.capacity_factor is None or sizes.capacity_factor >= 1
+    routed = R if roomy else smaller(R, S)
+    ends = where.ends if places is None else None
+    stack = Places(S, routed, spec.experts.n_experts // sizes.layout.expert, where.expert, ends)
+    if sizes.layout.sends_to_nodes:
+        y = _stack(tape, sizes, leaves, *to_nodes(tape, sizes, x), stack)
+    else:
+        y = _stack(tape, sizes, leaves, to_ranks(tape, sizes, to_experts(tape, x, where, K)), None, stack)
+        y = from_ranks(tape, sizes, y)
+    turned = not is_one(K) and not is_one(N)
+    weights = op.cast(tape, op.contiguous(tape, routes.weights, forward=turned, backward=False), y.dtype)
+    if sizes.layout.sends_to_nodes:  # routes' weights come along, and what is sent back is their sum
+        mixed = from_nodes(tape, sizes, _multiply(tape, y, weights, narrow=1))
+    else:
+        mixed = _sum_of_routes(tape, _multiply(tape, from_experts(tape, y, where), weights, narrow=1), N * spec.d_model)
+    if sizes.balance:
+        difference = _numbers(tape, "sub", [where.ends, where.starts], spec.experts.n_experts, "int64")
+        share = _numbers(tape, "div", [difference], spec.experts.n_experts, "fp32")
+        del difference
+        mixed = with_loss(tape, mixed, op.times_number(tape, balance_loss(tape, sizes, routes, share)))
+    return mixed
+
+
+def _stack(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, scales: Array | None, places: Places) -> Array:
+    """The MLPs of all experts, of rows that may have come in 8 bits with their ``scales``."""
+    spec = sizes.spec
+    assert spec.experts is not None
+    D, F = spec.d_model, spec.experts.width
+    inward = "gate_up_proj" if spec.feed_forward.gated else "up_proj"
+
+    def project(x: Array, name: str, d_in: Int, d_out: Int, scales: Array | None = None) -> Array:
+        w, b = leaves[f"mlp.experts.{name}"], leaves.get(f"mlp.experts.{name}_bias")
+        return linear(tape, x, w, b, d_in, d_out, places, scales)
+
+    with tape.at("experts"):
+        y = project(x, inward, D, 2 * F if spec.feed_forward.gated else F, scales)
+        if spec.feed_forward.gated:
+            gate, up = op.halves(tape, y, places.count * F)
+            h = gated(tape, gate, up, spec.feed_forward.activation)
+            del gate, up
+        else:
+            h = activate(tape, y, spec.feed_forward.activation)
+        del y
+        return project(h, "down_proj", F, D)
+
+
+def _multiply(tape: Tape, a: Array, b: Array, *, narrow: int) -> Array:
+    """a * b; the ``narrow`` of the two (0 or 1) has one element for each row of the other."""
+    size = (b, a)[narrow].elements
+
+    def product(x: Array, y: Array) -> Array:
+        return tape.emit("mul", "elementwise", reads=[x, y], makes=[(size, x.dtype)], flops=size)[0]
+
+    def backward(g: Array, a: Array, b: Array) -> Gradients:
+        db = product(g, a)
+        return [product(g, b), db]
+
+    node = tape.node([a.node, b.node], (a, b), backward, sums=[(narrow, (a, b)[narrow].elements)])
+    y = product(a, b)
+    y.node = node
+    return y
+
+
+def _numbers(tape: Tape, name: str, reads: list[Array], elements: Int, dtype: str) -> Array:
+    return tape.emit(name, "elementwise", reads=reads, makes=[(elements, dtype)], flops=elements)[0]
+
+
+def _sum_of_routes(tape: Tape, x: Array, elements: Int) -> Array:
+    """The sum over a token's routes; its gradient is spread without a copy."""
+    y = tape.sum(x, elements)
+    y.node = tape.node([x.node], (), lambda g: [g])
+    return y

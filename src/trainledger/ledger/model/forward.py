@@ -17,12 +17,11 @@ from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.layers import run_layers
 from trainledger.ledger.model.mask import Masks, held_masks, masks
-from trainledger.ledger.model.multi_token_prediction import ahead_loss
+from trainledger.ledger.model.multi_token_prediction import mtp_loss
 from trainledger.ledger.model.self_attention import Angles, Shared
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.activations import softcap
-from trainledger.ledger.ops.extra_loss import with_loss
-from trainledger.ledger.ops.loss import loss
+from trainledger.ledger.ops.loss import loss, with_loss
 from trainledger.ledger.ops.norms import norm
 from trainledger.ledger.parallel.tensor import embedded, enter, scatter, vocab_parallel_loss
 from trainledger.spec.layers import LayerKind, angles_of, expert_layers, rotary_modules, windows_of
@@ -91,7 +90,7 @@ def hidden(
     del seen
     if e is not None:
         own = partial(head, tape, sizes, leaves), partial(_shared, tape)
-        value = ahead_loss(tape, sizes, leaves, x, e, recipe, *own)
+        value = mtp_loss(tape, sizes, leaves, x, e, recipe, *own)
         x = with_loss(tape, x, op.times_number(tape, value))
         del value, e
     if leaves.head is None or sizes.spec.norm_place == "after-add":

@@ -16,7 +16,7 @@ from trainledger.ledger.model.attention_core import attend, broadcast
 from trainledger.ledger.model.self_attention import Angles, Shared, project, rotate
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.norms import rms_norm, widened
-from trainledger.ledger.serving.cached_attention import absorbed, remember
+from trainledger.ledger.serving.kv_cache import absorbed, remember
 
 
 def latent_attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: Shared) -> Array:

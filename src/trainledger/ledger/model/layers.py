@@ -10,8 +10,7 @@ from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.leaves import BlockLeaves, ModelLeaves, SegmentLeaves
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
-from trainledger.ledger.memory.checkpointing import Offload, checkpointed
-from trainledger.ledger.memory.recompute_from_input import recompute_from_input
+from trainledger.ledger.memory.checkpointing import Offload, checkpointed, recompute_from_input
 from trainledger.ledger.model.block import block
 from trainledger.ledger.model.mask import Masks
 from trainledger.ledger.model.self_attention import Angles, Shared

@@ -26,7 +26,7 @@ from trainledger.spec.recipe import Recipe
 PATH = "predict_ahead.*"
 
 
-def ahead_loss(
+def mtp_loss(
     tape: Tape, sizes: Sizes, leaves: ModelLeaves, h: Array, e: Array, recipe: Recipe,
     head: Callable[[Array, Int], Array], shared: Callable[[Sizes, LayerKind], Shared],
 ) -> Array:  # fmt: skip

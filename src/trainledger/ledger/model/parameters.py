@@ -21,7 +21,7 @@ from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.recompute import LayerRun, layer_runs
 
-AHEAD = "prediction ahead"  # the component of multi-token prediction modules, whatever is in them
+MTP = "prediction ahead"  # the component of multi-token prediction modules, whatever is in them
 COMPONENTS = ("embedding", "positions", "attention", "mlp", "norms", "head")  # of every model; others where they are
 
 
@@ -48,10 +48,10 @@ def parameters(spec: ModelSpec) -> ParameterCount:
     """
     by_component: dict[str, Int] = dict.fromkeys(COMPONENTS, 0)
     for name, shape, times in named_shapes(spec):
-        part = AHEAD if name.startswith("predict_ahead.") else component_of(name)
+        part = MTP if name.startswith("predict_ahead.") else component_of(name)
         by_component[part] = by_component.get(part, 0) + times * elements_of(shape)
     total = sum(by_component.values())
-    active = total - by_component.get(AHEAD, 0)
+    active = total - by_component.get(MTP, 0)
     if spec.experts is not None:
         idle = spec.experts.n_experts - spec.experts.per_token
         active -= by_component.get("experts", 0) // spec.experts.n_experts * idle
@@ -64,7 +64,7 @@ def named_shapes(spec: ModelSpec) -> Iterator[tuple[str, Shape, Int]]:
     for segment in segments(spec):
         for kind in segment.kinds:
             yield from ((f"layers.*.{name}", shape, segment.count) for name, shape in shapes.block(spec, kind))
-    yield from ((name, shape, 1) for name, shape in chain(shapes.after_blocks(spec), shapes.all_ahead(spec)))
+    yield from ((name, shape, 1) for name, shape in chain(shapes.after_blocks(spec), shapes.mtp_modules(spec)))
 
 
 def trained_parameters(spec: ModelSpec, recipe: Recipe) -> Int:
@@ -102,7 +102,7 @@ def leaves_of(spec: ModelSpec, recipe: Recipe | None = None, part: Part | None =
     if part is not None and not (part.begins and part.ends):
         return _leaves_of_part(spec, recipe, part)
     before = _leaves(shapes.before_blocks(spec), recipe)
-    after = _leaves(chain(shapes.after_blocks(spec), shapes.all_ahead(spec)), recipe)
+    after = _leaves(chain(shapes.after_blocks(spec), shapes.mtp_modules(spec)), recipe)
     runs = layer_runs(spec, recipe) if part is None else part.runs
     return ModelLeaves(
         before=before,
@@ -119,7 +119,7 @@ def leaves_of(spec: ModelSpec, recipe: Recipe | None = None, part: Part | None =
 
 def _leaves_of_part(spec: ModelSpec, recipe: Recipe | None, part: Part) -> ModelLeaves:
     before = _leaves(shapes.before_blocks(spec), recipe) if part.begins else {}
-    after = _leaves(chain(shapes.after_blocks(spec), shapes.all_ahead(spec)), recipe) if part.ends else {}
+    after = _leaves(chain(shapes.after_blocks(spec), shapes.mtp_modules(spec)), recipe) if part.ends else {}
     table = spec.padded_vocab, spec.d_model
     if part.ends and spec.tie_embeddings:
         after["lm_head.weight"] = Leaf("lm_head.weight", table)

@@ -13,7 +13,7 @@ from trainledger.ledger.entry import Int
 from trainledger.ledger.model.attention_core import attend
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.norms import norm
-from trainledger.ledger.serving.cached_attention import remember
+from trainledger.ledger.serving.kv_cache import remember
 
 Angles = tuple[Array, Array]
 Shared = tuple[Angles | None, Array | None]  # what all layers of a kind share: rotary angles, and a mask

@@ -37,7 +37,7 @@ def after_blocks(spec: ModelSpec) -> Named:
         yield "lm_head.bias", (spec.padded_vocab,)
 
 
-def predict_ahead(spec: ModelSpec, kind: LayerKind) -> Named:
+def mtp_module(spec: ModelSpec, kind: LayerKind) -> Named:
     """One multi-token prediction module (DeepSeek-AI 2024, DeepSeek-V3, section 2.2); embedding and head are shared."""
     D = spec.d_model
     yield from _norm(spec, "enorm", D)
@@ -48,10 +48,10 @@ def predict_ahead(spec: ModelSpec, kind: LayerKind) -> Named:
     yield from _norm(spec, "norm", D)
 
 
-def all_ahead(spec: ModelSpec) -> Named:
+def mtp_modules(spec: ModelSpec) -> Named:
     """The multi-token prediction modules, which stand behind the head; their blocks are of the last layer's kind."""
     for index in range(spec.n_mtp_layers):
-        yield from _inside(f"predict_ahead.{index}", predict_ahead(spec, last_kind(spec)))
+        yield from _inside(f"predict_ahead.{index}", mtp_module(spec, last_kind(spec)))
 
 
 def block(spec: ModelSpec, kind: LayerKind) -> Named:
