@@ -1,4 +1,4 @@
-"""The README runs: its Python as it stands, and what it prints of napkin and plan is what they print."""
+"""README and pages run: the Python as it stands, and every line that they show of a command is printed by it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,25 @@ import pytest
 
 from trainledger.cli import main
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+HOUSE = Path(__file__).parent.parent
+README = (HOUSE / "README.md").read_text(encoding="utf-8")
+PAGES = ("README.md", "docs/planning.md", "docs/tracing.md")
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#([\w-]+))?\)")
+
+
+def shown(page: str) -> list[tuple[str, str]]:
+    """The commands of a page, each with what the page shows of its output."""
+    text = (HOUSE / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    return re.findall(r"    \$ \.venv/bin/trainledger (.*)\n((?:    .*\n|\n)*)", text)
+
+
+SHOWN = [pytest.param(*each, id=f"{page}: {each[0].split()[0]}") for page in PAGES for each in shown(page)]
 
 
 def test_the_python_section_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("torch")
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     assert main(["init", "run.toml"]) == 0
@@ -26,13 +39,34 @@ def test_the_python_section_runs(
     assert all(predicted == measured for _, predicted, measured, _ in rows)
 
 
-def test_every_line_it_shows_of_a_command_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = re.findall(r"    \$ \.venv/bin/trainledger (.*)\n((?:    .*\n|\n)*)", README.replace("\\\n", " "))
-    assert [command.split()[0] for command, _ in shown] == ["napkin", "plan", "plan", "trace", "explain"]
-    for command, said in shown:
-        assert main(shlex.split(command)) == 0
-        printed = capsys.readouterr().out.splitlines()
-        lines = [line.removeprefix("    ") for line in said.splitlines() if line.strip() and line.strip() != "..."]
-        assert len(lines) > 0
-        for line in lines:
-            assert line in printed, line
+@pytest.mark.parametrize(("command", "said"), SHOWN)
+def test_every_line_it_shows_of_a_command_is_printed(
+    command: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(shlex.split(command)) == 0
+    printed = capsys.readouterr().out.splitlines()
+    lines = [line.removeprefix("    ") for line in said.splitlines() if line.strip() and line.strip() != "..."]
+    assert len(lines) > 0
+    for line in lines:
+        assert line in printed, line
+
+
+def test_the_pages_show_commands() -> None:
+    assert [each.id for each in SHOWN] == [
+        "README.md: plan", "docs/planning.md: napkin", "docs/planning.md: plan", "docs/planning.md: plan",
+        "docs/planning.md: explain", "docs/tracing.md: trace",
+    ]  # fmt: skip
+
+
+def test_the_readme_is_short() -> None:
+    assert README.count("\n") <= 150
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in HOUSE.glob("docs/*.md"))])
+def test_links_lead_somewhere(page: str) -> None:
+    for target, anchor in LINK.findall((HOUSE / page).read_text(encoding="utf-8")):
+        found = (HOUSE / page).parent / target
+        assert found.exists(), target
+        if anchor and found.suffix == ".md":
+            headings = re.findall(r"^#+ (.+)$", found.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}, anchor

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import house
 import trainledger
 
 SOURCE = Path(trainledger.__file__).parent
@@ -115,3 +116,29 @@ def test_tensors_are_described_without_torch() -> None:
         if name.split(".")[0] == "torch"
     }
     assert with_torch == {"inspect.py"}
+
+
+# Of own modules inside functions: those left keep torch, numpy, sympy or an optional package out of light paths.
+MOST_LATE_IMPORTS = 120
+
+
+def test_no_circle_of_files_over_every_import_typing_only_and_late_ones_too() -> None:
+    assert house.file_circles() == []
+
+
+def test_no_circle_of_rooms() -> None:
+    assert house.room_circles() == []
+
+
+def test_late_imports_stay_few() -> None:
+    assert len(house.late_pairs()) <= MOST_LATE_IMPORTS
+
+
+def test_no_file_is_two_ideas_long() -> None:
+    assert {name: lines for name, lines in house.line_counts().items() if lines > house.LONGEST_FILE} == {}
+
+
+def test_the_finder_of_circles_finds_one() -> None:
+    edges = [("a", "b"), ("b", "c"), ("c", "a"), ("c", "d"), ("e", "d")]
+    assert house.circles(edges) == [["a", "b", "c"]]
+    assert house.circles(edges[1:]) == []
