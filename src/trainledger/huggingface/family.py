@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.spec.model import ModelSpec
-
-if TYPE_CHECKING:
-    from trainledger.huggingface.reading import Reading
 
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu",
@@ -96,7 +93,7 @@ class Family:
     rope_aliases: Mapping[str, str] = field(default_factory=dict)  # rope_theta or partial_rotary_factor -> old key
     divides: bool = False  # transformers wants heads that divide the width, whatever their own width is
     local_theta: float | None = None  # local layers have a rotary base of their own, never scaled
-    read: Callable[[Reading], None] | None = None  # what no table can say
+    read: Callable[..., None] | None = None  # of a `reading.Reading`: what no table can say
     write: Callable[[ModelSpec], dict[str, Any]] | None = None
 
     @property
