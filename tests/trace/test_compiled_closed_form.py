@@ -13,6 +13,7 @@ from compiled_cases import Case, WithLoss, blocks_of, closed_form, run_of_ours, 
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
+from trainledger.spec.parts import with_fields
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 from trainledger.trace.step import trace
@@ -131,5 +132,5 @@ def both(kind: str, precision: str, again: str) -> tuple[Ledger, Ledger]:
     """The closed form of a step with compiled blocks, and the trace of it."""
     run, model, recipe = KINDS[kind]
     told = replace(run.recipe, **{"precision": precision, "activation_checkpointing": again, **recipe})
-    run = replace(run, model=replace(run.model, **model), recipe=told)
+    run = replace(run, model=with_fields(run.model, model), recipe=told)
     return account(run), compiled_step(run)

@@ -125,6 +125,17 @@ def test_closed_form_equals_what_torch_runs(
     assert state_nbytes(leaves, recipe) == dict(traced.resident).get("optimizer state", 0)
 
 
+@pytest.mark.parametrize("optimizer", ["adam-8bit", "adamw-8bit"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_decay_of_8_bit_adam_frees_the_gradient_that_it_replaces(optimizer: str, precision: str) -> None:
+    run = run_of(
+        optimizer=optimizer, optimizer_loop="loop", precision=precision, weight_decay=0.1, model={"d_model": 128}
+    )
+    predicted = closed_form(leaves_of(run.model, run.recipe), run.recipe, foreach=False)
+    traced = followed(run.model, run.recipe, foreach=False, frozen=False)
+    assert relative(live_nbytes(predicted)) == relative(live_nbytes(traced))
+
+
 def is_frozen(path: str) -> bool:
     return "embed_tokens" in path or "down_proj" in path
 

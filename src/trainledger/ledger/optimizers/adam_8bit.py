@@ -92,7 +92,9 @@ def _store(tape: Tape, moment: Array, blocks: Int) -> None:
 def _rule(tape: Tape, group: Group, recipe: Recipe, n: Int) -> None:
     """Adam's rule on moments in fp32."""
     w, g, _ = weight_gradient_moment(tape, n)
+    # No name but that in the dict holds the wide gradient, which is freed once decay has made another.
+    arrays = {"w": w, "g": g, "m": Array(n, "fp32", None)}
     read_number(tape)
     if g.dtype != "fp32":
-        (g,) = tape.emit("_to_copy", "copy", reads=[g], makes=[(n, "fp32")])
-    run_lines(tape, group, recipe, "8-bit", {"w": w, "g": g, "m": Array(n, "fp32", None)})
+        (arrays["g"],) = tape.emit("_to_copy", "copy", reads=[g], makes=[(n, "fp32")])
+    run_lines(tape, group, recipe, "8-bit", arrays)
