@@ -12,6 +12,8 @@ import pytest
 from trainledger.cli import main
 from trainledger.report.plain_data import SECTIONS
 
+pytestmark = pytest.mark.search
+
 TINY = ["--set", "model.d_model=256", "--set", "model.n_layers=4", "--set", "model.vocab_size=2048",
         "--set", "model.attention.n_heads=4", "--set", "model.feed_forward.d_ff=1024",
         "--set", "recipe.seq_len=512"]  # fmt: skip

@@ -10,6 +10,8 @@ from trainledger.api.load import load
 from trainledger.cli import main
 from trainledger.spec.problem import InvalidInput
 
+pytestmark = pytest.mark.search
+
 L4 = ["--set", "cluster.device=l4"]
 
 

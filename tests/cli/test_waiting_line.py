@@ -10,6 +10,8 @@ from trainledger.cli import main
 from trainledger.cli.arguments import while_searching, while_waiting
 from trainledger.units import format_count
 
+pytestmark = pytest.mark.search
+
 RUN = {
     "model": {"preset": "gpt2"},
     "recipe": {"seq_len": 256, "global_batch": 4, "tokens": "1B"},

@@ -23,6 +23,8 @@ from trainledger.predict.step import CAUSES, step_time
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.agreement
+
 SMALL = {
     "vocab_size": 301,
     "d_model": 48,

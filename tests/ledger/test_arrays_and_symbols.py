@@ -17,6 +17,8 @@ from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.agreement
+
 GPT2 = {
     "norm": "layernorm",
     "norm.bias": True,

@@ -18,6 +18,8 @@ from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.agreement
+
 LLAMA: dict[str, Any] = {}
 GPT2: dict[str, Any] = {
     "norm": "layernorm",

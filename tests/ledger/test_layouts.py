@@ -22,6 +22,8 @@ from trainledger.spec.parts import with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.search
+
 SPEC = model("llama-3-8b", n_layers=8)
 
 

@@ -21,6 +21,8 @@ from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.agreement
+
 # The symbols of arXiv 2205.05198: sequence, micro-batch, hidden size, heads, tensor ranks.
 S, B, H, A, T = 2048, 1, 4096, 32, 8
 

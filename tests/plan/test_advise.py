@@ -19,6 +19,8 @@ from trainledger.report.terminal import text
 from trainledger.spec.calibration import write_calibration
 from trainledger.spec.problem import InvalidInput
 
+pytestmark = pytest.mark.search
+
 # Fields that leave the mathematics of a run as it is.
 _HARMLESS = {
     "recipe.activation_checkpointing", "recipe.recompute_every", "recipe.recompute_segment", "recipe.micro_batch",

@@ -23,6 +23,8 @@ from trainledger.spec.kernels import kernels_of_capability
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 
+pytestmark = pytest.mark.search
+
 LAWS = laws()
 DEVICE = tl.device("h100-sxm")
 BASE = tl.model("gpt2")

@@ -22,6 +22,8 @@ from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.search
+
 RUNS = {"alone": ALONE, "sharded": SHARDED, "mesh": MESH}
 
 

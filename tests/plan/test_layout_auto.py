@@ -15,6 +15,8 @@ from trainledger.plan.layouts.grid import divisors, fixed_by
 from trainledger.spec import runfile
 from trainledger.spec.problem import InvalidInput
 
+pytestmark = pytest.mark.search
+
 GPT2: dict[str, Any] = {
     "model": {"preset": "gpt2"}, "recipe": {"seq_len": 1024, "global_batch": 16, "steps": 1},
     "cluster": {"device": "h100-sxm", "count": 4}, "layout": {"auto": True},

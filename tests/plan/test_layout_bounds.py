@@ -12,6 +12,8 @@ import trainledger as tl
 from trainledger.plan.layouts.grid import grid_of, runs_of, whole
 from trainledger.spec.problem import InvalidInput
 
+pytestmark = pytest.mark.search
+
 ONE = {"context": 1, "micro_batch": 1}
 # model, devices, recipe, layout, what is fixed of the grid, draws
 CORNERS: dict[str, tuple[Any, int, dict[str, Any], dict[str, Any], dict[str, Any], int]] = {

@@ -32,6 +32,8 @@ from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.search
+
 SMALL = {
     "d_model": 64,
     "attention.n_heads": 8,
