@@ -187,7 +187,7 @@ def test_a_wrong_argument_is_named_as_python_names_it(question: str, given: dict
 
 def test_layouts_take_values_in_text_and_say_what_else_would_do() -> None:
     run = tl.load(SPREAD)
-    in_text = tl.layouts(run, devices="8", fixed={"tensor": "2"}, keep="1", limit_seconds="10s")
+    in_text = tl.layouts(run, devices="8", fixed={"tensor": "2"}, keep="1", limit_seconds="5min")
     assert in_text.best == tl.layouts(run, fixed={"tensor": 2}, keep=1).best
     none = tl.layouts(run, fixed={"tensor": 7})
     assert none.best is None

@@ -131,7 +131,9 @@ def test_a_backend_that_is_not_there_is_a_sentence():
 
 def test_one_real_step_is_measured_operation_by_operation(tmp_path):
     run = tmp_path / "run.toml"
-    sizes = "vocab_size = 32\nd_model = 16\nn_layers = 2\nn_heads = 2\nd_ff = 32\nmax_seq_len = 8"
+    sizes = (
+        "vocab_size = 32\nd_model = 16\nn_layers = 2\nattention.n_heads = 2\nfeed_forward.d_ff = 32\nmax_seq_len = 8"
+    )
     run.write_text(f"[model]\n{sizes}\n[recipe]\nseq_len = 8\nglobal_batch = 4\nmicro_batch = 2\nsteps = 1\n")
     kept = tmp_path / "ledger.json.gz"
     command = [sys.executable, "-m", "trainledger", "measure", "step", str(run), "--json", "--output", str(kept)]

@@ -13,6 +13,8 @@ from trainledger.cli import main
 from trainledger.report.plain_data import SECTIONS
 from trainledger.spec.setting import NONE
 
+pytestmark = pytest.mark.search
+
 ON = ["--device", "a100-sxm-80gb"]
 ANSWERS = {
     "plan": (["plan"], []), "decode": (["plan"], ["--phase", "decode"]), "fit": (["fit"], ["--of", "sequence"]),

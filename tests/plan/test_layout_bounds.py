@@ -12,7 +12,7 @@ import trainledger as tl
 from trainledger.plan.layouts.grid import grid_of, runs_of, whole
 from trainledger.spec.problem import InvalidInput
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.agreement
 
 ONE = {"context": 1, "micro_batch": 1}
 # model, devices, recipe, layout, what is fixed of the grid, draws

@@ -32,7 +32,7 @@ from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.agreement
 
 SMALL = {
     "d_model": 64,

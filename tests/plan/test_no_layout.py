@@ -17,6 +17,8 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.search
+
 
 def allowed(run: Run, devices: int, fixed: dict[str, Any]) -> bool:
     """Whether any layout of the grid breaks no rule, each asked by itself."""

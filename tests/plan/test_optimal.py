@@ -111,7 +111,7 @@ def test_repeated_data_make_models_smaller():
         ({"days": 3, "device": "l4"}, "count: is missing: days are a budget together with how many devices"),
         ({"money": 100, "device": "l4"}, "price: is missing"),
         ({"device_hours": 5}, "device: is missing: hours and money buy FLOPs on a device"),
-        ({"device_hours": 5, "device": "h100"}, "device = 'h100': is not in the catalog"),
+        ({"device_hours": 5, "device": "h101"}, "device = 'h101': is not in the catalog"),
         ({"flops": -1}, "flops = -1: must be between 1 and 1e40; nearest that works: 1"),
         ({"flops": "many"}, "flops = 'many': is not a count"),
         ({"flops": "1e300"}, "flops = '1e300': must be between 1 and 1e40; nearest that works: 1e40"),

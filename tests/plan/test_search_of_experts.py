@@ -21,6 +21,8 @@ from trainledger.plan.layouts.rescore import rescore
 from trainledger.plan.layouts.result import AS_QUICK, as_toml
 from trainledger.spec.rules.run import run_problems
 
+pytestmark = pytest.mark.agreement
+
 GIVEN: list[dict[str, Any]] = [
     {"expert_send": "copies", "overlap": ("gradients",)},
     {"overlap": ("gradients", "parameters", "experts")},

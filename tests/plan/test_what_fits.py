@@ -21,6 +21,8 @@ from trainledger.plan.sweep import Sweep, edge
 from trainledger.report.fit import document
 from trainledger.spec.rules.run import run_problems
 
+pytestmark = pytest.mark.search
+
 MODEL = {
     "vocab_size": 4096,
     "d_model": 512,
