@@ -323,7 +323,7 @@ def test_any_text_is_a_chain_or_a_sentence(text):
 def test_formats_that_share_bytes_have_no_addresses():
     with pytest.raises(InvalidInput) as caught:
         chain(read_tensor("nvfp4[4,8]"), "t")
-    assert "packs its elements or keeps scales beside them" in str(caught.value)
+    assert "packs its elements or keeps separate scales" in str(caught.value)
 
 
 def test_devices():
