@@ -52,7 +52,7 @@ def test_the_longest_operations_are_told_and_how_many_more_there_are(capsys: pyt
         assert all(part["title"] in out for part in parts)
     assert "others" not in told(capsys, *words, "--top", str(len(seconds)))
     assert main([*words[:1], "memory", *words[2:], "--top", "3"]) == 2
-    assert capsys.readouterr().err == "--top = 3: is of time; of memory every line is told\n"
+    assert capsys.readouterr().err.endswith("\n--top = 3: is of time; of memory every line is printed\n")
 
 
 def test_what_is_explained_is_named_first_and_a_shared_source_stands_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,7 @@ def test_what_is_explained_is_named_first_and_a_shared_source_stands_once(capsys
     assert out.startswith("gpt2 on this-machine, with the kernels of a CPU: 1 sequence of 1,024 tokens a step")
     assert out.count("what autograd saves for the backward") == 1
     on = told(capsys, "rules", "gpt2", "--device", "h100-sxm", "--count", "8")
-    assert on.startswith("gpt2 on 8 x h100-sxm: 1 sequence")
+    assert on.startswith("gpt2 on 8 x h100-sxm: 4,096 sequences")
 
 
 def test_waiting_for_the_program_is_no_unknown_operation(capsys: pytest.CaptureFixture[str]) -> None:

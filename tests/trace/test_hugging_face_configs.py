@@ -69,7 +69,7 @@ def test_models_of_other_kinds(tmp_path: Path) -> None:
     vit = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 16, "image_size": 16,
            "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 8}  # fmt: skip
     model = model_of_config(written(tmp_path, **vit))
-    with pytest.raises(InvalidInput, match="ViTForImageClassification takes pixel_values, whose shape nothing tells"):
+    with pytest.raises(InvalidInput, match="ViTForImageClassification takes pixel_values, whose shape is not known"):
         completed(model, ())
     named = completed(model, inputs_of(["pixel_values=fp32[2,3,16,16]", "labels=int64[2]"]))
     assert trace_target(model, inputs=named, step="sgd").partial == ""
