@@ -33,7 +33,8 @@ def sparse():
     ("name", "sentence"),
     [
         ("mixed", "mixed_precision: DDP casts its parameters on another stream of the device during the forward, "
-         "which is not traced; nearest that works: torch.autocast in the forward, or FSDP2 with a MixedPrecisionPolicy\n"),
+         "which is not traced; nearest that works: torch.autocast in the forward, or FSDP2 with a "
+         "MixedPrecisionPolicy\n"),
         ("sparse", "sparse = true: DDP gathers the rows of sparse gradients, whose number is another in each step: "
          "they are not traced; nearest that works: sparse=False of the embedding\n"),
     ],
