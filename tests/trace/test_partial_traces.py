@@ -47,7 +47,7 @@ def test_a_value_that_decides_is_taken_for_zero_and_told() -> None:
     (note,) = ledger.notes
     assert line_of(gated, 1) in note
     assert "1 value read at" in note
-    assert "what depends on it may go another way" in note
+    assert "code that depends on it may take another path" in note
 
 
 def test_a_loop_that_waits_for_a_value_ends() -> None:
