@@ -460,7 +460,7 @@ def test_uneven_stages_are_not_taken_for_a_tenth_of_a_percent(capsys: pytest.Cap
     assert best["step_seconds"] < simplest["step_seconds"] < 1.01 * best["step_seconds"]
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "As quick within 3.0 %, and simpler" in said
+    assert "Within 3.0 % of the quickest, and simpler" in said
     assert '[layout]\npipeline = 2\nschedule = "interleaved"\nvirtual_stages = 8\ncontext = 4\n' in said
     run = load({"model": {"preset": "llama-3-8b"}, "recipe": {"seq_len": 8192, "global_batch": 512, "steps": 1,
                 "precision": "bf16-sharded"}, "cluster": {"device": "h800-sxm", "count": 8}, "layout": {"auto": True,

@@ -142,6 +142,6 @@ def test_an_allowed_layout_leaves_with_0(capsys: pytest.CaptureFixture[str]) -> 
     assert main([*words, "--fix", "tensor=3"]) == 2
     out, err = capsys.readouterr()
     assert "No layout over 4 x NVIDIA H100 SXM 80GB is allowed." in out
-    assert "the reasons stand below" not in out  # there are none: the grid has no such layout
+    assert "the reasons are below" not in out  # there are none: the grid has no such layout
     assert err.endswith("layout: found no layout that fits 4 x h100-sxm with tensor = 3; "
                         "nearest that works: layout.tensor=1\n")  # fmt: skip
