@@ -143,7 +143,8 @@ TO_THE_END: dict[str, Case] = {
 
 def run_of(case: Case) -> Run:
     layout, model, recipe = case
-    told = tables((layout, {**SIZES, **model}, {**RECIPE, **recipe}))
+    sizes = {name: each for name, each in {**SIZES, **model}.items() if each is not None}
+    told = tables((layout, sizes, {**RECIPE, **recipe}))
     told["cluster"]["count"] *= layout.get("pipeline", 1)
     return load(told)
 
