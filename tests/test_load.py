@@ -16,6 +16,8 @@ from trainledger.cli import main
 from trainledger.regression.target import Target, ledger_of_run
 from trainledger.spec.calibration import Calibration, KernelTime, write_calibration
 
+pytestmark = pytest.mark.search
+
 CONFIG = {
     "model_type": "llama", "vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 128, "max_position_embeddings": 256,

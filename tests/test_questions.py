@@ -12,6 +12,8 @@ import trainledger as tl
 from trainledger.spec import runfile
 from trainledger.spec.parts import from_fields, with_fields
 
+pytestmark = pytest.mark.search
+
 SPREAD = {
     "model": {"preset": "teach-10m"},
     "recipe": {"seq_len": 256, "global_batch": 16, "steps": 100, "precision": "bf16-sharded"},

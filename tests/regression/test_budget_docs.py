@@ -16,6 +16,8 @@ import pytest
 
 from trainledger.cli import main
 
+pytestmark = pytest.mark.process
+
 HOUSE = Path(__file__).parent.parent.parent
 TEXT = (HOUSE / "docs" / "budgets.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TEXT, re.DOTALL)

@@ -9,6 +9,8 @@ import pytest
 from trainledger.cli import main
 from trainledger.predict.device_memory import TENSORS_ALONE
 
+pytestmark = pytest.mark.search
+
 ALONE = TENSORS_ALONE[0].upper() + TENSORS_ALONE[1:]
 RECIPE = ["--set", "recipe.global_batch=64", "--set", "recipe.micro_batch=1", "--set", "layout.shard=8"]
 
@@ -32,7 +34,7 @@ def test_memory_says_where_nothing_around_the_tensors_is_counted(
     assert (ALONE in said(capsys, "fit", *on, *RECIPE)) is not known
     serving = said(capsys, "plan", "gpt2", "--device", device, "--phase", "decode", "--context", "512")
     assert (ALONE in serving) is not known
-    assert ("around the tensors not counted" in serving) is not known
+    assert ("outside the tensors not counted" in serving) is not known
     layouts = said(capsys, "layouts", *on, "--set", "recipe.global_batch=64", "--set", "recipe.seq_len=512")
     assert (ALONE in layouts) is not known
     assert main(["plan", *on, *RECIPE, "--json"]) == 0

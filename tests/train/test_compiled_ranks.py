@@ -143,8 +143,8 @@ TO_THE_END: dict[str, Case] = {
 
 def run_of(case: Case) -> Run:
     layout, model, recipe = case
-    sizes = {name: each for name, each in {**SIZES, **model}.items() if each is not None}
-    told = tables((layout, sizes, {**RECIPE, **recipe}))
+    told = tables((layout, {**SIZES, **model}, {**RECIPE, **recipe}))
+    told["model"] = {name: each for name, each in told["model"].items() if each is not None}
     told["cluster"]["count"] *= layout.get("pipeline", 1)
     return load(told)
 
@@ -251,7 +251,7 @@ class Stage(nn.Module):
         y_BTD = run_layers(list(model.layers), shared, first.pop(), model.spec, model.checkpointing)
         if not self.chunk.ends:
             return y_BTD
-        assert model.norm.kind is not None
+        assert model.norm is not None
         of_logits = compiled_loss() if self.loss == "compiled" else next_token_loss
         return of_logits(model.lm_head(model.norm(y_BTD)), targets_BT)
 

@@ -17,6 +17,8 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.ranks import accounts
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.process
+
 LLAMA: dict[str, Any] = {
     "vocab_size": 96,
     "d_model": 32,

@@ -12,6 +12,8 @@ import pytest
 
 from trainledger.cli import main
 
+pytestmark = pytest.mark.process
+
 RUN = """
 [model]
 name = "small"

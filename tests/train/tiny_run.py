@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.parts import from_fields
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.train.seeds import derive
@@ -36,7 +36,7 @@ SHORT = Recipe(
 
 def tiny_run(model: dict[str, Any] | None = None, **recipe: Any) -> Run:
     """The tiny run with some fields of its model and recipe replaced."""
-    return Run(model=replace(TINY, **(model or {})), recipe=replace(SHORT, **recipe))
+    return Run(model=with_fields(TINY, model or {}), recipe=replace(SHORT, **recipe))
 
 
 class CountingFeed:
