@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainledger.cli import main
+from trainledger.document import Bars, Code, Document, Facts, Item, Items, Section, Table, Term, Terms, Text
+from trainledger.report.terminal import text
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
@@ -162,3 +164,53 @@ def _run_of(directory: Path, config: Path) -> Path:
     path = directory / "run.toml"
     path.write_text(tomli_w.dumps({"model": {"config": str(config)}, "recipe": RECIPE}))
     return path
+
+
+RED = "\x1b[31mred\x9b"
+
+
+def test_control_characters_of_an_input_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    """Names, files and values show their escapes (``\\x1b``), in answers and in errors."""
+    name = RED.replace("\x1b", "\\u001b").replace("\x9b", "\\u009b")
+    model = f'name = "{name}"\n' + "\n".join(f"{field} = {value}" for field, value in MODEL.items())
+    recipe = "\n".join(f"{field} = {value}" for field, value in RECIPE.items())
+    run = tmp_path / "run.toml"
+    run.write_text(f"[model]\n{model}\n\n[recipe]\n{recipe}\n", encoding="utf-8")
+    of_file = tmp_path / f"{RED}.toml"
+    of_file.write_text(run.read_text(encoding="utf-8").replace(name, "plain"), encoding="utf-8")
+    told = {
+        words: said(*words)
+        for words in [
+            ("plan", str(run)),
+            ("explain", "memory", str(run)),
+            ("plan", str(of_file)),
+            ("plan", str(of_file), "--set", "recipe.steps=-1"),
+            ("plan", f"{RED}.toml"),
+            ("plan", RED),
+            ("plan", str(run), "--set", f"recipe.steps={RED}"),
+            ("plan", str(run), "--set", f"{RED}=1"),
+            ("plan", str(run), f"--{RED}"),
+            ("init", str(tmp_path / f"new{RED}.toml")),
+            (RED,),
+        ]
+    }
+    for words, (code, out, err) in told.items():
+        assert code in (0, 2), (words, err)
+        assert "\x1b" not in out + err, words
+        assert "\x9b" not in out + err, words
+    assert "\\x1b[31mred" in told["plan", str(run)][2]  # the name is refused
+    assert told["plan", str(of_file)][0] == 0
+    assert "\\x1b[31mred" in told["plan", f"{RED}.toml"][2]
+
+
+def test_colours_are_the_only_escapes_of_a_document() -> None:
+    """What a document holds is escaped in every kind of part, and its own colours stay."""
+    parts = (
+        Table("t", (RED,), ((RED,),)), Facts(((RED, f"{RED} 5 %"),)), Text((RED,), note=True), Bars(((RED, 5),)),
+        Code(RED), Items((Item(RED, RED),)), Terms(RED, 1.0, (Term(RED, 1.0, RED, RED, RED),), "nbytes"),
+    )  # fmt: skip
+    shown = Document(RED, (Section(RED, parts),))
+    assert not {"\x1b", "\x9b"} & set(text(shown))
+    assert "\x1b[31m" not in text(shown, colour=True)
+    assert "\x1b[1m" in text(shown, colour=True)
+    assert "5 %" in text(shown)

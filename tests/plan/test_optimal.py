@@ -112,9 +112,9 @@ def test_repeated_data_make_models_smaller():
         ({"money": 100, "device": "l4"}, "price: is missing"),
         ({"device_hours": 5}, "device: is missing: hours and money buy FLOPs on a device"),
         ({"device_hours": 5, "device": "h101"}, "device = 'h101': is not in the catalog"),
-        ({"flops": -1}, "flops = -1: must be between 1 and 1e40; nearest that works: 1"),
+        ({"flops": -1}, "flops = -1: must be between 1 and 1e29; nearest that works: 1"),
         ({"flops": "many"}, "flops = 'many': is not a count"),
-        ({"flops": "1e300"}, "flops = '1e300': must be between 1 and 1e40; nearest that works: 1e40"),
+        ({"flops": "1e300"}, "flops = '1e300': must be between 1 and 1e29; nearest that works: 1e29"),
         ({"flops": "1e400"}, "flops = '1e400': is too large for any quantity"),
         ({"flops": float("nan")}, "flops = nan: must be a finite number"),
         ({"flops": 1e22, "mfu": 40}, "mfu = 40: is a share of the peak, above 0 and at most 1; nearest"),
@@ -144,3 +144,25 @@ def test_every_choice_spends_the_budget_and_names_its_source():
     assert told["asked"]["parameters"] == 8e9
     assert told["repeated"]["law"] == "muennighoff"
     assert set(told) >= {"budget", "choices", "off_optimum", "served", "repeated", "affordable"}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"flops": "1e30"}, "flops = '1e30': must be between 1 and 1e29; nearest that works: 1e29"),
+        ({"days": "1e12", "count": 1}, "days = '1e12': must be between 1e-06 and 3,650; nearest that works: 3650"),
+        ({"device_hours": "1e15"}, "device_hours = '1e15': buys more than 1e29 FLOP"),
+        ({"money": 1e17, "price": 2}, "money = 1e+17: buys more than 1e29 FLOP"),
+        ({"days": 3650, "count": 10**7}, "days = 3650: buys more than 1e29 FLOP"),
+        ({"flops": 1e28, "count": 8}, "flops = 1e+28: takes more than 3,650 days on 8 devices"),
+        ({"device_hours": 1e9, "count": 8}, "device_hours = 1000000000.0: takes more than 3,650 days on 8 devices"),
+    ],
+)
+def test_a_budget_that_nobody_can_spend_is_refused_at_once(given, sentence):
+    """Refused where it is read, before any search of sizes; the nearest value that is named is then read."""
+    device = None if given == {"flops": "1e30"} else "h100-sxm"
+    with pytest.raises(tl.InvalidInput) as refused:
+        tl.optimal(device=device, **given)
+    assert str(refused.value).startswith(sentence)
+    problem = refused.value.problems[0]
+    assert read_budget(device=device, **given | {problem.field: problem.nearest}).flops <= 1e29 * (1 + 1e-9)

@@ -15,7 +15,7 @@ from trainledger import __version__
 from trainledger.cli.arguments import Parser, error_json, print_json, problem_json, while_waiting
 from trainledger.durable import is_full
 from trainledger.report.table import wrapped
-from trainledger.spec.problem import InvalidInput, Problem, nearest_text, shown
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text, printable, shown
 
 DONE, FAILED, WRONG_INPUT, DISK_FULL, INTERRUPTED, NO_READER = 0, 1, 2, 4, 130, 141
 
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return NO_READER
     except OSError as error:  # the output itself cannot be written
         sentence, code = _of_system(error)
-        print(f"trainledger: {sentence}", file=sys.stderr)
+        print(printable(f"trainledger: {sentence}"), file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code
 
@@ -113,7 +113,7 @@ def _failed(sentence: str, code: int, as_json: bool, *, before: str = "", after:
     if as_json:
         print_json({"error": [problem_json(Problem("", None, sentence))], "where": ""})
         sys.stdout.flush()  # where the output is what failed, it fails again, and `main` tells it, once
-    print(f"{before}{sentence}{after}", file=sys.stderr)
+    print(printable(f"{before}{sentence}{after}"), file=sys.stderr)
     return code
 
 

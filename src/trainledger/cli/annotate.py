@@ -19,6 +19,7 @@ from trainledger.cli import DONE, FAILED, INTERRUPTED
 from trainledger.cli.arguments import add_count, add_json, add_output, print_json
 from trainledger.report.annotate import html, text, to_json
 from trainledger.spec.plain import check_target, replace_file
+from trainledger.spec.problem import printable
 
 NARROWEST = 60
 
@@ -64,13 +65,13 @@ def execute(args: argparse.Namespace) -> int:
     told = replace(told, notes=(*told.notes, *_misplaced(args.args, told.outcome)))
     if args.html is not None:
         replace_file(args.html, html(told).encode())
-        print(f"wrote {args.html}", file=sys.stderr)
+        print(printable(f"wrote {args.html}"), file=sys.stderr)
     if args.json:
         print_json(to_json(told))
     else:
         shown = sys.stdout.isatty() or "COLUMNS" in os.environ
         width = args.width or max(NARROWEST, shutil.get_terminal_size((80, 24)).columns if shown else 80)
-        print(text(told, width=width, busy=args.busy, per_run=args.per_run))
+        print(printable(text(told, width=width, busy=args.busy, per_run=args.per_run)))
     return {"failed": FAILED, "interrupted": INTERRUPTED}.get(told.outcome, DONE)
 
 

@@ -15,7 +15,7 @@ from trainledger.plan.quantity import LARGEST, read
 from trainledger.report.plot import check_plot, write_plot
 from trainledger.report.table import wrapped
 from trainledger.spec.plain import finite
-from trainledger.spec.problem import InvalidInput, Problem, shown
+from trainledger.spec.problem import InvalidInput, Problem, printable, shown
 from trainledger.units import parse_count
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def write_plot_of(
     ``about`` are sentences that a page has above its figures.
     """
     if args.plot is not None:
-        print(write_plot(figures, args.plot, title=title, about=about), file=sys.stderr)
+        print(printable(write_plot(figures, args.plot, title=title, about=about)), file=sys.stderr)
 
 
 def while_waiting() -> Callable[[str], None]:
@@ -163,7 +163,7 @@ def while_waiting() -> Callable[[str], None]:
         return lambda _: None
 
     def show(what: str) -> None:
-        print(f"\r\x1b[K{what[:79]}", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[K{printable(what)[:79]}", end="", file=sys.stderr, flush=True)
 
     return show
 

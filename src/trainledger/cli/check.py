@@ -15,6 +15,7 @@ from trainledger.cli.lock import add_lock
 from trainledger.regression.check import check
 from trainledger.regression.tolerance import read_flags
 from trainledger.report.budget import text, to_json
+from trainledger.spec.problem import printable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,5 +35,5 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         print_json(to_json(found, tight=args.tight))
     else:
-        print(text(found, tight=args.tight))
+        print(printable(text(found, tight=args.tight)))
     return FAILED if any(each.fails(tight=args.tight) for each in found) else DONE

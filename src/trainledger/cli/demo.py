@@ -18,6 +18,7 @@ from trainledger.cli.arguments import add_json, print_json
 from trainledger.cli.measure import measure_and_keep
 from trainledger.cli.sample import continue_text, visible
 from trainledger.cli.train import print_result, train_and_reconcile
+from trainledger.spec.problem import printable
 from trainledger.spec.runfile import run_name
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def execute(args: argparse.Namespace) -> int:
     print(written)
     say("What was forecast, and what happened")
     print(result["reconciliation_text"])
-    print(f"\nWith figures, in one file that opens offline: {result['html']}")
+    print(printable(f"\nWith figures, in one file that opens offline: {result['html']}"))
     return 0
 
 
@@ -66,7 +67,7 @@ def _measure_once(run: Run, say: _Say) -> None:
     say("Measuring this machine (half a minute, once)")
 
     calibration, path = measure_and_keep(run.cluster.backend)
-    print(f"{calibration.title}, kept in {path}", file=sys.stderr)
+    print(printable(f"{calibration.title}, kept in {path}"), file=sys.stderr)
 
 
 def _sample(run_dir: Path) -> str:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from trainledger.cli.arguments import add_json, print_json
+from trainledger.spec.problem import printable
 from trainledger.units import format_count
 
 
@@ -23,7 +24,7 @@ def execute(args: argparse.Namespace) -> int:
     from trainledger.nn.huggingface import AHEAD, export_model
     from trainledger.train.trained import load_trained, tokenizer_text
 
-    trained = load_trained(args.model, lambda sentence: print(sentence, file=sys.stderr))
+    trained = load_trained(args.model, lambda sentence: print(printable(sentence), file=sys.stderr))
     tokenizer = None if trained.tokenizer is None else tokenizer_text(trained.tokenizer)
     model_type = export_model(
         trained.model, args.out, args.dtype, tokenizer=tokenizer, force=args.force, model_type=args.model_type
@@ -44,6 +45,6 @@ def execute(args: argparse.Namespace) -> int:
         print_json(result)
     else:
         size = f"{format_count(result['parameters'])} parameters in {args.dtype}"
-        print(f"{args.out}: {result['model_type']}, {size},\n  from {trained.weights}")
+        print(printable(f"{args.out}: {result['model_type']}, {size},\n  from {trained.weights}"))
         print(f"open it with transformers:\n  AutoModelForCausalLM.from_pretrained({str(args.out)!r})")
     return 0

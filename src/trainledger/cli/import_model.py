@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from trainledger.cli.arguments import add_json, print_json
+from trainledger.spec.problem import printable
 from trainledger.units import format_count
 
 
@@ -25,7 +26,7 @@ def execute(args: argparse.Namespace) -> int:
     model = import_model(args.model)
     notes = config_notes(args.model)
     for each in notes:
-        print(each, file=sys.stderr)
+        print(printable(each), file=sys.stderr)
     tokenizer_json = tokenizer_json_in(args.model)
     write_start(model, args.out, tokenizer_json=tokenizer_json, force=args.force)
     result = {
@@ -38,6 +39,6 @@ def execute(args: argparse.Namespace) -> int:
         print_json(result)
     else:
         kept = "with its tokenizer" if tokenizer_json is not None else "without a tokenizer.json"
-        print(f"{args.out}: {model.spec.name}, {format_count(result['parameters'])} parameters, {kept}")
-        print(f"train from it: --set recipe.initial_weights={args.out}, with the [model] of its model.toml")
+        print(printable(f"{args.out}: {model.spec.name}, {format_count(result['parameters'])} parameters, {kept}"))
+        print(printable(f"train from it: --set recipe.initial_weights={args.out}, with the [model] of its model.toml"))
     return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainledger import catalog
 from trainledger.cli.arguments import add_json, add_output, print_json
 from trainledger.spec.plain import check_target, not_written
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import InvalidInput, Problem, printable
 from trainledger.spec.template import commented
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"path": args.path, "preset": args.preset})
     else:
-        print(f"wrote {args.path}; next: trainledger plan {args.path}")
+        print(printable(f"wrote {args.path}; next: trainledger plan {args.path}"))
     return 0
 
 

@@ -15,7 +15,7 @@ from trainledger.cli.outputs import Output
 from trainledger.regression.check import lock
 from trainledger.regression.lockfile import LOCK, is_a_lock
 from trainledger.report.budget import state, written
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import InvalidInput, Problem, printable
 
 _FIELDS = {
     "set": ("SECTION.FIELD=VALUE", "of a run file: change one field; may be repeated"),
@@ -71,5 +71,5 @@ def execute(args: argparse.Namespace) -> int:
         }
         print_json({"path": made.path, "targets": targets, "gone": list(made.gone), "notes": list(made.notes)})
     else:
-        print(written(made))
+        print(printable(written(made)))
     return 0

@@ -17,7 +17,7 @@ from trainledger.report.plain_data import run_data
 from trainledger.report.table import table
 from trainledger.spec.calibration import calibration_path, to_device, write_calibration
 from trainledger.spec.plain import check_target, to_plain
-from trainledger.spec.problem import InvalidInput
+from trainledger.spec.problem import InvalidInput, printable
 from trainledger.spec.runfile import read_table
 from trainledger.units import GIGA, format_count, format_flops, format_flops_per_second, format_nbytes, format_seconds
 
@@ -73,8 +73,8 @@ def _measure_machine(args: argparse.Namespace) -> int:
             }
         )
     else:
-        print(text(calibration))
-        print(f"\nKept in {path}")
+        print(printable(text(calibration)))
+        print(printable(f"\nKept in {path}"))
     return 0
 
 
@@ -107,7 +107,7 @@ def _measure_step(args: argparse.Namespace) -> int:
         with memory_told():
             ledger = rehearse_really(run)
     except OutOfMemory as end:
-        print(end, file=sys.stderr)
+        print(printable(str(end)), file=sys.stderr)
         if args.json:
             print_json({"state": "stopped", "why": str(end), "exit_code": end.exit_code})
         return end.exit_code

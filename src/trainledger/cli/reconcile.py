@@ -11,7 +11,7 @@ from trainledger.report.reconciliation import document, write_html
 from trainledger.report.record import read_run
 from trainledger.report.show import show
 from trainledger.spec.plain import check_target
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import InvalidInput, Problem, printable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -38,5 +38,5 @@ def execute(args: argparse.Namespace) -> int:
     show(document(record), as_json=args.json)
     if args.html is not None:
         write_html(record, args.html)
-        print(f"Written to {args.html}" + ("" if plotly_js() else f". {NO_PLOTLY}"), file=sys.stderr)
+        print(printable(f"Written to {args.html}" + ("" if plotly_js() else f". {NO_PLOTLY}")), file=sys.stderr)
     return 0

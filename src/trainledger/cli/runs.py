@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trainledger.cli.arguments import add_json, print_json
 from trainledger.report.record import is_run, read_run
 from trainledger.report.table import table
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import InvalidInput, Problem, printable
 from trainledger.spec.runfile import read, run_name
 from trainledger.units import format_nbytes, format_percent, format_seconds
 
@@ -37,16 +37,18 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"dir": str(folder), "runs": facts})
     elif not facts:
-        print(f"No runs in {folder}.\ntrainledger train RUN.toml makes one.")
+        print(printable(f"No runs in {folder}.\ntrainledger train RUN.toml makes one."))
     else:
         columns = ["run", "state", "steps", "step time", "ratio", "peak", "ratio", "MFU"]
         print(table(columns, [_cells(each) for each in facts], align="llrrrrrr"))
         for each in facts:
             if each["missing"]:
-                print(fill(f"{each['run']}: {', '.join(each['missing'])}", 80, subsequent_indent="  "))
+                print(printable(fill(f"{each['run']}: {', '.join(each['missing'])}", 80, subsequent_indent="  ")))
         for each in facts:
             if each["resume"] is not None:
-                print(f"\n{each['run']} {_BROKEN_OFF[each['state']]}; this goes on with it:\n{each['resume']}")
+                print(
+                    printable(f"\n{each['run']} {_BROKEN_OFF[each['state']]}; this goes on with it:\n{each['resume']}")
+                )
     return 0
 
 

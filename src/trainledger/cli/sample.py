@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from trainledger.cli.arguments import add_count, add_json, print_json
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import InvalidInput, Problem, printable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def continue_text(
     from trainledger.nn.sample import generate
     from trainledger.train.trained import load_trained
 
-    trained = load_trained(model, lambda sentence: print(sentence, file=sys.stderr))
+    trained = load_trained(model, lambda sentence: print(printable(sentence), file=sys.stderr))
     tokenizer = trained.tokenizer
     if tokenizer is None:
         raise InvalidInput([Problem(model.name, None, "has no tokenizer.json, so no text can be read or written")])

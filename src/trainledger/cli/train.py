@@ -13,7 +13,7 @@ from trainledger.predict.utilization import mfu, step_peak
 from trainledger.report.reconciliation import document, write_html
 from trainledger.report.record import read_run
 from trainledger.report.terminal import text
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import InvalidInput, Problem, printable
 from trainledger.spec.runfile import run_name
 from trainledger.units import format_count, format_seconds
 
@@ -50,7 +50,7 @@ def execute(args: argparse.Namespace) -> int:
     elif code == 0:
         print_result(result)
         print("\n" + result["reconciliation_text"])
-        print(f"\nWith figures, in one file that opens offline: {result['html']}")
+        print(printable(f"\nWith figures, in one file that opens offline: {result['html']}"))
     return code
 
 
@@ -82,7 +82,7 @@ def train_and_reconcile(run: Run, run_dir: Path, *, resume: bool) -> tuple[int, 
     try:
         finished = run_closed_loop(run, run_dir, resume=resume, observers=[progress, TensorBoard()])
     except Stopped as end:
-        print(end, file=sys.stderr)
+        print(printable(str(end)), file=sys.stderr)
         return end.exit_code, {"state": "stopped", "run_dir": run_dir, "why": str(end), "exit_code": end.exit_code}
     record = read_run(run_dir)
     html = run_dir / "report.html"
@@ -114,8 +114,8 @@ def _mfu(run: Run) -> Callable[[float], float] | None:
 def print_result(result: dict[str, Any]) -> None:
     """How a run ended, in a few lines."""
     took = f"{format_count(result['tokens'])} tokens in {format_seconds(result['seconds'])}"
-    print(f"{result['run_dir']}: {result['step']} steps, {took}")
+    print(printable(f"{result['run_dir']}: {result['step']} steps, {took}"))
     if result["validation_loss"] is not None and result["unigram_entropy"] is not None:
         print(f"validation loss {result['validation_loss']:.3f} nats per token")
         print(f"unigram entropy {result['unigram_entropy']:.3f}: what knowing only each token's frequency would give")
-    print(f"weights: {result['checkpoint'] / 'model.safetensors'}")
+    print(printable(f"weights: {result['checkpoint'] / 'model.safetensors'}"))

@@ -21,7 +21,8 @@ from trainledger.units import (
 )
 
 WAYS = "flops, device_hours, days (with count), or money (with price)"
-_MOST_FLOPS = 1e40
+_MOST_FLOPS = 1e29  # some 1,000 times the largest run planned; a law says nothing there
+_MOST_DAYS = 3650
 
 
 @frozen(kw_only=True)
@@ -87,7 +88,7 @@ def read_budget(
     given = {
         "flops": read("flops", flops, parse_flops, problems, least=1, most=_MOST_FLOPS),
         "device_hours": read("device_hours", device_hours, parse_amount, problems),
-        "days": read("days", days, parse_days, problems),
+        "days": read("days", days, parse_days, problems, most=_MOST_DAYS),
         "money": read("money", money, parse_amount, problems),
     }
     devices = read("count", count, parse_count, problems, least=1, most=10**7)
@@ -116,12 +117,36 @@ def read_budget(
         hours = devices * given["days"] * SECONDS_PER_DAY / SECONDS_PER_HOUR
     else:
         hours = given["money"] / rate
+    too_much = _beyond(named[0], raw[named[0]], given[named[0]], hours, None if peak is None else peak * share, devices)
+    if too_much is not None:
+        raise InvalidInput([too_much])
     spent = given["flops"] if hours is None or peak is None else hours * SECONDS_PER_HOUR * peak * share
     return Budget(
         flops=spent, mfu=share, device=chip, dtype=kind, peak_flops_per_second=peak, device_hours=hours,
         count=devices, days=given["days"], price=rate,
         money=given["money"] if rate is None or hours is None else rate * hours,
     )  # fmt: skip
+
+
+def _beyond(
+    field: str, value: Any, number: float, hours: float | None, rate: float | None, count: int | None
+) -> Problem | None:
+    """What is wrong with more FLOPs or days than a scaling law or a fleet of devices is good for; None where nothing.
+
+    ``number`` is what was read from ``value``, ``rate`` the FLOP/s that one device delivers.
+    """
+    if hours is None or rate is None:
+        return None
+    by_flops = _MOST_FLOPS / (hours * SECONDS_PER_HOUR * rate)
+    by_days = _MOST_DAYS * 24 * count / hours if count else float("inf")
+    if by_flops >= 1 - 1e-9 and by_days >= 1 - 1e-9:
+        return None
+    if by_days < by_flops:
+        rule = f"takes more than {_MOST_DAYS:,} days on {count:,} devices, longer than devices last"
+    else:
+        rule = f"buys more than {_MOST_FLOPS:g} FLOP, for which no scaling law is known".replace("e+", "e")
+    nearest = float(f"{0.995 * number * min(by_flops, by_days):.3g}")
+    return Problem(field, value, rule, f"{nearest:g}".replace("e+", "e"))
 
 
 def at_mfu(budget: Budget, mfu: float) -> Budget:

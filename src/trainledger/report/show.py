@@ -9,6 +9,7 @@ import sys
 from trainledger.document import Document
 from trainledger.report.terminal import has_colour, text
 from trainledger.spec.plain import finite
+from trainledger.spec.problem import printable
 
 
 def show(document: Document, *, as_json: bool = False, plot: str | os.PathLike[str] | None = None) -> None:
@@ -24,4 +25,4 @@ def show(document: Document, *, as_json: bool = False, plot: str | os.PathLike[s
         from trainledger.report.plot import write_plot
 
         written = write_plot(document.figures(), plot, title=document.title, about=document.about)
-        print(written, file=sys.stderr)
+        print(printable(written), file=sys.stderr)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainledger.spec.problem import printable
+
 WIDTH = 80
 _GAP = "  "
 _NARROWEST = 4
@@ -43,7 +45,7 @@ def _text(value: object) -> str:
     """A cell as one printable line; control characters would move the terminal's cursor."""
     if value is None:
         return ""
-    text = " ".join(str(value).split())
+    text = printable(" ".join(str(value).split()))
     return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
 
 
@@ -107,6 +109,7 @@ def wrapped(text: str, width: int = WIDTH) -> str:
     >>> wrapped("  a list of words", 12)
     '  a list of\\n  words'
     """
+    text = printable(text)
     words = text.lstrip(" ")
     indent = text[: len(text) - len(words)]
     return "\n".join(indent + each for each in _wrap(words, width - len(indent), words.split()))

@@ -9,10 +9,12 @@ from typing import TextIO
 
 from trainledger.document import Bars, Document, Facts, Items, Part, Section, Table, Terms, Text, shown
 from trainledger.report.table import WIDTH, table, wrapped
+from trainledger.spec.problem import printable
 from trainledger.units import format_percent
 
 _BOLD, _DIM, _RED, _CYAN, _END = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[36m", "\x1b[0m"
 _ALARMING = re.compile(r"[Dd]oes NOT fit|\bPARTIAL\b|\b[Ii]mpossible\b")
+_NO_BREAK = "\u2060"  # where a line may not break
 _INDENT = 12  # of what is said of a fact
 _LABEL, _AMOUNT, _SHARE, _BAR = 26, 10, 8, 32  # columns of a bar; the amount's and the share's at least
 
@@ -49,7 +51,7 @@ def _part(part: Part, colour: bool) -> str:
             return "\n".join(_items(part, colour))
         case Terms():
             return "\n".join(_terms(part, colour))
-    return part.text
+    return printable(part.text)
 
 
 def _styled(words: str, style: str, colour: bool) -> str:
@@ -65,8 +67,8 @@ def _table(part: Table, colour: bool) -> str:
 def _facts(part: Facts, colour: bool) -> Iterator[str]:
     for name, said in part.pairs:
         # A number and its percent sign stay together.
-        lines = wrapped(said.replace(" %", "\0%"), WIDTH - _INDENT).replace("\0", " ").split("\n")
-        first = f"{name:<{_INDENT - 1}} "
+        lines = wrapped(said.replace(" %", f"{_NO_BREAK}%"), WIDTH - _INDENT).replace(_NO_BREAK, " ").split("\n")
+        first = f"{printable(name):<{_INDENT - 1}} "
         yield _styled(first, _CYAN, colour and bool(name)) + lines[0]
         yield from (" " * _INDENT + each for each in lines[1:])
 
@@ -78,7 +80,7 @@ def _items(part: Items, colour: bool) -> Iterator[str]:
         yield head + first
         yield from (" " * len(head) + each for each in others)
         if item.code:
-            yield _styled(item.code, _CYAN, colour)
+            yield _styled(printable(item.code), _CYAN, colour)
 
 
 def _terms(part: Terms, colour: bool) -> Iterator[str]:
@@ -96,6 +98,7 @@ def _terms(part: Terms, colour: bool) -> Iterator[str]:
 
 def _between(left: str, right: str) -> str:
     """Both in one line, the right one at the right edge; in two where they do not fit."""
+    left, right = printable(left), printable(right)
     if len(left) + len(right) + 2 <= WIDTH:
         return left + right.rjust(WIDTH - len(left))
     return "\n".join([*wrapped(left).split("\n"), right.rjust(WIDTH)])
@@ -121,5 +124,5 @@ def _bars(part: Bars, colour: bool) -> str:
         low, high = (round(room * each / highest) if highest else 0 for each in sorted((start, end)))
         bar = ("#" if end > start else "-") * (high - low)
         bar = " " * low + (_styled(bar, _CYAN if end > start else _RED, colour) if bar else "")
-        lines.append(f"{name:<{widths[0]}}{length:>{widths[1]}} {share:>{widths[2]}}  {bar}".rstrip())
+        lines.append(f"{printable(name):<{widths[0]}}{length:>{widths[1]}} {share:>{widths[2]}}  {bar}".rstrip())
     return "\n".join(lines)

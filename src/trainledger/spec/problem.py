@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from trainledger.frozen import frozen
 
 _LONGEST = 60
+# C0 but newline and tab, DEL and C1 (ECMA-48): a terminal obeys them.
+_CONTROLS = {each: f"\\x{each:02x}" for each in (*range(32), *range(127, 160)) if chr(each) not in "\n\t"}
 
 
 @frozen
@@ -31,11 +33,11 @@ class Problem:
         where = f"{_printable(self.where)}: " if self.where else ""
         given = f" = {shown(self.value)}" if self.value is not None else ""
         field = f"{_short(_printable(self.field))}{given}: " if self.field else ""
-        sentence = f"{where}{field}{self.rule}"
+        sentence = printable(f"{where}{field}{self.rule}")
         if self.nearest is None:
             return sentence
         nearest = self.nearest if isinstance(self.nearest, str) else shown(self.nearest)
-        return f"{sentence}; nearest that works: {nearest}"
+        return f"{sentence}; nearest that works: {printable(nearest)}"
 
 
 class InvalidInput(ValueError):  # noqa: N818
@@ -46,7 +48,7 @@ class InvalidInput(ValueError):  # noqa: N818
         where = "" if where == "." else where  # the directory that the person is in goes without saying
         self.where = where
         lines = [str(each) for each in problems]
-        super().__init__("\n".join([f"{where}:", *("  " + line for line in lines)] if where else lines))
+        super().__init__("\n".join([f"{printable(where)}:", *("  " + line for line in lines)] if where else lines))
 
     def placed(self) -> list[Problem]:
         """The problems, each with where it was found, for whoever goes on to collect others from elsewhere."""
@@ -71,6 +73,15 @@ def shown(value: object) -> str:
     except Exception:  # an input may be any object, and its repr any code
         return f"a {type(value).__name__}"
     return _short(text)
+
+
+def printable(text: str) -> str:
+    """Text that a terminal shows and does not obey: control characters but newline and tab as their escapes.
+
+    >>> print(printable("a\\x1b[31mname"))
+    a\\x1b[31mname
+    """
+    return text.translate(_CONTROLS)
 
 
 def _printable(text: str) -> str:

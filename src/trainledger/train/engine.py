@@ -16,7 +16,7 @@ from trainledger.nn.init import initialize
 from trainledger.nn.lora import adapt, draw
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.precision import precision_of
-from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.problem import InvalidInput, Problem, printable
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import digest
 from trainledger.train import checkpoint
@@ -174,4 +174,4 @@ def _already(run_dir: Path, earlier: dict[str, Any] | None) -> Problem:
 
 
 def _say_on_stderr(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
+    print(printable(sentence), file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from trainledger.spec.problem import printable
 from trainledger.train.device import memory_in_use
 from trainledger.train.observer import EvaluationRecord, Finished, Observer, StepRecord, TrainingState
 from trainledger.units import format_count, format_nbytes, format_percent, format_seconds
@@ -95,6 +96,7 @@ class Progress(Observer):
         return "  ".join(parts)
 
     def _line(self, text: str) -> None:
+        text = printable(text)
         if self._bar is not None:
             self._bar.console.print(text, highlight=False, markup=False)
         else:
