@@ -246,7 +246,9 @@ def test_width_keeps_heads_and_proportions() -> None:
     wide = way.at(3).model
     assert wide.head_size == run.model.head_size
     assert wide.kv_heads == run.model.kv_heads
-    assert wide.d_ff / wide.d_model == pytest.approx(run.model.feed_forward.d_ff / run.model.d_model, rel=0.01)
+    assert wide.feed_forward.d_ff / wide.d_model == pytest.approx(
+        run.model.feed_forward.d_ff / run.model.d_model, rel=0.01
+    )
 
 
 def test_an_axis_that_is_none_is_a_sentence() -> None:
