@@ -112,7 +112,3 @@ def resident_of(rank: RankPlan, works: tuple[Work, ...], owned: ModelLeaves, tok
     return tuple(
         (name, nbytes) for name, nbytes in resident if not (is_zero(nbytes) or getattr(nbytes, "is_zero", False))
     )
-
-
-def _is_zero_formula(amount: Int) -> bool:
-    return hasattr(amount, "free_symbols") and bool(amount.is_zero)

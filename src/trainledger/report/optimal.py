@@ -265,10 +265,7 @@ def _data(answer: Optimal) -> dict[str, Any]:
         "off_optimum": plain(answer.off),
         "asked": plain(answer.asked),
         "served": plain(answer.served, more={Served: ("total_flops", "saved")}),
-        "repeated": None
-        if answer.repeated is None
-        else plain(answer.repeated, more={Repeated: ("epochs",)}, less={Repeated: ("law",)})
-        | {"law": answer.repeated.law.name},
+        "repeated": None if answer.repeated is None else _repeated_data(answer.repeated),
         "affordable": None if answer.affordable is None else _affordable_data(answer.affordable),
     }
 

@@ -80,10 +80,6 @@ def _format(word: Any) -> tuple[str, int] | None:
     return name, itemsize
 
 
-def _row_major(tensor: Strided, why: str) -> Outcome:
-    return fresh(tensor, tensor.shape, row_major(tensor.shape), "copy", why)
-
-
 def _memory_format(tensor: Strided, name: str) -> tuple[int, ...]:
     """Strides of a new tensor in a memory format."""
     if name == "preserve":

@@ -15,12 +15,6 @@ from trainledger.ledger.core.record import BlockRun, Loop, Storage
 from trainledger.ledger.entry import Int
 
 
-def nbytes_of(dtype: str) -> int:
-    """Bytes of one element of a format of whole bytes."""
-    nbytes: int = nbytes_in(1, dtype)
-    return nbytes
-
-
 class Memory:
     """What arrays and their views refer to; when the last reference is gone, its storage is free.
 
