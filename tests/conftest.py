@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from trainledger.ledger.ops import activations
+from trainledger.ledger.ops import operations
 from trainledger.ledger.optimizers import muon as update_muon
 
 settings.register_profile("here", deadline=None)  # how long an example takes says more of the machine than of us
@@ -40,7 +40,7 @@ except PackageNotFoundError:  # the core is tested without it too
 @pytest.fixture(autouse=True, scope="session")
 def _closed_form_of_this_torch():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(activations, "COMPARED", ("gt", "lt") if _TORCH >= (2, 14) else ("ge", "le"))
+        patch.setattr(operations, "COMPARED", ("gt", "lt") if _TORCH >= (2, 14) else ("ge", "le"))
         patch.setattr(update_muon, "COPIES_BF16", _TORCH >= (2, 15))
         yield
 

@@ -62,6 +62,18 @@ class Array:
             return Array(self.elements, self.dtype, self.memory, node, self._nbytes)
         return Array(elements, self.dtype, self.memory, node)
 
+    def of(self, category: str) -> Array:
+        """This array, its memory of a category."""
+        assert self.memory is not None
+        self.memory.record.category = category
+        return self
+
+    def of_each_round(self) -> Array:
+        """This array, made in a loop: each round leaves its own copy behind."""
+        assert self.memory is not None
+        self.memory.record.cached = True
+        return self
+
 
 class Leaf:
     """A parameter: its gradient stays. ``uses`` counts the nodes of the graph that give it one.

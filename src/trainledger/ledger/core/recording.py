@@ -128,9 +128,7 @@ class Recording:
         return self._casts.get(id(leaf))
 
     def remember_cast(self, leaf: Leaf, cast: Array) -> None:
-        assert cast.memory is not None
-        cast.memory.record.cached = True
-        self._casts[id(leaf)] = cast
+        self._casts[id(leaf)] = cast.of_each_round()
 
     @contextmanager
     def holding(self, category: str) -> Iterator[None]:
@@ -195,6 +193,22 @@ class Recording:
         for hook in self.hooks:
             hook.emitted(self.events[-1], len(self.events) - 1, self._block, reads, changes, made)
         return made
+
+    def make(
+        self, name: str, kind: str, *reads: Array, elements: Int | None = None, dtype: str = "", **more: Any
+    ) -> Array:
+        """One operation that makes one array, of the size and format of the first that it reads unless given."""
+        size = reads[0].elements if elements is None else elements
+        return self.emit(name, kind, reads=reads, makes=[(size, dtype or reads[0].dtype)], **more)[0]
+
+    def pointwise(self, name: str, *reads: Array, elements: Int | None = None, dtype: str = "") -> Array:
+        """One elementwise operation: a FLOP for each element of the array that it makes."""
+        size = reads[0].elements if elements is None else elements
+        return self.make(name, "elementwise", *reads, elements=size, dtype=dtype, flops=size)
+
+    def change(self, name: str, target: Array, *reads: Array) -> None:
+        """One elementwise operation in place: a FLOP for each element of its target."""
+        self.emit(name, "elementwise", reads=reads, changes=[target], flops=target.elements)
 
     def _rate_of(self, kind: str, touched: Sequence[Array]) -> str:
         """The format an operation works in: that of its first input, fp32 products at the rate they may run at."""

@@ -217,25 +217,21 @@ class Tape(Recording):
             return
         leaf.arrived = leaf.uses = 0
         if leaf.buffer is not None:
-            self.emit("add_", "elementwise", reads=[gradient], changes=[leaf.buffer], flops=leaf.elements)
+            self.change("add_", leaf.buffer, gradient)
             return
         if leaf.gradient is not None:
-            elements = leaf.elements
-            self.emit("add_", "elementwise", reads=[gradient], changes=[leaf.gradient], flops=elements)
+            self.change("add_", leaf.gradient, gradient)
             return
-        assert gradient.memory is not None
-        gradient.memory.record.category = "gradients"
-        leaf.gradient = gradient
+        leaf.gradient = gradient.of("gradients")
 
     def sum(self, x: Array, elements: Int) -> Array:
         """The sum of x over all but ``elements`` of its elements."""
-        return self.emit("sum", "reduction", reads=[x], makes=[(elements, x.dtype)], flops=x.elements)[0]
+        return self.make("sum", "reduction", x, elements=elements, flops=x.elements)
 
     def cast(self, x: Array, dtype: str) -> Array:
         """x in another format, outside of the graph."""
-        return self.emit("_to_copy", "copy", reads=[x], makes=[(x.elements, dtype)])[0]
+        return self.make("_to_copy", "copy", x, dtype=dtype)
 
     def _plus(self, a: Array, b: Array) -> Array:
         """Two gradients of one tensor; autograd adds them into a new one."""
-        (total,) = self.emit("add", "elementwise", reads=[a, b], makes=[(a.elements, a.dtype)], flops=a.elements)
-        return total
+        return self.pointwise("add", a, b)

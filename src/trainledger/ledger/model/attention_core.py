@@ -5,7 +5,7 @@ Sizes: B sequences, T tokens, H query heads, G key-value heads, K query and key 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trainledger.ledger import rules
 from trainledger.ledger.core.arithmetic import is_one
@@ -15,12 +15,15 @@ from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.memory.checkpointing import checkpointed
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.ops.activations import tanh
-from trainledger.ledger.ops.attention_kernels import fused_attention, softmax
 from trainledger.ledger.parallel.context import attend_over_ranks
 from trainledger.spec.kernels import cudnn_takes
 from trainledger.spec.problem import Problem
 
+# Rows of the logsumexp of the memory-efficient kernel are padded to a multiple of this (PyTorch,
+# aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h, kAlignLSE).
+EFFICIENT_ROWS = 32
+# Numbers of 8 bytes that a kernel keeps of the random generator's state, with dropout or without.
+GENERATOR_STATE = {"flash_attention": 3, "efficient_attention": 2, "cudnn_attention": 2}
 KERNELS = {"flash": "flash_attention", "efficient": "efficient_attention", "cudnn": "cudnn_attention"}
 
 
@@ -109,7 +112,7 @@ def _core(
     y = fused_attention(tape, q, k, v, (B, H, T, keys, K, W), kernel=kernel, given=given, learned=sinks)
     if spec.value_size == W:
         return y
-    y = part(tape, y, sizes.rows * H * spec.value_size)
+    y = op.leading(tape, y, sizes.rows * H * spec.value_size)
     return op.contiguous(tape, y, forward=True, backward=False)
 
 
@@ -125,7 +128,7 @@ def written_out(
     queries, keys = heads_first(tape, q, 1), heads_first(tape, k, repeats)
     scores = op.times_number(tape, op.batched_product(tape, queries, keys, B * H, T, S, K))
     if spec.attention.softcap is not None:
-        scores = op.times_number(tape, tanh(tape, scores))
+        scores = op.times_number(tape, op.tanh(tape, scores))
     if mask is not None:
         scores = op.add(tape, scores, mask)
     if sinks is None:
@@ -134,7 +137,7 @@ def written_out(
         sink = op.cast(tape, sinks.array(), scores.dtype)
         scores = op.concatenate(tape, (scores, broadcast(tape, sink, B * H * T, same=False)))
         del sink
-        weights = part(tape, probabilities(tape, sizes, scores), B * H * T * S)
+        weights = op.leading(tape, probabilities(tape, sizes, scores), B * H * T * S)
     del scores
     weights = op.dropout(tape, weights, sizes.attention_dropout)
     values = heads_first(tape, v, repeats)
@@ -148,7 +151,7 @@ def written_out(
 def probabilities(tape: Tape, sizes: Sizes, scores: Array) -> Array:
     """Softmax of the scores, which CUDA's autocast takes in fp32 (torch documentation, Automatic Mixed Precision)."""
     wide = sizes.backend != "cpu" and tape.precision.copies == "autocast"
-    return softmax(tape, op.cast(tape, scores, "fp32") if wide else scores, "_softmax")
+    return op.softmax(tape, op.cast(tape, scores, "fp32") if wide else scores, "_softmax")
 
 
 def heads_first(tape: Tape, x: Array, repeats: Int) -> Array:
@@ -161,34 +164,20 @@ def padded(tape: Tape, x: Array, rows: Int, width: Int, wide: Int) -> Array:
     """Rows of a width with zeros up to another, or x itself where they are one."""
     if width == wide:
         return x
-    short, elements, dtype = rows * width, rows * wide, x.dtype
-    (y,) = tape.emit("constant_pad_nd", "copy", reads=[x], makes=[(elements, dtype)])
+    dtype = x.dtype
 
-    def backward(g: Array) -> Gradients:
-        return list(tape.emit("constant_pad_nd", "copy", reads=[g], makes=[(short, dtype)]))
+    def pad(x: Array, width: Int) -> Array:
+        return tape.make("constant_pad_nd", "copy", x, elements=rows * width, dtype=dtype)
 
-    y.node = tape.node([x.node], (), backward)
+    y = pad(x, wide)
+    y.node = tape.node([x.node], (), lambda g: [pad(g, width)])
     return y
-
-
-def part(tape: Tape, x: Array, elements: Int) -> Array:
-    """The leading part of each row, so many elements in all; the gradient is as large as x, with zeros."""
-    whole, dtype = x.elements, x.dtype
-
-    def backward(g: Array) -> Gradients:
-        return list(tape.emit("slice_backward", "embedding", reads=[g], makes=[(whole, dtype)]))
-
-    return x.view(elements, tape.node([x.node], (), backward))
 
 
 def broadcast(tape: Tape, x: Array, elements: Int, *, same: bool) -> Array:
     """x as if there were ``elements``, read once; their gradients are summed, but for the ``same`` size."""
     own = x.elements
-
-    def backward(g: Array) -> Gradients:
-        return [g if same else tape.sum(g, own)]
-
-    return Broadcast(elements, x, tape.node([x.node], (), backward))
+    return Broadcast(elements, x, tape.node([x.node], (), lambda g: [g if same else tape.sum(g, own)]))
 
 
 class Broadcast(Array):
@@ -203,3 +192,43 @@ class Broadcast(Array):
     @property
     def nbytes(self) -> Int:
         return self.own
+
+
+def fused_attention(
+    tape: Tape, q: Array, k: Array, v: Array, sizes: tuple[Int, Int, Int, Int, Int, Int], *, kernel: str,
+    given: Sequence[Array] = (), learned: Leaf | None = None,
+) -> Array:  # fmt: skip
+    """Attention in one kernel: keeps q, k, v, its output and a logsumexp per query in fp32 (Dao et al. 2022).
+
+    ``sizes`` are those of `rules.attention_flops`. ``given`` is a mask that both directions read, ``learned`` the
+    sinks, which have a gradient. A kernel of accelerators also keeps its generator's state, of which its backward makes
+    the mask of dropout again.
+    """
+    batch, heads, queries, keys, head_dim, width = sizes
+    rows = batch * heads * queries
+    padded = rows
+    if kernel == "efficient_attention":
+        padded = batch * heads * (-(-queries // EFFICIENT_ROWS) * EFFICIENT_ROWS)
+    name = f"_scaled_dot_product_{kernel}"
+    flops = rules.attention_flops(*sizes)
+    shape = (batch * heads, queries, keys, head_dim, width, 0 if given else 1)
+    sinks = [] if learned is None else [learned.array()]
+    state = [(GENERATOR_STATE[kernel], "int64")] if kernel in GENERATOR_STATE else []
+    y, *beside = tape.emit(
+        name, "attention", reads=[q, k, v, *given, *sinks], makes=[(rows * width, q.dtype), (padded, "fp32"), *state],
+        flops=flops, model_flops=flops, shape=shape,
+    )  # fmt: skip
+
+    def backward(g: Array, q: Array, k: Array, v: Array, y: Array, *rest: Array) -> Gradients:
+        return list(
+            tape.emit(
+                f"{name}_backward", "attention", reads=[g, q, k, v, y, *rest, *sinks],
+                makes=[(each.elements, each.dtype) for each in (q, k, v, *sinks)],
+                flops=rules.attention_backward_flops(*sizes), model_flops=rules.attention_backward_model_flops(*sizes),
+                shape=shape,
+            )
+        )  # fmt: skip
+
+    targets = [q.node, k.node, v.node, *(each.node for each in sinks)]
+    y.node = tape.node(targets, (q, k, v, y.view(), *beside, *given), backward)
+    return y

@@ -12,12 +12,10 @@ from trainledger.ledger.core.leaves import BlockLeaves
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.model.dispatch import dispatch, from_experts, to_experts
+from trainledger.ledger.model.routing import balance_loss, dispatch, from_experts, route, sum_to, to_experts
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.ops.activations import activate, gated, sigmoid
 from trainledger.ledger.ops.expert_products import Places, linear
 from trainledger.ledger.ops.loss import with_loss
-from trainledger.ledger.ops.router import balance_loss, route
 from trainledger.ledger.parallel.expert import from_nodes, from_ranks, to_nodes, to_ranks
 
 
@@ -34,9 +32,9 @@ def mlp(
             return op.linear(tape, x, w, b, rows, d_in, d_out)
 
     if spec.feed_forward.gated:
-        h = gated(tape, project("gate_proj", x, D, F), project("up_proj", x, D, F), spec.feed_forward.activation)
+        h = op.gated(tape, project("gate_proj", x, D, F), project("up_proj", x, D, F), spec.feed_forward.activation)
     else:
-        h = activate(tape, project("up_proj", x, D, F), spec.feed_forward.activation)
+        h = op.activate(tape, project("up_proj", x, D, F), spec.feed_forward.activation)
     return project("down_proj", h, F, D)
 
 
@@ -52,7 +50,7 @@ def experts(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
         width = mixture.n_shared * mixture.width
         shared = mlp(tape, sizes, leaves, x, name="mlp.shared_experts", width=width)
     if mixture.shared_gate:
-        shared = _multiply(tape, sigmoid(tape, _shared_gate(tape, leaves, x, N, spec.d_model)), shared, narrow=0)
+        shared = _multiply(tape, op.sigmoid(tape, _shared_gate(tape, leaves, x, N, spec.d_model)), shared, narrow=0)
     return op.add(tape, y, shared)
 
 
@@ -86,10 +84,10 @@ def _routed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Array:
     if sizes.layout.sends_to_nodes:  # routes' weights come along, and what is sent back is their sum
         mixed = from_nodes(tape, sizes, _multiply(tape, y, weights, narrow=1))
     else:
-        mixed = _sum_of_routes(tape, _multiply(tape, from_experts(tape, y, where), weights, narrow=1), N * spec.d_model)
+        mixed = sum_to(tape, _multiply(tape, from_experts(tape, y, where), weights, narrow=1), N * spec.d_model)
     if sizes.balance:
-        difference = _numbers(tape, "sub", [where.ends, where.starts], spec.experts.n_experts, "int64")
-        share = _numbers(tape, "div", [difference], spec.experts.n_experts, "fp32")
+        difference = tape.pointwise("sub", where.ends, where.starts)
+        share = tape.pointwise("div", difference, dtype="fp32")
         del difference
         mixed = with_loss(tape, mixed, op.times_number(tape, balance_loss(tape, sizes, routes, share)))
     return mixed
@@ -109,11 +107,11 @@ def _stack(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, scales: Arra
     with tape.at("experts"):
         y = project(x, inward, D, 2 * F if spec.feed_forward.gated else F, scales)
         if spec.feed_forward.gated:
-            gate, up = op.halves(tape, y, places.count * F)
-            h = gated(tape, gate, up, spec.feed_forward.activation)
+            gate, up = op.parts(tape, y, [places.count * F] * 2)
+            h = op.gated(tape, gate, up, spec.feed_forward.activation)
             del gate, up
         else:
-            h = activate(tape, y, spec.feed_forward.activation)
+            h = op.activate(tape, y, spec.feed_forward.activation)
         del y
         return project(h, "down_proj", F, D)
 
@@ -123,7 +121,7 @@ def _multiply(tape: Tape, a: Array, b: Array, *, narrow: int) -> Array:
     size = (b, a)[narrow].elements
 
     def product(x: Array, y: Array) -> Array:
-        return tape.emit("mul", "elementwise", reads=[x, y], makes=[(size, x.dtype)], flops=size)[0]
+        return tape.pointwise("mul", x, y, elements=size)
 
     def backward(g: Array, a: Array, b: Array) -> Gradients:
         db = product(g, a)
@@ -132,15 +130,4 @@ def _multiply(tape: Tape, a: Array, b: Array, *, narrow: int) -> Array:
     node = tape.node([a.node, b.node], (a, b), backward, sums=[(narrow, (a, b)[narrow].elements)])
     y = product(a, b)
     y.node = node
-    return y
-
-
-def _numbers(tape: Tape, name: str, reads: list[Array], elements: Int, dtype: str) -> Array:
-    return tape.emit(name, "elementwise", reads=reads, makes=[(elements, dtype)], flops=elements)[0]
-
-
-def _sum_of_routes(tape: Tape, x: Array, elements: Int) -> Array:
-    """The sum over a token's routes; its gradient is spread without a copy."""
-    y = tape.sum(x, elements)
-    y.node = tape.node([x.node], (), lambda g: [g])
     return y

@@ -20,7 +20,6 @@ from trainledger.ledger.model.mask import Masks, held_masks, masks
 from trainledger.ledger.model.multi_token_prediction import mtp_loss
 from trainledger.ledger.model.self_attention import Angles, Shared
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.ops.activations import softcap
 from trainledger.ledger.ops.loss import loss, with_loss
 from trainledger.ledger.ops.norms import norm
 from trainledger.ledger.parallel.tensor import embedded, enter, scatter, vocab_parallel_loss
@@ -43,13 +42,13 @@ def forward(
 
     def logits_of(x: Array, rows: Int) -> Array:
         logits = head(tape, sizes, leaves, x, rows)
-        op.let_copies_go(outside)
+        op.drop_copies(outside)
         # A model that takes its loss itself, chunk by chunk, ends with that.
         return logits if recipe.loss_in_chunks else tape.model_output(logits)
 
     if leaves.head is None:
         x = hidden(tape, sizes, leaves, ids, recipe, received)
-        op.let_copies_go(outside)
+        op.drop_copies(outside)
         return tape.model_output(x)
 
     # No name here keeps the hidden states alive while the loss is taken.
@@ -165,7 +164,5 @@ def head(tape: Tape, sizes: Sizes, leaves: ModelLeaves, x: Array, rows: Int) -> 
         if spec.logit_scale != 1:
             logits = op.times_number(tape, logits)
         if spec.logit_softcap is not None:
-            logits = softcap(tape, logits)
-    assert logits.memory is not None
-    logits.memory.record.category = "logits and loss"
-    return logits
+            logits = op.softcap(tape, logits)
+    return logits.of("logits and loss")

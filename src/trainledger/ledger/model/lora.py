@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from trainledger.dtypes import BLOCK_FORMATS, nbytes_in
-from trainledger.ledger import rules
-from trainledger.ledger.core.graph import Array, Gradients, Leaf
+from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
@@ -74,31 +73,18 @@ def _frozen(
             return op.linear(tape, x, w, bias, rows, d_in, d_out)
         finally:
             w.linear = way
-    dtype, flops = tape.compute_dtype, rules.matmul_flops(rows, d_out, d_in)
+    dtype = tape.compute_dtype
     # The codes and their scales, read as so many elements of the codes' format.
     codes = CODES[recipe.base_format]
     stored = Array(base_nbytes(w.elements, recipe.base_format) // nbytes_in(1, codes), codes, None)
 
     def wide() -> Array:
-        return tape.emit(
-            "dequantize", "elementwise", reads=[stored], makes=[(d_out * d_in, dtype)],
-            flops=d_out * d_in,
-        )[0]  # fmt: skip
+        return tape.pointwise("dequantize", stored, elements=d_out * d_in, dtype=dtype)
 
-    def backward(g: Array) -> Gradients:
-        reads, makes = [g, wide()], [(rows * d_in, dtype)]
-        shape = (1, rows, d_in, d_out)
-        return list(tape.emit("mm", "matmul", reads=reads, makes=makes, flops=flops, model_flops=flops, shape=shape))
-
-    node = tape.node([x.node], (), backward)
+    node = tape.node([x.node], (), lambda g: [op.matmul(tape, "mm", [g, wide()], (1, rows, d_in, d_out), dtype)])
     matrix = wide()
     vector = [] if bias is None else [op.cast(tape, bias.array(), dtype)]
-    name = "addmm" if vector else "mm"
-    makes = [(rows * d_out, dtype)]
-    (y,) = tape.emit(
-        name, "matmul", reads=[*vector, x, matrix], makes=makes, flops=flops, model_flops=flops,
-        shape=(1, rows, d_out, d_in),
-    )  # fmt: skip
+    y = op.matmul(tape, "addmm" if vector else "mm", [*vector, x, matrix], (1, rows, d_out, d_in), dtype)
     del matrix, vector
     y.node = node
     return y

@@ -52,9 +52,8 @@ def masks_of_last(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Ma
         raise InvalidInput([Problem("model.attention.window", sizes.spec.attention.window, rule, "none")])
     S, H = sizes.context, sizes.spec.attention.n_heads
     assert S is not None
-    (position,) = tape.emit("arange", "copy", makes=[(S, "fp32")])
-    slopes = Array(H, "fp32", None)
-    (bias,) = tape.emit("mul", "elementwise", reads=[slopes, position], makes=[(H * S, "fp32")], flops=H * S)
+    position = tape.make("arange", "copy", elements=S, dtype="fp32")
+    bias = tape.pointwise("mul", Array(H, "fp32", None), position, elements=H * S)
     return {None: op.cast(tape, bias, tape.compute_dtype)}
 
 
@@ -81,25 +80,20 @@ def hides_nothing(window: int, tokens: Int) -> bool:
 
 
 def _mask(tape: Tape, sizes: Sizes, window: int | None) -> Array:
-    T, dtype = sizes.T, tape.compute_dtype
-    square = [(T * T, dtype)]
-    (hidden,) = tape.emit("full", "copy", makes=square)
-    (mask,) = tape.emit("triu", "copy", reads=[hidden], makes=square)
+    T, dtype, heads = sizes.T, tape.compute_dtype, sizes.spec.attention.n_heads
+    hidden = tape.make("full", "copy", elements=T * T, dtype=dtype)
+    mask = tape.make("triu", "copy", hidden)
     if window is not None:
-        (left,) = tape.emit("tril", "copy", reads=[hidden], makes=square)
-        tape.emit("add_", "elementwise", reads=[left], changes=[mask], flops=T * T)
+        left = tape.make("tril", "copy", hidden)
+        tape.change("add_", mask, left)
         del left
     del hidden
     if sizes.spec.positions.kind != "alibi":
         return mask
-    size = sizes.spec.attention.n_heads * T * T
-    (position,) = tape.emit("arange", "copy", makes=[(T, "fp32")])
-    (distance,) = tape.emit(
-        "sub", "elementwise", reads=[position, position], makes=[(T * T, "fp32")], flops=T * T
-    )  # fmt: skip
-    slopes = Array(sizes.spec.attention.n_heads, "fp32", None)
-    (bias,) = tape.emit("mul", "elementwise", reads=[slopes, distance], makes=[(size, "fp32")], flops=size)
+    position = tape.make("arange", "copy", elements=T, dtype="fp32")
+    distance = tape.pointwise("sub", position, position, elements=T * T)
+    bias = tape.pointwise("mul", Array(heads, "fp32", None), distance, elements=heads * T * T)
     del distance
     bias = op.cast(tape, bias, dtype)
-    tape.emit("add_", "elementwise", reads=[mask], changes=[bias], flops=size)
+    tape.change("add_", bias, mask)
     return bias

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trainledger.ledger.core.arithmetic import is_one
-from trainledger.ledger.core.graph import Array, Gradients
+from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.leaves import BlockLeaves, ModelLeaves
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
@@ -34,8 +34,9 @@ def mtp_loss(
     total: Array | None = None
     for ahead in range(1, sizes.spec.n_mtp_layers + 1):
         part = replace(sizes, T=sizes.T - 1 - ahead)
+        size = part.rows * sizes.spec.d_model
         own = _own(sizes, leaves, ahead - 1)
-        h = _module(tape, part, own, _first(tape, h, part), _first(tape, e, part), recipe, shared)
+        h = _module(tape, part, own, op.leading(tape, h, size), op.leading(tape, e, size), recipe, shared)
         loss = _loss(tape, part, own, h, recipe, head)
         total = loss if total is None else op.add(tape, total, loss)
     assert total is not None, "there is no module"
@@ -84,13 +85,3 @@ def _loss(
             if not is_one(sizes.B) and not is_one(sizes.T):  # else the slice of targets is a view of one dim
                 (targets,) = tape.emit("clone", "copy", reads=[targets], makes=[(sizes.rows, "int64")])
             return cross_entropy(tape, logits, targets, upcast=recipe.loss_upcast)
-
-
-def _first(tape: Tape, x: Array, sizes: Sizes) -> Array:
-    """A view of some tokens of each sequence; its gradient is a whole one, zero elsewhere."""
-    whole, part = x.elements, sizes.rows * sizes.spec.d_model
-
-    def backward(g: Array) -> Gradients:
-        return list(tape.emit("slice_backward", "embedding", reads=[g], makes=[(whole, g.dtype)]))
-
-    return x.view(part, tape.node([x.node], (), backward))

@@ -52,10 +52,10 @@ def linear(
     model_flops = rules.matmul_flops(places.routed, d_out, d_in)
 
     def product(reads: Sequence[Array], elements: Int, *sizes: Int) -> Array:
-        return tape.emit(
-            "grouped_mm" if grouped else "padded_mm", "matmul", reads=reads, makes=[(elements, dtype)], flops=flops,
+        return tape.make(
+            "grouped_mm" if grouped else "padded_mm", "matmul", *reads, elements=elements, dtype=dtype, flops=flops,
             model_flops=model_flops, shape=(n_experts, *sizes),
-        )[0]  # fmt: skip
+        )  # fmt: skip
 
     x_wanted, w_wanted, b_wanted = (it is not None and it.node is not None for it in (x, matrix, bias))
 
@@ -90,10 +90,10 @@ def _in_8_bits(
     model_flops = rules.matmul_flops(places.routed, d_out, d_in)
 
     def product(a: Scaled, b: Scaled, elements: Int, *sizes: Int) -> Array:
-        return tape.emit(
-            "_scaled_grouped_mm", "matmul", reads=[a[0], b[0], a[1], b[1]], makes=[(elements, dtype)], flops=flops,
+        return tape.make(
+            "_scaled_grouped_mm", "matmul", a[0], b[0], a[1], b[1], elements=elements, dtype=dtype, flops=flops,
             model_flops=model_flops, shape=(n_experts, *sizes), basis="assumed",
-        )[0]  # fmt: skip
+        )  # fmt: skip
 
     def backward(g: Array, x8: Array, x_scales: Array, matrix: Array) -> Gradients:
         by_output = cast_by_block(tape, g, rows * blocks(d_out), float8.backward)
@@ -123,19 +123,13 @@ def _in_8_bits(
 
 
 def _bias_gradient(tape: Tape, g: Array, ends: Sequence[Array], elements: Int) -> Array:
-    name = "group_sums" if ends else "sum"
-    return tape.emit(name, "reduction", reads=[g, *ends], makes=[(elements, g.dtype)], flops=g.elements)[0]
+    return tape.make("group_sums" if ends else "sum", "reduction", g, *ends, elements=elements, flops=g.elements)
 
 
 def _add_bias(tape: Tape, y: Array, bias: Array, places: Places) -> None:
-    if places.expert is None:
-        tape.emit("add_", "elementwise", reads=[bias], changes=[y], flops=y.elements)
-        return
-    spread = rows_of(tape, y.elements, y.dtype, places.expert)
-    tape.emit("add_", "elementwise", reads=[spread], changes=[y], flops=y.elements)
+    tape.change("add_", y, bias if places.expert is None else rows_of(tape, y.elements, y.dtype, places.expert))
 
 
 def rows_of(tape: Tape, elements: Int, dtype: str, index: Array) -> Array:
     """Rows of a table by an index, ``elements`` in all: of the table only those are read."""
-    reads = [Array(elements, dtype, None), index]
-    return tape.emit("index_select", "embedding", reads=reads, makes=[(elements, dtype)])[0]
+    return tape.make("index_select", "embedding", Array(elements, dtype, None), index)

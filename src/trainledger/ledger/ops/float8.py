@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import mul
 
-from trainledger.ledger import rules
 from trainledger.ledger.core.graph import Array, Gradients, Leaf
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
@@ -33,7 +32,7 @@ def float8_linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in
     if b is None:
         return y
     bias = op.cast(tape, b.array(), y.dtype)
-    (z,) = tape.emit("add", "elementwise", reads=[y, bias], makes=[(y.elements, y.dtype)], flops=y.elements)
+    z = tape.pointwise("add", y, bias)
     z.node = tape.node([y.node, bias.node], (), lambda g: [g, g], sums=[(1, d_out)])
     return z
 
@@ -55,13 +54,12 @@ def products(tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O
         return scaled(w[0], I if turned else O, float8.forward, turned=turned)
 
     def backward(g: Array, x: Array, *w: Array) -> Gradients:
-        dx = multiply(
-            tape, scaled(g, N, float8.backward, turned=False), weight(w, turned=True), (N, I, O), dtype,
-        )  # fmt: skip
-        dw = multiply(
-            tape, scaled(g, O, float8.backward, turned=True), scaled(x, I, float8.forward, turned=True),
-            (O, I, N), dtype,
-        )  # fmt: skip
+        dy = scaled(g, N, float8.backward, turned=False)
+        dx = multiply(tape, dy, weight(w, turned=True), (N, I, O), dtype)
+        del dy
+        dy = scaled(g, O, float8.backward, turned=True)
+        dw = multiply(tape, dy, scaled(x, I, float8.forward, turned=True), (O, I, N), dtype)
+        del dy
         return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
 
     read = () if float8.caching else (w,)
@@ -72,36 +70,27 @@ def products(tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O
 
 def multiply(tape: Tape, a: Scaled, b: Scaled, sizes: tuple[Int, Int, Int], dtype: str) -> Array:
     """The product of two scaled factors [m, k] and [k, n]; ``sizes`` are m, n and k."""
-    flops = rules.matmul_flops(*sizes)
-    return tape.emit(
-        "_scaled_mm", "matmul", reads=[a[0], b[0], a[1], b[1]], makes=[(sizes[0] * sizes[1], dtype)], flops=flops,
-        model_flops=flops, shape=(1, *sizes),
-    )[0]  # fmt: skip
+    return op.matmul(tape, "_scaled_mm", [a[0], b[0], a[1], b[1]], (1, *sizes), dtype)
 
 
 def cast(tape: Tape, x: Array, scales: Int, format: str, *, turned: bool) -> Scaled:
     """x scaled by its largest values and cast; ``turned`` says that the result must be copied into other rows."""
     low, high = tape.emit("aminmax", "reduction", reads=[x], makes=[(scales, x.dtype)] * 2, flops=x.elements)
 
-    def small(name: str, *reads: Array) -> Array:
-        makes = [(scales, reads[0].dtype)]
-        return tape.emit(name, "elementwise", reads=reads, makes=makes, flops=scales)[0]
-
-    negated = small("neg", low)
-    largest = small("maximum", high, negated)
+    negated = tape.pointwise("neg", low)
+    largest = tape.pointwise("maximum", high, negated)
     del negated
     if x.dtype != "fp32":
         largest = tape.cast(largest, "fp32")
-    tape.emit("clamp_", "elementwise", changes=[largest], flops=scales)
-    turned_over = small("reciprocal", largest)
-    scale = small("mul", turned_over)
-    del turned_over
-    (wide,) = tape.emit("mul", "elementwise", reads=[x, scale], makes=[(x.elements, "fp32")], flops=x.elements)
-    tape.emit("clamp_", "elementwise", changes=[wide], flops=x.elements)
+    tape.change("clamp_", largest)
+    inverse = tape.pointwise("reciprocal", largest)
+    scale = tape.pointwise("mul", inverse)
+    del inverse
+    wide = tape.pointwise("mul", x, scale, dtype="fp32")
+    tape.change("clamp_", wide)
     x8 = tape.cast(wide, format)
     del wide
-    laid = tape.emit("clone", "copy", reads=[x8], makes=[(x8.elements, format)])[0] if turned else x8
-    return laid, small("div", largest)
+    return tape.make("clone", "copy", x8) if turned else x8, tape.pointwise("div", largest)
 
 
 def _by_blocks(tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O: Int) -> Array:
@@ -129,11 +118,9 @@ def _by_blocks(tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int,
 
 def cast_by_block(tape: Tape, x: Array, scales: Int, format: str) -> Scaled:
     """x in 8 bits with so many scales, one for each block of it."""
-    made = tape.emit(
-        "cast_by_block", "elementwise", reads=[x], makes=[(x.elements, format), (scales, "fp32")],
-        flops=2 * x.elements, basis="assumed",
-    )  # fmt: skip
-    return made[0], made[1]
+    made, flops = [(x.elements, format), (scales, "fp32")], 2 * x.elements
+    x8, found = tape.emit("cast_by_block", "elementwise", reads=[x], makes=made, flops=flops, basis="assumed")
+    return x8, found
 
 
 def weight_by_block(tape: Tape, float8: Float8, leaf: Leaf, w: Array, *, turned: bool) -> Scaled:

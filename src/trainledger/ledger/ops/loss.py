@@ -15,7 +15,6 @@ from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.memory.checkpointing import checkpointed
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.ops.attention_kernels import softmax
 from trainledger.spec.recipe import Recipe
 
 Head = Callable[[Array, Int], Array]  # hidden states and how many tokens they are of, to logits
@@ -48,24 +47,18 @@ def cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast: bool) ->
     """Cross entropy of logits, widened to fp32 or in their own format; the loss itself is fp32."""
     wide = op.cast(tape, logits, "fp32") if upcast else logits
     del logits
-    value = negative_log_likelihood(tape, softmax(tape, wide, "_log_softmax"), targets)
-    return op.cast(tape, value, "fp32")
-
-
-def negative_log_likelihood(tape: Tape, log_probabilities: Array, targets: Array) -> Array:
-    """The mean or sum of the targets' negated log-probabilities; its gradient is as large as the logits."""
+    log_probabilities = op.softmax(tape, wide, "_log_softmax")
     elements, dtype = log_probabilities.elements, log_probabilities.dtype
-    value, weight_sum = tape.emit(
-        "nll_loss_forward", "embedding", reads=[log_probabilities, targets], makes=[(1, dtype), (1, dtype)]
-    )
+    reads = [log_probabilities, targets]
+    value, weight_sum = tape.emit("nll_loss_forward", "embedding", reads=reads, makes=[(1, dtype), (1, dtype)])
 
-    def backward(g: Array, log_probabilities: Array, targets: Array, weight_sum: Array) -> Gradients:
-        reads = [g, log_probabilities, targets, weight_sum]
-        return list(tape.emit("nll_loss_backward", "embedding", reads=reads, makes=[(elements, dtype)]))
+    def backward(g: Array, *saved: Array) -> Gradients:
+        return [tape.make("nll_loss_backward", "embedding", g, *saved, elements=elements, dtype=dtype)]
 
-    saved = (log_probabilities.view(), targets, weight_sum)
-    value.node = tape.node([log_probabilities.node], saved, backward)
-    return value
+    # The gradient is as large as the logits.
+    value.node = tape.node([log_probabilities.node], (log_probabilities.view(), targets, weight_sum), backward)
+    del log_probabilities, reads
+    return op.cast(tape, value, "fp32")
 
 
 def compiled_cross_entropy(tape: Tape, logits: Array, targets: Array, *, upcast: bool) -> Array:
@@ -117,12 +110,6 @@ def _repeated(tape: Tape, count: Int) -> Iterator[None]:
         yield
 
 
-def _of_each_round(x: Array) -> None:
-    """Each round of a loop leaves its own copy of x behind."""
-    assert x.memory is not None
-    x.memory.record.cached = True
-
-
 def _chunked(tape: Tape, x: Array, part: Callable[[Array], Array], chunks: Int) -> Array:
     """Each chunk's logits are made again in backward; the gradients of the chunks are joined at the end."""
     counts = list(_rounds(tape, chunks))
@@ -131,8 +118,8 @@ def _chunked(tape: Tape, x: Array, part: Callable[[Array], Array], chunks: Int) 
     def join(*gradients: Array) -> Gradients:
         for count, each in zip(counts, gradients, strict=True):
             if not is_one(count):
-                _of_each_round(each)
-        return list(tape.emit("cat", "copy", reads=[Array(elements, dtype, None)], makes=[(elements, dtype)]))
+                each.of_each_round()
+        return [tape.make("cat", "copy", Array(elements, dtype, None))]
 
     ports = tape.fork([x.node], (), join, len(counts))
     losses: list[Array] = []
@@ -140,23 +127,25 @@ def _chunked(tape: Tape, x: Array, part: Callable[[Array], Array], chunks: Int) 
         with _repeated(tape, count):
             losses.append(checkpointed(tape, lambda own: part(own), x.view(size, port)))
         if not is_one(count):
-            _of_each_round(losses[-1])
+            losses[-1].of_each_round()
     del x
-    (stacked,) = tape.emit("stack", "copy", reads=[Array(chunks, "fp32", None)], makes=[(chunks, "fp32")])
-    (total,) = tape.emit("sum", "reduction", reads=[stacked], makes=[(1, "fp32")], flops=chunks)
-    del stacked
+    total = _summed(tape, chunks)
     total.node = tape.node([each.node for each in losses], (), lambda g: [g.view() for _ in counts])
     mean = op.divide_by_number(tape, total)
     del losses, total
-    assert mean.memory is not None
-    mean.memory.record.category = "logits and loss"
-    return mean
+    return mean.of("logits and loss")
+
+
+def _summed(tape: Tape, chunks: Int) -> Array:
+    """The sum of the chunks' losses."""
+    stacked = tape.make("stack", "copy", Array(chunks, "fp32", None))
+    return tape.sum(stacked, 1)
 
 
 def _fused(tape: Tape, x: Array, part: Callable[[Array], Array], trained: list[Leaf], chunks: Int) -> Array:
     """Forward and backward of each chunk at once; what backward does is to multiply by the gradient that comes."""
     size, own = x.elements // chunks, Leaf("chunk", (x.elements // chunks,))
-    gradients = tape.emit("empty_like", "allocate", reads=[x], makes=[(x.elements, x.dtype)])
+    gradients = [tape.make("empty_like", "allocate", x)]
     losses: list[Array] = []
     for count in (1,) if is_one(chunks) else (1, chunks - 1):
         with _repeated(tape, count):
@@ -168,20 +157,17 @@ def _fused(tape: Tape, x: Array, part: Callable[[Array], Array], trained: list[L
                 gradients += [found.pop(each) for each in trained]
             for each, total in zip(trained, gradients[1:], strict=True):
                 if each in found:
-                    tape.emit("add_", "elementwise", reads=[found[each]], changes=[total], flops=each.elements)
+                    tape.change("add_", total, found[each])
             del gradient, value
             found.clear()
         if not is_one(count):
-            _of_each_round(losses[-1])
-    (stacked,) = tape.emit("stack", "copy", reads=[Array(chunks, "fp32", None)], makes=[(chunks, "fp32")])
-    (total,) = tape.emit("sum", "reduction", reads=[stacked], makes=[(1, "fp32")], flops=chunks)
-    del stacked, losses
-    assert total.memory is not None
-    total.memory.record.category = "logits and loss"
+            losses[-1].of_each_round()
+    total = _summed(tape, chunks).of("logits and loss")
+    del losses
 
     def backward(scale: Array) -> Gradients:
         for each in gradients:
-            tape.emit("mul_", "elementwise", reads=[scale], changes=[each], flops=each.elements)
+            tape.change("mul_", each, scale)
         given: Gradients = [*gradients]
         gradients.clear()
         return given
@@ -200,7 +186,7 @@ def _forward_backward(
             if cast is not None:  # made by an earlier chunk: the gradient of each goes back through it
                 cast.node = tape.node([each], (), op.back_to(tape, each.dtype))
         value = op.divide_by_number(tape, part(own))
-        (seed,) = tape.emit("ones_like", "copy", reads=[value], makes=[(1, "fp32")])
+        seed = tape.make("ones_like", "copy", value)
         tape.start(value, seed)
         tape.backward(path=tape.path)
         value.node = None
@@ -212,8 +198,7 @@ def with_loss(tape: Tape, y: Array, loss: Array) -> Array:
 
     def backward(g: Array) -> Gradients:
         if tape.precision.loss_scaling:
-            scale = Array(1, "fp32", None)
-            return [g, *tape.emit("div", "elementwise", reads=[scale], makes=[(1, "fp32")], flops=1)]
-        return [g, *tape.emit("full", "copy", makes=[(1, "fp32")])]
+            return [g, tape.pointwise("div", Array(1, "fp32", None))]
+        return [g, tape.make("full", "copy", elements=1, dtype="fp32")]
 
     return y.view(node=tape.node([y.node, loss.node], (), backward))

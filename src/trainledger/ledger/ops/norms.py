@@ -16,15 +16,9 @@ from trainledger.ledger.ops import operations as op
 
 
 def norm(
-    tape: Tape,
-    sizes: Sizes,
-    x: Array,
-    leaves: Mapping[str, Leaf],
-    name: str,
-    *,
-    rows: Int | None = None,
+    tape: Tape, sizes: Sizes, x: Array, leaves: Mapping[str, Leaf], name: str, *, rows: Int | None = None,
     width: Int | None = None,
-) -> Array:
+) -> Array:  # fmt: skip
     """The spec's normalization with the weight and bias of this name, over rows of d_model unless said otherwise."""
     spec = sizes.spec
     rows = sizes.stream_rows if rows is None else rows
@@ -46,38 +40,17 @@ def widened(tape: Tape, x: Array) -> Array:
 
 def layer_norm(tape: Tape, x: Array, w: Leaf | None, b: Leaf | None, rows: Int, width: Int) -> Array:
     """Layer normalization (Ba et al. 2016): keeps its input, and mean and deviation of each row."""
-    elements, dtype = x.elements, x.dtype
-    per_row = [(rows, dtype if tape.backend == "cpu" else "fp32")] * 2
-    forward_flops = rules.FLOPS_PER_ELEMENT["layernorm"] * elements
     vectors = [each.array() for each in (w, b) if each is not None]
-    y, mean, deviation = tape.emit(
-        "native_layer_norm", "norm", reads=[x, *vectors], makes=[(elements, dtype), *per_row], flops=forward_flops,
-        basis="assumed",
-    )  # fmt: skip
-
-    def backward(g: Array, x: Array, mean: Array, deviation: Array, *vectors: Array) -> Gradients:
-        return list(
-            tape.emit(
-                "native_layer_norm_backward", "norm", reads=[g, x, mean, deviation, *vectors],
-                makes=[(elements, dtype), *((width, each.dtype) for each in vectors if each.node is not None)],
-                basis="assumed",
-                flops=rules.FLOPS_PER_ELEMENT["norm backward"] * elements,
-            )
-        )  # fmt: skip
-
-    y.node = tape.node([x.node, *(each.node for each in vectors)], (x, mean, deviation, *vectors), backward)
-    return y
+    per_row = [(rows, x.dtype if tape.backend == "cpu" else "fp32")] * 2
+    return _kernel(tape, "native_layer_norm", "layernorm", x, vectors, per_row, width)
 
 
 def rms_norm(tape: Tape, x: Array, w: Leaf, rows: Int, width: Int, *, fused: bool) -> Array:
     """RMS normalization (Zhang and Sennrich 2019): one kernel on CUDA, six operations in fp32 on a CPU."""
     if fused:
-        return _fused_rms_norm(tape, x, w, rows, width)
+        return _kernel(tape, "_fused_rms_norm", "rmsnorm", x, [w.array()], [(rows, "fp32")], width)
     wide = op.cast(tape, x, "fp32")
-    elements = wide.elements
-    square, square_node = _square(tape, wide)
-    mean = _op(tape, "mean", [square], rows, "reduction", elements)
-    mean_node = tape.node([square_node], (), lambda g: [_op(tape, "div", [g], elements)])
+    square, mean, mean_node = _mean_square(tape, wide, rows)
     tape.emit("add_", "elementwise", changes=[mean], flops=rows)
     root = _rsqrt(tape, mean, mean_node)
     del square, mean
@@ -90,89 +63,80 @@ def rms_norm(tape: Tape, x: Array, w: Leaf, rows: Int, width: Int, *, fused: boo
 def plus_one_rms_norm(tape: Tape, x: Array, w: Leaf, rows: Int, width: Int) -> Array:
     """RMS normalization times (1 + weight), in fp32 on every device."""
     wide = op.cast(tape, x, "fp32")
-    elements = wide.elements
-    square, square_node = _square(tape, wide)
-    mean = _op(tape, "mean", [square], rows, "reduction", elements)
+    square, mean, mean_node = _mean_square(tape, wide, rows)
     del square
-    mean_node = tape.node([square_node], (), lambda g: [_op(tape, "div", [g], elements)])
-    raised = _op(tape, "add", [mean], rows)
+    raised = tape.pointwise("add", mean)
     del mean
     root = _rsqrt(tape, raised, mean_node)
     del raised
     normed = _scaled(tape, wide, root, rows)
     del root
     factor = op.cast(tape, w.array(), "fp32")
-    plus_one = _op(tape, "add", [factor], width)
-    plus_one.node = tape.node([factor.node], (), lambda g: [g])
+    plus_one = op.plus_number(tape, factor)
     del factor
     y = _scaled(tape, normed, plus_one, width)
     del plus_one
     return op.cast(tape, y, x.dtype)
 
 
-def _op(
-    tape: Tape, name: str, reads: Sequence[Array], elements: Int, kind: str = "elementwise", flops: Int | None = None
-) -> Array:
-    makes = [(elements, "fp32")]
-    return tape.emit(name, kind, reads=reads, makes=makes, flops=elements if flops is None else flops)[0]
-
-
-def _square(tape: Tape, x: Array) -> tuple[Array, Target]:
-    """x squared, and where its gradient goes."""
+def _mean_square(tape: Tape, x: Array, rows: Int) -> tuple[Array, Array, Target]:
+    """x squared, its mean over each row, and where the gradient of the mean goes."""
     size = x.elements
 
     def backward(g: Array, x: Array) -> Gradients:
-        power = _op(tape, "pow", [x], size)
-        doubled = _op(tape, "mul", [power], size)
-        return [_op(tape, "mul", [g, doubled], size)]
+        power = tape.pointwise("pow", x)
+        doubled = tape.pointwise("mul", power)
+        return [tape.pointwise("mul", g, doubled)]
 
     node = tape.node([x.node], (x,), backward)
-    return _op(tape, "pow", [x], size), node
+    square = tape.pointwise("pow", x)
+    mean = tape.make("mean", "reduction", square, elements=rows, flops=size)
+    return square, mean, tape.node([node], (), lambda g: [tape.pointwise("div", g, elements=size)])
 
 
 def _rsqrt(tape: Tape, x: Array, node: Target) -> Array:
     """1 / sqrt(x), of an x whose gradient goes to ``node``."""
-    rows = x.elements
 
     def backward(g: Array, root: Array) -> Gradients:
-        cubed = _op(tape, "pow", [root], rows)
-        halved = _op(tape, "mul", [g], rows)
-        return [_op(tape, "mul", [halved, cubed], rows)]
+        cubed = tape.pointwise("pow", root)
+        halved = tape.pointwise("mul", g)
+        return [tape.pointwise("mul", halved, cubed)]
 
-    root = _op(tape, "rsqrt", [x], rows)
+    root = tape.pointwise("rsqrt", x)
     root.node = tape.node([node], (root,), backward)
     return root
 
 
 def _scaled(tape: Tape, x: Array, factor: Array, elements: Int) -> Array:
     """x times a factor of so many elements, broadcast."""
-    size = x.elements
 
     def product(g: Array, other: Array) -> Array:
-        return _op(tape, "mul", [g, other], size)
+        return tape.pointwise("mul", g, other, dtype="fp32")
 
     node = op.pairwise(tape, x, factor, product, product, sums=[(1, elements)], formats=[x.dtype, factor.dtype])
-    y = _op(tape, "mul", [x, factor], size)
+    y = product(x, factor)
     y.node = node
     return y
 
 
-def _fused_rms_norm(tape: Tape, x: Array, w: Leaf, rows: Int, width: Int) -> Array:
-    elements, dtype = x.elements, x.dtype
-    weight = w.array()
-    y, root = tape.emit(
-        "_fused_rms_norm", "norm", reads=[x, weight], makes=[(elements, dtype), (rows, "fp32")], basis="assumed",
-        flops=rules.FLOPS_PER_ELEMENT["rmsnorm"] * elements,
+def _kernel(
+    tape: Tape, name: str, rule: str, x: Array, vectors: Sequence[Array], per_row: Sequence[tuple[Int, str]], width: Int
+) -> Array:
+    """A normalization in one kernel, which keeps its input and what it found of each row."""
+    elements, dtype, flops = x.elements, x.dtype, rules.FLOPS_PER_ELEMENT
+    y, *found = tape.emit(
+        name, "norm", reads=[x, *vectors], makes=[(elements, dtype), *per_row], flops=flops[rule] * elements,
+        basis="assumed",
     )  # fmt: skip
 
-    def backward(g: Array, x: Array, root: Array, weight: Array) -> Gradients:
+    def backward(g: Array, x: Array, *saved: Array) -> Gradients:
+        trained = [(width, each.dtype) for each in saved[len(per_row) :] if each.node is not None]
         return list(
             tape.emit(
-                "_fused_rms_norm_backward", "norm", reads=[g, x, root, weight], basis="assumed",
-                makes=[(elements, dtype), *([(width, weight.dtype)] if weight.node is not None else [])],
-                flops=rules.FLOPS_PER_ELEMENT["norm backward"] * elements,
+                f"{name}_backward", "norm", reads=[g, x, *saved], makes=[(elements, dtype), *trained],
+                flops=flops["norm backward"] * elements, basis="assumed",
             )
         )  # fmt: skip
 
-    y.node = tape.node([x.node, weight.node], (x, root, weight), backward)
+    y.node = tape.node([x.node, *(each.node for each in vectors)], (x, *found, *vectors), backward)
     return y

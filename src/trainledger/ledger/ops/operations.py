@@ -14,6 +14,8 @@ from trainledger.ledger.core.graph import Array, Gradients, Leaf, Sums, Target
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 
+COMPARED = ("ge", "le")  # how a clamp's backward compares with its bounds; since torch 2.14 "gt" and "lt"
+
 # Formats
 
 
@@ -21,7 +23,7 @@ def cast(tape: Tape, x: Array, dtype: str) -> Array:
     """A copy in another format, or the array itself; the gradient is cast back."""
     if x.dtype == dtype:
         return x
-    (y,) = tape.emit("_to_copy", "copy", reads=[x], makes=[(x.elements, dtype)])
+    y = tape.cast(x, dtype)
     if x.node is not None:
         y.node = tape.node([x.node], (), back_to(tape, x.dtype))
     return y
@@ -29,7 +31,7 @@ def cast(tape: Tape, x: Array, dtype: str) -> Array:
 
 def back_to(tape: Tape, dtype: str) -> Callable[[Array], Gradients]:
     """The backward of a cast from this format."""
-    return lambda g: list(tape.emit("_to_copy", "copy", reads=[g], makes=[(g.elements, dtype)]))
+    return lambda g: [tape.cast(g, dtype)]
 
 
 def weight(tape: Tape, leaf: Leaf) -> Array:
@@ -53,7 +55,7 @@ def gather(tape: Tape, leaves: Iterable[Leaf]) -> None:
                 each.copy.memory.record.of_parameter = True
 
 
-def let_copies_go(leaves: Iterable[Leaf]) -> None:
+def drop_copies(leaves: Iterable[Leaf]) -> None:
     """Operations read the parameters themselves again; what backward needs of the copies is saved."""
     for each in leaves:
         each.copy = None
@@ -66,10 +68,19 @@ def gathered(tape: Tape, leaves: Sequence[Leaf]) -> Iterator[None]:
     try:
         yield
     finally:
-        let_copies_go(leaves)
+        drop_copies(leaves)
 
 
 # Matrix products
+
+
+def matmul(tape: Tape, name: str, reads: Sequence[Array], sizes: tuple[Int, Int, Int, Int], dtype: str) -> Array:
+    """A product of ``sizes`` (batch, m, n, k) in one kernel."""
+    batch, m, n, k = sizes
+    flops = rules.matmul_flops(m, n, k, batch)
+    return tape.make(
+        name, "matmul", *reads, elements=batch * m * n, dtype=dtype, flops=flops, model_flops=flops, shape=sizes
+    )
 
 
 def linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, d_out: Int) -> Array:
@@ -79,28 +90,21 @@ def linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, 
     bias = weight(tape, b) if b is not None else None
     matrix = weight(tape, w)
     x = cast(tape, x, tape.compute_dtype)
-    flops = rules.matmul_flops(rows, d_out, d_in)
     dtype = x.dtype
 
-    def input_gradient(g: Array, matrix: Array) -> Array:
-        return tape.emit(
-            "mm", "matmul", reads=[g, matrix], makes=[(rows * d_in, dtype)], flops=flops, model_flops=flops,
-            shape=(1, rows, d_in, d_out),
-        )[0]  # fmt: skip
+    def input_gradient(g: Array, saved: Sequence[Array]) -> Array | None:
+        return matmul(tape, "mm", [g, saved[-1]], (1, rows, d_in, d_out), dtype) if for_input else None
 
-    def weight_gradient(g: Array, x: Array) -> Array:
-        return tape.emit(
-            "mm", "matmul", reads=[x, g], makes=[(d_in * d_out, dtype)], flops=flops, model_flops=flops,
-            shape=(1, d_out, d_in, rows),
-        )[0]  # fmt: skip
+    def weight_gradient(g: Array, saved: Sequence[Array]) -> Array | None:
+        return matmul(tape, "mm", [saved[0], g], (1, d_out, d_in, rows), dtype) if for_weight else None
 
     def backward(g: Array, *saved: Array) -> Gradients:
         # With a bias (addmm) autograd takes the input's gradient first and hands it on last; without (mm) the reverse.
         if not has_bias:
-            dw = weight_gradient(g, saved[0]) if for_weight else None
-            return [input_gradient(g, saved[-1]) if for_input else None, dw]
-        dx = input_gradient(g, saved[-1]) if for_input else None
-        return [g if for_bias else None, weight_gradient(g, saved[0]) if for_weight else None, dx]
+            dw = weight_gradient(g, saved)
+            return [input_gradient(g, saved), dw]
+        dx = input_gradient(g, saved)
+        return [g if for_bias else None, weight_gradient(g, saved), dx]
 
     for_input, for_weight, has_bias = x.node is not None, matrix.node is not None, bias is not None
     for_bias = bias is not None and bias.node is not None
@@ -111,24 +115,16 @@ def linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in: Int, 
         node = tape.node([bias.node, matrix.node, x.node], saved, backward, sums=[(0, d_out)])
     del saved
     reads = [x, matrix] if bias is None else [bias, x, matrix]
-    name = "mm" if bias is None else "addmm"
-    (y,) = tape.emit(
-        name, "matmul", reads=reads, makes=[(rows * d_out, dtype)], flops=flops, model_flops=flops,
-        shape=(1, rows, d_out, d_in),
-    )  # fmt: skip
+    y = matmul(tape, "mm" if bias is None else "addmm", reads, (1, rows, d_out, d_in), dtype)
     y.node = node
     return y
 
 
 def batched_product(tape: Tape, a: Array, b: Array, batch: Int, m: Int, n: Int, k: Int) -> Array:
     """[batch, m, k] times [batch, k, n]."""
-    flops = rules.matmul_flops(m, n, k, batch)
 
     def product(x: Array, y: Array, m: Int, n: Int, k: Int) -> Array:
-        return tape.emit(
-            "bmm", "matmul", reads=[x, y], makes=[(batch * m * n, x.dtype)], flops=flops, model_flops=flops,
-            shape=(batch, m, n, k),
-        )[0]  # fmt: skip
+        return matmul(tape, "bmm", [x, y], (batch, m, n, k), x.dtype)
 
     node = pairwise(tape, a, b, lambda g, b: product(g, b, m, k, n), lambda g, a: product(a, g, k, n, m))
     y = product(a, b, m, n, k)
@@ -137,15 +133,9 @@ def batched_product(tape: Tape, a: Array, b: Array, batch: Int, m: Int, n: Int, 
 
 
 def pairwise(
-    tape: Tape,
-    a: Array,
-    b: Array,
-    to_a: Callable[[Array, Array], Array],
-    to_b: Callable[[Array, Array], Array],
-    *,
-    sums: Sums = (),
-    formats: Sequence[str] = (),
-) -> Target:
+    tape: Tape, a: Array, b: Array, to_a: Callable[[Array, Array], Array], to_b: Callable[[Array, Array], Array], *,
+    sums: Sums = (), formats: Sequence[str] = (),
+) -> Target:  # fmt: skip
     """The step of a product of a and b: ``to_a(gradient, b)`` and ``to_b(gradient, a)``, b's first.
 
     What only a gradient needs that nobody wants is not saved.
@@ -165,15 +155,11 @@ def pairwise(
 
 def add(tape: Tape, a: Array, b: Array) -> Array:
     """a + b in the wider of their formats; each gets a gradient in its own."""
-    wide = "fp32" if "fp32" in (a.dtype, b.dtype) else a.dtype
-    (y,) = tape.emit("add", "elementwise", reads=[a, b], makes=[(a.elements, wide)], flops=a.elements)
+    y = tape.pointwise("add", a, b, dtype="fp32" if "fp32" in (a.dtype, b.dtype) else a.dtype)
     formats = (a.dtype, b.dtype)
 
     def backward(g: Array) -> Gradients:
-        def of(dtype: str) -> Array:
-            return g if dtype == g.dtype else tape.emit("_to_copy", "copy", reads=[g], makes=[(g.elements, dtype)])[0]
-
-        return [of(dtype) for dtype in formats]
+        return [g if dtype == g.dtype else tape.cast(g, dtype) for dtype in formats]
 
     y.node = tape.node([a.node, b.node], (), backward)
     return y
@@ -181,35 +167,8 @@ def add(tape: Tape, a: Array, b: Array) -> Array:
 
 def subtract(tape: Tape, a: Array, b: Array) -> Array:
     """a - b."""
-    (y,) = tape.emit("sub", "elementwise", reads=[a, b], makes=[(a.elements, a.dtype)], flops=a.elements)
-
-    def backward(g: Array) -> Gradients:
-        return [g, *tape.emit("neg", "elementwise", reads=[g], makes=[(g.elements, g.dtype)], flops=g.elements)]
-
-    y.node = tape.node([a.node, b.node], (), backward)
-    return y
-
-
-def times_constant(tape: Tape, x: Array, constant: Array) -> Array:
-    """x times an array without gradient, broadcast."""
-
-    def product(x: Array, constant: Array) -> Array:
-        return tape.emit("mul", "elementwise", reads=[x, constant], makes=[(x.elements, x.dtype)], flops=x.elements)[0]
-
-    node = tape.node([x.node], (constant,), lambda g, constant: [product(g, constant)])
-    y = product(x, constant)
-    y.node = node
-    return y
-
-
-def times_number(tape: Tape, x: Array) -> Array:
-    """x times a Python number."""
-
-    def product(x: Array) -> Array:
-        return tape.emit("mul", "elementwise", reads=[x], makes=[(x.elements, x.dtype)], flops=x.elements)[0]
-
-    y = product(x)
-    y.node = tape.node([x.node], (), lambda g: [product(g)])
+    y = tape.pointwise("sub", a, b)
+    y.node = tape.node([a.node, b.node], (), lambda g: [g, tape.pointwise("neg", g)])
     return y
 
 
@@ -217,7 +176,7 @@ def multiply(tape: Tape, a: Array, b: Array) -> Array:
     """a * b, both of one size."""
 
     def product(x: Array, y: Array) -> Array:
-        return tape.emit("mul", "elementwise", reads=[x, y], makes=[(x.elements, x.dtype)], flops=x.elements)[0]
+        return tape.pointwise("mul", x, y)
 
     node = pairwise(tape, a, b, product, product)
     y = product(a, b)
@@ -225,20 +184,105 @@ def multiply(tape: Tape, a: Array, b: Array) -> Array:
     return y
 
 
-def activation(tape: Tape, x: Array, name: str) -> Array:
-    """SiLU or GELU."""
+def times_constant(tape: Tape, x: Array, constant: Array) -> Array:
+    """x times an array without gradient, broadcast."""
+    node = tape.node([x.node], (constant,), lambda g, constant: [tape.pointwise("mul", g, constant)])
+    y = tape.pointwise("mul", x, constant)
+    y.node = node
+    return y
+
+
+def times_number(tape: Tape, x: Array, name: str = "mul") -> Array:
+    """x times a Python number."""
+    y = tape.pointwise(name, x)
+    y.node = tape.node([x.node], (), lambda g: [tape.pointwise(name, g)])
+    return y
+
+
+def divide_by_number(tape: Tape, x: Array) -> Array:
+    """x over a Python number."""
+    return times_number(tape, x, "div")
+
+
+def plus_number(tape: Tape, x: Array) -> Array:
+    """x plus a Python number."""
+    y = tape.pointwise("add", x)
+    y.node = tape.node([x.node], (), lambda g: [g])
+    return y
+
+
+def activate(tape: Tape, x: Array, name: str) -> Array:
+    """SiLU, GELU (exact or in its tanh form), ReLU, or the square of ReLU."""
+    if name in ("relu", "relu2"):
+        y = _by_result(tape, x, "relu", "threshold_backward")
+        return y if name == "relu" else multiply(tape, y, y)
     function = "silu" if name == "silu" else "gelu"
+    node = tape.node([x.node], (x,), lambda g, x: [tape.pointwise(f"{function}_backward", g, x, dtype=x.dtype)])
+    y = tape.pointwise(function, x)
+    y.node = node
+    return y
+
+
+def gated(tape: Tape, gate: Array, up: Array, name: str) -> Array:
+    """act(gate) * up, or gpt-oss's (up + 1) * gate * sigmoid(1.702 gate) of a gate and an up that are cut off."""
+    if name != "clamped_swish":
+        return multiply(tape, activate(tape, gate, name), up)
+    gate = clamp(tape, gate, sides=1)
+    up = clamp(tape, up, sides=2)
+    shifted = plus_number(tape, up)
+    return multiply(tape, shifted, multiply(tape, gate, sigmoid(tape, times_number(tape, gate))))
+
+
+def softcap(tape: Tape, x: Array) -> Array:
+    """cap tanh(x / cap): keeps the tanh."""
+    return times_number(tape, tanh(tape, divide_by_number(tape, x)))
+
+
+def sigmoid(tape: Tape, x: Array) -> Array:
+    """1 / (1 + exp(-x)): keeps its result."""
+    return _by_result(tape, x, "sigmoid", "sigmoid_backward")
+
+
+def tanh(tape: Tape, x: Array) -> Array:
+    """The hyperbolic tangent: keeps its result."""
+    return _by_result(tape, x, "tanh", "tanh_backward")
+
+
+def _by_result(tape: Tape, x: Array, name: str, name_backward: str) -> Array:
+    """A function whose derivative follows from its result."""
+    y = tape.pointwise(name, x)
+    y.node = tape.node([x.node], (y.view(),), lambda g, y: [tape.pointwise(name_backward, g, y, dtype=y.dtype)])
+    return y
+
+
+def clamp(tape: Tape, x: Array, *, sides: int) -> Array:
+    """x cut off above, or (``sides`` 2) below and above: keeps its input, which backward compares again."""
 
     def backward(g: Array, x: Array) -> Gradients:
-        return list(
-            tape.emit(
-                f"{function}_backward", "elementwise", reads=[g, x], makes=[(x.elements, x.dtype)], flops=x.elements
-            )
-        )
+        zero = tape.emit("scalar_tensor", "copy", makes=[(1, g.dtype)])
+        from_below, from_above = COMPARED
+        inside = tape.pointwise(from_below if sides == 2 else from_above, x, dtype="bool")
+        if sides == 2:
+            below = tape.pointwise(from_above, x, dtype="bool")
+            tape.change("logical_and_", inside, below)
+        return [tape.pointwise("where", inside, g, *zero, dtype=g.dtype)]
 
     node = tape.node([x.node], (x,), backward)
-    (y,) = tape.emit(function, "elementwise", reads=[x], makes=[(x.elements, x.dtype)], flops=x.elements)
+    y = tape.pointwise("clamp", x)
     y.node = node
+    return y
+
+
+def softmax(tape: Tape, x: Array, name: str) -> Array:
+    """Softmax or log-softmax over the last dim; keeps its result."""
+
+    def run(name: str, rule: str, *reads: Array) -> Array:
+        flops = rules.FLOPS_PER_ELEMENT[rule] * size
+        return tape.make(name, "softmax", *reads, elements=size, dtype=dtype, flops=flops, basis="assumed")
+
+    size, dtype = x.elements, x.dtype
+    y = run(name, "softmax", x)
+    y.node = tape.node([x.node], (y.view(),), lambda g, y: [run(f"{name}_backward_data", "softmax backward", g, y)])
     return y
 
 
@@ -247,30 +291,11 @@ def dropout(tape: Tape, x: Array, probability: float) -> Array:
     if probability == 0:
         return x
     y, mask = tape.emit("native_dropout", "random", reads=[x], makes=[(x.elements, x.dtype), (x.elements, "bool")])
-
-    def backward(g: Array, mask: Array) -> Gradients:
-        return list(
-            tape.emit(
-                "native_dropout_backward", "elementwise", reads=[g, mask], makes=[(g.elements, g.dtype)],
-                flops=g.elements,
-            )
-        )  # fmt: skip
-
-    y.node = tape.node([x.node], (mask,), backward)
+    y.node = tape.node([x.node], (mask,), lambda g, mask: [tape.pointwise("native_dropout_backward", g, mask)])
     return y
 
 
 # Moving data
-
-
-def halves(tape: Tape, x: Array, half: Int) -> list[Array]:
-    """Views of the two halves of ``half`` elements each; their gradients are copied together."""
-    dtype = x.dtype
-
-    def backward(*gradients: Array) -> Gradients:
-        return list(tape.emit("cat", "copy", reads=gradients, makes=[(2 * half, dtype)]))
-
-    return [x.view(half, port) for port in tape.fork([x.node], (), backward, 2)]
 
 
 def parts(tape: Tape, x: Array, sizes: Sequence[Int], *, name: str = "cat") -> list[Array]:
@@ -280,7 +305,7 @@ def parts(tape: Tape, x: Array, sizes: Sequence[Int], *, name: str = "cat") -> l
         return [x]
 
     def backward(*gradients: Array) -> Gradients:
-        return list(tape.emit(name, "copy", reads=gradients, makes=[(whole, dtype)]))
+        return [tape.make(name, "copy", *gradients, elements=whole, dtype=dtype)]
 
     ports = tape.fork([x.node], (), backward, len(sizes))
     return [x.view(size, port) for size, port in zip(sizes, ports, strict=True)]
@@ -289,7 +314,7 @@ def parts(tape: Tape, x: Array, sizes: Sequence[Int], *, name: str = "cat") -> l
 def concatenate(tape: Tape, parts: Sequence[Array]) -> Array:
     """A copy of the parts one after the other; their gradients are views."""
     sizes = [each.elements for each in parts]
-    (y,) = tape.emit("cat", "copy", reads=parts, makes=[(sum(sizes), parts[0].dtype)])
+    y = tape.make("cat", "copy", *parts, elements=sum(sizes))
     y.node = tape.node([each.node for each in parts], (), lambda g: [g.view(size) for size in sizes])
     return y
 
@@ -298,65 +323,46 @@ def contiguous(tape: Tape, x: Array, *, forward: bool, backward: bool) -> Array:
     """A reshape that must copy on the way there, on the way back, or on neither."""
     if not forward and not backward:
         return x
-    y = tape.emit("clone", "copy", reads=[x], makes=[(x.elements, x.dtype)])[0] if forward else x.view()
-
-    def back(g: Array) -> Gradients:
-        return list(tape.emit("clone", "copy", reads=[g], makes=[(g.elements, g.dtype)])) if backward else [g]
-
-    y.node = tape.node([x.node], (), back)
+    y = tape.make("clone", "copy", x) if forward else x.view()
+    y.node = tape.node([x.node], (), lambda g: [tape.make("clone", "copy", g) if backward else g])
     return y
 
 
 def repeat(tape: Tape, x: Array, repeats: Int) -> Array:
     """Each key-value head copied ``repeats`` times; the gradients of the copies are summed."""
     elements = x.elements
-    (y,) = tape.emit("clone", "copy", reads=[x], makes=[(elements * repeats, x.dtype)])
+    y = tape.make("clone", "copy", x, elements=elements * repeats)
+    y.node = tape.node([x.node], (), lambda g: [tape.sum(g, elements)])
+    return y
+
+
+def leading(tape: Tape, x: Array, elements: Int) -> Array:
+    """A view of the leading part of each row, so many elements in all; the gradient is as large as x, with zeros."""
+    whole, dtype = x.elements, x.dtype
 
     def backward(g: Array) -> Gradients:
-        return [tape.sum(g, elements)]
+        return [tape.make("slice_backward", "embedding", g, elements=whole, dtype=dtype)]
 
-    y.node = tape.node([x.node], (), backward)
-    return y
+    return x.view(elements, tape.node([x.node], (), backward))
 
 
 def embedding(tape: Tape, ids: Array, table: Leaf, d_model: Int) -> Array:
     """Rows of a table; the gradient is a whole table, zero but for the rows that were read."""
-    rows, size = ids.elements, table.elements
-    whole = table.array()
+    size, whole, elements = table.elements, table.array(), ids.elements * d_model
     dtype = whole.dtype
 
     def backward(g: Array, ids: Array) -> Gradients:
-        return list(tape.emit("embedding_dense_backward", "embedding", reads=[g, ids], makes=[(size, dtype)]))
+        return [tape.make("embedding_dense_backward", "embedding", g, ids, elements=size, dtype=dtype)]
 
     node = tape.node([whole.node], (ids,), backward)
-    read = Array(rows * d_model, dtype, None)
-    (y,) = tape.emit("embedding", "embedding", reads=[read, ids], makes=[(rows * d_model, dtype)])
+    y = tape.make("embedding", "embedding", Array(elements, dtype, None), ids)
     y.node = node
     return y
 
 
 def add_positions(tape: Tape, x: Array, table: Leaf, seq_len: Int, d_model: Int) -> Array:
     """x plus the first ``seq_len`` rows of a table, the same for each sequence."""
-    size, whole = table.elements, table.array()
-    dtype = whole.dtype
-
-    def rows_to_table(g: Array) -> Gradients:
-        return list(tape.emit("slice_backward", "embedding", reads=[g], makes=[(size, dtype)]))
-
-    rows = whole.view(seq_len * d_model, tape.node([whole.node], (), rows_to_table))
-    (y,) = tape.emit("add", "elementwise", reads=[x, rows], makes=[(x.elements, x.dtype)], flops=x.elements)
-
-    rows_sum = [(1, seq_len * d_model)]
-    y.node = tape.node([x.node, rows.node], (), lambda g: [g, g], sums=rows_sum)
-    return y
-
-
-def divide_by_number(tape: Tape, x: Array) -> Array:
-    """x over a Python number."""
-
-    def quotient(x: Array) -> Array:
-        return tape.emit("div", "elementwise", reads=[x], makes=[(x.elements, x.dtype)], flops=x.elements)[0]
-
-    y = quotient(x)
-    y.node = tape.node([x.node], (), lambda g: [quotient(g)])
+    rows = leading(tape, table.array(), seq_len * d_model)
+    y = tape.pointwise("add", x, rows)
+    y.node = tape.node([x.node, rows.node], (), lambda g: [g, g], sums=[(1, rows.elements)])
     return y

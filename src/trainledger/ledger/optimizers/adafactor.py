@@ -13,12 +13,11 @@ from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.optimizers.groups import (
     Group,
-    Lines,
     count_step,
     count_steps,
+    norms,
     read_number,
     read_steps,
-    remains,
     weight_gradient_moment,
 )
 from trainledger.ledger.optimizers.states import columns_of, rows_of
@@ -27,7 +26,6 @@ from trainledger.ledger.rules import matmul_flops
 
 def adafactor_loop(tape: Tape, group: Group) -> None:
     """Tensor by tensor; the names of the code of torch's, as each holds its array until the next tensor's takes it."""
-    lines = Lines(tape)
     row_mean: Array | None = None
     col_mean: Array | None = None
     square: Array | None = None
@@ -39,35 +37,35 @@ def adafactor_loop(tape: Tape, group: Group) -> None:
         read_number(tape)
         _norm_read(tape, w)
         if group.decay:
-            lines.changed("mul", w)
+            tape.change("mul_", w)
         if len(leaf.shape) > 1:
             row_var, col_var = _factors(leaf, m)
-            fresh = _norms(tape, g, row_var.elements)
-            lines.changed("pow", fresh)
-            lines.changed("div", fresh)
+            fresh = norms(tape, g, row_var.elements)
+            tape.change("pow_", fresh)
+            tape.change("div_", fresh)
             row_mean = fresh
-            lines.changed("lerp", row_var, row_mean)
-            fresh = _norms(tape, g, col_var.elements)
-            lines.changed("pow", fresh)
-            lines.changed("div", fresh)
+            tape.change("lerp_", row_var, row_mean)
+            fresh = norms(tape, g, col_var.elements)
+            tape.change("pow_", fresh)
+            tape.change("div_", fresh)
             col_mean = fresh
-            lines.changed("lerp", col_var, col_mean)
+            tape.change("lerp_", col_var, col_mean)
             estimate = fresh = _product(tape, leaf, row_var, col_var)
             mean = _mean(tape, leaf, row_var)
-            lines.changed("clamp", mean)
-            lines.changed("div", estimate, mean)
+            tape.change("clamp_", mean)
+            tape.change("div_", estimate, mean)
             del mean
         else:
-            square = fresh = lines.made("mul", g, g)
-            lines.changed("lerp", m, square)
-            estimate = fresh = _clone(tape, m)
-        lines.changed("clamp", fresh)
-        lines.changed("rsqrt", fresh)
+            square = fresh = tape.pointwise("mul", g, g)
+            tape.change("lerp_", m, square)
+            estimate = fresh = tape.make("clone", "copy", m)
+        tape.change("clamp_", fresh)
+        tape.change("rsqrt_", fresh)
         update = fresh
         del fresh
-        lines.changed("mul", update, g)
+        tape.change("mul_", update, g)
         _norm_read(tape, update)
-        lines.changed("add", w, update)
+        tape.change("add_", w, update)
     del row_mean, col_mean, square, estimate, update
 
 
@@ -76,7 +74,6 @@ def adafactor_foreach(tape: Tape, group: Group) -> None:
     parts = [group.among(lambda leaf: len(leaf.shape) > 1), group.among(lambda leaf: len(leaf.shape) < 2)]
     if len(group.first().shape) < 2:
         parts.reverse()
-    lines = Lines(tape, foreach=True)
     squares: Array | None = None
     estimates: list[Array] = []
     updates: list[Array] = []
@@ -89,53 +86,53 @@ def adafactor_foreach(tape: Tape, group: Group) -> None:
         for leaf in tape.each_parameter(part):
             _norm_read(tape, weight_gradient_moment(tape, leaf.elements)[0])
         if part.decay:
-            lines.changed("mul", w)
+            tape.change("_foreach_mul_", w)
         if len(part.first().shape) > 1:
             for count in (rows_of, columns_of):
-                _lerp_means(tape, part, lines, count)
+                _lerp_means(tape, part, count)
             fresh = []
             for leaf in tape.each_parameter(part):
-                fresh.append(remains(_product(tape, leaf, *_factors(leaf, m))))
+                fresh.append(_product(tape, leaf, *_factors(leaf, m)).of_each_round())
             estimates = fresh
             means = []
             for leaf in tape.each_parameter(part):
-                means.append(remains(_mean(tape, leaf, _factors(leaf, m)[0])))
-            all_means = Array(part.total(lambda leaf: _matrices(leaf)), m.dtype, None)
-            lines.changed("clamp_min", all_means)
-            lines.changed("div", Array(part.elements, m.dtype, None), all_means)
+                means.append(_mean(tape, leaf, _factors(leaf, m)[0]).of_each_round())
+            all_means = Array(part.total(_matrices), m.dtype, None)
+            tape.change("_foreach_clamp_min_", all_means)
+            tape.change("_foreach_div_", Array(part.elements, m.dtype, None), all_means)
             del means
         else:
-            squares = lines.made("mul", g, g)
-            lines.changed("lerp", m, squares)
+            squares = tape.pointwise("_foreach_mul", g, g)
+            tape.change("_foreach_lerp_", m, squares)
             squares = None
             fresh = []
             for leaf in tape.each_parameter(part):
-                fresh.append(remains(_clone(tape, Array(leaf.elements, m.dtype, None))))
+                fresh.append(tape.make("clone", "copy", Array(leaf.elements, m.dtype, None)).of_each_round())
             estimates = fresh
         del fresh
         every = Array(part.elements, m.dtype, None)
-        lines.changed("clamp_min", every)
-        lines.changed("rsqrt", every)
-        lines.changed("mul", every, g)
+        tape.change("_foreach_clamp_min_", every)
+        tape.change("_foreach_rsqrt_", every)
+        tape.change("_foreach_mul_", every, g)
         updates = estimates
         for leaf in tape.each_parameter(part):
             _norm_read(tape, Array(leaf.elements, m.dtype, None))
-        lines.changed("mul", every)
-        lines.changed("add", w, every)
+        tape.change("_foreach_mul_", every)
+        tape.change("_foreach_add_", w, every)
     del estimates, updates
 
 
-def _lerp_means(tape: Tape, part: Group, lines: Lines, count: Callable[[tuple[Int, ...]], Int]) -> None:
+def _lerp_means(tape: Tape, part: Group, count: Callable[[tuple[Int, ...]], Int]) -> None:
     """Mean squares of all rows or columns, put into their factors."""
     means = []
     for leaf in tape.each_parameter(part):
         _, g, m = weight_gradient_moment(tape, leaf.elements)
-        means.append(remains(_norms(tape, g, count(leaf.shape))))
+        means.append(norms(tape, g, count(leaf.shape)).of_each_round())
     elements = part.total(lambda leaf: count(leaf.shape))
     squared, factor = Array(elements, tape.precision.updating, None), Array(elements, m.dtype, None)
-    lines.changed("mul", squared, squared)
-    lines.changed("div", squared)
-    lines.changed("lerp", factor, squared)
+    tape.change("_foreach_mul_", squared, squared)
+    tape.change("_foreach_div_", squared)
+    tape.change("_foreach_lerp_", factor, squared)
 
 
 def _factors(leaf: Leaf, moment: Array) -> tuple[Array, Array]:
@@ -147,31 +144,21 @@ def _matrices(leaf: Leaf) -> Int:
     return rows_of(leaf.shape) // leaf.shape[-2]
 
 
-def _norms(tape: Tape, g: Array, elements: Int) -> Array:
-    made = tape.emit("linalg_vector_norm", "reduction", reads=[g], makes=[(elements, g.dtype)], flops=g.elements)
-    return made[0]
-
-
 def _norm_read(tape: Tape, x: Array) -> None:
     """The host reads the norm of one tensor."""
-    norm = _norms(tape, x, 1)
+    norm = norms(tape, x, 1)
     read_number(tape, norm.dtype)
 
 
 def _product(tape: Tape, leaf: Leaf, rows: Array, columns: Array) -> Array:
     """The second moment from its factors: a column times a row for each matrix."""
     *stack, height, width = leaf.shape
-    name = "bmm" if stack else "mm"
     shape = (_matrices(leaf), height, width, 1)
     flops = matmul_flops(height, width, 1, _matrices(leaf))
-    makes = [(leaf.elements, rows.dtype)]
-    return tape.emit(name, "matmul", reads=[rows, columns], makes=makes, flops=flops, shape=shape)[0]
+    return tape.make(
+        "bmm" if stack else "mm", "matmul", rows, columns, elements=leaf.elements, flops=flops, shape=shape
+    )
 
 
 def _mean(tape: Tape, leaf: Leaf, rows: Array) -> Array:
-    makes = [(_matrices(leaf), rows.dtype)]
-    return tape.emit("mean", "reduction", reads=[rows], makes=makes, flops=rows.elements)[0]
-
-
-def _clone(tape: Tape, x: Array) -> Array:
-    return tape.emit("clone", "copy", reads=[x], makes=[(x.elements, x.dtype)])[0]
+    return tape.make("mean", "reduction", rows, elements=_matrices(leaf), flops=rows.elements)

@@ -9,13 +9,7 @@ from __future__ import annotations
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.optimizers.groups import (
-    Group,
-    Lines,
-    count_step,
-    read_number,
-    weight_gradient_moment,
-)
+from trainledger.ledger.optimizers.groups import Group, count_step, norms, read_number, weight_gradient_moment
 from trainledger.ledger.optimizers.states import BLOCK, blocks_of, is_small, state_nbytes_of
 from trainledger.ledger.optimizers.update_rules import RULES, run_lines
 from trainledger.spec.recipe import Recipe
@@ -57,10 +51,10 @@ def _tables(tape: Tape) -> list[Array]:
     """For either moment the values of a byte, and the bounds between them."""
     tables = []
     for _ in range(2):
-        (values,) = tape.emit("lift_fresh", "copy", makes=[(VALUES, "fp32")])
+        values = tape.make("lift_fresh", "copy", elements=VALUES, dtype="fp32")
         part = values.view(VALUES - 1)
-        bounds = Lines(tape).made("add", part, part)
-        Lines(tape).changed("div", bounds)
+        bounds = tape.pointwise("add", part, part)
+        tape.change("div_", bounds)
         tables += [values, bounds]
     return tables
 
@@ -68,25 +62,24 @@ def _tables(tape: Tape) -> list[Array]:
 def _read(tape: Tape, blocks: Int) -> Array:
     """A stored moment in fp32, its last block filled up."""
     n = blocks * BLOCK
-    places = tape.emit("_to_copy", "copy", reads=[Array(n, "uint8", None)], makes=[(n, "int32")])
-    (moment,) = tape.emit("index_select", "embedding", reads=[Array(n, "fp32", None), *places], makes=[(n, "fp32")])
+    places = tape.cast(Array(n, "uint8", None), "int32")
+    moment = tape.make("index_select", "embedding", Array(n, "fp32", None), places)
     del places
-    Lines(tape).changed("mul", moment, Array(blocks, "fp32", None))
+    tape.change("mul_", moment, Array(blocks, "fp32", None))
     return moment
 
 
 def _store(tape: Tape, moment: Array, blocks: Int) -> None:
     """A moment's largest magnitude by block, and the place of each element's share of it."""
     n, scales = blocks * BLOCK, Array(blocks, "fp32", None)
-    largest = tape.emit("linalg_vector_norm", "reduction", reads=[moment], makes=[(blocks, "fp32")], flops=n)
-    tape.emit("copy_", "copy", reads=largest, changes=[scales])
+    largest = norms(tape, moment, blocks)
+    tape.emit("copy_", "copy", reads=[largest], changes=[scales])
     del largest
-    above_zero = Lines(tape).made("clamp", scales)
-    Lines(tape).changed("div", moment, above_zero)
+    above_zero = tape.pointwise("clamp", scales)
+    tape.change("div_", moment, above_zero)
     del above_zero
-    bounds = Array(VALUES - 1, "fp32", None)
-    places = tape.emit("bucketize", "embedding", reads=[moment, bounds], makes=[(n, "int32")])
-    tape.emit("copy_", "copy", reads=places, changes=[Array(n, "uint8", None)])
+    places = tape.make("bucketize", "embedding", moment, Array(VALUES - 1, "fp32", None), dtype="int32")
+    tape.emit("copy_", "copy", reads=[places], changes=[Array(n, "uint8", None)])
 
 
 def _rule(tape: Tape, group: Group, recipe: Recipe, n: Int) -> None:
@@ -96,5 +89,5 @@ def _rule(tape: Tape, group: Group, recipe: Recipe, n: Int) -> None:
     arrays = {"w": w, "g": g, "m": Array(n, "fp32", None)}
     read_number(tape)
     if g.dtype != "fp32":
-        (arrays["g"],) = tape.emit("_to_copy", "copy", reads=[g], makes=[(n, "fp32")])
+        arrays["g"] = tape.cast(g, "fp32")
     run_lines(tape, group, recipe, "8-bit", arrays)

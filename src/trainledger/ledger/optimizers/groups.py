@@ -1,4 +1,4 @@
-"""What an update runs over, and the lines that its rule is made of."""
+"""What an update runs over, and the small operations that rules share."""
 
 from __future__ import annotations
 
@@ -48,34 +48,25 @@ def weight_gradient_moment(tape: Tape, elements: Int) -> tuple[Array, Array, Arr
     return weight, gradient, moment
 
 
-class Lines:
-    """One line of a rule after another, on one tensor or (``foreach``) on all tensors of a group."""
+def widest(*arrays: Array) -> str:
+    """The format of a temporary: fp32 where one of the arrays has it, else that of the first."""
+    return max((each.dtype for each in arrays), key=lambda each: each == "fp32")
 
-    def __init__(self, tape: Tape, *, foreach: bool = False) -> None:
-        self.tape = tape
-        self.prefix = "_foreach_" if foreach else ""
 
-    def made(self, name: str, *reads: Array) -> Array:
-        """A line that makes a new array, as large as the first that it reads and as wide as the widest."""
-        n = reads[0].elements
-        dtype = max((each.dtype for each in reads), key=lambda each: each == "fp32")
-        return self.tape.emit(self.prefix + name, "elementwise", reads=reads, makes=[(n, dtype)], flops=n)[0]
-
-    def changed(self, name: str, target: Array, *reads: Array, suffix: str = "_") -> None:
-        """A line that changes its target in place."""
-        name = self.prefix + name + suffix
-        self.tape.emit(name, "elementwise", reads=reads, changes=[target], flops=target.elements)
+def norms(tape: Tape, x: Array, elements: Int) -> Array:
+    """So many L2 norms of parts of x."""
+    return tape.make("linalg_vector_norm", "reduction", x, elements=elements, flops=x.elements)
 
 
 def count_step(tape: Tape) -> None:
     """A step counter is raised by one."""
-    tape.emit("add_", "elementwise", changes=[Array(1, "fp32", None)], flops=1)
+    tape.change("add_", Array(1, "fp32", None))
 
 
 def count_steps(tape: Tape, tensors: Int) -> None:
     """All step counters of a group are raised by one, which becomes a tensor first."""
-    one = tape.emit("lift_fresh", "copy", makes=[(1, "fp32")])
-    tape.emit("_foreach_add_", "elementwise", reads=one, changes=[Array(tensors, "fp32", None)], flops=tensors)
+    one = tape.make("lift_fresh", "copy", elements=1, dtype="fp32")
+    tape.change("_foreach_add_", Array(tensors, "fp32", None), one)
 
 
 def read_number(tape: Tape, dtype: str = "fp32") -> None:
@@ -87,10 +78,3 @@ def read_steps(tape: Tape, count: Int) -> None:
     """The host reads step counters one by one."""
     with tape.loop("tensors", count):
         read_number(tape)
-
-
-def remains(array: Array) -> Array:
-    """Say of an array that a loop makes that each round's stays until the list that holds them is gone."""
-    assert array.memory is not None
-    array.memory.record.cached = True
-    return array

@@ -10,7 +10,6 @@ from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops.float8 import float8_linear
-from trainledger.ledger.optimizers.groups import remains
 from trainledger.spec.precision import Float8, Precision
 
 _IN_16_BITS = ("router", "shared_expert_gate")
@@ -68,11 +67,10 @@ def main_gradients(tape: Tape, leaves: ModelLeaves) -> list[Array]:
         for leaf in tape.each_parameter(leaves.trained()):
             gradient = leaf.gradient
             assert gradient is not None
-            (copy,) = tape.emit("_to_copy", "copy", reads=[gradient], makes=[(leaf.elements, master)])
-            wide.append(remains(copy))
+            wide.append(tape.cast(gradient, master).of_each_round())
             tape.let_go(gradient)
             taken.append(leaf)
-            del copy, gradient
+            del gradient
     for leaf in taken:
         leaf.gradient = None
     return wide
@@ -94,15 +92,15 @@ def unscale(tape: Tape, leaves: ModelLeaves) -> Array:
     elements = leaves.trained().elements
     scale = Array(1, "fp32", None)
     with tape.during("optimizer"):
-        wide = tape.emit("_to_copy", "copy", reads=[scale], makes=[(1, "fp64")])
-        inverse = tape.emit("reciprocal", "elementwise", reads=wide, makes=[(1, "fp64")], flops=1)
+        wide = tape.cast(scale, "fp64")
+        inverse = tape.pointwise("reciprocal", wide)
         del wide
-        narrow = tape.emit("_to_copy", "copy", reads=inverse, makes=[(1, "fp32")])
+        narrow = tape.cast(inverse, "fp32")
         del inverse
-        (found,) = tape.emit("full", "copy", makes=[(1, "fp32")])
+        found = tape.make("full", "copy", elements=1, dtype="fp32")
         gradients = Array(elements, tape.precision.updating, None)
         name = "_amp_foreach_non_finite_check_and_unscale_"
-        tape.emit(name, "elementwise", reads=narrow, changes=[gradients, found], flops=elements)
+        tape.emit(name, "elementwise", reads=[narrow], changes=[gradients, found], flops=elements)
     return found
 
 

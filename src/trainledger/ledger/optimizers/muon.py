@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.optimizers.groups import Group, Lines, weight_gradient_moment
+from trainledger.ledger.optimizers.groups import Group, norms, weight_gradient_moment, widest
 from trainledger.ledger.rules import matmul_flops
 from trainledger.spec.recipe import Recipe
 
@@ -15,16 +15,15 @@ ITERATIONS = 5  # torch.optim.Muon's ns_steps (Jordan et al. 2024, Muon: An opti
 
 def muon(tape: Tape, group: Group, recipe: Recipe) -> None:
     """Momentum with Nesterov's look ahead, orthogonalized in bf16; the decay's product runs even where it is 1."""
-    lines = Lines(tape)
     update: Array | None = None
     for leaf in tape.each_parameter(group):
         w, g, m = weight_gradient_moment(tape, leaf.elements)
-        lines.changed("lerp", m, g)
-        update = lines.made("lerp", g, m)
+        tape.change("lerp_", m, g)
+        update = tape.pointwise("lerp", g, m, dtype=widest(g, m))
         rows, columns = leaf.shape
-        update = _orthogonal(tape, update, _smaller(rows, columns))
-        lines.changed("mul", w)
-        lines.changed("add", w, update)
+        update = _orthogonal(tape, update, (rows + columns - abs(rows - columns)) // 2)
+        tape.change("mul_", w)
+        tape.change("add_", w, update)
     del update
 
 
@@ -33,10 +32,10 @@ def _orthogonal(tape: Tape, g: Array, short: Int) -> Array:
     n = g.elements
     long = n // short
     as_it_is = g.dtype == "bf16" and not COPIES_BF16
-    x = g if as_it_is else tape.emit("_to_copy", "copy", reads=[g], makes=[(n, "bf16")])[0]
-    norm = tape.emit("linalg_vector_norm", "reduction", reads=[x], makes=[(1, "bf16")], flops=n)
-    norm = tape.emit("clamp", "elementwise", reads=norm, makes=[(1, "bf16")], flops=1)
-    tape.emit("div_", "elementwise", reads=norm, changes=[x], flops=n)
+    x = g if as_it_is else tape.cast(g, "bf16")
+    norm = norms(tape, x, 1)
+    norm = tape.pointwise("clamp", norm)
+    tape.change("div_", x, norm)
     del norm
     square = short * short
     gram: Array | None = None
@@ -49,11 +48,4 @@ def _orthogonal(tape: Tape, g: Array, short: Int) -> Array:
 
 
 def _product(tape: Tape, name: str, sizes: tuple[Int, Int, Int], reads: list[Array], elements: Int) -> Array:
-    flops = matmul_flops(*sizes)
-    made = tape.emit(name, "matmul", reads=reads, makes=[(elements, "bf16")], flops=flops, shape=(1, *sizes))
-    return made[0]
-
-
-def _smaller(a: Int, b: Int) -> Int:
-    """The smaller of two sizes, be they ints, arrays or symbols."""
-    return (a + b - abs(a - b)) // 2
+    return tape.make(name, "matmul", *reads, elements=elements, flops=matmul_flops(*sizes), shape=(1, *sizes))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.optimizers.adafactor import adafactor_foreach, adafactor_loop
 from trainledger.ledger.optimizers.adam_8bit import adam_8bit_fused, adam_8bit_loop
-from trainledger.ledger.optimizers.groups import Group, groups_of, remains
+from trainledger.ledger.optimizers.groups import Group, groups_of, norms
 from trainledger.ledger.optimizers.muon import muon
 from trainledger.ledger.optimizers.states import state_nbytes as state_nbytes
 from trainledger.ledger.optimizers.update_rules import foreach, fused, loop
@@ -42,28 +44,27 @@ def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool, dtype: str | None = 
     dtype = tape.precision.gradients if dtype is None else dtype
     elements, tensors = group.elements, group.tensors
     everything = Array(elements, dtype, None)
-    norms: list[Array] = []
+    found: list[Array] = []
     if foreach:
-        norms += tape.emit("_foreach_norm", "reduction", reads=[everything], makes=[(tensors, dtype)], flops=elements)
+        found += tape.emit("_foreach_norm", "reduction", reads=[everything], makes=[(tensors, dtype)], flops=elements)
     else:
-        for leaf in tape.each_parameter(group):
-            gradient = Array(leaf.elements, dtype, None)
-            makes = [(1, dtype)]
-            made = tape.emit("linalg_vector_norm", "reduction", reads=[gradient], makes=makes, flops=leaf.elements)
-            norms.append(remains(made.pop()))
-    stacked = tape.emit("stack", "copy", reads=[Array(tensors, dtype, None)], makes=[(tensors, dtype)])
-    total = tape.emit("linalg_vector_norm", "reduction", reads=stacked, makes=[(1, dtype)], flops=tensors)
-    norms.clear()
+        found += [norms(tape, each, 1).of_each_round() for each in _gradients(tape, leaves, dtype)]
+    stacked = tape.make("stack", "copy", Array(tensors, dtype, None))
+    total = norms(tape, stacked, 1)
+    found.clear()
     del stacked
-    shifted = tape.emit("add", "elementwise", reads=total, makes=[(1, dtype)], flops=1)
-    inverse = tape.emit("reciprocal", "elementwise", reads=shifted, makes=[(1, dtype)], flops=1)
-    scale = tape.emit("mul", "elementwise", reads=inverse, makes=[(1, dtype)], flops=1)
+    shifted = tape.pointwise("add", total)
+    inverse = tape.pointwise("reciprocal", shifted)
+    scale = tape.pointwise("mul", inverse)
     del shifted, inverse
-    clamped = tape.emit("clamp", "elementwise", reads=scale, makes=[(1, dtype)], flops=1)
+    clamped = tape.pointwise("clamp", scale)
     if foreach:
-        tape.emit("_foreach_mul_", "elementwise", reads=clamped, changes=[everything], flops=elements)
+        tape.change("_foreach_mul_", everything, clamped)
     else:
-        for leaf in tape.each_parameter(group):
-            gradient = Array(leaf.elements, dtype, None)
-            tape.emit("mul_", "elementwise", reads=clamped, changes=[gradient], flops=leaf.elements)
-    return total
+        for each in _gradients(tape, leaves, dtype):
+            tape.change("mul_", each, clamped)
+    return [total]
+
+
+def _gradients(tape: Tape, leaves: ModelLeaves, dtype: str) -> Iterator[Array]:
+    return (Array(leaf.elements, dtype, None) for leaf in tape.each_parameter(leaves.trained()))

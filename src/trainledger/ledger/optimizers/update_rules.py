@@ -17,12 +17,12 @@ from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.optimizers.groups import (
     Group,
-    Lines,
     count_step,
     count_steps,
     read_number,
     read_steps,
     weight_gradient_moment,
+    widest,
 )
 from trainledger.spec.recipe import Recipe
 
@@ -173,7 +173,7 @@ def fused(tape: Tape, group: Group, recipe: Recipe) -> None:
     w, g, m = weight_gradient_moment(tape, n)
     changed, read = [w, *(m for _ in moments)], [g]
     if rule.counts_steps:
-        tape.emit("_foreach_add_", "elementwise", changes=[steps], flops=steps.elements)
+        tape.change("_foreach_add_", steps)
         (changed if group.rule == "adagrad" else read).append(steps)
     flops = (_AMSGRAD if "max_exp_avg_sq" in moments else rule.flops) * n
     kernel = f"_fused_{rule.kernel or group.rule}_"
@@ -201,7 +201,11 @@ def loop(tape: Tape, group: Group, recipe: Recipe) -> None:
 
 def run_lines(tape: Tape, group: Group, recipe: Recipe, way: str, arrays: dict[str, Array]) -> None:
     """The lines of a group's rule on arrays by name, those under other conditions left out."""
-    rule, lines = RULES[group.rule], Lines(tape, foreach=way == "foreach")
+    rule, prefix = RULES[group.rule], "_foreach_" if way == "foreach" else ""
+
+    def made(name: str, *reads: Array) -> Array:
+        return tape.pointwise(prefix + name, *reads, dtype=widest(*reads))
+
     options = {
         "decayed": group.decay, "amsgrad": recipe.amsgrad, "rmsprop_momentum": recipe.rmsprop_momentum,
         "rmsprop_centred": recipe.rmsprop_centred,
@@ -210,9 +214,9 @@ def run_lines(tape: Tape, group: Group, recipe: Recipe, way: str, arrays: dict[s
         name, *rest = words
         if name == "decay":
             if group.decay and rule.decoupled:
-                lines.changed("mul", arrays["w"])
+                tape.change(f"{prefix}mul_", arrays["w"])
             elif group.decay:
-                arrays["g"] = lines.made("add", arrays["g"], arrays["w"])
+                arrays["g"] = made("add", arrays["g"], arrays["w"])
         elif name == "read" and way == "loop":
             read_number(tape)
         elif name == "read":
@@ -221,11 +225,11 @@ def run_lines(tape: Tape, group: Group, recipe: Recipe, way: str, arrays: dict[s
             del arrays[rest[0]]
         elif rest[0] == "=":
             read = [arrays[each] for each in rest[2:]]
-            arrays[name] = lines.made(rest[1], *read) if read else arrays[rest[1]]
+            arrays[name] = made(rest[1], *read) if read else arrays[rest[1]]
             del read
         else:
             target, *read = (arrays[each] for each in rest)
-            lines.changed(name[:-1], target, *read, suffix="_" if name.endswith("_") else "")
+            tape.change(prefix + name.removesuffix("!"), target, *read)
             del target, read
 
 

@@ -44,10 +44,9 @@ def _together(tape: Tape, x: Array) -> Array:
     return y
 
 
-def _moved(tape: Tape, x: Array, dtype: str | None = None) -> Array:
+def _moved(tape: Tape, x: Array, dtype: str = "") -> Array:
     """The same rows in another order; scales of 8 bits are multiplied in where the format is another."""
-    makes = [(x.elements, x.dtype if dtype is None else dtype)]
-    return tape.emit("index_select", "embedding", reads=[x], makes=makes)[0]
+    return tape.make("index_select", "embedding", x, dtype=dtype)
 
 
 # Once to each node

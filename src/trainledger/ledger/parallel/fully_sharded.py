@@ -237,12 +237,9 @@ class FullySharded(Hook):
         if precision.gradients != precision.reduction:
             (own,) = tape.emit("_to_copy", "copy", reads=[own], makes=[(part.own, precision.gradients)])
         if part.gradient is None:
-            assert own.memory is not None
-            own.memory.record.category = "gradients"
-            own.memory.record.cached = True  # each round of a loop over equal blocks leaves its own
-            part.gradient = own
+            part.gradient = own.of("gradients").of_each_round()
         else:
-            tape.emit("add_", "elementwise", reads=[own], changes=[part.gradient], flops=part.own)
+            tape.change("add_", part.gradient, own)
 
     def backward_is_over(self) -> None:
         """After the last unit's backward nothing waits any more."""
@@ -313,6 +310,4 @@ def _taken(leaf: Leaf) -> Array:
         return leaf.buffer
     gradient, leaf.gradient = leaf.gradient, None
     assert gradient is not None
-    assert gradient.memory is not None
-    gradient.memory.record.category = "scratch"
-    return gradient
+    return gradient.of("scratch")

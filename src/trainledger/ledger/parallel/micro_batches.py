@@ -132,13 +132,13 @@ class Work:
         with self._sharding(), tape.during("backward"):
             if self.chunk.ends:
                 with tape.at("loss"):
-                    (seed,) = tape.emit("ones_like", "copy", reads=[scaled], makes=[(1, "fp32")])
+                    seed = tape.make("ones_like", "copy", scaled)
                 held = seed
             else:
                 seed = self._received(value.elements, value.dtype)
                 # The schedule holds what it received to the end; a block must let go of its own gradient all the same,
                 # as the next round of the loop over equal blocks has another one. (One too many in the first round.)
-                (held,) = tape.emit("held", "allocate", makes=[(seed.elements, seed.dtype)], category="activations")
+                held = tape.make("held", "allocate", elements=seed.elements, dtype=seed.dtype, category="activations")
             tape.start(scaled, seed)
             del seed
             tape.backward()  # autograd holds the seed of a loss to the end, and so does a name here
@@ -227,8 +227,7 @@ def _forward_backward(work: Work, total: Array | None) -> Array | None:
     if total is None or not work.chunk.ends:
         return value if work.chunk.ends else None
     with tape.during("other"), tape.at("loss"):
-        (summed,) = tape.emit("add", "elementwise", reads=[total, value], makes=[(1, "fp32")], flops=1)
-    return summed
+        return tape.pointwise("add", total, value)
 
 
 class InFlight:

@@ -108,14 +108,9 @@ def embedded(tape: Tape, sizes: Sizes, x: Array) -> Array:
 
 def _without_others(tape: Tape, x: Array, rows: Int) -> Array:
     """Zeros for the tokens whose row another rank has; a byte for each token says which."""
-    (others,) = tape.emit("bitwise_or", "elementwise", makes=[(rows, "bool")], flops=rows)
-
-    def filled(x: Array, others: Array) -> Array:
-        makes = [(x.elements, x.dtype)]
-        return tape.emit("masked_fill", "elementwise", reads=[x, others], makes=makes, flops=x.elements)[0]
-
-    node = tape.node([x.node], (others,), lambda g, others: [filled(g, others)])
-    y = filled(x, others)
+    others = tape.pointwise("bitwise_or", elements=rows, dtype="bool")
+    node = tape.node([x.node], (others,), lambda g, others: [tape.pointwise("masked_fill", g, others)])
+    y = tape.pointwise("masked_fill", x, others)
     y.node = node
     return y
 
@@ -126,7 +121,7 @@ def scatter(tape: Tape, sizes: Sizes, x: Array) -> Array:
     if is_one(layout.tensor) or not layout.sequence_parallel:
         return x
     own, ranks = x.elements // layout.tensor, layout.tensor
-    (y,) = tape.emit("clone", "copy", reads=[x.view(own)], makes=[(own, x.dtype)])
+    y = tape.make("clone", "copy", x.view(own))
 
     def backward(g: Array) -> Gradients:
         makes = [(g.elements * ranks, g.dtype)]
@@ -168,7 +163,7 @@ def _scattered(tape: Tape, sizes: Sizes, x: Array) -> Array:
 def _reordered(tape: Tape, sizes: Sizes, x: Array) -> Array:
     if is_one(sizes.B):
         return x
-    return tape.emit("cat", "copy", reads=[x], makes=[(x.elements, x.dtype)])[0]
+    return tape.make("cat", "copy", x)
 
 
 def vocab_parallel_loss(tape: Tape, sizes: Sizes, logits: Array, targets: Array, *, upcast: bool) -> Array:
@@ -181,38 +176,36 @@ def vocab_parallel_loss(tape: Tape, sizes: Sizes, logits: Array, targets: Array,
     del logits
     rows, size, dtype = targets.elements, wide.elements, wide.dtype
 
-    def op_(name: str, reads: list[Array], elements: Int, kind: str = "elementwise", flops: Int | None = None) -> Array:
-        flops = elements if flops is None else flops
-        return tape.emit(name, kind, reads=reads, makes=[(elements, dtype)], flops=flops)[0]
+    def reduced(name: str, kind: str, x: Array, flops: Int) -> Array:
+        """One number of each row, over all ranks."""
+        mine = tape.make(name, kind, x, elements=rows, flops=flops)
+        return _summed(tape, sizes, mine)
 
-    def over_ranks(x: Array) -> Array:
-        return _summed(tape, sizes, x)
-
-    largest = over_ranks(op_("amax", [wide], rows, "reduction", size))
-    shifted = op_("sub", [wide, largest], size)
+    largest = reduced("amax", "reduction", wide, size)
+    shifted = tape.pointwise("sub", wide, largest)
     del largest
-    exponentials = op_("exp", [shifted], size)
-    sums = op_("sum", [exponentials], rows, "reduction", size)
+    exponentials = tape.pointwise("exp", shifted)
+    sums = tape.sum(exponentials, rows)
     del exponentials
-    total = over_ranks(sums)
+    total = _summed(tape, sizes, sums)
     del sums
-    log_total = op_("log", [total], rows)
+    log_total = tape.pointwise("log", total)
     del total
-    log_probabilities = op_("sub", [shifted, log_total], size)
+    log_probabilities = tape.pointwise("sub", shifted, log_total)
     del shifted, log_total
     softmax_node = tape.node([wide.node], (log_probabilities,), lambda g, saved: [g])
     del wide
-    mine = over_ranks(op_("gather", [log_probabilities], rows, "embedding", 0))
-    (value,) = tape.emit("sum", "reduction", reads=[mine], makes=[(1, dtype)], flops=rows)
+    mine = reduced("gather", "embedding", log_probabilities, 0)
+    value = tape.sum(mine, 1)
     del mine
 
     def backward(g: Array, log_probabilities: Array, targets: Array) -> Gradients:
-        picked = op_("zeros_like", [], size, "copy", 0)
+        picked = tape.make("zeros_like", "copy", elements=size, dtype=dtype)
         tape.emit("index_put_", "embedding", reads=[targets, Array(rows, dtype, None)], changes=[picked.view(rows)])
-        shares = op_("exp", [log_probabilities], size)
-        less = op_("add", [picked, shares], size)
+        shares = tape.pointwise("exp", log_probabilities)
+        less = tape.pointwise("add", picked, shares)
         del shares
-        return [op_("mul", [less, g], size)]
+        return [tape.pointwise("mul", less, g)]
 
     value.node = tape.node([softmax_node], (log_probabilities.view(), targets), backward)
     return op.cast(tape, value, "fp32")

@@ -14,8 +14,8 @@ from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
+from trainledger.ledger.model.attention_core import fused_attention
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.ops.attention_kernels import fused_attention, softmax
 from trainledger.spec.layers import segments
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.serving import CACHE_FORMATS
@@ -115,7 +115,7 @@ def absorbed(tape: Tape, sizes: Sizes, q: Array, joint: Array, weight: Leaf) -> 
     del q_low
     if sizes.backend == "cpu":
         scores = op.times_number(tape, op.batched_product(tape, q_joint, joint, B, H, S, C))
-        weights = softmax(tape, scores, "_softmax")
+        weights = op.softmax(tape, scores, "_softmax")
         y = op.batched_product(tape, weights, joint.view(B * S * R), B, H, R, S)
     else:
         nothing = Array(0, joint.dtype, None)  # the values are the latents, read already

@@ -1,0 +1,248 @@
+"""Which experts tokens go to, and their way there and back on a tape: as in `nn.router` and `nn.dispatch`.
+
+Sizes: N tokens, D d_model, E experts, K experts of a token, G groups of experts, R = K N routes, C places of an expert,
+S places of all experts.
+"""
+
+from __future__ import annotations
+
+from trainledger.frozen import frozen
+from trainledger.ledger.core.arithmetic import is_one
+from trainledger.ledger.core.graph import Array, Gradients
+from trainledger.ledger.core.leaves import BlockLeaves
+from trainledger.ledger.core.sizes import Sizes
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import Int
+from trainledger.ledger.ops import operations as op
+from trainledger.ledger.ops.expert_products import rows_of
+from trainledger.spec.model import ModelSpec
+
+
+@frozen
+class Routes:
+    """The experts of each token, the weights of their outputs, and what the choice was made from."""
+
+    chosen: Array
+    weights: Array
+    scores: Array
+
+
+def route(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array) -> Routes:
+    """The routes of N tokens."""
+    spec, N = sizes.spec, sizes.rows
+    assert spec.experts is not None
+    with tape.at("router"):
+        w, b = leaves["mlp.router.weight"], leaves.get("mlp.router.bias")
+        logits = op.linear(tape, x, w, b, N, spec.d_model, spec.experts.n_experts)
+    logits = op.cast(tape, logits, "fp32")
+    match spec.experts.router.scores:
+        case "softmax":
+            scores = op.softmax(tape, logits, "_softmax")
+        case "sigmoid":
+            scores = op.sigmoid(tape, logits)
+        case _:
+            scores = logits
+    chosen = _choose(tape, spec, scores.view(), N)
+    weights = _gather(tape, scores, chosen)
+    if spec.experts.router.scores == "softmax-of-chosen":
+        weights = op.softmax(tape, weights, "_softmax")
+    elif spec.experts.router.normalize:
+        weights = _divide(tape, weights, op.plus_number(tape, sum_to(tape, weights, N)), spec.experts.per_token)
+    if spec.experts.router.scale != 1:
+        weights = op.times_number(tape, weights)
+    return Routes(chosen, weights, scores)
+
+
+def _choose(tape: Tape, spec: ModelSpec, scores: Array, N: Int) -> Array:
+    """The best experts of each token; nothing here has a gradient."""
+    assert spec.experts is not None
+    if spec.experts.router.correction:
+        scores = tape.pointwise("add", scores, Array(spec.experts.n_experts, "fp32", None))
+    if spec.experts.router.top_groups < spec.experts.router.groups:
+        scores = _best_groups(tape, spec, scores, N)
+    return _best(tape, scores, N * spec.experts.per_token)[1]
+
+
+def _best_groups(tape: Tape, spec: ModelSpec, scores: Array, N: Int) -> Array:
+    assert spec.experts is not None
+    G = spec.experts.router.groups
+    of_best = min(2 if spec.experts.router.scores == "sigmoid" else 1, spec.experts.n_experts // G)
+    if of_best == 1:
+        best = tape.make("amax", "reduction", scores, elements=N * G, flops=scores.elements)
+    else:
+        values = _best(tape, scores, N * G * of_best)[0]
+        best = tape.sum(values, N * G)
+        del values
+    shut = tape.make("ones_like", "copy", best, dtype="bool")
+    tops = _best(tape, best, N * spec.experts.router.top_groups)[1]
+    tape.emit("scatter_", "embedding", reads=[tops], changes=[shut])
+    del tops
+    return tape.pointwise("masked_fill", scores, shut)
+
+
+def _best(tape: Tape, x: Array, elements: Int) -> list[Array]:
+    """Values and places of the best of each row."""
+    return tape.emit("topk", "embedding", reads=[x], makes=[(elements, "fp32"), (elements, "int64")])
+
+
+def _gather(tape: Tape, x: Array, index: Array) -> Array:
+    """One element of x for each of the index; keeps x for its size, and the gradient is as large."""
+    size = x.elements
+
+    def backward(g: Array, x: Array, index: Array) -> Gradients:
+        zeros = tape.make("new_zeros", "copy", g, elements=size)
+        return [tape.make("scatter_add", "embedding", zeros, index, g)]
+
+    node = tape.node([x.node], (x.view(), index), backward)
+    y = tape.make("gather", "embedding", Array(index.elements, x.dtype, None), index)
+    y.node = node
+    return y
+
+
+def sum_to(tape: Tape, x: Array, elements: Int) -> Array:
+    """The sum of x over all but so many of its elements; its gradient is spread without a copy."""
+    y = tape.sum(x, elements)
+    y.node = tape.node([x.node], (), lambda g: [g])
+    return y
+
+
+def _divide(tape: Tape, a: Array, b: Array, width: int) -> Array:
+    """a over b, one b for each row of ``width``."""
+
+    def backward(g: Array, a: Array, b: Array) -> Gradients:
+        once = tape.pointwise("div", a, b)
+        twice = tape.pointwise("div", once, b)
+        minus = tape.pointwise("neg", g)
+        db = tape.pointwise("mul", minus, twice)
+        del once, twice, minus
+        return [tape.pointwise("div", g, b), db]
+
+    sums = [] if width == 1 else [(1, b.elements)]
+    node = tape.node([a.node, b.node], (a, b), backward, sums=sums)
+    y = tape.pointwise("div", a, b)
+    y.node = node
+    return y
+
+
+def balance_loss(tape: Tape, sizes: Sizes, routes: Routes, share: Array) -> Array:
+    """The load-balance loss of one layer."""
+    spec, N = sizes.spec, sizes.rows
+    assert spec.experts is not None
+    probabilities = routes.scores
+    if spec.experts.router.scores == "sigmoid":
+        total = op.plus_number(tape, sum_to(tape, probabilities, N))
+        probabilities = _divide(tape, probabilities, total, spec.experts.n_experts)
+        del total
+    elif spec.experts.router.scores == "softmax-of-chosen":
+        probabilities = op.softmax(tape, probabilities, "_softmax")
+    mean = _mean_of_columns(tape, probabilities, spec.experts.n_experts)
+    weighted = _weighted(tape, mean, share)
+    del mean
+    total = sum_to(tape, weighted, 1)
+    del weighted
+    return op.times_number(tape, total)
+
+
+def _weighted(tape: Tape, x: Array, weights: Array) -> Array:
+    """x times weights without gradient; a single number comes back as the gradient of all."""
+
+    def product(x: Array, weights: Array) -> Array:
+        return tape.pointwise("mul", x, weights, elements=weights.elements, dtype=weights.dtype)
+
+    node = tape.node([x.node], (weights,), lambda g, weights: [product(g, weights)])
+    y = product(x, weights)
+    y.node = node
+    return y
+
+
+def _mean_of_columns(tape: Tape, x: Array, columns: Int) -> Array:
+    size = x.elements
+    y = tape.make("mean", "reduction", x, elements=columns, flops=size)
+    y.node = tape.node([x.node], (), lambda g: [tape.pointwise("div", g, elements=size)])
+    return y
+
+
+# The way to the experts and back
+
+
+@frozen
+class Dispatch:
+    """The maps between routes and places, and what of them is not to be used."""
+
+    route: Array
+    place: Array
+    starts: Array
+    ends: Array
+    expert: Array | None = None
+    empty: Array | None = None
+    dropped: Array | None = None
+
+
+def dispatch(tape: Tape, chosen: Array, n_tokens: Int, per_token: int, n_experts: int, places: Int | None) -> Dispatch:
+    """Where R routes go; ``places`` of each expert, or None for as many as it is sent."""
+    R = chosen.elements
+    flat = op.contiguous(tape, chosen, forward=not is_one(per_token) and not is_one(n_tokens), backward=False)
+    expert, route = _sorted(tape, flat)
+    del flat
+    place = _sorted(tape, route)[1]
+    experts = _range(tape, n_experts)
+    starts, ends = (tape.make("searchsorted", "embedding", expert, experts, elements=n_experts) for _ in range(2))
+    if places is None:
+        return Dispatch(route, place, starts, ends, expert=expert)
+    S, number = n_experts * places, tape.pointwise
+    behind = number("sub", _range(tape, R), rows_of(tape, R, "int64", expert))
+    kept = number("add", number("mul", expert), number("clamp", behind))
+    route_of = number("add", starts, _range(tape, places), elements=S)
+    first = rows_of(tape, S, "int64", number("clamp", route_of))
+    second = rows_of(tape, R, "int64", place)
+    empty = number("ge", route_of, ends, dtype="bool")
+    beyond = [number("ge", behind, dtype="bool")]
+    dropped = _dropped(tape, beyond.pop(), place)
+    del kept
+    return Dispatch(first, second, starts, ends, empty=empty, dropped=dropped)
+
+
+def _dropped(tape: Tape, beyond: Array, place: Array) -> Array:
+    return rows_of(tape, beyond.elements, "bool", place)
+
+
+def _sorted(tape: Tape, x: Array) -> list[Array]:
+    return tape.emit("sort", "embedding", reads=[x], makes=[(x.elements, "int64"), (x.elements, "int64")])
+
+
+def _range(tape: Tape, count: Int) -> Array:
+    return tape.make("arange", "copy", elements=count, dtype="int64")
+
+
+def to_experts(tape: Tape, x: Array, where: Dispatch, per_token: int) -> Array:
+    """The token of each place."""
+    token = tape.pointwise("remainder", where.route)
+    return _moved(tape, x, token, where.empty, where.place, where.dropped, copies=per_token)
+
+
+def from_experts(tape: Tape, y: Array, where: Dispatch) -> Array:
+    """What the experts made of each route."""
+    return _moved(tape, y, where.place, where.dropped, where.route, where.empty, copies=1)
+
+
+def _moved(
+    tape: Tape, x: Array, index: Array, blank: Array | None, back: Array, blank_back: Array | None, *, copies: int
+) -> Array:
+    """Rows by an index; backward by the index the other way, and the sum over the ``copies`` of each row."""
+    size = x.elements
+    width = size * copies // back.elements  # x has a row for each ``copies`` of the way back
+
+    def backward(g: Array, back: Array, *blank_back: Array) -> Gradients:
+        rows = _rows(tape, size * copies, g.dtype, back, blank_back[0] if blank_back else None)
+        return [rows if copies == 1 else tape.sum(rows, size)]
+
+    y = _rows(tape, index.elements * width, x.dtype, index, blank)
+    y.node = tape.node([x.node], (back,) if blank_back is None else (back, blank_back), backward)
+    return y
+
+
+def _rows(tape: Tape, elements: Int, dtype: str, index: Array, blank: Array | None) -> Array:
+    rows = rows_of(tape, elements, dtype, index)
+    if blank is not None:
+        tape.change("masked_fill_", rows, blank)
+    return rows
