@@ -5,11 +5,17 @@ an explicit list. Keys, other names and defaults are those of transformers 5; th
 """
 
 from trainledger.huggingface.family import Family
-from trainledger.huggingface.file import LARGEST_NBYTES, read_json
-from trainledger.huggingface.read_config import FAMILIES, family_named, from_config, left_out, model_from_hf
+from trainledger.huggingface.read_config import (
+    FAMILIES,
+    LARGEST_NBYTES,
+    from_config,
+    left_out,
+    model_from_hf,
+    read_json,
+)
 from trainledger.huggingface.writing import family_of, to_config
 
 __all__ = [
-    "FAMILIES", "LARGEST_NBYTES", "Family", "family_named", "family_of", "from_config", "left_out", "model_from_hf",
+    "FAMILIES", "LARGEST_NBYTES", "Family", "family_of", "from_config", "left_out", "model_from_hf",
     "read_json", "to_config",
 ]  # fmt: skip

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from trainledger.huggingface.family import Family
-from trainledger.huggingface.gpts import BIASED, GPT, four_times
+from trainledger.huggingface.family import IGNORED, Names, pairs
+from trainledger.huggingface.gpts import BIASED, FOUR, GPT
 from trainledger.huggingface.reading import Reading, is_one_of
 from trainledger.spec.model import ModelSpec
 
@@ -19,30 +20,9 @@ _MPT_ALLOWED: dict[str, tuple[object, ...]] = {
     "sliding_window_size": (-1,),
     "attn_uses_sequence_id": (False,),
 }
-_MPT_KNOWN = frozenset(
-    {
-        "alibi",
-        "alibi_bias_max",
-        "architectures",
-        "attn_impl",
-        "attn_pdrop",
-        "chunk_size_feed_forward",
-        "dtype",
-        "id2label",
-        "is_encoder_decoder",
-        "label2id",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "problem_type",
-        "return_dict",
-        "softmax_scale",
-        "_name_or_path",
-        "transformers_version",
-    }
+_MPT_ATTENTION = frozenset(
+    {"alibi", "alibi_bias_max", "attn_impl", "attn_pdrop", "is_encoder_decoder", "softmax_scale"}
 )
-
-
 _AS_FOUNDRY = "transformers builds it otherwise; accounted for as llm-foundry builds it"
 
 
@@ -57,14 +37,12 @@ def _read_falcon(reading: Reading) -> None:
     if not newer:
         several = reading.flag("multi_query", True)
         reading.fields["attention.n_kv_heads"] = 1 if several else reading.fields.get("attention.n_heads")
-    bias = reading.flag("bias", False)
-    reading.fields |= {"attention.bias": bias, "feed_forward.bias": bias}
+    reading.fields |= dict.fromkeys(BIASED, reading.flag("bias", False))
     if parallel:
         reading.fields["block"] = "parallel-two-norms" if norms == 2 else "parallel"
     if reading.flag("alibi", False):
         reading.fields["positions"] = "alibi"
-        reading.cannot_hold("alibi", True, "falcon's slopes are rounded to bf16 and divided by sqrt(head width)")
-    four_times(reading)
+        reading.refuse_weights("alibi", True, "falcon's slopes are rounded to bf16 and divided by sqrt(head width)")
 
 
 def _write_falcon(spec: ModelSpec) -> dict[str, Any]:
@@ -90,10 +68,10 @@ def _read_mpt(reading: Reading) -> None:
         reading.refuse("attn_config", attend, "must be a JSON object, { ... }")
     if not reading.flag("no_bias", True):
         reading.fields |= {"norm.bias": True, "attention.bias": True, "feed_forward.bias": True}
-        reading.cannot_hold("no_bias", False, _AS_FOUNDRY)
+        reading.refuse_weights("no_bias", False, _AS_FOUNDRY)
     ratio = reading.whole("expansion_ratio", 4, 1)
     if ratio != 4:
-        reading.cannot_hold("expansion_ratio", ratio, _AS_FOUNDRY)
+        reading.refuse_weights("expansion_ratio", ratio, _AS_FOUNDRY)
     if reading.has("d_model"):
         reading.fields["feed_forward.d_ff"] = ratio * reading.fields["d_model"]
     scale = reading.given("logit_scale")
@@ -101,12 +79,12 @@ def _read_mpt(reading: Reading) -> None:
         scale = reading.fields["d_model"] ** -0.5
     if scale is not None:
         reading.fields["logit_scale"] = reading.checked("logit_scale", "logit_scale", scale)
-        reading.cannot_hold("logit_scale", scale, _AS_FOUNDRY)
+        reading.refuse_weights("logit_scale", scale, _AS_FOUNDRY)
 
 
 def _read_mpt_attention(reading: Reading, attend: dict[str, Any]) -> None:
     for key, value in attend.items():
-        if key not in _MPT_ALLOWED and key not in _MPT_KNOWN:
+        if key not in {*_MPT_ALLOWED, *_MPT_ATTENTION, *IGNORED}:
             reading.refuse(f"attn_config.{key}", value, "is no key that is known here; it may change the model")
         elif key in _MPT_ALLOWED and not is_one_of(value, _MPT_ALLOWED[key]):
             rule = "changes what the model costs, and that is not accounted for"
@@ -115,12 +93,14 @@ def _read_mpt_attention(reading: Reading, attend: dict[str, Any]) -> None:
     if scale is not None:
         reading.fields["attention.scale"] = reading.checked("attention.scale", "attn_config.softmax_scale", scale)
     if attend.get("alibi_bias_max", 8) != 8:
-        reading.cannot_hold("attn_config.alibi_bias_max", attend["alibi_bias_max"], "the slopes start at 2 ** (-8 / H)")
+        reading.refuse_weights(
+            "attn_config.alibi_bias_max", attend["alibi_bias_max"], "the slopes start at 2 ** (-8 / H)"
+        )
     if not isinstance(alibi, bool):
         reading.refuse("attn_config.alibi", alibi, "must be true or false", True)
     elif not alibi:
         reading.fields["positions"] = "learned" if reading.flag("learned_pos_emb", True) else "none"
-        reading.cannot_hold("attn_config.alibi", False, _AS_FOUNDRY)
+        reading.refuse_weights("attn_config.alibi", False, _AS_FOUNDRY)
 
 
 def _write_mpt(spec: ModelSpec) -> dict[str, Any]:
@@ -133,25 +113,31 @@ def _write_mpt(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-BLOOM = Family(
-    model_type="bloom",
-    divides=True,
-    architectures=("BloomForCausalLM",),
-    keys={
-        "vocab_size": "vocab_size",
-        "d_model": "hidden_size",
-        "n_layers": "n_layer",
-        "attention.n_heads": "n_head",
-        "max_seq_len": "seq_length",
-        "norm.eps": "layer_norm_epsilon",
-        "tie_embeddings": "tie_word_embeddings",
-    },
-    always=GPT | BIASED | {"feed_forward.activation": "gelu_tanh", "positions": "alibi", "embedding_norm": True},
-    # The longest sequence is no key of transformers' config; the models were trained at 2048.
-    defaults={"norm.eps": 1e-5, "tie_embeddings": True, "max_seq_len": 2048},
-    allowed={"apply_residual_connection_post_layernorm": (False,), "n_inner": (None,)},
-    ignored=frozenset(
-        {
+_BLOOM_NAMES = Names(
+    "transformer.",
+    "h",
+    top={"embed_tokens": "word_embeddings", "embed_norm": "word_embeddings_layernorm", "norm": "ln_f"},
+    block={"self_attn.o_proj": "self_attention.dense"} | FOUR,
+    qkv="self_attention.query_key_value",
+    grouped=True,
+)
+ALIBIS = (
+    GPT.like(
+        "bloom",
+        "BloomForCausalLM",
+        keys={
+            "n_layers": "n_layer",
+            "attention.n_heads": "n_head",
+            "feed_forward.d_ff": None,
+            "max_seq_len": "seq_length",
+            "norm.eps": "layer_norm_epsilon",
+            "feed_forward.activation": None,
+        },
+        always=BIASED | {"feed_forward.activation": "gelu_tanh", "positions": "alibi", "embedding_norm": True},
+        # The longest sequence is no key of transformers' config; the models were trained at 2048.
+        defaults={"tie_embeddings": True, "max_seq_len": 2048},
+        allowed={"apply_residual_connection_post_layernorm": (False,), "n_inner": (None,)},
+        ignored=(
             "attention_softmax_in_fp32",
             "bias_dropout_fusion",
             "masked_softmax_fusion",
@@ -159,68 +145,69 @@ BLOOM = Family(
             "skip_bias_add",
             "skip_bias_add_qkv",
             "slow_but_exact",
-        }
+        ),
+        aliases={"hidden_size": "n_embed", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"},
+        theta=None,
+        divides=True,
+        names=_BLOOM_NAMES,
     ),
-    aliases={"hidden_size": "n_embed", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"},
-    theta=None,
-    read=four_times,
-)
-FALCON = Family(
-    model_type="falcon",
-    divides=True,
-    architectures=("FalconForCausalLM", "RWForCausalLM"),
-    keys={
-        "vocab_size": "vocab_size",
-        "d_model": "hidden_size",
-        "n_layers": "num_hidden_layers",
-        "attention.n_heads": "num_attention_heads",
-        "attention.n_kv_heads": "num_kv_heads",
-        "feed_forward.d_ff": "ffn_hidden_size",
-        "max_seq_len": "max_position_embeddings",
-        "norm.eps": "layer_norm_epsilon",
-        "feed_forward.activation": "activation",
-        "tie_embeddings": "tie_word_embeddings",
-    },
-    always=GPT | {"positions": "rope"},
-    defaults={
-        "attention.n_kv_heads": None,
-        "feed_forward.d_ff": None,
-        "max_seq_len": 2048,
-        "norm.eps": 1e-5,
-        "feed_forward.activation": "gelu",
-    }
-    | {"tie_embeddings": True},
-    allowed={"apply_residual_connection_post_layernorm": (False,)},
-    aliases={"hidden_size": "n_embed"},
-    reads=frozenset(
-        {"new_decoder_architecture", "multi_query", "parallel_attn", "num_ln_in_parallel_attn", "bias", "alibi"}
+    GPT.like(
+        "falcon",
+        "FalconForCausalLM",
+        "RWForCausalLM",
+        keys=pairs(
+            "attention.n_kv_heads=num_kv_heads feed_forward.d_ff=ffn_hidden_size norm.eps=layer_norm_epsilon "
+            "feed_forward.activation=activation"
+        ),
+        defaults={
+            "attention.n_kv_heads": None,
+            "feed_forward.d_ff": None,
+            "max_seq_len": 2048,
+            "feed_forward.activation": "gelu",
+            "tie_embeddings": True,
+        },
+        allowed={"apply_residual_connection_post_layernorm": (False,)},
+        aliases={"hidden_size": "n_embed"},
+        reads=("new_decoder_architecture", "multi_query", "parallel_attn", "num_ln_in_parallel_attn", "bias", "alibi"),
+        divides=True,
+        read=_read_falcon,
+        write=_write_falcon,
+        names=replace(
+            _BLOOM_NAMES,
+            where=("block", "parallel-two-norms", {"input_layernorm": "ln_attn", "post_attention_layernorm": "ln_mlp"}),
+        ),
     ),
-    read=_read_falcon,
-    write=_write_falcon,
-)
-MPT = Family(
-    model_type="mpt",
-    divides=True,
-    architectures=("MptForCausalLM", "MPTForCausalLM"),
-    keys={
-        "vocab_size": "vocab_size",
-        "d_model": "d_model",
-        "n_layers": "n_layers",
-        "attention.n_heads": "n_heads",
-        "max_seq_len": "max_seq_len",
-        "norm.eps": "layer_norm_epsilon",
-        "tie_embeddings": "tie_word_embeddings",
-    },
-    always={"norm": "layernorm", "feed_forward.gated": False, "feed_forward.activation": "gelu", "positions": "alibi"},
-    defaults={"max_seq_len": 2048, "norm.eps": 1e-5, "tie_embeddings": True},
-    allowed={"norm_type": ("low_precision_layernorm", "layernorm")},
-    ignored=frozenset(
-        {"embedding_fraction", "init_config", "init_device", "verbose", "tokenizer_name", "use_pad_tok_in_ffn"}
+    GPT.like(
+        "mpt",
+        "MptForCausalLM",
+        "MPTForCausalLM",
+        keys={
+            "d_model": "d_model",
+            "n_layers": "n_layers",
+            "attention.n_heads": "n_heads",
+            "feed_forward.d_ff": None,
+            "max_seq_len": "max_seq_len",
+            "norm.eps": "layer_norm_epsilon",
+            "feed_forward.activation": None,
+        },
+        always={"norm.bias": None, "feed_forward.activation": "gelu", "positions": "alibi"},
+        defaults={"max_seq_len": 2048, "tie_embeddings": True},
+        allowed={"norm_type": ("low_precision_layernorm", "layernorm")},
+        ignored=("embedding_fraction", "init_config", "init_device", "verbose", "tokenizer_name", "use_pad_tok_in_ffn"),
+        aliases={"d_model": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"},
+        reads=("attn_config", "expansion_ratio", "learned_pos_emb", "logit_scale", "no_bias"),
+        theta=None,
+        divides=True,
+        read=_read_mpt,
+        write=_write_mpt,
+        names=Names(
+            "transformer.",
+            "blocks",
+            top={"embed_tokens": "wte", "embed_positions": "wpe", "norm": "norm_f"},
+            block=pairs(
+                "input_layernorm=norm_1 post_attention_layernorm=norm_2 self_attn.o_proj=attn.out_proj mlp=ffn"
+            ),
+            qkv="attn.Wqkv",
+        ),
     ),
-    aliases={"d_model": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"},
-    reads=frozenset({"attn_config", "expansion_ratio", "learned_pos_emb", "logit_scale", "no_bias"}),
-    theta=None,
-    read=_read_mpt,
-    write=_write_mpt,
 )
-ALIBIS = (BLOOM, FALCON, MPT)

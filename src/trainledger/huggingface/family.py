@@ -1,13 +1,14 @@
-"""What sets the config.json of one model type of transformers apart: a record, and what they have in common."""
+"""A model type of transformers as one record: its config.json and the names of its tensors; and what all share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import field_at
 
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu",
@@ -60,35 +61,103 @@ VALUES: dict[str, tuple[object, ...]] = {"quantization_config": (None,)}
 CODE = frozenset({"auto_map", "custom_pipelines"})
 
 
+def pairs(text: str) -> dict[str, str]:
+    """A table of names from text.
+
+    >>> pairs("d_model=n_embd n_layers=n_layer")
+    {'d_model': 'n_embd', 'n_layers': 'n_layer'}
+    """
+    return dict(each.split("=") for each in text.split())
+
+
+@frozen
+class ExpertNames:
+    """How the experts of a layer are stored: a module for each (names of gate, up and down), or stacked.
+
+    ``interleaved`` stacks are gpt-oss's: transposed, and gate and up alternate.
+    """
+
+    at: str = "mlp.experts"
+    each: tuple[str, str, str] | None = ("gate_proj", "up_proj", "down_proj")
+    interleaved: bool = False
+
+
+@frozen
+class Names:
+    """What a family calls the parts of a model. ``top`` and ``block`` rename modules; the longest name wins.
+
+    ``qkv`` is one matrix of queries, keys and values: one after the other, or ``grouped``, where each key-value
+    head follows the query heads that share it. ``gate_up`` is one matrix of gate and up. ``transposed``: the
+    matrices of blocks are.
+    """
+
+    prefix: str = "model."
+    layers: str = "layers"
+    head: str = "lm_head"
+    other_head: str | None = None  # its name in newer or older files
+    top: Mapping[str, str] = field(default_factory=dict)
+    block: Mapping[str, str] = field(default_factory=dict)
+    where: tuple[str, object, Mapping[str, str]] | None = None  # more of ``block`` where a field has a value
+    qkv: str | None = None
+    grouped: bool = False
+    gate_up: str | None = None
+    transposed: bool = False
+    experts: ExpertNames = ExpertNames()
+
+    def of(self, spec: ModelSpec) -> Names:
+        """The names in a model with this spec."""
+        if self.where is None or field_at(spec, self.where[0]) != self.where[1]:
+            return self
+        return replace(self, block={**self.block, **self.where[2]})
+
+
+@frozen
+class Switch:
+    """A flag of a config that sets fields: those of ``on`` where it is true, those of ``off`` where it is false."""
+
+    default: bool
+    on: Mapping[str, object]
+    off: Mapping[str, object]
+
+    def of(self, spec: ModelSpec) -> bool:
+        """The flag of a spec, by the first field."""
+        path, value = next(iter(self.off.items()))
+        return bool(field_at(spec, path) != value)
+
+
 @frozen
 class Family:
     """A model type of transformers: which key holds which field, and what is the same in all of its models.
 
-    ``windows`` says which layers have a sliding window: ``none``; ``all``; ``after`` = those from
-    max_window_layers on; ``alternate`` = the odd ones before it; a number n = all but every n-th. ``flagged``:
-    only if use_sliding_window is true. ``theta`` is the rotary base where the config has none (None: the family
-    has no rotary positions that a config tells), ``turned`` the part of a head that rope turns where it has none
-    (None: it turns whole heads, whatever the config).
+    A key that no field below names is refused. Fields of a `ModelSpec` are named by their paths. ``windows`` says
+    which layers have a sliding window: ``none``; ``all``; ``after`` = those from max_window_layers on;
+    ``alternate`` = the odd ones before it; a number n = all but every n-th. ``flagged``: only if use_sliding_window
+    is true. ``theta`` is the rotary base where the config has none (None: the family has no rotary positions that
+    a config describes), ``rotated`` the part of a head that rope rotates where it has none (None: it rotates whole
+    heads, whatever the config).
     """
 
-    model_type: str
-    architectures: tuple[str, ...]  # the first is written
-    keys: Mapping[str, str]  # our field -> their key
-    always: Mapping[str, object]  # fields of ours that every model of the family has
-    defaults: Mapping[str, object]  # what transformers takes where a key is absent
+    model_type: str = ""
+    architectures: tuple[str, ...] = ()  # the first is written
+    keys: Mapping[str, str] = field(default_factory=dict)  # our field -> their key
+    always: Mapping[str, object] = field(default_factory=dict)  # fields that every model of the family has
+    defaults: Mapping[str, object] = field(default_factory=dict)  # what transformers takes where a key is absent
+    switches: Mapping[str, Switch] = field(default_factory=dict)  # their flag -> the fields it sets
+    names: Names = Names()
     also: tuple[str, ...] = ()  # other model types with the same keys
     activations: Mapping[str, str] = field(default_factory=lambda: ACTIVATIONS)  # theirs -> ours
     written: Mapping[str, str] = field(default_factory=lambda: WRITTEN)  # ours -> theirs
+    constants: Mapping[str, object] = field(default_factory=dict)  # keys that are written and never read
     allowed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)  # added to ALLOWED
     values: Mapping[str, tuple[object, ...]] = field(default_factory=dict)  # added to VALUES
-    ignored: frozenset[str] = frozenset()  # added to IGNORED
+    ignored: tuple[str, ...] = ()  # added to IGNORED
     aliases: Mapping[str, str] = field(default_factory=dict)  # their key -> its other name
-    reads: frozenset[str] = frozenset()  # keys that ``read`` looks at beside ``keys``
+    reads: tuple[str, ...] = ()  # further keys that ``read`` looks at
     windows: str | int = "none"
     window: int | None = None  # the window where sliding_window is absent
     flagged: bool = False
     theta: float | None = 10000.0
-    turned: float | None = None
+    rotated: float | None = None
     rope_default: Mapping[str, object] = field(default_factory=dict)  # rope_parameters where there are none
     rope_aliases: Mapping[str, str] = field(default_factory=dict)  # rope_theta or partial_rotary_factor -> old key
     divides: bool = False  # transformers wants heads that divide the width, whatever their own width is
@@ -96,6 +165,15 @@ class Family:
     read: Callable[..., None] | None = None  # of a `reading.Reading`: what no table can say
     write: Callable[[ModelSpec], dict[str, Any]] | None = None
 
-    @property
-    def model_types(self) -> tuple[str, ...]:
-        return (self.model_type, *self.also)
+    def like(self, model_type: str, *architectures: str, **changes: Any) -> Family:
+        """A family that differs from this one: mappings are added to (None removes a key), the rest is replaced.
+
+        >>> one = Family("one", keys={"d_model": "hidden_size", "norm.eps": "eps"}, window=4)
+        >>> two = one.like("two", "TwoForCausalLM", keys={"norm.eps": None, "n_layers": "num_hidden_layers"})
+        >>> two.keys, two.window
+        ({'d_model': 'hidden_size', 'n_layers': 'num_hidden_layers'}, 4)
+        """
+        for name in ("keys", "always", "defaults", "switches", "constants", "allowed", "values", "aliases"):
+            both = {**getattr(self, name), **changes.get(name, {})}
+            changes[name] = {each: value for each, value in both.items() if value is not None or name == "defaults"}
+        return replace(self, model_type=model_type, architectures=architectures, **changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,22 +12,45 @@ from typing import Any, NoReturn
 from trainledger.huggingface.alibis import ALIBIS
 from trainledger.huggingface.experts import EXPERTS
 from trainledger.huggingface.family import Family
-from trainledger.huggingface.file import read_json
 from trainledger.huggingface.gpts import GPTS
 from trainledger.huggingface.layers import read_windows
 from trainledger.huggingface.llamas import LLAMAS
-from trainledger.huggingface.reading import Reading, canonical, read_tables
+from trainledger.huggingface.reading import Reading
 from trainledger.huggingface.rope import read_rope
 from trainledger.spec.foreign import foreign_problem
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.rules.model import model_problems
+from trainledger.units import MEGA, format_nbytes
 
-FAMILIES: dict[str, Family] = {name: each for each in (*LLAMAS, *GPTS, *ALIBIS, *EXPERTS) for name in each.model_types}
+FAMILIES: dict[str, Family] = {
+    name: each for each in (*LLAMAS, *GPTS, *ALIBIS, *EXPERTS) for name in (each.model_type, *each.also)
+}
 # Models of several senses, of which the language model is read: their model type -> that of their text_config.
 _TEXT_OF = {"gemma3": "gemma3_text"}
 _MOST_PROBLEMS = 20
+LARGEST_NBYTES = 10 * MEGA  # of a JSON file; real ones have a few kB
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of at most 10 MB; `InvalidInput` says what is wrong with any other."""
+    name = path.name
+    if not path.is_file():
+        raise InvalidInput([Problem(name, None, f"is not a file of {path.parent.absolute()}")])
+    nbytes = path.stat().st_size
+    if nbytes > LARGEST_NBYTES:
+        rule = f"has {format_nbytes(nbytes)}; more than {format_nbytes(LARGEST_NBYTES)} is no {name}"
+        raise InvalidInput([Problem(name, None, rule)], str(path.parent))
+    try:
+        value = json.loads(path.read_bytes())
+    except RecursionError:
+        raise InvalidInput([Problem(name, None, "is nested too deeply to be read")], str(path.parent)) from None
+    except ValueError as error:  # json, encoding, or an integer of thousands of digits
+        raise InvalidInput([Problem(name, None, f"is not JSON: {error}")], str(path.parent)) from None
+    if not isinstance(value, dict):
+        raise InvalidInput([Problem(name, value, "must be a JSON object, { ... }")], str(path.parent))
+    return value
 
 
 def model_from_hf(config: str | os.PathLike[str] | dict[str, Any]) -> ModelSpec:
@@ -43,8 +67,8 @@ def from_config(config: Mapping[str, Any], where: str = "config.json", *, for_we
     and it leaves out the modules of multi-token prediction, as the models of transformers do.
     """
     reading, spec = read(config, where)
-    if for_weights and reading.unheld:
-        refuse_all(reading.unheld, where)
+    if for_weights and reading.weight_problems:
+        refuse_all(reading.weight_problems, where)
     return with_fields(spec, {"n_mtp_layers": 0}) if for_weights and spec.n_mtp_layers else spec
 
 
@@ -54,7 +78,7 @@ def left_out(config: Mapping[str, Any], *, for_weights: bool = False) -> list[st
     ahead = []
     if for_weights and spec.n_mtp_layers:
         ahead = [f"{spec.n_mtp_layers} modules of multi-token prediction are left out, as transformers leaves them out"]
-    return [*reading.told, *ahead, *(f"left out: {each}" for each in reading.unheld)]
+    return [*reading.notes, *ahead, *(f"left out: {each}" for each in reading.weight_problems)]
 
 
 def family_named(model_type: object, where: str = "config.json") -> Family:
@@ -80,41 +104,56 @@ def refuse_all(found: list[Problem], where: str) -> NoReturn:
 
 
 def read(config: Mapping[str, Any], where: str = "config.json") -> tuple[Reading, ModelSpec]:
-    """The spec of a config.json, and beside it what the spec does not hold."""
+    """The spec of a config.json, and the reading with what the spec does not hold."""
     if (foreign := foreign_problem(config)) is not None:
         raise InvalidInput([replace(foreign, field="model.config")], where)
-    told: list[str] = []
-    unheld: list[Problem] = []
-    if isinstance(config.get("model_type"), str) and config["model_type"] in _TEXT_OF:
-        config = _text_config(config, where, told, unheld)
-    reading = Reading(config, family_named(config.get("model_type"), where), told)
-    reading.unheld += unheld
-    read_tables(reading)
+    kind = config.get("model_type")
+    text_kind = _TEXT_OF.get(kind) if isinstance(kind, str) else None
+    if text_kind is not None:
+        config = _text_config(config, text_kind, where)
+    family = family_named(config.get("model_type"), where)
+    reading = Reading(config, family)
+    if text_kind is not None:
+        reading.notes.append(f"text_config alone is read: what a {kind} sees besides text is left out")
+        reading.refuse_weights("model_type", kind, f"only its language model ({text_kind}) has weights here")
+    reading.read_tables()
     read_windows(reading)
-    if reading.family.read is not None:
-        reading.family.read(reading)
-    if reading.family.theta is not None and reading.fields.get("positions") == "rope":
+    if family.read is not None:
+        family.read(reading)
+    if reading.fields.get("feed_forward.d_ff") is None and reading.has("d_model"):
+        reading.fields["feed_forward.d_ff"] = 4 * reading.fields["d_model"]
+    if family.theta is not None and reading.fields.get("positions") == "rope":
         read_rope(reading)
     if reading.problems:
         refuse_all(reading.problems, where)
     spec = canonical(from_fields(ModelSpec, {"name": _name(config), **reading.fields}))
-    found = [replace(each, field=_key(each.field, reading.family)) for each in model_problems(spec)]
-    if found:
+    if found := [replace(each, field=_key(each.field, family)) for each in model_problems(spec)]:
         refuse_all(found, where)
     return reading, spec
 
 
-def _text_config(config: Mapping[str, Any], where: str, told: list[str], unheld: list[Problem]) -> Mapping[str, Any]:
+def canonical(spec: ModelSpec) -> ModelSpec:
+    """The same spec with what follows from other fields left absent."""
+    heads, rope, experts = spec.attention, spec.rope, spec.experts
+    follows = {
+        "attention.n_kv_heads": heads.n_kv_heads == heads.n_heads,
+        "attention.head_dim": heads.head_dim is not None and heads.head_dim * heads.n_heads == spec.d_model,
+        "attention.output_bias": heads.output_bias == heads.bias,
+        "attention.scale": heads.scale is not None and abs(heads.scale * spec.head_size**0.5 - 1) < 1e-12,
+        "positions.dim": rope is not None and rope.dim == spec.head_size,
+        "feed_forward.expert_d_ff": experts is not None and experts.expert_d_ff == experts.d_ff,
+    }
+    return with_fields(spec, {path: None for path, absent in follows.items() if absent})
+
+
+def _text_config(config: Mapping[str, Any], text_kind: str, where: str) -> Mapping[str, Any]:
     """The config of the language model of a model of several senses."""
-    kind, text = config["model_type"], config.get("text_config")
+    text = config.get("text_config")
     if not isinstance(text, dict):
-        raise InvalidInput(
-            [Problem("text_config", text, f"must be the JSON object of a {kind}'s language model")], where
-        )
-    told.append(f"text_config alone is read: what a {kind} sees besides text is left out")
-    unheld.append(Problem("model_type", kind, f"only its language model ({_TEXT_OF[kind]}) has weights here"))
-    name = {key: config[key] for key in ("_name_or_path", "tie_word_embeddings") if config.get(key) is not None}
-    return {"model_type": _TEXT_OF[kind]} | name | text
+        rule = f"must be the JSON object of a {config['model_type']}'s language model"
+        raise InvalidInput([Problem("text_config", text, rule)], where)
+    shared = {key: config[key] for key in ("_name_or_path", "tie_word_embeddings") if config.get(key) is not None}
+    return {"model_type": text_kind} | shared | text
 
 
 def _name(config: Mapping[str, Any]) -> str:

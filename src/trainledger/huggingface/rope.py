@@ -121,7 +121,7 @@ def _turned(reading: Reading, at: str, rope: dict[str, Any]) -> None:
     old = reading.family.rope_aliases.get("partial_rotary_factor", "partial_rotary_factor")
     name = f"{at}.partial_rotary_factor" if "partial_rotary_factor" in rope else old
     share = rope.get("partial_rotary_factor", reading.config.get(old))
-    whole = reading.family.turned
+    whole = reading.family.rotated
     if share is None:
         share = 1.0 if whole is None else whole
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
@@ -154,7 +154,7 @@ def _scaling(reading: Reading, at: str, rope: dict[str, Any]) -> None:
     if kind == "default":
         return
     if kind == "dynamic":
-        reading.told.append(f"{at} is left out: dynamic scaling acts beyond the longest sequence only")
+        reading.notes.append(f"{at} is left out: dynamic scaling acts beyond the longest sequence only")
         return
     longest = reading.fields.get("max_seq_len")
     if kind != "linear":
@@ -204,7 +204,7 @@ def _longrope(reading: Reading, at: str, rope: dict[str, Any], factor: float) ->
         grown = math.log(factor) / math.log(original) if original > 1 else 0.0
         attention = math.sqrt(1 + grown)
     _number(reading, at, "longrope", "attention_factor", attention)
-    reading.cannot_hold(
+    reading.refuse_weights(
         f"{at}.short_factor", rope["short_factor"], "a factor for every wave has no place in a ModelSpec"
     )
 

@@ -8,12 +8,14 @@ from typing import Any
 
 from trainledger.huggingface.family import Family
 from trainledger.huggingface.layers import layer_types
-from trainledger.huggingface.read_config import FAMILIES, read, refuse_all
-from trainledger.huggingface.reading import canonical
+from trainledger.huggingface.read_config import FAMILIES, canonical, read, refuse_all
 from trainledger.huggingface.rope import rope_of_each_kind, rope_parameters
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import field_at, fields_of
 from trainledger.spec.problem import InvalidInput, Problem, shown
+
+# Fields that follow from others, or that a flag of the config sets as well.
+_NOT_ALONE = ("positions", "block", "norm_place", "attention.output_bias")
 
 
 def to_config(spec: ModelSpec, dtype: str = "float32", model_type: str | None = None) -> dict[str, Any]:
@@ -54,6 +56,8 @@ def _written(spec: ModelSpec, family: Family) -> dict[str, Any]:
         "attention.head_dim": spec.head_size,
         "feed_forward.expert_d_ff": spec.experts.width if spec.experts is not None else spec.feed_forward.d_ff,
         "feed_forward.activation": family.written.get(spec.feed_forward.activation),
+        "attention.output_bias": spec.output_bias,
+        "positions.dim": spec.rotary_size,
     }
     config |= {family.keys[path]: value for path, value in derived.items() if path in family.keys}
     if family.theta is not None:
@@ -61,13 +65,14 @@ def _written(spec: ModelSpec, family: Family) -> dict[str, Any]:
         if family.local_theta is not None:
             config["rope_parameters"] = rope_of_each_kind(spec)
         else:
-            config["rope_parameters"] = rope_parameters(spec, share=family.turned is not None)
+            config["rope_parameters"] = rope_parameters(spec, share=family.rotated is not None)
     if family.windows != "none":
         config["sliding_window"] = spec.attention.window
         if family.windows != "all":
             config["layer_types"] = layer_types(spec)
         if family.flagged:
             config["use_sliding_window"] = spec.attention.window is not None
+    config |= {key: switch.of(spec) for key, switch in family.switches.items()} | dict(family.constants)
     return config | (family.write(spec) if family.write is not None else {})
 
 
@@ -83,7 +88,7 @@ def _obstacles(spec: ModelSpec, family: Family) -> Iterator[Problem]:
         yield from _never(spec, family)
         yield from error.problems
         return
-    yield from reading.unheld
+    yield from reading.weight_problems
     ours, theirs = fields_of(spec), fields_of(again)
     others: tuple[str, ...] = ("name.",)
     for path in dict.fromkeys([*ours, *theirs]):
@@ -97,6 +102,6 @@ def _obstacles(spec: ModelSpec, family: Family) -> Iterator[Problem]:
 
 def _never(spec: ModelSpec, family: Family) -> Iterator[Problem]:
     for path, value in family.always.items():
-        if field_at(spec, path) != value and path not in ("positions", "block", "norm_place"):
+        if field_at(spec, path) != value and path not in _NOT_ALONE:
             rule = f"every {family.model_type} has {shown(value)}"
             yield Problem(f"model.{path}", field_at(spec, path), rule, value)

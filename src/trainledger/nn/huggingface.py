@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trainledger.huggingface import from_config, read_json, to_config
+from trainledger.huggingface import FAMILIES, from_config, read_json, to_config
+from trainledger.huggingface.family import Names
 from trainledger.nn.atomic import whole_directory
-from trainledger.nn.huggingface_names import Names, Piece, as_modules, names_of, pieces, shapes_in_files
+from trainledger.nn.huggingface_names import Piece, as_modules, pieces, shapes_in_files
 from trainledger.nn.transformer import Transformer
 from trainledger.nn.weights import FILE, Stored, assemble, faults, held, refuse, shapes, stored_in
 from trainledger.spec.model import ModelSpec
@@ -85,7 +86,7 @@ def import_model(directory: Path) -> Transformer:
     spec, model_type = from_config(config, str(directory / CONFIG), for_weights=True), config["model_type"]
     if spec.name == model_type and directory.resolve().name.isprintable():
         spec = replace(spec, name=directory.resolve().name[:100])
-    names = names_of(spec, model_type)
+    names = FAMILIES[model_type].names.of(spec)
     found = _bare(stored_in(_files(directory)), names, str(directory))
     if spec.n_layers > len(found):
         rule = f"is more than the {len(found)} tensors in the directory"
@@ -111,7 +112,7 @@ def _write_json(path: Path, content: dict[str, object]) -> None:
 
 
 def _their_tensors(model: Transformer, dtype: torch.dtype, model_type: str) -> dict[str, Tensor]:
-    names = names_of(model.spec, model_type)
+    names = FAMILIES[model_type].names.of(model.spec)
     ours = {name: each for name, each in held(model).items() if not name.startswith(AHEAD)}
     tensors: dict[str, Tensor] = {}
     for each in pieces(names, model.spec, {name: tuple(tensor.shape) for name, tensor in ours.items()}):
