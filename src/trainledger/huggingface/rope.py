@@ -28,7 +28,6 @@ _OF_TYPE = {
 }
 _BETA = {"beta_slow": 1.0, "beta_fast": 32.0}
 _THEIRS = {"original_seq_len": _ORIGINAL}
-_THEIRS = {"original_seq_len": _ORIGINAL}
 
 
 def read_rope(reading: Reading) -> None:
