@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from trainledger.annotate.accelerator import is_gpu
 from trainledger.annotate.annotate import annotate
+from trainledger.trace.recorder.tensor_facts import is_gpu
 
 torch.set_num_threads(1)
 PROGRAMS = Path(__file__).parent / "programs"

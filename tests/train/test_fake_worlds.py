@@ -21,7 +21,7 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 from trainledger.trace.distributed import trace_rank
-from trainledger.trace.distributed.rank_recorder import local
+from trainledger.trace.distributed.local_shards import local
 from trainledger.train.optimizer import build_optimizer
 from trainledger.train.parallel import finish_gradients
 from trainledger.train.step import optimizer_step

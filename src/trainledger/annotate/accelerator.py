@@ -21,7 +21,7 @@ from trainledger.ledger.core.record import Event, Storage
 from trainledger.trace.patches import all_replaced, replaced
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import is_tracers
-from trainledger.trace.recorder.tensor_facts import tensors_in
+from trainledger.trace.recorder.tensor_facts import is_gpu, tensors_in
 from trainledger.units import GIGA
 
 _CPU, _GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -147,19 +147,6 @@ def _asked_by_torch() -> bool:
     while frame is not None and (is_tracers(frame.f_code.co_filename) or frame.f_code.co_filename.startswith("<")):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith((_TORCH + "optim", _TORCH + "nn", _TORCH + "amp"))
-
-
-def is_gpu(device: Any) -> bool:
-    """Whether what a program names as a device is a GPU.
-
-    >>> is_gpu("cuda:1"), is_gpu(0), is_gpu("cpu"), is_gpu(torch.device("cuda"))
-    (True, True, False, True)
-    """
-    if isinstance(device, torch.device):
-        return device.type == "cuda"
-    if isinstance(device, str):
-        return device.startswith("cuda")
-    return isinstance(device, int) and not isinstance(device, bool)
 
 
 class _Event:

@@ -7,24 +7,34 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 Made = Callable[[Any], Any]  # from what a name meant, what it means meanwhile
+Patch = tuple[Any, str, Made]  # the owner of the name, the name
 
 
 def answering(value: Any) -> Made:
-    """A function that does nothing and gives this value."""
+    """A function that does nothing and returns this value."""
     return lambda _: lambda *args, **kwargs: value
+
+
+def around(function: Callable[..., Any]) -> Made:
+    """A function that is called with what the name meant, and then the arguments."""
+
+    def made(before: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return function(before, *args, **kwargs)
+
+        return called
+
+    return made
 
 
 def inside(context: Callable[[], AbstractContextManager[Any]]) -> Made:
     """The same function, run inside of a context."""
 
-    def made(function: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any, **kwargs: Any) -> Any:
-            with context():
-                return function(*args, **kwargs)
+    def run(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with context():
+            return before(*args, **kwargs)
 
-        return called
-
-    return made
+    return around(run)
 
 
 @contextmanager
@@ -52,9 +62,9 @@ def replaced(owner: Any, name: str, made: Made, *, needed: bool = True) -> Itera
 
 
 @contextmanager
-def all_replaced(*each: tuple[Any, str, Made]) -> Iterator[None]:
+def all_replaced(*patches: Patch) -> Iterator[None]:
     """Several names at once; one that is not there is left out."""
     with ExitStack() as stack:
-        for owner, name, made in each:
+        for owner, name, made in patches:
             stack.enter_context(replaced(owner, name, made, needed=False))
         yield

@@ -7,8 +7,9 @@ its beginning, with the object there. Programs must do the same each time they r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from trainledger.trace.distributed.world import entered
 from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.fakes.tensors import fake_batch
 from trainledger.trace.loss import NoScalarLossError, loss_of
-from trainledger.trace.patches import replaced
+from trainledger.trace.patches import all_replaced
 from trainledger.trace.recorder.notes import end_here
 from trainledger.trace.recorder.source_lines import ends_here
 from trainledger.trace.step import Batch, call
@@ -53,73 +54,55 @@ class Messages:
     @contextmanager
     def of(self, rank: int, until: Key | None = None) -> Iterator[None]:
         """Send and receive as this rank; `Sent` is raised when the object ``until`` is there."""
-        counts: dict[tuple[int, int], int] = {}
-
-        def number(sender: int, receiver: int) -> Key:
-            counts[sender, receiver] = at = counts.get((sender, receiver), 0) + 1
-            return sender, receiver, at
+        counts: Counter[tuple[int, int]] = Counter()
 
         def put(receiver: int, value: Any) -> None:
-            key = number(rank, receiver)
+            counts[rank, receiver] += 1
+            key = rank, receiver, counts[rank, receiver]
             self._sent[key] = value
             if key == until:
                 raise Sent
 
-        def take(sender: int) -> Any:
-            key = number(sender, rank)
+        def take(sender: int, receiver: int) -> Any:
+            counts[sender, receiver] += 1
+            key = sender, receiver, counts[sender, receiver]
             if key not in self._sent:
                 raise Awaited(key)
             return self._sent[key]
 
-        def peer(global_rank: int | None, group: Any, group_rank: int | None) -> int:
-            if global_rank is not None:
-                return global_rank
-            assert group_rank is not None
-            return dist.get_global_rank(group or dist.group.WORLD, group_rank)  # type: ignore[arg-type]
+        def send(objects: Any, dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None,
+                 use_batch: bool = False) -> None:  # fmt: skip
+            put(_peer(dst, group, group_dst), list(objects))
 
-        def send(_: Any) -> Callable[..., None]:
-            def sent(objects: Any, dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None,
-                     use_batch: bool = False) -> None:  # fmt: skip
-                put(peer(dst, group, group_dst), list(objects))
+        def receive(objects: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None,
+                    use_batch: bool = False) -> int:  # fmt: skip
+            sender = _peer(src, group, group_src)
+            objects[:] = take(sender, rank)
+            return sender
 
-            return sent
+        def broadcast(objects: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None
+                      ) -> None:  # fmt: skip
+            sender = _peer(src, group, group_src or 0)
+            if sender == rank:
+                put(EVERYONE, list(objects))
+            else:
+                objects[:] = take(sender, EVERYONE)
 
-        def receive(_: Any) -> Callable[..., int]:
-            def received(objects: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None,
-                         use_batch: bool = False) -> int:  # fmt: skip
-                sender = peer(src, group, group_src)
-                objects[:] = take(sender)
-                return sender
+        def gather(objects: Any, value: Any, group: Any = None) -> None:
+            objects[:] = [value] * len(objects)  # assuming that every rank has the same
 
-            return received
-
-        def broadcast(_: Any) -> Callable[..., None]:
-            def broadcasted(objects: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None
-                     ) -> None:  # fmt: skip
-                sender = peer(src, group, group_src or 0)
-                if sender == rank:
-                    put(EVERYONE, list(objects))
-                else:
-                    key = number(sender, EVERYONE)
-                    if key not in self._sent:
-                        raise Awaited(key)
-                    objects[:] = self._sent[key]
-
-            return broadcasted
-
-        def gather(_: Any) -> Callable[..., None]:
-            def gathered(objects: Any, value: Any, group: Any = None) -> None:
-                objects[:] = [value] * len(objects)  # assuming that every rank has the same
-
-            return gathered
-
-        names = (("send_object_list", send), ("recv_object_list", receive), ("broadcast_object_list", broadcast),
-                 ("all_gather_object", gather))  # fmt: skip
-        with ExitStack() as stack:
-            for name, made in names:
-                for owner in (dist, distributed_c10d):
-                    stack.enter_context(replaced(owner, name, made, needed=False))
+        functions = {"send_object_list": send, "recv_object_list": receive, "broadcast_object_list": broadcast,
+                     "all_gather_object": gather}  # fmt: skip
+        owners = (dist, distributed_c10d)
+        with all_replaced(*((owner, name, lambda _, f=f: f) for name, f in functions.items() for owner in owners)):
             yield
+
+
+def _peer(global_rank: int | None, group: Any, group_rank: int | None) -> int:
+    if global_rank is not None:
+        return global_rank
+    assert group_rank is not None
+    return dist.get_global_rank(group or dist.group.WORLD, group_rank)  # type: ignore[arg-type]
 
 
 def trace_rank(
@@ -180,8 +163,7 @@ def _step_of(
     first_step: bool,
 ) -> Ledger:
     steps = Steps()
-    with ExitStack() as stack:
-        stack.enter_context(steps)
+    with steps:
         try:
             steps.between_optimizer_steps = True
             built = program()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,22 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.distributed.tensor import DTensor
 
 from trainledger.ledger.core.record import Event, Origin, Storage
 from trainledger.ledger.ledger import Ledger
-from trainledger.trace.distributed.collectives import Collective, collective_of, is_collective, nbytes
-from trainledger.trace.distributed.local_shards import communication_marked
-from trainledger.trace.patches import replaced
+from trainledger.trace.distributed.collectives import Collective, collective_of
+from trainledger.trace.distributed.local_shards import communication_marked, local
+from trainledger.trace.operators.table import operator_of
+from trainledger.trace.patches import around, replaced
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.tensor_facts import tensors_in
 
 COMMUNICATION = "communication"
 _READ = torch.ops.aten._local_scalar_dense.default
 _GATHER_COPY_IN = "fsdp::all_gather_copy_in"
-_MAKES_ONLY = ("recv",)
-_READS_ONLY = ("send",)
-_MULTIPLIES = ("matmul", "attention")
 
 
 class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
@@ -46,7 +43,7 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
         """Follow modules and resized storages from now on; operations come one by one from a `Gate`."""
         self.attribution.follow()
         self._stack.enter_context(communication_marked(self.communicating, self.at))
-        self._stack.enter_context(replaced(torch.UntypedStorage, "resize_", self._following))
+        self._stack.enter_context(replaced(torch.UntypedStorage, "resize_", around(self._resize)))
 
     def end(self) -> None:
         """Follow no longer."""
@@ -92,16 +89,13 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     # Memory that grows and shrinks
 
-    def _following(self, resize: Any) -> Any:
-        def resized(storage: Any, size: int) -> Any:
-            done = resize(storage, size)
-            self._resized(storage)
-            return done
-
-        return resized
+    def _resize(self, resize: Callable[..., Any], storage: Any, size: int) -> Any:
+        """FSDP2 frees what it has gathered by making its storage empty, and makes it large again."""
+        done = resize(storage, size)
+        self._resized(storage)
+        return done
 
     def _resized(self, storage: Any) -> None:
-        """FSDP2 frees what it has gathered by making its storage empty, and makes it large again."""
         key = storage._cdata
         known = self.storages.live.get(key)
         if known is not None and known.nbytes == storage.nbytes():
@@ -128,8 +122,8 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
         begins = self.current_phase == "other" and func is not _READ and torch.is_grad_enabled()
         if begins and any(each.requires_grad for each in tensors_in(args)):
             self.begin_phase("forward")
-        collective = collective_of(func, args, kwargs, out) if is_collective(func) else None
-        if collective is not None and collective.name in _MAKES_ONLY:
+        collective = collective_of(func, args, kwargs, out) if operator_of(func).kind == "collective" else None
+        if collective is not None and collective.name == "recv":
             self.resident(tensors_in(args), COMMUNICATION)  # buffers that are there for what arrives
         event = super()._record(func, args, kwargs, out, *measured)
         if event is None:
@@ -156,17 +150,17 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     def _sent(self, event: Event, collective: Collective, args: tuple[Any, ...], out: Any) -> None:
         made = sum(each.nbytes for each in event.allocated)
-        inside = sum(nbytes(each) for each in tensors_in(args)) if not made else 0
+        inside = sum(each.nbytes for each in tensors_in(args)) if not made else 0
         payload = collective.payload
         if made:
-            read, written = sum(nbytes(each) for each in tensors_in(args)), made
+            read, written = sum(each.nbytes for each in tensors_in(args)), made
         elif collective.name in ("all_gather", "reduce_scatter"):
             read, written = inside - payload, payload
             if collective.name == "reduce_scatter":
                 read, written = written, read
         else:
-            read = 0 if collective.name in _MAKES_ONLY else payload
-            written = 0 if collective.name in _READS_ONLY else payload
+            read = 0 if collective.name == "recv" else payload
+            written = 0 if collective.name == "send" else payload
         overlaps = self._communicating or collective.waits is False
         event.facts |= {
             "name": collective.name, "payload": payload if collective.ranks > 1 else 0, "group": collective.group,
@@ -181,28 +175,17 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
     def waited(self, tensor: Tensor) -> None:
         """The result of a collective is needed from here on."""
         started = self._unwaited.pop(tensor.untyped_storage()._cdata, None)
-        if started is not None and any(each.facts["kind"] in _MULTIPLIES for each in self.events[started + 1 :]):
+        if started is not None and any(
+            each.facts["kind"] in ("matmul", "attention") for each in self.events[started + 1 :]
+        ):
             self.events[started].facts["overlap"] = "compute"
 
     def _copied_in(self, pieces: Any) -> None:
         """This rank's own piece goes into the buffer that is gathered into."""
-        moved = sum(nbytes(each) for each in tensors_in(pieces))
+        moved = sum(each.nbytes for each in tensors_in(pieces))
         self.events.append(
             Event(
                 [], name="all_gather_copy_in", path=self._path(), phase=self.current_phase, kind="copy",
                 read=moved, written=moved, source=_GATHER_COPY_IN,
             )
         )  # fmt: skip
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The local tensor of a DTensor, or of a result that a collective has not finished yet."""
-    if isinstance(tensor, DTensor):
-        tensor = tensor._local_tensor
-    elem = getattr(tensor, "elem", None)
-    return elem if isinstance(elem, Tensor) else tensor
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """A model without what replicates it."""
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model

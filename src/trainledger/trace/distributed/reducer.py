@@ -7,8 +7,7 @@ which the gradients of the first backward came; torch does so when the second fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,45 +16,45 @@ from torch import Tensor, nn
 from torch.nn.parallel import distributed as ddp
 
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.trace.patches import all_replaced, replaced
+from trainledger.trace.patches import Patch, answering, around
 
 Hook = Callable[[Any, Any], Any]  # of its state and a bucket, as DDP's users write it
-Send = Callable[["Bucket", list[nn.Parameter], int, int], None]
-
-
-@contextmanager
-def reducer_in_python() -> Iterator[None]:
-    """Let `DistributedDataParallel` work on fake tensors."""
-
-    def nothing(_: Any) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
-
-    with (
-        replaced(dist, "Reducer", lambda _: Reducer),
-        replaced(dist, "Logger", lambda _: _Logger),
-        all_replaced(
-            (ddp, "_verify_param_shape_across_processes", nothing),
-            (ddp, "_sync_module_states", nothing),
-            (dist, "_broadcast_coalesced", lambda _: _broadcast),
-            (dist, "_register_comm_hook", lambda _: _take_hook),
-            (dist, "_register_builtin_comm_hook", lambda _: _take_builtin_hook),
-            (ddp.DistributedDataParallel, "__init__", _without_devices),
-        ),
-    ):
-        yield
 
 
 class Bucket:
-    """Gradients that are sent together: a flat buffer, and each gradient's place in it."""
+    """Gradients that are sent together: a flat buffer, and each gradient's place in it.
 
-    def __init__(self, indices: Sequence[int], parameters: Sequence[nn.Parameter]) -> None:
+    Its methods are what a communication hook may ask of ``torch.distributed.GradBucket``.
+    """
+
+    def __init__(self, indices: Sequence[int], of: Sequence[nn.Parameter], number: int, is_last: bool) -> None:
         self.indices = list(indices)
-        first = parameters[self.indices[0]]
-        sizes = [parameters[each].numel() for each in self.indices]
-        self.flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
-        pieces = zip(self.indices, torch.split(self.flat, sizes), strict=True)
-        self.views = {index: piece.view(parameters[index].shape) for index, piece in pieces}
+        self._parameters = [of[each] for each in indices]
+        sizes = [each.numel() for each in self._parameters]
+        first = self._parameters[0]
+        self.flat = self._buffer = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
+        pieces = zip(self.indices, self._parameters, torch.split(self.flat, sizes), strict=True)
+        self.views = {index: piece.view(parameter.shape) for index, parameter, piece in pieces}
         self.waits_for = set(self.indices)
+        self._number, self._is_last = number, is_last
+
+    def buffer(self) -> Tensor:
+        return self._buffer
+
+    def set_buffer(self, buffer: Tensor) -> None:
+        self._buffer = buffer
+
+    def gradients(self) -> list[Tensor]:
+        return list(self.views.values())
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self._parameters
+
+    def index(self) -> int:
+        return self._number
+
+    def is_last(self) -> bool:
+        return self._is_last
 
 
 class Reducer:
@@ -76,21 +75,19 @@ class Reducer:
         *more: Any,
     ) -> None:
         self._parameters = list(params)
-        self._group = process_group
+        self.group = process_group
         self._find_unused = find_unused_parameters
         self._views = gradient_as_bucket_view
         self._limits = [first_bucket_bytes_cap, bucket_bytes_cap]
-        self._sparse = list(expect_sparse_gradients) or [False] * len(self._parameters)
-        if any(self._sparse):
+        if any(expect_sparse_gradients):
             rule = "DDP gathers the rows of sparse gradients, whose number is another in each step: they are not traced"
             raise InvalidInput([Problem("sparse", True, rule, "sparse=False of the embedding")])
-        self._hook: Send | None = None
+        self.send: Callable[[Bucket], None] | None = None  # how a bucket is sent instead
         self._arrived: list[int] = []
         self._static = self._rebuilt = False
         self._expecting = False
         self._next = 0
-        self._buckets = [Bucket(each, self._parameters) for each in bucket_indices]
-        self._bucket_of = self._by_parameter()
+        self._fill(bucket_indices)
         for index, each in enumerate(self._parameters):
             hooks: Any = each.register_post_accumulate_grad_hook
             hooks(lambda _, index=index: self._ready(index))
@@ -100,8 +97,10 @@ class Reducer:
             raise AttributeError(name)
         raise NotImplementedError(f"what DDP asks of its reducer by {name} is not traced")
 
-    def _by_parameter(self) -> dict[int, Bucket]:
-        return {index: each for each in self._buckets for index in each.indices}
+    def _fill(self, indices: Sequence[Sequence[int]]) -> None:
+        last = len(indices) - 1
+        self._buckets = [Bucket(each, self._parameters, at, at == last) for at, each in enumerate(indices)]
+        self._bucket_of = {index: each for each in self._buckets for index in each.indices}
 
     # What DDP calls around forward and backward
 
@@ -154,37 +153,34 @@ class Reducer:
             if parameter.grad is None:
                 view.zero_()
             elif parameter.grad is not view:
-                if self._hook is None:
-                    torch.mul(parameter.grad, 1.0 / self._group.size(), out=view)
+                if self.send is None:
+                    torch.mul(parameter.grad, 1.0 / self.group.size(), out=view)
                 else:
                     view.copy_(parameter.grad)
                 if self._views:
                     parameter.grad = view
-            elif self._hook is None:
-                view.div_(self._group.size())
+            elif self.send is None:
+                view.div_(self.group.size())
         bucket.waits_for.discard(index)
         self._send_full()
 
     def _send_full(self) -> None:
         while self._next < len(self._buckets) and not self._buckets[self._next].waits_for:
-            self._send(self._buckets[self._next], self._next)
+            bucket = self._buckets[self._next]
+            if self.send is None:
+                dist.all_reduce(bucket.flat, group=self.group, async_op=True)
+            else:
+                self.send(bucket)
             self._next += 1
             if self._next == len(self._buckets):
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-
-    def _send(self, bucket: Bucket, number: int) -> None:
-        if self._hook is None:
-            dist.all_reduce(bucket.flat, group=self._group, async_op=True)
-            return
-        parameters = [self._parameters[each] for each in bucket.indices]
-        self._hook(bucket, parameters, number, len(self._buckets))
 
     def _finish(self) -> None:
         """The backward is over: the sums go back into the gradients."""
         self._expecting = False
         if self._find_unused and not self._static:
             used = torch.zeros(len(self._parameters), dtype=torch.int32)
-            dist.all_reduce(used, group=self._group)
+            dist.all_reduce(used, group=self.group)
         if not self._views:
             with torch.no_grad():
                 for bucket in self._buckets:
@@ -205,17 +201,11 @@ class Reducer:
         parameters = [self._parameters[each] for each in order]
         assign: Any = vars(dist)["_compute_bucket_assignment_by_size"]
         indices, _ = assign(parameters, self._limits, [False] * len(order))
-        self._buckets = []
-        self._buckets = [Bucket([order[at] for at in each], self._parameters) for each in indices]
-        self._bucket_of = self._by_parameter()
+        self._fill([[order[at] for at in each] for each in indices])
         if self._views:
-            for parameter, bucket, index in ((self._parameters[i], self._bucket_of[i], i) for i in order):
-                if parameter.grad is not None:
-                    parameter.grad = bucket.views[index]
-
-    def take_hook(self, hook: Send) -> None:
-        """How a bucket is sent instead."""
-        self._hook = hook
+            for index in order:
+                if self._parameters[index].grad is not None:
+                    self._parameters[index].grad = self._bucket_of[index].views[index]
 
 
 class _Logger:
@@ -245,18 +235,16 @@ def _leaves_of(outputs: Sequence[Tensor]) -> set[int]:
     return found
 
 
-def _without_devices(init: Callable[..., None]) -> Callable[..., None]:
+def _without_devices(
+    init: Callable[..., None], ddp: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None,
+    *more: Any, **options: Any,
+) -> None:  # fmt: skip
     """DDP takes the numbers of GPUs only for modules that are on one, and makes streams only where one is."""
-
-    def initialized(self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, *more: Any,
-                    **options: Any) -> None:  # fmt: skip
-        if options.get("mixed_precision") is not None:
-            rule = "DDP casts its parameters on another stream of the device during the forward, which is not traced"
-            nearest = "torch.autocast in the forward, or FSDP2 with a MixedPrecisionPolicy"
-            raise InvalidInput([Problem("mixed_precision", None, rule, nearest)])
-        init(self, module, None, None, *more, **options)
-
-    return initialized
+    if options.get("mixed_precision") is not None:
+        rule = "DDP casts its parameters on another stream of the device during the forward, which is not traced"
+        nearest = "torch.autocast in the forward, or FSDP2 with a MixedPrecisionPolicy"
+        raise InvalidInput([Problem("mixed_precision", None, rule, nearest)])
+    init(ddp, module, None, None, *more, **options)
 
 
 def _broadcast(group: dist.ProcessGroup, tensors: Sequence[Tensor], buffer_nbytes: int, source: int = 0) -> None:
@@ -278,52 +266,38 @@ def _broadcast(group: dist.ProcessGroup, tensors: Sequence[Tensor], buffer_nbyte
 
 
 def _take_hook(reducer: Reducer, state: Any, hook: Hook) -> None:
-    def send(bucket: Bucket, parameters: list[nn.Parameter], number: int, of: int) -> None:
-        given = _Bucket(bucket.flat, parameters, [bucket.views[each] for each in bucket.indices], number, of)
-        future = hook(state, given)
+    def send(bucket: Bucket) -> None:
+        future = hook(state, bucket)
         result = future.wait() if hasattr(future, "wait") else future
         result = result[0] if isinstance(result, (list, tuple)) else result
         if isinstance(result, Tensor) and result is not bucket.flat:
             bucket.flat.copy_(result)
+        bucket.set_buffer(bucket.flat)
 
-    reducer.take_hook(send)
+    reducer.send = send
 
 
 def _take_builtin_hook(reducer: Reducer, kind: Any) -> None:
-    def send(bucket: Bucket, parameters: list[nn.Parameter], number: int, of: int) -> None:
+    def send(bucket: Bucket) -> None:
         if "FP16" in str(kind):
-            narrow = bucket.flat.to(torch.float16).div_(reducer._group.size())
-            dist.all_reduce(narrow, group=reducer._group, async_op=True)
+            narrow = bucket.flat.to(torch.float16).div_(reducer.group.size())
+            dist.all_reduce(narrow, group=reducer.group, async_op=True)
             bucket.flat.copy_(narrow)
         else:
-            bucket.flat.div_(reducer._group.size())
-            dist.all_reduce(bucket.flat, group=reducer._group, async_op=True)
+            bucket.flat.div_(reducer.group.size())
+            dist.all_reduce(bucket.flat, group=reducer.group, async_op=True)
 
-    reducer.take_hook(send)
+    reducer.send = send
 
 
-class _Bucket:
-    """What a communication hook may ask of ``torch.distributed.GradBucket``."""
-
-    def __init__(
-        self, flat: Tensor, parameters: list[nn.Parameter], gradients: list[Tensor], number: int, of: int
-    ) -> None:
-        self._flat, self._parameters, self._gradients, self._number, self._of = flat, parameters, gradients, number, of
-
-    def buffer(self) -> Tensor:
-        return self._flat
-
-    def set_buffer(self, buffer: Tensor) -> None:
-        self._flat = buffer
-
-    def gradients(self) -> list[Tensor]:
-        return self._gradients
-
-    def parameters(self) -> list[nn.Parameter]:
-        return self._parameters
-
-    def index(self) -> int:
-        return self._number
-
-    def is_last(self) -> bool:
-        return self._number == self._of - 1
+# What lets `DistributedDataParallel` work on fake tensors.
+REDUCER: tuple[Patch, ...] = (
+    (dist, "Reducer", lambda _: Reducer),
+    (dist, "Logger", lambda _: _Logger),
+    (dist, "_broadcast_coalesced", lambda _: _broadcast),
+    (dist, "_register_comm_hook", lambda _: _take_hook),
+    (dist, "_register_builtin_comm_hook", lambda _: _take_builtin_hook),
+    (ddp, "_verify_param_shape_across_processes", answering(None)),
+    (ddp, "_sync_module_states", answering(None)),
+    (ddp.DistributedDataParallel, "__init__", around(_without_devices)),
+)

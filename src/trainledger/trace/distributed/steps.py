@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from types import TracebackType
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,26 +16,36 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.modules import module as module_hooks
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optimizers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.compiled import captured
-from trainledger.trace.distributed.gate import Gate, counts_have_values
-from trainledger.trace.distributed.rank_recorder import COMMUNICATION, RankRecorder, local, unwrapped
+from trainledger.trace.distributed.collectives import COUNTS, counts_have_values, give_values
+from trainledger.trace.distributed.local_shards import local, run_on_parts
+from trainledger.trace.distributed.rank_recorder import COMMUNICATION, RankRecorder
 from trainledger.trace.fakes.rules import as_if_real, fake_rules
 from trainledger.trace.fakes.scalar_reads import AssumedValues
-from trainledger.trace.patches import replaced
+from trainledger.trace.patches import all_replaced, around, inside, replaced
 from trainledger.trace.recorder.source_lines import Lines
 from trainledger.trace.recorder.tensor_facts import tensors_in
+
+_READ = torch.ops.aten._local_scalar_dense.default
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 class Finished(BaseException):
     """The step that was to be recorded is over, and the program need not go on."""
 
 
-class Steps:
-    """Knows by hooks which modules and optimizers a program uses, and in which phase of a step it is."""
+class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Knows by hooks which modules and optimizers a program uses, and in which phase of a step it is.
+
+    Every operation passes it: once there is a recorder, it records. As modes exit in reverse order, it is entered
+    before that.
+    """
 
     def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recorder: RankRecorder | None = None
         self.between_optimizer_steps = False
         self.root: nn.Module | None = None
@@ -58,24 +68,63 @@ class Steps:
             optimizers.register_optimizer_step_post_hook(self._end_update),
         ):
             self._stack.callback(hook.remove)
-        for owner, name in ((torch.autograd, "backward"), (torch.autograd, "grad")):
-            enter(replaced(owner, name, self._during("backward")))
-        for name in ("_get_total_norm", "_clip_grads_with_norm_"):
-            enter(replaced(clip_grad, name, self._during("clip"), needed=False))
-        for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
-            enter(replaced(ShardingPropagator, name, self._unseen, needed=False))
+        backward, clip = around(partial(self._during, "backward")), around(partial(self._during, "clip"))
+        enter(replaced(torch.autograd, "backward", backward))
+        enter(replaced(torch.autograd, "grad", backward))
+        unseen = inside(self._unseen)  # DTensor runs an operator on fake tensors of the whole size, to know its shape
+        enter(all_replaced(
+            (clip_grad, "_get_total_norm", clip), (clip_grad, "_clip_grads_with_norm_", clip),
+            (ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen),
+            (ShardingPropagator, "_propagate_tensor_meta", unseen),
+        ))  # fmt: skip
         enter(counts_have_values())
         enter(as_if_real())
         enter(fake_rules())
-        enter(Gate(self))
+        enter(self._dispatching())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self.recorder is not None:
             self.recorder.end()
         self._stack.close()
+
+    @contextmanager
+    def _dispatching(self) -> Iterator[None]:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        recorder = self.recorder
+        if func is _WAIT:  # its rule for fake tensors makes a new one; in truth it gives back what it waits for
+            if recorder is not None:
+                recorder.waited(args[0])
+            return args[0]
+        if func is _READ and isinstance(args[0], FakeTensor) and args[0].constant is None:
+            return self._assume(func, args)
+        if any(hasattr(each, "__tensor_flatten__") for each in types):
+            return run_on_parts(func, args, kwargs or {}, self._dispatching)
+        if func in COUNTS and recorder is not None:  # of tokens by the expert they are routed to
+            self._counted.setdefault(self._assumed.line())
+        if recorder is not None:
+            out = recorder.__torch_dispatch__(func, types, args, kwargs)
+        else:
+            out = func(*args, **(kwargs or {}))
+        give_values(func, args, out)
+        return out
+
+    def _assume(self, func: OpOverload, args: tuple[Any, ...]) -> float | int:
+        """An unknown value is 0; where it scales what an optimizer does, no operation depends on it."""
+        recorder = self.recorder
+        if recorder is not None:
+            if recorder.current_phase not in ("optimizer", "clip"):
+                self._assumed.add()
+            recorder.was_read(func, args)
+        return 0.0 if args[0].dtype.is_floating_point else 0
 
     # The step that is recorded
 
@@ -99,8 +148,8 @@ class Steps:
 
     def _found_root(self) -> nn.Module:
         if self.root is not None:
-            return unwrapped(self.root)
-        models = [unwrapped(each) for each in self._models.values()]
+            return _unwrapped(self.root)
+        models = [_unwrapped(each) for each in self._models.values()]
         models = [each for each in models if any(True for _ in each.parameters())]
         if not models:
             raise ValueError("the program has called no module that has parameters, so there is no step to record")
@@ -118,50 +167,26 @@ class Steps:
         ]
         return self.recorder.ledger(tokens=self._tokens, writer="trace", tensors=True)
 
-    def routed(self) -> None:
-        """Tokens were counted by the expert they are routed to, which is assumed to be even."""
-        if self.recorder is not None:
-            self._counted.setdefault(self._assumed.line())
-
-    def assume(self, func: OpOverload, types: Any, args: tuple[Any, ...]) -> float | int:
-        """An unknown value is 0; where it scales what an optimizer does, no operation depends on it."""
-        recorder = self.recorder
-        if recorder is not None:
-            if recorder.current_phase not in ("optimizer", "clip"):
-                self._assumed.add()
-            recorder.was_read(func, args)
-        return 0.0 if args[0].dtype.is_floating_point else 0
-
     # What the program does
 
-    def _during(self, phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def made(function: Callable[..., Any]) -> Callable[..., Any]:
-            def called(*args: Any, **kwargs: Any) -> Any:
-                recorder = self.recorder
-                if recorder is None or recorder.compiling or recorder.current_phase == phase:
-                    return function(*args, **kwargs)
-                before = recorder.current_phase
-                recorder.begin_phase(phase)
-                try:
-                    return function(*args, **kwargs)
-                finally:
-                    recorder.begin_phase("other" if before == "forward" else before)
+    def _during(self, phase: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        recorder = self.recorder
+        if recorder is None or recorder.compiling or recorder.current_phase == phase:
+            return function(*args, **kwargs)
+        before = recorder.current_phase
+        recorder.begin_phase(phase)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            recorder.begin_phase("other" if before == "forward" else before)
 
-            return called
-
-        return made
-
-    def _unseen(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """DTensor runs an operator on fake tensors of the whole size, to know the shape of what comes out."""
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            recorder, self.recorder = self.recorder, None
-            try:
-                return method(*args, **kwargs)
-            finally:
-                self.recorder = recorder
-
-        return called
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        recorder, self.recorder = self.recorder, None
+        try:
+            yield
+        finally:
+            self.recorder = recorder
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         self._depth += 1
@@ -195,6 +220,11 @@ class Steps:
         if self.recorder is not None:
             raise Finished
         self.record()
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """A model without what replicates it."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
 def _living() -> Iterator[Tensor]:

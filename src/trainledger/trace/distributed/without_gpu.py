@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -13,12 +13,17 @@ from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining import stage as stages
 from torch.overrides import TorchFunctionMode
 
-from trainledger.trace.patches import all_replaced, answering, replaced
+from trainledger.trace.patches import Patch, all_replaced, answering, around, replaced
+from trainledger.trace.recorder.tensor_facts import is_gpu
 
-_NOTHING_TO_DO = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats", "init", "_lazy_init",
-                  "reset_accumulated_memory_stats", "manual_seed", "manual_seed_all")  # fmt: skip
 _CPU = torch.device("cpu")
 _PLAIN = torch.empty(0)
+# What programs ask of the GPU itself, by the answer.
+_ASKED: dict[int | None, str] = {
+    None: "set_device synchronize empty_cache init _lazy_init manual_seed manual_seed_all reset_peak_memory_stats "
+    "reset_accumulated_memory_stats",
+    0: "current_device memory_allocated memory_reserved max_memory_allocated max_memory_reserved",
+}
 
 
 @contextmanager
@@ -27,24 +32,21 @@ def as_cpu() -> Iterator[None]:
 
     ``torch.autocast("cuda")`` is the CPU's, whose list of operations differs in a few.
     """
-
-    def on_cpu(init: Callable[..., None]) -> Callable[..., None]:
-        @wraps(init)  # a compiler that meets autocast asks for the names of its arguments
-        def initialized(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-            init(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
-
-        return initialized
-
-    with ExitStack() as stack:
-        if not torch.cuda.is_available():
-            for name in _NOTHING_TO_DO:
-                stack.enter_context(replaced(torch.cuda, name, answering(None), needed=False))
-            for name in ("current_device", "max_memory_allocated", "memory_allocated", "max_memory_reserved",
-                         "memory_reserved"):  # fmt: skip
-                stack.enter_context(replaced(torch.cuda, name, answering(0), needed=False))
-        stack.enter_context(replaced(torch.amp.autocast_mode.autocast, "__init__", on_cpu))
-        stack.enter_context(_OnCpu())
+    asked = {} if torch.cuda.is_available() else _ASKED
+    with (
+        all_replaced(*((torch.cuda, each, answering(value)) for value in asked for each in asked[value].split())),
+        replaced(torch.amp.autocast_mode.autocast, "__init__", _autocast_on_cpu),
+        _OnCpu(),
+    ):
         yield
+
+
+def _autocast_on_cpu(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)  # a compiler that meets autocast asks for the names of its arguments
+    def initialized(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        init(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    return initialized
 
 
 class _OnCpu(TorchFunctionMode):
@@ -56,52 +58,20 @@ class _OnCpu(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "cuda":
             return args[0].to("cpu")
-        if kwargs:
-            device = kwargs.get("device")
-            if device is not None and _is_gpu(device):
-                kwargs = {**kwargs, "device": _CPU}
-        if name == "to" and len(args) > 1 and _is_gpu(args[1]):
+        if kwargs and is_gpu(kwargs.get("device")):
+            kwargs = {**kwargs, "device": _CPU}
+        if name == "to" and len(args) > 1 and is_gpu(args[1]):
             args = (args[0], _CPU, *args[2:])
         return func(*args, **(kwargs or {}))
 
 
-def _is_gpu(device: Any) -> bool:
-    if isinstance(device, torch.device):
-        return device.type == "cuda"
-    if isinstance(device, str):
-        return device.startswith("cuda")
-    return isinstance(device, int) and not isinstance(device, bool)
+def _stage_on_cpu(init: Callable[..., None], stage: Any, *args: Any, **kwargs: Any) -> None:
+    init(stage, *args, **kwargs)
+    stage.device = _CPU
 
 
-@contextmanager
-def stages_on_cpu() -> Iterator[None]:
-    """A stage allocates its buffers on the device it is given; before its first step torch saves random states.
-
-    Stages ask each other for shapes, which torch since 2.14 does not begin in a fake process group; here they are
-    answered (`Messages`). Since 2.15 a stage frees what it has sent where that is a plain tensor.
-    """
-
-    def on_cpu(init: Callable[..., None]) -> Callable[..., None]:
-        def initialized(self: Any, *args: Any, **kwargs: Any) -> None:
-            init(self, *args, **kwargs)
-            self.device = torch.device("cpu")
-
-        return initialized
-
-    def as_plain(method: Callable[..., Any]) -> Callable[..., Any]:
-        def asked(self: Any, output: Any) -> Any:
-            return method(self, _PLAIN if type(output) is FakeTensor else output)
-
-        return asked
-
-    base = getattr(stages, "_PipelineStageBase", None)
-    with all_replaced(
-        (base, "__init__", on_cpu),
-        (base, "_output_slot_is_releasable", as_plain),
-        (torch.random, "fork_rng", lambda _: lambda *args, **kwargs: nullcontext()),
-        (schedules, "dist", _Distributed),
-    ):
-        yield
+def _asked_of_plain(method: Callable[..., Any], stage: Any, output: Any) -> Any:
+    return method(stage, _PLAIN if type(output) is FakeTensor else output)
 
 
 class _Distributed:
@@ -116,3 +86,15 @@ class _Distributed:
     def get_backend(self, group: Any = None) -> str:
         """No fake one, of which a schedule asks nothing."""
         return "gloo"
+
+
+# A stage allocates its buffers on the device it is given; before its first step torch saves random states. Stages ask
+# each other for shapes, which torch since 2.14 does not begin in a fake process group; here they are answered
+# (`program.Messages`). Since 2.15 a stage frees what it has sent where that is a plain tensor.
+_STAGE = getattr(stages, "_PipelineStageBase", None)
+STAGES: tuple[Patch, ...] = (
+    (_STAGE, "__init__", around(_stage_on_cpu)),
+    (_STAGE, "_output_slot_is_releasable", around(_asked_of_plain)),
+    (torch.random, "fork_rng", lambda _: lambda *args, **kwargs: nullcontext()),
+    (schedules, "dist", _Distributed),
+)

@@ -7,7 +7,8 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +21,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from trainledger.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.trace.distributed.collectives import AXES, name_groups
-from trainledger.trace.distributed.local_shards import own_shard_only
-from trainledger.trace.distributed.reducer import reducer_in_python
-from trainledger.trace.distributed.without_gpu import as_cpu, stages_on_cpu
+from trainledger.trace.distributed.local_shards import SHARDS
+from trainledger.trace.distributed.reducer import REDUCER
+from trainledger.trace.distributed.without_gpu import STAGES, as_cpu
 from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
-from trainledger.trace.patches import all_replaced, answering, inside, replaced
+from trainledger.trace.patches import Patch, all_replaced, answering, around, inside, replaced
 
 RANKS_PER_HOST = 8  # what LOCAL_WORLD_SIZE says, of which some programs derive a mesh
 
@@ -57,17 +58,15 @@ def entered(world_size: int, rank: int) -> Iterator[World]:
     """`fake_world` without values: reading one off a tensor fails."""
     _check(world_size, rank)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with ExitStack() as stack:
-        stack.enter_context(_little_to_collect())
-        stack.enter_context(_environment(world_size, rank))
-        stack.enter_context(_fake_process_groups(world_size, rank))
-        stack.enter_context(_meshes_of_real_tensors())
-        stack.enter_context(_modules_can_be_converted(mode))
-        stack.enter_context(own_shard_only())
-        stack.enter_context(stages_on_cpu())
-        stack.enter_context(reducer_in_python())
-        stack.enter_context(as_cpu())
-        stack.enter_context(mode)
+    with (
+        _little_to_collect(),
+        _environment(world_size, rank),
+        _fake_process_groups(world_size, rank),
+        all_replaced(*_MESHES, *SHARDS, *STAGES, *REDUCER),
+        replaced(torch.utils, "swap_tensors", around(partial(_swap, mode))),
+        as_cpu(),
+        mode,
+    ):
         yield World(world_size, rank, mode)
 
 
@@ -133,37 +132,31 @@ def _fake_process_groups(world_size: int, rank: int) -> Iterator[None]:
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    def rendezvous(_: Any) -> Callable[..., Iterator[Any]]:
-        def met(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            yield FakeStore(), rank, world_size
+    def rendezvous(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        yield FakeStore(), rank, world_size
 
-        return met
+    def new_group(
+        make: Callable[..., Any], size: int, place: int, ranks: Any, backend: Any, store: Any, name: Any,
+        *more: Any, **options: Any,
+    ) -> Any:  # fmt: skip
+        options |= {"backend_options": None, "device_id": None}
+        if not ranks:
+            size, place = world_size, rank
+        with unset_fake_temporarily():
+            return make(size, place, ranks, dist.Backend("fake"), store, name, **options)
 
-    def fake_backend(make: Callable[..., Any]) -> Callable[..., Any]:
-        def made(size: int, place: int, ranks: Any, backend: Any, store: Any, name: Any, *more: Any, **kw: Any) -> Any:
-            kw |= {"backend_options": None, "device_id": None}
-            if not ranks:
-                size, place = world_size, rank
-            with unset_fake_temporarily():
-                return make(size, place, ranks, dist.Backend("fake"), store, name, **kw)
-
-        return made
-
-    def no_device(init: Callable[..., Any]) -> Callable[..., Any]:
-        def initialized(*args: Any, device_id: Any = None, **kwargs: Any) -> Any:
-            return init(*args, **kwargs)
-
-        return initialized
+    def init(before: Callable[..., Any], *args: Any, device_id: Any = None, **options: Any) -> Any:
+        return before(*args, **options)
 
     hook = sys.excepthook
     with all_replaced(
-        (distributed_c10d, "rendezvous", rendezvous),
-        (distributed_c10d, "_new_process_group_helper", fake_backend),
+        (distributed_c10d, "rendezvous", lambda _: rendezvous),
+        (distributed_c10d, "_new_process_group_helper", around(new_group)),
         (distributed_c10d, "_store_based_barrier", answering(None)),
         (distributed_c10d, "_get_default_timeout", lambda _: lambda backend: distributed_c10d.default_pg_timeout),
-        (distributed_c10d, "monitored_barrier", answering(None)), (dist, "monitored_barrier", answering(None)),
-        (distributed_c10d, "init_process_group", no_device), (dist, "init_process_group", no_device),
-    ):  # fmt: skip
+        *((owner, "monitored_barrier", answering(None)) for owner in (distributed_c10d, dist)),
+        *((owner, "init_process_group", around(init)) for owner in (distributed_c10d, dist)),
+    ):
         try:
             yield
         finally:
@@ -184,28 +177,10 @@ def _forget_meshes() -> None:
         getattr(getattr(_redistribute, name, None), "cache_clear", lambda: None)()
 
 
-@contextmanager
-def _meshes_of_real_tensors() -> Iterator[None]:
-    """A device mesh stores its ranks, which must have values."""
-
-    outside = inside(unset_fake_temporarily)
-
-    def on_cpu(init: Callable[..., Any]) -> Any:
-        def initialized(self: DeviceMesh, device_type: str, *args: Any, **kwargs: Any) -> None:
-            args = tuple(_numbered(each) for each in args)
-            init(self, "cpu", *args, **{name: _numbered(each) for name, each in kwargs.items()})
-            name_groups(self)
-
-        return outside(initialized)
-
-    names = ("_flatten", "_unflatten", "_create_flatten_mesh", "_create_unflatten_mesh", "_get_all_submeshes",
-             "_create_sub_mesh", "get_local_rank", "get_coordinate")  # fmt: skip
-    statics = tuple((DeviceMesh, each, lambda f: staticmethod(outside(f))) for each in ("_concatenate", "from_group"))
-    with (
-        replaced(DeviceMesh, "__init__", on_cpu),
-        all_replaced(*((DeviceMesh, each, outside) for each in names), *statics),
-    ):
-        yield
+def _on_cpu(init: Callable[..., None], mesh: DeviceMesh, device_type: str, *args: Any, **options: Any) -> None:
+    with unset_fake_temporarily():
+        init(mesh, "cpu", *map(_numbered, args), **{name: _numbered(each) for name, each in options.items()})
+        name_groups(mesh)
 
 
 def _numbered(value: Any) -> Any:
@@ -216,21 +191,23 @@ def _numbered(value: Any) -> Any:
     return torch.arange(whole, dtype=value.dtype).as_strided(value.size(), value.stride(), value.storage_offset())
 
 
-@contextmanager
-def _modules_can_be_converted(mode: FakeTensorMode) -> Iterator[None]:
-    """``model.to(dtype)`` and ``to_empty`` of fake parameters swap tensors, which must have no weak references."""
+# A device mesh stores its ranks, which must have values.
+_outside = inside(unset_fake_temporarily)
+_METHODS = ("_flatten", "_unflatten", "_create_flatten_mesh", "_create_unflatten_mesh", "_get_all_submeshes",
+            "_create_sub_mesh", "get_local_rank", "get_coordinate")  # fmt: skip
+_MESHES: tuple[Patch, ...] = (
+    (DeviceMesh, "__init__", around(_on_cpu)),
+    *((DeviceMesh, each, _outside) for each in _METHODS),
+    *((DeviceMesh, each, lambda method: staticmethod(_outside(method))) for each in ("_concatenate", "from_group")),
+)
 
-    def swap_without_memo(swap: Callable[..., None]) -> Callable[..., None]:
-        def swapped(a: Tensor, b: Tensor) -> None:
-            for each in (a, b):
-                if isinstance(each, FakeTensor):
-                    _forget(mode, each)
-            swap(a, b)
 
-        return swapped
-
-    with replaced(torch.utils, "swap_tensors", swap_without_memo):
-        yield
+def _swap(mode: FakeTensorMode, swap: Callable[..., None], a: Tensor, b: Tensor) -> None:
+    """Swap tensors, as ``model.to(dtype)`` and ``to_empty`` do: no weak reference to them may be left, nor here."""
+    for each in (a, b):
+        if isinstance(each, FakeTensor):
+            _forget(mode, each)
+    swap(a, b)
 
 
 def _forget(mode: FakeTensorMode, tensor: Tensor) -> None:

@@ -44,6 +44,19 @@ def dtype_name(dtype: torch.dtype) -> str:
     return DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
+def is_gpu(device: Any) -> bool:
+    """Whether what a program names as a device is a GPU.
+
+    >>> is_gpu("cuda:1"), is_gpu(0), is_gpu("cpu"), is_gpu(torch.device("cuda"))
+    (True, True, False, True)
+    """
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    if isinstance(device, str):
+        return device.startswith("cuda")
+    return isinstance(device, int) and not isinstance(device, bool)
+
+
 def touched_nbytes(tensor: Tensor) -> int:
     """Bytes of a tensor's elements, those of a broadcast dim counted once."""
     elements = 1
