@@ -373,8 +373,8 @@ def test_grouped_flops_are_what_the_flop_counter_counts_expert_by_expert() -> No
         for first, end in ((0, 4), (4, 9)):
             torch.mm(a[first:end].T, a[first:end])
     operator = operator_of(torch.ops.trainledger.grouped_mm.default)
-    assert operator.flops((a, b, ends_E), grouped_mm(a, b, ends_E)) == (rows.get_total_flops(),) * 2
-    assert operator.flops((a.T, a, ends_E), grouped_mm(a.T, a, ends_E)) == (weights.get_total_flops(),) * 2
+    assert operator.counted((a, b, ends_E), {}, grouped_mm(a, b, ends_E)) == (rows.get_total_flops(),) * 2
+    assert operator.counted((a.T, a, ends_E), {}, grouped_mm(a.T, a, ends_E)) == (weights.get_total_flops(),) * 2
     assert operator_of(torch.ops.aten._grouped_mm.default).flops((a, b), None) == (rows.get_total_flops(),) * 2
 
 

@@ -15,28 +15,37 @@ from trainledger.ledger.entry import KINDS
 from trainledger.spec.problem import shown
 
 Args = tuple[Any, ...]
-Flops = tuple[int, int]  # done, and the model's own share of it
-Scratch = Callable[[Args, Any], int]  # bytes, of the arguments and the result
+Count = Callable[[Args, Any], int]  # FLOPs or bytes, of the arguments and the result
+Shape = Callable[[Args], tuple[int, ...]]
 Rule = TypeVar("Rule", bound=Callable[..., int])
-
-
-def no_shape(args: Args) -> tuple[int, ...]:
-    """Of operators that are no matrix product or attention."""
-    return ()
+MODEL_KINDS = ("matmul", "attention")  # whose FLOPs are the model's own
 
 
 @dataclass(frozen=True)
 class Operator:
-    """How one operator is accounted for; with ``takes_options`` ``flops`` gets its keywords as a last argument."""
+    """How one operator is accounted for; with ``takes_options`` ``flops`` gets its keywords as a last argument.
+
+    ``model_flops`` are the model's own where they are not all FLOPs of one of `MODEL_KINDS`; ``shape`` is that of a
+    matmul or attention; ``scratch`` is what a CPU's kernel allocates besides its results.
+    """
 
     name: str
     kind: str
-    flops: Callable[[Args, Any], Flops]
+    flops: Count
+    model_flops: Count | None = None
     assumed: bool = False
-    shape: Callable[[Args], tuple[int, ...]] = no_shape
+    shape: Shape = lambda args: ()
     takes_options: bool = False
     source: str = ""
-    scratch: Scratch | None = None  # what a CPU's kernel allocates besides its results
+    scratch: Count | None = None
+
+    def counted(self, args: Args, options: dict[str, Any], out: Any) -> tuple[int, int]:
+        """FLOPs done, and the model's own share of them."""
+        given = (*args, options) if self.takes_options else args
+        done = self.flops(given, out)
+        if self.kind not in MODEL_KINDS:
+            return done, 0
+        return done, done if self.model_flops is None else self.model_flops(given, out)
 
 
 CUSTOM: dict[str, Operator] = {}  # by the operator's name with its library
@@ -60,7 +69,8 @@ def cost_rule(operator: str | OpOverload | OpOverloadPacket, *, kind: str = "mat
     if not isinstance(operator, (str, OpOverload, OpOverloadPacket)):
         rule = "must be one of torch.ops, such as torch.ops.my_lib.op, or its name, such as 'my_lib::op'"
         raise ValueError(f"operator {rule}, not {shown(operator)}")
-    name = operator if isinstance(operator, str) else _name_of(operator)
+    name = operator._schema.name if isinstance(operator, OpOverload) else operator
+    name = name if isinstance(name, str) else str(name._qualified_op_name)
     if not all(name.partition("::")):
         raise ValueError(f"an operator is named with its library, such as 'my_lib::{name}', not {name!r}")
 
@@ -69,10 +79,9 @@ def cost_rule(operator: str | OpOverload | OpOverloadPacket, *, kind: str = "mat
             raise ValueError(f"the rule of {name} must be a function, not {shown(rule)}")
         source = f"cost_rule {getattr(rule, '__qualname__', type(rule).__name__)}"
 
-        def flops(args: Args, out: Any) -> Flops:
+        def flops(args: Args, out: Any) -> int:
             *given, options = args
-            counted = _whole(rule(*given, **options, out=out), name, source)
-            return counted, counted if kind in ("matmul", "attention") else 0
+            return _whole(rule(*given, **options, out=out), name, source)
 
         CUSTOM[name] = Operator(name, kind, flops, takes_options=True, source=source)
         return rule
@@ -86,10 +95,9 @@ def registered_with_torch(func: OpOverload) -> Operator | None:
     if formula is None:
         return None
 
-    def flops(args: Args, out: Any) -> Flops:
+    def flops(args: Args, out: Any) -> int:
         *given, options = args
-        counted = _whole(formula(*given, **options, out_val=out), name, source)
-        return counted, counted
+        return _whole(formula(*given, **options, out_val=out), name, source)
 
     name, source = func._schema.name, "torch.utils.flop_counter"
     return Operator(name, "matmul", flops, takes_options=True, source=source)
@@ -105,7 +113,3 @@ def _whole(counted: object, name: str, source: str) -> int:
         rule = "FLOPs must be a whole number from zero on"
         raise ValueError(f"the rule of {name} ({source}) gave {shown(counted)}: {rule}")
     return whole
-
-
-def _name_of(operator: OpOverload | OpOverloadPacket) -> str:
-    return operator._schema.name if isinstance(operator, OpOverload) else str(operator._qualified_op_name)

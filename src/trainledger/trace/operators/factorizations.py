@@ -17,20 +17,19 @@ from typing import Any
 
 from torch import Tensor
 
-from trainledger.trace.operators.custom import Args, Flops, Scratch
+from trainledger.trace.operators.custom import Args, Count
 
-Count = Callable[[int, int, Args], int]  # of one real matrix, by rows, columns and all arguments
+_OfMatrix = Callable[[int, int, Args], int]  # of one real matrix, by rows, columns and all arguments
 
 _BLOCK = 32  # columns that MKL's blocked QR works on at once, or half of it
 _COPIES = 12  # matrices that torch allocates for an exponential: powers, polynomials and what they are combined into
 
 
-def _counted(count: Count) -> Callable[[Args, Any], Flops]:
-    def flops(args: Args, out: Any) -> Flops:
+def _counted(count: _OfMatrix) -> Count:
+    def flops(args: Args, out: Any) -> int:
         a: Tensor = args[0]
         rows, columns = a.shape[-2:]
-        done = prod(a.shape[:-2]) * count(int(rows), int(columns), args) * (4 if a.is_complex() else 1)
-        return done, done
+        return prod(a.shape[:-2]) * count(int(rows), int(columns), args) * (4 if a.is_complex() else 1)
 
     return flops
 
@@ -85,24 +84,18 @@ def _pseudo_inverse(m: int, n: int, args: Args) -> int:
     return 8 * long * short * short + 20 * short**3
 
 
-def _substitution(matrix: int, triangles: int) -> Callable[[Args, Any], Flops]:
+def _substitution(matrix: int, triangles: int) -> Count:
     """xTRTRS: n squared FLOPs for each right-hand side and triangle; ``matrix`` is the place of the argument."""
 
-    def flops(args: Args, out: Any) -> Flops:
+    def flops(args: Args, out: Any) -> int:
         solved: Tensor = out[0] if isinstance(out, (tuple, list)) else out
-        done = triangles * args[matrix].shape[-1] * solved.numel() * (4 if solved.is_complex() else 1)
-        return done, done
+        n: int = args[matrix].shape[-1]
+        return triangles * n * solved.numel() * (4 if solved.is_complex() else 1)
 
     return flops
 
 
-def _solution(args: Args, out: Any) -> Flops:
-    """xGETRF, then by both triangles."""
-    done = _counted(_lu)(args, out)[0] + _substitution(0, 2)(args, out)[0]
-    return done, done
-
-
-_COUNTS: dict[str, Count] = {
+_COUNTS: dict[str, _OfMatrix] = {
     "geqrf": _triangle,
     "linalg_qr": _qr,
     "linalg_householder_product": lambda m, n, args: _reflected(m, n, int(args[1].shape[-1])),
@@ -118,9 +111,10 @@ _COUNTS: dict[str, Count] = {
     "linalg_matrix_exp": lambda m, n, args: 10 * n**3,
     "linalg_pinv": _pseudo_inverse,
 }
-RULES: dict[str, tuple[str, Callable[[Args, Any], Flops]]] = {
+RULES: dict[str, tuple[str, Count]] = {
     **{f"aten::{name}": ("matmul", _counted(count)) for name, count in _COUNTS.items()},
-    "aten::_linalg_solve_ex": ("matmul", _solution),
+    # xGETRF, then both triangles.
+    "aten::_linalg_solve_ex": ("matmul", lambda args, out: _counted(_lu)(args, out) + _substitution(0, 2)(args, out)),
     "aten::linalg_lu_solve": ("matmul", _substitution(0, 2)),
     "aten::cholesky_solve": ("matmul", _substitution(1, 2)),
     "aten::linalg_solve_triangular": ("matmul", _substitution(0, 1)),
@@ -138,7 +132,7 @@ def _eigh_workspace(args: Args, out: Any) -> int:
     return (2 * n * n + 6 * n + 2) * itemsize + 4 * (5 * n + 3) if _argument(args, 2, True) else 0
 
 
-SCRATCH: dict[str, Scratch] = {
+SCRATCH: dict[str, Count] = {
     "aten::linalg_householder_product": _qr_blocks,
     "aten::geqrf": _qr_blocks,
     # The factors, and the pivots.

@@ -7,49 +7,36 @@ measured as in `scratch`, in fp32 and fp64; in half precision their matmuls take
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from torch import Tensor
 from torch._ops import OpOverload
 
 from trainledger.ledger import rules
-from trainledger.trace.operators.custom import Args, Flops, Scratch
+from trainledger.trace.operators.custom import Args, Count, Shape
 
 _ATTENTION = "aten::_native_multi_head_attention"
 _LAYER = "aten::_transformer_encoder_layer_fwd"
 
 
-def _products(shape: Callable[[Args], tuple[int, ...]]) -> Callable[[Args, Any], Flops]:
-    def flops(args: Args, out: Any) -> Flops:
+def _multiplied(shape: Shape) -> Count:
+    def flops(args: Args, out: Any) -> int:
         batch, m, n, k = shape(args)
-        flops = rules.matmul_flops(m, n, k, batch)
-        return flops, flops
+        return int(rules.matmul_flops(m, n, k, batch))
 
     return flops
 
 
-def _mm(args: Args) -> tuple[int, ...]:
-    a, b = args[0], args[1]
-    return 1, a.shape[0], b.shape[1], a.shape[1]
+def _product(first: int) -> Shape:
+    """Of two matrices, two batches of them or vectors, which are arguments from ``first`` on."""
 
+    def shape(args: Args) -> tuple[int, ...]:
+        a, b = args[first : first + 2]
+        batch, rows = (a.shape[0] if a.dim() == 3 else 1), (a.shape[-2] if a.dim() > 1 else 1)
+        return batch, rows, (b.shape[-1] if b.dim() > 1 else 1), a.shape[-1]
 
-def _mv(args: Args) -> tuple[int, ...]:
-    return 1, args[0].shape[0], 1, args[0].shape[1]
-
-
-def _dot(args: Args) -> tuple[int, ...]:
-    return 1, 1, 1, args[0].shape[0]
-
-
-def _bmm(args: Args) -> tuple[int, ...]:
-    a, b = args[0], args[1]
-    return a.shape[0], a.shape[1], b.shape[2], a.shape[2]
-
-
-def _behind(shape: Callable[[Args], tuple[int, ...]]) -> Callable[[Args], tuple[int, ...]]:
-    """The shape of a product that is added to the first argument."""
-    return lambda args: shape(args[1:])
+    return shape
 
 
 def _grouped_mm(args: Args) -> tuple[int, ...]:
@@ -61,18 +48,10 @@ def _grouped_mm(args: Args) -> tuple[int, ...]:
     return groups, a.shape[0], b.shape[1], -(-a.shape[1] // groups)
 
 
-def _grouped_mm_flops(args: Args, out: Any) -> Flops:
+def _grouped_mm_flops(args: Args, out: Any) -> int:
     """Every row is multiplied once."""
     a, b = args[0], args[1]
-    rows, inner, width = (a.shape[0], a.shape[1], b.shape[-1]) if b.dim() == 3 else (a.shape[1], a.shape[0], b.shape[1])
-    flops = rules.matmul_flops(rows, width, inner)
-    return flops, flops
-
-
-def _padded_mm_flops(args: Args, out: Any) -> Flops:
-    flops, _ = _products(_bmm)(args, out)
-    routed, places = args[2], args[3]
-    return flops, flops // places * routed
+    return 2 * int(a.numel()) * int(b.shape[-1])
 
 
 def _linear(args: Args) -> tuple[int, ...]:
@@ -86,17 +65,7 @@ def _attention_sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, in
     return batch, heads, queries, k.shape[2], head_dim, v.shape[3]
 
 
-def _attention(args: Args, out: Any) -> Flops:
-    flops = rules.attention_flops(*_attention_sizes(*args[:3]))
-    return flops, flops
-
-
-def _attention_backward(args: Args, out: Any) -> Flops:
-    sizes = _attention_sizes(*args[1:4])
-    return rules.attention_backward_flops(*sizes), rules.attention_backward_model_flops(*sizes)
-
-
-def attention_shape(func: OpOverload, first: int) -> Callable[[Args], tuple[int, ...]]:
+def attention_shape(func: OpOverload, first: int) -> Shape:
     """The shape of an attention kernel whose queries, keys and values are arguments from ``first`` on."""
     arguments = [each.name for each in func._schema.arguments]
     place = arguments.index("is_causal")
@@ -109,90 +78,75 @@ def attention_shape(func: OpOverload, first: int) -> Callable[[Args], tuple[int,
     return shape
 
 
-def _convolution(args: Args, out: Any) -> Flops:
+def _convolution(args: Args, out: Any) -> int:
     weight, transposed = args[1], args[6]
     positions = args[0].shape[2:] if transposed else out.shape[2:]
-    taps = 1
-    for size in (*positions, *weight.shape):
-        taps *= size
-    flops = rules.matmul_flops(args[0].shape[0], 1, taps)
-    return flops, flops
+    return int(2 * args[0].shape[0] * prod((*positions, *weight.shape)))
 
 
-def _convolution_backward(args: Args, out: Any) -> Flops:
+def _convolution_backward(args: Args, out: Any) -> int:
     grad, image, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
-    forward, _ = _convolution((image, weight, None, None, None, None, transposed), grad)
-    flops = forward * (int(wanted[0]) + int(wanted[1]))
-    return flops, flops
+    forward = _convolution((image, weight, None, None, None, None, transposed), grad)
+    return forward * (int(wanted[0]) + int(wanted[1]))
 
 
-def _recurrent(products: int) -> Callable[[Args, Any], Flops]:
+def _recurrent(args: Args, out: Any) -> int:
     """A layer of oneDNN's recurrent nets: each step's input and state by their matrices."""
-
-    def flops(args: Args, out: Any) -> Flops:
-        x, from_input, from_state = args[:3]
-        steps = x.numel() // x.shape[-1]
-        done = products * rules.matmul_flops(steps, 1, from_input.numel() + from_state.numel())
-        return done, done
-
-    return flops
+    x, from_input, from_state = args[:3]
+    return 2 * int(x.numel() // x.shape[-1]) * int(from_input.numel() + from_state.numel())
 
 
-def _all_distances(args: Args, out: Any) -> Flops:
-    """Each of some vectors from each of others, by one product of both with their squares appended."""
-    flops = rules.matmul_flops(1, out.numel(), args[0].shape[-1] + 2)
-    return flops, flops
-
-
-def _trilinear(args: Args, out: Any) -> Flops:
+def _trilinear(args: Args, out: Any) -> int:
     """Two products and a sum for each term of three tensors that are expanded to each other."""
     terms, dims = 1, args[0].dim() + len(args[3])
     shapes = [iter(each.shape) for each in args[:3]]
     for dim in range(dims):
         terms *= max(1 if dim in new else next(shape) for shape, new in zip(shapes, args[3:6], strict=True))
-    return 3 * terms, 3 * terms
+    return 3 * terms
 
 
-def _each_distance(args: Args, out: Any) -> Flops:
+def _each_distance(args: Args, out: Any) -> int:
     """A difference, its power and a sum for each coordinate."""
     x, y = (args[0], args[1]) if args[0].shape[-1] == args[1].shape[-1] else (args[1], args[2])
-    return 3 * x.numel() * y.shape[-2], 0
+    return 3 * int(x.numel()) * int(y.shape[-2])
 
 
-SHAPES: dict[str, Callable[[Args], tuple[int, ...]]] = {
-    "aten::mm": _mm,
-    "aten::addmm": _behind(_mm),
-    "aten::bmm": _bmm,
-    "aten::baddbmm": _behind(_bmm),
-    "aten::_scaled_mm": _mm,
-    "aten::_int_mm": _mm,
-    "aten::mv": _mv,
-    "aten::dot": _dot,
-    "aten::vdot": _dot,
-    "aten::addmv": _behind(_mv),
+SHAPES: dict[str, Shape] = {
+    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::vdot"), _product(0)),
+    **dict.fromkeys(("aten::_scaled_mm", "aten::_int_mm", "trainledger::padded_mm"), _product(0)),
+    **dict.fromkeys(("aten::addmm", "aten::baddbmm", "aten::addmv"), _product(1)),
     "aten::linear": _linear,
     "aten::_grouped_mm": _grouped_mm,
     "trainledger::grouped_mm": _grouped_mm,
-    "trainledger::padded_mm": _bmm,
 }
-RULES: dict[str, tuple[str, Callable[[Args, Any], Flops]]] = {
-    **{name: ("matmul", _products(shape)) for name, shape in SHAPES.items()},
+# FLOPs that are the model's own, where they are not all: a place of a padded product may be empty.
+MODEL_FLOPS: dict[str, Count] = {
+    "trainledger::padded_mm": lambda args, out: _multiplied(_product(0))(args, out) // args[3] * args[2],
+}
+RULES: dict[str, tuple[str, Count]] = {
+    **{name: ("matmul", _multiplied(shape)) for name, shape in SHAPES.items()},
     "aten::_grouped_mm": ("matmul", _grouped_mm_flops),
     "trainledger::grouped_mm": ("matmul", _grouped_mm_flops),
-    "trainledger::padded_mm": ("matmul", _padded_mm_flops),
     "aten::convolution": ("matmul", _convolution),
     "aten::convolution_backward": ("matmul", _convolution_backward),
-    "aten::mkldnn_rnn_layer": ("matmul", _recurrent(1)),
-    "aten::mkldnn_rnn_layer_backward": ("matmul", _recurrent(2)),
+    "aten::mkldnn_rnn_layer": ("matmul", _recurrent),
+    "aten::mkldnn_rnn_layer_backward": ("matmul", lambda args, out: 2 * _recurrent(args, out)),
     "aten::_trilinear": ("matmul", _trilinear),
-    "aten::_euclidean_dist": ("matmul", _all_distances),
+    # By one product of all vectors with their squares appended.
+    "aten::_euclidean_dist": ("matmul", lambda args, out: 2 * out.numel() * (args[0].shape[-1] + 2)),
     "aten::_cdist_forward": ("reduction", _each_distance),
     "aten::_cdist_backward": ("reduction", _each_distance),
 }
 for _kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
-    RULES[f"aten::_scaled_dot_product_{_kernel}"] = ("attention", _attention)
-    _backward = "flash_attention_for_cpu_backward" if _kernel.endswith("cpu") else f"{_kernel}_backward"
-    RULES[f"aten::_scaled_dot_product_{_backward}"] = ("attention", _attention_backward)
+    _forward = f"aten::_scaled_dot_product_{_kernel}"
+    RULES[_forward] = ("attention", lambda args, out: rules.attention_flops(*_attention_sizes(*args[:3])))
+    RULES[f"{_forward}_backward"] = (
+        "attention",
+        lambda args, out: rules.attention_backward_flops(*_attention_sizes(*args[1:4])),
+    )
+    MODEL_FLOPS[f"{_forward}_backward"] = lambda args, out: rules.attention_backward_model_flops(
+        *_attention_sizes(*args[1:4])
+    )
 
 
 def _attention_flops(x_BTD: Tensor, heads: int, qkv: Tensor, proj: Tensor) -> int:
@@ -202,16 +156,10 @@ def _attention_flops(x_BTD: Tensor, heads: int, qkv: Tensor, proj: Tensor) -> in
     return projections + int(rules.attention_flops(B, heads, T, T, D // heads, D // heads))
 
 
-def _of_attention(args: Args, out: Any) -> tuple[int, int]:
-    flops = _attention_flops(args[0], args[4], args[5], args[7])
-    return flops, flops
-
-
-def _of_layer(args: Args, out: Any) -> tuple[int, int]:
-    x_BTD = args[0]
-    flops = _attention_flops(x_BTD, args[2], args[3], args[5])
-    flops += sum(rules.matmul_flops(x_BTD.shape[0] * x_BTD.shape[1], *each.shape) for each in (args[14], args[16]))
-    return flops, flops
+def _layer_flops(args: Args, out: Any) -> int:
+    B, T, _ = args[0].shape
+    mlp = sum(rules.matmul_flops(B * T, *each.shape) for each in (args[14], args[16]))
+    return _attention_flops(args[0], args[2], args[3], args[5]) + int(mlp)
 
 
 def _attention_nbytes(
@@ -245,5 +193,8 @@ def _scratch_of_layer(args: Args, out: Tensor) -> int:
     return int(most - out.nbytes)
 
 
-RULES |= {_ATTENTION: ("matmul", _of_attention), _LAYER: ("matmul", _of_layer)}
-FUSED_SCRATCH: dict[str, Scratch] = {_ATTENTION: _scratch_of_attention, _LAYER: _scratch_of_layer}
+RULES |= {
+    _ATTENTION: ("matmul", lambda args, out: _attention_flops(args[0], args[4], args[5], args[7])),
+    _LAYER: ("matmul", _layer_flops),
+}
+FUSED_SCRATCH: dict[str, Count] = {_ATTENTION: _scratch_of_attention, _LAYER: _scratch_of_layer}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainledger.trace.operators.custom import Args, Scratch
+from trainledger.trace.operators.custom import Args, Count
 
 _ONEDNN = ("Mkldnn", "MkldnnTranspose", "MkldnnEmpty")
 
@@ -138,7 +138,7 @@ def _backward(args: Args, out: Any) -> int:
     return dense + max(0, highest - gx - gw)
 
 
-def _dense(*places: int) -> Scratch:
+def _dense(*places: int) -> Count:
     """Of a kernel that first copies what is not contiguous among some arguments."""
 
     def scratch(args: Args, out: Any) -> int:
@@ -157,10 +157,6 @@ def _batch_norm_backward(args: Args, out: Any) -> int:
     if (_last(x) and g.is_contiguous()) or (x.is_contiguous() and _last(g)):
         return 2 * int(x.nbytes) if _last(x) and x.element_size() == 2 else 0
     return _dense(0, 1)(args, out)
-
-
-def _log_softmax(args: Args, out: Any) -> int:
-    return 0 if args[0].is_contiguous() else int(args[0].nbytes)
 
 
 def _promoted(args: Args, out: Any) -> int:
@@ -194,16 +190,11 @@ def _recurrent_backward(args: Args, out: Any) -> int:
     return int(row * rows + from_input.nbytes + from_state.nbytes + 2 * x.nbytes)
 
 
-def _bags_backward(args: Args, out: Any) -> int:
-    """Which bag each entry belongs to."""
-    entries, offsets = args[1], args[2]
-    return (int(entries.numel()) + 1) * int(offsets.element_size())
-
-
-SCRATCH: dict[str, Scratch] = {
+SCRATCH: dict[str, Count] = {
     "aten::im2col": lambda args, out: int(args[0].nbytes) + _dense(0)(args, out),
     "aten::col2im": _dense(0),
-    "aten::_embedding_bag_backward": _bags_backward,
+    # Which bag each entry belongs to.
+    "aten::_embedding_bag_backward": lambda args, out: (int(args[1].numel()) + 1) * int(args[2].element_size()),
     "aten::mkldnn_rnn_layer": _recurrent,
     "aten::mkldnn_rnn_layer_backward": _recurrent_backward,
     "aten::convolution": _forward,
@@ -213,11 +204,10 @@ SCRATCH: dict[str, Scratch] = {
     "aten::native_batch_norm_backward": _batch_norm_backward,
     "aten::native_group_norm_backward": _dense(0, 1),
     "aten::gelu_backward": _dense(0, 1),
-    "aten::_log_softmax": _log_softmax,
+    "aten::_log_softmax": _dense(0),
     "aten::_log_softmax_backward_data": _dense(0, 1),
     "aten::upsample_bilinear2d_backward": _dense(0),
     "aten::upsample_nearest2d_backward": _dense(0),
 }
-_PROMOTING = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum", "pow", "atan2",
-              "remainder", "fmod", "addcmul", "addcdiv")  # fmt: skip
-SCRATCH |= {f"aten::{each}{suffix}": _promoted for each in _PROMOTING for suffix in ("", "_")}
+_PROMOTING = "add sub mul div eq ne lt le gt ge maximum minimum pow atan2 remainder fmod addcmul addcdiv"
+SCRATCH |= {f"aten::{each}{suffix}": _promoted for each in _PROMOTING.split() for suffix in ("", "_")}

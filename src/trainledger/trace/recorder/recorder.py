@@ -271,7 +271,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             read += written - touched_nbytes(inputs[0])
         if operator.kind == "allocate":
             read = written = 0
-        flops, model_flops = operator.flops((*args, kwargs) if operator.takes_options else args, out)
+        flops, model_flops = operator.counted(args, kwargs, out)
         path = self.attribution.path(phase)
         self._place(made, operator, path)
         if operator.kind == "unknown":
