@@ -6,7 +6,7 @@ standard output, figures in a file). `records` gives a table to pandas or polars
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from importlib import import_module
 from typing import Any
@@ -242,14 +242,36 @@ def signed(value: Number, unit: str) -> str:
     return ("+" if value > 0 else "-") + text
 
 
-def sections(*found: Section | None) -> tuple[Section, ...]:
-    """Those sections that hold something."""
-    return tuple(each for each in found if each is not None and each.parts)
+Content = Section | Part | str | Iterable[str] | None
 
 
-def notes(sentences: Sequence[str]) -> Section | None:
-    """A section of sentences that qualify the answer, where there are any."""
-    return Section("", (Text(tuple(sentences), note=True),)) if sentences else None
+def section(title: str, *content: Part | str | Iterable[str] | None) -> Section:
+    """A section of parts, a string or strings being lines of text; what is None or has no lines is left out.
+
+    >>> section("Memory", "It fits.", None, ["Times are bounds.", "No run is faster."]).parts
+    (Text(lines=('It fits.',), note=False), Text(lines=('Times are bounds.', 'No run is faster.'), note=False))
+    """
+    return Section(title, tuple(part for each in content if (part := _part(each)) is not None))
+
+
+def sections(*content: Content) -> tuple[Section, ...]:
+    """Sections for `Document`: what is no section is one without a title; what is None or empty is left out."""
+    found = (each if isinstance(each, Section) else section("", each) for each in content)
+    return tuple(each for each in found if each.parts)
+
+
+def _part(content: Part | str | Iterable[str] | None) -> Part | None:
+    if isinstance(content, str):
+        return Text((content,)) if content else None
+    if content is None or isinstance(content, Part):
+        return None if isinstance(content, Text) and not content.lines else content
+    lines = tuple(content)
+    return Text(lines) if lines else None
+
+
+def notes(sentences: Iterable[str]) -> Text:
+    """Sentences that qualify the answer."""
+    return Text(tuple(sentences), note=True)
 
 
 class Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainledger.document import Document, Figure, Item, Items, Part, Section, Text, sections
+from trainledger.document import Document, Figure, Item, Items, Section, notes, section, sections
 from trainledger.plan.advise import Advice, Advised, before_and_after
 from trainledger.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
 from trainledger.plan.difference import overrides
@@ -27,11 +27,11 @@ def document(advice: Advice, *, most: int = 10) -> Document:
     return Document(
         title=title,
         sections=sections(
-            Section("", (Text((*_as_it_is(advice), f"Ranked by gain in {advice.goal}.")),)),
+            (*_as_it_is(advice), f"Ranked by gain in {advice.goal}."),
             _ranked("Changes that leave the result as it is", same, most),
             _ranked("Changes of WHAT IS TRAINED: compare a short run with the old one first", other, most),
             _together(advice),
-            Section("", (Text(tuple(_remarks(advice)), note=True),)),
+            notes(_remarks(advice)),
         ),
         about=(*of_run(advice.run), *_as_it_is(advice)),
         data=lambda: _data(advice),
@@ -42,10 +42,8 @@ def document(advice: Advice, *, most: int = 10) -> Document:
 def _ranked(title: str, found: Sequence[Advised], most: int) -> Section | None:
     if not found:
         return None
-    parts: tuple[Part, ...] = (_numbered(found[:most]),)
-    if len(found) > most:
-        parts += (Text((f"{len(found) - most} more gain less (--most {len(found)} or --json has them).",)),)
-    return Section(title, parts)
+    more = f"{len(found) - most} more gain less (--most {len(found)} or --json has them)."
+    return section(title, _numbered(found[:most]), more if len(found) > most else None)
 
 
 def _together(advice: Advice) -> Section | None:
@@ -56,7 +54,7 @@ def _together(advice: Advice) -> Section | None:
     gain = _gain(*before_and_after(advice.forecast, last.forecast), last.fits)
     all_of_it = Items((Item(f"All of it: {gain}", commands(overrides(advice.run, last.run))),), numbered=False)
     title = "Together, in this order; each compared with the one before it"
-    return Section(title, (_numbered(advice.together), all_of_it))
+    return section(title, _numbered(advice.together), all_of_it)
 
 
 def _remarks(advice: Advice) -> list[str]:

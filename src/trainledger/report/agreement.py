@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from trainledger.document import Amount, Document, Section, Table, Text, sections, signed
+from trainledger.document import Amount, Document, Table, sections, signed
 from trainledger.ledger.entry import CATEGORIES
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import highest_by_category
@@ -16,6 +16,7 @@ from trainledger.report.plain_data import plain, run_data
 from trainledger.report.traced import figures, uncounted
 from trainledger.spec.run import Run
 
+_WRONG = "The two differ where they must not: one of them is wrong about this model."
 _NO_MODULE = "outside the model"  # clipping and the optimizer
 SPLITS = ("phase", "kind", "path", "category")
 
@@ -89,17 +90,16 @@ def document(
     rows = compare(predicted, traced)
     parts = split(predicted, traced, by) if by else []
     operations = sum(each.times for each in traced)
-    remarks = (*traced.notes, *uncounted(traced))
-    wrong = "The two differ where they must not: one of them is wrong about this model."
     return Document(
         title=run.model.name,
         sections=sections(
-            Section("", (Text((f"One optimizer step of {run.model.name}: {operations:,} operations traced",)),)),
-            Section("", (table_of(rows),)),
-            Section("", (table_of(parts, by),)) if parts else None,
-            *(Section("", (Text((each,)),)) for each in remarks),
+            f"One optimizer step of {run.model.name}: {operations:,} operations traced",
+            table_of(rows),
+            table_of(parts, by) if parts else None,
+            *traced.notes,
+            *uncounted(traced),
             *(peak_sections(traced, top) if tensors else ()),
-            None if agree(rows) else Section("", (Text((wrong,)),)),
+            "" if agree(rows) else _WRONG,
         ),
         data=lambda: {
             "run": run_data(run), "equal": agree(rows), "rows": _data(rows), "operations": operations,

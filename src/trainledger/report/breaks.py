@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import log10
 from typing import Any
 
-from trainledger.document import Document, Figure, Section, Table, Text, sections, shown
+from trainledger.document import Document, Figure, Section, Table, Text, section, sections, shown
 from trainledger.plan.breaks import RULE, Along, Break, Breaks
 from trainledger.plan.longer_context import ContextRanks
 from trainledger.report.heading import of_run
@@ -35,12 +35,10 @@ def document(found: Breaks) -> Document:
     return Document(
         title=f"What breaks when {found.run.model.name} grows",
         sections=sections(
-            *(Section("", (Text((each,)),)) for each in already),
+            *already,
             *(_along(each, "nothing else" if found.already else "nothing") for each in found.along),
-            Section("What to do", (Text(tuple(sentence(f"{name}: {each}") for name, each in remedies.items())),))
-            if remedies else None,
-            Section("", (Text((sentence(f"Not judged, as it is not known: {'; '.join(missing)}"),)),))
-            if missing else None,
+            section("What to do", (sentence(f"{name}: {each}") for name, each in remedies.items())),
+            sentence(f"Not judged, as it is not known: {'; '.join(missing)}") if missing else None,
         ),
         about=(*of_run(found.run), *(f"Broken already, as planned: {_broken(each)}." for each in found.already)),
         data=lambda: _data(found),
@@ -57,7 +55,7 @@ def _along(each: Along, nothing: str) -> Section:
     if each.carries:
         title += f"; with it {each.carries}"
     if not each.breaks:
-        return Section(title, (Text((f"  {nothing} breaks up to {each.reached:,}", *_layout(each))),))
+        return section(title, (f"  {nothing} breaks up to {each.reached:,}", *_layout(each)))
     rows = tuple(
         (
             _ORDER[at] if at < len(_ORDER) else f"{at + 1}th", one.limit, one.holds or "-", one.breaks, one.factor,

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainledger.document import Amount, Cell, Document, Figure, Section, Table, Text, sections, shown, signed
+from trainledger.document import (
+    Amount,
+    Cell,
+    Content,
+    Document,
+    Figure,
+    Section,
+    Table,
+    section,
+    sections,
+    shown,
+    signed,
+)
 from trainledger.plan.compare import ROUNDING, Comparison, Part, Row, reasons
 from trainledger.report.heading import of_run
 from trainledger.report.plain_data import plain, run_data
@@ -19,22 +31,19 @@ _NAMES = ("a", "b")
 
 def document(found: Comparison, *, names: Sequence[str] = _NAMES) -> Document:
     """Both runs; ``names`` are what they are called."""
-    called = Section("", (Text(tuple(f"{letter}: {name}" for letter, name in zip("ab", names, strict=True))),))
-    if not found.fields:
-        body = [Section("", (Text(("The two runs have the same value in every field.",)),))]
-    else:
+    body: list[Content] = ["The two runs have the same value in every field."]
+    if found.fields:
         fields = tuple((each.field, _value(each.a), _value(each.b)) for each in found.fields)
-        rows = tuple(_row(each) for each in found.rows)
         body = [
-            Section("", (Table("fields", ("field", "a", "b"), fields),)),
-            Section("", (Table("costs", ("", "a", "b", "b - a", ""), rows, align="lrrrr"),)),
-            *([_split(f"Time of {found.of}", found.times, "nanoseconds")] if found.times else []),
-            *([_split("Memory of the heaviest device", found.memory, "nbytes")] if found.memory else []),
-            Section("", (Text(tuple(sentence(each) for each in _sentences(found))),)),
+            Table("fields", ("field", "a", "b"), fields),
+            Table("costs", ("", "a", "b", "b - a", ""), tuple(map(_row, found.rows)), align="lrrrr"),
+            _split(f"Time of {found.of}", found.times, "nanoseconds") if found.times else None,
+            _split("Memory of the heaviest device", found.memory, "nbytes") if found.memory else None,
+            map(sentence, _sentences(found)),
         ]
     return Document(
         title="Two runs compared",
-        sections=sections(called, *body),
+        sections=sections([f"{letter}: {name}" for letter, name in zip("ab", names, strict=True)], *body),
         about=tuple(about(found, names)),
         data=lambda: {"a": names[0], "b": names[1], **_data(found)},
         figures=lambda: figures(found, names),
@@ -71,7 +80,7 @@ def _split(title: str, parts: tuple[Part, ...], unit: str) -> Section:
         (each.name, signed(each.a, unit).lstrip("+"), signed(each.b, unit).lstrip("+"), signed(each.difference, unit))
         for each in (*(each for each in parts if each.a or each.b), whole)
     )
-    return Section(title, (Table(title, ("", "a", "b", "b - a"), rows, align="lrrr"),))
+    return section(title, Table(title, ("", "a", "b", "b - a"), rows, align="lrrr"))
 
 
 def _sentences(found: Comparison) -> Iterator[str]:

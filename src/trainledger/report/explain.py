@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainledger.document import Amount, Cell, Document, Section, Table, Term, Terms, Text, sections
+from trainledger.document import Amount, Cell, Document, Table, Term, Terms, sections
 from trainledger.explain.account import Part
 from trainledger.explain.envelope import Envelope
 from trainledger.predict.utilization import RooflineRow
@@ -37,7 +37,7 @@ def document(
         title=f"{what} of {run.model.name}",
         sections=sections(
             *_whose(run, backend, f"Of {run.layout.devices:,} devices, {whole}."),
-            Section("", (legend,)) if letters else None,
+            legend if letters else None,
             *(_terms(part, UNITS[what]) for part in parts),
         ),
         data=lambda: {
@@ -63,9 +63,9 @@ def time_document(
         sections=sections(
             *_whose(run, backend, ranks),
             *(_terms(part, "seconds") for part in parts[:1]),
-            Section("", (roofline(rows),)),
+            roofline(rows),
             *(_terms(part, "seconds") for part in shown),
-            Section("", (Text(others),)) if others else None,
+            others,
         ),
         data=lambda: {
             "account": "time", "run": run_data(run), "symbols": {}, "parts": _parts_data("time", parts),
@@ -86,18 +86,17 @@ def envelope_document(run: Run, backend: str, found: Envelope, means: str, *, st
         title=f"memory of {run.model.name} over {name}",
         sections=sections(
             *_whose(run, backend, f"Of {run.layout.devices:,} devices, a rank of stage {stage}."),
-            Section("", (Text((f"{name}: {means}; from {found.exact_from} on. All bytes.",)),)),
-            Section("", (Text(categories),)),
-            Section("", (Text(tuple(pieces)),)),
-            Section("", (Text((verdict(found),)),)) if found.memory_nbytes is not None else None,
+            f"{name}: {means}; from {found.exact_from} on. All bytes.",
+            categories,
+            pieces,
+            verdict(found) if found.memory_nbytes is not None else None,
         ),
         data=lambda: {"run": run_data(run), **plain(found)},
     )
 
 
-def _whose(run: Run, backend: str, ranks: str) -> tuple[Section, ...]:
-    lines = (heading(run, backend),) if run.layout.alone else (heading(run, backend), ranks)
-    return tuple(Section("", (Text((each,)),)) for each in lines)
+def _whose(run: Run, backend: str, ranks: str) -> tuple[str, ...]:
+    return (heading(run, backend),) if run.layout.alone else (heading(run, backend), ranks)
 
 
 def longest(parts: Sequence[Part], top: int) -> tuple[tuple[Part, ...], tuple[str, ...]]:
@@ -130,9 +129,9 @@ def _roofline_row(each: RooflineRow) -> tuple[Cell, ...]:
     return name, each.intensity, each.ridge, each.bound, reached, each.seconds, each.share
 
 
-def _terms(part: Part, unit: str) -> Section:
+def _terms(part: Part, unit: str) -> Terms:
     terms = tuple(Term(each.what, each.value, each.basis, _formula(each), each.source) for each in part.lines)
-    return Section("", (Terms(part.title, part.total, terms, unit),))
+    return Terms(part.title, part.total, terms, unit)
 
 
 def _formula(line: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainledger.document import Amount, Cell, Document, Figure, Section, Table, Text, sections
+from trainledger.document import Amount, Cell, Document, Figure, Section, Table, section, sections
 from trainledger.ledger.model.parameters import parameters
 from trainledger.plan.fit import QUESTIONS, Fit, Found, Row, divides_batch
 from trainledger.plan.memory_check import MemoryUse
@@ -35,11 +35,11 @@ def document(fit: Fit) -> Document:
     return Document(
         title=f"What fits of {fit.run.model.name}",
         sections=sections(
-            Section("", (Text((*about(fit), *_devices(fit))),)),
-            Section("", (_table(fit),)),
-            Section("", (Text(changes),)) if changes else None,
+            (*about(fit), *_devices(fit)),
+            _table(fit),
+            changes,
             *(_limits(fit.run, row) for row in detailed),
-            Section("", (Text((sentence(f"Models are {fit.family}"),)),)) if "model" in fit.rows[0].answers else None,
+            sentence(f"Models are {fit.family}") if "model" in fit.rows[0].answers else None,
         ),
         about=tuple(about(fit)),
         data=lambda: _data(fit),
@@ -95,11 +95,11 @@ def _thing(question: str, size: int) -> str:
     return counted(size, _THINGS[question]) if question in _THINGS else format_nbytes(size)
 
 
-def _limits(run: Run, row: Row) -> Section | None:
+def _limits(run: Run, row: Row) -> Section:
     """For each question of a recipe: the answer, the next size and what it would need, and what fills the memory."""
     title = "As it is" if not row.settings else "With all of these changes"
-    lines = tuple(_limit(run, found) for name, found in row.answers.items() if name in _DETAILED)
-    return Section(title, (Text(lines),)) if lines else None
+    lines = (_limit(run, found) for name, found in row.answers.items() if name in _DETAILED)
+    return section(title, lines)
 
 
 def _limit(run: Run, found: Found) -> str:

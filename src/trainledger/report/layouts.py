@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainledger.document import Cell, Code, Document, Figure, Part, Section, Table, Text, sections
+from trainledger.document import Cell, Code, Document, Figure, Section, Table, notes, section, sections
 from trainledger.plan.difference import as_override
 from trainledger.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.predict.device_memory import TENSORS_ALONE
@@ -32,10 +32,10 @@ def document(found: Layouts) -> Document:
     return Document(
         title=f"Layouts of {found.run.model.name}",
         sections=sections(
-            Section("", (Text(tuple(about(found))),)),
+            about(found),
             *_ranked(found),
-            Section("", (_rejected(found),)) if found.rejected else None,
-            Section("", (Text(tuple(_how(found)), note=True),)),
+            _rejected(found) if found.rejected else None,
+            notes(_how(found)),
         ),
         about=tuple(about(found)),
         data=lambda: _data(found),
@@ -45,25 +45,24 @@ def document(found: Layouts) -> Document:
 
 def _ranked(found: Layouts) -> Iterator[Section]:
     if found.best is None:
-        yield Section("", (Text((_none(found),)),))
+        yield section("", _none(found))
         return
     bounds = " by their bounds" if found.basis == "bound" else ""
     remarks = (_LEGEND, *_of_experts(found), *_of_a_sheet(found))
-    yield Section(f"The quickest that fit{bounds}", (_table("ranked", found.ranked), Text(remarks)))
+    yield section(f"The quickest that fit{bounds}", _table("ranked", found.ranked), remarks)
     simplest = found.simplest or found.best
     if simplest == found.best:
         yield _to_paste(f"The best{bounds}, to paste into a run file", simplest)
     else:
         title = f"Within {format_percent(AS_QUICK - 1)} of the quickest, and simpler"
-        yield Section(title, (_table("simplest", [simplest]),))
+        yield section(title, _table("simplest", [simplest]))
         yield _to_paste("This one, which layout=auto takes, to paste into a run file", simplest)
     if len(found.pareto) > 1:
-        yield Section("Less memory for a longer step (Pareto front)", (_table("pareto", found.pareto),))
+        yield section("Less memory for a longer step (Pareto front)", _table("pareto", found.pareto))
 
 
 def _to_paste(title: str, layout: ScoredLayout) -> Section:
-    parts: tuple[Part, ...] = (Text(("",)), Code(pasted(layout.toml)))
-    return Section(title, parts)
+    return section(title, [""], Code(pasted(layout.toml)))
 
 
 def about(found: Layouts) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from itertools import groupby
 from typing import Any
 
-from trainledger.document import Cell, Document, Section, Table, Text, sections
+from trainledger.document import Cell, Content, Document, Section, Table, notes, section, sections
 from trainledger.plan.affordable import Affordable, Iteration
 from trainledger.plan.difference import as_override
 from trainledger.plan.optimal import Choice, OffOptimum, Optimal, Repeated, Served
@@ -39,21 +39,19 @@ _IN_WORDS = (
 
 def document(answer: Optimal) -> Document:
     """The answer, from the law to the run that the budget affords."""
-    affordable = answer.affordable
-    if affordable is not None:
-        last = _affordable(answer, affordable)
-    else:
-        hint = "With --device and --count or --days: what fits there, and what its predicted speed affords."
-        last = Section("", (Text((hint,) if answer.budget.seconds is None else ()),))
+    hint = "With --device and --count or --days: what fits there, and what its predicted speed affords."
+    last: Content = hint if answer.budget.seconds is None else None
+    if answer.affordable is not None:
+        last = _affordable(answer, answer.affordable)
     return Document(
         title="What the budget is best spent on",
         sections=sections(
-            Section("", (Text(tuple(_headline(answer))),)),
+            _headline(answer),
             _choices(answer),
             _off(answer),
-            None if answer.served is None else Section("", (Text(_served(answer, answer.served)),)),
-            None if answer.repeated is None else Section("", (Text((_repeated(answer.repeated),)),)),
-            last if affordable is not None or answer.budget.seconds is None else None,
+            None if answer.served is None else _served(answer, answer.served),
+            None if answer.repeated is None else _repeated(answer.repeated),
+            last,
             _sources(answer),
         ),
         about=tuple(about(answer)),
@@ -90,7 +88,7 @@ def _choices(answer: Optimal) -> Section:
     noted = [each.law for each in answer.choices if each.law.note]
     lines += [f"{SHORT.get(law.name, law.name)}: {law.note}." for law in noted]
     found = Table("laws", ("law", "parameters N", "tokens D", "D/N", "loss"), rows, align="lrrrr")
-    return Section("", (found, Text(tuple(lines))))
+    return section("", found, lines)
 
 
 def _ranges(answer: Optimal) -> str:
@@ -122,7 +120,7 @@ def _off(answer: Optimal) -> Section:
     columns = ("D/N", "N", "D", "loss", "above best", "more compute")
     found = Table("off the optimum", columns, tuple(rows), align="rrrrrr")
     meaning = "more compute: than the least compute that reaches the same loss."
-    return Section("Off the optimum with the same budget (by the law of the losses)", (found, Text((meaning,))))
+    return section("Off the optimum with the same budget (by the law of the losses)", found, meaning)
 
 
 def _off_row(each: OffOptimum, before: str = "") -> tuple[Cell, ...]:
@@ -200,7 +198,7 @@ def _affordable(answer: Optimal, found: Affordable) -> Section:
     what = "What fits" if answer.asked is None else "What fits of the model that is asked for"
     columns = ("iteration", "N wanted", "N", "6ND / peak", "tokens of steps alone")
     table = Table("iterations", columns, rows, align="rrrrr")
-    return Section(f"{what}, and what its predicted speed affords", (table, Text(tuple(lines))))
+    return section(f"{what}, and what its predicted speed affords", table, lines)
 
 
 def _settings(recipe: Recipe) -> list[str]:
@@ -238,7 +236,7 @@ def _sources(answer: Optimal) -> Section:
              for each in answer.choices]  # fmt: skip
     if answer.loss_law.covariance_source:
         lines.append(f"Ranges of the refit: covariance {answer.loss_law.covariance_source}")
-    return Section("Sources", (Text(tuple(lines), note=True),))
+    return section("Sources", notes(lines))
 
 
 def _data(answer: Optimal) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from trainledger.document import Cell, Section, Table, Text, sections
+from trainledger.document import Cell, Section, Table, sections
 from trainledger.ledger.entry import CATEGORIES, HOST, Entry, TensorLife
 from trainledger.ledger.ledger import Ledger
 from trainledger.report.plain_data import plain
@@ -164,10 +164,10 @@ def peak_sections(ledger: Ledger, top: int = 15) -> tuple[Section, ...]:
     units = ("", "integer", "share")
     partial = sentence(f"PARTIAL: the highest moment of what ran before {ledger.partial}") if ledger.partial else ""
     return sections(
-        Section("", (Text((f"{head}entry {peak.index} of {len(ledger):,}.",)),)),
-        Section("", (Table("peak", ("live at the peak", "bytes", ""), rows, units=units, align="lrr"),)),
-        Section("", (_tensors(peak, top) if peak.live else Text((NO_TENSORS,)),)),
-        Section("", (Text((partial,)),)) if partial else None,
+        f"{head}entry {peak.index} of {len(ledger):,}.",
+        Table("peak", ("live at the peak", "bytes", ""), rows, units=units, align="lrr"),
+        _tensors(peak, top) if peak.live else NO_TENSORS,
+        partial,
     )
 
 

@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from trainledger.document import (
-    Amount,
-    Bars,
-    Code,
-    Document,
-    Facts,
-    Figure,
-    Section,
-    Table,
-    Text,
-    notes,
-    sections,
-)
+from trainledger.document import Amount, Bars, Code, Document, Facts, Figure, Section, Table, notes, section, sections
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.ranks import RankAccount
 from trainledger.plan.layouts.result import as_toml
@@ -58,13 +46,13 @@ def document(plan: Plan) -> Document:
     return Document(
         title=f"The plan of {plan.run.model.name}",
         sections=sections(
-            Section("", (Text(tuple(_heading(plan))),)),
-            Section(_cost_title(forecast), (Facts(tuple(_costs(plan))),)),
-            Section(f"Where the time {_of(plan)} goes", (bars(forecast.waterfall),)) if forecast.waterfall else None,
+            _heading(plan),
+            section(_cost_title(forecast), Facts(tuple(_costs(plan)))),
+            section(f"Where the time {_of(plan)} goes", bars(forecast.waterfall)) if forecast.waterfall else None,
             _memory_of_ranks(plan) if plan.ranks else _memory(plan),
-            Section("Of the whole model on one device:" if plan.ranks else "", (rules_table(plan.rules),)),
+            section("Of the whole model on one device:" if plan.ranks else "", rules_table(plan.rules)),
             _napkin(plan),
-            notes([sentence(each) for each in forecast.notes]),
+            notes(map(sentence, forecast.notes)),
             _found_layout(plan.run) if plan.run.origin.searched else None,
         ),
         about=tuple(about(plan)),
@@ -74,8 +62,7 @@ def document(plan: Plan) -> Document:
 
 
 def _found_layout(run: Run) -> Section:
-    title = Text(("The layout that was found, to paste into a run file", ""))
-    return Section("", (title, Code(pasted(as_toml(run)))))
+    return section("", ("The layout that was found, to paste into a run file", ""), Code(pasted(as_toml(run))))
 
 
 def bars(waterfall: Iterable[Bar]) -> Bars:
@@ -125,7 +112,7 @@ def _memory(plan: Plan) -> Section:
         f"Each micro-batch saves {format_nbytes(forecast.kept_nbytes or 0)} of activations for its backward.",
         *device_lines(plan.device_memory, forecast.peak_nbytes, plan.memory_nbytes),
     )
-    return Section("Memory of one device that holds the whole model", (table, Text(lines)))
+    return section("Memory of one device that holds the whole model", table, lines)
 
 
 def _memory_of_ranks(plan: Plan) -> Section:
@@ -152,7 +139,7 @@ def _memory_of_ranks(plan: Plan) -> Section:
     if len(stages) > len(shown):
         lines.append(f"Of {len(stages)} stages the first, the heaviest between and the last; --json has all.")
     lines += device_lines(plan.device_memory, plan.forecast.peak_nbytes or 0, plan.memory_nbytes)
-    return Section("Memory of the distinct ranks", (table, Text(tuple(lines))))
+    return section("Memory of the distinct ranks", table, lines)
 
 
 def _cost_title(forecast: Forecast) -> str:
@@ -289,15 +276,14 @@ def _work(plan: Plan) -> str:
     return text
 
 
-def _napkin(plan: Plan) -> Section | None:
+def _napkin(plan: Plan) -> tuple[str, ...]:
     napkin = plan.napkin
     if napkin is None:
-        return None
+        return ()
     work = f"6 x {napkin.parameters:.4g} x {napkin.tokens:.4g}"
     speed = f"{napkin.devices:,} x {napkin.peak_flops_per_second:.4g} {napkin.dtype} x {napkin.mfu:g}"
     days = f"{napkin.days:,.1f} days" if napkin.days >= 1 else format_seconds(napkin.days * 86400)
-    lines = (f"On a napkin: 6 N D / (devices x peak x MFU) = {work}", f"  / ({speed}) = {days}")
-    return Section("", (Text(lines),))
+    return (f"On a napkin: 6 N D / (devices x peak x MFU) = {work}", f"  / ({speed}) = {days}")
 
 
 def _data(plan: Plan) -> dict[str, Any]:

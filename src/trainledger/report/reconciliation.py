@@ -8,7 +8,7 @@ from fractions import Fraction
 from html import escape
 from typing import Any
 
-from trainledger.document import Amount, Cell, Document, Figure, Section, Table, Text, sections, signed
+from trainledger.document import Amount, Cell, Document, Figure, Table, sections, signed
 from trainledger.ledger.measured import Spread
 from trainledger.reconcile import Part, Reconciliation, Row
 from trainledger.report.html import page, parts
@@ -35,7 +35,7 @@ def document(found: Reconciliation | RunRecord) -> Document:
     lines += [f"Not in this report: {each}." for each in record.missing] if record else []
     return Document(
         title=f"{record.path.name}: forecast and measurement" if record else "Forecast and measurement",
-        sections=sections(Section("", (table_of(rows),)), Section("", (Text(tuple(lines)),)) if lines else None),
+        sections=sections(table_of(rows), lines),
         data=lambda: _data(rows) | ({"missing": list(record.missing)} if record else {}),
         figures=lambda: figures(record) if record else {},
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainledger.document import Document, Section, Table, Text, sections
+from trainledger.document import Content, Document, Table, sections
 from trainledger.ledger.conventions import CONVENTIONS
 from trainledger.plan.plan import Plan
 from trainledger.plan.rules_of_thumb_error import RuleOfThumb, StepFact, step_facts
@@ -22,12 +22,12 @@ def document(plan: Plan, backend: str) -> Document:
     return Document(
         title=f"Rules of thumb for {run.model.name}",
         sections=sections(
-            Section("", (Text((heading(run, backend),)),)),
-            Section("", (rules_table(plan.rules),)),
-            Section("", (Text(tuple(dict.fromkeys(_why(each) for each in plan.rules))),)),
+            heading(run, backend),
+            rules_table(plan.rules),
+            dict.fromkeys(_why(each) for each in plan.rules),
             *_facts(facts),
-            Section("", (_conventions(counted, ledger.tokens),)),
-            Section("", (Text(tuple(sentence(f"{each.name}: {each.source}") for each in CONVENTIONS.values())),)),
+            _conventions(counted, ledger.tokens),
+            (sentence(f"{each.name}: {each.source}") for each in CONVENTIONS.values()),
         ),
         data=lambda: {
             "run": run_data(run), "rules_of_thumb": plain(plan.rules, more={RuleOfThumb: ("error",)}),
@@ -44,14 +44,14 @@ def _why(rule: RuleOfThumb) -> str:
     return f"{rule.quantity}, {rule.rule}: {rule.why}."
 
 
-def _facts(facts: Sequence[StepFact]) -> tuple[Section, ...]:
+def _facts(facts: Sequence[StepFact]) -> tuple[Content, ...]:
     """What the recipe does in a step."""
     if not facts:
         return ()
     rows = tuple((each.what, each.formula, each.sentence) for each in facts)
     sources = tuple(sentence(f"{each.what}, {each.formula}: {each.source}") for each in facts)
     table = Table("in a step", ("in a step", "", "here"), rows, align="lll")
-    return Section("", (table,)), Section("", (Text(sources),))
+    return table, sources
 
 
 def _conventions(counted: dict[str, float], tokens: int) -> Table:

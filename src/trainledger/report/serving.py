@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import log10
 from typing import Any
 
-from trainledger.document import Amount, Cell, Document, Figure, Section, Table, Text, notes, sections
+from trainledger.document import Amount, Cell, Document, Figure, Section, Table, notes, section, sections
 from trainledger.predict.device_memory import TENSORS_ALONE, of_a_device
 from trainledger.predict.serving import MOST_BATCH, BatchRow, Inference
 from trainledger.report.device_memory import memory_data, verdict
@@ -30,16 +30,15 @@ _BOUND, _EXPECTED = COLOURS[0], COLOURS[1]
 
 def document(found: Inference) -> Document:
     """The whole account of one forward."""
-    time = tuple(_time(found)) if found.time is not None else ()
     return Document(
         title=f"{found.run.model.name}, served",
         sections=sections(
-            Section("", (Text(tuple(head(found))),)),
+            head(found),
             _memory(found),
-            Section("", (_forward(found),)),
-            Section("", (Text(time),)) if time else None,
+            _forward(found),
+            _time(found) if found.time is not None else None,
             _batches(found) if found.batches else None,
-            notes([sentence(each) for each in found.notes]),
+            notes(map(sentence, found.notes)),
         ),
         about=tuple(about(found)),
         data=lambda: _data(found),
@@ -82,7 +81,7 @@ def _memory(found: Inference) -> Section:
         for name, nbytes in amounts
     ]
     table = Table("memory", ("memory", "", "bytes"), tuple(rows), units=("", "", "integer"), align="lrr")
-    return Section("", (table, Text(tuple(lines))))
+    return section("", table, lines)
 
 
 def _token_line(found: Inference) -> str:
@@ -159,7 +158,7 @@ def _batches(found: Inference) -> Section:
         units=tuple(("integer", "nbytes", "", "seconds", "", "", "")[at] for at in filled),
         align="".join("rrrrrll"[at] for at in filled),
     )  # fmt: skip
-    return Section("", (table, Text((largest(found.largest_batch),))) if found.largest_batch is not None else (table,))
+    return section("", table, None if found.largest_batch is None else largest(found.largest_batch))
 
 
 def largest(batch: int) -> str:

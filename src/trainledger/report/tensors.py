@@ -1,15 +1,18 @@
-"""Tensors, chains of operations, products and number formats for a terminal of 80 columns, and as JSON."""
+"""The documents of tensors, chains of operations, products and number formats."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainledger.document import Amount, Cell, Code, Content, Document, Table, section, sections
 from trainledger.dtypes import BLOCK_FORMATS, NumberFormat, Rounded
 from trainledger.predict.roofline import NoRate, peak_rate
-from trainledger.report.table import sentence, table, wrapped
-from trainledger.tensors.number import SHOWN, TF32, Whole, overflows_from, zero_up_to
+from trainledger.report.plain_data import plain
+from trainledger.report.table import sentence
+from trainledger.tensors.number import SHOWN, TF32, WHOLE, Whole, overflows_from, zero_up_to
+from trainledger.tensors.strided import list_text
 from trainledger.units import GIB, GIGA, KIB, KILO, MEGA, MIB, format_flops, format_nbytes, format_seconds
 
 if TYPE_CHECKING:
@@ -21,62 +24,80 @@ if TYPE_CHECKING:
 
 _UNITS = (("kB", KILO), ("KiB", KIB), ("MB", MEGA), ("MiB", MIB), ("GB", GIGA), ("GiB", GIB))
 _FATES = {"overflow": "overflows", "underflow": "underflows to zero"}
+_SPECIALS = {"ieee": "infinities and NaNs", "nan": "one NaN, no infinity", "none": "neither infinity nor NaN"}
+_ROW_MAJOR = "Row-major. Elementwise: one operation per element (ReLU, a square) that reads the tensor and writes one."
 
 
-def shape_text(shape: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
+def tensor(one: Tensor) -> Document:
+    """A tensor alone: bytes in every unit, its layout, and what an operation on each element costs."""
+    return Document(one.dtype, sections(*_tensor(one)), data=lambda: _tensor_data(one))
 
 
-def tensor(one: Tensor) -> str:
-    """One tensor: bytes in every unit, its layout, and what an operation on each element costs."""
-    rows = [
-        ["elements", f"{one.elements:,}"],
-        ["bytes", f"{one.nbytes:,}"],
-        *([unit, f"{one.nbytes / size:,.6g}"] for unit, size in _UNITS if size / 100 <= one.nbytes < 10_000 * size),
-        ["strides in elements", shape_text(one.strides)],
-        ["elementwise FLOPs", f"{one.elementwise_flops:,}"],
-        ["FLOPs per byte", f"{one.elementwise_intensity:.4g}"],
+def _tensor(one: Tensor) -> Iterator[Content]:
+    rows: list[tuple[Cell, ...]] = [
+        ("elements", one.elements),
+        ("bytes", one.nbytes),
+        *((unit, f"{one.nbytes / size:,.6g}") for unit, size in _UNITS if size / 100 <= one.nbytes < 10_000 * size),
+        ("strides in elements", list_text(one.strides)),
+        ("elementwise FLOPs", one.elementwise_flops),
+        ("FLOPs per byte", f"{one.elementwise_intensity:.4g}"),
     ]
     if one.dtype in BLOCK_FORMATS:
-        block = BLOCK_FORMATS[one.dtype]
-        rows.insert(2, ["of them scales", f"{block.scale_nbytes_for(one.elements):,}"])
-    notes = "Row-major. Elementwise: one operation on each element (ReLU, a square), the tensor read, one written."
-    head = f"{one.dtype}{shape_text(one.shape)}"
-    return "\n".join([table([head, ""], rows, align="lr"), "", wrapped(notes)])
+        rows.insert(2, ("of them scales", BLOCK_FORMATS[one.dtype].scale_nbytes_for(one.elements)))
+    head = f"{one.dtype}{list_text(one.shape)}"
+    yield Table("tensor", (head, ""), tuple(rows), units=("", "integer"), align="lr")
+    yield _ROW_MAJOR
 
 
-def tensor_to_json(one: Tensor) -> dict[str, Any]:
-    return {
-        "dtype": one.dtype, "shape": one.shape, "elements": one.elements, "nbytes": one.nbytes, "strides": one.strides,
-        "elementwise": {
-            "flops": one.elementwise_flops, "nbytes": one.elementwise_nbytes, "intensity": one.elementwise_intensity,
-        },
-    }  # fmt: skip
+def _tensor_data(one: Tensor) -> dict[str, Any]:
+    costs = {"flops": one.elementwise_flops, "nbytes": one.elementwise_nbytes, "intensity": one.elementwise_intensity}
+    return {**vars(one), **{name: getattr(one, name) for name in ("elements", "nbytes", "strides")}, "elementwise": costs}
 
 
-def chain(one: Chain, total: bool = True) -> str:
-    """What each operation makes: where the elements lie, what it costs, and why; ``total`` adds what all write."""
+def chain(
+    alone: Tensor, one: Chain, index: Sequence[int] = (), places: Sequence[int | None] = (), *, draw: bool = False
+) -> Document:
+    """What each operation makes of a tensor, where its element ``index`` lies at each step, and drawings of storages.
+
+    ``places`` are those of `tensors.chain.places`, empty where no index was asked for. Without ``draw`` only a last
+    tensor that is not contiguous is drawn.
+    """
+    steps = [("at first", one.start), *((each.word, each.result) for each in one.steps)]
+    drawn = steps if draw else [(f"after {one.steps[-1].word}", one.result)] if one.steps else []
+    return Document(
+        title=one.start.title,
+        sections=sections(
+            *(_chain(one) if one.steps or one.failed else _tensor(alone)),
+            _written(one),
+            *(_elements(one, index, places) if places else ()),
+            *(_drawing(each, word, always=draw) for word, each in drawn),
+        ),
+        data=lambda: {**_tensor_data(alone), **_chain_data(one, places)},
+    )
+
+
+def _chain(one: Chain) -> Iterator[Content]:
+    """A row for each operation, and why it is a view or a copy."""
     rows = [["", "", *_layout(one.start), format_nbytes(one.start.storage_nbytes)]]
-    rows += [[str(number), _tight(each.word), *_layout(each.result), each.cost.removesuffix(", free")]
-             for number, each in enumerate(one.steps, start=1)]  # fmt: skip
+    for number, each in enumerate(one.steps, start=1):
+        rows.append([str(number), _tight(each.word), *_layout(each.result), each.cost.removesuffix(", free")])
     if one.failure is not None:
         rows.append([str(len(rows)), _tight(one.failed), "", "", "", "", "", "fails"])
     columns, align = ["", "step", "gives", "stride", "offset", "contiguous", "storage", "cost"], "rlllrlll"
     if not any(each.result.offset for each in one.steps):
         columns, align, rows = [*columns[:4], *columns[5:]], "rllllll", [[*row[:4], *row[5:]] for row in rows]
-    parts = [table(columns, rows, align=align)]
-    if one.steps:
-        why = [wrapped(f"{number} {each.word.partition('(')[0]}: {each.why}.")
-               for number, each in enumerate(one.steps, start=1)]  # fmt: skip
-        end = "lies over the storage of the first" if one.shares else "has a storage of its own"
-        said = f"Copies and results write {one.written_nbytes:,} bytes; the last tensor {end}."
-        parts += ["\n".join(why), *([wrapped(said)] if total else [])]
-    return "\n\n".join(parts)
+    yield Table("chain", tuple(columns), tuple(map(tuple, rows)), align=align)
+    yield (f"{number} {each.word.partition('(')[0]}: {each.why}." for number, each in enumerate(one.steps, start=1))
+
+
+def _written(one: Chain) -> str:
+    end = "lies over the storage of the first" if one.shares else "has a storage of its own"
+    return f"Copies and results write {one.written_nbytes:,} bytes; the last tensor {end}." if one.steps else ""
 
 
 def _layout(one: Strided) -> list[str]:
     order = one.memory_format.replace("contiguous", "yes") or "no"
-    return [_tight(one.title), _tight(shape_text(one.stride)), str(one.offset), order, _letter(one)]
+    return [_tight(one.title), _tight(list_text(one.stride)), str(one.offset), order, _letter(one)]
 
 
 def _tight(text: str) -> str:
@@ -89,98 +110,105 @@ def _letter(one: Strided) -> str:
     return chr(ord("A") + one.storage) if one.storage < 26 else str(one.storage + 1)
 
 
-def elements(one: Chain, index: Sequence[int], places: Sequence[int | None]) -> str:
+def _elements(one: Chain, index: Sequence[int], places: Sequence[int | None]) -> Iterator[Content]:
     """Where ``tensor[index]`` lies at each step."""
     tensors = [one.start, *(each.result for each in one.steps)]
     words = ["at first", *(f"{number} {each.word}" for number, each in enumerate(one.steps, start=1))]
-    rows = [
-        [word, "no such index", ""] if place is None else
-        [word, f"{place:,} of {_letter(each)}", f"{place * each.itemsize:,}"]
+    rows = tuple(
+        (word, "no such index", None)
+        if place is None
+        else (word, f"{place:,} of {_letter(each)}", place * each.itemsize)
         for word, each, place in zip(words, tensors, places, strict=True)
-    ]  # fmt: skip
-    shown = table([f"element {shape_text(index)}", "in the storage", "byte"], rows, align="lrr")
-    return "\n".join([shown, "", "Bytes are counted from the storage's first, whose address comes on top."])
+    )
+    columns = (f"element {list_text(index)}", "in the storage", "byte")
+    found = Table("elements", columns, rows, units=("", "", "integer"), align="lrr")
+    yield section("", found, "Bytes are counted from the first of the storage; its address is not included.")
 
 
-def drawing(one: Strided, word: str) -> str:
-    """A tensor drawn over its storage."""
+def _drawing(one: Strided, word: str, *, always: bool) -> Content:
+    """A tensor drawn over its storage; the reason where it cannot be drawn, if it is ``always`` asked for."""
     drawn = one.drawing()
-    if drawn.startswith("no drawing"):
-        return wrapped(sentence(drawn))
-    return f"{word}: {one.title}\n{drawn}"
+    if not always and (one.contiguous or drawn.startswith("no drawing")):
+        return None
+    return sentence(drawn) if drawn.startswith("no drawing") else section("", f"{word}: {one.title}", Code(drawn))
 
 
-def strided_to_json(one: Strided) -> dict[str, Any]:
-    return {
-        "dtype": one.dtype, "shape": one.shape, "elements": one.elements, "nbytes": one.nbytes, "strides": one.stride,
-        "offset": one.offset, "contiguous": one.contiguous, "memory_format": one.memory_format,
-        "storage": one.storage, "storage_nbytes": one.storage_nbytes,
-    }  # fmt: skip
+_NOT_SAID = ("itemsize", "device", "address", "requires_grad", "view_of", "notes")
 
 
-def chain_to_json(one: Chain, places: Sequence[int | None] | None) -> dict[str, Any]:
+def _strided_data(one: Strided) -> dict[str, Any]:
+    fields = {name: each for name, each in vars(one).items() if name not in _NOT_SAID}
+    return fields | {name: getattr(one, name) for name in ("elements", "nbytes", "contiguous", "memory_format")}
+
+
+def _chain_data(one: Chain, places: Sequence[int | None] = ()) -> dict[str, Any]:
     """The steps in figures; ``element`` where an index was asked for, null where a tensor has no such index."""
-    steps: list[dict[str, Any]] = [
-        {"operation": each.word, "kind": each.kind, "written_nbytes": each.written_nbytes, "why": each.why,
-         **strided_to_json(each.result)}
-        for each in one.steps
-    ]  # fmt: skip
-    start = strided_to_json(one.start)
-    for told, each, place in zip(
-        (start, *steps), (one.start, *(each.result for each in one.steps)), places or (), strict=False
-    ):
-        told["element"] = None if place is None else {"place": place, "byte": place * each.itemsize}
+    tensors = [one.start, *(each.result for each in one.steps)]
+    start, *made = (_strided_data(each) for each in tensors)
+    steps = [
+        {"operation": each.word, "kind": each.kind, "written_nbytes": each.written_nbytes, "why": each.why, **result}
+        for each, result in zip(one.steps, made, strict=True)
+    ]
+    for fields, each, place in zip((start, *steps), tensors, places, strict=False):
+        fields["element"] = None if place is None else {"place": place, "byte": place * each.itemsize}
     return {"start": start, "steps": steps, "written_nbytes": one.written_nbytes, "shares": one.shares}
 
 
-def einsum(one: Einsum, machine: Machine | None) -> str:
-    """One product: its steps, its totals, and what bounds it on a device."""
-    operands = " and ".join(shape_text(each) for each in one.operands)
-    parts = [wrapped(f"{one.equation}: {operands} to {shape_text(one.shape)} in {one.dtype}")]
-    if len(one.steps) > 1:
-        steps = [
-            [str(number), each.equation, shape_text(each.shape), f"{each.flops:,}"]
-            for number, each in enumerate(one.steps, start=1)
-        ]
-        parts.append(table(["step", "product", "gives", "FLOPs"], steps, align="rllr"))
-    rows = [
-        ["FLOPs", f"{one.flops:,}", format_flops(one.flops)],
-        ["bytes moved", f"{one.nbytes:,}", format_nbytes(one.nbytes)],
-        ["FLOPs per byte", f"{one.intensity:.4g}", ""],
-    ]
-    if len(one.steps) > 1:
-        rows.insert(1, ["all at once", f"{one.at_once_flops:,}", format_flops(one.at_once_flops)])
-    parts.append(table(["", "", ""], rows, align="lrr").split("\n", 2)[2])
-    if one.view:
-        said = "No arithmetic: torch gives a view, and the bytes move only where a copy is made of it."
-        parts.append(wrapped(said))
-    if machine is not None:
-        parts.append(wrapped(_bound(one, machine)))
-    return "\n\n".join(parts)
+def einsum(one: Einsum, machine: Machine | None) -> Document:
+    """A product: its steps, its totals, and what bounds it on a device."""
+    operands = " and ".join(map(list_text, one.operands))
+    steps = tuple(
+        (str(number), each.equation, list_text(each.shape), each.flops) for number, each in enumerate(one.steps, 1)
+    )
+    several = len(one.steps) > 1
+    in_steps = Table("steps", ("step", "product", "gives", "FLOPs"), steps, units=("", "", "", "integer"), align="rllr")
+    return Document(
+        title=one.equation,
+        sections=sections(
+            f"{one.equation}: {operands} to {list_text(one.shape)} in {one.dtype}",
+            in_steps if several else None,
+            _totals(
+                ("FLOPs", one.flops, format_flops(one.flops)),
+                *([("all at once", one.at_once_flops, format_flops(one.at_once_flops))] if several else []),
+                ("bytes moved", one.nbytes, format_nbytes(one.nbytes)),
+                ("FLOPs per byte", f"{one.intensity:.4g}", ""),
+            ),
+            "No arithmetic: torch gives a view; bytes move only where the view is copied." if one.view else None,
+            _bound(one, machine),
+        ),
+        data=lambda: _einsum_data(one, machine),
+    )
 
 
-def pattern(one: Rearranged) -> str:
+def _totals(*rows: tuple[Cell, ...]) -> Table:
+    return Table("totals", ("", "", ""), rows, units=("", "integer"), align="lrr")
+
+
+def pattern(one: Rearranged) -> Document:
     """A pattern of einops on one tensor: its sizes, its steps on torch, and what they cost."""
-    result = one.result
-    head = f"{one.pattern}: {one.chain.start.title} to {result.title} by {one.function}"
-    sizes = ", ".join(f"{name} = {size:,}" for name, size in one.sizes.items())
-    end = "A view: nothing is copied." if one.view else (
-        f"Not a view: {format_nbytes(one.chain.written_nbytes)} are written, {one.chain.written_nbytes:,} bytes."
-    )  # fmt: skip
-    rows = [["FLOPs", f"{one.flops:,}", format_flops(one.flops)],
-            ["bytes moved", f"{one.moved_nbytes:,}", format_nbytes(one.moved_nbytes)]]  # fmt: skip
-    parts = [wrapped(head), wrapped(sizes), chain(one.chain, total=False), end]
-    parts.append(table(["", "", ""], rows, align="lrr").split("\n", 2)[2])
-    return "\n\n".join(each for each in parts if each)
-
-
-def pattern_to_json(one: Rearranged) -> dict[str, Any]:
-    """A pattern in figures, with its steps as those of a chain."""
-    return {
-        "pattern": one.pattern, "function": one.function, "sizes": one.sizes, "dtype": one.result.dtype,
-        "shape": one.result.shape, "view": one.view, "flops": one.flops, "nbytes": one.moved_nbytes,
-        **chain_to_json(one.chain, None),
-    }  # fmt: skip
+    written = one.chain.written_nbytes
+    return Document(
+        title=one.pattern,
+        sections=sections(
+            f"{one.pattern}: {one.chain.start.title} to {one.result.title} by {one.function}",
+            ", ".join(f"{name} = {size:,}" for name, size in one.sizes.items()),
+            *_chain(one.chain),
+            "A view: nothing is copied."
+            if one.view
+            else f"Not a view: {format_nbytes(written)} are written, {written:,} bytes.",
+            _totals(
+                ("FLOPs", one.flops, format_flops(one.flops)),
+                ("bytes moved", one.moved_nbytes, format_nbytes(one.moved_nbytes)),
+            ),
+        ),
+        data=lambda: {
+            **{name: getattr(one, name) for name in ("pattern", "function", "sizes", "view", "flops")},
+            "dtype": one.result.dtype,
+            "shape": one.result.shape,
+            "nbytes": one.moved_nbytes,
+            **_chain_data(one.chain),
+        },
+    )
 
 
 def _seconds(one: Einsum, machine: Machine) -> tuple[float, float]:
@@ -191,14 +219,15 @@ def _seconds(one: Einsum, machine: Machine) -> tuple[float, float]:
     return one.flops / peak_rate(machine, one.dtype), one.nbytes / bandwidth
 
 
-def _bound(one: Einsum, machine: Machine) -> str:
+def _bound(one: Einsum, machine: Machine | None) -> str:
+    """A product's least time on a device, and what limits it."""
+    if machine is None:
+        return ""
     try:
         compute, move = _seconds(one, machine)
     except NoRate as reason:
         return sentence(f"no time: {reason}")
-    bandwidth = machine.memory_bytes_per_second
-    assert bandwidth is not None
-    ridge = peak_rate(machine, one.dtype) / bandwidth
+    ridge = peak_rate(machine, one.dtype) / (machine.memory_bytes_per_second or math.nan)
     which = "memory" if move > compute else "compute"
     return (
         f"On {machine.title} at least {format_seconds(max(compute, move))}, {which}-bound: {format_seconds(compute)} "
@@ -206,14 +235,10 @@ def _bound(one: Einsum, machine: Machine) -> str:
     )
 
 
-def einsum_to_json(one: Einsum, machine: Machine | None) -> dict[str, Any]:
+def _einsum_data(one: Einsum, machine: Machine | None) -> dict[str, Any]:
     """A product in figures; seconds are null without a device or a rate."""
-    found: dict[str, Any] = {
-        "equation": one.equation, "sizes": one.sizes, "dtype": one.dtype, "shape": one.shape, "flops": one.flops,
-        "at_once_flops": one.at_once_flops, "nbytes": one.nbytes, "intensity": one.intensity,
-        "view": one.view, "operands": one.operands,
-        "steps": [vars(each) for each in one.steps], "compute_seconds": None, "memory_seconds": None,
-    }  # fmt: skip
+    named = {name: getattr(one, name) for name in ("shape", "flops", "nbytes", "intensity", "view")}
+    found: dict[str, Any] = {**plain(one), **named, "compute_seconds": None, "memory_seconds": None}
     if machine is not None:
         try:
             found["compute_seconds"], found["memory_seconds"] = _seconds(one, machine)
@@ -222,122 +247,150 @@ def einsum_to_json(one: Einsum, machine: Machine | None) -> dict[str, Any]:
     return found
 
 
-def in_formats(number: float, rounded: Iterable[Rounded]) -> str:
+def formats(chosen: Sequence[NumberFormat | Whole], number: float | None = None, names: Sequence[str] = ()) -> Document:
+    """What a number becomes in formats, or without one what the formats hold.
+
+    ``names`` are those by which the formats were asked for; without any, all formats are in a table.
+    """
+    whole = [each for each in chosen if isinstance(each, Whole)]
+    floating = [each for each in chosen if not isinstance(each, Whole)]
+    blocks = [name for name in map(str.lower, names) if name in BLOCK_FORMATS and name not in WHOLE]
+    rounded = [] if number is None else [each.rounded(number) for each in floating]
+    data = [*(map(_rounded_data, rounded) if rounded else map(_format_data, floating))]
+    data += [_whole_data(each, number) for each in whole]
+    return Document(
+        title="Number formats",
+        sections=sections(
+            *(_in_formats(number, rounded) if number is not None and rounded else _formats(floating, every=not names)),
+            section("", *_integers(whole, number)),
+            *map(_of_block, blocks),
+        ),
+        data=lambda: {**({} if number is None else {"value": number}), "formats": data},
+    )
+
+
+def _in_formats(number: float, rounded: Sequence[Rounded]) -> Iterator[Content]:
     """What a number becomes in each format, its bits, and what the formats hold."""
-    rounded = list(rounded)
-    rows = [
-        [each.format.name, f"{each.value:.9g}", _percent(each), _FATES.get(each.fate, each.fate), f"{each.spacing:.4g}"]
+    values = tuple(
+        (each.format.name, f"{each.value:.9g}", _percent(each), _FATES.get(each.fate, each.fate), f"{each.spacing:.4g}")
         for each in rounded
-    ]
-    head = wrapped(f"{number!r} rounded to the nearest value of each format")
-    bits = [[each.format.name, *each.bits] for each in rounded]
-    notes = "Spacing is the step to the next larger magnitude. Below their smallest normal value formats step evenly."
-    return "\n".join([
-        head, table(["format", "becomes", "off by", "", "spacing"], rows, align="lrrlr"), "",
-        table(["bits", "sign", "exponent", "mantissa"], bits, align="llll"), "",
-        _limits("holds", [each.format for each in rounded]), "", wrapped(notes),
-    ])  # fmt: skip
+    )
+    bits = tuple((each.format.name, *each.bits) for each in rounded)
+    becomes = Table("rounded", ("format", "becomes", "off by", "", "spacing"), values, align="lrrlr")
+    yield section("", f"{number!r} rounded to the nearest value of each format", becomes)
+    yield Table("bits", ("bits", "sign", "exponent", "mantissa"), bits, align="llll")
+    yield _limits("holds", [each.format for each in rounded])
+    yield "Spacing is the step to the next larger magnitude. Below its smallest normal value a format has even steps."
 
 
-def _limits(head: str, formats: Iterable[NumberFormat]) -> str:
+def _limits(head: str, formats: Iterable[NumberFormat]) -> Table:
     """How many bits formats have, how far they reach, and how finely they step."""
-    rows = [
-        [each.name, f"1+{each.exponent_bits}+{each.mantissa_bits}", _nbytes(each), f"{each.largest:.5g}",
-         f"{each.smallest_normal:.4g}", f"{each.smallest_subnormal:.4g}", f"{each.epsilon:.4g}"]
+    rows = tuple(
+        (
+            each.name, f"1+{each.exponent_bits}+{each.mantissa_bits}", f"{_nbytes(each):g}", f"{each.largest:.5g}",
+            f"{each.smallest_normal:.4g}", f"{each.smallest_subnormal:.4g}", f"{each.epsilon:.4g}",
+        )
         for each in formats
-    ]  # fmt: skip
-    return table([head, "s+e+m", "bytes", "largest", "min normal", "min subnormal", "epsilon"], rows,
-                 align="llrrrrr")  # fmt: skip
+    )  # fmt: skip
+    columns = (head, "s+e+m", "bytes", "largest", "min normal", "min subnormal", "epsilon")
+    return Table("formats", columns, rows, align="llrrrrr")
 
 
-def formats() -> str:
-    """The table of all formats, those in blocks included."""
-    blocks = [
-        [each.name, each.element, each.block, each.scale, f"{each.bits_per_element:.4g}"]
-        for each in BLOCK_FORMATS.values()
-    ]
-    in_blocks = table(["in blocks", "elements", "block", "scale", "bits per element"], blocks, align="llrlr")
-    return f"{several_formats(SHOWN.values())}\n\n{in_blocks}"
+def _formats(some: Sequence[NumberFormat], *, every: bool) -> Iterator[Content]:
+    """One format in full, or the range, spacing and use of several; with ``every`` also the formats in blocks."""
+    if len(some) == 1:
+        yield _one_format(some[0])
+    elif some:
+        yield _limits("format", some)
+        yield (f"{each.name}: {each.suits}." for each in some)
+    if every:
+        rows = tuple(
+            (each.name, each.element, str(each.block), each.scale, f"{each.bits_per_element:.4g}")
+            for each in BLOCK_FORMATS.values()
+        )
+        yield Table("blocks", ("in blocks", "elements", "block", "scale", "bits per element"), rows, align="llrlr")
 
 
-def of_block(name: str) -> str:
+def _of_block(name: str) -> str:
     """What a format in blocks adds to its elements."""
     one = BLOCK_FORMATS[name]
-    return wrapped(
+    return (
         f"{name}: {one.block} elements share one {one.scale} scale, {one.bits_per_element:.4g} bits an element in all; "
         f"shown are the elements ({one.element}) without their scale."
     )
 
 
-def several_formats(some: Iterable[NumberFormat]) -> str:
-    """Range, spacing and use of several formats."""
-    some = list(some)
-    return "\n".join([_limits("format", some), "", *(wrapped(f"{each.name}: {each.suits}.") for each in some)])
-
-
-def whole_formats(some: Iterable[Whole], number: float | None) -> str:
+def _integers(some: Sequence[Whole], number: float | None) -> Iterator[Table | str]:
     """Range of integer formats, and what a number becomes in them."""
-    limits = {each: [each.bits // 8, each.smallest, each.largest] for each in some}
+    if not some:
+        return
+    limits = ("bytes", "smallest", "largest")
+    found = [_whole_data(each, number) for each in some]
+    sizes = [tuple(str(each[name]) for name in ("nbytes", "smallest", "largest")) for each in found]
     if number is None:
-        rows = [[each.name, *told] for each, told in limits.items()]
-        return table(["format", "bytes", "smallest", "largest"], rows, align="lrrr")
-    rows = [[each.name, *_whole_held(each, number), *told] for each, told in limits.items()]
-    shown = table(["format", "becomes", "", "bytes", "smallest", "largest"], rows, align="lrlrrr")
-    return f"{wrapped(f'{number!r} converted to integers: a fraction is dropped, as torch drops it')}\n{shown}"
+        rows = tuple((each.name, *size) for each, size in zip(some, sizes, strict=True))
+        yield Table("integers", ("format", *limits), rows, align="lrrr")
+        return
+    yield f"{number!r} converted to integers: the fraction is dropped, as in torch"
+    values = [("" if each["value"] is None else str(each["value"]), each["fate"]) for each in found]
+    rows = tuple((each.name, *value, *size) for each, value, size in zip(some, values, sizes, strict=True))
+    yield Table("integers", ("format", "becomes", "", *limits), rows, align="lrlrrr")
 
 
-def _whole_held(each: Whole, number: float) -> tuple[int | None, str]:
-    held = each.held(number)
-    return held, "out of range" if held is None else "exact" if held == number else "truncated"
-
-
-def whole_to_json(each: Whole, number: float | None) -> dict[str, Any]:
+def _whole_data(each: Whole, number: float | None) -> dict[str, Any]:
     """An integer format, and what a number becomes in it; null where it is out of range."""
     limits = {"nbytes": each.bits // 8, "smallest": each.smallest, "largest": each.largest}
     if number is None:
         return {"name": each.name, "bits": each.bits, **limits}
-    held, fate = _whole_held(each, number)
+    held = each.held(number)
+    fate = "out of range" if held is None else "exact" if held == number else "truncated"
     return {"format": each.name, "value": held, "fate": fate, **limits}
 
 
-def one_format(each: NumberFormat) -> str:
-    """All that there is to say of one format."""
-    specials = {"ieee": "infinities and NaNs", "nan": "one NaN, no infinity", "none": "neither infinity nor NaN"}
-    rows = [
-        ["bits", f"{each.bits}: sign 1, exponent {each.exponent_bits}, mantissa {each.mantissa_bits}"],
-        ["bytes", _nbytes(each)],
-        ["largest", f"{each.largest:.17g}"],
-        ["smallest normal", f"{each.smallest_normal:.17g}"],
-        ["smallest subnormal", f"{each.smallest_subnormal:.17g}"],
-        ["machine epsilon", f"{each.epsilon:.17g}"],
-        ["rounds to zero", f"up to {zero_up_to(each):.17g}"],
-        ["overflows", f"from {overflows_from(each):.17g}"],
-        ["exact integers", f"up to {2 ** (each.mantissa_bits + 1):,}"],
-        ["decimal digits", f"{(each.mantissa_bits + 1) * math.log10(2):.2g}"],
-        ["specials", specials[each.specials]],
-        ["suits", each.suits],
-    ]
-    return table([each.name, ""], rows, align="ll")
+def _one_format(each: NumberFormat) -> Table:
+    rows = (
+        ("bits", f"{each.bits}: sign 1, exponent {each.exponent_bits}, mantissa {each.mantissa_bits}"),
+        ("bytes", f"{_nbytes(each):g}"),
+        ("largest", f"{each.largest:.17g}"),
+        ("smallest normal", f"{each.smallest_normal:.17g}"),
+        ("smallest subnormal", f"{each.smallest_subnormal:.17g}"),
+        ("machine epsilon", f"{each.epsilon:.17g}"),
+        ("rounds to zero", f"up to {zero_up_to(each):.17g}"),
+        ("overflows", f"from {overflows_from(each):.17g}"),
+        ("exact integers", f"up to {2 ** (each.mantissa_bits + 1):,}"),
+        ("decimal digits", f"{(each.mantissa_bits + 1) * math.log10(2):.2g}"),
+        ("specials", _SPECIALS[each.specials]),
+        ("suits", each.suits),
+    )
+    return Table("format", (each.name, ""), rows, align="ll")
 
 
-def format_to_json(each: NumberFormat) -> dict[str, Any]:
-    """A format's figures."""
+def _format_data(each: NumberFormat) -> dict[str, Any]:
+    names = ("bits", "smallest_subnormal", "smallest_normal", "largest", "epsilon")
+    fields = {name: field for name, field in vars(each).items() if name in _FIELDS}
     return {
-        "name": each.name, "bits": each.bits, "exponent_bits": each.exponent_bits, "mantissa_bits": each.mantissa_bits,
-        "largest": each.largest, "smallest_normal": each.smallest_normal,
-        "smallest_subnormal": each.smallest_subnormal, "epsilon": each.epsilon, "suits": each.suits,
-        "nbytes": _in_memory(each), "zero_up_to": zero_up_to(each), "overflows_from": overflows_from(each),
-    }  # fmt: skip
+        **fields,
+        **{name: getattr(each, name) for name in names},
+        "nbytes": _nbytes(each),
+        "zero_up_to": zero_up_to(each),
+        "overflows_from": overflows_from(each),
+    }
 
 
-def rounded_to_json(each: Rounded) -> dict[str, Any]:
+_FIELDS = ("name", "exponent_bits", "mantissa_bits", "suits")
+
+
+def _rounded_data(each: Rounded) -> dict[str, Any]:
     """A number in a format; a value that is not finite is a text."""
     sign, exponent, mantissa = each.bits
-    value = each.value if math.isfinite(each.value) else str(each.value)
     return {
-        "format": each.format.name, "value": value, "fate": each.fate, "relative_error": each.relative_error,
-        "spacing": each.spacing, "sign": sign, "exponent": exponent, "mantissa": mantissa,
-    }  # fmt: skip
+        "format": each.format.name,
+        "value": each.value if math.isfinite(each.value) else str(each.value),
+        **{name: getattr(each, name) for name in ("fate", "relative_error", "spacing")},
+        "sign": sign,
+        "exponent": exponent,
+        "mantissa": mantissa,
+    }
 
 
 def _percent(each: Rounded) -> str:
@@ -347,10 +400,6 @@ def _percent(each: Rounded) -> str:
     return f"{100 * error:+.3g} %" if error else "0 %"
 
 
-def _nbytes(each: NumberFormat) -> str:
-    return f"{_in_memory(each):g}"
-
-
-def _in_memory(each: NumberFormat) -> float:
+def _nbytes(each: NumberFormat) -> float:
     """Bytes of one element, packed; tf32 is stored as fp32."""
     return 4 if each.name == TF32.name else each.bits / 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainledger.document import Amount, Cell, Document, Figure, Section, Table, Text, sections
+from trainledger.document import Amount, Cell, Document, Figure, Table, notes, section, sections
 from trainledger.ledger.entry import CATEGORIES
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import highest_by_category
@@ -44,13 +44,13 @@ def document(
     return Document(
         title=title,
         sections=sections(
-            Section("", (Text((head,)),)),
-            Section("", (Table("totals", ("", "in one step"), rows),)),
-            Section("", (Text((f"The peak is at {place(ledger.peak().entry)}.",)),)) if len(ledger) else None,
-            Section("", (payload, Text((_PAYLOAD,)))) if sent else None,
-            Section("", (split(ledger, by, top),)) if by else None,
-            *(Section("", (Text((f"note: {each}",), note=True),)) for each in ledger.notes),
-            Section("", (Text(uncounted(ledger)),)) if ledger.uncounted else None,
+            head,
+            Table("totals", ("", "in one step"), rows),
+            f"The peak is at {place(ledger.peak().entry)}." if len(ledger) else None,
+            section("", payload, _PAYLOAD) if sent else None,
+            split(ledger, by, top) if by else None,
+            *(notes((f"note: {each}",)) for each in ledger.notes),
+            uncounted(ledger),
             *(on_device.document().sections if on_device is not None else ()),
             *(peak_sections(ledger, top) if tensors else ()),
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainledger.document import Document, Facts, Section, notes, sections
+from trainledger.document import Document, Facts, notes, section, sections
 from trainledger.predict.device_memory import TENSORS_ALONE
 from trainledger.predict.step import IDEAL, OnDevice
 from trainledger.report.device_memory import memory_data
@@ -21,11 +21,9 @@ def document(found: OnDevice) -> Document:
     return Document(
         title=f"A traced step on {found.device.title}",
         sections=sections(
-            Section(
-                f"What it costs on {found.device.title} ({BASES[found.step.basis]})", (Facts(tuple(_costs(found))),)
-            ),
-            Section("Where the time of a step goes", (bars(found.bars),)) if timed else None,
-            notes([sentence(each) for each in found.notes]),
+            section(f"What it costs on {found.device.title} ({BASES[found.step.basis]})", Facts(tuple(_costs(found)))),
+            section("Where the time of a step goes", bars(found.bars)) if timed else None,
+            notes(map(sentence, found.notes)),
         ),
         data=lambda: _data(found),
     )
