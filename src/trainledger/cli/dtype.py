@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 
-from trainledger.cli.arguments import add_json, print_json
-from trainledger.dtypes import BLOCK_FORMATS
+from trainledger.cli.arguments import add_json
 from trainledger.report import tensors as report
+from trainledger.report.show import show
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.tensors.number import SHOWN, WHOLE, Whole, formats_named, known_format, read_number
+from trainledger.tensors.number import SHOWN, formats_named, known_format, read_number
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -33,21 +33,5 @@ def execute(args: argparse.Namespace) -> int:
         known_format(args.format, "--format", floating=True)
     named = [each for each in args.words if each not in words] + [args.format] * (args.format is not None)
     chosen = dict.fromkeys(each for name in named for each in formats_named(name)) or dict.fromkeys(SHOWN.values())
-    whole = [each for each in chosen if isinstance(each, Whole)]
-    floating = [each for each in chosen if not isinstance(each, Whole)]
-    rounded = [] if number is None else [each.rounded(number) for each in floating]
-    if args.json:
-        shown = [report.rounded_to_json(each) for each in rounded] or [report.format_to_json(each) for each in floating]
-        shown += [report.whole_to_json(each, number) for each in whole]
-        print_json({**({} if number is None else {"value": number}), "formats": shown})
-        return 0
-    parts = [report.whole_formats(whole, number)] if whole else []
-    if rounded and number is not None:
-        parts.insert(0, report.in_formats(number, rounded))
-    elif floating:
-        one = report.one_format(floating[0]) if len(floating) == 1 else report.several_formats(floating)
-        parts.insert(0, one if named else report.formats())
-    blocks = [name.lower() for name in named if name.lower() in BLOCK_FORMATS and name.lower() not in WHOLE]
-    parts += [report.of_block(name) for name in blocks]
-    print("\n\n".join(parts))
+    show(report.formats(list(chosen), number, named), as_json=args.json)
     return 0

@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 
 from trainledger import catalog
-from trainledger.cli.arguments import add_json, print_json
+from trainledger.cli.arguments import add_json
 from trainledger.report import tensors as report
+from trainledger.report.show import show
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.tensors.chain import start_of
 from trainledger.tensors.einops import is_pattern, read_sizes, rearranged
@@ -39,10 +40,7 @@ def execute(args: argparse.Namespace) -> int:
         return _pattern(args, shapes, sizes, dtype)
     one = einsum(args.equation, shapes, dtype)
     machine = None if args.device is None else catalog.device(args.device, "--device")
-    if args.json:
-        print_json(report.einsum_to_json(one, machine))
-    else:
-        print(report.einsum(one, machine))
+    show(report.einsum(one, machine), as_json=args.json)
     return 0
 
 
@@ -54,8 +52,5 @@ def _pattern(args: argparse.Namespace, shapes: list[tuple[int, ...]], sizes: dic
         rule = f"is a pattern on one tensor, and {len(shapes)} shapes are given"
         raise InvalidInput([Problem("equation", args.equation, rule)])
     one = rearranged(start_of(Tensor(dtype, shapes[0])), args.equation, sizes, reduction=args.reduce or "")
-    if args.json:
-        print_json(report.pattern_to_json(one))
-    else:
-        print(report.pattern(one))
+    show(report.pattern(one), as_json=args.json)
     return 0

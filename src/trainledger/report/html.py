@@ -110,7 +110,8 @@ def _table(part: Table) -> str:
         return f"<tr>{''.join(own)}</tr>"
 
     body = "".join(row(each, "td") for each in part.texts())
-    return f'<div class="wide"><table><thead>{row(part.columns, "th")}</thead><tbody>{body}</tbody></table></div>'
+    head = f"<thead>{row(part.columns, 'th')}</thead>" if any(part.columns) else ""
+    return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
 def _bars(part: Bars) -> str:

@@ -43,6 +43,11 @@ def plain(value: Any, more: Shape | None = None, less: Shape | None = None) -> A
     return fspath(value) if isinstance(value, PathLike) else value
 
 
+def named(value: object, names: str) -> dict[str, Any]:
+    """Some fields and properties of an object, by their names with spaces between them."""
+    return {name: getattr(value, name) for name in names.split()}
+
+
 def run_data(run: Run) -> dict[str, Any]:
     """The sections of a run as in a run file, a found layout too.
 

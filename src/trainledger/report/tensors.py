@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainledger.document import Amount, Cell, Code, Content, Document, Table, section, sections
+from trainledger.document import Cell, Code, Content, Document, Section, Table, section, sections
 from trainledger.dtypes import BLOCK_FORMATS, NumberFormat, Rounded
 from trainledger.predict.roofline import NoRate, peak_rate
-from trainledger.report.plain_data import plain
+from trainledger.report.plain_data import named, plain
 from trainledger.report.table import sentence
-from trainledger.tensors.number import SHOWN, TF32, WHOLE, Whole, overflows_from, zero_up_to
+from trainledger.tensors.number import TF32, WHOLE, Whole, overflows_from, zero_up_to
 from trainledger.tensors.strided import list_text
 from trainledger.units import GIB, GIGA, KIB, KILO, MEGA, MIB, format_flops, format_nbytes, format_seconds
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 _UNITS = (("kB", KILO), ("KiB", KIB), ("MB", MEGA), ("MiB", MIB), ("GB", GIGA), ("GiB", GIB))
 _FATES = {"overflow": "overflows", "underflow": "underflows to zero"}
+_STRIDED = "dtype shape offset storage storage_nbytes elements nbytes contiguous memory_format"
 _SPECIALS = {"ieee": "infinities and NaNs", "nan": "one NaN, no infinity", "none": "neither infinity nor NaN"}
+_VIEW = "A view: nothing is copied."
 _ROW_MAJOR = "Row-major. Elementwise: one operation per element (ReLU, a square) that reads the tensor and writes one."
 
 
@@ -51,7 +53,7 @@ def _tensor(one: Tensor) -> Iterator[Content]:
 
 def _tensor_data(one: Tensor) -> dict[str, Any]:
     costs = {"flops": one.elementwise_flops, "nbytes": one.elementwise_nbytes, "intensity": one.elementwise_intensity}
-    return {**vars(one), **{name: getattr(one, name) for name in ("elements", "nbytes", "strides")}, "elementwise": costs}
+    return {**named(one, "dtype shape elements nbytes strides"), "elementwise": costs}
 
 
 def chain(
@@ -69,7 +71,7 @@ def chain(
         sections=sections(
             *(_chain(one) if one.steps or one.failed else _tensor(alone)),
             _written(one),
-            *(_elements(one, index, places) if places else ()),
+            _elements(one, index, places) if places else None,
             *(_drawing(each, word, always=draw) for word, each in drawn),
         ),
         data=lambda: {**_tensor_data(alone), **_chain_data(one, places)},
@@ -110,19 +112,17 @@ def _letter(one: Strided) -> str:
     return chr(ord("A") + one.storage) if one.storage < 26 else str(one.storage + 1)
 
 
-def _elements(one: Chain, index: Sequence[int], places: Sequence[int | None]) -> Iterator[Content]:
+def _elements(one: Chain, index: Sequence[int], places: Sequence[int | None]) -> Section:
     """Where ``tensor[index]`` lies at each step."""
     tensors = [one.start, *(each.result for each in one.steps)]
     words = ["at first", *(f"{number} {each.word}" for number, each in enumerate(one.steps, start=1))]
-    rows = tuple(
-        (word, "no such index", None)
-        if place is None
-        else (word, f"{place:,} of {_letter(each)}", place * each.itemsize)
-        for word, each, place in zip(words, tensors, places, strict=True)
-    )
+    rows: list[tuple[Cell, ...]] = [(word, "no such index", None) for word in words]
+    for at, (each, place) in enumerate(zip(tensors, places, strict=True)):
+        if place is not None:
+            rows[at] = (words[at], f"{place:,} of {_letter(each)}", place * each.itemsize)
     columns = (f"element {list_text(index)}", "in the storage", "byte")
-    found = Table("elements", columns, rows, units=("", "", "integer"), align="lrr")
-    yield section("", found, "Bytes are counted from the first of the storage; its address is not included.")
+    found = Table("elements", columns, tuple(rows), units=("", "", "integer"), align="lrr")
+    return section("", found, "Bytes are counted from the first of the storage; its address is not included.")
 
 
 def _drawing(one: Strided, word: str, *, always: bool) -> Content:
@@ -133,20 +133,12 @@ def _drawing(one: Strided, word: str, *, always: bool) -> Content:
     return sentence(drawn) if drawn.startswith("no drawing") else section("", f"{word}: {one.title}", Code(drawn))
 
 
-_NOT_SAID = ("itemsize", "device", "address", "requires_grad", "view_of", "notes")
-
-
-def _strided_data(one: Strided) -> dict[str, Any]:
-    fields = {name: each for name, each in vars(one).items() if name not in _NOT_SAID}
-    return fields | {name: getattr(one, name) for name in ("elements", "nbytes", "contiguous", "memory_format")}
-
-
 def _chain_data(one: Chain, places: Sequence[int | None] = ()) -> dict[str, Any]:
     """The steps in figures; ``element`` where an index was asked for, null where a tensor has no such index."""
     tensors = [one.start, *(each.result for each in one.steps)]
-    start, *made = (_strided_data(each) for each in tensors)
+    start, *made = ({"strides": each.stride, **named(each, _STRIDED)} for each in tensors)
     steps = [
-        {"operation": each.word, "kind": each.kind, "written_nbytes": each.written_nbytes, "why": each.why, **result}
+        {"operation": each.word, **named(each, "kind written_nbytes why"), **result}
         for each, result in zip(one.steps, made, strict=True)
     ]
     for fields, each, place in zip((start, *steps), tensors, places, strict=False):
@@ -193,18 +185,15 @@ def pattern(one: Rearranged) -> Document:
             f"{one.pattern}: {one.chain.start.title} to {one.result.title} by {one.function}",
             ", ".join(f"{name} = {size:,}" for name, size in one.sizes.items()),
             *_chain(one.chain),
-            "A view: nothing is copied."
-            if one.view
-            else f"Not a view: {format_nbytes(written)} are written, {written:,} bytes.",
+            _VIEW if one.view else f"Not a view: {format_nbytes(written)} are written, {written:,} bytes.",
             _totals(
                 ("FLOPs", one.flops, format_flops(one.flops)),
                 ("bytes moved", one.moved_nbytes, format_nbytes(one.moved_nbytes)),
             ),
         ),
         data=lambda: {
-            **{name: getattr(one, name) for name in ("pattern", "function", "sizes", "view", "flops")},
-            "dtype": one.result.dtype,
-            "shape": one.result.shape,
+            **named(one, "pattern function sizes view flops"),
+            **named(one.result, "dtype shape"),
             "nbytes": one.moved_nbytes,
             **_chain_data(one.chain),
         },
@@ -237,8 +226,8 @@ def _bound(one: Einsum, machine: Machine | None) -> str:
 
 def _einsum_data(one: Einsum, machine: Machine | None) -> dict[str, Any]:
     """A product in figures; seconds are null without a device or a rate."""
-    named = {name: getattr(one, name) for name in ("shape", "flops", "nbytes", "intensity", "view")}
-    found: dict[str, Any] = {**plain(one), **named, "compute_seconds": None, "memory_seconds": None}
+    found = {**plain(one), **named(one, "shape flops nbytes intensity view")}
+    found |= {"compute_seconds": None, "memory_seconds": None}
     if machine is not None:
         try:
             found["compute_seconds"], found["memory_seconds"] = _seconds(one, machine)
@@ -366,31 +355,16 @@ def _one_format(each: NumberFormat) -> Table:
 
 
 def _format_data(each: NumberFormat) -> dict[str, Any]:
-    names = ("bits", "smallest_subnormal", "smallest_normal", "largest", "epsilon")
-    fields = {name: field for name, field in vars(each).items() if name in _FIELDS}
-    return {
-        **fields,
-        **{name: getattr(each, name) for name in names},
-        "nbytes": _nbytes(each),
-        "zero_up_to": zero_up_to(each),
-        "overflows_from": overflows_from(each),
-    }
-
-
-_FIELDS = ("name", "exponent_bits", "mantissa_bits", "suits")
+    own = named(each, "bits largest smallest_normal smallest_subnormal epsilon")
+    limits = {"zero_up_to": zero_up_to(each), "overflows_from": overflows_from(each)}
+    return {**vars(each), **own, "nbytes": _nbytes(each), **limits}
 
 
 def _rounded_data(each: Rounded) -> dict[str, Any]:
     """A number in a format; a value that is not finite is a text."""
-    sign, exponent, mantissa = each.bits
-    return {
-        "format": each.format.name,
-        "value": each.value if math.isfinite(each.value) else str(each.value),
-        **{name: getattr(each, name) for name in ("fate", "relative_error", "spacing")},
-        "sign": sign,
-        "exponent": exponent,
-        "mantissa": mantissa,
-    }
+    value = each.value if math.isfinite(each.value) else str(each.value)
+    bits = dict(zip(("sign", "exponent", "mantissa"), each.bits, strict=True))
+    return {"format": each.format.name, "value": value, **named(each, "fate relative_error spacing"), **bits}
 
 
 def _percent(each: Rounded) -> str:

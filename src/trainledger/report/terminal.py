@@ -61,7 +61,8 @@ def _styled(words: str, style: str, colour: bool) -> str:
 
 def _table(part: Table, colour: bool) -> str:
     head, rule, *body = table(part.columns, part.texts(), align=part.sides).split("\n")
-    return "\n".join([_styled(head, _BOLD, colour), _styled(rule, _DIM, colour), *body])
+    above = [_styled(head, _BOLD, colour), _styled(rule, _DIM, colour)] if any(part.columns) else []
+    return "\n".join([*above, *body])
 
 
 def _facts(part: Facts, colour: bool) -> Iterator[str]:
