@@ -90,9 +90,10 @@ class ResourceBudget:
             differences = check(() if name == "*" else (name,), root=self._root, allowed=allowed)
         failed = [each for each in differences if each.fails()]
         if failed:
-            from trainledger.report.budget import text
+            from trainledger.report.budget import checked
+            from trainledger.report.terminal import text
 
-            raise OverBudget(text(failed))
+            raise OverBudget(text(checked(failed)))
         return differences
 
 
@@ -162,8 +163,9 @@ def _within(asked: Mapping[str, Amount | None], model: Any, batch: Any, how: Map
     figures = limits_of(found, limits)
     if not all(each.is_met for each in figures):
         from trainledger.report.budget import over_budget
+        from trainledger.report.terminal import text
 
-        raise OverBudget(over_budget(figures, found))
+        raise OverBudget(text(over_budget(figures, found)))
     return ledger
 
 

@@ -72,7 +72,7 @@ def test_more_fails_and_less_is_told(project: Path, capsys: pytest.CaptureFixtur
     assert max(len(line) for line in told.splitlines()) <= 80
     (project / "run.toml").write_text(RUN.replace("d_ff = 64", "d_ff = 48"))
     assert main(["check"]) == 0
-    assert "`trainledger lock run.toml` holds the code to what it is now." in capsys.readouterr().out
+    assert "To lock the lower figures: `trainledger lock run.toml`." in capsys.readouterr().out
     assert main(["check", "--tight"]) == 1
     assert main(["lock", "--json"]) == 0
     capsys.readouterr()
@@ -154,7 +154,7 @@ def test_a_lock_that_does_not_fit(project: Path, capsys: pytest.CaptureFixture[s
     assert "target = 'c': is not in trainledger.lock" in refused(["check", "c"], capsys)
     assert "targets.b: is not in trainledger.lock" in refused(["check", "b"], capsys)
     assert main(["lock"]) == 0
-    assert "a is no target any more and was taken out" in capsys.readouterr().out
+    assert "a is no longer a target and was removed" in capsys.readouterr().out
     assert set(read_lock(project / "trainledger.lock")) == {"b"}
     (project / "trainledger.lock").write_text("format = 7")
     assert "use the version that wrote it" in refused(["check"], capsys)

@@ -9,13 +9,15 @@ import pytest
 import torch
 from planted_changes import KEPT_OF_H, KEPT_OF_Y, MODEL, line_of, traced
 
+from trainledger.document import Content, Document, sections
 from trainledger.regression.check import compare
 from trainledger.regression.compare import Difference, Move, Row
 from trainledger.regression.lockfile import Locked, read_lock, write_lock
 from trainledger.regression.summary import QUANTITIES, Place, Summary
 from trainledger.regression.target import Evaluation, Target
 from trainledger.regression.tolerance import Tolerance
-from trainledger.report.budget import moved_at, table_of, text
+from trainledger.report.budget import checked, moved_at, table_of
+from trainledger.report.terminal import text
 
 torch.set_num_threads(1)
 TARGET = Target(module="model:build", input=("float32[1000,64]",))
@@ -41,10 +43,14 @@ def changed(folder: Path, old: str, new: str, **allowed: Tolerance) -> tuple[Dif
     return compare("model", before, TARGET, Evaluation(traced(source, folder), ""), allowed, folder), source
 
 
+def written(content: Content) -> str:
+    return text(Document("", sections(content)))
+
+
 def test_a_line_with_many_operations_is_told_in_80_columns() -> None:
     many = tuple(f"operation_of_a_long_name_{at}" for at in range(6))
     moves = [Move("kept", "a/folder/that/is/deep/model.py:41", "h = many(x)", 16_780_000, many)]
-    told = "\n".join(moved_at(moves)).splitlines()
+    told = written(moved_at(moves)).splitlines()
     assert max(map(len, told)) <= 80
     assert all(each in " ".join(told) for each in many)
 
@@ -52,7 +58,7 @@ def test_a_line_with_many_operations_is_told_in_80_columns() -> None:
 def test_the_table_of_a_difference_has_a_line_for_each_quantity() -> None:
     titles = {name: QUANTITIES[name][0] for name in ("parameters", "flops", "model_flops", "kept", "peak")}
     rows = [Row(name, title, 4_844_668_946, 4_870_000_000, allowed=911_400) for name, title in titles.items()]
-    lines = table_of(rows).splitlines()
+    lines = written(table_of(rows)).splitlines()
     assert max(map(len, lines)) <= 80
     assert len(lines) == 2 + len(rows)
 
@@ -71,7 +77,7 @@ def test_an_operation_that_keeps_one_more_activation(folder: Path) -> None:
     here, above = f"model.py:{line_of(source, new)}", f"model.py:{line_of(source, 'h = self.up(x)')}"
     assert {place: each.change for place, each in kept.items()} == {here: KEPT_OF_H, above: KEPT_OF_H}
     assert kept[here].operations == ("mul", "sigmoid")
-    told = text([difference])
+    told = text(checked([difference]))
     assert f"kept +1.024 MB at {here} (aten::mul, aten::sigmoid)\n    {new}\n" in told
     assert max(len(line) for line in told.splitlines()) <= 80
 
@@ -83,7 +89,7 @@ def test_a_tensor_that_python_holds_is_told_with_the_line_that_holds_it(folder: 
     (move,) = [each for each in difference.moves if each.quantity == "kept"]
     assert (move.place, move.operations) == (f"model.py:{line_of(source, 'y = self.down(h)')}", ("addmm",))
     assert difference.edited == ((f"model.py:{line_of(source, 'self.last = y')}", "self.last = y"),)
-    assert "\nmodel.py:16\n    self.last = y\n" in text([difference])
+    assert "\nmodel.py:16\n    self.last = y\n" in text(checked([difference]))
 
 
 def test_where_the_saving_line_is_another_than_the_making_one_both_are_told(folder: Path) -> None:
@@ -101,7 +107,7 @@ def test_lines_that_only_move_move_nothing(folder: Path) -> None:
     difference = compare("model", before, TARGET, Evaluation(traced(source, folder), ""), {}, folder)
     assert not difference.fails(tight=True)
     assert difference.moves == difference.edited == ()
-    assert text([difference]) == "model: as locked (5 figures)"
+    assert text(checked([difference])) == "model: as locked (5 figures)"
     # Nor are they taken for changes when something else moves.
     source = source.replace("h = F.relu(h)", "h = F.silu(h)")
     difference = compare("model", before, TARGET, Evaluation(traced(source, folder), ""), {}, folder)
@@ -134,15 +140,15 @@ def test_less_is_a_note_and_a_failure_only_where_the_lock_is_to_be_tight(folder:
     assert {each.verdict for each in difference.judged} == {"less"}
     assert not difference.fails()
     assert difference.fails(tight=True)
-    assert "`trainledger lock model` holds the code to what it is now." in text([difference])
-    assert "which --tight does not allow" in text([difference], tight=True)
+    assert "To lock the lower figures: `trainledger lock model`." in text(checked([difference]))
+    assert "which --tight does not allow" in text(checked([difference], tight=True))
 
 
 def test_a_tolerance_is_kept_to_the_byte(folder: Path) -> None:
     most = {"kept": Tolerance(amount=KEPT_OF_Y), "peak": Tolerance(amount=10**9)}
     difference, _ = changed(folder, "y = self.down(h)", "y = self.down(h)\n        self.last = y", **most)
     assert not difference.fails(tight=True)
-    assert "model: moved within what is allowed" in text([difference])
+    assert "model: moved within what is allowed" in text(checked([difference]))
     most["kept"] = Tolerance(amount=KEPT_OF_Y - 1)
     difference, _ = changed(folder, "y = self.down(h)", "y = self.down(h)\n        self.last = y", **most)
     assert [each.quantity for each in difference.more] == ["kept"]
@@ -170,7 +176,7 @@ def test_what_is_told_of_lines_that_went_and_of_many() -> None:
     totals = {"parameters": 0, "flops": 60, "model_flops": 0, "kept": 0, "peak": 0}
     before = Summary(totals, {}, {}, {}, places, {})
     after = Summary({**totals, "flops": 0}, {}, {}, {}, (), {})
-    told = text([compare("t", Locked(TARGET, "", before), TARGET, Evaluation(after, ""), {}, Path())])
+    told = text(checked([compare("t", Locked(TARGET, "", before), TARGET, Evaluation(after, ""), {}, Path())]))
     assert "FLOPs -14 FLOP at model.py f, a line that is gone\n    a4 = x" in told
     assert "FLOPs -21 FLOP at 2 other places together" in told
 

@@ -10,12 +10,12 @@ import argparse
 from pathlib import Path
 
 from trainledger.cli import DONE, FAILED
-from trainledger.cli.arguments import add_json, print_json, while_waiting
+from trainledger.cli.arguments import add_json, while_waiting
 from trainledger.cli.lock import add_lock
 from trainledger.regression.check import check
 from trainledger.regression.tolerance import read_flags
-from trainledger.report.budget import text, to_json
-from trainledger.spec.problem import printable
+from trainledger.report.budget import checked
+from trainledger.report.show import show
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +32,5 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     allowed = read_flags(args.allow)
     found = check(args.target, root=Path.cwd(), file=args.lock, allowed=allowed, say=while_waiting())
-    if args.json:
-        print_json(to_json(found, tight=args.tight))
-    else:
-        print(printable(text(found, tight=args.tight)))
+    show(checked(found, tight=args.tight), as_json=args.json)
     return FAILED if any(each.fails(tight=args.tight) for each in found) else DONE

@@ -10,12 +10,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from trainledger.cli.arguments import add_count, add_json, print_json, while_waiting
+from trainledger.cli.arguments import add_count, add_json, while_waiting
 from trainledger.cli.outputs import Output
 from trainledger.regression.check import lock
 from trainledger.regression.lockfile import LOCK, is_a_lock
-from trainledger.report.budget import state, written
-from trainledger.spec.problem import InvalidInput, Problem, printable
+from trainledger.report.budget import written
+from trainledger.report.show import show
+from trainledger.spec.problem import InvalidInput, Problem
 
 _FIELDS = {
     "set": ("SECTION.FIELD=VALUE", "of a run file: change one field; may be repeated"),
@@ -64,12 +65,5 @@ def execute(args: argparse.Namespace) -> int:
         rule = "says what one target is; name one run file or module with it"
         raise InvalidInput([Problem(f"--{next(iter(fields)).replace('_', '-')}", None, rule)])
     made = lock(args.target, root=Path.cwd(), file=args.lock, fields=fields, say=while_waiting())
-    if args.json:
-        targets = {
-            name: {"totals": each.summary.totals, "state": state(made.before.get(name), each)}
-            for name, each in made.locked.items()
-        }
-        print_json({"path": made.path, "targets": targets, "gone": list(made.gone), "notes": list(made.notes)})
-    else:
-        print(printable(written(made)))
+    show(written(made), as_json=args.json)
     return 0
