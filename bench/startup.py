@@ -14,7 +14,7 @@ from statistics import median
 
 SAMPLES = 31
 PYTHON = sys.executable
-PLAN = [str(Path(PYTHON).with_name("trainledger")), "plan", "llama-3-70b", "--set", "cluster.device=h100-sxm"]
+PLAN = [str(Path(PYTHON).with_name("trainledger")), "plan", "gpt2", "--device", "h100-sxm"]
 
 
 def cpu_seconds(command: list[str], environment: dict[str, str]) -> float:

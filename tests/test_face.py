@@ -159,3 +159,18 @@ def test_an_account_takes_the_kernels_of_the_runs_device() -> None:
     assert len(ours) < len(here)  # an update of the optimizer, and of clipping, is one kernel there
     assert any("efficient_attention" in each.name for each in ours)
     assert any(each.name.endswith("for_cpu") for each in here)
+
+
+def test_a_traceback_ends_with_the_sentence_alone() -> None:
+    done = fresh("""
+import pickle, trainledger as tl
+try:
+    tl.plan("gpt2", {"cluster.device": "h100", "cluster.count": 0})
+except tl.InvalidInput as error:
+    raise pickle.loads(pickle.dumps(error))
+""")
+    *above, last = done.stderr.splitlines()
+    assert last == "trainledger.InvalidInput: cluster.count = 0: must be at least 1; nearest that works: 1"
+    assert not any("During handling" in each for each in above)
+    error = tl.InvalidInput([tl.Problem("a", 1, "must be 2")])
+    assert error._render_traceback_() == ["InvalidInput: a = 1: must be 2"]  # in a notebook

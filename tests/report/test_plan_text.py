@@ -14,8 +14,9 @@ LONG = ["plan", "llama-3.1-8b", "--device", "a100-sxm-80gb", "--set", "recipe.se
 AGAIN = ["--set", "recipe.activation_checkpointing=full"]
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(list(words)) == 0
+def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> str:
+    """What it costs; most plans here do not fit on their one device, which is code 2."""
+    assert main(list(words)) == code
     return " ".join(capsys.readouterr().out.partition("What it costs")[2].partition("Where the time")[0].split())
 
 
@@ -46,7 +47,7 @@ def test_short_sequences_say_nothing_of_it(capsys: pytest.CaptureFixture[str]) -
 
 def test_programs_are_always_told_and_half_of_attention_goes(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "llama-3-8b", "--device", "a100-sxm-80gb", "--set", "recipe.activation_checkpointing=full"]
-    assert main([*words, "--json"]) == 0
+    assert main([*words, "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
     told, causal = found["forecast"], found["causal"]
     # (T + 1) / 2T of all pairs are left; recomputed attention goes by the same share as the first.
@@ -120,7 +121,7 @@ def test_a_run_that_waits_for_tokens_says_its_own_speed_too(capsys: pytest.Captu
 
 def test_of_one_step_the_wait_is_said_as_well(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "gpt2", "--device", "h100-sxm", "--set", "cluster.loader_tokens_per_second=1000"]
-    costs = said(capsys, *words)
+    costs = said(capsys, *words, code=0)
     assert ", 1.024 s with the wait for tokens" in costs
     assert " with the wait for tokens 1,000 tokens/s" in costs
     assert main([*words, "--json"]) == 0

@@ -24,6 +24,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import Overrides
+from trainledger.units import format_nbytes
 
 if TYPE_CHECKING:
     from trainledger.plan.compare import Comparison
@@ -111,12 +112,17 @@ def plan(
 
 
 def why_impossible(plan: Plan) -> Problem | None:
-    """Why the devices of a plan cannot share its run, with what would do; None where they can."""
-    if not plan.forecast.impossible:
+    """Why a run cannot be trained as planned, with what would do; None where it can, or where nobody knows."""
+    forecast = plan.forecast
+    if forecast.impossible:
+        rule = f"is missing, so {plan.run.cluster.count:,} devices cannot share this run: "
+        near = None if plan.run.recipe.lora_rank is not None else "layout=auto"
+        return Problem("layout", None, rule + "; ".join(forecast.impossible), near)
+    if forecast.fits is not False or forecast.device_nbytes is None or forecast.usable_nbytes is None:
         return None
-    rule = f"is missing, so {plan.run.cluster.count:,} devices cannot share this run: "
-    near = None if plan.run.recipe.lora_rank is not None else "layout=auto"
-    return Problem("layout", None, rule + "; ".join(plan.forecast.impossible), near)
+    needed, usable = format_nbytes(forecast.device_nbytes), format_nbytes(forecast.usable_nbytes)
+    rule = f"does not fit: a device needs {needed} and has {usable} usable"
+    return Problem("memory", None, f"{rule}; trainledger advise ranks changes that need less")
 
 
 def compare(a: Source, b: Source, overrides: Overrides = (), *, progress: Progress | None = None) -> Comparison:

@@ -49,11 +49,22 @@ class InvalidInput(ValueError):  # noqa: N818
         self.where = where
         lines = [str(each) for each in problems]
         super().__init__("\n".join([f"{printable(where)}:", *("  " + line for line in lines)] if where else lines))
+        self.__suppress_context__ = True  # a traceback shows these sentences, not what was tried before
+
+    def __reduce__(self) -> tuple[type[InvalidInput], tuple[list[Problem], str]]:
+        return InvalidInput, (list(self.problems), self.where)
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in a notebook in place of a traceback."""
+        return [f"InvalidInput: {self}"]
 
     def placed(self) -> list[Problem]:
         """The problems, each with where it was found, for whoever goes on to collect others from elsewhere."""
         return [Problem(each.field, each.value, each.rule, each.nearest, each.where or self.where)
                 for each in self.problems]  # fmt: skip
+
+
+InvalidInput.__module__ = "trainledger"  # its public name, with which a traceback ends
 
 
 def shown(value: object) -> str:
