@@ -19,7 +19,7 @@ import pytest
 from hypothesis import settings
 
 from trainledger.ledger.ops import operations
-from trainledger.ledger.optimizers import muon as update_muon
+from trainledger.ledger.optimizers import update as update_muon
 
 settings.register_profile("here", deadline=None)  # how long an example takes says more of the machine than of us
 settings.register_profile("ci", deadline=None, derandomize=True)

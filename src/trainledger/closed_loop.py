@@ -14,10 +14,9 @@ import torch
 
 from trainledger import catalog
 from trainledger.api.machine import THIS_MACHINE
-from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.ledger import Ledger, write_ledger
 from trainledger.ledger.measured import Measured, measured_run
 from trainledger.ledger.step import account
-from trainledger.ledger.store import write_ledger
 from trainledger.measure.machine import memory_nbytes, title
 from trainledger.measure.meter import QuietSteps, StepMeter
 from trainledger.plan.memory_check import refuse_beyond

@@ -10,8 +10,8 @@ import pytest
 
 from trainledger.api.load import load
 from trainledger.cli import main
+from trainledger.ledger.ledger import read_ledger
 from trainledger.ledger.step import account
-from trainledger.ledger.store import read_ledger
 from trainledger.report.agreement import Row, agree, compare, difference, split, table_of
 
 RUN = """

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import timeline
-from trainledger.ledger.model import shapes
+from trainledger.ledger.model import parameters as shapes
 from trainledger.ledger.ranks import accounts
 from trainledger.ledger.step import account
 from trainledger.spec.cluster import Cluster

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.ledger import store as ledger_store
+from trainledger.ledger import ledger as ledger_store
 from trainledger.ledger.entry import BASES, CATEGORIES, KINDS, PHASES, Entry
-from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.store import from_json, read_ledger, to_json, write_ledger
+from trainledger.ledger.ledger import Ledger, from_json, read_ledger, to_json, write_ledger
 from trainledger.spec.problem import InvalidInput
 
 number = st.integers(0, 2**70)

@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
+from trainledger.ledger.ledger import read_ledger
 from trainledger.ledger.rules import matmul_flops
-from trainledger.ledger.store import read_ledger
 from trainledger.measure.contention import ProcessorUse, others_between, processor_use, watched
 from trainledger.measure.kernels import kernels
 from trainledger.measure.machine import Block, Timing, memory_nbytes, storage_bytes_per_second

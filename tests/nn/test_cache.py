@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainledger.ledger.serving.kv_cache import kv_cache
+from trainledger.ledger.model.kv_cache import kv_cache
 from trainledger.nn.cache import Cache
 from trainledger.nn.init import initialize
 from trainledger.nn.transformer import Transformer

@@ -116,7 +116,7 @@ def test_outputs_and_gradients_are_those_of_a_loop_over_tokens(kind: str, dispat
 
 
 def test_parameters_have_the_names_and_shapes_of_the_ledger() -> None:
-    from trainledger.ledger.model import shapes
+    from trainledger.ledger.model import parameters as shapes
 
     for kind, fields in KINDS.items():
         mine = [(name, tuple(each.shape)) for name, each in experts(kind).named_parameters()]

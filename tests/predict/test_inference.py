@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 import trainledger as tl
 from trainledger import catalog
 from trainledger.cli import main
+from trainledger.ledger import serving as serve
+from trainledger.ledger.model import kv_cache as cache_rules
+from trainledger.ledger.model.kv_cache import kv_cache
 from trainledger.ledger.model.parameters import parameters
-from trainledger.ledger.serving import kv_cache as cache_rules
-from trainledger.ledger.serving import serve
-from trainledger.ledger.serving.kv_cache import kv_cache
-from trainledger.ledger.serving.serve import account_serving, experts_met
+from trainledger.ledger.serving import account_serving, experts_met
 from trainledger.predict import serving as module
 from trainledger.spec.cluster import Device
 from trainledger.spec.parts import with_fields

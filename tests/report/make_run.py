@@ -4,9 +4,9 @@ import json
 import sys
 from pathlib import Path
 
+from trainledger.ledger.ledger import write_ledger
 from trainledger.ledger.measured import measured_run
 from trainledger.ledger.step import account
-from trainledger.ledger.store import write_ledger
 from trainledger.predict.predict import forecast
 from trainledger.spec.calibration import Calibration, KernelTime
 from trainledger.spec.model import ModelSpec

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trainledger.ledger.core.graph import Leaf
-from trainledger.ledger.serving.serve import account_serving, is_quantized
+from trainledger.ledger.serving import account_serving, is_quantized
 from trainledger.nn.cache import Cache
 from trainledger.nn.quantized import NF4, codes_of, dequantize
 from trainledger.nn.transformer import Transformer

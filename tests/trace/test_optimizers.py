@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.model import shapes
+from trainledger.ledger.model import parameters as shapes
 from trainledger.ledger.model.parameters import leaves_of
 from trainledger.ledger.optimizers.states import for_muon as leaf_for_muon
 from trainledger.ledger.optimizers.states import state_nbytes

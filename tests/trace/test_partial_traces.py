@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import trainledger as tl
-from trainledger.ledger.store import from_json, to_json
+from trainledger.ledger.ledger import from_json, to_json
 from trainledger.report.traced import uncounted
 from trainledger.spec.problem import shown
 

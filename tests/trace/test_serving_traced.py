@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.serving.serve import account_serving
+from trainledger.ledger.serving import account_serving
 from trainledger.nn.cache import Cache
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec

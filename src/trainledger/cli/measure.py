@@ -11,8 +11,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from trainledger.cli.arguments import add_json, add_output, add_run, load_run, print_json
-from trainledger.ledger.ledger import summary
-from trainledger.ledger.store import write_ledger
+from trainledger.ledger.ledger import summary, write_ledger
 from trainledger.report.plain_data import run_data
 from trainledger.report.table import table
 from trainledger.spec.calibration import calibration_path, to_device, write_calibration

@@ -32,8 +32,8 @@ from trainledger.cli.arguments import (
     check_plot_of,
     say_assumed,
 )
+from trainledger.ledger.ledger import write_ledger
 from trainledger.ledger.step import account
-from trainledger.ledger.store import write_ledger
 from trainledger.predict.step import on_device
 from trainledger.report.memory_viz import write_memory_viz
 from trainledger.report.show import show

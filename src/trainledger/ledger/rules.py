@@ -9,7 +9,7 @@ A window bounds the keys of a query only where the kernel knows it (`keys_seen`)
 
 from __future__ import annotations
 
-from trainledger.ledger.core.arithmetic import smaller
+from trainledger.ledger.core.sizes import smaller
 from trainledger.ledger.entry import Int
 
 # Elementary operations per element that a normalization, a softmax or an update takes, one for each

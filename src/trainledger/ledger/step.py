@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from trainledger.ledger.core.arithmetic import is_zero
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.leaves import ModelLeaves
-from trainledger.ledger.core.sizes import sizes_of
+from trainledger.ledger.core.sizes import is_zero, sizes_of
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Amounts, Int
 from trainledger.ledger.ledger import Ledger

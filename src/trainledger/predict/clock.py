@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from trainledger.ledger.entry import Entry
-from trainledger.ledger.model.shapes import after_blocks, before_blocks, block
+from trainledger.ledger.model.parameters import after_blocks, before_blocks, block
 from trainledger.predict.collective import Placement, collective_seconds, placement
 from trainledger.predict.kernel import larger
 from trainledger.predict.overlap import (

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainledger.dtypes import nbytes_in
-from trainledger.ledger.core.arithmetic import smaller
+from trainledger.ledger.core.sizes import smaller
 from trainledger.ledger.entry import Int
 from trainledger.spec.efficiency import Efficiency
 

@@ -13,8 +13,8 @@ from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Entry, Int
 from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.serving.kv_cache import kv_cache
-from trainledger.ledger.serving.serve import WeightBytes, account_serving, serving_rank, weight_bytes, weights_read
+from trainledger.ledger.model.kv_cache import kv_cache
+from trainledger.ledger.serving import WeightBytes, account_serving, serving_rank, weight_bytes, weights_read
 from trainledger.predict.collective import collective_seconds, placement
 from trainledger.predict.device_memory import DeviceMemory, device_memory
 from trainledger.predict.roofline import Machine, NoRate, Roofline, peak_rate

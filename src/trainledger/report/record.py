@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.ledger import Ledger, read_ledger
 from trainledger.ledger.measured import Measured, measured_run
-from trainledger.ledger.store import read_ledger
 from trainledger.predict.forecast import Forecast
 from trainledger.reconcile import Reconciliation, reconcile
 from trainledger.spec.plain import is_amount, read_json

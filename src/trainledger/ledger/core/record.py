@@ -11,9 +11,19 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
+from trainledger.frozen import frozen
 from trainledger.ledger.entry import Amounts, Entry, Int
 
 Loop = tuple[tuple[str, Int], ...]
+COMMUNICATION = "communication"  # the category of what is sent, and of buffers for what arrives
+
+
+@frozen
+class Group:
+    """The ranks of a collective: the mesh axes they lie on, joined by ``x``, and how many they are."""
+
+    axes: str
+    ranks: Int
 
 
 class Storage:

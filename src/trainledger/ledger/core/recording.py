@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from trainledger.dtypes import nbytes_in
-from trainledger.ledger.core.arithmetic import is_one, summed
 from trainledger.ledger.core.graph import Array, Leaf, Memory
 from trainledger.ledger.core.hooks import Hook
 from trainledger.ledger.core.leaves import BlockLeaves, Parameters
-from trainledger.ledger.core.record import BlockRun, Event, Loop, Storage, copies_left_behind, keep_what_lives
+from trainledger.ledger.core.record import BlockRun, Event, Group, Loop, Storage, copies_left_behind, keep_what_lives
+from trainledger.ledger.core.sizes import is_one, several, summed
 from trainledger.ledger.entry import Amounts, Int
 from trainledger.ledger.ledger import Ledger
 from trainledger.spec.precision import Precision
@@ -209,6 +209,16 @@ class Recording:
     def change(self, name: str, target: Array, *reads: Array) -> None:
         """One elementwise operation in place: a FLOP for each element of its target."""
         self.emit(name, "elementwise", reads=reads, changes=[target], flops=target.elements)
+
+    def collective(
+        self, name: str, group: Group, payload: Int, *, reads: Sequence[Array] = (),
+        makes: Sequence[tuple[Int, str]] = (), **more: Any,
+    ) -> list[Array]:  # fmt: skip
+        """One collective of ``payload`` bytes (see `Entry`); a group of one rank sends nothing."""
+        return self.emit(
+            name, "collective", reads=reads, makes=makes, payload=payload * several(group.ranks), group=group.axes,
+            ranks=group.ranks, source=f"ledger.collectives.{name}", **more,
+        )  # fmt: skip
 
     def _rate_of(self, kind: str, touched: Sequence[Array]) -> str:
         """The format an operation works in: that of its first input, fp32 products at the rate they may run at."""

@@ -1,12 +1,89 @@
-"""The sizes of one forward on a device, and which kernels run it."""
+"""Sizes: those of one forward on a device, and arithmetic on ints (one run), arrays (many) and symbols (a formula)."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Int
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.run import Run
+
+
+def summed(amounts: Iterable[Int]) -> Int:
+    """The sum of amounts, those that are known to be zero left out: of large arrays each addition takes time."""
+    total: Int = 0
+    for each in amounts:
+        if isinstance(each, int):
+            total = total + each if each else total
+        else:
+            total = each if isinstance(total, int) and total == 0 else total + each
+    return total
+
+
+def is_one(size: Int) -> bool:
+    """Whether a size is known to be one; symbols, and arrays with another element, stand for the general case."""
+    same = size == 1
+    return bool(same.all()) if hasattr(same, "all") else bool(same)
+
+
+def is_zero(size: Int) -> bool:
+    """Whether a size is known to be zero."""
+    return isinstance(size, int) and size == 0
+
+
+def same(a: Int, b: Int) -> bool:
+    """Whether two sizes are one, all of them where there are many."""
+    equal = a == b
+    return bool(equal.all()) if hasattr(equal, "all") else bool(equal)
+
+
+def several(ranks: Int) -> Int:
+    """1 where a group has more than one rank, else 0; a symbol stands for more than one.
+
+    >>> several(1), several(8)
+    (0, 1)
+    """
+    if isinstance(ranks, int):
+        return int(ranks > 1)
+    return (ranks > 1) * 1 if hasattr(ranks, "shape") else 1
+
+
+def share(whole: Int, ranks: Int) -> Int:
+    """The largest part of something split over ranks in whole pieces: FSDP2's chunk of dim 0, or a padded flat part.
+
+    >>> share(10, 4)
+    3
+    """
+    return -(-whole // ranks)
+
+
+def smaller(a: Int, b: Int) -> Int:
+    """The smaller of two amounts, element by element of arrays, as a formula of symbols.
+
+    >>> smaller(3, 5)
+    3
+    """
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    if hasattr(a, "free_symbols") or hasattr(b, "free_symbols"):
+        from sympy import Min
+
+        return Min(a, b)
+    import numpy as np
+
+    return np.minimum(a, b)
+
+
+def greater(a: Int, b: Int) -> Int:
+    """The larger of two sizes, ints, arrays or symbols."""
+    return -smaller(-a, -b)
+
+
+def between(size: Int, least: Int, most: Int) -> Int:
+    """A size, or the bound that it passes."""
+    return smaller(greater(size, least), most)
 
 
 @frozen

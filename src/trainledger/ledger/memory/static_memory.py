@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
-from trainledger.ledger.core.arithmetic import several
 from trainledger.ledger.core.leaves import ModelLeaves
-from trainledger.ledger.core.sizes import sizes_of
+from trainledger.ledger.core.sizes import several, sizes_of
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import HOST, Int
 from trainledger.ledger.parallel.micro_batches import Work

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trainledger.ledger import rules
-from trainledger.ledger.core.arithmetic import is_one
 from trainledger.ledger.core.graph import Array, Gradients, Leaf
-from trainledger.ledger.core.sizes import Sizes
+from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.memory.checkpointing import checkpointed

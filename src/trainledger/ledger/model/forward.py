@@ -9,16 +9,15 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain
 
-from trainledger.ledger.core.arithmetic import is_one
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.leaves import ModelLeaves
-from trainledger.ledger.core.sizes import Sizes
+from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.model.layers import run_layers
+from trainledger.ledger.model.attention import Angles, Shared
+from trainledger.ledger.model.blocks import run_layers
 from trainledger.ledger.model.mask import Masks, held_masks, masks
 from trainledger.ledger.model.multi_token_prediction import mtp_loss
-from trainledger.ledger.model.self_attention import Angles, Shared
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.loss import loss, with_loss
 from trainledger.ledger.ops.norms import norm

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from trainledger.ledger.core.arithmetic import is_one
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.leaves import BlockLeaves, ModelLeaves
-from trainledger.ledger.core.sizes import Sizes
+from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.memory.checkpointing import checkpointed
-from trainledger.ledger.model.block import compose
-from trainledger.ledger.model.self_attention import Shared
+from trainledger.ledger.model.attention import Shared
+from trainledger.ledger.model.blocks import compose
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.loss import cross_entropy
 from trainledger.ledger.ops.norms import norm

@@ -1,4 +1,8 @@
-"""The parameters of a model as leaves of the tape, and what they add up to."""
+"""The parameters of a model: names and shapes as the modules of `nn` have them, their counts, and leaves of the tape.
+
+Sizes: D d_model, H query heads, G key-value heads, K head width, W value width, F d_ff, E experts, V rows of
+the embedding; of latent attention P query rank, R key-value rank, Q rotary width, N width without positions.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,157 @@ from collections.abc import Iterable, Iterator
 from functools import reduce
 from itertools import chain
 from operator import mul
+from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.core.arithmetic import is_one
 from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.leaves import BlockLeaves, ModelLeaves, SegmentLeaves, component_of
+from trainledger.ledger.core.sizes import is_one
 from trainledger.ledger.entry import Int
-from trainledger.ledger.model import shapes
 from trainledger.ledger.model.lora import adapt
-from trainledger.ledger.model.shapes import Shape
-from trainledger.spec.layers import segments
+from trainledger.spec.layers import LayerKind, last_kind, segments
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.positions import Learned
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.recompute import LayerRun, layer_runs
+
+Shape = tuple[Any, ...]
+Named = Iterator[tuple[str, Shape]]
+
+
+def before_blocks(spec: ModelSpec) -> Named:
+    """What stands before the first block."""
+    D = spec.d_model
+    yield "embed_tokens.weight", (spec.padded_vocab, D)
+    if isinstance(spec.positions, Learned):
+        yield "embed_positions.weight", (spec.max_seq_len + spec.positions.extra_rows, D)
+    if spec.embedding_norm:
+        yield from _norm(spec, "embed_norm", D)
+
+
+def after_blocks(spec: ModelSpec) -> Named:
+    """What stands after the last block, a tied head left out."""
+    if spec.norm_place != "after-add":
+        yield from _norm(spec, "norm", spec.d_model)
+    if not spec.tie_embeddings:
+        yield "lm_head.weight", (spec.padded_vocab, spec.d_model)
+    if spec.head_bias:
+        yield "lm_head.bias", (spec.padded_vocab,)
+
+
+def mtp_module(spec: ModelSpec, kind: LayerKind) -> Named:
+    """One multi-token prediction module (DeepSeek-AI 2024, DeepSeek-V3, section 2.2); embedding and head are shared."""
+    D = spec.d_model
+    yield from _norm(spec, "enorm", D)
+    yield from _norm(spec, "hnorm", D)
+    yield "eh_proj.weight", (D, 2 * D)
+    for name, shape in block(spec, kind):
+        yield f"block.{name}", shape
+    yield from _norm(spec, "norm", D)
+
+
+def mtp_modules(spec: ModelSpec) -> Named:
+    """The multi-token prediction modules, which stand behind the head; their blocks are of the last layer's kind."""
+    for index in range(spec.n_mtp_layers):
+        yield from _inside(f"predict_ahead.{index}", mtp_module(spec, last_kind(spec)))
+
+
+def block(spec: ModelSpec, kind: LayerKind) -> Named:
+    """The parameters of one block."""
+    D = spec.d_model
+    attend = latent_attention(spec) if spec.latent else attention(spec)
+    feed = experts(spec) if kind.experts else mlp(spec, spec.feed_forward.d_ff)
+    if spec.norm_place in ("pre", "sandwich"):
+        yield from _norm(spec, "input_layernorm", D)
+    yield from _inside("self_attn", attend)
+    if spec.block != "parallel":
+        yield from _norm(spec, "post_attention_layernorm", D)
+    if spec.norm_place == "sandwich":
+        yield from _norm(spec, "pre_feedforward_layernorm", D)
+    yield from _inside("mlp", feed)
+    if spec.norm_place != "pre":
+        yield from _norm(spec, "post_feedforward_layernorm", D)
+
+
+def attention(spec: ModelSpec) -> Named:
+    """Multi-head, grouped-query and multi-query attention."""
+    D, H, G, K, W = spec.d_model, spec.attention.n_heads, spec.kv_heads, spec.head_size, spec.value_size
+    if spec.attention.sinks:
+        yield "sinks", (H,)
+    yield from _linear("q_proj", H * K, D, spec.attention.bias)
+    yield from _linear("k_proj", G * K, D, spec.attention.bias)
+    yield from _linear("v_proj", G * W, D, spec.attention.bias)
+    yield from _linear("o_proj", D, H * W, spec.output_bias)
+    if spec.attention.qk_norm is not None:
+        wide = spec.attention.qk_norm == "width"
+        yield from _norm(spec, "q_norm", H * K if wide else K)
+        yield from _norm(spec, "k_norm", G * K if wide else K)
+
+
+def latent_attention(spec: ModelSpec) -> Named:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1); its inner norms are RMSNorms."""
+    latent = spec.latent
+    assert latent is not None
+    D, H, W = spec.d_model, latent.n_heads, spec.value_size
+    R, N, Q, P = latent.kv_rank, latent.nope_head_dim, spec.rotary_size, latent.q_rank
+    if P is None:
+        yield from _linear("q_proj", H * spec.head_size, D, False)
+    else:
+        yield from _linear("q_a_proj", P, D, spec.attention.bias)
+        yield "q_a_layernorm.weight", (P,)
+        yield from _linear("q_b_proj", H * spec.head_size, P, False)
+    yield from _linear("kv_a_proj_with_mqa", R + Q, D, spec.attention.bias)
+    yield "kv_a_layernorm.weight", (R,)
+    yield from _linear("kv_b_proj", H * (N + W), R, False)
+    yield from _linear("o_proj", D, H * W, spec.output_bias)
+
+
+def mlp(spec: ModelSpec, width: Any) -> Named:
+    """A dense MLP of the given inner width, plain or gated."""
+    D = spec.d_model
+    if spec.feed_forward.gated:
+        yield from _linear("gate_proj", width, D, spec.feed_forward.bias)
+    yield from _linear("up_proj", width, D, spec.feed_forward.bias)
+    yield from _linear("down_proj", D, width, spec.feed_forward.bias)
+
+
+def experts(spec: ModelSpec) -> Named:
+    """Router, experts (stacked in one tensor per projection, gate and up joined) and the shared expert."""
+    mixture = spec.experts
+    assert mixture is not None
+    D, E, F = spec.d_model, mixture.n_experts, mixture.width
+    inward = "gate_up_proj" if spec.feed_forward.gated else "up_proj"
+    wide = 2 * F if spec.feed_forward.gated else F
+    yield from _linear("router", E, D, mixture.router.bias)
+    yield f"experts.{inward}", (E, wide, D)
+    if spec.feed_forward.bias:
+        yield f"experts.{inward}_bias", (E, wide)
+    yield "experts.down_proj", (E, D, F)
+    if spec.feed_forward.bias:
+        yield "experts.down_proj_bias", (E, D)
+    if mixture.n_shared:
+        yield from _inside("shared_experts", mlp(spec, mixture.n_shared * F))
+    if mixture.shared_gate:
+        yield "shared_expert_gate.weight", (1, D)
+
+
+def _linear(name: str, d_out: Any, d_in: Any, bias: bool) -> Named:
+    yield f"{name}.weight", (d_out, d_in)
+    if bias:
+        yield f"{name}.bias", (d_out,)
+
+
+def _norm(spec: ModelSpec, name: str, width: Any) -> Named:
+    if spec.norm.weight:
+        yield f"{name}.weight", (width,)
+    if spec.norm.bias:
+        yield f"{name}.bias", (width,)
+
+
+def _inside(module: str, named: Named) -> Named:
+    return ((f"{module}.{name}", shape) for name, shape in named)
+
 
 MTP = "prediction ahead"  # the component of multi-token prediction modules, whatever is in them
 COMPONENTS = ("embedding", "positions", "attention", "mlp", "norms", "head")  # of every model; others where they are
@@ -60,11 +201,11 @@ def parameters(spec: ModelSpec) -> ParameterCount:
 
 def named_shapes(spec: ModelSpec) -> Iterator[tuple[str, Shape, Int]]:
     """The name, the shape and the count of each parameter; equal layers are one, ``layers.*``."""
-    yield from ((name, shape, 1) for name, shape in shapes.before_blocks(spec))
+    yield from ((name, shape, 1) for name, shape in before_blocks(spec))
     for segment in segments(spec):
         for kind in segment.kinds:
-            yield from ((f"layers.*.{name}", shape, segment.count) for name, shape in shapes.block(spec, kind))
-    yield from ((name, shape, 1) for name, shape in chain(shapes.after_blocks(spec), shapes.mtp_modules(spec)))
+            yield from ((f"layers.*.{name}", shape, segment.count) for name, shape in block(spec, kind))
+    yield from ((name, shape, 1) for name, shape in chain(after_blocks(spec), mtp_modules(spec)))
 
 
 def trained_parameters(spec: ModelSpec, recipe: Recipe) -> Int:
@@ -101,8 +242,8 @@ def leaves_of(spec: ModelSpec, recipe: Recipe | None = None, part: Part | None =
     """
     if part is not None and not (part.begins and part.ends):
         return _leaves_of_part(spec, recipe, part)
-    before = _leaves(shapes.before_blocks(spec), recipe)
-    after = _leaves(chain(shapes.after_blocks(spec), shapes.mtp_modules(spec)), recipe)
+    before = _leaves(before_blocks(spec), recipe)
+    after = _leaves(chain(after_blocks(spec), mtp_modules(spec)), recipe)
     runs = layer_runs(spec, recipe) if part is None else part.runs
     return ModelLeaves(
         before=before,
@@ -118,8 +259,8 @@ def leaves_of(spec: ModelSpec, recipe: Recipe | None = None, part: Part | None =
 
 
 def _leaves_of_part(spec: ModelSpec, recipe: Recipe | None, part: Part) -> ModelLeaves:
-    before = _leaves(shapes.before_blocks(spec), recipe) if part.begins else {}
-    after = _leaves(chain(shapes.after_blocks(spec), shapes.mtp_modules(spec)), recipe) if part.ends else {}
+    before = _leaves(before_blocks(spec), recipe) if part.begins else {}
+    after = _leaves(chain(after_blocks(spec), mtp_modules(spec)), recipe) if part.ends else {}
     table = spec.padded_vocab, spec.d_model
     if part.ends and spec.tie_embeddings:
         after["lm_head.weight"] = Leaf("lm_head.weight", table)
@@ -146,7 +287,7 @@ def _segment(
     spec: ModelSpec, recipe: Recipe | None, run: LayerRun, *, at_end: bool, widens: bool = False, at_start: bool = False
 ) -> SegmentLeaves:
     def blocks() -> tuple[BlockLeaves, ...]:
-        return tuple(BlockLeaves(kind, _leaves(shapes.block(spec, kind), recipe)) for kind in run.kinds)
+        return tuple(BlockLeaves(kind, _leaves(block(spec, kind), recipe)) for kind in run.kinds)
 
     # A block with a norm before its branches reads the stream as the final norm does; others do not. Nor do recomputed
     # blocks, which keep it, where the final norm does not, because it widens it first.

@@ -7,14 +7,12 @@ S places of all experts.
 from __future__ import annotations
 
 from trainledger.frozen import frozen
-from trainledger.ledger.core.arithmetic import is_one
 from trainledger.ledger.core.graph import Array, Gradients
 from trainledger.ledger.core.leaves import BlockLeaves
-from trainledger.ledger.core.sizes import Sizes
+from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.ops.expert_products import rows_of
 from trainledger.spec.model import ModelSpec
 
 
@@ -190,11 +188,11 @@ def dispatch(tape: Tape, chosen: Array, n_tokens: Int, per_token: int, n_experts
     if places is None:
         return Dispatch(route, place, starts, ends, expert=expert)
     S, number = n_experts * places, tape.pointwise
-    behind = number("sub", _range(tape, R), rows_of(tape, R, "int64", expert))
+    behind = number("sub", _range(tape, R), op.rows(tape, R, "int64", expert))
     kept = number("add", number("mul", expert), number("clamp", behind))
     route_of = number("add", starts, _range(tape, places), elements=S)
-    first = rows_of(tape, S, "int64", number("clamp", route_of))
-    second = rows_of(tape, R, "int64", place)
+    first = op.rows(tape, S, "int64", number("clamp", route_of))
+    second = op.rows(tape, R, "int64", place)
     empty = number("ge", route_of, ends, dtype="bool")
     beyond = [number("ge", behind, dtype="bool")]
     dropped = _dropped(tape, beyond.pop(), place)
@@ -203,7 +201,7 @@ def dispatch(tape: Tape, chosen: Array, n_tokens: Int, per_token: int, n_experts
 
 
 def _dropped(tape: Tape, beyond: Array, place: Array) -> Array:
-    return rows_of(tape, beyond.elements, "bool", place)
+    return op.rows(tape, beyond.elements, "bool", place)
 
 
 def _sorted(tape: Tape, x: Array) -> list[Array]:
@@ -242,7 +240,7 @@ def _moved(
 
 
 def _rows(tape: Tape, elements: Int, dtype: str, index: Array, blank: Array | None) -> Array:
-    rows = rows_of(tape, elements, dtype, index)
+    rows = op.rows(tape, elements, dtype, index)
     if blank is not None:
         tape.change("masked_fill_", rows, blank)
     return rows

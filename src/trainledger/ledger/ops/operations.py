@@ -346,6 +346,11 @@ def leading(tape: Tape, x: Array, elements: Int) -> Array:
     return x.view(elements, tape.node([x.node], (), backward))
 
 
+def rows(tape: Tape, elements: Int, dtype: str, index: Array) -> Array:
+    """Rows of a table by an index, ``elements`` in all: of the table only those are read."""
+    return tape.make("index_select", "embedding", Array(elements, dtype, None), index)
+
+
 def embedding(tape: Tape, ids: Array, table: Leaf, d_model: Int) -> Array:
     """Rows of a table; the gradient is a whole table, zero but for the rows that were read."""
     size, whole, elements = table.elements, table.array(), ids.elements * d_model

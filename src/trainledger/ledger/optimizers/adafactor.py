@@ -11,7 +11,8 @@ from collections.abc import Callable
 from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.optimizers.groups import (
+from trainledger.ledger.optimizers.states import columns_of, rows_of
+from trainledger.ledger.optimizers.update_rules import (
     Group,
     count_step,
     count_steps,
@@ -20,7 +21,6 @@ from trainledger.ledger.optimizers.groups import (
     read_steps,
     weight_gradient_moment,
 )
-from trainledger.ledger.optimizers.states import columns_of, rows_of
 from trainledger.ledger.rules import matmul_flops
 
 

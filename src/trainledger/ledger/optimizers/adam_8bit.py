@@ -9,9 +9,16 @@ from __future__ import annotations
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.optimizers.groups import Group, count_step, norms, read_number, weight_gradient_moment
 from trainledger.ledger.optimizers.states import BLOCK, blocks_of, is_small, state_nbytes_of
-from trainledger.ledger.optimizers.update_rules import RULES, run_lines
+from trainledger.ledger.optimizers.update_rules import (
+    RULES,
+    Group,
+    count_step,
+    norms,
+    read_number,
+    run_lines,
+    weight_gradient_moment,
+)
 from trainledger.spec.recipe import Recipe
 
 VALUES = 256  # that a byte stands for

@@ -11,8 +11,7 @@ from trainledger.frozen import frozen
 from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.entry import Int
-from trainledger.ledger.optimizers.groups import for_muon
-from trainledger.ledger.optimizers.update_rules import RULES, moments_of
+from trainledger.ledger.optimizers.update_rules import RULES, for_muon, moments_of
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 

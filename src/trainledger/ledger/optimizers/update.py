@@ -1,4 +1,4 @@
-"""What follows the gradients: joint clipping, and the optimizer's update."""
+"""What follows the gradients: joint clipping, and the optimizer's update, Muon's matrix by matrix."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from collections.abc import Iterator
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import Int
 from trainledger.ledger.optimizers.adafactor import adafactor_foreach, adafactor_loop
 from trainledger.ledger.optimizers.adam_8bit import adam_8bit_fused, adam_8bit_loop
-from trainledger.ledger.optimizers.groups import Group, groups_of, norms
-from trainledger.ledger.optimizers.muon import muon
 from trainledger.ledger.optimizers.states import state_nbytes as state_nbytes
-from trainledger.ledger.optimizers.update_rules import foreach, fused, loop
+from trainledger.ledger.optimizers.update_rules import (
+    Group,
+    foreach,
+    fused,
+    groups_of,
+    loop,
+    norms,
+    weight_gradient_moment,
+    widest,
+)
+from trainledger.ledger.rules import matmul_flops
 from trainledger.spec.recipe import Recipe
 
 
@@ -68,3 +77,45 @@ def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool, dtype: str | None = 
 
 def _gradients(tape: Tape, leaves: ModelLeaves, dtype: str) -> Iterator[Array]:
     return (Array(leaf.elements, dtype, None) for leaf in tape.each_parameter(leaves.trained()))
+
+
+COPIES_BF16 = False  # whether an update that is in bf16 already is copied first: torch does so since 2.15
+ITERATIONS = 5  # torch.optim.Muon's ns_steps (Jordan et al. 2024, Muon: An optimizer for hidden layers)
+
+
+def muon(tape: Tape, group: Group, recipe: Recipe) -> None:
+    """Momentum with Nesterov's look ahead, orthogonalized in bf16; the decay's product runs even where it is 1."""
+    update: Array | None = None
+    for leaf in tape.each_parameter(group):
+        w, g, m = weight_gradient_moment(tape, leaf.elements)
+        tape.change("lerp_", m, g)
+        update = tape.pointwise("lerp", g, m, dtype=widest(g, m))
+        rows, columns = leaf.shape
+        update = _orthogonal(tape, update, (rows + columns - abs(rows - columns)) // 2)
+        tape.change("mul_", w)
+        tape.change("add_", w, update)
+    del update
+
+
+def _orthogonal(tape: Tape, g: Array, short: Int) -> Array:
+    """Five times X -> a X + (b A + c A A) X with A = X X^T, of the matrix or its transpose, whichever is wide."""
+    n = g.elements
+    long = n // short
+    as_it_is = g.dtype == "bf16" and not COPIES_BF16
+    x = g if as_it_is else tape.cast(g, "bf16")
+    norm = norms(tape, x, 1)
+    norm = tape.pointwise("clamp", norm)
+    tape.change("div_", x, norm)
+    del norm
+    square = short * short
+    gram: Array | None = None
+    polynomial: Array | None = None
+    for _ in range(ITERATIONS):
+        gram = _product(tape, "mm", (short, short, long), [x, x], square)
+        polynomial = _product(tape, "addmm", (short, short, short), [gram, gram, gram], square)
+        x = _product(tape, "addmm", (short, long, short), [x, polynomial, x], n)
+    return x
+
+
+def _product(tape: Tape, name: str, sizes: tuple[Int, Int, Int], reads: list[Array], elements: Int) -> Array:
+    return tape.make(name, "matmul", *reads, elements=elements, flops=matmul_flops(*sizes), shape=(1, *sizes))

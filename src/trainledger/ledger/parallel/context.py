@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trainledger.ledger.core.graph import Array, Gradients
+from trainledger.ledger.core.record import COMMUNICATION, Group
 from trainledger.ledger.core.sizes import Sizes
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.parallel.collectives import COMMUNICATION, Group, collective
 from trainledger.spec.parts import with_fields
 
 Core = Callable[[Sizes, Array, Array, Array, Int], Array]  # sizes, q, k, v and how many tokens are attended to
@@ -47,7 +47,7 @@ def exchanged(tape: Tape, group: Group, x: Array) -> Array:
 
     def sent(x: Array) -> Array:
         makes = [(x.elements, x.dtype)]
-        return collective(tape, "all_to_all", group, x.nbytes, reads=[x], makes=makes, basis="assumed")[0]
+        return tape.collective("all_to_all", group, x.nbytes, reads=[x], makes=makes, basis="assumed")[0]
 
     y = sent(x)
     y.node = tape.node([x.node], (), lambda g: [sent(g)])
@@ -63,8 +63,8 @@ def _around_the_ring(tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array, cor
         (coming,) = tape.emit("empty", "allocate", makes=[(elements, dtype)], category=COMMUNICATION)
         with tape.loop("ring", count):
             block = Array(elements, dtype, None)
-            collective(tape, "send", group, block.nbytes, reads=[block], overlap="compute")
-            collective(tape, "recv", group, block.nbytes, changes=[coming], overlap="compute")
+            tape.collective("send", group, block.nbytes, reads=[block], overlap="compute")
+            tape.collective("recv", group, block.nbytes, changes=[coming], overlap="compute")
         return coming
 
     held: list[Array] = []

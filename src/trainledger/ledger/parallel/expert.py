@@ -10,13 +10,12 @@ Sizes: N tokens of this rank, K experts of a token, S = K N places of its routes
 
 from __future__ import annotations
 
-from trainledger.ledger.core.arithmetic import is_one
 from trainledger.ledger.core.graph import Array, Gradients
-from trainledger.ledger.core.sizes import Sizes
+from trainledger.ledger.core.record import Group
+from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops.float8 import blocks, cast_by_block
-from trainledger.ledger.parallel.collectives import Group, collective
 from trainledger.ledger.parallel.context import exchanged
 
 
@@ -90,14 +89,14 @@ def _dispatched(tape: Tape, sizes: Sizes, x: Array) -> tuple[Array, Array | None
     if float8 is None or float8.scaling != "block":
         arriving = Array(x.elements * K, x.dtype, None)
         makes = [(arriving.elements, x.dtype)]
-        found = collective(tape, "all_to_all", group, arriving.nbytes, reads=[x], makes=makes, basis="assumed")
+        found = tape.collective("all_to_all", group, arriving.nbytes, reads=[x], makes=makes, basis="assumed")
         return found[0], None
     count = sizes.rows * blocks(sizes.spec.d_model)
     format = float8.backward if tape.phase == "backward" else float8.forward
     x8, scales = cast_by_block(tape, x, count, format)
     payload = K * (x8.nbytes + scales.nbytes)
     makes = [(x8.elements * K, format), (scales.elements * K, "fp32")]
-    rows, of_rows = collective(tape, "all_to_all", group, payload, reads=[x8, scales], makes=makes, basis="assumed")
+    rows, of_rows = tape.collective("all_to_all", group, payload, reads=[x8, scales], makes=makes, basis="assumed")
     return rows, of_rows
 
 
@@ -105,4 +104,4 @@ def _combined(tape: Tape, sizes: Sizes, y: Array, elements: Int) -> Array:
     """The sum over a token's experts of their rows, added up in each node before it is sent."""
     rows = _moved(tape, y)
     makes = [(elements, y.dtype)]
-    return collective(tape, "all_to_all", _group(sizes), rows.nbytes, reads=[rows], makes=makes, basis="assumed")[0]
+    return tape.collective("all_to_all", _group(sizes), rows.nbytes, reads=[rows], makes=makes, basis="assumed")[0]

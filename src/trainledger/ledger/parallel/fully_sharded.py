@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from trainledger.ledger.core.arithmetic import is_one, several
 from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.hooks import Hook
 from trainledger.ledger.core.leaves import BlockLeaves, ModelLeaves
+from trainledger.ledger.core.record import COMMUNICATION, Group
+from trainledger.ledger.core.sizes import is_one, several
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.parallel.collectives import COMMUNICATION, Group, collective
 from trainledger.ledger.parallel.rank_plan import RankPlan, shard_shape
 from trainledger.ledger.parallel.reduction import sum_over_tensor
 
@@ -94,8 +94,8 @@ class FullySharded(Hook):
     def _gather(self, unit: Unit) -> list[Array]:
         with self._at(unit):
             return [
-                collective(
-                    self.tape, "all_gather", each.group, Array(each.padded, self.dtype, None).nbytes,
+                self.tape.collective(
+                    "all_gather", each.group, Array(each.padded, self.dtype, None).nbytes,
                     reads=[Array(each.own, self.dtype, None)], overlap="compute", category=COMMUNICATION,
                     makes=[(each.padded * several(each.group.ranks), self.dtype)], scratch=self._narrowed(each),
                 )[0]
@@ -220,8 +220,8 @@ class FullySharded(Hook):
                 last = arrived[-1]  # FSDP2's foreach_reduce names it to its end
                 arrived.clear()
                 nbytes = Array(part.padded, precision.reduction, None).nbytes
-                (own,) = collective(
-                    tape, "reduce_scatter", part.group, nbytes, reads=[flat], makes=[(part.own, precision.reduction)],
+                (own,) = tape.collective(
+                    "reduce_scatter", part.group, nbytes, reads=[flat], makes=[(part.own, precision.reduction)],
                     overlap="compute", category=COMMUNICATION,
                 )  # fmt: skip
                 self.reduced.append(flat)
@@ -233,7 +233,7 @@ class FullySharded(Hook):
         """This rank's piece of the gradient, summed over the replicas too, is kept or added to what is there."""
         tape, precision, replicas = self.tape, self.tape.precision, self.rank.replicas
         if not is_one(replicas.ranks):
-            collective(tape, "all_reduce", replicas, own.nbytes, changes=[own], overlap="compute")
+            tape.collective("all_reduce", replicas, own.nbytes, changes=[own], overlap="compute")
         if precision.gradients != precision.reduction:
             (own,) = tape.emit("_to_copy", "copy", reads=[own], makes=[(part.own, precision.gradients)])
         if part.gradient is None:

@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from trainledger.dtypes import nbytes_in
-from trainledger.ledger.core.arithmetic import is_one
 from trainledger.ledger.core.graph import Array, Gradients, Node, Port
-from trainledger.ledger.core.sizes import Sizes
+from trainledger.ledger.core.record import COMMUNICATION, Group
+from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.forward import forward
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.float8 import cast_weights, copies_nbytes
 from trainledger.ledger.optimizers.mixed_precision import empty_buffers, hold
-from trainledger.ledger.parallel.collectives import COMMUNICATION, Group, collective
 from trainledger.ledger.parallel.fully_sharded import FullySharded
 from trainledger.ledger.parallel.pipeline import in_flight_by_chunk
 from trainledger.ledger.parallel.rank_plan import ChunkPlan, RankPlan
@@ -168,21 +167,21 @@ class Work:
 
     def _received(self, elements: Int, dtype: str) -> Array:
         tape, whole, part = self.tape, nbytes_in(elements, dtype), elements // self._parts
-        (x,) = collective(
-            tape, "recv", self._group(), nbytes_in(part, dtype), makes=[(part, dtype)], overlap="compute",
+        (x,) = tape.collective(
+            "recv", self._group(), nbytes_in(part, dtype), makes=[(part, dtype)], overlap="compute",
             category="activations",
         )  # fmt: skip
         if self.rank.layout.split_sends:
-            (x,) = collective(
-                tape, "all_gather", tensor_group(self.sizes), whole, reads=[x], makes=[(elements, dtype)],
+            (x,) = tape.collective(
+                "all_gather", tensor_group(self.sizes), whole, reads=[x], makes=[(elements, dtype)],
                 category="activations",
             )  # fmt: skip
         return x
 
     def _send(self, x: Array) -> None:
         part = x.view(x.elements // self._parts)
-        collective(
-            self.tape, "send", self._group(), part.nbytes, reads=[part], overlap="compute", category=COMMUNICATION
+        self.tape.collective(
+            "send", self._group(), part.nbytes, reads=[part], overlap="compute", category=COMMUNICATION
         )
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainledger.frozen import frozen
-from trainledger.ledger.core.arithmetic import between, greater, is_zero, smaller
+from trainledger.ledger.core.sizes import between, greater, is_zero, smaller
 from trainledger.ledger.entry import Int
 from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.recompute import Group, LayerRun

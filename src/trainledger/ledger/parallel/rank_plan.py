@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from trainledger.frozen import frozen
-from trainledger.ledger.core.arithmetic import between, is_one, is_zero, share
 from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.leaves import ModelLeaves, component_of
+from trainledger.ledger.core.record import Group
+from trainledger.ledger.core.sizes import between, is_one, is_zero, share
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.parameters import Part, leaves_of
-from trainledger.ledger.parallel.collectives import Group
 from trainledger.ledger.parallel.pipeline import Chunk, chunks_of, cut, ends_apart, standing_apart
 from trainledger.ledger.parallel.tensor import local_model
 from trainledger.spec.layout import Layout

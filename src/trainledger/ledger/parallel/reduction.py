@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainledger.dtypes import nbytes_in
-from trainledger.ledger.core.arithmetic import is_one, several, share
 from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.leaves import ModelLeaves, component_of
+from trainledger.ledger.core.record import Group
+from trainledger.ledger.core.sizes import is_one, several, share
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
-from trainledger.ledger.parallel.collectives import Group, collective
 from trainledger.ledger.parallel.rank_plan import RankPlan
 
 FIRST_BUCKET_NBYTES, BUCKET_NBYTES = 2**20, 25 * 2**20  # torch.nn.parallel.DistributedDataParallel's defaults
@@ -52,7 +52,7 @@ def sum_over_tensor(tape: Tape, rank: RankPlan, leaf: Leaf, gradient: Array) -> 
     """Add up over the tensor ranks what each has a share of."""
     group = sharers_of(leaf, rank)
     if group is not None:
-        collective(tape, "all_reduce", group, gradient.nbytes, changes=[gradient])
+        tape.collective("all_reduce", group, gradient.nbytes, changes=[gradient])
 
 
 def sum_partial_gradients(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
@@ -80,7 +80,7 @@ def sum_tied_embedding(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
         if leaf is not None:
             gradient = Array(leaf.elements, tape.precision.gradients, None)
             with tape.during("backward"):
-                collective(tape, "all_reduce", Group("first and last stage", 2), gradient.nbytes, changes=[gradient])
+                tape.collective("all_reduce", Group("first and last stage", 2), gradient.nbytes, changes=[gradient])
 
 
 def sum_over_replicas(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
@@ -92,7 +92,7 @@ def sum_over_replicas(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
         for elements, count in buckets(leaves, dtype):
             with tape.loop("buckets", count):
                 gradient = Array(elements, dtype, None)
-                collective(tape, "all_reduce", group, gradient.nbytes, changes=[gradient], overlap="compute")
+                tape.collective("all_reduce", group, gradient.nbytes, changes=[gradient], overlap="compute")
 
 
 def bucket_nbytes(rank: RankPlan, leaves: ModelLeaves, dtype: str) -> Int:
@@ -152,11 +152,11 @@ def scatter_gradients(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
             own = share(sum(each.elements * count for each, count in some), group.ranks)
             flat = Array(own * group.ranks, dtype, None)
             if not is_one(group.ranks):
-                collective(tape, "reduce_scatter", group, flat.nbytes, reads=[flat], changes=[Array(own, dtype, None)],
+                tape.collective("reduce_scatter", group, flat.nbytes, reads=[flat], changes=[Array(own, dtype, None)],
                            overlap="compute")  # fmt: skip
             if not is_one(rank.replicas.ranks):
                 gradient = Array(own, dtype, None)
-                collective(tape, "all_reduce", rank.replicas, gradient.nbytes, changes=[gradient], overlap="compute")
+                tape.collective("all_reduce", rank.replicas, gradient.nbytes, changes=[gradient], overlap="compute")
 
 
 def gather_updated(tape: Tape, rank: RankPlan, owned: ModelLeaves) -> None:
@@ -167,7 +167,7 @@ def gather_updated(tape: Tape, rank: RankPlan, owned: ModelLeaves) -> None:
             own = sum(each.elements * count for each, count in some)
             whole = Array(own * group.ranks, dtype, None)
             if not is_one(group.ranks):
-                collective(tape, "all_gather", group, whole.nbytes, reads=[Array(own, dtype, None)], changes=[whole])
+                tape.collective("all_gather", group, whole.nbytes, reads=[Array(own, dtype, None)], changes=[whole])
 
 
 def widened(tape: Tape, owned: ModelLeaves) -> list[Array]:
@@ -194,4 +194,4 @@ def sum_norms(tape: Tape, rank: RankPlan, tensors: Int) -> None:
         groups.append(Group("pipeline", layout.pipeline))
     norms = Array(tensors, "fp32", None)
     for each in groups:
-        collective(tape, "all_reduce", each, norms.nbytes, changes=[norms])
+        tape.collective("all_reduce", each, norms.nbytes, changes=[norms])

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from trainledger.ledger.core.arithmetic import is_one, share
 from trainledger.ledger.core.graph import Array, GatheredAgain, Gradients
-from trainledger.ledger.core.sizes import Sizes
+from trainledger.ledger.core.record import Group
+from trainledger.ledger.core.sizes import Sizes, is_one, share
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.parallel.collectives import Group, collective
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import with_fields
 
@@ -125,7 +124,7 @@ def scatter(tape: Tape, sizes: Sizes, x: Array) -> Array:
 
     def backward(g: Array) -> Gradients:
         makes = [(g.elements * ranks, g.dtype)]
-        return [*collective(tape, "all_gather", tensor_group(sizes), g.nbytes * ranks, reads=[g], makes=makes)]
+        return [*tape.collective("all_gather", tensor_group(sizes), g.nbytes * ranks, reads=[g], makes=makes)]
 
     y.node = tape.node([x.node], (), backward)
     return y
@@ -134,13 +133,13 @@ def scatter(tape: Tape, sizes: Sizes, x: Array) -> Array:
 def _summed(tape: Tape, sizes: Sizes, x: Array) -> Array:
     """The sum over the ranks, in new memory."""
     group = tensor_group(sizes)
-    return collective(tape, "all_reduce", group, x.nbytes, reads=[x], makes=[(x.elements, x.dtype)])[0]
+    return tape.collective("all_reduce", group, x.nbytes, reads=[x], makes=[(x.elements, x.dtype)])[0]
 
 
 def _gathered(tape: Tape, sizes: Sizes, x: Array, *, overlap: str = "") -> Array:
     """All ranks' tokens; dim 1 of a batch of several sequences is brought together by a copy."""
     group, makes = tensor_group(sizes), [(x.elements * sizes.layout.tensor, x.dtype)]
-    (y,) = collective(tape, "all_gather", group, x.nbytes * group.ranks, reads=[x], makes=makes, overlap=overlap)
+    (y,) = tape.collective("all_gather", group, x.nbytes * group.ranks, reads=[x], makes=makes, overlap=overlap)
     return _reordered(tape, sizes, y)
 
 
@@ -157,7 +156,7 @@ def _scattered(tape: Tape, sizes: Sizes, x: Array) -> Array:
     group = tensor_group(sizes)
     x = _reordered(tape, sizes, x)
     own = x.elements // group.ranks
-    return collective(tape, "reduce_scatter", group, x.nbytes, reads=[x], makes=[(own, x.dtype)])[0]
+    return tape.collective("reduce_scatter", group, x.nbytes, reads=[x], makes=[(own, x.dtype)])[0]
 
 
 def _reordered(tape: Tape, sizes: Sizes, x: Array) -> Array:

@@ -14,8 +14,7 @@ from typing import Any
 
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
-from trainledger.ledger.core.arithmetic import summed
-from trainledger.ledger.core.sizes import sizes_of
+from trainledger.ledger.core.sizes import sizes_of, summed
 from trainledger.ledger.entry import HOST, Entry, Int
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 
-from trainledger.ledger.core.arithmetic import is_one, same
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.hooks import Hook
 from trainledger.ledger.core.record import BlockRun, Event, Storage
+from trainledger.ledger.core.sizes import is_one, same
 from trainledger.ledger.memory.compiled.kernels import Kernels
 from trainledger.ledger.memory.compiled.lifetimes import Lives
 from trainledger.ledger.memory.compiled.partition import Operation, Values, once

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainledger.ledger.core.arithmetic import smaller
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.hooks import Hook
 from trainledger.ledger.core.record import BlockRun, Event, Storage
+from trainledger.ledger.core.sizes import smaller
 from trainledger.ledger.entry import Int
 
 JOINED = ("elementwise", "norm", "softmax", "copy", "random")

@@ -9,22 +9,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainledger.frozen import frozen
-from trainledger.ledger.core.arithmetic import is_one
 from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.leaves import ModelLeaves, component_of
-from trainledger.ledger.core.sizes import Sizes, sizes_of
+from trainledger.ledger.core.sizes import Sizes, is_one, sizes_of
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.model.blocks import run_layers
 from trainledger.ledger.model.forward import all_angles, buffers_nbytes, embed, head
-from trainledger.ledger.model.layers import run_layers
+from trainledger.ledger.model.kv_cache import kv_cache
 from trainledger.ledger.model.mask import masks, masks_of_last
 from trainledger.ledger.ops.norms import norm
 from trainledger.ledger.optimizers.mixed_precision import hold
-from trainledger.ledger.parallel.collectives import collective
 from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
 from trainledger.ledger.parallel.tensor import enter, tensor_group
-from trainledger.ledger.serving.kv_cache import kv_cache
 from trainledger.spec.layers import windows_of
 from trainledger.spec.layout import Layout
 from trainledger.spec.lora import is_linear
@@ -136,8 +134,8 @@ def _forward(tape: Tape, sizes: Sizes, leaves: ModelLeaves, ids: Array, recipe: 
     group = tensor_group(sizes)
     whole = [(logits.elements * group.ranks, logits.dtype)]
     with tape.at("lm_head"):
-        collective(
-            tape, "all_gather", group, logits.nbytes * group.ranks, reads=[logits], makes=whole,
+        tape.collective(
+            "all_gather", group, logits.nbytes * group.ranks, reads=[logits], makes=whole,
             category="logits and loss",
         )  # fmt: skip
 

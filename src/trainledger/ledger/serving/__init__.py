@@ -1,1 +1,0 @@
-"""Inference: prefill and decoding of a served model, and its KV cache."""
