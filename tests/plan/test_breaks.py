@@ -15,7 +15,7 @@ from trainledger.cli import main
 from trainledger.plan import breaks as breaks_module
 from trainledger.plan.breaks import RULE, Breaks
 from trainledger.plan.limits import LIMITS, Limit, Limits, Reading, critical_batch, critical_batch_of_tokens, remedy
-from trainledger.plan.longer_context import longer_model
+from trainledger.plan.other_layouts import longer_model
 from trainledger.plan.sizes import AXES, grow
 from trainledger.report.breaks import figures
 from trainledger.spec.problem import InvalidInput

@@ -45,7 +45,7 @@ def _searched(run: Run, fixed: Mapping[str, Any], progress: Progress | None) -> 
     odd = {name: getattr(run.layout, name) for name in ("gather", "stage_layers")}
     if problems := [Problem(f"layout.{name}", each, rule) for name, each in odd.items() if each not in ("block", None)]:
         raise InvalidInput(problems)
-    found = spread(whole(run), fixed=fixed, keep=1, progress=progress)
+    found = spread(whole(run), fixed=fixed, keep=1, front=False, progress=progress)
     if found.interrupted:  # who asked for a run did not ask for the best layout until then
         raise KeyboardInterrupt
     if found.simplest is None:
@@ -61,9 +61,13 @@ def spread(
     fixed: Mapping[str, Any] | None = None,
     keep: int = 10,
     limit_seconds: float = 30.0,
+    front: bool = True,
     progress: Progress | None = None,
 ) -> Layouts:
-    """The quickest layouts of a run that was checked before, as `questions.layouts` has them; raises `InvalidInput`."""
+    """The quickest layouts of a run that was checked before, as `questions.layouts` has them; raises `InvalidInput`.
+
+    ``front`` as in `search`.
+    """
     run, count, name = whole(run), run.cluster.count, run.cluster.device
     machine = machine_of(run)
     if not isinstance(machine, Device):
@@ -79,7 +83,7 @@ def spread(
     try:
         return search(
             run, machine, backend=kernels_of(run), fixed=fixed, keep=keep, limit_seconds=limit_seconds,
-            progress=progress,
+            front=front, progress=progress,
         )  # fmt: skip
     except NoRate as reason:
         raise InvalidInput([Problem("cluster.device", name, f"has a rate that is not known: {reason}")]) from None
@@ -92,7 +96,7 @@ def why_no_layout(found: Layouts, fixed: Mapping[str, Any], *, progress: Progres
     def fits(count: int) -> bool:
         try:
             asked = replace(run, cluster=replace(run.cluster, count=count))
-            more = spread(asked, fixed=fixed, keep=1, limit_seconds=3, progress=progress)
+            more = spread(asked, fixed=fixed, keep=1, limit_seconds=3, front=False, progress=progress)
         except InvalidInput:  # such as of a network that is not known
             return False
         if more.interrupted:

@@ -114,7 +114,7 @@ def _planner(asked: Run) -> Callable[[Run], Run | None]:
         )
         wanted = replace(run, layout=asked.layout, recipe=free)
         try:
-            found = spread(wanted, fixed=fixed_by(wanted), keep=1, limit_seconds=3)
+            found = spread(wanted, fixed=fixed_by(wanted), keep=1, limit_seconds=3, front=False)
         except InvalidInput:  # such as more devices than a known network joins
             return None
         if found.interrupted:

@@ -81,7 +81,7 @@ def _checked(table: Mapping[str, Any], overrides: runfile.Overrides, where: str 
 
 def _with_longer_models(error: InvalidInput, preset: str) -> InvalidInput:
     """The same problems; that of a sequence too long for a catalog model names a model of its family that takes it."""
-    from trainledger.plan.longer_context import longer_model
+    from trainledger.plan.other_layouts import longer_model
 
     def answered(each: Problem) -> Problem:
         if each.field != "recipe.seq_len" or "model.max_seq_len" not in each.rule or not isinstance(each.value, int):

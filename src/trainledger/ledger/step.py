@@ -108,6 +108,4 @@ def resident_of(rank: RankPlan, works: tuple[Work, ...], owned: ModelLeaves, tok
         ("communication", bucket_nbytes(rank, owned, precision.gradients)),
         ("buffers", buffers_nbytes(rank.run.model) + sum(each.copies_nbytes for each in works)),
     ]
-    return tuple(
-        (name, nbytes) for name, nbytes in resident if not (is_zero(nbytes) or getattr(nbytes, "is_zero", False))
-    )
+    return tuple((name, nbytes) for name, nbytes in resident if not is_zero(nbytes))

@@ -10,9 +10,8 @@ from typing import Any
 from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.plan.difference import layout_overrides, overrides
-from trainledger.plan.followed_layout import Planner, following
 from trainledger.plan.limits import LIMITS, LOGITS, MEMORY, POSITIONS, Judge, Limit, Limits, Reading, comparison, remedy
-from trainledger.plan.longer_context import ContextRanks, context_ranks, longer_model
+from trainledger.plan.other_layouts import ContextRanks, Planner, context_ranks, following, longer_model
 from trainledger.plan.sizes import AXES, grow
 from trainledger.plan.sweep import Sweep, first_failing
 from trainledger.predict.forecast import Forecast
@@ -30,32 +29,33 @@ RULE = "divisibility"
 _NEAR, _SAMPLES = 32, 8  # values just before an edge, and all the way to it, at which a share is computed again
 
 
-@frozen
+@frozen(kw_only=True)
 class Break:
     """Where a limit is passed: the run keeps it at ``holds`` and no longer at ``breaks``, the next possible value.
 
-    ``holds`` is 0 where the planned run does not keep it. ``planned``, ``before`` and ``after`` are what is compared
-    with ``most``: as planned, at ``holds`` and at ``breaks``; None where a rule of the run file is broken, named in
-    ``why``. ``changes`` lead from the planned run to the one at ``breaks``, as ``--set`` takes them. ``cure`` is the
-    context-parallel layout that keeps the limit at ``breaks``, where a sequence grew and there is one.
+    ``holds`` is 0 where the planned run does not keep it; then there is no ``axis``. ``planned``, ``before`` and
+    ``after`` are what is compared with ``most``: as planned, at ``holds`` and at ``breaks``; None where a rule of the
+    run file is broken, named in ``why``. ``changes`` lead from the planned run to the one at ``breaks``, as ``--set``
+    takes them. ``cure`` is the context-parallel layout that keeps the limit at ``breaks``, where a sequence grew and
+    there is one.
     """
 
-    limit: str
-    axis: str
-    field: str
-    start: int
-    holds: int
-    breaks: int
-    unit: str
-    planned: float | None
-    before: float | None
-    after: float | None
-    most: float | None
+    limit: str = RULE
+    axis: str = ""
+    field: str = ""
+    start: int = 1
+    holds: int = 0
+    breaks: int = 1
+    unit: str = ""
+    planned: float | None = None
+    before: float | None = None
+    after: float | None = None
+    most: float | None = None
     why: str
     remedy: str
-    basis: str
-    source: str
-    changes: tuple[str, ...]
+    basis: str = "exact"
+    source: str = "the rules of the run file"
+    changes: tuple[str, ...] = ()
     cure: ContextRanks | None = None
 
     @property
@@ -130,8 +130,8 @@ def breaks(
         return forecasts[other]
 
     planned = Judge(LIMITS, limits, forecast).readings(run)
-    already = [each for each in LIMITS if (found := planned[each.name]) is not None and not found.holds]
-    kept = [each for each in LIMITS if planned[each.name] is not None and each not in already]
+    already = [(each, found) for each in LIMITS if (found := planned[each.name]) is not None and not found.holds]
+    kept = [each for each in LIMITS if (found := planned[each.name]) is not None and found.holds]
     along = []
     for axis in axes:
         say(axis)
@@ -143,11 +143,11 @@ def breaks(
             sweep = following(run, axis, reach, keep_tokens, planner, judge)
         along.append(_Walk(run, axis, sweep, judge, planned, cure=planner is None).along(most))
     few = too_few(run) if run.cluster.count > 1 else None
-    broken = () if few is None else (_not_spread(run, few),)
+    broken = [_of_limit(each, reading, comparison(each, run), remedy(each, run)) for each, reading in already]
     return Breaks(
         run=run,
         along=tuple(along),
-        already=(*broken, *(_as_planned(run, each, planned[each.name]) for each in already)),
+        already=tuple(broken if few is None else [_not_spread(run, few), *broken]),
         unknown=tuple(each.name for each in LIMITS if planned[each.name] is None),
     )
 
@@ -167,7 +167,6 @@ class _Walk:
         edges: dict[str, tuple[int, int]] = {}  # limit -> the last index known to hold, one known not to
         before = reached = 0
         ruled_out: int | None = None
-        found: list[Break] = []
         for index in self._ladder():
             if self._problem(index) is not None:
                 ruled_out = first_failing(lambda each: self._problem(each) is None, before, index) if index else 0
@@ -268,20 +267,29 @@ class _Walk:
         planned, before, after = self.planned[limit.name], self._reading(limit, index - 1), self._reading(limit, index)
         assert planned is not None  # what is not known as planned is not judged
         assert after is not None  # what is not known holds
-        return self._made(
-            index,
-            limit=limit.name,
-            unit=limit.unit,
+        return replace(
+            _of_limit(limit, after, self._why(limit, index), self._remedy(limit, index)),
             planned=planned.amount,
             before=None if before is None else before.amount,
-            after=after.amount,
-            most=after.most,
-            why=self._why(limit, index),
-            remedy=self._remedy(limit, index),
-            basis=after.basis,
-            source=limit.source,
             cure=self._cure(limit, index) if self.cure and self.axis == "sequence" and limit.of_layout else None,
+            **self._place(index),
         )
+
+    def _rule_broken(self, index: int) -> Break:
+        problem = self._problem(index)
+        assert problem is not None
+        nearest = "" if problem.nearest is None else f"nearest that works: {problem.field}={problem.nearest}"
+        why = f"{problem.field} = {problem.value}: {problem.rule}"
+        return Break(why=why, remedy=nearest, **self._place(index))
+
+    def _place(self, index: int) -> dict[str, Any]:
+        """The fields of a break at an index that say where it is."""
+        values = self.sweep.values
+        return {
+            "axis": self.axis, "field": self.sweep.field, "start": values[0],
+            "holds": values[index - 1] if index else 0, "breaks": values[index],
+            "changes": overrides(self.run, self._at(index)),
+        }  # fmt: skip
 
     def _why(self, limit: Limit, index: int) -> str:
         if limit.name != MEMORY:
@@ -306,67 +314,17 @@ class _Walk:
 
         return context_ranks(self.run, self._at(index), holds, self.sweep.values[-1])
 
-    def _rule_broken(self, index: int) -> Break:
-        problem = self._problem(index)
-        assert problem is not None
-        nearest = "" if problem.nearest is None else f"nearest that works: {problem.field}={problem.nearest}"
-        return self._made(
-            index,
-            limit=RULE,
-            unit="",
-            planned=None,
-            before=None,
-            after=None,
-            most=None,
-            why=f"{problem.field} = {problem.value}: {problem.rule}",
-            remedy=nearest,
-            basis="exact",
-            source="the rules of the run file",
-        )
 
-    def _made(self, index: int, **more: Any) -> Break:
-        sweep = self.sweep
-        return Break(
-            axis=self.axis,
-            field=sweep.field,
-            start=sweep.values[0],
-            holds=sweep.values[index - 1] if index else 0,
-            breaks=sweep.values[index],
-            changes=overrides(self.run, self._at(index)),
-            **more,
-        )
-
-
-def _as_planned(run: Run, limit: Limit, reading: Reading | None) -> Break:
-    assert reading is not None
-    return _already(
-        limit=limit.name,
-        unit=limit.unit,
-        planned=reading.amount,
-        after=reading.amount,
-        most=reading.most,
-        why=comparison(limit, run),
-        remedy=remedy(limit, run),
-        basis=reading.basis,
-        source=limit.source,
-    )
+def _of_limit(limit: Limit, reading: Reading, why: str, remedy: str) -> Break:
+    """A limit that is passed with this reading, already as planned."""
+    return Break(
+        limit=limit.name, unit=limit.unit, planned=reading.amount, after=reading.amount, most=reading.most, why=why,
+        remedy=remedy, basis=reading.basis, source=limit.source,
+    )  # fmt: skip
 
 
 def _not_spread(run: Run, why: str) -> Break:
     """What is broken already where devices without a layout cannot share a step."""
     alone = run.recipe.lora_rank is not None
-    return _already(
-        limit=RULE,
-        unit="",
-        planned=None,
-        after=None,
-        most=None,
-        why=why,
-        remedy=f"whole sequences for each, as {ONE_DEVICE}" if alone else "--set layout=auto looks for a layout",
-        basis="exact",
-        source="the rules of the run file",
-    )
-
-
-def _already(**more: Any) -> Break:
-    return Break(axis="", field="", start=1, holds=0, breaks=1, before=None, changes=(), **more)
+    remedy = f"whole sequences for each, as {ONE_DEVICE}" if alone else "--set layout=auto looks for a layout"
+    return Break(why=why, remedy=remedy)

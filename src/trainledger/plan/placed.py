@@ -100,7 +100,7 @@ def _searched(run: Run, device: Device, backend: str, say: Callable[[str], None]
 
     fixed = {"context": 1, "virtual_stages": 1}
     found = search(
-        run, device, backend=backend, fixed=fixed, keep=1, limit_seconds=_SEARCH_SECONDS, progress=progress
+        run, device, backend=backend, fixed=fixed, keep=1, limit_seconds=_SEARCH_SECONDS, front=False, progress=progress
     )  # fmt: skip
     if found.interrupted:  # it ends the question, not only this search
         raise KeyboardInterrupt

@@ -10,10 +10,10 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from trainledger.ledger.core.sizes import greater, is_one, is_zero
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.model.parameters import after_blocks, before_blocks, block
 from trainledger.predict.collective import Placement, collective_seconds, placement
-from trainledger.predict.kernel import larger
 from trainledger.predict.overlap import (
     bucket_elements,
     in_buckets,
@@ -94,7 +94,7 @@ class Clock:
     def _message(self, entry: Entry) -> tuple[Any, int]:
         if entry.kind == "transfer":
             return float(host_seconds(entry, self.machine) or 0.0), 1
-        if _is(entry.payload, 0) or _is(entry.ranks, 1):
+        if is_zero(entry.payload) or is_one(entry.ranks):
             return 0.0, 1
         if self.fabric is None:
             raise NoRate("no link between devices is known")
@@ -139,13 +139,13 @@ class Clock:
                 seconds = self.message(entry).seconds * times
                 if hides and (overlapping := matmuls_overlapping_sum(entries, at)):
                     compute = sum(self.time(entries[index])[1].seconds for index in overlapping) / 2
-                    seconds = larger(0.0, seconds - compute * times)
+                    seconds = greater(0.0, seconds - compute * times)
                 if entry.overlap != "compute":
                     total = total + seconds
                     sends = sends + seconds if entry.group == "expert" else sends
                 elif entry.name == "send":
                     sent, rounds = rings.get(entry.phase, (0.0, 0))
-                    rings[entry.phase] = (sent + seconds, larger(rounds, times))
+                    rings[entry.phase] = (sent + seconds, greater(rounds, times))
             elif entry.kind != "transfer":
                 one = self.time(entry)[1]
                 seconds = one.seconds * times
@@ -160,10 +160,10 @@ class Clock:
                     matmuls = matmuls + seconds
         # Where attention is not recomputed, keys and values that are sent again overlap all of the backward.
         if "recompute" in rings and "recompute" not in attention:
-            total = total + larger(0.0, sum(sent for sent, _ in rings.values()) - total)
+            total = total + greater(0.0, sum(sent for sent, _ in rings.values()) - total)
         else:
             for phase, (sent, rounds) in rings.items():
-                total = total + larger(0.0, sent - attention.get(phase, 0.0) * rounds / (rounds + 1))
+                total = total + greater(0.0, sent - attention.get(phase, 0.0) * rounds / (rounds + 1))
         return LeastSeconds(total, matmuls, copies, launches, sends)
 
     @cached_property
@@ -178,7 +178,3 @@ class Clock:
 def _content(size: Any) -> Any:
     """What makes sizes equal: of arrays all of their elements."""
     return size.tobytes() if hasattr(size, "tobytes") else size
-
-
-def _is(size: Any, number: int) -> bool:
-    return isinstance(size, int) and size == number

@@ -18,7 +18,7 @@ from math import comb, gcd
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.predict.kernel import larger, smaller_real
+from trainledger.ledger.core.sizes import greater, smaller
 from trainledger.predict.roofline import NoRate
 from trainledger.spec.layout import Layout
 from trainledger.spec.links import Fabric, Protocol
@@ -66,11 +66,11 @@ def placement(
     if group == ENDS:
         return _ends(layout, ranks, devices_per_node)
     apart = _apart(layout, group)
-    places = larger(1, devices_per_node // apart)
+    places = greater(1, devices_per_node // apart)
     common = _gcd(places, ranks)
     alone = layout.devices <= apart * ranks
     rest = (ranks - 1) % places + 1  # what the last node of a group has that begins with one
-    in_node = common + alone * (smaller_real(rest, ranks) - common)
+    in_node = common + alone * (smaller(rest, ranks) - common)
     nodes = -(-(ranks + (places - common) * (1 - alone)) // places)
     if group == "expert" and spec is not None and spec.experts is not None and layout.sends_to_nodes:
         return Placement(ranks, nodes, in_node, other_nodes(spec, nodes) / spec.experts.per_token)
@@ -125,7 +125,7 @@ def collective_seconds(
             f"a group of {place.ranks} ranks is on {place.nodes} nodes of {fabric.devices_per_node} devices, and the "
             "network between them is not known (cluster.network names one)"
         )
-    seconds = reduce(smaller_real, _WAYS[name](nbytes, place, fabric))
+    seconds = reduce(smaller, _WAYS[name](nbytes, place, fabric))
     if fabric.network is None and unreachable is not None:
         import numpy
 
@@ -173,7 +173,7 @@ def _tree(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number]:
     for inside, between in _protocols(fabric):
         up = (place.in_node - 1) * inside.tree_step_seconds + _log2(place.nodes) * between.tree_step_seconds
         chain = 2 * nbytes * (place.in_node > 1) / fabric.node.reached
-        seconds = larger(chain, _between(nbytes, place, fabric)) / (TREE_RATE * inside.tree_share)
+        seconds = greater(chain, _between(nbytes, place, fabric)) / (TREE_RATE * inside.tree_share)
         yield inside.start_seconds + 2 * up + seconds
 
 
@@ -181,7 +181,7 @@ def _between(nbytes: Number, place: Placement, fabric: Fabric) -> Number:
     """Seconds of the trees between nodes, over the rails of all of a group's devices in a node."""
     if fabric.network is None:
         return 0.0
-    rails = smaller_real(place.in_node * fabric.network_reached, place.in_node * fabric.node.reached)
+    rails = smaller(place.in_node * fabric.network_reached, place.in_node * fabric.node.reached)
     return ((place.nodes > 1) * 1 + (place.nodes > 2)) * nbytes / rails
 
 
@@ -197,7 +197,7 @@ def _switch(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number
     steps = fabric.node.switch_seconds
     if fabric.network is not None:
         _, between = list(_protocols(fabric))[-1]
-        seconds = larger(seconds, _between(nbytes, place, fabric) / TREE_RATE)
+        seconds = greater(seconds, _between(nbytes, place, fabric) / TREE_RATE)
         steps = steps + 2 * _log2(place.nodes) * between.tree_step_seconds
     if not _is_one(k):
         yield steps + seconds + (k == 1) * NEVER  # one device of a node has nothing to add up there
@@ -217,7 +217,7 @@ def _all_to_all(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Nu
         near = (k - 1) * (inside.ring_step_seconds + nbytes / n / (fabric.node.reached * inside.ring_share))
         far: Number = 0.0
         if fabric.network is not None:
-            rate = smaller_real(fabric.network_reached, fabric.node.reached) * inside.ring_share
+            rate = smaller(fabric.network_reached, fabric.node.reached) * inside.ring_share
             far = (place.nodes > 1) * (between.ring_step_seconds * (n - k) + (n - k) / n * nbytes / rate)
         yield inside.start_seconds + near + far
 
@@ -229,8 +229,8 @@ def _by_nodes(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Numb
         near = (k - 1) / k * nbytes / (fabric.node.reached * inside.ring_share)
         steps = (k - 1) * inside.ring_step_seconds
         if fabric.network is not None:
-            rate = smaller_real(fabric.network_reached, fabric.node.reached) * inside.ring_share
-            near = larger(near, place.far * nbytes / rate)
+            rate = smaller(fabric.network_reached, fabric.node.reached) * inside.ring_share
+            near = greater(near, place.far * nbytes / rate)
             steps = steps + (place.nodes - 1) * between.ring_step_seconds
         yield inside.start_seconds + steps + near
 
@@ -242,7 +242,7 @@ def _send(nbytes: Number, place: Placement, fabric: Fabric) -> Iterator[Number]:
         if fabric.network is None:
             yield inside.start_seconds + near
             continue
-        rate = smaller_real(fabric.network.reached, fabric.node.reached) * inside.ring_share
+        rate = smaller(fabric.network.reached, fabric.node.reached) * inside.ring_share
         far = between.ring_step_seconds + nbytes / rate
         crosses = place.nodes > 1
         yield inside.start_seconds + near * (1 - crosses) + far * crosses
@@ -281,7 +281,7 @@ def _rate(place: Placement, fabric: Fabric) -> Number:
     inside: Number = fabric.node.reached
     if fabric.network is None:
         return inside
-    rails = smaller_real(float(inside), place.in_node * fabric.network_reached)
+    rails = smaller(float(inside), place.in_node * fabric.network_reached)
     if isinstance(place.nodes, int):
         return rails if place.nodes > 1 else inside
     return inside + (place.nodes > 1) * (rails - inside)

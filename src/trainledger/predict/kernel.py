@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainledger.dtypes import nbytes_in
-from trainledger.ledger.core.sizes import smaller
+from trainledger.ledger.core.sizes import greater, smaller
 from trainledger.ledger.entry import Int
 from trainledger.spec.efficiency import Efficiency
 
@@ -49,19 +49,6 @@ CUDNN_ON_BLACKWELL = 3.3
 BLACKWELL, BLACKWELL_GEFORCE = 10.0, 12.0  # compute capabilities
 
 
-def larger(a: Real, b: Real) -> Real:
-    """The larger of two amounts, element by element of arrays.
-
-    >>> larger(3, 5)
-    5
-    """
-    if hasattr(a, "shape") or hasattr(b, "shape"):
-        import numpy as np
-
-        return np.maximum(a, b)
-    return max(a, b)
-
-
 def matmul_seconds(
     shape: tuple[Int, ...], dtype: str, peak: float, efficiency: Efficiency, multiprocessors: int | None
 ) -> Real:
@@ -81,15 +68,10 @@ def matmul_seconds(
         for split in SPLITS:
             waves = -(-tiles * split // workers)
             seconds = waves * (k / split + efficiency.depth) * tile_seconds
-            best = seconds if best is None else smaller_real(best, seconds)
+            best = seconds if best is None else smaller(best, seconds)
             if isinstance(tiles, int) and tiles * split >= workers:
                 break  # to split further gives no worker anything to do
     return best
-
-
-def smaller_real(a: Real, b: Real) -> Real:
-    """`rules.smaller` of amounts that need not be whole."""
-    return smaller(a, b) if hasattr(a, "shape") or hasattr(b, "shape") else min(a, b)
 
 
 def _alignment(shape: tuple[Int, ...], dtype: str) -> Real:
@@ -131,9 +113,9 @@ def attention_seconds(
         share = min(1.0, share * _cudnn(compute_capability or 0.0))
     mean_width = (width + value_width) / 2
     narrow = mean_width / (mean_width + SOFTMAX_WIDTH) * (FULL_WIDTH + SOFTMAX_WIDTH) / FULL_WIDTH
-    share = share * smaller_real(1.0, narrow) * keys / (keys + efficiency.attention_length)
+    share = share * smaller(1.0, narrow) * keys / (keys + efficiency.attention_length)
     blocks = sequences * -(-(keys if backward else queries) // ATTENTION_BLOCK)
-    idle = larger(1.0, (multiprocessors or 1) / blocks)  # too few blocks leave multiprocessors without work
+    idle = greater(1.0, (multiprocessors or 1) / blocks)  # too few blocks leave multiprocessors without work
     return flops * computed_share(queries, keys, causal) * idle / (peak * share)
 
 
@@ -155,8 +137,8 @@ def computed_share(queries: Int, keys: Int, causal: int) -> Real:
     """
     if not causal:
         return 1.0
-    longest = larger(queries, keys)
-    return smaller_real(1.0, 1 - keys / (2 * longest) + ATTENTION_BLOCK / (2 * longest))
+    longest = greater(queries, keys)
+    return smaller(1.0, 1 - keys / (2 * longest) + ATTENTION_BLOCK / (2 * longest))
 
 
 def unmasked_share(queries: Int, keys: Int, causal: int) -> Real:
@@ -165,4 +147,4 @@ def unmasked_share(queries: Int, keys: Int, causal: int) -> Real:
     >>> unmasked_share(4, 4, 0), unmasked_share(4, 4, 1)
     (1.0, 0.625)
     """
-    return 1 - (keys - 1) / (2 * larger(queries, keys)) if causal else 1.0
+    return 1 - (keys - 1) / (2 * greater(queries, keys)) if causal else 1.0

@@ -177,20 +177,6 @@ def _follow(stages: Sequence[Stage], plan: Plan, send_seconds: float) -> tuple[l
     return free, ends
 
 
-def _ready(done: dict[Task, float], what: int, chunk: int, batch: int, total: int, send_seconds: float) -> float | None:
-    """When what a task reads has arrived; None where it was not sent yet. ``chunk`` counts over all stages."""
-    if what == FORWARD:
-        if chunk == 0:
-            return 0.0
-        before = done.get((FORWARD, chunk - 1, batch))
-        return None if before is None else before + send_seconds
-    own = done.get((FORWARD, chunk, batch))
-    if own is None or chunk == total - 1:
-        return own
-    behind = done.get((BACKWARD, chunk + 1, batch))
-    return None if behind is None else max(own, behind + send_seconds)
-
-
 def order(schedule: str, stage: int, stages: int, chunks: int, micro_batches: int, paired: bool = False) -> list[Task]:
     """What a stage does, in order; ``paired`` as in `pipeline_ends`.
 
@@ -243,52 +229,51 @@ def _zero_bubble(
     count = len(stages)
     orders = [order("1f1b", number, count, 1, micro_batches) for number in range(count)]
     ahead = [_ahead("1f1b", number, count, 1, micro_batches, False) for number in range(count)]
-    done: dict[Task, float] = {}
-    at, free = [0] * count, [each.begins for each in stages]
-    waiting, in_flight = [0] * count, [0] * count  # weights' parts to do; micro-batches begun and not done
+    # When the forwards and the backwards of each stage end, by micro-batch, and how many weights' parts are done.
+    forward_ends, backward_ends = ([list[float]() for _ in stages] for _ in range(2))
+    weights, free = [0] * count, [each.begins for each in stages]
 
-    def weights(number: int) -> None:
-        start = free[number]
-        batch = at_weights[number]
-        free[number] = start + stages[number].chunks[0].weights
+    def do_weights(number: int, start: float) -> float:
+        end = start + stages[number].chunks[0].weights
         if spans is not None:
-            spans[number].append(TaskSpan(number, (WEIGHTS, 0, batch), start, free[number]))
-        at_weights[number] += 1
-        waiting[number] -= 1
-        in_flight[number] -= 1
+            spans[number].append(TaskSpan(number, (WEIGHTS, 0, weights[number]), start, end))
+        weights[number] += 1
+        return end
 
-    at_weights = [0] * count
     left = sum(len(each) for each in orders)
+    at = [0] * count
     while left:
-        moved = False
+        before = left
         for number, stage in enumerate(stages):
-            each = stage.chunks[0]
-            while at[number] < len(orders[number]):
-                what, chunk, batch = orders[number][at[number]]
-                ready = _ready(done, what, number, batch, count, send_seconds)
-                if ready is None:
-                    break
-                full = what == FORWARD and in_flight[number] >= count
+            each, tasks, place, now = stage.chunks[0], orders[number], at[number], free[number]
+            forwards, backwards = forward_ends[number], backward_ends[number]
+            while place < len(tasks):
+                what, chunk, batch = tasks[place]
+                neighbour = number - 1 if what == FORWARD else number + 1
+                ready = 0.0 if what == FORWARD else forwards[batch]
+                if 0 <= neighbour < count:
+                    sent = forward_ends[neighbour] if what == FORWARD else backward_ends[neighbour]
+                    if batch >= len(sent):
+                        break
+                    ready = max(ready, sent[batch] + send_seconds)
+                full = what == FORWARD and len(forwards) - weights[number] >= count
                 # As many weights' parts as fit before the next task can begin, one at least where there is no room.
-                while waiting[number] and (full or free[number] + each.weights <= ready + 1e-12):
-                    weights(number)
-                    full = False
-                start = max(free[number], ready)
-                end = start + (each.forward if what == FORWARD else each.backward)
-                if _is_alone(at[number], ahead[number], len(orders[number])):
-                    end += each.alone[what]
-                done[what, number, batch] = free[number] = end
+                while weights[number] < len(backwards) and (full or now + each.weights <= ready + 1e-12):
+                    now, full = do_weights(number, now), False
+                start = max(now, ready)
+                now = start + (each.forward if what == FORWARD else each.backward)
+                if _is_alone(place, ahead[number], len(tasks)):
+                    now += each.alone[what]
                 if spans is not None:
-                    spans[number].append(TaskSpan(number, (what, chunk, batch), start, end))
-                in_flight[number] += what == FORWARD
-                waiting[number] += what == BACKWARD
-                at[number] += 1
-                left -= 1
-                moved = True
-        assert moved, "a schedule that waits for itself"
+                    spans[number].append(TaskSpan(number, (what, chunk, batch), start, now))
+                (forwards if what == FORWARD else backwards).append(now)
+                place += 1
+            left -= place - at[number]
+            at[number], free[number] = place, now
+        assert left < before, "a schedule that waits for itself"
     for number in range(count):
-        while waiting[number]:
-            weights(number)
+        while weights[number] < micro_batches:
+            free[number] = do_weights(number, free[number])
     return free
 
 

@@ -14,8 +14,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from trainledger.frozen import frozen
+from trainledger.ledger.core.sizes import greater, is_zero
 from trainledger.ledger.entry import Entry, Int
-from trainledger.predict.kernel import Real, attention_seconds, larger, matmul_seconds, unmasked_share
+from trainledger.predict.kernel import Real, attention_seconds, matmul_seconds, unmasked_share
 from trainledger.spec.cluster import Device
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _on_device(entry: Entry, device: Device) -> EntryTime:
     if device.memory_bytes_per_second is None:
         raise NoRate(f"{device.title} has no memory bandwidth on record")
     efficiency, times = device.efficiency, entry.times
-    computes = entry.kind in COMPUTE_KINDS and not _is_zero(entry.flops)
+    computes = entry.kind in COMPUTE_KINDS and not is_zero(entry.flops)
     peak = peak_rate(device, entry.dtype) if computes else 1.0
     ideal = entry.flops / peak if computes else 0.0
     if efficiency is None:
@@ -161,7 +162,7 @@ def _on_device(entry: Entry, device: Device) -> EntryTime:
         if computes and entry.kind == "attention" and entry.shape:
             _, queries, keys, _, _, causal = entry.shape
             ideal = ideal * unmasked_share(queries, keys, causal)
-        return EntryTime(entry, larger(ideal, memory) * times, _bound(ideal, memory, 0.0), ideal * times)
+        return EntryTime(entry, greater(ideal, memory) * times, _bound(ideal, memory, 0.0), ideal * times)
     if entry.kind == "allocate":
         return EntryTime(entry, 0.0, "overhead")
     compute = 0.0
@@ -176,7 +177,7 @@ def _on_device(entry: Entry, device: Device) -> EntryTime:
     memory = moved / (device.memory_bytes_per_second * efficiency.bandwidth_share)
     least = kernels * efficiency.kernel_seconds
     return EntryTime(
-        entry, (larger(compute, memory) + least) * times, _bound(compute, memory, least), ideal * times, least * times,
+        entry, (greater(compute, memory) + least) * times, _bound(compute, memory, least), ideal * times, least * times,
         kernels * efficiency.launch_seconds * times,
     )  # fmt: skip
 
@@ -198,10 +199,6 @@ def _bound(compute: Real, memory: Real, overhead: Real) -> str:
     parts = {"compute": compute, "memory": memory, "overhead": overhead}
     first = {name: float(each.flat[0]) if hasattr(each, "flat") else each for name, each in parts.items()}
     return max(first, key=lambda each: first[each])
-
-
-def _is_zero(amount: Int) -> bool:
-    return isinstance(amount, int) and amount == 0
 
 
 def _compute_rate(kernels: Sequence[KernelTime], flops: int, nbytes: int) -> float:

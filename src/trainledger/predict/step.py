@@ -7,10 +7,11 @@ from dataclasses import field, replace
 
 from trainledger.document import Answer
 from trainledger.frozen import frozen
+from trainledger.ledger.core.sizes import greater, is_zero
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.predict.device_memory import DeviceMemory, device_memory
-from trainledger.predict.kernel import Real, larger
+from trainledger.predict.kernel import Real
 from trainledger.predict.roofline import COMPUTE_KINDS, EntryTime, Machine, NoRate, Roofline, peak_rate
 from trainledger.predict.utilization import hfu, matmul_dtype, mfu
 from trainledger.predict.waterfall import NAPKIN, Bar, Bottleneck, bottleneck, nanoseconds, short_of_memory
@@ -120,7 +121,7 @@ def entry_times(ledger: Ledger, machine: Machine, *, blocking: bool = False) -> 
             seconds = host_seconds(each, machine)
             if seconds is not None:
                 found.append(EntryTime(each, seconds * each.times, "transfer"))
-        elif each.kind != "collective" and not _sends(each):
+        elif each.kind != "collective" and is_zero(each.payload):
             found.append(roofline.time(each))
     return tuple(found)
 
@@ -136,16 +137,10 @@ def host_seconds(entry: Entry, machine: Machine) -> Real | None:
     return entry.read / (host.bytes_per_second if machine.efficiency is None else host.reached)
 
 
-def _sends(entry: Entry) -> bool:
-    return not (isinstance(entry.payload, int) and entry.payload == 0)
-
-
 def ideal_seconds(ledger: Ledger, machine: Machine, dtype: str) -> Real:
     """The model's own FLOPs over the peak of a dtype, that of most products of a step; raises NoRate."""
     flops = ledger.model_flops
-    if isinstance(flops, int) and flops == 0:
-        return 0.0
-    return flops / peak_rate(machine, dtype)
+    return 0.0 if is_zero(flops) else flops / peak_rate(machine, dtype)
 
 
 def waiting(times: Sequence[EntryTime]) -> tuple[EntryTime, ...]:
@@ -155,7 +150,7 @@ def waiting(times: Sequence[EntryTime]) -> tuple[EntryTime, ...]:
     all kernels.
     """
     launches = sum(each.launch_seconds for each in times)
-    seconds = larger(0.0, launches - sum(each.seconds for each in times))
+    seconds = greater(0.0, launches - sum(each.seconds for each in times))
     if isinstance(seconds, float | int) and not seconds:
         return ()
     entry = Entry("waiting for the program", "", "other", "unknown", basis="assumed")

@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.predict.kernel import larger
+from trainledger.ledger.core.sizes import greater
 from trainledger.predict.stream_ops import Loop, Schedule, StreamOp
 
 MOST_ROUNDS = 64  # of a loop's body, before its last increment counts for all others
@@ -280,4 +280,4 @@ def perfectly_overlapped(compute: Any, communication: Any, contention: float) ->
     >>> perfectly_overlapped(3.0, 2.0, 0.5), perfectly_overlapped(1.0, 4.0, 0.5)
     (4.0, 4.0)
     """
-    return larger(compute + contention * communication, communication)
+    return greater(compute + contention * communication, communication)

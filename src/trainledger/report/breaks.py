@@ -7,7 +7,7 @@ from typing import Any
 
 from trainledger.document import Document, Figure, Section, Table, Text, section, sections, shown
 from trainledger.plan.breaks import RULE, Along, Break, Breaks
-from trainledger.plan.longer_context import ContextRanks
+from trainledger.plan.other_layouts import ContextRanks
 from trainledger.report.heading import of_run
 from trainledger.report.plain_data import plain, run_data
 from trainledger.report.style import COLOURS, GREY, arranged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Int
@@ -29,8 +30,12 @@ def is_one(size: Int) -> bool:
 
 
 def is_zero(size: Int) -> bool:
-    """Whether a size is known to be zero."""
-    return isinstance(size, int) and size == 0
+    """Whether a size is known to be zero; arrays stand for the general case.
+
+    >>> is_zero(0), is_zero(3)
+    (True, False)
+    """
+    return size == 0 if isinstance(size, int) else bool(getattr(size, "is_zero", False))
 
 
 def same(a: Int, b: Int) -> bool:
@@ -59,13 +64,13 @@ def share(whole: Int, ranks: Int) -> Int:
     return -(-whole // ranks)
 
 
-def smaller(a: Int, b: Int) -> Int:
+def smaller(a: Any, b: Any) -> Any:
     """The smaller of two amounts, element by element of arrays, as a formula of symbols.
 
-    >>> smaller(3, 5)
-    3
+    >>> smaller(3, 5), smaller(0.5, 2)
+    (3, 0.5)
     """
-    if isinstance(a, int) and isinstance(b, int):
+    if isinstance(a, int | float) and isinstance(b, int | float):
         return min(a, b)
     if hasattr(a, "free_symbols") or hasattr(b, "free_symbols"):
         from sympy import Min
@@ -76,8 +81,10 @@ def smaller(a: Int, b: Int) -> Int:
     return np.minimum(a, b)
 
 
-def greater(a: Int, b: Int) -> Int:
-    """The larger of two sizes, ints, arrays or symbols."""
+def greater(a: Any, b: Any) -> Any:
+    """The larger of two amounts, as `smaller` has the smaller one."""
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return max(a, b)
     return -smaller(-a, -b)
 
 

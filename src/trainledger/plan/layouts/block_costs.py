@@ -14,7 +14,7 @@ from typing import Any
 
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
-from trainledger.ledger.core.sizes import sizes_of, summed
+from trainledger.ledger.core.sizes import greater, is_zero, sizes_of, summed
 from trainledger.ledger.entry import HOST, Entry, Int
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes
@@ -22,7 +22,6 @@ from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.step import follow
 from trainledger.plan.layouts.grid import Shape, runs_of
 from trainledger.predict.clock import Clock
-from trainledger.predict.kernel import larger
 from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
@@ -261,7 +260,7 @@ class _Reader:
             kept, seconds = self.kept.get(key, 0), spent[key]
             if key == "after":  # from its forward on: its micro-batch is the last of those in flight
                 peak, change = _working(entries)
-                return PartCosts(kept=kept, working=self.more + peak, left=larger(0, self.more + change), **seconds)
+                return PartCosts(kept=kept, working=self.more + peak, left=greater(0, self.more + change), **seconds)
             peak, _ = _working([each for each in entries if each.phase != "forward"])
             return PartCosts(kept=kept, working=self.stream + peak, **seconds)
 
@@ -282,7 +281,7 @@ class _Reader:
         alike = self._alike()
         ahead = [each for key, part in self.parts if key == alike for each in part if each.phase == "forward"]
         kept = _kept([each for each in ahead if each.allocated][-1])
-        return 0 if isinstance(kept, int) and kept == 0 else self.stream
+        return 0 if is_zero(kept) else self.stream
 
     def _rounds(self) -> dict[int, Any]:
         """Of each segment the rounds that all others are like: those between, where there are some."""

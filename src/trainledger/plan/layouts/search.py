@@ -49,13 +49,15 @@ def search(
     fixed: Mapping[str, Any] | None = None,
     keep: int = 10,
     limit_seconds: float = 30.0,
+    front: bool = True,
     progress: Progress | None = None,
 ) -> Layouts:
     """The best layouts of a run on the ``cluster.count`` devices of a machine, by predicted seconds of a step.
 
     ``fixed`` gives axes a value (``{"tensor": 8}``); ``keep`` are how many are ranked. The best by bound are accounted
-    for until the order of those is certain, at most ``limit_seconds`` long; Ctrl-C ends that early. Raises InvalidInput
-    where the run's fields contradict each other or the machine's rates are not known.
+    for until the order of those is certain, at most ``limit_seconds`` long; Ctrl-C ends that early. ``front`` off
+    leaves out slower layouts that save memory. Raises InvalidInput where the run's fields contradict each other or the
+    machine's rates are not known.
     """
     report = progress or (lambda what, done, of: None)
     began = time.process_time()
@@ -100,7 +102,8 @@ def search(
 
     began = time.process_time()
     accounts = _Accounts(run, machine, backend, layout_at, keep, grid.chosen_sending)
-    interrupted = accounts.go(chosen.quickest(), _thinned(chosen.front(), MOST_ON_FRONT), limit_seconds, report)
+    saving = _thinned(chosen.front(), MOST_ON_FRONT)
+    interrupted = accounts.go(chosen.quickest(), saving, limit_seconds, report, slower=front)
     report("accounts", 1, 1)  # the limit may have ended them before all were done
     blocks.rejected[BY_ACCOUNT] += accounts.too_large
     slower = fitting - len(accounts.found) - accounts.too_large
@@ -242,19 +245,20 @@ class _Accounts:
         self._work: tuple[float, float] | None = None
         self._seen: set[Run] = set()
 
-    def go(self, rows: Any, front: Any, limit_seconds: float, report: Progress) -> bool:
+    def go(self, rows: Any, front: Any, limit_seconds: float, report: Progress, *, slower: bool) -> bool:
         """Account for rows until the order of the first is certain, for simpler ones, and for the front.
 
-        Whether it was interrupted.
+        With ``slower`` off, of the front only for what may be about as quick as the quickest. Whether it was
+        interrupted.
         """
-        until = time.monotonic() + limit_seconds
+        until = time.process_time() + limit_seconds
         try:
             for number, row in enumerate(rows):
                 ordered = sorted(each.seconds for each in self.found)
                 if len(ordered) >= self.keep and row[0] >= ordered[self.keep - 1]:
                     self.certain = True
                     break
-                if time.monotonic() > until:
+                if time.process_time() > until:
                     break
                 report("accounts", number, len(rows))
                 self._account(row)
@@ -262,8 +266,11 @@ class _Accounts:
                 self.certain = len(rows) < MOST_LISTED
             self._simpler(rows, until + limit_seconds / 2, report)
             self._plainer()
+            if not slower:
+                quickest = min((each.seconds for each in self.found), default=0.0)
+                front = front[front[:, 0] <= quickest * AS_QUICK]
             for number, row in enumerate(front):
-                if time.monotonic() > until + limit_seconds / 2:
+                if time.process_time() > until + limit_seconds / 2:
                     break
                 report("accounts of what saves memory", number, len(front))
                 self._account(row)
@@ -287,7 +294,7 @@ class _Accounts:
                 waiting[kinds].append(row)
         for kinds in sorted(waiting):
             for number, row in enumerate(waiting[kinds]):
-                if time.monotonic() > until:
+                if time.process_time() > until:
                     return
                 report("accounts of what is simpler", number, len(waiting[kinds]))
                 self._account(row)

@@ -1,7 +1,8 @@
-"""What helps where sequences grow too long: a model of the family with more positions, and context-parallel ranks."""
+"""What helps a run that has grown: a layout that is searched for, more context ranks, a model for longer sequences."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import lcm
@@ -10,7 +11,8 @@ from typing import Any
 from trainledger import catalog
 from trainledger.frozen import frozen
 from trainledger.plan.difference import layout_overrides
-from trainledger.plan.sizes import grow, sequence_step, whole_batch, with_sequence
+from trainledger.plan.limits import Judge
+from trainledger.plan.sizes import grow, regrown, sequence_step, whole_batch, with_sequence
 from trainledger.plan.sweep import Sweep, last_holding
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
@@ -23,6 +25,7 @@ _SHAPE = (
 )  # fmt: skip
 _ROUND = 1024  # tokens
 _RANKS = (2, 4, 8, 16, 32, 64)
+Planner = Callable[[Run], Run | None]  # gives a run the layout that it searches for; None where none fits
 
 
 def longer_model(spec: ModelSpec, tokens: int) -> str | None:
@@ -110,3 +113,49 @@ def _split(layout: Layout, ranks: int, more_devices: bool) -> Layout | None:
             fewer: dict[str, Any] = {axis: size // ranks, "context": context}
             return replace(layout, **fewer)
     return None
+
+
+def following(run: Run, axis: str, reach: int, keep_tokens: bool, planner: Planner, judge: Judge) -> Sweep:
+    """The sweep on a grid of values (1, 1.5, 2, 3, 4 ... times the planned one), the layout following the size.
+
+    Beyond a size at which the search finds nothing, nothing more is searched for.
+    """
+    sweep = regrown(run, axis, reach, keep_tokens=keep_tokens)
+    grid = [0]
+    factor = 2
+    while factor <= 2 * reach:
+        for twice in (factor, factor * 3 // 2):
+            near = bisect_right(sweep.values, sweep.values[0] * twice // 2) - 1
+            if near > grid[-1]:
+                grid.append(near)
+        factor *= 2
+    layouts, chosen = [run], {0: run}
+    found_nothing = len(grid)
+
+    def at(index: int) -> Run:
+        nonlocal found_nothing
+        if index not in chosen:
+            grown = sweep.at(grid[index])
+            kept = (_laid_out_as(each, grown) for each in reversed(layouts))
+            found = next((each for each in kept if judge.laid_out_well(each)), None)
+            if found is None and index < found_nothing:
+                found = planner(grown)
+                if found is None:
+                    found_nothing = index
+                else:
+                    layouts.append(found)
+            chosen[index] = _laid_out_as(layouts[-1], grown) if found is None else found
+        return chosen[index]
+
+    carries = f"{sweep.carries}{'; ' if sweep.carries else ''}the layout that the search finds"
+    return replace(sweep, values=tuple(sweep.values[each] for each in grid), at=at, carries=carries)
+
+
+def _laid_out_as(known: Run, run: Run) -> Run:
+    """A run with the layout, micro-batch and recomputation of another."""
+    recipe = replace(
+        run.recipe,
+        micro_batch=known.recipe.micro_batch,
+        activation_checkpointing=known.recipe.activation_checkpointing,
+    )
+    return replace(run, layout=known.layout, recipe=recipe)
