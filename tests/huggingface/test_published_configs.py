@@ -38,7 +38,7 @@ def fields_that_differ(one, other):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_published_config_gives_the_published_count(name):
     count = parameters(from_config(CONFIGS[name]))
-    assert count.total - count.by_component.get("prediction ahead", 0) == COUNTS[name]
+    assert count.total - count.by_component.get("multi-token prediction", 0) == COUNTS[name]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -57,7 +57,7 @@ def test_their_modules_have_as_many(name):
 def test_the_prediction_module_of_deepseek_v3_is_counted_apart():
     """README_WEIGHTS.md of DeepSeek-V3 counts 11.5 B parameters of its own in one module, beside 671 B."""
     spec = from_config(CONFIGS["deepseek-v3"])
-    assert parameters(spec).by_component["prediction ahead"] == pytest.approx(11.5e9, rel=0.01)
+    assert parameters(spec).by_component["multi-token prediction"] == pytest.approx(11.5e9, rel=0.01)
     plain = {key: value for key, value in CONFIGS["deepseek-v3"].items() if key != "quantization_config"}
     assert from_config(plain, for_weights=True).n_mtp_layers == 0
 

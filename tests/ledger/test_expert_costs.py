@@ -75,11 +75,11 @@ def test_more_experts_cost_memory_but_no_products() -> None:
 
 def test_prediction_ahead_adds_modules_that_see_fewer_tokens() -> None:
     plain, ahead = ledger_of(), ledger_of(with_fields(SPEC, {"n_mtp_layers": 2}))
-    own = ahead.filter(lambda each: each.path.startswith("predict_ahead.*.eh_proj"))
+    own = ahead.filter(lambda each: each.path.startswith("mtp.*.eh_proj"))
     assert own.model_flops == 3 * 2 * 2 * (14 + 13) * 16 * 8  # two sequences of 16 tokens: 14 and 13 are left
     assert (
         ahead.parameters - plain.parameters
-        == parameters(with_fields(SPEC, {"n_mtp_layers": 2})).by_component["prediction ahead"]
+        == parameters(with_fields(SPEC, {"n_mtp_layers": 2})).by_component["multi-token prediction"]
     )
 
 

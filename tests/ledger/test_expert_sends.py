@@ -147,7 +147,7 @@ def test_modules_that_predict_ahead_stand_on_the_last_stage(stages: int, zero: i
     copies = 1 if zero == 3 else 2
     assert sum(each.count * each.ledger.parameters for each in found) == copies * (alone.parameters + table)
     *others, last = found
-    assert [bool([e for e in each.ledger if e.path.startswith("predict_ahead")]) for each in found] == [
+    assert [bool([e for e in each.ledger if e.path.startswith("mtp")]) for each in found] == [
         *[False] * len(others), True,
     ]  # fmt: skip
     both = [each.group for each in last.ledger if each.group == "first and last stage"]

@@ -105,7 +105,7 @@ def layer_by_layer(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from shapes.after_blocks(spec)
     for module in range(spec.n_mtp_layers):
         for name, shape in shapes.mtp_module(spec, kind_of(spec, spec.n_layers - 1)):
-            yield f"predict_ahead.{module}.{name}", shape
+            yield f"mtp.{module}.{name}", shape
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
@@ -124,10 +124,10 @@ def test_counts_are_the_sums_of_the_shapes(spec: ModelSpec) -> None:
     sizes = {name: torch.Size(shape).numel() for name, shape in layer_by_layer(spec)}
     counted = parameters(spec)
     assert counted.total == sum(sizes.values())
-    ahead = sum(size for name, size in sizes.items() if name.startswith("predict_ahead"))
+    ahead = sum(size for name, size in sizes.items() if name.startswith("mtp"))
     by_component: dict[str, int] = {}
     for name, size in sizes.items():
-        part = "prediction ahead" if name.startswith("predict_ahead") else component_of(name)
+        part = "multi-token prediction" if name.startswith("mtp") else component_of(name)
         by_component[part] = by_component.get(part, 0) + size
     assert {part: count for part, count in counted.by_component.items() if count} == by_component
     idle = 0

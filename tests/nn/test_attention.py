@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from trainledger.nn.attention import Attention
 from trainledger.nn.latent_attention import LatentAttention
-from trainledger.nn.mask import Masks, slopes
-from trainledger.nn.rotary import Rotary, frequencies
+from trainledger.nn.positions import Masks, Rotary, frequencies, slopes
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.layers import LayerKind, angles_of, kind_of, local_angles
 from trainledger.spec.model import ModelSpec

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from trainledger.nn.feed_forward import gated
 from trainledger.nn.init import initialize
-from trainledger.nn.mlp import gated
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.feed_forward import ACTIVATIONS
 from trainledger.spec.model import ModelSpec

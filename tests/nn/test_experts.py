@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainledger.nn.dispatch import capacity, dispatch
 from trainledger.nn.expert_products import GroupedLinear, grouped_mm
-from trainledger.nn.experts import Dispatching, Experts
-from trainledger.nn.extra_loss import weighing
-from trainledger.nn.mlp import activate, gated
-from trainledger.nn.router import Router
+from trainledger.nn.feed_forward import Dispatching, Experts, activate, gated
+from trainledger.nn.loss import weighing
+from trainledger.nn.routing import Router, capacity, dispatch
 from trainledger.nn.transformer import Transformer
 from trainledger.nn.weights import read_weights, write_weights
 from trainledger.spec.model import ModelSpec

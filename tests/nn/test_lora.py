@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trainledger.nn.init import initialize
-from trainledger.nn.lora import AdaptedLinear, adapt, draw, merge
+from trainledger.nn.lora import NF4, AdaptedLinear, adapt, codes_of, dequantize, draw, merge
 from trainledger.nn.loss import next_token_loss
-from trainledger.nn.quantized import NF4, codes_of, dequantize
 from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields

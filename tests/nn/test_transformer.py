@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainledger.nn.attend import Scores, scaled_dot_product, written_out
+from trainledger.nn.attention import Scores, scaled_dot_product, written_out
 from trainledger.nn.init import initialize
 from trainledger.nn.loss import next_token_loss
-from trainledger.nn.rotary import Rotary, frequencies, rotate
+from trainledger.nn.positions import Rotary, frequencies, rotate
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields

@@ -209,9 +209,8 @@ def tables(layout: dict[str, Any], model: dict[str, Any], recipe: dict[str, Any]
             {"attention.sinks": True},
             {"attention": "math"},
             2,
-            "layout.context = 2: in fp32 no kernel between context ranks has windows, ALiBi, capped scores or "
-            "attention "
-            "sinks; nearest that works: 1",
+            "layout.context = 2: in fp32 no kernel between context ranks has attention sinks (model.attention.sinks); "
+            "nearest that works: 1",
         ),
         (
             {"shard": 2},

@@ -15,7 +15,7 @@ from torch import Tensor
 from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.serving import account_serving, is_quantized
 from trainledger.nn.cache import Cache
-from trainledger.nn.quantized import NF4, codes_of, dequantize
+from trainledger.nn.lora import NF4, codes_of, dequantize
 from trainledger.nn.transformer import Transformer
 from trainledger.spec import serving
 from trainledger.spec.model import ModelSpec

@@ -100,11 +100,11 @@ def _layout(given: Mapping[str, Any], cluster: Cluster, purpose: str) -> dict[st
 
 
 def _attention(run: Run, kernels: str) -> dict[str, Any]:
-    """The field of a kernel for capped scores or sinks, which PyTorch's own fused attention has neither of.
+    """The field of a kernel for scores that PyTorch's own fused attention does not compute (`MultiHead.custom_scores`).
 
-    Flash kernels have them, for accelerators and in 16 bits.
+    Flash kernels compute them, on accelerators and in 16 bits.
     """
-    if not run.model.needs_custom_attention:
+    if not run.model.attention.custom_scores:
         return {}
     return {"attention": "flash" if kernels != "cpu" and precision_of(run.recipe).low else "math"}
 

@@ -21,7 +21,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from trainledger.nn.huggingface import AHEAD, export_model
+    from trainledger.ledger.model.parameters import parameters
+    from trainledger.nn.huggingface import export_model
     from trainledger.train.trained import load_trained, tokenizer_text
 
     trained = load_trained(args.model, lambda sentence: print(printable(sentence), file=sys.stderr))
@@ -36,9 +37,7 @@ def execute(args: argparse.Namespace) -> int:
         "weights": trained.weights,
         "model_type": model_type,
         "dtype": args.dtype,
-        "parameters": sum(
-            each.numel() for name, each in trained.model.named_parameters() if not name.startswith(AHEAD)
-        ),
+        "parameters": parameters(trained.model.spec.served).total,
         "tokenizer": trained.tokenizer is not None,
     }
     if args.json:

@@ -69,7 +69,7 @@ def from_config(config: Mapping[str, Any], where: str = "config.json", *, for_we
     reading, spec = read(config, where)
     if for_weights and reading.weight_problems:
         refuse_all(reading.weight_problems, where)
-    return with_fields(spec, {"n_mtp_layers": 0}) if for_weights and spec.n_mtp_layers else spec
+    return spec.served if for_weights else spec
 
 
 def left_out(config: Mapping[str, Any], *, for_weights: bool = False) -> list[str]:

@@ -27,7 +27,6 @@ from trainledger.spec.layers import windows_of
 from trainledger.spec.layout import Layout
 from trainledger.spec.lora import is_linear
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.parts import with_fields
 from trainledger.spec.precision import precision_of
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
@@ -54,7 +53,7 @@ def serving_rank(run: Run, serving: Serving, *, backend: str = "cpu") -> RankPla
 
     Raises `InvalidInput` where the serving is no choice, or the ranks do not go evenly into the model.
     """
-    spec = with_fields(run.model, {"n_mtp_layers": 0})
+    spec = run.model.served
     recipe = Recipe(
         seq_len=serving.new_tokens, global_batch=serving.batch, micro_batch=serving.batch, steps=1,
         precision=serving.compute, attention=_attention(run, backend, serving.compute),
@@ -69,12 +68,12 @@ def serving_rank(run: Run, serving: Serving, *, backend: str = "cpu") -> RankPla
 
 
 def _attention(run: Run, backend: str, compute: str) -> str:
-    """Serving kernels of accelerators know windows, caps and sinks in 16 bits; else the last two are written out."""
+    """Serving kernels of accelerators know windows and all kinds of scores in 16 bits; others are written out."""
     if run.recipe.attention == "math":
         return "math"
     if backend != "cpu" and compute != "fp32":
         return "flash"
-    return "math" if run.model.needs_custom_attention else "sdpa"
+    return "math" if run.model.attention.custom_scores else "sdpa"
 
 
 def account_serving(run: Run, serving: Serving, *, backend: str = "cpu", all_experts: bool = False) -> Ledger:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from trainledger.nn.compute_dtype import compute_dtype
+from trainledger.nn.norm import compute_dtype
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.precision import Float8
 

@@ -17,19 +17,17 @@ from torch import Tensor
 
 from trainledger.huggingface import FAMILIES, from_config, read_json, to_config
 from trainledger.huggingface.family import Names
-from trainledger.nn.atomic import whole_directory
 from trainledger.nn.huggingface_names import Piece, as_modules, pieces, shapes_in_files
+from trainledger.nn.mtp import MTP
 from trainledger.nn.transformer import Transformer
-from trainledger.nn.weights import FILE, Stored, assemble, faults, held, refuse, shapes, stored_in
+from trainledger.nn.weights import FILE, Stored, assemble, faults, held, refuse, shapes, stored_in, whole_directory
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput, Problem, shown
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 WRITTEN = frozenset({CONFIG, FILE, TOKENIZER, TOKENIZER_CONFIG})  # all that an export writes
 STACKED = ("experts.gate_up_proj", "experts.up_proj")  # experts as the modules of transformers 5 have them
-AHEAD = "predict_ahead."  # our names of the modules of multi-token prediction begin so
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 # Tables that older versions saved and newer ones compute: causal masks, rotary frequencies.
@@ -65,7 +63,7 @@ def export_model(
     none. `InvalidInput` where transformers has no such model or the directory is in use.
     """
     kind = DTYPES[dtype]
-    config = to_config(with_fields(model.spec, {"n_mtp_layers": 0}), str(kind).removeprefix("torch."), model_type)
+    config = to_config(model.spec.served, str(kind).removeprefix("torch."), model_type)
     with whole_directory(directory, force=force, ours=WRITTEN) as partial:
         save_file(_their_tensors(model, kind, config["model_type"]), partial / FILE, metadata={"format": "pt"})
         if tokenizer is not None:
@@ -113,7 +111,7 @@ def _write_json(path: Path, content: dict[str, object]) -> None:
 
 def _their_tensors(model: Transformer, dtype: torch.dtype, model_type: str) -> dict[str, Tensor]:
     names = FAMILIES[model_type].names.of(model.spec)
-    ours = {name: each for name, each in held(model).items() if not name.startswith(AHEAD)}
+    ours = {name: each for name, each in held(model).items() if not name.startswith(MTP)}
     tensors: dict[str, Tensor] = {}
     for each in pieces(names, model.spec, {name: tuple(tensor.shape) for name, tensor in ours.items()}):
         found = each.form.theirs([ours[name].detach().to("cpu", dtype) for name in each.ours])

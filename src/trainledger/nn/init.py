@@ -1,8 +1,8 @@
 """Initialization that keeps the variance of activations constant in depth.
 
 Rule: a matrix has deviation 1 / sqrt(fan_in), so that unit input gives unit output; a norm makes the input of
-every branch unit. Routers and stacks of experts follow it too: the fan-in is the last dim. Biases and the logits of
-attention sinks begin at zero, weights of norms at one (at zero where the norm multiplies by 1 + its weight).
+every branch unit. Routers and stacks of experts follow it too: the fan-in is the last dim. Weights of
+norms begin at one (at zero where the norm multiplies by 1 + its weight), all other vectors at zero.
 What reads or follows a matrix changes the rule in four places:
 
 * o_proj and down_proj write into the residual stream, 2 n_layers times in all. Each is divided by
@@ -27,7 +27,6 @@ import math
 import torch
 from torch import nn
 
-from trainledger.nn.norm import PlusOneRMSNorm
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
 
@@ -46,15 +45,13 @@ def initialize(model: Transformer, *, seed: int) -> None:
     global generator.
     """
     generator = torch.Generator().manual_seed(seed)
-    plus_one = {id(each.weight) for each in model.modules() if isinstance(each, PlusOneRMSNorm)}
+    norms = {id(each.weight) for each in model.modules() if isinstance(each, nn.LayerNorm | nn.RMSNorm)}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith(("bias", "sinks")) or id(parameter) in plus_one:
-                parameter.zero_()
-            elif parameter.ndim == 1:
-                parameter.fill_(1)
-            else:
+            if parameter.ndim > 1 and not name.endswith("bias"):
                 fill(parameter, deviation(name, parameter, model.spec), generator)
+            else:
+                parameter.fill_(float(id(parameter) in norms))
 
 
 def deviation(name: str, weight: nn.Parameter, spec: ModelSpec) -> float:

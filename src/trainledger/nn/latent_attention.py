@@ -12,11 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trainledger.nn.attend import attend, heads, scores_of
-from trainledger.nn.attention import Shared, refuse
+from trainledger.nn.attention import Shared, attend, heads, refuse, scores_of
 from trainledger.nn.cache import LayerCache
 from trainledger.nn.norm import RMSNorm
-from trainledger.nn.rotary import rotate
+from trainledger.nn.positions import rotate
 from trainledger.spec.layers import LayerKind
 from trainledger.spec.model import ModelSpec
 

@@ -1,4 +1,4 @@
-"""Normalizations over the last dim (Ba et al. 2016; Zhang and Sennrich 2019).
+"""Normalizations over the last dim (Ba et al. 2016; Zhang and Sennrich 2019), and the formats of autocast.
 
 Shapes: B sequences, T tokens, D width of the last dim.
 """
@@ -53,3 +53,10 @@ class PlusOneRMSNorm(nn.Module):
 def widened(x: Tensor) -> Tensor:
     """x as CUDA's autocast gives it to a norm: in fp32. A CPU's leaves a branch's output in low precision."""
     return x.float() if torch.is_autocast_enabled(x.device.type) else x
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """What matmuls produce here: autocast's format where it is on, else the tensor's own."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype

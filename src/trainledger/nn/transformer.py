@@ -13,20 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainledger.nn.attend import usual
-from trainledger.nn.attention import Attention, Shared
+from trainledger.nn.attention import Attention, Shared, usual
 from trainledger.nn.cache import Cache
 from trainledger.nn.checkpointing import again, own_checkpoints, run_layers
-from trainledger.nn.compute_dtype import compute_dtype
-from trainledger.nn.experts import DROPLESS, Dispatching, Experts
-from trainledger.nn.extra_loss import with_loss
+from trainledger.nn.feed_forward import DROPLESS, MLP, Dispatching, Experts
 from trainledger.nn.latent_attention import LatentAttention
 from trainledger.nn.loss import HeadLoss
-from trainledger.nn.mask import Masks
-from trainledger.nn.mlp import MLP
-from trainledger.nn.norm import norm_of
-from trainledger.nn.predict_ahead import PredictAhead, ahead_loss
-from trainledger.nn.rotary import Angles, Rotary
+from trainledger.nn.mtp import MultiTokenPrediction
+from trainledger.nn.norm import compute_dtype, norm_of
+from trainledger.nn.positions import Angles, Masks, Rotary
 from trainledger.spec.layers import LayerKind, angles_of, kind_of, local_angles, rotary_modules
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.positions import Learned
@@ -148,13 +143,12 @@ class Transformer(nn.Module):
         attention_dropout: float = 0.0,
         checkpointing: Recipe | None = None,
         dispatching: Dispatching = DROPLESS,
-        ahead: float = 1.0,
+        mtp_loss: float = 1.0,
         loss: HeadLoss | None = None,
     ) -> None:
         super().__init__()
         self.spec = spec
         self.checkpointing = checkpointing
-        self.ahead = ahead
         kinds = [kind_of(spec, layer) for layer in range(spec.n_layers)]
         angles = rotary_modules(spec)
         self.embed_tokens = nn.Embedding(spec.padded_vocab, spec.d_model)
@@ -184,11 +178,10 @@ class Transformer(nn.Module):
         self.lm_head = Head(spec)
         if spec.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
-        self.predict_ahead = None
+        self.mtp = None
         if spec.n_mtp_layers:
             upcast = checkpointing is None or checkpointing.loss_upcast
-            modules = (PredictAhead(spec, block(kinds[-1]), upcast=upcast) for _ in range(spec.n_mtp_layers))
-            self.predict_ahead = nn.ModuleList(modules)
+            self.mtp = MultiTokenPrediction(spec, lambda: block(kinds[-1]), weight=mtp_loss, upcast=upcast)
         self.loss = loss
 
     def forward(self, ids_BT: Tensor, targets_BT: Tensor | None = None, cache: Cache | None = None) -> Tensor:
@@ -199,15 +192,15 @@ class Transformer(nn.Module):
         if cache is not None:
             return self._behind(cache, ids_BT)
         x_BTD = self.embed(ids_BT)
-        ahead = self.predict_ahead is not None and self.training and torch.is_grad_enabled()
-        e_BTD = x_BTD if ahead else None
+        mtp = self.mtp if self.training and torch.is_grad_enabled() else None
+        e_BTD = x_BTD if mtp is not None else None
         shared = self.shared(range(self.spec.n_layers), x_BTD, ids_BT.shape[1])
         first = [x_BTD]  # no name here keeps the first block's input alive while the others run
         del x_BTD
         x_BTD = run_layers(list(self.layers), shared, first.pop(), self.spec, self.checkpointing)
         del shared
-        if e_BTD is not None:
-            x_BTD = self._with_ahead_loss(x_BTD, e_BTD, ids_BT)
+        if mtp is not None and e_BTD is not None:
+            x_BTD = mtp.with_losses(x_BTD, e_BTD, ids_BT, self.lm_head, self._run_mtp_block)
             del e_BTD
         x_BTD = _normed(self.norm, x_BTD)
         if targets_BT is not None:
@@ -240,21 +233,14 @@ class Transformer(nn.Module):
         kinds = (kind_of(self.spec, layer) for layer in layers)
         return [(angles[angles_of(self.spec, kind)], masks[kind.window]) for kind in kinds]
 
-    def _with_ahead_loss(self, x_BTD: Tensor, e_BTD: Tensor, ids_BT: Tensor) -> Tensor:
-        """The hidden states behind the last layer, and with them the loss of the prediction modules."""
+    def _run_mtp_block(self, block: nn.Module, x_BSD: Tensor) -> Tensor:
         recipe = self.checkpointing
-
-        def run(block: nn.Module, x_BSD: Tensor) -> Tensor:
-            (shared,) = self.shared([self.spec.n_layers - 1], x_BSD, x_BSD.shape[1])
-            if recipe is None or recipe.activation_checkpointing != "full":
-                y_BSD: Tensor = block(x_BSD, shared)
-                return y_BSD
-            random = recipe.dropout > 0 or recipe.attention_dropout > 0
-            return again(lambda x_BSD: block(x_BSD, shared), x_BSD, random=random)
-
-        assert self.predict_ahead is not None
-        loss = ahead_loss(self.predict_ahead, x_BTD, e_BTD, ids_BT, self.lm_head, run)
-        return with_loss(x_BTD, loss * (self.ahead / len(self.predict_ahead)))
+        (shared,) = self.shared([self.spec.n_layers - 1], x_BSD, x_BSD.shape[1])
+        if recipe is None or recipe.activation_checkpointing != "full":
+            y_BSD: Tensor = block(x_BSD, shared)
+            return y_BSD
+        random = recipe.dropout > 0 or recipe.attention_dropout > 0
+        return again(lambda x_BSD: block(x_BSD, shared), x_BSD, random=random)
 
     def embed(self, ids_BT: Tensor, past: int = 0) -> Tensor:
         """Token ids [B, T] behind ``past`` others to what the first block reads, [B, T, D]."""
@@ -282,6 +268,6 @@ def build(spec: ModelSpec, recipe: Recipe) -> Transformer:
         attention_dropout=recipe.attention_dropout,
         checkpointing=recipe,
         dispatching=Dispatching(recipe.expert_capacity, recipe.load_balance_loss),
-        ahead=recipe.predict_ahead_loss,
+        mtp_loss=recipe.predict_ahead_loss,
         loss=HeadLoss(recipe) if recipe.loss_in_chunks else None,
     )

@@ -15,7 +15,6 @@ from trainledger.spec.run import Run
 # What is summed or gathered once a step over ranks with their own optimizer state goes in buckets of so many elements,
 # or so many for each rank: Megatron-LM, megatron/core/distributed/distributed_data_parallel.py (bucket_size).
 BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK = 40_000_000, 1_000_000
-AHEAD = "predict_ahead"  # the path of modules that predict ahead
 
 
 def in_buckets(run: Run) -> bool:
@@ -180,13 +179,14 @@ def with_experts_overlapped(run: Run, timed: list[Timed], contention: float) -> 
 def _block(entry: Entry) -> Any:
     """What block an entry is of, where another micro-batch goes the other way; else None.
 
-    Blocks are the rounds of a loop over layers, and those of modules that predict ahead.
+    Blocks are the rounds of a loop over layers, and those of other lists of modules (multi-token prediction).
     """
     if not entry.loop or not entry.loop[0][0].startswith("micro-batches"):
         return None
     if len(entry.loop) > 1 and entry.loop[1][0].startswith("layers"):
         return entry.loop[:2]
-    return (entry.loop[:1], AHEAD) if entry.path.startswith(AHEAD) else None
+    modules, _, rest = entry.path.partition(".")
+    return (entry.loop[:1], modules) if rest.startswith("*") else None
 
 
 def _products(rows: Iterable[Timed], collective: Entry) -> float:

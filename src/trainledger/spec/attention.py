@@ -47,6 +47,13 @@ class MultiHead:
         "with a window: every so many-th layer is global; absent = none is", default=None, at_least=2, at_most=10**5
     )
 
+    @property
+    def custom_scores(self) -> str:
+        """What of the scores PyTorch's own fused kernels do not compute, in words; empty where they compute all."""
+        if self.softcap is not None:
+            return "capped scores (model.attention.softcap)"
+        return "attention sinks (model.attention.sinks)" if self.sinks else ""
+
 
 @frozen(kw_only=True)
 class Latent:
@@ -58,7 +65,7 @@ class Latent:
     head_dim: ClassVar[None] = None
     qk_norm: ClassVar[None] = None
     softcap: ClassVar[None] = None
-    sinks: ClassVar[bool] = False
+    custom_scores: ClassVar[str] = ""
     window: ClassVar[None] = None
     global_every: ClassVar[None] = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from trainledger.frozen import frozen
@@ -108,9 +109,14 @@ class ModelSpec:
         return heads.n_heads if heads.n_kv_heads is None else heads.n_kv_heads
 
     @property
-    def needs_custom_attention(self) -> bool:
-        """Whether scores are capped or have sinks, which PyTorch's own fused attention has neither of."""
-        return self.attention.softcap is not None or self.attention.sinks
+    def served(self) -> ModelSpec:
+        """The model as it is served: without what training alone has, the modules of multi-token prediction."""
+        return replace(self, n_mtp_layers=0)
+
+    @property
+    def embeds_at_end(self) -> bool:
+        """Whether the end of the model reads the embedding too: a tied head, or multi-token prediction."""
+        return self.tie_embeddings or self.n_mtp_layers > 0
 
     @property
     def head_size(self) -> int:

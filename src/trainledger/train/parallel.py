@@ -102,9 +102,11 @@ def _prefetch(blocks: list[Any], ahead: int) -> None:
 def refuse_to_split(model: nn.Module, precision: Precision) -> None:
     """Raise `InvalidInput` for parts of a model that are accounted for over tensor ranks, but not split here yet."""
     spec: ModelSpec = model.spec  # type: ignore[assignment]
+    attention: nn.Module = model.layers[0].self_attn  # type: ignore[index, union-attr]
     parts = (
         ("attention", spec.attention.kind, "multi-head"), ("feed_forward", spec.feed_forward.kind, "dense"),
-        ("attention.sinks", spec.attention.sinks, False), ("n_mtp_layers", spec.n_mtp_layers, 0),
+        *((f"attention.{name}", True, False) for name, _ in attention.named_parameters(recurse=False)),
+        ("n_mtp_layers", spec.n_mtp_layers, 0),
         ("positions", "alibi" if spec.positions.kind == "alibi" else "rope", "rope"),
     )  # fmt: skip
     problems = [

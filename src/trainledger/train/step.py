@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainledger.nn.extra_loss import weighing
 from trainledger.nn.float8 import weights_cast_once
-from trainledger.nn.loss import run_loss
+from trainledger.nn.loss import run_loss, weighing
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 from trainledger.train.loss_scaling import LossScaler

@@ -12,11 +12,10 @@ from safetensors.torch import load_file
 
 from trainledger.data.tokenizer import ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
 from trainledger.huggingface import left_out, read_json
-from trainledger.nn.atomic import whole_directory
 from trainledger.nn.huggingface import CONFIG, TOKENIZER, TokenizerText, import_model
 from trainledger.nn.lora import merge
 from trainledger.nn.transformer import Transformer
-from trainledger.nn.weights import FILE, read_weights, write_weights
+from trainledger.nn.weights import FILE, read_weights, whole_directory, write_weights
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe

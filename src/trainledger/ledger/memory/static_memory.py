@@ -86,6 +86,6 @@ def _gathered(rank: RankPlan, leaves: ModelLeaves) -> Int:
 
 
 def _outside(rank: RankPlan, leaves: ModelLeaves) -> Int:
-    """The same of what stands outside the blocks: modules that predict ahead have experts too."""
+    """The same of what stands outside the blocks: experts too, where modules behind the blocks have them."""
     every = (*leaves.before.values(), *leaves.after.values())
     return sum(each.elements * several(rank.group_of(each).ranks) for each in every)

@@ -42,7 +42,7 @@ def attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, shared: S
         k = rotate(tape, sizes, k, G, angles, after=K - spec.rotary_size)
     if sizes.cache is not None:
         k, v = remember(tape, sizes, leaves.kind.window, ((G, K), (G, K)), (k, v))
-    y = attend(tape, sizes, q, k, v, mask, leaves.kind.window, leaves.get("self_attn.sinks"))
+    y = attend(tape, sizes, leaves, q, k, v, mask)
     return project(tape, sizes, leaves, "o_proj", y, H * K, D)
 
 
@@ -94,7 +94,7 @@ def latent_attention(tape: Tape, sizes: Sizes, leaves: BlockLeaves, x: Array, sh
     turned = rotate(tape, sizes, turning, 1, angles)
     k = op.concatenate(tape, (plain, broadcast(tape, turned, rows * H * Q, same=is_one(H))))
     del plain, turned, latent, turning
-    y = attend(tape, sizes, q, k, v, mask, None)
+    y = attend(tape, sizes, leaves, q, k, v, mask)
     return project(tape, sizes, leaves, "o_proj", y, H * W, D)
 
 
@@ -119,7 +119,7 @@ def _remembering(
         plain, v = op.parts(tape, kv, [rows * H * N, rows * H * W])
         k = op.concatenate(tape, (plain, broadcast(tape, turned, rows * H * Q, same=is_one(H))))
         del kv, plain, turned, latent, turning, new, seen
-        y = attend(tape, sizes, q, k, v, mask, None)
+        y = attend(tape, sizes, leaves, q, k, v, mask)
     return project(tape, sizes, leaves, "o_proj", y, H * W, spec.d_model)
 
 

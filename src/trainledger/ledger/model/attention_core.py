@@ -6,16 +6,20 @@ Sizes: B sequences, T tokens, H query heads, G key-value heads, K query and key 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from trainledger.ledger import rules
 from trainledger.ledger.core.graph import Array, Gradients, Leaf
+from trainledger.ledger.core.leaves import BlockLeaves
 from trainledger.ledger.core.sizes import Sizes, is_one
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.memory.checkpointing import checkpointed
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.parallel.context import attend_over_ranks
+from trainledger.spec.attention import MultiHead
 from trainledger.spec.kernels import cudnn_takes
+from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import Problem
 
 # Rows of the logsumexp of the memory-efficient kernel are padded to a multiple of this (PyTorch,
@@ -32,17 +36,15 @@ def refusals(sizes: Sizes, dtype: str) -> Iterator[Problem]:
     cpu = sizes.backend == "cpu"
     if given in KERNELS and cpu:
         rule = "is a kernel of accelerators, not of a CPU"
-        yield Problem("recipe.attention", given, rule, "math" if spec.needs_custom_attention else "sdpa")
+        yield Problem("recipe.attention", given, rule, "math" if spec.attention.custom_scores else "sdpa")
     elif given in ("flash", "cudnn") and dtype == "fp32":
         rule = "is a kernel for 16 bits, and attention computes in fp32 here"
-        yield Problem("recipe.attention", given, rule, "math" if spec.needs_custom_attention else "efficient")
+        yield Problem("recipe.attention", given, rule, "math" if spec.attention.custom_scores else "efficient")
     elif given in ("sdpa", "efficient", "cudnn"):
         other = "math" if cpu or dtype == "fp32" else "flash"
-        if spec.attention.softcap is not None:
-            rule = "PyTorch has no such kernel with capped scores (attention_softcap)"
+        if spec.attention.custom_scores:
+            rule = f"PyTorch has no such kernel with {spec.attention.custom_scores}"
             yield Problem("recipe.attention", given, rule, other)
-        elif spec.attention.sinks:
-            yield Problem("recipe.attention", given, "PyTorch has no such kernel with attention sinks", other)
 
 
 def written_out_here(sizes: Sizes) -> bool:
@@ -68,29 +70,30 @@ def kernel_of(sizes: Sizes, dtype: str, masked: bool) -> str:
     return "efficient_attention" if masked or uneven or dtype == "fp32" else "flash_attention"
 
 
-def attend(
-    tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array, mask: Array | None, window: int | None,
-    sinks: Leaf | None = None,
-) -> Array:  # fmt: skip
+def parameters_of_scores(spec: ModelSpec) -> Iterator[tuple[str, tuple[Int, ...]]]:
+    """The parameters of attention beside its projections."""
+    if isinstance(spec.attention, MultiHead) and spec.attention.sinks:
+        yield "sinks", (spec.attention.n_heads,)
+
+
+def attend(tape: Tape, sizes: Sizes, leaves: BlockLeaves, q: Array, k: Array, v: Array, mask: Array | None) -> Array:
     """Each query's mixture of the values it may see."""
+    core = partial(_core, tape, leaves, mask)
     if sizes.context is not None:  # one new query against all that is in the cache
-        return _core(tape, sizes, q, k, v, mask, window, sinks, rules.keys_seen(sizes.context, window))
+        return core(sizes, q, k, v, rules.keys_seen(sizes.context, leaves.kind.window))
     if not is_one(sizes.layout.context):
-
-        def core(sizes: Sizes, q: Array, k: Array, v: Array, keys: Int) -> Array:
-            return _core(tape, sizes, q, k, v, mask, window, sinks, keys)
-
         return attend_over_ranks(tape, sizes, q, k, v, core)
     if sizes.attention_again:
-        return checkpointed(tape, lambda q, k, v: _core(tape, sizes, q, k, v, mask, window, sinks), q, k, v)
-    return _core(tape, sizes, q, k, v, mask, window, sinks)
+        return checkpointed(tape, partial(core, sizes), q, k, v)
+    return core(sizes, q, k, v)
 
 
 def _core(
-    tape: Tape, sizes: Sizes, q: Array, k: Array, v: Array, mask: Array | None, window: int | None, sinks: Leaf | None,
+    tape: Tape, leaves: BlockLeaves, mask: Array | None, sizes: Sizes, q: Array, k: Array, v: Array,
     tokens: Int | None = None,
 ) -> Array:  # fmt: skip
     """The attention of one rank; ``tokens`` are all that there are, where other ranks have some of them."""
+    window, sinks = leaves.kind.window, leaves.get("self_attn.sinks")
     if written_out_here(sizes):
         return written_out(tape, sizes, q, k, v, mask, sinks, tokens)
     spec, B, T, H = sizes.spec, sizes.B, sizes.T, sizes.spec.attention.n_heads

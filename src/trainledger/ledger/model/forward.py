@@ -17,7 +17,7 @@ from trainledger.ledger.entry import Int
 from trainledger.ledger.model.attention import Angles, Shared
 from trainledger.ledger.model.blocks import run_layers
 from trainledger.ledger.model.mask import Masks, held_masks, masks
-from trainledger.ledger.model.multi_token_prediction import mtp_loss
+from trainledger.ledger.model.mtp import mtp_loss
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.loss import loss, with_loss
 from trainledger.ledger.ops.norms import norm

@@ -17,6 +17,7 @@ from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.leaves import BlockLeaves, ModelLeaves, SegmentLeaves, component_of
 from trainledger.ledger.core.sizes import is_one
 from trainledger.ledger.entry import Int
+from trainledger.ledger.model.attention_core import parameters_of_scores
 from trainledger.ledger.model.lora import adapt
 from trainledger.spec.layers import LayerKind, last_kind, segments
 from trainledger.spec.model import ModelSpec
@@ -63,7 +64,7 @@ def mtp_module(spec: ModelSpec, kind: LayerKind) -> Named:
 def mtp_modules(spec: ModelSpec) -> Named:
     """The multi-token prediction modules, which stand behind the head; their blocks are of the last layer's kind."""
     for index in range(spec.n_mtp_layers):
-        yield from _inside(f"predict_ahead.{index}", mtp_module(spec, last_kind(spec)))
+        yield from _inside(f"mtp.{index}", mtp_module(spec, last_kind(spec)))
 
 
 def block(spec: ModelSpec, kind: LayerKind) -> Named:
@@ -86,8 +87,7 @@ def block(spec: ModelSpec, kind: LayerKind) -> Named:
 def attention(spec: ModelSpec) -> Named:
     """Multi-head, grouped-query and multi-query attention."""
     D, H, G, K, W = spec.d_model, spec.attention.n_heads, spec.kv_heads, spec.head_size, spec.value_size
-    if spec.attention.sinks:
-        yield "sinks", (H,)
+    yield from parameters_of_scores(spec)
     yield from _linear("q_proj", H * K, D, spec.attention.bias)
     yield from _linear("k_proj", G * K, D, spec.attention.bias)
     yield from _linear("v_proj", G * W, D, spec.attention.bias)
@@ -162,7 +162,7 @@ def _inside(module: str, named: Named) -> Named:
     return ((f"{module}.{name}", shape) for name, shape in named)
 
 
-MTP = "prediction ahead"  # the component of multi-token prediction modules, whatever is in them
+MTP = "multi-token prediction"  # the component of its modules, whatever is in them
 COMPONENTS = ("embedding", "positions", "attention", "mlp", "norms", "head")  # of every model; others where they are
 
 
@@ -189,7 +189,7 @@ def parameters(spec: ModelSpec) -> ParameterCount:
     """
     by_component: dict[str, Int] = dict.fromkeys(COMPONENTS, 0)
     for name, shape, times in named_shapes(spec):
-        part = MTP if name.startswith("predict_ahead.") else component_of(name)
+        part = MTP if name.startswith("mtp.") else component_of(name)
         by_component[part] = by_component.get(part, 0) + times * elements_of(shape)
     total = sum(by_component.values())
     active = total - by_component.get(MTP, 0)
@@ -238,7 +238,7 @@ def leaves_of(spec: ModelSpec, recipe: Recipe | None = None, part: Part | None =
     """The parameters that a spec has, in runs of blocks that a recipe treats alike.
 
     Of a model in parts the last one has its own copy of a tied embedding, and only the last one has a head. It has one
-    of any embedding where modules there predict ahead, which embed tokens too (as Megatron Core places them).
+    of any embedding where modules of multi-token prediction read it there (as Megatron Core places them).
     """
     if part is not None and not (part.begins and part.ends):
         return _leaves_of_part(spec, recipe, part)
@@ -264,7 +264,7 @@ def _leaves_of_part(spec: ModelSpec, recipe: Recipe | None, part: Part) -> Model
     table = spec.padded_vocab, spec.d_model
     if part.ends and spec.tie_embeddings:
         after["lm_head.weight"] = Leaf("lm_head.weight", table)
-    elif part.ends and spec.n_mtp_layers and not part.begins:
+    elif part.ends and spec.embeds_at_end and not part.begins:
         after["embed_tokens.weight"] = Leaf("embed_tokens.weight", table)
     runs = part.runs
     return ModelLeaves(

@@ -70,10 +70,10 @@ def sum_partial_gradients(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> No
 def sum_tied_embedding(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
     """The first and the last stage have each a copy of a tied embedding, and its gradient is that of both.
 
-    So they have of one that modules which predict ahead read too.
+    So they have of one that modules of the last stage read too.
     """
     spec = rank.whole.model
-    if not (spec.tie_embeddings or spec.n_mtp_layers) or rank.layout.pipeline == 1:
+    if not spec.embeds_at_end or rank.layout.pipeline == 1:
         return
     for name in ("embed_tokens.weight", *(("lm_head.weight",) if spec.tie_embeddings else ())):
         leaf = {**leaves.before, **leaves.after}.get(name)

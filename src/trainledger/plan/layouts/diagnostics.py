@@ -15,7 +15,6 @@ from trainledger.plan.layouts.result import Layouts
 from trainledger.plan.layouts.search import BY_ACCOUNT, NO_NETWORK, ON_TOP_OF_STATES, STATES_ALONE
 from trainledger.spec.layout import SCHEDULES
 from trainledger.spec.lora import ONE_DEVICE
-from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -65,7 +64,7 @@ def diagnose(found: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], boo
     batches = list(ways.batches())
     nearest = [*batches, *ways.counts()]
     if run.model.n_mtp_layers:
-        plain = replace(run, model=with_fields(run.model, {"n_mtp_layers": 0}))
+        plain = replace(run, model=run.model.served)
         nearest += ["model.n_mtp_layers=0"] * _Ways(plain, devices, fixed).there_is
     if not batches:
         return Diagnosis(_plainly(run, devices) or next(iter(reasons), ""), tuple(nearest))

@@ -13,7 +13,6 @@ from trainledger.ledger.step import follow
 from trainledger.plan.layouts.grid import UNSHARDED, ZERO3_RESHARDS, ZERO_MODES
 from trainledger.predict.clock import BUFFERING, Clock
 from trainledger.spec.layout import Layout
-from trainledger.spec.parts import with_fields
 from trainledger.spec.run import Run
 
 _SHARD, _MICRO_BATCHES = 8, 4
@@ -44,7 +43,7 @@ class GradientAccumulation:
             stage_layers=(layers, 0),
         )  # fmt: skip
         recipe = replace(self.run.recipe, micro_batch=1, global_batch=_MICRO_BATCHES * layout.shard)
-        model = with_fields(self.run.model, {"n_mtp_layers": 0})  # no pipeline has them, and an element costs the same
+        model = self.run.model.served  # no pipeline has them, and an element costs the same
         rank = rank_plan(replace(self.run, model=model, layout=layout, recipe=recipe))
         first = later = 0.0
         for each in follow(rank, backend=self.backend):

@@ -225,8 +225,9 @@ def _context(run: Run) -> Iterator[Problem]:
             yield Problem("layout.context", ranks, rule, nearest_divisor(gcd(heads, recipe.seq_len), ranks))
     spec = run.model
     windows = spec.attention.window is not None or spec.positions.kind == "alibi"
-    if not precision_of(recipe).low and (windows or spec.needs_custom_attention):
-        rule = "in fp32 no kernel between context ranks has windows, ALiBi, capped scores or attention sinks"
+    if not precision_of(recipe).low and (windows or spec.attention.custom_scores):
+        has = spec.attention.custom_scores or "windows or ALiBi"
+        rule = f"in fp32 no kernel between context ranks has {has}"
         yield Problem("layout.context", ranks, rule, 1)
     elif recipe.attention == "math":
         rule = "context ranks put attention together from parts, which written-out attention does not do"

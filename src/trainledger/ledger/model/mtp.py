@@ -1,4 +1,4 @@
-"""Multi-token prediction on a tape: the same expressions as in `nn.predict_ahead`.
+"""Multi-token prediction on a tape: the same expressions as in `nn.mtp`.
 
 Sizes: B sequences, T tokens, S tokens of a module, D d_model.
 """
@@ -22,7 +22,7 @@ from trainledger.ledger.ops.norms import norm
 from trainledger.spec.layers import LayerKind, last_kind
 from trainledger.spec.recipe import Recipe
 
-PATH = "predict_ahead.*"
+PATH = "mtp.*"
 
 
 def mtp_loss(
@@ -43,7 +43,7 @@ def mtp_loss(
 
 
 def _own(sizes: Sizes, leaves: ModelLeaves, index: int) -> BlockLeaves:
-    prefix = f"predict_ahead.{index}."
+    prefix = f"mtp.{index}."
     named = {name.removeprefix(prefix): leaf for name, leaf in leaves.after.items() if name.startswith(prefix)}
     return BlockLeaves(last_kind(sizes.spec), named)
 

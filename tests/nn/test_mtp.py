@@ -47,8 +47,8 @@ def written_out(model: Transformer, ids_BT: Tensor) -> Tensor:
     for layer, each in zip(model.layers, shared, strict=True):
         h_BTD = layer(h_BTD, each)
     total = torch.zeros(())
-    assert model.predict_ahead is not None
-    for ahead, module in enumerate(model.predict_ahead, start=1):
+    assert model.mtp is not None
+    for ahead, module in enumerate(model.mtp, start=1):
         next_BTD = torch.roll(e_BTD, -ahead, dims=1)  # what comes round at the end is never a target
         x_BTD = module.eh_proj(torch.cat((module.enorm(next_BTD), module.hnorm(h_BTD)), dim=-1))
         h_BTD = module.block(x_BTD, shared[-1])
@@ -84,14 +84,12 @@ def test_checkpointed_modules_have_the_same_gradients() -> None:
 def test_without_training_the_modules_do_not_run() -> None:
     model = made()
     plain = made(with_fields(SPEC, {"n_mtp_layers": 0}))
-    plain.load_state_dict(
-        {name: each for name, each in model.state_dict().items() if not name.startswith("predict_ahead.")}
-    )
+    plain.load_state_dict({name: each for name, each in model.state_dict().items() if not name.startswith("mtp.")})
     ids_BT = torch.randint(0, 13, (2, 9))
     ran: list[str] = []
-    assert model.predict_ahead is not None
-    model.predict_ahead.register_forward_pre_hook(lambda *_: ran.append("list"))
-    for each in model.predict_ahead:
+    assert model.mtp is not None
+    model.mtp.register_forward_pre_hook(lambda *_: ran.append("list"))
+    for each in model.mtp:
         each.register_forward_pre_hook(lambda *_: ran.append("module"))
     model.eval()
     torch.testing.assert_close(model(ids_BT), plain(ids_BT))
@@ -108,7 +106,7 @@ def test_the_modules_are_where_the_ledger_has_them() -> None:
 
     model = made()
     leaves = leaves_of(SPEC)
-    mine = [(name, tuple(each.shape)) for name, each in model.named_parameters() if name.startswith("predict_ahead.")]
-    assert mine == [(name, leaf.shape) for name, leaf in leaves.after.items() if name.startswith("predict_ahead.")]
+    mine = [(name, tuple(each.shape)) for name, each in model.named_parameters() if name.startswith("mtp.")]
+    assert mine == [(name, leaf.shape) for name, leaf in leaves.after.items() if name.startswith("mtp.")]
     assert sum(each.numel() for each in model.parameters()) == parameters(SPEC).total == leaves.elements()
     assert parameters(SPEC).active == parameters(with_fields(SPEC, {"n_mtp_layers": 0})).active
