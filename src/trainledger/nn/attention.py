@@ -21,7 +21,6 @@ from trainledger.nn.cache import LayerCache
 from trainledger.nn.checkpointing import again
 from trainledger.nn.norm import norm_of
 from trainledger.nn.positions import Angles, rotate
-from trainledger.spec.attention import MultiHead
 from trainledger.spec.layers import LayerKind
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
@@ -208,8 +207,7 @@ class Attention(nn.Module):
         self.cache: LayerCache | None = None
         self.scores = scores_of(spec, implementation, 0.0)
         self.scores_in_training = scores_of(spec, implementation, dropout)
-        has_sinks = isinstance(spec.attention, MultiHead) and spec.attention.sinks
-        self.sinks = nn.Parameter(torch.zeros(spec.attention.n_heads)) if has_sinks else None
+        self.sinks = nn.Parameter(torch.zeros(spec.attention.n_heads)) if spec.attention.sinks else None
         self.q_proj = nn.Linear(D, spec.attention.n_heads * K, bias=spec.attention.bias)
         self.k_proj = nn.Linear(D, spec.kv_heads * K, bias=spec.attention.bias)
         self.v_proj = nn.Linear(D, spec.kv_heads * K, bias=spec.attention.bias)

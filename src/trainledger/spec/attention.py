@@ -65,6 +65,7 @@ class Latent:
     head_dim: ClassVar[None] = None
     qk_norm: ClassVar[None] = None
     softcap: ClassVar[None] = None
+    sinks: ClassVar[bool] = False
     custom_scores: ClassVar[str] = ""
     window: ClassVar[None] = None
     global_every: ClassVar[None] = None

@@ -17,7 +17,6 @@ from trainledger.ledger.entry import Int
 from trainledger.ledger.memory.checkpointing import checkpointed
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.parallel.context import attend_over_ranks
-from trainledger.spec.attention import MultiHead
 from trainledger.spec.kernels import cudnn_takes
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import Problem
@@ -72,7 +71,7 @@ def kernel_of(sizes: Sizes, dtype: str, masked: bool) -> str:
 
 def parameters_of_scores(spec: ModelSpec) -> Iterator[tuple[str, tuple[Int, ...]]]:
     """The parameters of attention beside its projections."""
-    if isinstance(spec.attention, MultiHead) and spec.attention.sinks:
+    if spec.attention.sinks:
         yield "sinks", (spec.attention.n_heads,)
 
 
