@@ -108,6 +108,20 @@ class Bars:
     bars: tuple[tuple[str, int], ...]
     unit: str = "nanoseconds"
 
+    @property
+    def ends(self) -> list[tuple[str, int, int]]:
+        """What each bar is, where it begins and where it ends: those that are not 0, and the whole.
+
+        >>> Bars((("compute", 3), ("overlap", -1), ("nothing", 0))).ends
+        [('compute', 0, 3), ('overlap', 3, 2), ('in all', 0, 2)]
+        """
+        ends, at = [], 0
+        for name, amount in self.bars:
+            if amount:
+                ends.append((name, at, at + amount))
+            at += amount
+        return [*ends, ("in all", 0, at)]
+
 
 @frozen
 class Code:
@@ -117,8 +131,30 @@ class Code:
 
 
 @frozen
+class Listed:
+    """A line of source with short numbers before it and ``notes`` below it.
+
+    ``shares`` say how much of a whole each number is, for the colour behind it; ``marked`` lines stand out.
+    """
+
+    cells: tuple[str, ...]
+    source: str
+    notes: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
+    marked: bool = False
+
+
+@frozen
+class Listing:
+    """Lines of source in columns as wide as their heads and at least 5, the source cut where a line is full."""
+
+    columns: tuple[str, ...]
+    lines: tuple[Listed, ...]
+
+
+@frozen
 class Item:
-    """One entry of a numbered list, with a command to paste below it."""
+    """One entry of a list, of one line or several, with a command to paste below it."""
 
     text: str
     code: str = ""
@@ -153,7 +189,7 @@ class Terms:
     unit: str
 
 
-Part = Table | Facts | Text | Bars | Code | Items | Terms
+Part = Table | Facts | Text | Bars | Code | Listing | Items | Terms
 
 
 @frozen

@@ -41,7 +41,7 @@ def test_the_table_stands_beside_the_source(script: Path, capsys: pytest.Capture
     assert row.split()[:8] == ["6", "1", "128", "1.02k", "1.02k", "1.02k", "512", "0.06"]
     assert "^ view (free): t, unsafe_view" in out
     assert "^ copy 512 B: non-contiguous by reshape" in out
-    assert "1. train.py:6: hidden copy\n   `x.t().reshape(-1)` copies 512 B, once" in out
+    assert "1. train.py:6: hidden copy\n    `x.t().reshape(-1)` copies 512 B, once" in out
 
 
 def test_json_stays_clean_whatever_the_script_prints(script: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
+from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.units import format_flops, format_nbytes
 
@@ -130,7 +131,7 @@ class Finding:
 
 
 @frozen
-class Annotation:
+class Annotation(Answer, report="annotate"):
     """A program that ran under the tracer, line by line.
 
     ``elsewhere`` is the work that no line of the files shown caused; with it the lines sum to ``total``. ``ended`` is a

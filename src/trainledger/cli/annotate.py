@@ -16,8 +16,10 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 
 from trainledger.cli import DONE, FAILED, INTERRUPTED
-from trainledger.cli.arguments import add_count, add_json, add_output, print_json
-from trainledger.report.annotate import html, text, to_json
+from trainledger.cli.arguments import add_count, add_json, add_output
+from trainledger.report.annotate import document
+from trainledger.report.html import page, parts
+from trainledger.report.show import show
 from trainledger.spec.plain import check_target, replace_file
 from trainledger.spec.problem import printable
 
@@ -64,14 +66,12 @@ def execute(args: argparse.Namespace) -> int:
         )  # fmt: skip
     told = replace(told, notes=(*told.notes, *_misplaced(args.args, told.outcome)))
     if args.html is not None:
-        replace_file(args.html, html(told).encode())
+        whole = told.document()
+        replace_file(args.html, page(whole.title, parts(whole), {}).encode())
         print(printable(f"wrote {args.html}"), file=sys.stderr)
-    if args.json:
-        print_json(to_json(told))
-    else:
-        shown = sys.stdout.isatty() or "COLUMNS" in os.environ
-        width = args.width or max(NARROWEST, shutil.get_terminal_size((80, 24)).columns if shown else 80)
-        print(printable(text(told, width=width, busy=args.busy, per_run=args.per_run)))
+    is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    width = args.width or max(NARROWEST, shutil.get_terminal_size((80, 24)).columns if is_known else 80)
+    show(document(told, busy=args.busy, per_run=args.per_run), as_json=args.json, width=width)
     return {"failed": FAILED, "interrupted": INTERRUPTED}.get(told.outcome, DONE)
 
 

@@ -1,19 +1,18 @@
-"""A program line by line as text with its source, as HTML, and as data for programs."""
+"""The document of a program line by line: its source with the work of each line, and what is wrong with it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
-from html import escape
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainledger.annotate.annotation import COPY, VIEW, Annotation, File, Finding, Line, Mark, Shown, Work
-from trainledger.report.table import WIDTH, sentence, wrapped
+from trainledger.document import Document, Item, Items, Listed, Listing, notes, section, sections
+from trainledger.report.plain_data import plain
+from trainledger.report.table import sentence
 from trainledger.units import EXA, GIGA, KILO, MEGA, PETA, TERA, counted, format_flops, format_nbytes, format_seconds
 
 COLUMNS = ("line", "runs", "FLOP", "read", "write", "alloc", "alive", "F/B")
-_WIDTHS = (4, 5, 5, 5, 5, 5, 5, 5)
-_MARGIN = " " * 6
+_GAP = Listed(("...", *("" for _ in COLUMNS[1:])), "")
 _STEPS = ((EXA, "E"), (PETA, "P"), (TERA, "T"), (GIGA, "G"), (MEGA, "M"), (KILO, "k"))
 LEGEND = (
     "FLOPs, and bytes read, written and newly allocated, of all runs of a line together; alive: bytes that it made and "
@@ -42,27 +41,37 @@ def short(value: float) -> str:
     return f"{value:.0e}".replace("e+", "e")
 
 
-def text(annotation: Annotation, *, width: int = WIDTH, busy: bool = False, per_run: bool = False) -> str:
-    """The annotated files, then the findings and what else there is to say, ``width`` characters wide at most.
+def document(annotation: Annotation, *, busy: bool = False, per_run: bool = False) -> Document:
+    """The annotated files, then the findings and what qualifies them.
 
     ``busy`` leaves out lines that do nothing to tensors, ``per_run`` divides by the runs of each line.
     """
-    parts = [_head(annotation, width)]
-    for file in annotation.files:
-        parts.append("\n".join([file.name, *_table(file, annotation, width, busy, per_run)]))
-    parts.append(_sums(annotation, width))
-    for title, found in (("Problems", annotation.problems), ("Remarks", annotation.remarks)):
-        if found:
-            parts.append("\n\n".join([title, *(_finding(at, each, width) for at, each in enumerate(found, 1))]))
-    if not annotation.findings:
-        parts.append(wrapped(nothing(annotation), width))
-    notes = [sentence(each) for each in annotation.notes]
-    notes += [f"Not counted: {times} x {name}{f' at {at}' if at else ''}." for name, times, at in annotation.uncounted]
+    elsewhere, total = annotation.elsewhere, annotation.total
+    lines = [LEGEND]
+    if elsewhere.operations:
+        lines.append(
+            f"At no line shown: {counted(elsewhere.operations, 'operation')}, {format_flops(elsewhere.flops)}, "
+            f"{format_nbytes(elsewhere.moved)} moved, of {counted(total.operations, 'operation')} in all."
+        )
+    remarks = [sentence(each) for each in annotation.notes]
+    remarks += [
+        f"Not counted: {times} x {name}{f' at {at}' if at else ''}." for name, times, at in annotation.uncounted
+    ]
     if annotation.ended:
-        notes.append(sentence(f"this is what ran so far: {annotation.ended}"))
-    if notes:
-        parts.append("\n".join(wrapped(each, width) for each in notes))
-    return "\n\n".join(parts)
+        remarks.append(sentence(f"this is what ran so far: {annotation.ended}"))
+    return Document(
+        title=f"{annotation.script}, line by line",
+        sections=sections(
+            _head(annotation),
+            *(section(file.name, _listing(file, annotation, busy, per_run)) for file in annotation.files),
+            lines,
+            section("Problems", _findings(annotation.problems)),
+            section("Remarks", _findings(annotation.remarks)),
+            "" if annotation.findings else nothing(annotation),
+            notes(remarks),
+        ),
+        data=lambda: _data(annotation),
+    )
 
 
 def nothing(annotation: Annotation) -> str:
@@ -74,69 +83,72 @@ def nothing(annotation: Annotation) -> str:
     return "No findings: nothing unnecessary was seen."
 
 
-def _head(annotation: Annotation, width: int) -> str:
+def _head(annotation: Annotation) -> str:
     total = annotation.total
     steps = f"{counted(annotation.steps, 'optimizer step')}, " if annotation.steps else ""
     how = "on fake tensors" if annotation.fake else "with real values"
     where = f" as if on {annotation.device}" if annotation.device else ""
-    return wrapped(
+    return (
         f"{annotation.script}, {how}{where}: {steps}{format_flops(total.flops)}, {format_nbytes(total.read)} read, "
-        f"{format_nbytes(total.written)} written, {format_nbytes(annotation.peak_nbytes)} live at most, "
-        f"{format_seconds(annotation.seconds)} under the tracer",
-        width,
+        f"{format_nbytes(total.written)} written, peak {format_nbytes(annotation.peak_nbytes)}, "
+        f"{format_seconds(annotation.seconds)} under the tracer"
     )
 
 
-def _table(file: File, annotation: Annotation, width: int, busy: bool, per_run: bool) -> Iterator[str]:
-    yield _row(COLUMNS, "source", width)
-    yield _row(tuple("-" * each for each in _WIDTHS), "-" * max(6, width - sum(_WIDTHS) - len(_WIDTHS) - 1), width)
-    gap = False
+def _listing(file: File, annotation: Annotation, busy: bool, per_run: bool) -> Listing:
+    found_at = {each.line for each in annotation.findings}
+    lines: list[Listed] = []
     for line in file.lines:
-        if busy and not line.busy:
-            gap = True
-            continue
-        if gap:
-            yield "  ..."
-            gap = False
-        yield from _line(line, width, per_run)
+        if not busy or line.busy:
+            lines += _lines(line, annotation, per_run, marked=f"{file.name}:{line.number}" in found_at)
+        elif not lines or lines[-1] != _GAP:
+            lines.append(_GAP)
+    return Listing(COLUMNS, tuple(lines))
 
 
-def _line(line: Line, width: int, per_run: bool) -> Iterator[str]:
-    share = max(1, line.runs) if per_run else 1
-    runs = short(line.runs)
-    yield _row((str(line.number), runs, *_cells(line.own, share, line.alive)), line.text, width)
+def _lines(line: Line, annotation: Annotation, per_run: bool, marked: bool) -> Iterator[Listed]:
+    """A line with its own work, then rows of what backward ran and recomputed for it; the last has the marks."""
+    runs = max(1, line.runs) if per_run else 1
+    hanging = (*map(mark_text, line.marks), *map(shown_text, line.tensors))
+    rows = [(str(line.number), short(line.runs), line.own, line.alive, line.text)]
     if line.backward.operations:
-        yield _row(("back", "", *_cells(line.backward, share, line.alive_of_backward)), "", width)
+        rows.append(("back", "", line.backward, line.alive_of_backward, ""))
     if line.recompute.operations:
-        yield _row(("again", "", *_cells(line.recompute, share, 0)), "", width)
-    for mark in line.marks:
-        yield from _hanging(mark_text(mark), width)
-    for shown in line.tensors:
-        yield from _hanging(shown_text(shown), width)
+        rows.append(("again", "", line.recompute, 0, ""))
+    for at, (name, times, work, alive, source) in enumerate(rows):
+        intensity = short(work.intensity or 0) if work.flops else ""
+        amounts = (*(each // runs for each in (work.flops, work.read, work.written, work.allocated)), alive)
+        yield Listed(
+            cells=(name, times, *map(short, amounts), intensity),
+            source=source,
+            notes=hanging if at + 1 == len(rows) else (),
+            shares=_shares(work, alive, annotation),
+            marked=marked and not at,
+        )
 
 
-def _cells(work: Work, share: int, alive: int) -> tuple[str, ...]:
-    intensity = work.intensity if work.flops else None
-    return (
-        short(work.flops // share), short(work.read // share), short(work.written // share),
-        short(work.allocated // share), short(alive), "" if intensity is None else short(intensity),
-    )  # fmt: skip
+def _shares(work: Work, alive: int, annotation: Annotation) -> tuple[float, ...]:
+    """How much of the whole program each number is, no share being that of the line's number and its runs."""
+    total = annotation.total
+    amounts = (work.flops, work.read, work.written, work.allocated, alive)
+    wholes = (total.flops, total.read, total.written, total.allocated, annotation.peak_nbytes)
+    return (0, 0, *(each / whole if whole > 0 else 0 for each, whole in zip(amounts, wholes, strict=True)))
 
 
-def _row(cells: tuple[str, ...], source: str, width: int) -> str:
-    filled = " ".join(cell.rjust(size) for cell, size in zip(cells, _WIDTHS, strict=True))
-    source = source.expandtabs(4)
-    room = max(6, width - len(filled) - 2)
-    if len(source) > room:
-        source = source[: room - 1] + "…"
-    return f"{filled}  {source}".rstrip()
+def _findings(found: Sequence[Finding]) -> Items | None:
+    texts = (f"{each.line}: {each.kind}\n{each.what}\nWhy: {each.why}.\nInstead: {each.instead}." for each in found)
+    return Items(tuple(map(Item, texts))) if found else None
 
 
-def _hanging(what: str, width: int) -> Iterator[str]:
-    first, *rest = wrapped(what, width - len(_MARGIN) - 2).split("\n")
-    yield f"{_MARGIN}^ {first}"
-    for each in rest:
-        yield f"{_MARGIN}  {each}"
+def _data(annotation: Annotation) -> dict[str, Any]:
+    """Lines that neither ran nor did anything are left out."""
+    data: dict[str, Any] = plain(annotation)
+    for file, plain_file in zip(annotation.files, data["files"], strict=True):
+        lines = zip(file.lines, plain_file["lines"], strict=True)
+        plain_file["lines"] = [
+            each | {"intensity": line.work.intensity} for line, each in lines if line.runs or line.busy
+        ]
+    return data
 
 
 def mark_text(mark: Mark) -> str:
@@ -164,109 +176,3 @@ def shown_text(shown: Shown) -> str:
         f"{shown.operation}{kind}: {shown.dtype}{list(shown.shape)}, stride {list(shown.stride)}{contiguous}, "
         f"{shown.device}"
     )
-
-
-def _sums(annotation: Annotation, width: int) -> str:
-    elsewhere, total = annotation.elsewhere, annotation.total
-    lines = [wrapped(LEGEND, width)]
-    if elsewhere.operations:
-        lines.append(wrapped(
-            f"At no line shown: {counted(elsewhere.operations, 'operation')}, {format_flops(elsewhere.flops)}, "
-            f"{format_nbytes(elsewhere.moved)} moved, of {counted(total.operations, 'operation')} in all.", width,
-        ))  # fmt: skip
-    return "\n".join(lines)
-
-
-def _finding(number: int, finding: Finding, width: int) -> str:
-    lines = [f"{number}. {finding.line}: {finding.kind}"]
-    for what in (finding.what, f"Why: {finding.why}.", f"Instead: {finding.instead}."):
-        lines += [f"   {each}" for each in wrapped(what, width - 3).split("\n")]
-    return "\n".join(lines)
-
-
-def to_json(annotation: Annotation) -> dict[str, Any]:
-    """The annotation as plain data; lines that neither ran nor did anything are left out."""
-    plain: dict[str, Any] = _plain(annotation)
-    for file, plain_file in zip(annotation.files, plain["files"], strict=True):
-        plain_file["lines"] = [
-            each | {"intensity": line.work.intensity}
-            for line, each in zip(file.lines, plain_file["lines"], strict=True)
-            if line.runs or line.busy
-        ]
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, (tuple, list)):
-        return [_plain(each) for each in value]
-    return value
-
-
-_STYLE = """<style>
-table.source { font: 13px/1.35 ui-monospace, monospace; } body { max-width: 1300px; }
-table.source td, table.source th { padding: 0 .5rem; text-align: right; border-bottom: 0; }
-table.source td.code, table.source th.code { text-align: left; white-space: pre; }
-tr.back td { color: #555; } tr.mark td { color: #0072B2; text-align: left; white-space: normal; padding-left: 4rem; }
-dt { font-weight: 600; margin-top: .8rem; } tr.found td { background: #fdf0e0; }
-</style>"""
-
-
-def html(annotation: Annotation) -> str:
-    """One page that opens offline: the findings, then the files with heat behind the numbers."""
-    from trainledger.report.html import page
-
-    parts = [_STYLE, f"<h1>{escape(annotation.script)}, line by line</h1>"]
-    parts.append(f'<p class="where">{escape(_head(annotation, 10_000))}</p>')
-    if annotation.ended:
-        parts.append(f"<p><b>{escape(sentence(f'this is what ran so far: {annotation.ended}'))}</b></p>")
-    for title, found in (("Problems", annotation.problems), ("Remarks", annotation.remarks)):
-        if found:
-            items = "".join(
-                f"<dt>{escape(each.line)}: {escape(each.kind)}</dt><dd>{escape(each.what)}<br>Why: {escape(each.why)}."
-                f"<br>Instead: {escape(each.instead)}.</dd>"
-                for each in found
-            )
-            parts.append(f"<h2>{title}</h2><dl>{items}</dl>")
-    found_at = {each.line for each in annotation.findings}
-    for file in annotation.files:
-        rows = "".join(_html_line(file, line, annotation, found_at) for line in file.lines)
-        heads = "".join(f"<th>{each}</th>" for each in COLUMNS)
-        parts.append(
-            f'<h2>{escape(file.name)}</h2><div class="wide"><table class="source"><thead><tr>{heads}'
-            f'<th class="code">source</th></tr></thead><tbody>{rows}</tbody></table></div>'
-        )
-    if not annotation.findings:
-        parts.append(f"<p>{escape(nothing(annotation))}</p>")
-    parts.append(f'<p class="note">{escape(LEGEND)}</p>')
-    parts += [f'<p class="note">{escape(sentence(each))}</p>' for each in annotation.notes]
-    return page(f"{annotation.script}, line by line", parts, {})
-
-
-def _html_line(file: File, line: Line, annotation: Annotation, found_at: set[str]) -> str:
-    found = ' class="found"' if f"{file.name}:{line.number}" in found_at else ""
-    total = annotation.total
-    wholes = (total.flops, total.read, total.written, total.allocated, annotation.peak_nbytes, 0)
-
-    def row(name: str, runs: str, work: Work, alive: int, source: str, kind: str) -> str:
-        amounts = (work.flops, work.read, work.written, work.allocated, alive, 0)
-        cells = "".join(
-            f"<td{_heat(amount, whole)}>{cell}</td>"
-            for cell, amount, whole in zip(_cells(work, 1, alive), amounts, wholes, strict=True)
-        )
-        return f'<tr{kind}><td>{name}</td><td>{runs}</td>{cells}<td class="code">{escape(source)}</td></tr>'
-
-    rows = [row(str(line.number), short(line.runs), line.own, line.alive, line.text, found)]
-    if line.backward.operations:
-        rows.append(row("back", "", line.backward, line.alive_of_backward, "", ' class="back"'))
-    if line.recompute.operations:
-        rows.append(row("again", "", line.recompute, 0, "", ' class="back"'))
-    for each in (*map(mark_text, line.marks), *map(shown_text, line.tensors)):
-        rows.append(f'<tr class="mark"><td colspan="9">{escape(each)}</td></tr>')
-    return "".join(rows)
-
-
-def _heat(amount: int, whole: int) -> str:
-    share = amount / whole if whole > 0 else 0
-    return f' style="background: rgba(230,159,0,{min(1, 0.1 + share):.2f})"' if share > 0.01 else ""

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 
-from trainledger.document import Bars, Code, Document, Facts, Figure, Items, Part, Table, Terms, Text, shown
+from trainledger.document import (
+    Bars,
+    Code,
+    Document,
+    Facts,
+    Figure,
+    Items,
+    Listing,
+    Part,
+    Table,
+    Terms,
+    Text,
+    shown,
+    signed,
+)
 from trainledger.report.style import COLOURS, key_of, untitled
 from trainledger.report.svg import svg
 from trainledger.spec.plain import finite
@@ -33,6 +48,10 @@ tr.part td { color: #555; border-bottom-color: #f1f1f1; } tr.part td:first-child
 .number { text-align: right; }
 dl { display: grid; grid-template-columns: 8rem 1fr; } dt { font-weight: 600; } dd { margin: 0; }
 .bar { height: .8rem; } pre { background: #f6f6f6; padding: .6rem; overflow-x: auto; }
+table.source { font: 13px/1.35 ui-monospace, monospace; }
+table.source :is(td, th) { padding: 0 .5rem; text-align: right; border-bottom: 0; }
+table.source .code { text-align: left; white-space: pre; } tr.found td { background: #fdf0e0; }
+table.source tr.mark td { color: #0072B2; text-align: left; white-space: normal; padding-left: 4rem; }
 figure { margin: 0; } figcaption { color: #555; font-size: .85rem; } .note { color: #555; margin: .4rem 0; }
 """
 _NOTEBOOK = """
@@ -92,12 +111,14 @@ def _part(part: Part) -> str:
             return _bars(part)
         case Items():
             code = [f"<pre>{escape(each.code)}</pre>" if each.code else "" for each in part.items]
-            texts = zip((escape(each.text) for each in part.items), code, strict=True)
+            texts = zip((escape(each.text).replace("\n", "<br>") for each in part.items), code, strict=True)
             return f"<ol>{''.join(f'<li>{text}{pasted}</li>' for text, pasted in texts)}</ol>"
         case Terms():
             columns = (part.title, shown(part.total, part.unit), "basis", "formula", "source")
             rows = tuple((each.what, each.value, each.basis, each.formula, each.source) for each in part.terms)
             return _table(Table("", columns, rows, units=("", part.unit), align="lrlll"))
+        case Listing():
+            return _listing(part)
         case Code():
             return f"<pre>{escape(part.text)}</pre>"
 
@@ -114,31 +135,41 @@ def _table(part: Table) -> str:
     return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
+def _listing(part: Listing) -> str:
+    """Source with heat behind the numbers."""
+    rows = []
+    for line in part.lines:
+        numbers = zip_longest(line.cells, line.shares, fillvalue=0)
+        cells = "".join(f"<td{_heat(float(share))}>{escape(str(cell))}</td>" for cell, share in numbers)
+        marked = ' class="found"' if line.marked else ""
+        rows.append(f'<tr{marked}>{cells}<td class="code">{escape(line.source)}</td></tr>')
+        wide = f'<tr class="mark"><td colspan="{len(line.cells) + 1}">'
+        rows += (f"{wide}{escape(each)}</td></tr>" for each in line.notes)
+    heads = "".join(f"<th>{escape(each)}</th>" for each in part.columns)
+    head = f'<thead><tr>{heads}<th class="code">source</th></tr></thead>'
+    return f'<div class="wide"><table class="source">{head}<tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def _heat(share: float) -> str:
+    return f' style="background: rgba(230,159,0,{min(1, 0.1 + share):.2f})"' if share > 0.01 else ""
+
+
 def _bars(part: Bars) -> str:
     """Bars that begin where the one before ended, drawn by the page's own styles."""
-    total = sum(amount for _, amount in part.bars)
-    ends, at = [], 0
-    for name, amount in part.bars:
-        if amount:
-            ends.append((name, at, at + amount))
-        at += amount
-    highest = max([1, *(end for _, _, end in ends)])
+    total = part.ends[-1][2]
+    highest = max([1, *(end for _, _, end in part.ends)])
     rows = []
-    for name, start, end in [*ends, ("in all", 0, total)]:
+    for name, start, end in part.ends:
         low, high = (100 * max(0, each) / highest for each in sorted((start, end)))
         colour = COLOURS[0] if name == "in all" else COLOURS[5] if end > start else COLOURS[2]
         bar = f'<div class="bar" style="margin-left:{low:.2f}%;width:{high - low:.2f}%;background:{colour}"></div>'
         share = format_percent((end - start) / total) if total else ""
-        numbers = f'<td class="number">{_signed(end - start, part.unit)}</td><td class="number">{share}</td>'
+        numbers = f'<td class="number">{signed(end - start, part.unit).lstrip("+")}</td><td class="number">{share}</td>'
         rows.append(f'<tr><td>{escape(name)}</td>{numbers}<td style="width:50%">{bar}</td></tr>')
     return f"<table>{''.join(rows)}</table>"
 
 
-def _signed(amount: int, unit: str) -> str:
-    return f"-{shown(-amount, unit)}" if amount < 0 else shown(amount, unit)
-
-
-def page(title: str, parts: Sequence[str], drawn: Mapping[str, Figure]) -> str:
+def page(title: str, parts: Iterable[str], drawn: Mapping[str, Figure]) -> str:
     """A page that opens offline: parts of HTML, then figures under their titles (or a sentence without plotly)."""
     drawings = {name: svg(each) for name, each in drawn.items()}  # bars need no scripts; all else is Plotly's
     interactive = [name for name, each in drawings.items() if each is None]
@@ -147,7 +178,7 @@ def page(title: str, parts: Sequence[str], drawn: Mapping[str, Figure]) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>",
         *parts,
     ]
     if interactive and plotly is None:

@@ -67,7 +67,7 @@ def write_plot(
     stem, ending = os.path.splitext(where)
     suffix = ending.lower()
     if suffix == ".html":
-        replace_file(where, page(title, [f"<h1>{escape(title)}</h1>", *paragraphs(about)], figures).encode())
+        replace_file(where, page(title, paragraphs(about), figures).encode())
         return written({where: ""})
     files = {where if at == 1 else f"{stem}-{at}{ending}": name for at, name in enumerate(figures, 1)}
     for each in files:

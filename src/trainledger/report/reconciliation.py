@@ -97,8 +97,7 @@ def html(record: RunRecord) -> str:
     if record.measured.torch_version:
         facts.insert(1, f"torch {record.measured.torch_version}")
     where = escape(" · ".join(each for each in facts if each))
-    head = f'<h1>{escape(made.title)}</h1><p class="where">{where}</p>'
-    return page(made.title, [head, *parts(made)], made.figures())
+    return page(made.title, [f'<p class="where">{where}</p>', *parts(made)], made.figures())
 
 
 def figures(record: RunRecord) -> dict[str, Figure]:

@@ -7,20 +7,23 @@ import os
 import sys
 
 from trainledger.document import Document
+from trainledger.report.table import WIDTH
 from trainledger.report.terminal import has_colour, text
 from trainledger.spec.plain import finite
 from trainledger.spec.problem import printable
 
 
-def show(document: Document, *, as_json: bool = False, plot: str | os.PathLike[str] | None = None) -> None:
-    """Print a document as 80 columns of text or as JSON, and write its figures to ``plot`` where that is given.
+def show(
+    document: Document, *, as_json: bool = False, plot: str | os.PathLike[str] | None = None, width: int = WIDTH
+) -> None:
+    """Print a document as ``width`` columns of text or as JSON, and write its figures to ``plot`` where that is given.
 
     What is not finite is null in JSON. What was written is said on standard error.
     """
     if as_json:
         print(json.dumps(finite(document.data()), indent=2, allow_nan=False, default=str))
     else:
-        print(text(document, colour=has_colour(sys.stdout)))
+        print(text(document, colour=has_colour(sys.stdout), width=width))
     if plot is not None:
         from trainledger.report.plot import write_plot
 

@@ -1,4 +1,4 @@
-"""A document as text of 80 columns, in colour where a terminal has it."""
+"""A document as text of 80 columns or another width, in colour where a terminal has it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import TextIO
 
-from trainledger.document import Bars, Document, Facts, Items, Part, Section, Table, Terms, Text, shown
+from trainledger.document import Bars, Document, Facts, Items, Listing, Part, Section, Table, Terms, Text, shown, signed
+from trainledger.frozen import frozen
 from trainledger.report.table import WIDTH, table, wrapped
 from trainledger.spec.problem import printable
 from trainledger.units import format_percent
@@ -15,13 +16,15 @@ from trainledger.units import format_percent
 _BOLD, _DIM, _RED, _CYAN, _END = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[36m", "\x1b[0m"
 _ALARMING = re.compile(r"[Dd]oes NOT fit|\bPARTIAL\b|\b[Ii]mpossible\b")
 _NO_BREAK = "\u2060"  # where a line may not break
-_INDENT = 12  # of what is said of a fact
+_INDENT = 12  # of a fact's text
 _LABEL, _AMOUNT, _SHARE, _BAR = 26, 10, 8, 32  # columns of a bar; the amount's and the share's at least
+_NUMBER, _LEAST_SOURCE = 5, 6  # columns of a listing's numbers but for the first, and of its source
 
 
-def text(document: Document, *, colour: bool = False) -> str:
+def text(document: Document, *, colour: bool = False, width: int = WIDTH) -> str:
     """The whole document, sections apart by an empty line, without a trailing newline."""
-    written = "\n\n".join("\n".join(_section(each, colour)) for each in document.sections)
+    writer = _Writer(colour, width)
+    written = "\n\n".join("\n".join(writer.section(each)) for each in document.sections)
     return _ALARMING.sub(lambda found: f"{_RED}{found[0]}{_END}", written) if colour else written
 
 
@@ -30,100 +33,114 @@ def has_colour(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _section(section: Section, colour: bool) -> Iterator[str]:
-    if section.title:
-        yield _styled(wrapped(section.title), _BOLD, colour)
-    for part in section.parts:
-        yield _part(part, colour)
+@frozen
+class _Writer:
+    colour: bool
+    width: int
 
+    def section(self, section: Section) -> Iterator[str]:
+        if section.title:
+            yield self._styled(self._wrapped(section.title), _BOLD)
+        for part in section.parts:
+            yield from self._part(part)
 
-def _part(part: Part, colour: bool) -> str:
-    match part:
-        case Table():
-            return _table(part, colour)
-        case Facts():
-            return "\n".join(_facts(part, colour))
-        case Text():
-            return _styled("\n".join(wrapped(each) for each in part.lines), _DIM, colour and part.note)
-        case Bars():
-            return _bars(part, colour)
-        case Items():
-            return "\n".join(_items(part, colour))
-        case Terms():
-            return "\n".join(_terms(part, colour))
-    return printable(part.text)
+    def _part(self, part: Part) -> Iterator[str]:
+        match part:
+            case Table():
+                head, rule, *body = table(part.columns, part.texts(), align=part.sides, width=self.width).split("\n")
+                if any(part.columns):
+                    yield from (self._styled(head, _BOLD), self._styled(rule, _DIM))
+                yield from body
+            case Facts():
+                yield from self._facts(part)
+            case Text():
+                written = "\n".join(map(self._wrapped, part.lines))
+                yield self._styled(written, _DIM) if part.note else written
+            case Bars():
+                yield from self._bars(part)
+            case Listing():
+                yield from self._listing(part)
+            case Items():
+                yield from self._items(part)
+            case Terms():
+                yield from self._terms(part)
+            case _:
+                yield printable(part.text)
 
+    def _styled(self, words: str, style: str) -> str:
+        """Each line in a style of its own, so that a pager that cuts lines leaves none open."""
+        return "\n".join(f"{style}{each}{_END}" for each in words.split("\n")) if self.colour and words else words
 
-def _styled(words: str, style: str, colour: bool) -> str:
-    """Each line in a style of its own, so that a pager that cuts lines leaves none open."""
-    return "\n".join(f"{style}{each}{_END}" for each in words.split("\n")) if colour else words
+    def _wrapped(self, words: str, room: int = 0) -> str:
+        return wrapped(words, self.width - room)
 
+    def _facts(self, part: Facts) -> Iterator[str]:
+        for name, said in part.pairs:
+            # A number and its percent sign stay together.
+            lines = self._wrapped(said.replace(" %", f"{_NO_BREAK}%"), _INDENT).replace(_NO_BREAK, " ").split("\n")
+            first = f"{printable(name):<{_INDENT - 1}} "
+            yield (self._styled(first, _CYAN) if name else first) + lines[0]
+            yield from (" " * _INDENT + each for each in lines[1:])
 
-def _table(part: Table, colour: bool) -> str:
-    head, rule, *body = table(part.columns, part.texts(), align=part.sides).split("\n")
-    above = [_styled(head, _BOLD, colour), _styled(rule, _DIM, colour)] if any(part.columns) else []
-    return "\n".join([*above, *body])
+    def _items(self, part: Items) -> Iterator[str]:
+        apart = any("\n" in each.text for each in part.items)
+        for at, item in enumerate(part.items, 1):
+            head = f"{at:>2}. " if part.numbered else ""
+            first, *others = "\n".join(self._wrapped(each, len(head)) for each in item.text.split("\n")).split("\n")
+            yield head + first
+            yield from (" " * len(head) + each for each in others)
+            if item.code:
+                yield self._styled(printable(item.code), _CYAN)
+            if apart and at < len(part.items):
+                yield ""
 
+    def _listing(self, part: Listing) -> Iterator[str]:
+        widths = [max(len(each), _NUMBER * bool(at)) for at, each in enumerate(part.columns)]
+        room = max(_LEAST_SOURCE, self.width - sum(widths) - len(widths) - 1)
 
-def _facts(part: Facts, colour: bool) -> Iterator[str]:
-    for name, said in part.pairs:
-        # A number and its percent sign stay together.
-        lines = wrapped(said.replace(" %", f"{_NO_BREAK}%"), WIDTH - _INDENT).replace(_NO_BREAK, " ").split("\n")
-        first = f"{printable(name):<{_INDENT - 1}} "
-        yield _styled(first, _CYAN, colour and bool(name)) + lines[0]
-        yield from (" " * _INDENT + each for each in lines[1:])
+        def row(cells: tuple[str, ...], source: str) -> str:
+            source = source.expandtabs(4)
+            numbers = " ".join(cell.rjust(size) for cell, size in zip(cells, widths, strict=True))
+            return printable(f"{numbers}  {source if len(source) <= room else f'{source[: room - 1]}…'}".rstrip())
 
+        yield self._styled(row(part.columns, "source"), _BOLD)
+        yield self._styled(row(tuple("-" * each for each in widths), "-" * room), _DIM)
+        for line in part.lines:
+            yield row(line.cells, line.source)
+            for note in line.notes:
+                first, *others = self._wrapped(note, 8).split("\n")
+                yield f"      ^ {first}"
+                yield from (f"        {each}" for each in others)
 
-def _items(part: Items, colour: bool) -> Iterator[str]:
-    for at, item in enumerate(part.items, 1):
-        head = f"{at:>2}. " if part.numbered else ""
-        first, *others = wrapped(item.text, WIDTH - len(head)).split("\n")
-        yield head + first
-        yield from (" " * len(head) + each for each in others)
-        if item.code:
-            yield _styled(printable(item.code), _CYAN, colour)
+    def _terms(self, part: Terms) -> Iterator[str]:
+        """The total and each line with its formula; a source that all lines share stands once, under the title."""
+        yield self._styled(self._between(part.title, shown(part.total, part.unit)), _BOLD)
+        sources = {each.source for each in part.terms}
+        shared = len(part.terms) > 1 and len(sources) == 1
+        if shared:
+            yield self._wrapped(f"({sources.pop()})")
+        for each in part.terms:
+            yield self._between(f"  {each.what}", f"{shown(each.value, part.unit)}  {each.basis}")
+            for words in (each.formula, *([] if shared else [each.source])):
+                yield from (f"      {line}" for line in self._wrapped(words, 6).split("\n"))
 
+    def _between(self, left: str, right: str) -> str:
+        """Both in one line, the right one at the right edge; in two where they do not fit."""
+        left, right = printable(left), printable(right)
+        if len(left) + len(right) + 2 <= self.width:
+            return left + right.rjust(self.width - len(left))
+        return f"{self._wrapped(left)}\n{right.rjust(self.width)}"
 
-def _terms(part: Terms, colour: bool) -> Iterator[str]:
-    """The total and each line with its formula; a source that all lines share stands once, under the title."""
-    yield _styled(_between(part.title, shown(part.total, part.unit)), _BOLD, colour)
-    sources = {each.source for each in part.terms}
-    shared = len(part.terms) > 1 and len(sources) == 1
-    if shared:
-        yield wrapped(f"({sources.pop()})")
-    for each in part.terms:
-        yield _between(f"  {each.what}", f"{shown(each.value, part.unit)}  {each.basis}")
-        for text in (each.formula, *([] if shared else [each.source])):
-            yield from (f"      {line}" for line in wrapped(text, WIDTH - 6).split("\n"))
-
-
-def _between(left: str, right: str) -> str:
-    """Both in one line, the right one at the right edge; in two where they do not fit."""
-    left, right = printable(left), printable(right)
-    if len(left) + len(right) + 2 <= WIDTH:
-        return left + right.rjust(WIDTH - len(left))
-    return "\n".join([*wrapped(left).split("\n"), right.rjust(WIDTH)])
-
-
-def _bars(part: Bars, colour: bool) -> str:
-    """Each part with its amount, its share of the whole and a bar; a bar of ``-`` takes away, and 0 is left out."""
-    total = sum(amount for _, amount in part.bars)
-    ends, at = [], 0
-    for name, amount in part.bars:
-        if amount:
-            ends.append((name, at, at + amount))
-        at += amount
-    highest = max([0, *(end for _, _, end in ends)])
-    ends.append(("in all", 0, total))
-    texts = [(shown(abs(end - start), part.unit), end < start) for _, start, end in ends]
-    amounts = [f"-{each}" if negative else each for each, negative in texts]
-    shares = [format_percent((end - start) / total) if total else "" for _, start, end in ends]
-    widths = (_LABEL, max(_AMOUNT, *map(len, amounts)), max(_SHARE, *map(len, shares)))
-    room = min(_BAR, WIDTH - sum(widths) - 3)
-    lines = []
-    for (name, start, end), length, share in zip(ends, amounts, shares, strict=True):
-        low, high = (round(room * each / highest) if highest else 0 for each in sorted((start, end)))
-        bar = ("#" if end > start else "-") * (high - low)
-        bar = " " * low + (_styled(bar, _CYAN if end > start else _RED, colour) if bar else "")
-        lines.append(f"{printable(name):<{widths[0]}}{length:>{widths[1]}} {share:>{widths[2]}}  {bar}".rstrip())
-    return "\n".join(lines)
+    def _bars(self, part: Bars) -> Iterator[str]:
+        """Each part with its amount, its share of the whole and a bar; a bar of ``-`` takes away."""
+        total = part.ends[-1][2]
+        highest = max(0, *(end for _, _, end in part.ends))
+        amounts = [signed(end - start, part.unit).lstrip("+") for _, start, end in part.ends]
+        shares = [format_percent((end - start) / total) if total else "" for _, start, end in part.ends]
+        widths = (_LABEL, max(_AMOUNT, *map(len, amounts)), max(_SHARE, *map(len, shares)))
+        room = min(_BAR, self.width - sum(widths) - 3)
+        for (name, start, end), length, share in zip(part.ends, amounts, shares, strict=True):
+            low, high = (round(room * each / highest) if highest else 0 for each in sorted((start, end)))
+            bar = self._styled(("#" if end > start else "-") * (high - low), _CYAN if end > start else _RED)
+            line = f"{printable(name):<{widths[0]}}{length:>{widths[1]}} {share:>{widths[2]}}  {' ' * low}{bar}"
+            yield line.rstrip()
