@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 
 from trainledger.annotate.annotation import Shown, Work
 from trainledger.annotate.copies import Copies
 from trainledger.ledger.core.record import Event, Storage
-from trainledger.trace.recorder.recorder import Recorder
 
 MOST_SHOWN = 12  # tensors shown of one line
 
@@ -52,14 +51,17 @@ class LineAccount:
 
 
 class Account:
-    """Takes events as they come and memory as it goes; ``gone`` is called with each piece of memory that is freed."""
+    """Adds up operations and memory by line; ``gone`` is called with each piece of memory that was freed.
 
-    def __init__(self, recorder: Callable[[], Recorder]) -> None:
+    ``live`` and ``most`` are bytes live now and at most, without those that were live before the program.
+    """
+
+    def __init__(self) -> None:
         self.lines: dict[str, LineAccount] = {}
         self.total = Sum()
-        self.live = self._most = 0  # without what was there before
+        self.live = self.most = 0
         self.gone: Callable[[Storage], None] = lambda _: None
-        self._recorder = recorder
+        self._freed: deque[Storage] = deque()  # and not yet accounted for
         self._of_backward: set[str] = set()
         self._changed: set[str] = set()  # lines that have not ended since
         self._at: dict[Storage, tuple[str, bool, int]] = {}  # live memory: line, whether of backward, bytes
@@ -78,10 +80,7 @@ class Account:
 
     def take(self, event: Event) -> LineAccount:
         """Account for an operation at its line."""
-        recorder = self._recorder()
-        for before in recorder.events[:-1]:
-            self._bury(before)
-        recorder.forget_events()
+        self.settle()
         facts = event.facts
         name = facts["line"]
         line = self.of(name)
@@ -102,19 +101,18 @@ class Account:
             else:
                 line.live += allocated
             self.live += allocated
-            self._most = max(self._most, self.live)
+            self.most = max(self.most, self.live)
         return line
 
-    def settle(self) -> None:
-        """Account for memory that went since the last operation."""
-        events = self._recorder().events
-        if events and events[-1].freed:
-            self._bury(events[-1])
+    def freed(self, record: Storage) -> None:
+        """Memory was freed, at any moment: it is accounted for when the next line or operation is."""
+        if self.total.operations:  # what is freed before all operations was never live in the program
+            self._freed.append(record)
 
-    def _bury(self, event: Event) -> None:
-        if not event.freed:
-            return
-        for record, _ in event.freed:
+    def settle(self) -> None:
+        """Account for memory that was freed since the last operation."""
+        while self._freed:
+            record = self._freed.popleft()
             self.live -= record.nbytes
             name, of_backward, nbytes = self._at.pop(record, ("", False, 0))
             if nbytes:
@@ -125,7 +123,6 @@ class Account:
                 else:
                     line.live -= nbytes
             self.gone(record)
-        event.freed.clear()
 
     def end_line(self, file: str, number: int) -> None:
         """Note what is alive of a line when it is done, and of all that backward ran if it is a line that called it."""
@@ -143,7 +140,3 @@ class Account:
             for each in self._of_backward:
                 self.lines[each].alive_of_backward = self.lines[each].live_of_backward
             self._of_backward.clear()
-
-    def peak_nbytes(self) -> int:
-        """The most bytes live at once, with what was there before the program."""
-        return self._most + self._recorder().resident_nbytes

@@ -122,10 +122,12 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
     files = Files(request.path, request.files)
     files.name(request.path)
     lines = Lines(files.counts)
-    account = Account(lambda: recorder)
+    account = Account()
     callers = Callers(files)
     watcher = Watcher(account, callers, lines, files, request.shapes)
-    recorder = watcher.recorder = Recorder(nn.Module(), find_phases=True, lines=lines, observers=(watcher,))
+    recorder = watcher.recorder = Recorder(
+        nn.Module(), find_phases=True, lines=lines, observers=(watcher,), keeps_events=False
+    )
     notes: dict[str, None] = {}
     guesses: Counter[str] = Counter()
     runs = LineRuns(files, account.end_line, watcher.tally, watcher.loops.left)

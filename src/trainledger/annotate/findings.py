@@ -30,7 +30,7 @@ class Weighed:
     def __init__(self, watcher: Watcher) -> None:
         total = watcher.account.total
         self.copied = LEAST_OF_MOVED * (total.read + total.written)
-        self.live = LEAST_OF_PEAK * watcher.account.peak_nbytes()
+        self.live = LEAST_OF_PEAK * watcher.peak_nbytes
 
 
 def findings(watcher: Watcher, files: Files, holder: Holder | None, ending: Ending) -> tuple[Finding, ...]:

@@ -32,7 +32,7 @@ def annotation_of(
             elsewhere += line.own.work + line.backward.work + line.recompute.work
     return Annotation(
         script=next(iter(shown)), files=made, findings=findings(watcher, files, holder, ending),
-        total=account.total.work, elsewhere=elsewhere, peak_nbytes=account.peak_nbytes(),
+        total=account.total.work, elsewhere=elsewhere, peak_nbytes=watcher.peak_nbytes,
         live_nbytes=sum(ends.values()), steps=steps, backwards=watcher.recorder.micro_batches, seconds=seconds,
         fake=fake, device=device, ended=ending.sentence, outcome=ending.outcome, notes=notes,
         uncounted=tuple(

@@ -111,6 +111,14 @@ class Watcher(Observer):
             copied = bool(copies.why_copied(func, name, args, kwargs, out))
             self._show(line, name, "in place" if func._schema.is_mutable else COPY if copied else "", out)
 
+    def storage_freed(self, storage: Storage) -> None:
+        self.account.freed(storage)
+
+    @property
+    def peak_nbytes(self) -> int:
+        """The most bytes live at once, with those that were live before the program."""
+        return self.account.most + self.recorder.resident_nbytes
+
     def tally(self) -> Tally:
         """What was done so far, and what is there now."""
         self.account.settle()

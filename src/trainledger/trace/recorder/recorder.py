@@ -61,7 +61,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     the recorder's `events`. On a CPU, unless ``kernels`` are others', entries have as ``scratch`` what kernels allocate
     besides their results (`operators.scratch`), and gradients that autograd would add up in the memory of one of them
     are recorded so (`accumulation`); without ``hidden``, neither. Two modules or more are traced as the children of an
-    ``nn.ModuleDict``.
+    ``nn.ModuleDict``. Without ``keeps_events``, for observers of a whole program, only the last event is kept and no
+    ledger is made.
     """
 
     supports_higher_order_operators = True
@@ -77,6 +78,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         observers: Sequence[Observer] = (),
         kernels: str = "cpu",
         hidden: bool = True,
+        keeps_events: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
@@ -90,6 +92,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._observers = tuple(observers)
         self._kernels = kernels
         self._hidden = hidden
+        self._keeps_events = keeps_events
         self._adds_in_place = hidden and alone() is not None
         self._one_at_a_time = RLock()
         self._unseen = self._in_threads = 0
@@ -294,7 +297,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             source=operator.source or func._schema.name,
             line=line,
         )
-        self.events.append(event)
+        self._append(event)
         if operator.name in READS:
             for each in self._observers:
                 each.scalar_read(args[0], line)
@@ -343,13 +346,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         phase = self.phase_of(born)
         path, line = self.attribution.path(phase), self.attribution.line()
         facts.setdefault("written", sum(each.nbytes for each in born))
-        self.events.append(Event(born, name=name, path=path, phase=phase, kind=kind, source=source, line=line, **facts))
+        self._append(Event(born, name=name, path=path, phase=phase, kind=kind, source=source, line=line, **facts))
         return self.events[-1]
 
-    def forget_events(self) -> None:
-        """Drop all events but the last, and records of freed memory: no ledger is made of a whole program."""
-        del self.events[:-1]
-        self.storages.forget_freed()
+    def _append(self, event: Event) -> None:
+        self.events.append(event)
+        if not self._keeps_events:
+            del self.events[:-1]
+            self.storages.forget_freed()
 
     def forget_nodes(self, before: int) -> None:
         """Drop where autograd's nodes with a number below this come from."""
