@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from trainledger.annotate.annotation import Shown, Work
 from trainledger.annotate.copies import Copies
@@ -12,42 +13,26 @@ from trainledger.ledger.core.record import Event, Storage
 MOST_SHOWN = 12  # tensors shown of one line
 
 
-class Sum:
-    """Work that grows."""
-
-    __slots__ = ("allocated", "flops", "operations", "read", "written")
-
-    def __init__(self) -> None:
-        self.flops = self.read = self.written = self.allocated = self.operations = 0
-
-    def add(self, flops: int, read: int, written: int, allocated: int) -> None:
-        self.flops += flops
-        self.read += read
-        self.written += written
-        self.allocated += allocated
-        self.operations += 1
-
-    @property
-    def work(self) -> Work:
-        return Work(self.flops, self.read, self.written, self.allocated, self.operations)
-
-
+@dataclass(slots=True)
 class LineAccount:
-    """What one line did so far; ``live`` and ``live_of_backward`` are bytes it made that are there now."""
+    """What one line did so far; ``live`` and ``live_of_backward`` are bytes it made that are there now.
 
-    __slots__ = (
-        "alive", "alive_of_backward", "backward", "copies", "live", "live_of_backward", "most_alive", "own",
-        "ran_backward", "ran_lines", "recompute", "shown", "views",
-    )  # fmt: skip
+    ``ran_backward`` is what a call of backward() ran, accounted for at the ``ran_lines`` of the forward.
+    """
 
-    def __init__(self) -> None:
-        self.own, self.backward, self.recompute = Sum(), Sum(), Sum()
-        self.live = self.alive = self.most_alive = self.live_of_backward = self.alive_of_backward = 0
-        self.views: Counter[str] = Counter()
-        self.copies = Copies()
-        self.ran_backward: Sum | None = None  # what a call of backward() ran, accounted for at the forward's lines
-        self.ran_lines: set[str] = set()
-        self.shown: dict[Shown, None] = {}
+    own: Work = field(default_factory=Work)
+    backward: Work = field(default_factory=Work)
+    recompute: Work = field(default_factory=Work)
+    live: int = 0
+    alive: int = 0
+    most_alive: int = 0
+    live_of_backward: int = 0
+    alive_of_backward: int = 0
+    views: Counter[str] = field(default_factory=Counter)
+    copies: Copies = field(default_factory=Copies)
+    ran_backward: Work | None = None
+    ran_lines: set[str] = field(default_factory=set)
+    shown: dict[Shown, None] = field(default_factory=dict)
 
 
 class Account:
@@ -58,7 +43,7 @@ class Account:
 
     def __init__(self) -> None:
         self.lines: dict[str, LineAccount] = {}
-        self.total = Sum()
+        self.total = Work()
         self.live = self.most = 0
         self.gone: Callable[[Storage], None] = lambda _: None
         self._freed: deque[Storage] = deque()  # and not yet accounted for

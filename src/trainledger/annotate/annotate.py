@@ -8,9 +8,9 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,13 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.annotate import script
 from trainledger.annotate.accelerator import Accelerator, pretended
-from trainledger.annotate.account import Account
-from trainledger.annotate.annotation import Annotation
+from trainledger.annotate.account import Account, LineAccount
+from trainledger.annotate.annotation import BACKWARD, COPY, LOOP, SYNC, VIEW, Annotation, File, Line, Mark, Work
 from trainledger.annotate.fake_values import ZeroIndices, without_values
-from trainledger.annotate.findings import FEWEST_READS
+from trainledger.annotate.findings import FEWEST_READS, findings
 from trainledger.annotate.graphs import FEWEST_LOOKS
-from trainledger.annotate.line_runs import LineRuns
-from trainledger.annotate.result import annotation_of
+from trainledger.annotate.line_runs import LineRuns, Loop
 from trainledger.annotate.source import Callers, Files
 from trainledger.annotate.steps import Steps
 from trainledger.annotate.syncs import reads_seen
@@ -36,7 +35,7 @@ from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
 from trainledger.trace.patches import replaced
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines
-from trainledger.units import counted
+from trainledger.units import counted, format_flops, format_nbytes
 
 DEVICES = ("cuda",)
 _NO_GPU = ("not compiled with CUDA", "Found no NVIDIA driver", "No CUDA GPUs are available", "device type cuda")
@@ -110,12 +109,13 @@ def _file_of(function: Callable[..., object]) -> str:
     return str(code.co_filename)
 
 
-class _Request:
-    def __init__(
-        self, path: str, files: Sequence[str], fake: bool, device: str | None, steps: int | None, shapes: bool
-    ) -> None:
-        self.path, self.files, self.fake, self.device = path, files, fake, device
-        self.steps, self.shapes = steps, shapes
+class _Request(NamedTuple):
+    path: str
+    files: Sequence[str]
+    fake: bool
+    device: str | None
+    steps: int | None
+    shapes: bool
 
 
 def _run(request: _Request, program: Callable[[], object], on_error: OnError | None) -> Annotation:
@@ -154,9 +154,7 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
         if request.fake:
             enter(FakeTensorMode(allow_non_fake_inputs=True))
             enter(without_values(note))
-            enter(
-                kernels_of("sm90" if request.device == "cuda" else "cpu")
-            )  # `pretended` says that it is of generation 9
+            enter(kernels_of("sm90" if request.device == "cuda" else "cpu"))  # `pretended` has generation 9
             enter(ZeroWhereUnknown(lambda: steps.in_step, guessed))
             enter(ZeroIndices(guessed, decided))
             enter(fake_rules())
@@ -183,9 +181,14 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
             note(each)
     if not runs.counted:
         note("lines were not counted: a debugger or a coverage tool follows them already")
-    return annotation_of(
-        watcher, files, runs, ending, steps.holder, ends,
-        seconds=seconds, fake=request.fake, device=request.device or "", steps=steps.taken, notes=tuple(notes),
+    found, uncounted = findings(watcher, files, steps.holder, ending), sorted(recorder.uncounted.items())
+    return Annotation(
+        script=files.name(files.script), files=tuple(_files(_Seen(watcher, files, runs, ends))), findings=found,
+        total=account.total, elsewhere=_elsewhere(account, files), peak_nbytes=watcher.peak_nbytes,
+        live_nbytes=sum(ends.values()), steps=steps.taken, backwards=recorder.micro_batches, seconds=seconds,
+        fake=request.fake, device=request.device or "", ended=ending.sentence, outcome=ending.outcome,
+        uncounted=tuple((name, times, watcher.uncounted.get(name, "")) for name, times in uncounted),
+        notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -214,3 +217,75 @@ def _eager(note: Callable[[str], None]) -> Callable[..., Any]:
         return model if model is not None else lambda each: each
 
     return compile
+
+
+class _Seen(NamedTuple):
+    """What was seen of a program; ``ends`` are the live bytes of each line when it ended."""
+
+    watcher: Watcher
+    files: Files
+    runs: LineRuns
+    ends: dict[str, int]
+
+
+def _elsewhere(account: Account, files: Files) -> Work:
+    """The work that no line of the files shown caused."""
+    shown, elsewhere = files.shown(), Work()
+    for name, line in account.lines.items():
+        if name.rpartition(":")[0] not in shown:
+            elsewhere += line.own + line.backward + line.recompute
+    return elsewhere
+
+
+def _files(seen: _Seen) -> Iterator[File]:
+    """The script, and the other files of which a line did something."""
+    worked = {name.rpartition(":")[0] for name in seen.watcher.account.lines}
+    for name, path in seen.files.shown().items():
+        if path == seen.files.script or name in worked:
+            numbers = range(1, len(seen.files.shape(path).lines) + 1)
+            yield File(name, tuple(_line(seen, name, path, number) for number in numbers))
+
+
+def _line(seen: _Seen, name: str, path: str, number: int) -> Line:
+    shape, at = seen.files.shape(path), f"{name}:{number}"
+    line = seen.watcher.account.lines.get(at)
+    statement = shape.statement(number)
+    ran = seen.runs.runs.get((name, statement), 0) if statement == number or line is not None else 0
+    loop = seen.runs.loops.get((name, number))
+    marks = _loop_marks(loop) if loop is not None else ()
+    text = shape.lines[number - 1]
+    syncs = [Mark(SYNC, each.what, each.times) for each in seen.watcher.syncs.waits() if each.caller_line == at]
+    if line is None:
+        return Line(number, text, ran, marks=(*marks, *syncs))
+    return Line(
+        number, text, ran, line.own, line.backward, line.recompute, alive=line.alive,
+        at_end=seen.ends.get(at, 0), most_alive=line.most_alive, alive_of_backward=line.alive_of_backward,
+        marks=(*marks, *_marks(line), *syncs), tensors=tuple(line.shown),
+    )  # fmt: skip
+
+
+def _loop_marks(loop: Loop) -> tuple[Mark, ...]:
+    if not loop.iterations or not (loop.flops or loop.moved):
+        return ()
+    flops, moved = loop.flops // loop.iterations, loop.moved // loop.iterations
+    each = f"{format_flops(flops)} and {format_nbytes(moved)} moved each"
+    grown = loop.grown // loop.pairs if loop.pairs else 0
+    kept = f", {format_nbytes(grown)} more alive after each" if grown > 0 else ""
+    return (Mark(LOOP, f"{counted(loop.iterations, 'iteration')}, {each}{kept}", loop.iterations, max(0, grown)),)
+
+
+def _marks(line: LineAccount) -> list[Mark]:
+    marks = [Mark(VIEW, ", ".join(line.views), line.views.total())] if line.views else []
+    copies: dict[str, Mark] = {}
+    for (why, _, inside, backward), copy in line.copies.items():
+        what = f"{why}, {copy.source} to {copy.to}" if why == "dtype" else why
+        where = " in backward" if backward else f" inside {inside}" if inside else ""
+        why_and_where = f"{what}{f' by {copy.call}' if copy.call and not inside else ''}{where}"
+        before = copies.get(why_and_where, Mark(COPY))
+        copies[why_and_where] = Mark(COPY, why_and_where, before.times + copy.times, before.nbytes + copy.nbytes)
+    marks += copies.values()
+    if line.ran_backward is not None and line.ran_backward.operations:
+        ran = line.ran_backward
+        what = f"ran {format_flops(ran.flops)} of {counted(len(line.ran_lines - {''}), 'line')}, shown there"
+        marks.append(Mark(BACKWARD, what, ran.operations, ran.allocated))
+    return marks

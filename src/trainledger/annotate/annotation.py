@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field, replace
 
 from trainledger.document import Answer
 from trainledger.frozen import frozen
@@ -12,7 +12,7 @@ VIEW, COPY, SYNC, BACKWARD, LOOP, OTHER = "view", "copy", "sync", "backward", "l
 PROBLEM, REMARK = "problem", "remark"
 
 
-@frozen
+@dataclass
 class Work:
     """What operations do together: FLOPs, bytes read, written and newly allocated, and how many they are.
 
@@ -26,14 +26,18 @@ class Work:
     allocated: int = 0
     operations: int = 0
 
+    def add(self, flops: int, read: int, written: int, allocated: int, operations: int = 1) -> None:
+        """Count more operations."""
+        self.flops += flops
+        self.read += read
+        self.written += written
+        self.allocated += allocated
+        self.operations += operations
+
     def __add__(self, other: Work) -> Work:
-        return Work(
-            self.flops + other.flops,
-            self.read + other.read,
-            self.written + other.written,
-            self.allocated + other.allocated,
-            self.operations + other.operations,
-        )
+        whole = replace(self)
+        whole.add(**vars(other))
+        return whole
 
     @property
     def moved(self) -> int:
@@ -82,9 +86,9 @@ class Line:
     number: int
     text: str
     runs: int = 0
-    own: Work = Work()
-    backward: Work = Work()
-    recompute: Work = Work()
+    own: Work = field(default_factory=Work)
+    backward: Work = field(default_factory=Work)
+    recompute: Work = field(default_factory=Work)
     alive: int = 0
     at_end: int = 0
     most_alive: int = 0
@@ -154,7 +158,7 @@ class Annotation(Answer, report="annotate"):
     ended: str = ""
     outcome: str = "done"
     uncounted: tuple[tuple[str, int, str], ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def problems(self) -> tuple[Finding, ...]:

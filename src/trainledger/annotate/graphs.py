@@ -10,7 +10,8 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,14 +33,13 @@ def nodes_so_far() -> int:
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
-class Held:
+class Held(NamedTuple):
     """What a look at the end of a step found: how many past steps hold on, tensors that do, and bytes of past steps."""
 
-    __slots__ = ("nbytes", "spans", "step", "tensors")
-
-    def __init__(self, step: int, spans: int, tensors: list[tuple[Storage, Tensor]], nbytes: int) -> None:
-        self.step, self.spans, self.nbytes = step, spans, nbytes
-        self.tensors = [(record, weakref.ref(each)) for record, each in tensors]
+    step: int
+    spans: int
+    tensors: list[tuple[Storage, weakref.ref[Tensor]]]
+    nbytes: int
 
 
 class Graph:
@@ -49,7 +49,7 @@ class Graph:
         self.steps = 0
         self.looks: list[Held] = []
         self._ends: list[int] = []
-        self._made: dict[Storage, tuple[Any, int, int]] = {}  # tensor, steps before, nodes so far
+        self._made: dict[Storage, tuple[weakref.ref[Tensor], int, int]] = {}  # tensor, steps before, nodes so far
 
     def made(self, records: list[Storage], out: Any) -> None:
         """An operation has made pieces of memory; their tensors get their node when it returns."""
@@ -79,7 +79,7 @@ class Graph:
         past = self.steps - 1  # nodes with a number before its end are of past steps
         before = self._ends[past - 1] if past > 0 else 0
         steps: set[int] = set()
-        old: list[tuple[Storage, Tensor]] = []
+        old: list[tuple[Storage, weakref.ref[Tensor]]] = []
         seen: set[Any] = set()
         nbytes = 0
         for record, (ref, born, _) in list(self._made.items()):
@@ -91,7 +91,7 @@ class Graph:
             held = self._steps_of(tensor.grad_fn, before, seen)
             if held:
                 steps |= held
-                old.append((record, tensor))
+                old.append((record, ref))
         self.looks.append(Held(self.steps, len(steps), old, nbytes))
 
     def nbytes_between(self, low: int, high: int) -> int:
@@ -128,21 +128,21 @@ class Graph:
         return last if last.spans >= 3 and last.spans > middle.spans else None
 
 
+@dataclass(slots=True)
 class Forward:
     """Products of one place whose nodes were never used."""
 
-    __slots__ = ("flops", "grown", "line", "operations")
+    line: str
+    operations: int = 0
+    flops: int = 0
+    grown: int = 0
 
-    def __init__(self, line: str) -> None:
-        self.line = line
-        self.operations = self.flops = self.grown = 0
 
-
-class _Product:
-    __slots__ = ("before", "chain", "flops", "live")
-
-    def __init__(self, chain: Chain, flops: int, before: int, live: int) -> None:
-        self.chain, self.flops, self.before, self.live = chain, flops, before, live
+class _Product(NamedTuple):
+    chain: Chain
+    flops: int
+    before: int
+    live: int
 
 
 class Forwards:
@@ -198,15 +198,16 @@ class Forwards:
         return list(found.values())
 
 
+@dataclass(slots=True)
 class Forgotten:
     """Gradients of one backward line that grew from step to step."""
 
-    __slots__ = ("_nbytes", "_step", "line", "nbytes", "step_line", "times")
-
-    def __init__(self, line: str, step_line: str) -> None:
-        self.line, self.step_line = line, step_line
-        self.times = self.nbytes = self._nbytes = 0
-        self._step = -1
+    line: str
+    step_line: str
+    times: int = 0
+    nbytes: int = 0
+    _nbytes: int = 0
+    _step: int = -1
 
     def used(self, nbytes: int, step: int) -> None:
         """A step uses so many bytes of them, which may be reported parameter by parameter."""

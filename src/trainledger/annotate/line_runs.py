@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -35,14 +36,19 @@ class Turns(NamedTuple):
     ends: list[Tally]
 
 
+@dataclass(slots=True)
 class Loop:
-    """What the iterations of one loop did, over all times it was entered."""
+    """What the iterations of one loop did, over all times it was entered.
 
-    __slots__ = ("entered", "flops", "grown", "iterations", "moved", "pairs")
+    ``grown`` are live bytes gained between the ends of iterations, ``pairs`` between how many.
+    """
 
-    def __init__(self) -> None:
-        self.iterations = self.entered = self.flops = self.moved = 0
-        self.grown = self.pairs = 0  # live bytes gained between the ends of iterations, and between how many
+    iterations: int = 0
+    entered: int = 0
+    flops: int = 0
+    moved: int = 0
+    grown: int = 0
+    pairs: int = 0
 
     def done(self, before: Tally, after: Tally, live_at_last_end: int | None) -> None:
         self.iterations += 1
@@ -97,27 +103,27 @@ class LineRuns:
         return _Running(self, name, self._files.shape(code.co_filename)).happened
 
 
+@dataclass(slots=True)
 class _Open:
     """A loop that a frame is in: since when its iteration runs, and whether it has reached the body."""
 
-    __slots__ = ("began", "ends", "entered", "head", "in_body", "last_end")
+    head: int
+    entered: Tally
+    began: Tally
+    in_body: bool = False
+    last_end: int | None = None
+    ends: list[Tally] = field(default_factory=list)
 
-    def __init__(self, head: int, began: Tally) -> None:
-        self.head, self.began, self.in_body = head, began, False
-        self.last_end: int | None = None
-        self.entered = began
-        self.ends: list[Tally] = []
 
-
+@dataclass(slots=True)
 class _Running:
     """Follows the lines of one frame."""
 
-    __slots__ = ("file", "line", "open", "runs", "shape")
-
-    def __init__(self, runs: LineRuns, file: str, shape: Shape) -> None:
-        self.runs, self.file, self.shape = runs, file, shape
-        self.line = 0
-        self.open: list[_Open] = []
+    runs: LineRuns
+    file: str
+    shape: Shape
+    line: int = 0
+    open: list[_Open] = field(default_factory=list)
 
     def happened(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line":
@@ -165,7 +171,8 @@ class _Running:
             return
         if self.open:
             self.open[-1].in_body = True
-        self.open.append(_Open(statement, self.runs.tally()))
+        now = self.runs.tally()
+        self.open.append(_Open(statement, now, now))
         self.runs.loops.setdefault((self.file, statement), Loop()).entered += 1
 
     def _leave(self, frame: FrameType) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -26,17 +27,17 @@ _MOST_WATCHED = 64  # loops whose nodes are looked for in backward passes
 _COLLECTIONS = (list, tuple, set, deque)
 
 
+@dataclass(slots=True)
 class Kept:
     """Graphs that a loop left behind: who holds them, of how many iterations, and bytes besides what is held itself."""
 
-    __slots__ = ("bounds", "each", "holder", "iterations", "loop", "scalars", "used")
-
-    def __init__(
-        self, loop: str, holder: Holder, iterations: int, each: int, bounds: tuple[int, int], scalars: bool
-    ) -> None:  # fmt: skip
-        self.loop, self.holder, self.iterations, self.each = loop, holder, iterations, each
-        self.bounds, self.scalars = bounds, scalars
-        self.used = False
+    loop: str
+    holder: Holder
+    iterations: int
+    each: int
+    bounds: tuple[int, int]
+    scalars: bool
+    used: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,15 +28,17 @@ _SAID = {
 }  # fmt: skip
 
 
+@dataclass(slots=True)
 class Sync:
-    """One place that waits: how often, in how many steps, and before how many of the steps' ends it had begun."""
+    """One place that waits for a device: how often, in how many steps, the last of these; ``inside`` which library."""
 
-    __slots__ = ("caller_line", "device", "first", "inside", "last", "steps", "times", "what", "where")
-
-    def __init__(self, line: str, what: str, where: str, device: str, inside: str, at: int) -> None:
-        self.caller_line, self.what, self.where, self.device, self.inside = line, what, where, device, inside
-        self.times = self.steps = 0
-        self.first, self.last = at, -1
+    caller_line: str
+    what: str
+    device: str
+    inside: str
+    times: int = 0
+    steps: int = 0
+    last: int = -1
 
 
 class Syncs:
@@ -51,7 +54,7 @@ class Syncs:
         what = words(name, caller.expression)
         found = self.found.get((caller.at, what))
         if found is None:
-            found = self.found[caller.at, what] = Sync(caller.at, what, caller.file, device, caller.inside, step)
+            found = self.found[caller.at, what] = Sync(caller.at, what, device, caller.inside)
         found.times += 1
         if found.last != step:
             found.steps += 1

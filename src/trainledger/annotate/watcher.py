@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from trainledger.annotate import copies
-from trainledger.annotate.account import MOST_SHOWN, Account, LineAccount, Sum
-from trainledger.annotate.annotation import COPY, VIEW, Shown
+from trainledger.annotate.account import MOST_SHOWN, Account, LineAccount
+from trainledger.annotate.annotation import COPY, VIEW, Shown, Work
 from trainledger.annotate.copies import Broadcasts, Conversions
 from trainledger.annotate.graphs import HEAVY, Forwards, Gradients, Graph, nodes_so_far
 from trainledger.annotate.line_runs import Tally
@@ -147,7 +147,7 @@ class Watcher(Observer):
             self._backward_line = caller.at if caller is not None else ""
         caller_line = self.account.of(self._backward_line, changed=True)
         if caller_line.ran_backward is None:
-            caller_line.ran_backward = Sum()
+            caller_line.ran_backward = Work()
         facts = event.facts
         if facts["line"] != self._backward_line:
             allocated = sum(each.nbytes for each in event.allocated)
