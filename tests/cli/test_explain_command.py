@@ -20,7 +20,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_lines_fit_a_terminal_and_name_formula_and_source(capsys: pytest.CaptureFixture[str], what: str) -> None:
     out = told(capsys, "explain", what, "llama-3-8b")
     assert max(len(line) for line in out.splitlines()) <= 80
-    assert "width of the residual stream (model.d_model)" in out
+    assert "hidden size (model.d_model)" in out
     assert " exact" in out
     told_as_json = json.loads(told(capsys, "explain", what, "llama-3-8b", "--json"))
     assert told_as_json["symbols"]["L"] == 32

@@ -295,7 +295,7 @@ def test_missing_fields_say_what_they_mean():
         'model.attention.n_heads = \'none\': is not a count; write it like 4096, "1e9" or "15T"'
     ]
     missing = refusal({})
-    assert "model.d_model: is missing (width of the residual stream)" in missing
+    assert "model.d_model: is missing (hidden size)" in missing
     assert "recipe.seq_len: is missing (tokens in a sequence)" in missing
     assert len(missing) == 9  # six fields of the model, two of the recipe, and neither tokens nor steps
 

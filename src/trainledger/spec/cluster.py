@@ -24,10 +24,10 @@ class Device:
     ``memory_nbytes`` is the number on the box, ``usable_nbytes`` what its driver leaves to a process (None: not
     known), as read in ``usable_source``. ``compute_capability`` is NVIDIA's generation number.
     ``link_bytes_per_second`` goes one way. ``unverified`` names the numbers that were not read in the source.
-    ``basis`` is ``assumed`` for a data sheet and ``measured`` for a calibration. ``multiprocessors`` work on tiles of a
-    product at once. ``efficiency`` is what share of the data sheet the device reaches; None: not known, so that times
-    are bounds. ``clock`` is what a limit of power leaves of the clock. ``overheads`` is what it holds beside tensors,
-    ``published`` what runs on such devices met with.
+    ``basis`` is ``assumed`` for a data sheet and ``measured`` for a calibration. ``multiprocessors`` compute
+    tiles of a matmul in parallel. ``efficiency`` is the share of the data sheet that the device reaches; None: not
+    known, so that times are bounds. ``clock`` is the share of the clock under a power limit. ``overheads`` is its
+    memory outside tensors, ``published`` what runs on such devices reported.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Device:
 
     @property
     def step_fabric(self) -> Fabric | None:
-        """The fabric as the collectives of a step find it; its bound where the device's efficiency is not known."""
+        """The fabric with the network share of a step's collectives; its bound where the efficiency is not known."""
         if self.fabric is None:
             return None
         if self.efficiency is None:
@@ -64,13 +64,13 @@ class Device:
 
     @property
     def contention_share(self) -> float:
-        """The part of a collective's time that compute beside it loses; none where the efficiency is not known."""
+        """The share of an overlapped collective's time that compute loses to it; 0 without a known efficiency."""
         return 0.0 if self.efficiency is None else self.efficiency.contention_share
 
 
 @frozen
 class Overhead:
-    """Something that a device holds beside tensors: bytes, or a share of the bytes in tensors."""
+    """Memory of a device outside tensors: bytes, or a share of the tensors' bytes."""
 
     name: str
     what: str
@@ -82,7 +82,7 @@ class Overhead:
 
 @frozen
 class Published:
-    """A number that others published of their runs; it stands in where the run file does not say ours."""
+    """A number published of other runs, used where the run file gives none."""
 
     name: str
     value: float
@@ -96,12 +96,12 @@ class Cluster:
     """The devices of a run."""
 
     device: str = setting("a device of the catalog, or this-machine", quantity="text", default="this-machine")
-    count: int = setting("how many of them", default=1, at_least=1, at_most=10**7)
+    count: int = setting("number of devices", default=1, at_least=1, at_most=10**7)
     backend: str = setting(
         "torch device: auto, cpu, cuda or mps", quantity="text", default="auto", choices=("auto", "cpu", "cuda", "mps")
     )
     devices_per_node: int | None = setting(
-        "devices that the links of one node join; absent = as the device usually stands", default=None, at_least=1,
+        "devices that the links of one node connect; absent = as is usual for the device", default=None, at_least=1,
         at_most=10**6,
     )  # fmt: skip
     network: str | None = setting(
@@ -109,18 +109,17 @@ class Cluster:
         quantity="text", default=None,
     )  # fmt: skip
     network_bytes_per_second: int | None = setting(
-        'what the network carries for each device, one way, as its data sheet says ("50GB/s", "400Gbit/s"); absent = '
-        "that of cluster.network",
+        'bandwidth of the network per device, one way, by its data sheet ("50GB/s", "400Gbit/s"); absent = that of '
+        "cluster.network",
         quantity="bytes/s", default=None, at_least=LEAST_RATE, at_most=10**15, unit=_FOR_EACH,
     )  # fmt: skip
     network_reached_bytes_per_second: int | None = setting(
-        "what long messages reach over the network for each device, one way, as measured: the bus bandwidth that "
-        "nccl-tests tells of all devices of several nodes, over the devices of one node; absent = its rate times the "
-        "catalog's share",
+        "measured bandwidth of long messages over the network per device, one way: the bus bandwidth of nccl-tests "
+        "over several whole nodes, divided by the devices of one; absent = the data sheet's times the catalog's share",
         quantity="bytes/s", default=None, at_least=LEAST_RATE, at_most=10**15, unit=_FOR_EACH,
     )  # fmt: skip
     price_per_device_hour: float | None = setting(
-        "what one device costs for an hour; absent = no bill", quantity="number", default=None, at_least=0,
+        "price of one device for an hour; absent = no cost", quantity="number", default=None, at_least=0,
         at_most=10**9,
     )  # fmt: skip
     mtbf_device_hours: float | None = setting(
@@ -128,32 +127,31 @@ class Cluster:
         quantity="number", default=None, above=0, at_most=10**12,
     )  # fmt: skip
     restart_seconds: float | None = setting(
-        "from an interruption to the first step again, reading the checkpoint left out; absent = as published",
+        "from an interruption to the next step, without reading the checkpoint; absent = as published",
         quantity="seconds", default=None, at_least=0, at_most=10**7,
     )  # fmt: skip
     storage_bytes_per_second: int | None = setting(
-        "bytes that all devices together write to the storage of checkpoints in a second, and read of tokens there; "
-        "absent = as published",
+        "rate at which all devices together write checkpoints to storage and read tokens; absent = as published",
         quantity="bytes/s", default=None, at_least=LEAST_RATE, at_most=10**15, unit=_OF_ALL,
     )  # fmt: skip
     loader_tokens_per_second: int | None = setting(
-        "tokens that the data loaders of all devices together deliver in a second; absent = never too few",
+        "tokens that the data loaders of all devices together deliver in a second; absent = data is never waited for",
         default=None, at_least=1, at_most=10**15,
     )  # fmt: skip
     power_limit_watts: float | None = setting(
-        "limit of power set on every device (nvidia-smi -pl); its clock is taken to go with the third root of what "
-        "is left for it; absent = the rated power",
+        "power limit of every device (nvidia-smi -pl); assuming a clock that falls with the third root of the power; "
+        "absent = the rated power",
         quantity="number", default=None, above=0, at_most=10**5,
     )  # fmt: skip
     power_share: float | None = setting(
-        "part of its power, the rated one or the limit, that a device draws in training; absent = all of it",
+        "share of its rated power (or the limit) that a device draws in training; absent = all of it",
         quantity="number", default=None, above=0, at_most=1,
     )  # fmt: skip
     power_usage_effectiveness: float | None = setting(
-        "energy of the whole data centre over that of its devices; absent = the devices alone",
+        "energy of the data centre over that of its devices; absent = energy of the devices only",
         quantity="number", default=None, at_least=1, at_most=10,
     )  # fmt: skip
     grid_kg_co2_per_kwh: float | None = setting(
-        "CO2 of a kWh of the local grid; absent = no CO2 is said", quantity="number", default=None, at_least=0,
+        "CO2 of a kWh of the local grid; absent = no CO2 figure", quantity="number", default=None, at_least=0,
         at_most=10,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The data: which text, which tokenizer, how much is held out."""
+"""The data: text, tokenizer, validation split."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ class DataSpec:
         f'"{STANDARD_LIBRARY}" = the text of the running interpreter\'s own library',
         quantity="texts", default=(STANDARD_LIBRARY,),
     )  # fmt: skip
-    text_field: str = setting(
-        "the field of a JSONL or Parquet record that holds the text", quantity="text", default="text"
-    )
+    text_field: str = setting("field of a JSONL or Parquet record with the text", quantity="text", default="text")
     tokenizer: str = setting(
         '"bytes", "bpe" (trained on the corpus) or the path of a tokenizer.json', quantity="text", default="bytes"
     )
     end_token: str | None = setting(
-        "token that ends a document in a tokenizer.json; absent = the first it has of "
+        "token that ends a document in a tokenizer.json; absent = the first of these that it has: "
         "<|endoftext|>, <|end_of_text|>, </s>, <eos>",
         quantity="text", default=None,
     )  # fmt: skip
@@ -32,6 +30,6 @@ class DataSpec:
         "vocabulary of a bpe tokenizer; absent = model.vocab_size", default=None, at_least=257
     )
     validation_fraction: float = setting(
-        "share of the documents held out", quantity="number", default=0.02, above=0, at_most=0.5
+        "share of the documents that is for validation", quantity="number", default=0.02, above=0, at_most=0.5
     )
-    cache: str = setting("directory of the token stores", quantity="text", default="cache")
+    cache: str = setting("directory of the tokenized text", quantity="text", default="cache")

@@ -18,7 +18,7 @@ class Dense:
 
     kind: ClassVar[str] = "dense"
 
-    d_ff: int = setting("inner width of the MLP", at_least=1, at_most=10**8)
+    d_ff: int = setting("inner size of the MLP", at_least=1, at_most=10**8)
     activation: str = setting("nonlinearity of the MLP", quantity="text", default="silu", choices=ACTIVATIONS)
     gated: bool = setting("the MLP is gated (SwiGLU, GEGLU)", quantity="flag", default=True)
     bias: bool = setting("biases in the MLP", quantity="flag", default=False)
@@ -26,20 +26,22 @@ class Dense:
 
 @frozen(kw_only=True)
 class Router:
-    """How a token gets its experts and their weights."""
+    """How experts and their weights are chosen for a token."""
 
     scores: str = setting(
         "scores of the experts: softmax over all, sigmoid, or softmax over the chosen",
         quantity="text", default="softmax", choices=ROUTER_SCORES,
     )  # fmt: skip
     bias: bool = setting("the router has a bias", quantity="flag", default=False)
-    normalize: bool = setting("the chosen scores are made to sum to one", quantity="flag", default=True)
-    scale: float = setting("the chosen scores are multiplied by this", quantity="number", default=1.0, above=0)
+    normalize: bool = setting("the chosen scores are divided by their sum", quantity="flag", default=True)
+    scale: float = setting("factor of the chosen scores", quantity="number", default=1.0, above=0)
     correction: bool = setting(
-        "a bias outside the gradient balances the choice (DeepSeek-V3)", quantity="flag", default=False
+        "a bias without gradient balances the load (DeepSeek-V3)", quantity="flag", default=False
     )
-    groups: int = setting("groups of experts, of which the best are chosen first", default=1, at_least=1, at_most=10**5)
-    top_groups: int = setting("groups that are chosen", default=1, at_least=1, at_most=10**5)
+    groups: int = setting(
+        "groups of experts; the best groups are chosen before experts", default=1, at_least=1, at_most=10**5
+    )
+    top_groups: int = setting("chosen groups", default=1, at_least=1, at_most=10**5)
 
 
 @frozen(kw_only=True)
@@ -49,17 +51,15 @@ class Experts(Dense):
     kind: ClassVar[str] = "experts"
 
     n_experts: int = setting("experts of a layer", at_least=2, at_most=10**5)
-    per_token: int = setting("experts that a token passes through", default=2, at_least=1, at_most=10**5)
-    expert_d_ff: int | None = setting(
-        "inner width of an expert; absent = d_ff", default=None, at_least=1, at_most=10**8
-    )
-    n_shared: int = setting("experts that every token passes through, as one MLP", default=0, at_least=0, at_most=10**4)
+    per_token: int = setting("experts for each token (top k)", default=2, at_least=1, at_most=10**5)
+    expert_d_ff: int | None = setting("inner size of an expert; absent = d_ff", default=None, at_least=1, at_most=10**8)
+    n_shared: int = setting("shared experts, which every token uses, as one MLP", default=0, at_least=0, at_most=10**4)
     shared_gate: bool = setting("the shared expert's output is gated by a sigmoid", quantity="flag", default=False)
-    n_dense_layers: int = setting("leading layers that stay dense", default=0, at_least=0, at_most=10**5)
-    every: int = setting("every so many-th layer has experts", default=1, at_least=1, at_most=10**5)
-    router: Router = part("how a token gets its experts", Router, default=Router())
+    n_dense_layers: int = setting("leading layers with a dense MLP", default=0, at_least=0, at_most=10**5)
+    every: int = setting("every n-th layer has experts", default=1, at_least=1, at_most=10**5)
+    router: Router = part("how experts are chosen for a token", Router, default=Router())
 
     @property
     def width(self) -> int:
-        """Inner width of one expert."""
+        """Inner size of one expert."""
         return self.d_ff if self.expert_d_ff is None else self.expert_d_ff

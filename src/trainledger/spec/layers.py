@@ -1,4 +1,4 @@
-"""Which kinds of layers a model has, and in which order: runs of equal layers are told once."""
+"""The kinds of layers of a model and their order, with runs of equal layers as one segment."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from trainledger.spec.model import ModelSpec
 
 @frozen
 class LayerKind:
-    """What sets one layer of a model apart from another.
+    """What layers of a model differ in.
 
-    ``window`` is how many tokens its attention sees (None: all before), ``rotary`` whether rope turns its
+    ``window`` is the number of tokens that attention sees (None: all before), ``rotary`` whether rope rotates its
     heads, ``experts`` whether its MLP is a mixture of experts.
     """
 
@@ -41,25 +41,25 @@ def kind_of(spec: ModelSpec, layer: int) -> LayerKind:
 
 
 def angles_of(spec: ModelSpec, kind: LayerKind) -> str | None:
-    """Whose rotary angles turn the heads of a layer: ``rotary``, ``rotary_local``, or None where nothing turns them."""
+    """The rotary module of a layer: ``rotary``, ``rotary_local``, or None without rotary positions."""
     if not kind.rotary:
         return None
     return "rotary_local" if kind.window is not None and _local_theta(spec) else "rotary"
 
 
 def rotary_modules(spec: ModelSpec) -> tuple[str, ...]:
-    """The names of all that `angles_of` tells of the layers of a model."""
+    """The rotary modules of a model."""
     names = {angles_of(spec, kind) for segment in segments(spec) for kind in segment.kinds}
     return tuple(each for each in ("rotary", "rotary_local") if each in names)
 
 
 def windows_of(spec: ModelSpec) -> tuple[int | None, ...]:
-    """The windows that the layers of a model have, each once, None for layers that see all before."""
+    """The distinct attention windows of a model, None for global layers."""
     return tuple(dict.fromkeys(kind.window for segment in segments(spec) for kind in segment.kinds))
 
 
 def local_angles(spec: ModelSpec) -> ModelSpec:
-    """The spec whose rotary angles the local layers have: their own base, and waves that are not stretched."""
+    """The spec with the rotary angles of local layers: their own base, without scaling."""
     assert spec.rope is not None
     assert spec.rope.local_theta is not None
     return replace(spec, positions=replace(spec.rope, theta=spec.rope.local_theta, local_theta=None, scaling=None))
@@ -81,13 +81,13 @@ def expert_layers(spec: ModelSpec) -> Any:
 
 
 def period_of(spec: ModelSpec) -> int:
-    """After how many layers the kinds of layers repeat, where that many there are."""
+    """The number of layers after which their kinds repeat."""
     skip_every = spec.rope.skip_every if spec.rope is not None else None
     return lcm(spec.attention.global_every or 1, skip_every or 1, spec.experts.every if spec.experts else 1)
 
 
 def segments(spec: ModelSpec) -> tuple[Segment, ...]:
-    """The layers of a model as runs of a repeated pattern: the work does not grow with the number of layers.
+    """The layers of a model as runs of a repeated pattern, so that work does not grow with the number of layers.
 
     >>> from trainledger.spec.model import ModelSpec
     >>> from trainledger.spec.attention import MultiHead

@@ -1,4 +1,4 @@
-"""The layout: how one model and its batch are spread over devices."""
+"""The layout: how a model and its batch are divided among devices."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ SEQUENCE_GATHERS = ("kept", "again")
 OVERLAPS = ("gradients", "parameters", "tensor", "input-gradients", "experts")
 EXPERT_SENDS = ("copies", "nodes")
 _MOST = 10**7
-MOST_CHUNKS = 1024  # of layers, in all stages together: each is followed on its own
+MOST_CHUNKS = 1024  # of layers, in all stages together: each is accounted for separately
 
 
 @frozen(kw_only=True)
 class Layout:
-    """Devices along each axis of the mesh, and how each axis is used; all of them one: a device on its own.
+    """Devices along each axis of the mesh, and how each axis is used; one device where all axes are 1.
 
-    The devices are ``replicate x shard x context x tensor x pipeline``. Expert ranks are not devices of their own:
-    they are taken from ``shard x context``, as torchtitan takes them from its data-parallel shard and context axes
-    (Megatron-LM: from data parallelism). Parameters, gradients and optimizer state are sharded over ``shard x context``
-    ranks, because context ranks see other tokens with the same weights (torchtitan: ``dp_shard_cp``).
+    The devices are ``replicate x shard x context x tensor x pipeline``. Expert ranks are no axis of their
+    own: they are ranks of ``shard x context``, as in torchtitan (Megatron-LM: of data parallelism). Parameters,
+    gradients and optimizer state are sharded over ``shard x context`` ranks: context ranks see other tokens with the same
+    weights (torchtitan: ``dp_shard_cp``).
     """
 
     auto: bool = setting(
-        "true = search for a layout that fits the cluster: of those within 3 % of the quickest the simplest (layout = "
-        "\"auto\" above all sections, in place of this one, says so too); what is given beside it, recipe.micro_batch "
-        "and recipe.activation_checkpointing too, is kept",
+        "true = search for a layout that fits the cluster: the simplest within 3 % of the quickest (layout = \"auto\" "
+        "above all sections does the same); other fields given here, recipe.micro_batch and "
+        "recipe.activation_checkpointing are kept",
         quantity="flag", default=False,
     )  # fmt: skip
     replicate: int = setting(
@@ -46,33 +46,36 @@ class Layout:
         at_most=3,
     )  # fmt: skip
     reshard_after_forward: bool | None = setting(
-        "zero = 3: parameters of a block are let go after its forward and gathered again; absent = yes, but no in a "
-        "pipeline",
+        "zero = 3: parameters of a block are freed after its forward and gathered again in backward; absent = true "
+        "without a pipeline, false with one",
         quantity="flag", default=None,
     )  # fmt: skip
     prefetch: int = setting(
-        "zero = 3: blocks that are gathered ahead of the one that runs, in backward", default=1, at_least=0, at_most=8
+        "zero = 3: blocks gathered ahead of the running one, in backward", default=1, at_least=0, at_most=8
     )
     gather: str = setting(
-        "zero = 3: what is gathered at a time, a whole block (FSDP) or one tensor after the other (DeepSpeed in 2021)",
+        "zero = 3: unit of a gather: a whole block (FSDP) or one tensor (DeepSpeed in 2021)",
         quantity="text", default="block", choices=GATHERS,
     )  # fmt: skip
     tensor: int = setting(
-        "ranks that split heads and the inner width of each block", default=1, at_least=1, at_most=_MOST
+        "ranks that split heads and the inner size of the MLP (tensor parallelism)",
+        default=1,
+        at_least=1,
+        at_most=_MOST,
     )
     sequence_parallel: bool = setting(
-        "tensor ranks split norms and the residual stream by tokens too, and gather them for products",
+        "tensor ranks also split norms and the residual stream by tokens, and gather them for matmuls",
         quantity="flag", default=False,
     )  # fmt: skip
     sequence_gather: str = setting(
-        "what sequence-parallel ranks gather for products: kept = whole for backward, as PyTorch's DTensor does; "
-        "again = each keeps its own tokens, and backward gathers them a second time (Megatron-LM)",
+        "what sequence-parallel ranks save of a gathered input: kept = all tokens, as PyTorch's DTensor does; again = "
+        "their own tokens, and backward gathers a second time (Megatron-LM)",
         quantity="text", default="kept", choices=SEQUENCE_GATHERS,
     )  # fmt: skip
-    pipeline: int = setting("stages of layers", default=1, at_least=1, at_most=MOST_CHUNKS)
+    pipeline: int = setting("pipeline stages", default=1, at_least=1, at_most=MOST_CHUNKS)
     split_sends: bool = setting(
-        "each tensor rank sends its part of an activation to the next stage, where they gather it (Megatron-LM's "
-        "scatter-gather, DeepSpeed's pipe_partitioned); not with sequence_parallel, whose ranks have only their part",
+        "each tensor rank sends a part of an activation to the next stage, which gathers it (Megatron-LM's "
+        "scatter-gather, DeepSpeed's pipe_partitioned); not with sequence_parallel, which sends parts anyway",
         quantity="flag", default=False,
     )  # fmt: skip
     schedule: str = setting("order of micro-batches in a pipeline", quantity="text", default="1f1b", choices=SCHEDULES)
@@ -83,41 +86,42 @@ class Layout:
         "layers of each stage, in order; absent = the same in all", quantity="counts", default=None, at_least=0,
         at_most=_MOST,
     )  # fmt: skip
-    context: int = setting("ranks that split the tokens of a sequence", default=1, at_least=1, at_most=_MOST)
+    context: int = setting(
+        "ranks that split the tokens of a sequence (context parallelism)", default=1, at_least=1, at_most=_MOST
+    )
     context_kind: str = setting(
-        "how context ranks attend to each other's tokens: ring = keys and values go round, "
-        "all-to-all = each attends to all tokens for a part of the heads",
+        "how context ranks attend to all tokens: ring = keys and values circulate, "
+        "all-to-all = each rank computes a part of the heads for all tokens",
         quantity="text", default="ring", choices=CONTEXT_KINDS,
     )  # fmt: skip
     expert: int = setting(
-        "ranks that split the experts; taken from shard x context, no devices of their own", default=1, at_least=1,
+        "ranks that split the experts, among those of shard x context: no further devices", default=1, at_least=1,
         at_most=_MOST,
     )  # fmt: skip
     expert_send: str = setting(
-        "how tokens go to the ranks of their experts: copies = one to each expert (all-to-all), nodes = one to each "
-        "node, copied there and added up there on the way back; with precision fp8-block out in 8 bits (DeepEP)",
+        "how tokens reach the ranks of their experts: copies = one per expert (all-to-all); nodes = one per node, "
+        "copied there and summed there on the way back; dispatched in fp8 with precision fp8-block (DeepEP)",
         quantity="text", default="copies", choices=EXPERT_SENDS,
     )  # fmt: skip
 
     overlap: tuple[str, ...] | None = setting(
-        "what, besides the gathers and sums of fully sharded blocks, runs beside compute: gradients = their sum over "
-        "replicas, or zero = 1, beside the last backward; parameters = zero = 1 or 2, gathered beside the next "
-        "forward; tensor = products of tensor ranks in parts, each beside the next one's way (Megatron-LM's "
-        "tp-comm-overlap, PyTorch's async tensor parallelism); input-gradients = sums of inputs' gradients over tensor "
-        "ranks, each beside the product of the weight's gradient (Megatron-LM since autumn 2021); experts = tokens on "
-        "their way to experts and back, beside another micro-batch that goes the other way (DualPipe, Megatron Core); "
-        "none = nothing, those of sharded blocks neither",
+        "communication that overlaps with compute, besides that of fully sharded blocks: gradients = their sum over "
+        "replicas (or zero = 1) with the last backward; parameters = their gather (zero = 1 or 2) with the next "
+        "forward; tensor = communication of tensor ranks with matmuls cut into parts (Megatron-LM's tp-comm-overlap, "
+        "PyTorch's async tensor parallelism); input-gradients = their sum over tensor ranks with the matmul of the "
+        "weight's gradient (Megatron-LM since autumn 2021); experts = dispatch and combine with the compute of another "
+        "micro-batch (DualPipe, Megatron Core); none = nothing, not even that of sharded blocks",
         quantity="texts", default=("gradients",),
     )  # fmt: skip
 
     @property
     def devices(self) -> Any:
-        """How many devices it takes."""
+        """Devices of the mesh."""
         return self.replicate * self.shard * self.context * self.tensor * self.pipeline
 
     @property
     def data_ranks(self) -> Any:
-        """Ranks that get sequences of their own."""
+        """Ranks with different sequences."""
         return self.replicate * self.shard
 
     @property
@@ -127,13 +131,13 @@ class Layout:
 
     @property
     def communicators(self) -> tuple[int, ...]:
-        """The ranks of each group that a rank talks in: one group for each axis, and one of all for what is global."""
+        """Sizes of the process groups of a rank: one for each axis above 1, and one of all ranks."""
         axes = (self.replicate, self.shard_ranks, self.tensor, self.pipeline, self.context, self.expert, self.devices)
         return tuple(size for size in axes if size > 1)
 
     @property
     def kinds_of_ranks(self) -> int:
-        """How many things ranks differ in beside their data: tensor, context, expert ranks, stages, uneven stages.
+        """How many kinds of parallelism a layout has besides data parallelism; uneven stages count as one more.
 
         >>> Layout(shard=64).kinds_of_ranks, Layout(shard=8, tensor=8, pipeline=4).kinds_of_ranks
         (0, 2)
@@ -143,17 +147,17 @@ class Layout:
 
     @property
     def alone(self) -> bool:
-        """Whether it is one device; never where a size is an array, nor before a layout was searched for."""
+        """Whether it is one device; False where a size is an array, and before the search of ``auto``."""
         return is_int(self.devices) and self.devices == 1 and not self.auto
 
     @property
     def sends_whole(self) -> bool:
-        """Whether tensor ranks have the same activation to send to the next stage, so that each may send a part."""
+        """Whether all tensor ranks have the whole activation for the next stage, so that each may send a part."""
         return self.tensor > 1 and self.pipeline > 1 and not self.sequence_parallel
 
     @property
     def gathers_again(self) -> bool:
-        """Whether of what is gathered for a product only the rank's own tokens are kept for backward."""
+        """Whether only the rank's own tokens of a gathered matmul input are saved."""
         return self.sequence_parallel and self.sequence_gather == "again"
 
     @property
@@ -163,14 +167,14 @@ class Layout:
 
     @property
     def reshards(self) -> bool:
-        """Whether parameters are let go between forward and backward."""
+        """Whether gathered parameters are freed between forward and backward."""
         if self.reshard_after_forward is not None:
             return self.reshard_after_forward
         return is_int(self.pipeline) and self.pipeline == 1
 
 
 def overlaps(layout: Layout, what: str) -> bool:
-    """Whether one of OVERLAPS runs beside compute."""
+    """Whether one of OVERLAPS overlaps with compute."""
     return what in (layout.overlap or ())
 
 

@@ -1,4 +1,4 @@
-"""The model: a decoder-only Transformer, told by the sizes and choices that its cost depends on."""
+"""The model: a decoder-only Transformer as the sizes and choices that determine its cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RMSNorm:
 
 @frozen(kw_only=True)
 class LayerNorm:
-    """Mean and variance made 0 and 1, then a weight and perhaps a bias (Ba et al. 2016, arXiv 1607.06450)."""
+    """Normalization to mean 0 and variance 1, then weight and bias if set (Ba et al. 2016, arXiv 1607.06450)."""
 
     kind: ClassVar[str] = "layernorm"
     plus_one: ClassVar[bool] = False
@@ -50,34 +50,33 @@ class ModelSpec:
     (4, 16)
     """
 
-    name: str = setting("what the model is called in reports", quantity="text", default="model")
+    name: str = setting("name of the model in reports", quantity="text", default="model")
     vocab_size: int = setting("tokens in the vocabulary", at_least=1, at_most=10**8)
     vocab_multiple: int = setting(
         "rows of the embedding are padded to a multiple of this", default=1, at_least=1, at_most=10**6
     )
-    d_model: int = setting("width of the residual stream", at_least=1, at_most=10**7)
+    d_model: int = setting("hidden size", at_least=1, at_most=10**7)
     n_layers: int = setting("Transformer blocks", at_least=1, at_most=10**5)
     max_seq_len: int = setting("longest sequence (rows of learned positions)", at_least=1, at_most=10**9)
     n_mtp_layers: int = setting(
-        "multi-token prediction: further tokens, each predicted by a block of its own",
+        "multi-token prediction: additional tokens, each predicted by a block of its own",
         default=0, at_least=0, at_most=100,
     )  # fmt: skip
     tie_embeddings: bool = setting("input and output embedding are one matrix", quantity="flag", default=False)
-    embedding_scale: float = setting(
-        "the embedded tokens are multiplied by this", quantity="number", default=1.0, above=0
-    )
+    embedding_scale: float = setting("factor of the embedded tokens", quantity="number", default=1.0, above=0)
     embedding_norm: bool = setting("a norm follows the embedding (BLOOM)", quantity="flag", default=False)
     head_bias: bool = setting("a bias in the output head", quantity="flag", default=False)
-    logit_scale: float = setting("the logits are multiplied by this", quantity="number", default=1.0, above=0)
+    logit_scale: float = setting("factor of the logits", quantity="number", default=1.0, above=0)
     logit_softcap: float | None = setting(
         "logits become c tanh(logits / c); absent = no cap", quantity="number", default=None, above=0
     )
     norm_place: str = setting(
-        "pre = before a branch, post = on its output, sandwich = both, after-add = on the sum (the first Transformer)",
+        "pre = before attention and MLP, post = on their outputs, sandwich = both, after-add = on the sum (the first "
+        "Transformer)",
         quantity="text", default="pre", choices=NORM_PLACES,
     )  # fmt: skip
     block: str = setting(
-        "serial, or attention and MLP both read the block's input: through one norm, or through two",
+        "serial; parallel = attention and MLP both read the block's input, through one norm or two",
         quantity="text", default="serial", choices=BLOCKS,
     )  # fmt: skip
     norm: RMSNorm | LayerNorm = part("normalization", RMSNorm, LayerNorm, default=RMSNorm())
@@ -104,7 +103,7 @@ class ModelSpec:
 
     @property
     def kv_heads(self) -> int:
-        """Key-value heads; a latent is spread to one for each query head."""
+        """Key-value heads; latent attention has one for each query head."""
         heads = self.attention
         return heads.n_heads if heads.n_kv_heads is None else heads.n_kv_heads
 
@@ -133,7 +132,7 @@ class ModelSpec:
 
     @property
     def rotary_size(self) -> int:
-        """Width of the part of a head that rope turns."""
+        """Width of the part of a head that rope rotates."""
         if isinstance(self.attention, Latent):
             return self.attention.rope_head_dim
         return self.head_size if self.rope is None or self.rope.dim is None else self.rope.dim
@@ -146,7 +145,7 @@ class ModelSpec:
 
     @property
     def padded_vocab(self) -> int:
-        """Rows of the embedding: the vocabulary, up to the next ``vocab_multiple``."""
+        """Rows of the embedding: the vocabulary, rounded up to a multiple of ``vocab_multiple``."""
         if self.vocab_multiple == 1:
             return self.vocab_size
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple

@@ -1,4 +1,4 @@
-"""How positions enter: rotary with its scalings, learned, ALiBi, or not at all."""
+"""Positions: rotary with its scalings, learned, ALiBi, or none."""
 
 from __future__ import annotations
 
@@ -11,62 +11,62 @@ from trainledger.spec.setting import setting
 
 @frozen(kw_only=True)
 class Llama3:
-    """Long waves are stretched, short ones left, those between blended (Llama 3.1)."""
+    """Long wavelengths are stretched, short ones kept, those between blended (Llama 3.1)."""
 
     kind: ClassVar[str] = "llama3"
 
-    factor: float = setting("long rotary waves are stretched this many times", quantity="number", at_least=1)
+    factor: float = setting("factor by which long rotary wavelengths are stretched", quantity="number", at_least=1)
     low_freq_factor: float = setting(
-        "waves longer than original_seq_len over this are stretched in full", quantity="number", default=1.0, above=0
+        "wavelengths above original_seq_len over this are stretched in full", quantity="number", default=1.0, above=0
     )
     high_freq_factor: float = setting(
-        "waves shorter than original_seq_len over this are left as they are", quantity="number", default=4.0, above=0
+        "wavelengths below original_seq_len over this are kept", quantity="number", default=4.0, above=0
     )
     original_seq_len: int = setting("longest sequence before the scaling", default=8192, at_least=1, at_most=10**9)
 
 
 @frozen(kw_only=True)
 class Linear:
-    """Every wave is stretched (Chen et al. 2023, Position Interpolation, arXiv 2306.15595)."""
+    """All wavelengths are stretched (Chen et al. 2023, Position Interpolation, arXiv 2306.15595)."""
 
     kind: ClassVar[str] = "linear"
 
-    factor: float = setting("rotary waves are stretched this many times", quantity="number", at_least=1)
+    factor: float = setting("factor by which rotary wavelengths are stretched", quantity="number", at_least=1)
 
 
 @frozen(kw_only=True)
 class Yarn:
-    """Long waves are stretched, short ones left, with a ramp between (Peng et al. 2023, YaRN, arXiv 2309.00071)."""
+    """Long wavelengths are stretched, short ones kept, a ramp between (Peng et al. 2023, YaRN, arXiv 2309.00071)."""
 
     kind: ClassVar[str] = "yarn"
 
-    factor: float = setting("long rotary waves are stretched this many times", quantity="number", at_least=1)
+    factor: float = setting("factor by which long rotary wavelengths are stretched", quantity="number", at_least=1)
     beta_slow: float = setting(
-        "waves that fit at most so often into original_seq_len are stretched in full", quantity="number", default=1.0,
-        above=0,
+        "wavelengths that fit at most this often into original_seq_len are stretched in full",
+        quantity="number", default=1.0, above=0,
     )  # fmt: skip
     beta_fast: float = setting(
-        "waves that fit so often into original_seq_len, or oftener, are left as they are", quantity="number",
+        "wavelengths that fit at least this often into original_seq_len are kept", quantity="number",
         default=32.0, above=0,
     )  # fmt: skip
     original_seq_len: int = setting("longest sequence before the scaling", default=8192, at_least=1, at_most=10**9)
-    attention_factor: float = setting(
-        "cosines and sines are multiplied by this", quantity="number", default=1.0, above=0
+    attention_factor: float = setting("factor of cosines and sines", quantity="number", default=1.0, above=0)
+    truncate: bool = setting(
+        "the ends of the ramp are rounded outwards to whole pairs of dims", quantity="flag", default=True
     )
-    truncate: bool = setting("the ends of the ramp are rounded outwards to whole pairs", quantity="flag", default=True)
 
 
 @frozen(kw_only=True)
 class LongRope:
-    """Each wave has a factor of its own, which is not held here (Ding et al. 2024, LongRoPE, arXiv 2402.13753)."""
+    """A factor for each wavelength, which is not kept here (Ding et al. 2024, LongRoPE, arXiv 2402.13753)."""
 
     kind: ClassVar[str] = "longrope"
 
-    factor: float = setting("the longest rotary waves are stretched this many times", quantity="number", at_least=1)
-    original_seq_len: int = setting("longest sequence before the scaling", default=8192, at_least=1, at_most=10**9)
-    attention_factor: float = setting(
-        "cosines and sines are multiplied by this", quantity="number", default=1.0, above=0
+    factor: float = setting(
+        "factor by which the longest rotary wavelengths are stretched", quantity="number", at_least=1
     )
+    original_seq_len: int = setting("longest sequence before the scaling", default=8192, at_least=1, at_most=10**9)
+    attention_factor: float = setting("factor of cosines and sines", quantity="number", default=1.0, above=0)
 
 
 @frozen(kw_only=True)
@@ -77,18 +77,25 @@ class Rope:
 
     theta: float = setting("base of the rotary frequencies", quantity="number", default=10000.0, above=0)
     local_theta: float | None = setting(
-        "base of the rotary frequencies in local layers, unscaled; absent = as in all", quantity="number", default=None,
-        above=0,
+        "base of the rotary frequencies in local layers, without scaling; absent = as in all layers",
+        quantity="number", default=None, above=0,
     )  # fmt: skip
     dim: int | None = setting(
-        "leading part of a head that is turned; absent = all of it", default=None, at_least=2, at_most=10**6
+        "leading dims of a head that rotate; absent = all", default=None, at_least=2, at_most=10**6
     )
-    interleaved: bool = setting("neighbours are turned, not the two halves", quantity="flag", default=False)
+    interleaved: bool = setting(
+        "pairs are neighbouring dims instead of dims of the two halves", quantity="flag", default=False
+    )
     skip_every: int | None = setting(
-        "every so many-th layer has no positions; absent = all have", default=None, at_least=1, at_most=10**5
+        "every n-th layer has no positions; absent = all have", default=None, at_least=1, at_most=10**5
     )
     scaling: Llama3 | Linear | Yarn | LongRope | None = part(
-        "how rotary waves are stretched to longer sequences; absent = not", Llama3, Linear, Yarn, LongRope, default=None
+        "how rotary wavelengths are stretched for longer sequences; absent = not",
+        Llama3,
+        Linear,
+        Yarn,
+        LongRope,
+        default=None,
     )
 
 
@@ -103,13 +110,13 @@ class Learned:
 
 @frozen(kw_only=True)
 class Alibi:
-    """Scores fall with the distance, in each head at its own slope (Press et al. 2022, ALiBi, arXiv 2108.12409)."""
+    """Scores fall linearly with the distance, with one slope per head (Press et al. 2022, ALiBi, arXiv 2108.12409)."""
 
     kind: ClassVar[str] = "alibi"
 
 
 @frozen(kw_only=True)
 class NoPositions:
-    """None: causality alone tells tokens apart."""
+    """No positions: only the causal mask orders the tokens."""
 
     kind: ClassVar[str] = "none"
