@@ -23,8 +23,8 @@ class Layout:
 
     The devices are ``replicate x shard x context x tensor x pipeline``. Expert ranks are no axis of their
     own: they are ranks of ``shard x context``, as in torchtitan (Megatron-LM: of data parallelism). Parameters,
-    gradients and optimizer state are sharded over ``shard x context`` ranks: context ranks see other tokens with the same
-    weights (torchtitan: ``dp_shard_cp``).
+    gradients and optimizer state are sharded over ``shard x context`` ranks: context ranks see other tokens with
+    the same weights (torchtitan: ``dp_shard_cp``).
     """
 
     auto: bool = setting(
