@@ -125,7 +125,7 @@ def test_both_forms_of_rotary_parameters_are_one():
     [
         ({"rope_scaling": {"type": "mrope"}}, "rope_scaling.rope_type = 'mrope': must be one of default, linear"),
         ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_parameters.rope_type = ['yarn']: must be one of"),
-        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: must be a number (factor by which rotary wavelengths"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: must be a number (factor by which"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "rope_scaling.factor = 0.5: must be at least 1"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.short_factor: must be a list of numbers"),
         ({"rope_parameters": {"full_attention": {}}}, "differs by layer, which no llama does"),
