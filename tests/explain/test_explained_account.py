@@ -173,7 +173,7 @@ def _sizes(run: Run) -> dict[str, int]:
         "G": spec.kv_heads,
         "Q": spec.attention.n_heads // spec.kv_heads,
         "K": spec.head_size,
-        "M": spec.experts.width,
+        "M": spec.experts.width if spec.experts else spec.feed_forward.d_ff,
         "E": spec.experts.n_experts if spec.experts else 0,
     }
 

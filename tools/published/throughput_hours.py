@@ -103,7 +103,7 @@ def _meta(row: Row) -> tuple[Run, str]:
     words = "InfiniBand or RoCE of 200 Gb/s for each GPU"
     if first:
         words += "; xformers' attention told as `efficient`"
-    model = llama({**told, "attention.n_heads": row["n_heads"] or "64"})
+    model = llama({**told, "n_heads": row["n_heads"] or "64"})
     run = _run(row, model, recipe, layout, A100_80, network)
     if size == "34B":
         words += "; limited to 350 W (Llama 2's table 2; the others had 400 W)"
@@ -175,8 +175,8 @@ def _mpt(row: Row) -> tuple[Run, str]:
         "vocab": "50432",
         "d_model": "4096",
         "n_layers": "32",
-        "attention.n_heads": "32",
-        "feed_forward.d_ff": "16384",
+        "n_heads": "32",
+        "d_ff": "16384",
         "seq_len": "2048",
     }
     model = gpt(
@@ -205,7 +205,7 @@ def _smol(row: Row) -> tuple[Run, str]:
 
 def _glm(row: Row) -> tuple[Run, str]:
     model = llama(
-        {**row, "attention.n_kv_heads": "96", "seq_len": "2048"},
+        {**row, "n_kv_heads": "96", "seq_len": "2048"},
         norm="layernorm",
         **{
             "norm.bias": True,

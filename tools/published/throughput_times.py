@@ -41,14 +41,15 @@ def ranks_of(case: TimeCase) -> tuple[RankAccount, ...]:
         found = []
         for stage in range(run.layout.pipeline):
             rank = rank_plan(run, stage)
-            key = tuple((each.count, each.begins, each.ends) for each in (one.chunk for one in rank.chunks))
+            chunks = [each.chunk for each in rank.chunks]
+            key = tuple((each.count, each.begins, each.ends) for each in chunks)
             if key not in alike:
                 alike[key] = follow(rank, backend="cuda")
             found.append(
                 RankAccount(
                     stage=stage, place=0, count=run.layout.devices // run.layout.pipeline,
-                    layers=sum(each.count for each in (one.chunk for one in rank.chunks)), first=rank.chunks[0].begins,
-                    last=rank.chunks[-1].ends, in_flight=0, ledger=alike[key],
+                    layers=sum(each.count for each in chunks), first=chunks[0].begins, last=chunks[-1].ends,
+                    in_flight=0, ledger=alike[key],
                 )
             )  # fmt: skip
         _RANKS[case.name] = tuple(found)

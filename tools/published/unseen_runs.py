@@ -75,8 +75,8 @@ def _megatron(row: Row) -> Row:
     return {
         "n_layers": row["n_layers"],
         "d_model": row["d_model"],
-        "feed_forward.d_ff": str(4 * int(row["d_model"])),
-        "attention.n_heads": row["n_heads"],
+        "d_ff": str(4 * int(row["d_model"])),
+        "n_heads": row["n_heads"],
         "hardware": "A100 SXM 80GB",
         "n_devices": str(devices),
         "tp": row["tensor"],
