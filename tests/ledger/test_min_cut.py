@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.ledger.memory.compiled.partition import values_to_keep
+from trainledger.ledger.memory.compiled_graph import values_to_keep
 
 
 def enough(kept: set[int], edges: list[tuple[int, int]], fixed: set[int], needed: set[int]) -> bool:

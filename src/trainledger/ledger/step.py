@@ -8,7 +8,7 @@ from trainledger.ledger.core.sizes import is_zero, sizes_of
 from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Amounts, Int
 from trainledger.ledger.ledger import Ledger
-from trainledger.ledger.memory.compiled.blocks import hooks_of
+from trainledger.ledger.memory.compiled_blocks import hooks_of
 from trainledger.ledger.model.forward import buffers_nbytes
 from trainledger.ledger.model.lora import frozen_nbytes
 from trainledger.ledger.optimizers.mixed_precision import (

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.ledger.memory.compiled.blocks import uncovered
+from trainledger.ledger.memory.compiled_blocks import uncovered
 from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.spec.layout import SCHEDULES, Layout, overlaps
 from trainledger.spec.lora import BASE_FORMATS

@@ -24,16 +24,8 @@ class Hook:
         """The results of the operation that is about to run, where they are known: then it does not run."""
         return None
 
-    def emitted(
-        self,
-        event: Event,
-        at: int,
-        block: BlockRun | None,
-        reads: Sequence[Array],
-        changes: Sequence[Array],
-        made: Sequence[Array],
-    ) -> None:
-        """An operation has run, the step's with the index ``at``, in a run of a block or outside of all."""
+    def emitted(self, event: Event, reads: Sequence[Array], changes: Sequence[Array], made: Sequence[Array]) -> None:
+        """An operation has run."""
 
     def saved(self, arrays: tuple[Array, ...]) -> Any:
         """What a node keeps in the place of the arrays that it saves; None leaves them to other hooks."""

@@ -56,14 +56,19 @@ class Origin:
 
 
 class Event:
-    """One operation, before the categories of its memory are known."""
+    """One operation, before the categories of its memory are known.
 
-    __slots__ = ("allocated", "facts", "freed")
+    ``at`` is its index in a step that a tape follows, ``block`` the run of a block that it belongs to.
+    """
+
+    __slots__ = ("allocated", "at", "block", "facts", "freed")
 
     def __init__(self, allocated: list[Storage], **facts: Any) -> None:
         self.allocated = allocated
         self.freed: list[tuple[Storage, Int]] = []
         self.facts = facts
+        self.at = -1
+        self.block: BlockRun | None = None
 
     def entry(self) -> Entry:
         """The finished entry."""

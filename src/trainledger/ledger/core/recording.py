@@ -171,27 +171,19 @@ class Recording:
             self._live[id(record)] = record
             records.append(record)
             made.append(Array(elements, dtype, Memory(record, self.released), nbytes=record.nbytes))
-        touched = [*changes, *reads]  # as torch has its arguments
-        self.events.append(
-            Event(
-                records,
-                name=name,
-                path=self.path,
-                phase=self.phase,
-                kind=kind,
-                flops=flops,
-                model_flops=0 if self.phase == "recompute" else model_flops,
-                read=0 if kind == "allocate" else summed(each.nbytes for each in touched),
-                written=0 if kind == "allocate" else summed(each.nbytes for each in (*made, *changes)),
-                dtype=self._rate_of(kind, [*changes, *reads]),  # torch names first what it changes
-                loop=self.loop_stack,
-                basis=basis,
-                source=source or f"ledger.operations.{name}",
-                **more,
-            )
-        )
+        touched = [*changes, *reads]  # torch names first what it changes
+        event = Event(
+            records, name=name, path=self.path, phase=self.phase, kind=kind, flops=flops,
+            model_flops=0 if self.phase == "recompute" else model_flops,
+            read=0 if kind == "allocate" else summed(each.nbytes for each in touched),
+            written=0 if kind == "allocate" else summed(each.nbytes for each in (*made, *changes)),
+            dtype=self._rate_of(kind, touched), loop=self.loop_stack, basis=basis,
+            source=source or f"ledger.operations.{name}", **more,
+        )  # fmt: skip
+        event.at, event.block = len(self.events), self._block
+        self.events.append(event)
         for hook in self.hooks:
-            hook.emitted(self.events[-1], len(self.events) - 1, self._block, reads, changes, made)
+            hook.emitted(event, reads, changes, made)
         return made
 
     def make(

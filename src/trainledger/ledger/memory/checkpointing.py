@@ -58,15 +58,7 @@ class Frame(Hook):
             return None
         return self._kept[name].pop(0)
 
-    def emitted(
-        self,
-        event: Event,
-        at: int,
-        block: BlockRun | None,
-        reads: Sequence[Array],
-        changes: Sequence[Array],
-        made: Sequence[Array],
-    ) -> None:
+    def emitted(self, event: Event, reads: Sequence[Array], changes: Sequence[Array], made: Sequence[Array]) -> None:
         """In the first run, keep an operation's output where that is asked for."""
         name = event.facts["name"]
         if not self.collecting and self._keeps(name):

@@ -1,6 +1,6 @@
 """In which order a compiled backward runs, and what of it is one kernel, where it makes a part of the forward again.
 
-Taken here are two rules of torch 2.13. What is made again runs when something first needs it, as the partitioner puts
+The rules are two of torch 2.13. What is made again runs when something first needs it, as the partitioner puts
 it (torch/_functorch/partitioners.py, ``reordering_to_mimic_autograd_engine``). Of that order Inductor makes kernels
 (torch/_inductor/scheduler.py): pointwise operations over as many elements that read the same, or each other's results,
 become one, those first that share the most, unless something between them would wait for itself; a kernel runs when the
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from trainledger.ledger.core.record import Event, Storage
-from trainledger.ledger.memory.compiled.partition import Operation, Values, typical
+from trainledger.ledger.memory.compiled_graph import Operation, Values, typical
 
 
 def on_demand(again: Sequence[Operation], backward: Sequence[Operation]) -> list[Operation]:

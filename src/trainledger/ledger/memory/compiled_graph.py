@@ -29,12 +29,11 @@ NEARER = 1.1  # by which a value costs more to keep for each operation that lies
 class Operation:
     """One operation of a block: what it reads and makes. ``at`` is its place among all events of the step."""
 
-    __slots__ = ("at", "elements", "event", "fused", "made", "reads")
-
-    def __init__(self, event: Event, at: int, touched: Sequence[Array]) -> None:
+    def __init__(self, event: Event, touched: Sequence[Array]) -> None:
         self.event = event
-        self.at = at
-        self.fused = event.facts["kind"] in FUSED
+        self.at = event.at
+        self.name, self.kind = event.facts["name"], event.facts["kind"]
+        self.fused = self.kind in FUSED
         self.reads = [each.memory.record for each in touched if each.memory is not None]
         self.made = list(event.allocated)
         self.elements = [each.elements for each in touched]
@@ -42,19 +41,14 @@ class Operation:
     @property
     def has_statistics(self) -> bool:
         """Whether the first result is computed of the others: of a row's mean and deviation, or of a random mask."""
-        facts = self.event.facts
-        return facts["kind"] in ("norm", "random") and facts["phase"] != "backward"
+        return self.kind in ("norm", "random") and self.event.facts["phase"] != "backward"
 
     @property
     def small(self) -> list[Storage]:
         """The sums over rows among its results: a kernel that sums writes them, whoever reads them."""
-        if self.event.facts["kind"] == "reduction":
+        if self.kind == "reduction":
             return self.made
-        return self.made[1:] if self.event.facts["kind"] == "norm" and self.has_statistics else []
-
-    @property
-    def name(self) -> str:
-        return str(self.event.facts["name"])
+        return self.made[1:] if self.kind == "norm" and self.has_statistics else []
 
 
 def once(operations: Sequence[Operation], same: dict[int, Storage]) -> list[Operation]:
@@ -62,17 +56,17 @@ def once(operations: Sequence[Operation], same: dict[int, Storage]) -> list[Oper
 
     ``same`` says of the result of each that is left out which one stands for it, and comes to know of these.
     """
-    seen: dict[tuple[object, ...], Operation] = {}
+    seen: dict[tuple[int, ...], Operation] = {}
     left = []
     for each in operations:
         each.reads = [same.get(id(read), read) for read in each.reads]
-        key = (each.name, *(id(read) for read in each.reads))
+        first = each
         if each.name == "_to_copy" and each.reads:
-            first = seen.setdefault(key, each)
-            if first is not each:
-                same[id(each.made[0])] = first.made[0]
-                continue
-        left.append(each)
+            first = seen.setdefault(tuple(map(id, each.reads)), each)
+        if first is each:
+            left.append(each)
+        else:
+            same[id(each.made[0])] = first.made[0]
     return left
 
 
@@ -123,10 +117,10 @@ class Values:
         if not operation.fused or operation.name in NOT_AGAIN:
             return True
         beside = operation.has_statistics and self.storages[value] is not operation.made[0]
-        if not beside and operation.event.facts["kind"] != "reduction":
+        if not beside and operation.kind != "reduction":
             return False
         read = sum(typical(each.nbytes) for each in operation.reads)
-        return operation.event.facts["kind"] == "random" or 4 * typical(self.storages[value].nbytes) < read
+        return operation.kind == "random" or 4 * typical(self.storages[value].nbytes) < read
 
     def _far_apart(self) -> set[int]:
         """Values made in a fused kernel of something that is read before a product as well."""
@@ -148,12 +142,10 @@ class Values:
             operation, fused = waiting.pop(order)
             if not fused:
                 return order
-            for made in operation.made:
-                for user in self.users.get(id(made), ()):
-                    if self.order[id(user)] <= last:
-                        at = self.order[id(user)]
-                        tied = operation.fused and user.fused
-                        waiting[at] = (user, tied and waiting.get(at, (user, True))[1])
+            for user in (user for made in operation.made for user in self.users.get(id(made), ())):
+                at = self.order[id(user)]
+                if at <= last:
+                    waiting[at] = (user, operation.fused and user.fused and waiting.get(at, (user, True))[1])
         return last
 
     def _distances(self, needed: Iterable[int]) -> dict[int, int]:

@@ -1,22 +1,21 @@
 """The memory of a step whose blocks are compiled: when each piece that a block's operations made is live.
 
-The tape has followed the blocks operation by operation, as they run eagerly; here the lives of their pieces of memory
-are told anew by the rules of `compiled.partition`. What other parts of the step made and hold stays as it is.
+The tape follows the blocks operation by operation, as they run eagerly. One pass behind the hook the lives of their
+pieces of memory are set by the rules of `compiled_graph`; what other parts of the step make stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
 
 from trainledger.ledger.core.graph import Array
 from trainledger.ledger.core.hooks import Hook
 from trainledger.ledger.core.record import BlockRun, Event, Storage
 from trainledger.ledger.core.sizes import is_one, same
-from trainledger.ledger.memory.compiled.kernels import Kernels
-from trainledger.ledger.memory.compiled.lifetimes import Lives
-from trainledger.ledger.memory.compiled.partition import Operation, Values, once
-from trainledger.ledger.memory.compiled.schedule import Kernel, Schedule, on_demand
+from trainledger.ledger.memory.compiled_graph import Operation, Values, once
+from trainledger.ledger.memory.compiled_kernels import Kernels
+from trainledger.ledger.memory.compiled_schedule import Kernel, Schedule, on_demand
 from trainledger.ledger.parallel.rank_plan import RankPlan
 from trainledger.spec.precision import precision_of
 
@@ -26,7 +25,7 @@ WHOLE = ("matmuls", "attention", "mm", "addmm", "bmm", "_scaled_mm", "grouped_mm
 
 
 def uncovered(rank: RankPlan) -> str:
-    """A sentence for a run with compiled blocks whose memory is told as that of eager ones; empty where it is not."""
+    """A sentence for a run with compiled blocks whose memory is accounted as eager; empty where it is not."""
     recipe, layout, precision = rank.run.recipe, rank.layout, precision_of(rank.run.recipe)
     checkpointing = recipe.activation_checkpointing
     if not is_one(layout.expert):
@@ -48,7 +47,7 @@ def uncovered(rank: RankPlan) -> str:
 
 
 def unwitnessed(rank: RankPlan) -> str:
-    """A sentence for a run whose compiled memory follows the rules where no compiled program was held against them."""
+    """A sentence for a run whose compiled memory follows the rules where no compiled program was compared with them."""
     layout, spec, precision = rank.layout, rank.run.model, precision_of(rank.run.recipe)
     split = not is_one(layout.tensor)
     what = {
@@ -63,7 +62,7 @@ def unwitnessed(rank: RankPlan) -> str:
 
 
 def hooks_of(rank: RankPlan) -> tuple[tuple[Hook, ...], str]:
-    """What follows the step of a rank whose blocks are compiled, and a sentence on what it does not cover."""
+    """The hooks of a rank whose blocks are compiled, and a sentence on what they do not cover."""
     as_eager = uncovered(rank)
     if as_eager:
         return (Kernels(),), as_eager
@@ -71,12 +70,129 @@ def hooks_of(rank: RankPlan) -> tuple[tuple[Hook, ...], str]:
     return (Kernels(), Lifetimes(inside=inside)), unwitnessed(rank)
 
 
-class Unit:
+class Lifetimes(Hook):
+    """Follows the compiled blocks of a step and sets the lives of their memory when it is over.
+
+    ``inside`` says that checkpoints stand inside of what is compiled.
+    """
+
+    def __init__(self, *, inside: bool) -> None:
+        self._inside = inside
+        self._blocks: dict[BlockRun, Block] = {}
+        self._maker: dict[int, Block] = {}
+        self._outside: set[int] = set()
+
+    def emitted(self, event: Event, reads: Sequence[Array], changes: Sequence[Array], made: Sequence[Array]) -> None:
+        """An operation has run."""
+        phase, name, run = event.facts["phase"], event.facts["name"], event.block
+        block = None
+        if run is not None:
+            block = self._blocks.get(run) or self._blocks.setdefault(run, Block(run, inside=self._inside))
+        operation = Operation(event, [*changes, *reads])
+        adds_up = phase == "backward" and name == "add_"  # to a gradient, when the block is through
+        if block is not None and adds_up:
+            block.sums.append(operation)
+        if adds_up or event.facts["kind"] == "allocate" or name in ("send", "recv"):
+            block = None  # a ring has its buffers whatever is compiled around it
+        self._outside.update(
+            id(each) for each in operation.reads if self._maker.get(id(each)) is not block or not block
+        )
+        if block is not None:
+            self._maker.update((id(each), block) for each in operation.made)
+            {"forward": block.forward, "recompute": block.again}.get(phase, block.backward).append(operation)
+
+    def finished(self, events: list[Event]) -> None:
+        """Set the lives of what the blocks made."""
+        blocks = [each for each in self._blocks.values() if each.forward and each.backward]
+        results = {each.forward[-1].event.facts["loop"]: each.forward[-1].made[0] for each in blocks}
+        for each in blocks:
+            each.prepare(results[each.forward[-1].event.facts["loop"]], self._outside, events)
+        lives = Lives(events)
+        for each in blocks:
+            each.settle(lives)
+        lives.write()
+
+
+class Lives:
+    """When each piece of memory of a step is allocated and freed, by the index of the event."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self._events = events
+        self._changed: dict[int, tuple[Storage, int | None, int | None]] = {}
+        self.counted: set[int] = set()  # results of loops that are kept in the place of what goes into them
+        self.died = {id(storage): at for at, event in enumerate(events) for storage, _ in event.freed}
+
+    def change(self, storage: Storage, born: int | None, died: int | None) -> None:
+        """A piece of memory is live from one event (None: as it was) to another (None: it never is)."""
+        self._changed[id(storage)] = storage, born, died
+
+    def ends(self, storage: Storage, died: int) -> bool:
+        """Whether a piece of memory that was changed dies with this event."""
+        _, born, until = self._changed.get(id(storage), (storage, None, None))
+        return born is not None and until == died
+
+    def end_sooner(self, storage: Storage, died: int) -> bool:
+        """Let a piece of memory that was changed die before, if it lives by then."""
+        _, born, _ = self._changed[id(storage)]
+        if born is None or born > died:
+            return False
+        self.change(storage, born, died)
+        return True
+
+    def write(self) -> None:
+        """Change the events."""
+        as_born = {key for key, (_, born, died) in self._changed.items() if born is None and died is not None}
+        for event in self._events:
+            changed = self._changed
+            event.allocated = [each for each in event.allocated if id(each) not in changed or id(each) in as_born]
+            event.freed = [(each, copies) for each, copies in event.freed if id(each) not in changed]
+        for storage, born, died in self._changed.values():
+            if born is not None:
+                self._events[born].allocated.append(storage)
+            if died is not None:
+                self._events[died].freed.append((storage, 1))
+
+
+class _Run:
+    """One run of a block's operations: what of it is in memory, and which operation reads each piece of memory last.
+
+    ``sources`` says of what a run before has kept a value that comes from there is computed.
+    """
+
+    def __init__(
+        self, operations: Sequence[Operation], held: Iterable[int],
+        sources: Callable[[Storage], Iterable[Storage]] = lambda value: (value,),
+    ) -> None:  # fmt: skip
+        self.operations = operations
+        self.held = set(held)
+        for each in operations:
+            if not each.fused:
+                self.held.update(id(storage) for storage in (*each.made, *each.reads))
+        self.last: dict[int, Operation] = {}
+        self._read: dict[int, list[Storage]] = {}
+        values = Values(operations)
+        for each in operations:
+            if not each.fused or any(id(made) in self.held for made in each.made):
+                inputs = chain.from_iterable(values.sources(read, self.held) for read in each.reads)
+                self._read[id(each)] = list(chain.from_iterable(map(sources, inputs)))
+                self.last.update((id(one), each) for one in self._read[id(each)])
+
+    def read_last(self, operation: Operation) -> list[Storage]:
+        """The pieces of memory that this operation is the last to read."""
+        read = {id(each): each for each in self._read.get(id(operation), ())}
+        return [each for key, each in read.items() if self.last[key] is operation]
+
+
+class Block:
     """A compiled block: its operations forward, in the second run of a checkpointed one, and backward.
 
     ``inside`` says that the checkpoint stands inside of what is compiled, ``recalled`` what its policy keeps; ``sums``
     add its gradients to those of earlier micro-batches, when all of it is through.
     """
+
+    lives: Lives
+    result: Storage  # of the last block in the loop
+    schedule: Schedule | None = None
 
     def __init__(self, run: BlockRun, *, inside: bool) -> None:
         self.inside = inside and run.checkpointed
@@ -86,160 +202,67 @@ class Unit:
         self.backward: list[Operation] = []
         self.sums: list[Operation] = []
 
-
-class Lifetimes(Hook):
-    """Follows the compiled blocks of a step and tells the lives of their memory anew.
-
-    ``inside`` says that checkpoints stand inside of what is compiled.
-    """
-
-    def __init__(self, *, inside: bool) -> None:
-        self._inside = inside
-        self._units: dict[BlockRun, Unit] = {}
-        self._maker: dict[int, Unit] = {}
-        self._outside: set[int] = set()
-
-    def emitted(
-        self,
-        event: Event,
-        at: int,
-        block: BlockRun | None,
-        reads: Sequence[Array],
-        changes: Sequence[Array],
-        made: Sequence[Array],
-    ) -> None:
-        """An operation has run."""
-        phase = event.facts["phase"]
-        unit = None
-        if block is not None:
-            unit = self._units.get(block) or self._units.setdefault(block, Unit(block, inside=self._inside))
-        operation = Operation(event, at, [*changes, *reads])
-        adds_up = phase == "backward" and event.facts["name"] == "add_"  # to a gradient, when the block is through
-        if unit is not None and adds_up:
-            unit.sums.append(operation)
-        if adds_up or event.facts["kind"] == "allocate" or event.facts["name"] in ("send", "recv"):
-            unit = None  # a ring has its buffers whatever is compiled around it
-        for each in operation.reads:
-            if unit is None or self._maker.get(id(each)) is not unit:
-                self._outside.add(id(each))
-        if unit is not None:
-            self._maker.update((id(each), unit) for each in operation.made)
-            {"forward": unit.forward, "recompute": unit.again}.get(phase, unit.backward).append(operation)
-
-    def finished(self, events: list[Event]) -> None:
-        """Tell the lives of what the blocks made anew."""
-        units = [each for each in self._units.values() if each.forward and each.backward]
-        results = {each.forward[-1].event.facts["loop"]: each.forward[-1].made[0] for each in units}
-        blocks = [_Block(each, results[each.forward[-1].event.facts["loop"]], self._outside, events) for each in units]
-        lives = Lives(events)
-        for each in blocks:
-            each.tell(lives)
-        lives.write()
-
-
-class _Run:
-    """One run of a block's operations: what of it is in memory, and which operation reads each piece of memory last.
-
-    Backward reads what the run ``before`` has ``kept``, or what it computes of that again.
-    """
-
-    def __init__(self, operations: Sequence[Operation], held: set[int], before: _Kept | None = None) -> None:
-        self.operations = operations
-        self.values = Values(operations)
-        self.held = set(held)
-        for each in operations:
-            if not each.fused:
-                self.held.update(id(storage) for storage in (*each.made, *each.reads))
-        self.last: dict[int, Operation] = {}
-        self._read: dict[int, list[Storage]] = {}
-        for each in operations:
-            if not each.fused or any(id(made) in self.held for made in each.made):
-                for read in each.reads:
-                    for source in self.values.sources(read, self.held):
-                        for one in (source,) if before is None else before.sources(source):
-                            self.last[id(one)] = each
-                            self._read.setdefault(id(each), []).append(one)
-
-    def read_last(self, operation: Operation) -> list[Storage]:
-        """The pieces of memory that this operation is the last to read."""
-        read = {id(each): each for each in self._read.get(id(operation), ())}
-        return [each for key, each in read.items() if self.last[key] is operation]
-
-
-class _Kept:
-    """What a run of a block has kept for its backward, and how everything else is made of that."""
-
-    def __init__(self, run: Values, kept: set[int]) -> None:
-        self._run = run
-        self._kept = kept
-
-    def sources(self, value: Storage) -> Iterator[Storage]:
-        return self._run.sources(value, self._kept)
-
-
-class _Block:
-    """The memory of one block."""
-
-    def __init__(self, unit: Unit, result: Storage, outside: set[int], events: list[Event]) -> None:
-        self.lives: Lives
-        self.result = result  # of the last block in the loop
-        runs = (unit.forward, unit.again, unit.backward)
-        if unit.inside:
-            runs = (unit.forward, [], on_demand(unit.again, unit.backward))
+    def prepare(self, result: Storage, outside: set[int], events: list[Event]) -> None:
+        """Leave out what a compiler leaves out; the events of a backward with a second run are put in its order."""
+        self.result = result
+        every = [*self.forward, *self.again, *self.backward]
+        self.leaving = {
+            id(each) for one in every for each in one.made if id(each) in outside or each.category == "gradients"
+        }
+        if self.inside:
+            self.again, self.backward = [], on_demand(self.again, self.backward)
         duplicates: dict[int, Storage] = {}
-        self.forward, self.again, self.backward = (once(each, duplicates) for each in runs)
-        runs = (unit.forward, unit.again, unit.backward)
-        made = [each for one in chain(*runs) for each in one.made]
-        run = {id(each) for operations in (self.forward, self.again, self.backward) for each in operations}
-        self.never = [each for one in chain(*runs) if id(one) not in run for each in one.made]
-        self.leaving = {id(each) for each in made if id(each) in outside or each.category == "gradients"}
-        self.recalled = unit.recalled
-        self.schedule = self._scheduled(unit, events) if unit.inside else None
+        self.forward, self.again, self.backward = (
+            once(each, duplicates) for each in (self.forward, self.again, self.backward)
+        )
+        self.run = [*self.forward, *self.again, *self.backward]
+        run = {id(each) for each in self.run}
+        unneeded = [each for each in every if id(each) not in run]
+        self.never = [each for one in unneeded for each in one.made]
+        if self.inside:
+            held = self.leaving | {id(each) for one in self.backward for each in one.small}
+            self.schedule = Schedule(self.backward, _Run(self.backward, held).held, self.leaving)
+            self.schedule.write(
+                [each for each in unneeded if each.event.facts["phase"] != "forward"], self.sums, events
+            )
 
-    def tell(self, lives: Lives) -> None:
-        """Say when each piece of memory is live."""
+    def settle(self, lives: Lives) -> None:
+        """Set when each piece of memory is live."""
         self.lives = lives
         for each in self.never:
-            lives.remove(each)
+            lives.change(each, None, None)
         if self.schedule is not None:
-            self._tell_inside(self.schedule)
+            self._settle_inside(self.schedule)
             return
         model = self.again or self.forward
         values = Values(model)
         kept = values.kept(self.backward)
-        back = _Run(self.backward, self.leaving, _Kept(values, kept))
+        back = _Run(self.backward, self.leaving, lambda value: values.sources(value, kept))
         until = {each: back.last[each].at for each in kept if each in back.last}
-        forward = _Run(self.forward, self._in_first_run(kept) | self.leaving)
-        self._tell_masks(model, kept)
+        in_first = self._in_first_run(kept)
+        forward = _Run(self.forward, in_first | self.leaving)
+        self._settle_masks(model, kept)
         if self.again:
-            # Checkpointing lets go of what the graph of the forward hands out when that is over.
-            self._tell_run(forward, dict.fromkeys(self._in_first_run(kept), self.forward[-1].at), keeps=False)
-            self._tell_run(_Run(self.again, kept), until, keeps=False)
+            # Checkpointing frees what the graph of the forward hands out when that is over.
+            self._settle_run(forward, dict.fromkeys(in_first, self.forward[-1].at), keeps=False)
+            self._settle_run(_Run(self.again, kept), until, keeps=False)
         else:
-            self._tell_run(forward, until, keeps=True)
-        self._tell_run(back, {}, keeps=False)
-        self._tell_inputs(forward.last, back.last)
+            self._settle_run(forward, until, keeps=True)
+        self._settle_run(back, {}, keeps=False)
+        self._settle_inputs(forward.last, back.last)
 
-    def _scheduled(self, unit: Unit, events: list[Event]) -> Schedule:
-        """The kernels of a backward with what it makes again, in whose order the events are put."""
-        held = self.leaving | {id(each) for one in self.backward for each in one.small}
-        schedule = Schedule(self.backward, _Run(self.backward, held).held, self.leaving)
-        run = {id(each) for each in self.backward}
-        schedule.write([each for each in (*unit.again, *unit.backward) if id(each) not in run], unit.sums, events)
-        return schedule
-
-    def _tell_inside(self, schedule: Schedule) -> None:
+    def _settle_inside(self, schedule: Schedule) -> None:
         """Checkpointed inside: kept is what the policy says of all that backward, or what it makes again, reads."""
         last = {key: each.operations[-1] for key, each in schedule.last.items()}
         until = {id(each): last[id(each)].at for one in self.forward for each in one.made if id(each) in last}
         # What ranks send each other counts as needed until backward is put in order, and what it reads stays an input.
         values = Values(self.forward)
-        sent = [each for one in self.forward if one.event.facts["kind"] == "collective" for each in one.reads]
+        sent = [each for one in self.forward if one.kind == "collective" for each in one.reads]
         for key in (id(source) for one in sent for source in values.sources(one, self.recalled)):
             if key in self.recalled:
                 until.setdefault(key, schedule.ends)
         forward = _Run(self.forward, until.keys() | self.leaving)
-        self._tell_run(forward, until, keeps=True)
+        self._settle_run(forward, until, keeps=True)
         before: int | None = None
         for kernel in schedule.kernels:
             begins, ends = kernel.operations[0].at, kernel.operations[-1].at
@@ -248,16 +271,16 @@ class _Block:
                 if each.category == "activations":
                     each.category = "scratch"
                 if id(each) not in kernel.writes:
-                    self.lives.remove(each)
+                    self.lives.change(each, None, None)
                 else:
                     self.lives.change(each, begins, last[id(each)].at if id(each) in last else ends)
             if before is not None:
                 self._take_places(kernel, schedule, before)
             before = ends
-        self._tell_inputs(forward.last, last)
-        self._tell_states(schedule)
+        self._settle_inputs(forward.last, last)
+        self._settle_states(schedule)
 
-    def _tell_states(self, schedule: Schedule) -> None:
+    def _settle_states(self, schedule: Schedule) -> None:
         """What draws numbers draws the same again: it keeps what it drew them with, on CPUs attention as well."""
         again = [one for each in schedule.kernels for one in each.operations if one.event.facts["phase"] == "recompute"]
         for name, nbytes in STATES.items():
@@ -283,9 +306,11 @@ class _Block:
         pairs = zip(self.forward, self.again, strict=False)
         return {id(a) for one, two in pairs for a, b in zip(one.made, two.made, strict=True) if id(b) in kept}
 
-    def _tell_run(self, run: _Run, until: dict[int, int], *, keeps: bool) -> None:
-        """Pieces of memory are live from the operation that makes them to ``until``, or to the last that reads them."""
-        lives: dict[int, tuple[Storage, int, int]] = {}
+    def _settle_run(self, run: _Run, until: dict[int, int], *, keeps: bool) -> None:
+        """Pieces of memory are live from the operation that makes them to ``until``, or to the last that reads them.
+
+        What a fused kernel writes takes the place of something as large of this block that it reads last.
+        """
         for operation in run.operations:
             for each in operation.made:
                 if id(each) in self.leaving:
@@ -295,58 +320,47 @@ class _Block:
                     each.category = "activations" if id(each) in until else "scratch"
                 if id(each) in run.held:
                     last = run.last.get(id(each), operation).at
-                    lives[id(each)] = each, operation.at, until.get(id(each), last)
+                    self.lives.change(each, operation.at, until.get(id(each), last))
                 else:
-                    self.lives.remove(each)
-        for storage, born, died in lives.values():
-            self.lives.change(storage, born, died)
-        self._overwrite(run)
-
-    def _overwrite(self, run: _Run) -> None:
-        """What a fused kernel writes takes the place of something as large of this block that it reads last."""
+                    self.lives.change(each, None, None)
         for before, operation in pairwise(run.operations):
             free = [each for each in run.read_last(operation) if self.lives.ends(each, operation.at)]
             for made in operation.made if operation.fused else ():
-                if id(made) not in run.held:
-                    continue
                 place = next((each for each in free if same(each.nbytes, made.nbytes)), None)
-                if place is not None and self.lives.end_sooner(place, before.at):
+                if id(made) in run.held and place is not None and self.lives.end_sooner(place, before.at):
                     free.remove(place)
 
-    def _tell_masks(self, model: Sequence[Operation], kept: set[int]) -> None:
+    def _settle_masks(self, model: Sequence[Operation], kept: set[int]) -> None:
         """Of a ReLU whose result a product reads in backward its derivative is kept beside it, a byte for each element.
 
         What is kept is a view of the result, by which the partitioner does not know the result itself.
         """
+        made = {id(each.made[0]): each for each in model if each.name == "relu"}
         for back in self.backward:
-            made = {id(each.made[0]): each for each in model if each.name == "relu"}
             relu = next((made[id(read)] for read in back.reads if id(read) in made), None)
             if back.name != "threshold_backward" or relu is None or id(relu.made[0]) not in kept:
                 continue
             facts = relu.event.facts
-            mask = Storage(facts["flops"], facts["phase"], "scratch", facts["loop"])
+            mask = Storage(facts["flops"], facts["phase"], "scratch" if self.again else "activations", facts["loop"])
             mask.kept = not self.again
-            mask.category = "scratch" if self.again else "activations"
             self.lives.change(mask, relu.at, back.at)
 
-    def _tell_inputs(self, forward: dict[int, Operation], back: dict[int, Operation]) -> None:
+    def _settle_inputs(self, forward: dict[int, Operation], back: dict[int, Operation]) -> None:
         """What comes from outside and has died in the block dies when it is read last, in backward if it is kept."""
-        runs = (self.forward, self.again, self.backward)
-        own = {id(made) for run in runs for each in run for made in each.made}
-        given = {id(each): each for run in runs for operation in run for each in operation.reads}
+        own = {id(made) for each in self.run for made in each.made}
+        given = {id(each): each for operation in self.run for each in operation.reads}
+        spans = [(run[0].at, run[-1].at) for run in (self.forward, self.again, self.backward) if run]
         for key, storage in given.items():
             died = self.lives.died.get(key)
             if key in own or died is None or (self.again and key in forward):
                 continue  # of a checkpointed block, checkpointing itself holds the input
-            if not any(run and run[0].at <= died <= run[-1].at for run in runs):
-                continue
             reader = back.get(key) or forward.get(key)
-            if reader is not None:
-                self.lives.end(storage, reader.at)
+            if reader is not None and any(begins <= died <= ends for begins, ends in spans):
+                self.lives.change(storage, None, reader.at)
                 if storage.phase == "forward":
-                    self._tell_kept(storage, key in back)
+                    self._settle_input(storage, key in back)
 
-    def _tell_kept(self, given: Storage, kept: bool) -> None:
+    def _settle_input(self, given: Storage, kept: bool) -> None:
         """Whether the block's input is kept.
 
         What goes into a loop of blocks stands for what goes from one of them to the next, as their last result stands
