@@ -8,7 +8,8 @@ N parameters, D tokens, L layers, d model width, T sequence length, C training F
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from trainledger.frozen import frozen
 
@@ -51,30 +52,19 @@ CHINCHILLA = "Hoffmann et al. 2022, Training Compute-Optimal Large Language Mode
 ADAM = "Kingma and Ba 2015, Adam (arXiv 1412.6980), section 3: exponential averages"
 ZERO = "Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054), section 3.1"
 
-RULES = {
-    each.name: each
-    for each in (
-        Rule("training_flops", "C = 6 N D", KAPLAN, "attention scores, and the embedding counted as if multiplied"),
-        Rule("forward_flops_per_token", "2 N", KAPLAN, "attention scores"),
-        Rule("attention_flops_per_token", "12 L d T", PALM, "nothing of causality: masked scores count"),
-        Rule(
-            "activation_nbytes",
-            "L B T d (34 + 5 H T / d)",
-            KORTHIKANTI,
-            "logits; supposes 16-bit activations, written-out attention, GELU with d_ff = 4 d, dropout masks of a byte",
-        ),
-        Rule(
-            "activation_nbytes_napkin",
-            "2 B T d L",
-            "napkin: one 16-bit tensor of the stream in each block",
-            "all that is inside a block",
-        ),
-        Rule("block_parameters", "12 d^2 L", KAPLAN, "embeddings, norms, biases; supposes d_ff = 4 d"),
-        Rule("averaging_steps", "1 / (1 - beta)", ADAM, "what lies further back, e^-1 of the weight in all"),
-        Rule("compute_optimal_tokens", "D = 20 N", CHINCHILLA, "data quality, and the cost of serving the model"),
-        Rule("training_seconds", "t = C / (devices x peak x MFU)", PALM, "restarts, evaluation, checkpoints"),
-    )
-}
+RULES: dict[str, Rule] = {}
+Function = TypeVar("Function", bound=Callable[..., Number])
+
+
+def rule(formula: str, source: str, leaves_out: str) -> Callable[[Function], Function]:
+    """Put a function into `RULES` under its name."""
+
+    def named(function: Function) -> Function:
+        RULES[function.__name__] = Rule(function.__name__, formula, source, leaves_out)
+        return function
+
+    return named
+
 
 ADAM_MOMENTS = (("first moment", 4), ("second moment", 4))
 STATES = {
@@ -147,6 +137,7 @@ STATES = {
 }  # fmt: skip
 
 
+@rule("C = 6 N D", KAPLAN, "attention scores, and the embedding counted as if multiplied")
 def training_flops(parameters: Number, tokens: Number) -> Number:
     """C = 6 N D: 2 N per token forward and 4 N backward.
 
@@ -166,6 +157,7 @@ def tokens_of_flops(flops: Number, parameters: Number) -> Number:
     return flops / (6 * parameters)
 
 
+@rule("2 N", KAPLAN, "attention scores")
 def forward_flops_per_token(parameters: Number) -> Number:
     """2 N: a multiply and an add for each parameter.
 
@@ -175,6 +167,7 @@ def forward_flops_per_token(parameters: Number) -> Number:
     return 2 * parameters
 
 
+@rule("12 L d T", PALM, "nothing of causality: masked scores count")
 def attention_flops_per_token(n_layers: Number, d_model: Number, seq_len: Number) -> Number:
     """12 L d T: scores and their weighted sum, forward and backward, masked scores included.
 
@@ -184,6 +177,11 @@ def attention_flops_per_token(n_layers: Number, d_model: Number, seq_len: Number
     return 12 * n_layers * d_model * seq_len
 
 
+@rule(
+    "L B T d (34 + 5 H T / d)",
+    KORTHIKANTI,
+    "logits; supposes 16-bit activations, written-out attention, GELU with d_ff = 4 d, dropout masks of a byte",
+)
 def activation_nbytes(n_layers: Number, batch: Number, seq_len: Number, d_model: Number, n_heads: Number) -> Number:
     """L B T d (34 + 5 H T / d): what the blocks of a 16-bit GPT keep for backward, without checkpointing.
 
@@ -193,6 +191,7 @@ def activation_nbytes(n_layers: Number, batch: Number, seq_len: Number, d_model:
     return n_layers * batch * seq_len * (34 * d_model + 5 * n_heads * seq_len)
 
 
+@rule("2 B T d L", "napkin: one 16-bit tensor of the stream in each block", "all that is inside a block")
 def activation_nbytes_napkin(n_layers: Number, batch: Number, seq_len: Number, d_model: Number) -> Number:
     """2 B T d L.
 
@@ -202,6 +201,7 @@ def activation_nbytes_napkin(n_layers: Number, batch: Number, seq_len: Number, d
     return 2 * batch * seq_len * d_model * n_layers
 
 
+@rule("12 d^2 L", KAPLAN, "embeddings, norms, biases; supposes d_ff = 4 d")
 def block_parameters(d_model: Number, n_layers: Number) -> Number:
     """12 d^2 L: four square matrices of attention and eight of the MLP.
 
@@ -211,6 +211,7 @@ def block_parameters(d_model: Number, n_layers: Number) -> Number:
     return 12 * d_model**2 * n_layers
 
 
+@rule("D = 20 N", CHINCHILLA, "data quality, and the cost of serving the model")
 def compute_optimal_tokens(parameters: Number, tokens_per_parameter: Number = 20) -> Number:
     """D = 20 N.
 
@@ -229,6 +230,7 @@ def compute_optimal_parameters(flops: Number, tokens_per_parameter: Number = 20)
     return (flops / (6 * tokens_per_parameter)) ** 0.5
 
 
+@rule("t = C / (devices x peak x MFU)", PALM, "restarts, evaluation, checkpoints")
 def training_seconds(flops: Number, devices: Number, peak_flops_per_second: Number, mfu: Number) -> Number:
     """C / (devices x peak x MFU).
 
@@ -238,6 +240,7 @@ def training_seconds(flops: Number, devices: Number, peak_flops_per_second: Numb
     return flops / (devices * peak_flops_per_second * mfu)
 
 
+@rule("1 / (1 - beta)", ADAM, "what lies further back, e^-1 of the weight in all")
 def averaging_steps(beta: Number) -> Number:
     """1 / (1 - beta): the sum of an exponential average's weights beta^i, over its newest.
 

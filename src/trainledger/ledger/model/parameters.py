@@ -240,57 +240,32 @@ def leaves_of(spec: ModelSpec, recipe: Recipe | None = None, part: Part | None =
     Of a model in parts the last one has its own copy of a tied embedding, and only the last one has a head. It has one
     of any embedding where modules of multi-token prediction read it there (as Megatron Core places them).
     """
-    if part is not None and not (part.begins and part.ends):
-        return _leaves_of_part(spec, recipe, part)
-    before = _leaves(before_blocks(spec), recipe)
-    after = _leaves(chain(after_blocks(spec), mtp_modules(spec)), recipe)
-    runs = layer_runs(spec, recipe) if part is None else part.runs
-    return ModelLeaves(
-        before=before,
-        segments=tuple(
-            _segment(
-                spec, recipe, each, at_end=each is runs[-1], widens=_widens(spec, recipe), at_start=each is runs[0]
-            )
-            for each in runs
-        ),
-        after=after,
-        head=before["embed_tokens.weight"] if spec.tie_embeddings else after["lm_head.weight"],
-    )
-
-
-def _leaves_of_part(spec: ModelSpec, recipe: Recipe | None, part: Part) -> ModelLeaves:
+    part = Part(layer_runs(spec, recipe), begins=True, ends=True) if part is None else part
+    whole = part.begins and part.ends
     before = _leaves(before_blocks(spec), recipe) if part.begins else {}
     after = _leaves(chain(after_blocks(spec), mtp_modules(spec)), recipe) if part.ends else {}
-    table = spec.padded_vocab, spec.d_model
-    if part.ends and spec.tie_embeddings:
-        after["lm_head.weight"] = Leaf("lm_head.weight", table)
-    elif part.ends and spec.embeds_at_end and not part.begins:
-        after["embed_tokens.weight"] = Leaf("embed_tokens.weight", table)
+    if part.ends and not part.begins and spec.embeds_at_end:
+        name = "lm_head.weight" if spec.tie_embeddings else "embed_tokens.weight"
+        after[name] = Leaf(name, (spec.padded_vocab, spec.d_model))
     runs = part.runs
     return ModelLeaves(
         before=before,
         segments=tuple(
-            _segment(spec, recipe, each, at_end=part.ends and each is runs[-1], widens=_widens(spec, recipe))
+            _segment(spec, recipe, each, at_start=whole and each is runs[0], at_end=part.ends and each is runs[-1])
             for each in runs
         ),
         after=after,
-        head=after.get("lm_head.weight"),
+        head=before["embed_tokens.weight"] if whole and spec.tie_embeddings else after.get("lm_head.weight"),
     )
 
 
-def _widens(spec: ModelSpec, recipe: Recipe | None) -> bool:
-    """Whether norms read a wider copy of the residual stream."""
-    return recipe is not None and spec.norm.kind == "rmsnorm" and precision_of(recipe).stream != "fp32"
-
-
-def _segment(
-    spec: ModelSpec, recipe: Recipe | None, run: LayerRun, *, at_end: bool, widens: bool = False, at_start: bool = False
-) -> SegmentLeaves:
+def _segment(spec: ModelSpec, recipe: Recipe | None, run: LayerRun, *, at_start: bool, at_end: bool) -> SegmentLeaves:
     def blocks() -> tuple[BlockLeaves, ...]:
         return tuple(BlockLeaves(kind, _leaves(block(spec, kind), recipe)) for kind in run.kinds)
 
     # A block with a norm before its branches reads the stream as the final norm does; others do not. Nor do recomputed
     # blocks, which keep it, where the final norm does not, because it widens it first.
+    widens = recipe is not None and spec.norm.kind == "rmsnorm" and precision_of(recipe).stream != "fp32"
     kept_unlike = spec.norm_place in ("post", "after-add") or (widens and any(each.again for each in run.groups))
     alone = at_end and kept_unlike and not is_one(run.count)
     last = blocks() if alone else ()

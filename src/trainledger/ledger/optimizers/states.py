@@ -113,18 +113,10 @@ def _in_8_bits(shape: tuple[Int, ...]) -> tuple[State, ...]:
         return tuple(State(name, shape, "fp32") for name in names)
     blocks = blocks_of(elements)
     some_small: Any = elements < SMALLEST_IN_8_BITS
-    if hasattr(some_small, "all") and some_small.any():  # an array of sizes, of which some are small
-        whole, blocks = elements * some_small, blocks * ~some_small
-        return tuple(
-            each
-            for name in names
-            for each in (
-                State(name, (whole,), "fp32"), State(name, (blocks, BLOCK), "uint8"),
-                State(f"{name}_scale", (blocks, 1), "fp32"),
-            )
-        )  # fmt: skip
-    return tuple(
-        each
-        for name in names
-        for each in (State(name, (blocks, BLOCK), "uint8"), State(f"{name}_scale", (blocks, 1), "fp32"))
-    )
+    mixed = hasattr(some_small, "all") and some_small.any()  # an array of sizes, of which some are small
+    whole, blocks = (elements * some_small, blocks * ~some_small) if mixed else (0, blocks)
+    states: list[State] = []
+    for name in names:
+        states += [State(name, (whole,), "fp32")] if mixed else []
+        states += [State(name, (blocks, BLOCK), "uint8"), State(f"{name}_scale", (blocks, 1), "fp32")]
+    return tuple(states)
