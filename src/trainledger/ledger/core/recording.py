@@ -212,6 +212,11 @@ class Recording:
             ranks=group.ranks, source=f"ledger.collectives.{name}", **more,
         )  # fmt: skip
 
+    def all_reduce(self, group: Group, array: Array, *, overlap: str = "") -> None:
+        """The sum over a group of an array, in place; of one rank there is nothing to sum."""
+        if not is_one(group.ranks):
+            self.collective("all_reduce", group, array.nbytes, changes=[array], overlap=overlap)
+
     def _rate_of(self, kind: str, touched: Sequence[Array]) -> str:
         """The format an operation works in: that of its first input, fp32 products at the rate they may run at."""
         if not touched:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import mul
 
 from trainledger.ledger.core.graph import Array, Leaf
 from trainledger.ledger.core.hooks import Hook
@@ -30,19 +32,12 @@ class Part:
     def __init__(self, group: Group, leaves: Sequence[Leaf]) -> None:
         self.group = group
         self.leaves = tuple(leaves)
-        self.own: Int = sum(_elements(shard_shape(each, group.ranks)) for each in leaves)
+        self.own: Int = sum(reduce(mul, shard_shape(each, group.ranks)) for each in leaves)
         self.gradient: Array | None = None
 
     @property
     def padded(self) -> Int:
         return self.own * self.group.ranks
-
-
-def _elements(shape: tuple[Int, ...]) -> Int:
-    total: Int = 1
-    for each in shape:
-        total = total * each
-    return total
 
 
 class Unit:
@@ -92,7 +87,7 @@ class FullySharded(Hook):
     # Gathering
 
     def _gather(self, unit: Unit) -> list[Array]:
-        with self._at(unit):
+        with self.tape.at(unit.path):
             return [
                 self.tape.collective(
                     "all_gather", each.group, Array(each.padded, self.dtype, None).nbytes,
@@ -107,16 +102,14 @@ class FullySharded(Hook):
         return 0 if self.dtype == self.tape.precision.parameters else Array(part.own, self.dtype, None).nbytes
 
     def _copy_out(self, unit: Unit, flat: list[Array]) -> None:
-        with self._at(unit):
+        with self.tape.at(unit.path):
             for each, buffer in zip(unit.gathered, flat, strict=True):
                 elements = each.padded * several(each.group.ranks)
-                unit.full += self.tape.emit(
-                    "split_with_sizes_copy", "copy", reads=[buffer], makes=[(elements, self.dtype)],
-                    category=COMMUNICATION,
-                )  # fmt: skip
-
-    def _at(self, unit: Unit):  # type: ignore[no-untyped-def]
-        return self.tape.at(unit.path)
+                copied = self.tape.make(
+                    "split_with_sizes_copy", "copy", buffer, elements=elements, category=COMMUNICATION
+                )
+                unit.full.append(copied)
+                del copied
 
     def own_elements(self) -> Int:
         """Elements of this rank's pieces, the filling included."""
@@ -201,10 +194,10 @@ class FullySharded(Hook):
         for each in unit.parts:
             for leaf in each.leaves:
                 if leaf.trained:
-                    sum_over_tensor(tape, self.rank, leaf, Array(leaf.elements, self.dtype, None))
+                    sum_over_tensor(tape, self.rank, leaf, self.dtype)
         unit.full = []
         self.reduced = []
-        with self._at(unit):
+        with self.tape.at(unit.path):
             for part, arrived in zip(unit.parts, gradients, strict=True):
                 if not arrived:
                     continue
@@ -231,11 +224,10 @@ class FullySharded(Hook):
 
     def _keep(self, part: Part, own: Array) -> None:
         """This rank's piece of the gradient, summed over the replicas too, is kept or added to what is there."""
-        tape, precision, replicas = self.tape, self.tape.precision, self.rank.replicas
-        if not is_one(replicas.ranks):
-            tape.collective("all_reduce", replicas, own.nbytes, changes=[own], overlap="compute")
+        tape, precision = self.tape, self.tape.precision
+        tape.all_reduce(self.rank.replicas, own, overlap="compute")
         if precision.gradients != precision.reduction:
-            (own,) = tape.emit("_to_copy", "copy", reads=[own], makes=[(part.own, precision.gradients)])
+            own = tape.cast(own, precision.gradients)
         if part.gradient is None:
             part.gradient = own.of("gradients").of_each_round()
         else:
@@ -262,14 +254,7 @@ class FullySharded(Hook):
         if self.once:
             return x
         self._before_forward(unit)
-        y = x.view()
-
-        def backward(g: Array) -> list[Array | None]:
-            self._after_backward(unit)
-            return [g]
-
-        y.node = self.tape.node([x.node], (), backward)
-        return y
+        return self._with_gradient(x, lambda: self._after_backward(unit))
 
     def block_output(self, leaves: BlockLeaves, x: Array) -> Array:
         """A block's output: its parameters go; when the output's gradient is there, they are needed again."""
@@ -278,26 +263,21 @@ class FullySharded(Hook):
             return x
         if self.reshards and self.tape.phase != "recompute":
             unit.full = []
-        y = x.view()
-
-        def backward(g: Array) -> list[Array | None]:
-            self._before_backward(unit)
-            return [g]
-
-        y.node = self.tape.node([x.node], (), backward)
-        return y
+        return self._with_gradient(x, lambda: self._before_backward(unit))
 
     def model_output(self, x: Array) -> Array:
         """The chunk's output, or the logits: the forward of the parameters is over."""
         self.arrived = []
-        y = x.view()
+        return self._with_gradient(x, self._before_all_backward)
+
+    def _with_gradient(self, x: Array, act: Callable[[], None]) -> Array:
+        """x, which acts once its gradient is there."""
 
         def backward(g: Array) -> list[Array | None]:
-            self._before_all_backward()
+            act()
             return [g]
 
-        y.node = self.tape.node([x.node], (), backward)
-        return y
+        return x.view(node=self.tape.node([x.node], (), backward))
 
 
 def _has_gradient(leaf: Leaf) -> bool:

@@ -48,23 +48,21 @@ def sharers_of(leaf: Leaf, rank: RankPlan) -> Group | None:
     return None
 
 
-def sum_over_tensor(tape: Tape, rank: RankPlan, leaf: Leaf, gradient: Array) -> None:
+def sum_over_tensor(tape: Tape, rank: RankPlan, leaf: Leaf, dtype: str) -> None:
     """Add up over the tensor ranks what each has a share of."""
     group = sharers_of(leaf, rank)
     if group is not None:
-        tape.collective("all_reduce", group, gradient.nbytes, changes=[gradient])
+        tape.all_reduce(group, Array(leaf.elements, dtype, None))
 
 
 def sum_partial_gradients(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
     """The same for all parameters, one after the other, where no reduction by blocks has done it."""
-    dtype = tape.precision.gradients
     with tape.during("backward"):
         for index, (pattern, count) in enumerate(leaves.in_order()):
-            shared = [each for each in pattern if each.trained and sharers_of(each, rank) is not None]
-            if shared:
-                with tape.loop(f"layers {index}", count):
-                    for each in shared:
-                        sum_over_tensor(tape, rank, each, Array(each.elements, dtype, None))
+            with tape.loop(f"layers {index}", count):
+                for each in pattern:
+                    if each.trained:
+                        sum_over_tensor(tape, rank, each, tape.precision.gradients)
 
 
 def sum_tied_embedding(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
@@ -80,65 +78,48 @@ def sum_tied_embedding(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
         if leaf is not None:
             gradient = Array(leaf.elements, tape.precision.gradients, None)
             with tape.during("backward"):
-                tape.collective("all_reduce", Group("first and last stage", 2), gradient.nbytes, changes=[gradient])
+                tape.all_reduce(Group("first and last stage", 2), gradient)
 
 
 def sum_over_replicas(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
-    """All gradients in buckets, as DDP sends them: beside the backward that goes on meanwhile."""
-    group, dtype = rank.replicas, tape.precision.gradients
-    if is_one(group.ranks):
+    """All gradients in buckets, as DDP sends them: overlapped with the backward that goes on meanwhile."""
+    dtype = tape.precision.gradients
+    if is_one(rank.replicas.ranks):
         return
     with tape.during("backward"):
         for elements, count in buckets(leaves, dtype):
             with tape.loop("buckets", count):
-                gradient = Array(elements, dtype, None)
-                tape.collective("all_reduce", group, gradient.nbytes, changes=[gradient], overlap="compute")
+                tape.all_reduce(rank.replicas, Array(elements, dtype, None), overlap="compute")
 
 
 def bucket_nbytes(rank: RankPlan, leaves: ModelLeaves, dtype: str) -> Int:
     """Bytes of DDP's buckets: as much as the gradients, which are copied there and back."""
     if rank.sharded or is_one(rank.layout.replicate):
         return 0
-    return nbytes_in(_trained(leaves), dtype) * several(rank.layout.replicate)
+    return nbytes_in(leaves.elements(), dtype) * several(rank.layout.replicate)
 
 
 def buckets(leaves: ModelLeaves, dtype: str) -> Iterator[tuple[Int, Int]]:
     """Elements of each of DDP's buckets, and how often a bucket of this size comes.
 
-    Parameters are taken from the last to the first until 25 MiB are full (the first bucket: 1 MiB). Where sizes are not
-    numbers all gradients are told as one.
+    Parameters go in from the last to the first until 25 MiB are full (the first bucket: 1 MiB). Where sizes are not
+    numbers all gradients count as one bucket.
     """
-    sizes = list(_backwards(leaves))
-    if sizes is None or not all(isinstance(each, int) for each, _ in sizes):
-        yield _trained(leaves), 1
+    runs = list(leaves.in_order())
+    if not all(isinstance(size, int) for pattern, n in runs for size in (n, *(each.elements for each in pattern))):
+        yield leaves.elements(), 1
         return
     found: list[int] = []
     full, limit = 0, FIRST_BUCKET_NBYTES
-    for elements, _ in sizes:
-        full += elements
+    for each in (leaf for pattern, count in reversed(runs) for leaf in pattern[::-1] * count if leaf.trained):
+        full += each.elements
         if nbytes_in(full, dtype) >= limit:
             found.append(full)
             full, limit = 0, BUCKET_NBYTES
     if full:
         found.append(full)
-    for each in dict.fromkeys(found):
-        yield each, found.count(each)
-
-
-def _backwards(leaves: ModelLeaves) -> Iterator[tuple[Int, Int]]:
-    runs = [(pattern, count) for pattern, count in leaves.in_order()]
-    for pattern, count in reversed(runs):
-        if not isinstance(count, int):
-            yield None, count
-            continue
-        for _ in range(count):
-            for each in reversed(pattern):
-                if each.trained:
-                    yield each.elements, 1
-
-
-def _trained(leaves: ModelLeaves) -> Int:
-    return sum(count * sum(each.elements for each in pattern if each.trained) for pattern, count in leaves.in_order())
+    for size in dict.fromkeys(found):
+        yield size, found.count(size)
 
 
 # ZeRO-1 and 2: an optimizer's state in flat pieces
@@ -152,11 +133,9 @@ def scatter_gradients(tape: Tape, rank: RankPlan, leaves: ModelLeaves) -> None:
             own = share(sum(each.elements * count for each, count in some), group.ranks)
             flat = Array(own * group.ranks, dtype, None)
             if not is_one(group.ranks):
-                tape.collective("reduce_scatter", group, flat.nbytes, reads=[flat], changes=[Array(own, dtype, None)],
-                           overlap="compute")  # fmt: skip
-            if not is_one(rank.replicas.ranks):
-                gradient = Array(own, dtype, None)
-                tape.collective("all_reduce", rank.replicas, gradient.nbytes, changes=[gradient], overlap="compute")
+                piece = Array(own, dtype, None)
+                tape.collective("reduce_scatter", group, flat.nbytes, reads=[flat], changes=[piece], overlap="compute")
+            tape.all_reduce(rank.replicas, Array(own, dtype, None), overlap="compute")
 
 
 def gather_updated(tape: Tape, rank: RankPlan, owned: ModelLeaves) -> None:
@@ -172,11 +151,10 @@ def gather_updated(tape: Tape, rank: RankPlan, owned: ModelLeaves) -> None:
 
 def widened(tape: Tape, owned: ModelLeaves) -> list[Array]:
     """Pieces of gradients, or buffers of them, in the master copy's format."""
-    master, elements = tape.precision.master, _trained(owned)
+    master = tape.precision.master
     assert master is not None
-    pieces = Array(elements, tape.precision.gradients, None)
     with tape.during("optimizer"):
-        return tape.emit("_to_copy", "copy", reads=[pieces], makes=[(elements, master)])
+        return [tape.cast(Array(owned.elements(), tape.precision.gradients, None), master)]
 
 
 # The joint norm
@@ -185,13 +163,5 @@ def widened(tape: Tape, owned: ModelLeaves) -> list[Array]:
 def sum_norms(tape: Tape, rank: RankPlan, tensors: Int) -> None:
     """Each rank's norms of what it has, put together: once for each axis along which gradients are split."""
     layout = rank.layout
-    groups = []
-    if rank.sharded:
-        groups.append(rank.group)
-    if not is_one(layout.tensor):
-        groups.append(Group("tensor", layout.tensor))
-    if layout.pipeline > 1:
-        groups.append(Group("pipeline", layout.pipeline))
-    norms = Array(tensors, "fp32", None)
-    for each in groups:
-        tape.collective("all_reduce", each, norms.nbytes, changes=[norms])
+    for group in (rank.group, Group("tensor", layout.tensor), Group("pipeline", layout.pipeline)):
+        tape.all_reduce(group, Array(tensors, "fp32", None))
