@@ -85,8 +85,8 @@ def account_serving(run: Run, serving: Serving, *, backend: str = "cpu", all_exp
     rank = serving_rank(run, serving, backend=backend)
     spec, precision = rank.run.model, precision_of(rank.run.recipe)
     tape = Tape(precision, backend)
-    context = serving.context if serving.phase == "decode" else None
-    sizes = replace(sizes_of(rank.run, backend), cache=serving.cache, context=context)
+    cached_tokens = serving.context if serving.phase == "decode" else None
+    sizes = replace(sizes_of(rank.run, backend), cache=serving.cache, cached_tokens=cached_tokens)
     leaves = rank.owned
     hold(leaves, precision)
     weights = weight_bytes(leaves, serving)
@@ -117,7 +117,7 @@ def _forward(tape: Tape, sizes: Sizes, leaves: ModelLeaves, ids: Array, recipe: 
     spec = sizes.spec
     x = embed(tape, sizes, leaves, ids)
     angles = all_angles(tape, sizes)
-    make = masks if sizes.context is None else masks_of_last
+    make = masks if sizes.cached_tokens is None else masks_of_last
     seen = make(tape, sizes, windows_of(spec))
     first = [x]
     del x

@@ -73,7 +73,7 @@ def follow(rank: RankPlan, *, backend: str) -> Ledger:
     if recipe.grad_clip is not None:
         with tape.during("clip"):
             sum_norms(tape, rank, leaves.tensors())
-            held = clip(tape, leaves, foreach=backend != "cpu", dtype=precision.updating)
+            held = clip(tape, leaves, foreach=backend != "cpu")
     with tape.during("optimizer"):
         if found is not None:
             read_overflow(tape, found)

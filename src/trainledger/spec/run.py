@@ -68,6 +68,11 @@ class Run:
         return 1 if isinstance(share, int) and share == 0 else share  # fewer sequences than ranks: refused elsewhere
 
     @property
+    def rank_tokens(self) -> Any:
+        """Tokens of a sequence that a rank has: context ranks share them."""
+        return self.recipe.seq_len // self.layout.context
+
+    @property
     def grad_accum(self) -> Any:
         """Micro-batches of a data rank in one optimizer step."""
         return self.recipe.global_batch // (self.device_batch * self.layout.data_ranks)

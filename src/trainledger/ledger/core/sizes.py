@@ -109,7 +109,7 @@ class Sizes:
     layout: Layout = Layout()
     attention_again: bool = False  # whether scores and mixtures are made again in backward
     cache: str | None = None  # the format of keys and values that are remembered; None = nothing is
-    context: Int | None = None  # decoding: tokens of each sequence in the cache, the new one included
+    cached_tokens: Int | None = None  # decoding: tokens of each sequence in the cache, the new one included
 
     @property
     def rows(self) -> Int:
@@ -119,11 +119,6 @@ class Sizes:
     def stream_rows(self) -> Int:
         """Rows of the residual stream: with sequence parallelism, this tensor rank's tokens."""
         return self.rows // self.layout.tensor if self.layout.sequence_parallel else self.rows
-
-    @property
-    def fused_kernels(self) -> bool:
-        """Whether norms are one kernel: so on accelerators, while a CPU runs RMSNorm as six operations."""
-        return self.backend != "cpu"
 
 
 def sizes_of(run: Run, backend: str) -> Sizes:

@@ -111,7 +111,7 @@ def _remembering(
     turned = rotate(tape, sizes, turning, 1, angles)
     new = op.concatenate(tape, (latent, turned))
     (seen,) = remember(tape, sizes, leaves.kind.window, ((1, R + Q),), (new,))
-    if sizes.context is not None:
+    if sizes.cached_tokens is not None:
         del latent, turning, turned, new
         y = absorbed(tape, sizes, q, seen, leaves["self_attn.kv_b_proj.weight"])
     else:
@@ -138,4 +138,4 @@ def _normed(tape: Tape, sizes: Sizes, leaves: BlockLeaves, name: str, x: Array, 
     """The RMSNorm of a latent."""
     with tape.at(name):
         w = leaves[f"self_attn.{name}.weight"]
-        return rms_norm(tape, widened(tape, x), w, sizes.rows, width, fused=sizes.fused_kernels)
+        return rms_norm(tape, widened(tape, x), w, sizes.rows, width)

@@ -78,8 +78,8 @@ def parameters_of_scores(spec: ModelSpec) -> Iterator[tuple[str, tuple[Int, ...]
 def attend(tape: Tape, sizes: Sizes, leaves: BlockLeaves, q: Array, k: Array, v: Array, mask: Array | None) -> Array:
     """Each query's mixture of the values it may see."""
     core = partial(_core, tape, leaves, mask)
-    if sizes.context is not None:  # one new query against all that is in the cache
-        return core(sizes, q, k, v, rules.keys_seen(sizes.context, leaves.kind.window))
+    if sizes.cached_tokens is not None:  # one new query against all that is in the cache
+        return core(sizes, q, k, v, rules.keys_seen(sizes.cached_tokens, leaves.kind.window))
     if not is_one(sizes.layout.context):
         return attend_over_ranks(tape, sizes, q, k, v, core)
     if sizes.attention_again:

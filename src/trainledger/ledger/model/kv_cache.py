@@ -86,9 +86,9 @@ def remember(tape: Tape, sizes: Sizes, window: int | None, heads: Heads, new: Se
     for (count, width), each in zip(heads, new, strict=True):
         part = each.view(kept * count * width)
         tape.emit("copy_", "copy", reads=[part], changes=[_stored(sizes, kept, count, width, each.dtype)])
-    if sizes.context is None:
+    if sizes.cached_tokens is None:
         return list(new)
-    seen = sizes.B * rules.keys_seen(sizes.context, window)
+    seen = sizes.B * rules.keys_seen(sizes.cached_tokens, window)
     return [_stored(sizes, seen, *shape, each.dtype) for shape, each in zip(heads, new, strict=True)]
 
 
@@ -107,8 +107,8 @@ def absorbed(tape: Tape, sizes: Sizes, q: Array, joint: Array, weight: Leaf) -> 
     spec, latent, B = sizes.spec, sizes.spec.latent, sizes.B
     assert latent is not None
     H, N, Q, W, R = latent.n_heads, latent.nope_head_dim, spec.rotary_size, spec.value_size, latent.kv_rank
-    assert sizes.context is not None
-    S, C = sizes.context, R + Q
+    assert sizes.cached_tokens is not None
+    S, C = sizes.cached_tokens, R + Q
     inward, outward = _parts_of_weight(weight, H, N, W, R)
     q_low = op.batched_product(tape, q.view(B * H * N), inward, H, B, R, N)
     q_joint = op.concatenate(tape, (q_low, q.view(B * H * Q)))

@@ -50,7 +50,7 @@ def masks_of_last(tape: Tape, sizes: Sizes, windows: Iterable[int | None]) -> Ma
     if set(found) != {None}:
         rule = "with ALiBi is not decoded: keys behind a window lie in no order"
         raise InvalidInput([Problem("model.attention.window", sizes.spec.attention.window, rule, "none")])
-    S, H = sizes.context, sizes.spec.attention.n_heads
+    S, H = sizes.cached_tokens, sizes.spec.attention.n_heads
     assert S is not None
     position = tape.make("arange", "copy", elements=S, dtype="fp32")
     bias = tape.pointwise("mul", Array(H, "fp32", None), position, elements=H * S)

@@ -30,7 +30,7 @@ def norm(
         assert w is not None
         if spec.norm.plus_one:
             return plus_one_rms_norm(tape, x, w, rows, width)
-        return rms_norm(tape, widened(tape, x), w, rows, width, fused=sizes.fused_kernels)
+        return rms_norm(tape, widened(tape, x), w, rows, width)
 
 
 def widened(tape: Tape, x: Array) -> Array:
@@ -45,9 +45,9 @@ def layer_norm(tape: Tape, x: Array, w: Leaf | None, b: Leaf | None, rows: Int, 
     return _kernel(tape, "native_layer_norm", "layernorm", x, vectors, per_row, width)
 
 
-def rms_norm(tape: Tape, x: Array, w: Leaf, rows: Int, width: Int, *, fused: bool) -> Array:
+def rms_norm(tape: Tape, x: Array, w: Leaf, rows: Int, width: Int) -> Array:
     """RMS normalization (Zhang and Sennrich 2019): one kernel on CUDA, six operations in fp32 on a CPU."""
-    if fused:
+    if tape.backend != "cpu":
         return _kernel(tape, "_fused_rms_norm", "rmsnorm", x, [w.array()], [(rows, "fp32")], width)
     wide = op.cast(tape, x, "fp32")
     square, mean, mean_node = _mean_square(tape, wide, rows)

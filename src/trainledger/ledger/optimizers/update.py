@@ -44,13 +44,10 @@ def _update(tape: Tape, group: Group, recipe: Recipe) -> None:
         {"fused": fused, "foreach": foreach, "loop": loop}[way](tape, group, recipe)
 
 
-def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool, dtype: str | None = None) -> list[Array]:
-    """The joint L2 norm of all gradients, and all gradients scaled by it (Pascanu et al. 2013).
-
-    ``dtype`` is the format of the gradients; absent, as the precision has them.
-    """
+def clip(tape: Tape, leaves: ModelLeaves, *, foreach: bool) -> list[Array]:
+    """The joint L2 norm of all gradients, and all gradients scaled by it (Pascanu et al. 2013)."""
     group = leaves.trained()
-    dtype = tape.precision.gradients if dtype is None else dtype
+    dtype = tape.precision.updating
     elements, tensors = group.elements, group.tensors
     everything = Array(elements, dtype, None)
     found: list[Array] = []

@@ -100,7 +100,7 @@ def local_run(run: Run) -> Run:
     if layout.alone:
         return run
     if not is_one(layout.context):
-        recipe = replace(recipe, seq_len=recipe.seq_len // layout.context)
+        recipe = replace(recipe, seq_len=run.rank_tokens)
     return replace(run, model=local_model(run.model, layout.tensor), recipe=recipe)
 
 

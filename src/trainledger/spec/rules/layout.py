@@ -184,7 +184,7 @@ def _sequence_gather(run: Run) -> Iterator[Problem]:
 
 
 def _split_sends(run: Run) -> Iterator[Problem]:
-    layout, width = run.layout, run.recipe.seq_len // run.layout.context * run.model.d_model
+    layout, width = run.layout, run.rank_tokens * run.model.d_model
     rule = ""
     if layout.pipeline == 1 or layout.tensor == 1:
         rule = "needs layout.tensor and layout.pipeline above 1"
@@ -245,7 +245,7 @@ def _expert(run: Run) -> Iterator[Problem]:
     if experts is None:
         yield Problem("layout.expert", ranks, "the model has no experts (model.feed_forward)", 1)
         return
-    whole = layout.shard * layout.context
+    whole = layout.shard_ranks
     count = experts.n_experts
     if whole % ranks or count % ranks:
         rule = f"must divide n_experts = {count} and the {whole} ranks of shard x context"
@@ -254,14 +254,14 @@ def _expert(run: Run) -> Iterator[Problem]:
 
 def _sharding(run: Run) -> Iterator[Problem]:
     layout, again = run.layout, run.recipe.activation_checkpointing
-    if layout.zero == 3 and layout.shard * layout.context > 1 and again in ("segments", "from-start"):
+    if layout.zero == 3 and layout.shard_ranks > 1 and again in ("segments", "from-start"):
         rule = "several blocks that run again together are not accounted for with sharded parameters (zero = 3)"
         yield Problem("recipe.activation_checkpointing", again, rule, "full")
-    if run.recipe.fp8_weight_caching and layout.zero == 3 and layout.shard * layout.context > 1:
+    if run.recipe.fp8_weight_caching and layout.zero == 3 and layout.shard_ranks > 1:
         rule = "keeps whole weights in 8 bits, and parameters sharded at zero = 3 are gathered for each use and let go "
         rule += "(Transformer Engine keeps none with FSDP2 either); zero = 1 and 2 have them whole"
         yield Problem("recipe.fp8_weight_caching", True, rule, False)
-    if run.recipe.optimizer in ("adafactor", "muon") and layout.shard * layout.context > 1:
+    if run.recipe.optimizer in ("adafactor", "muon") and layout.shard_ranks > 1:
         rule = "works on whole matrices, and sharded ranks have pieces of them (replicate, tensor and pipeline do not)"
         yield Problem("recipe.optimizer", run.recipe.optimizer, rule, "adamw")
     if layout.zero != 3 and layout.reshard_after_forward is not None:

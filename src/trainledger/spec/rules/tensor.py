@@ -44,7 +44,7 @@ def _broken(run: Run, ranks: int) -> str:
     kv = spec.kv_heads
     if not spec.latent and kv % ranks and ranks % kv:
         return f"must divide model.attention.n_kv_heads = {kv}, or be a multiple of it"
-    tokens = run.recipe.seq_len // run.layout.context
+    tokens = run.rank_tokens
     if run.layout.sequence_parallel and tokens % ranks:
         return f"sequence parallelism splits the {tokens} tokens of a rank, so it must divide them"
     return "" if precision_of(run.recipe).float8 is None else _untiled(run, ranks)
