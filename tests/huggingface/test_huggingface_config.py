@@ -140,9 +140,9 @@ def test_both_forms_of_rotary_parameters_are_one():
         ),
         (
             {"rope_parameters": {"partial_rotary_factor": 0.5}},
-            "rope_parameters.partial_rotary_factor = 0.5: every llama turns whole heads",
+            "rope_parameters.partial_rotary_factor = 0.5: every llama rotates whole heads",
         ),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5: every llama turns whole heads"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5: every llama rotates whole heads"),
         ({"partial_rotary_factor": "half"}, "partial_rotary_factor = 'half': must be a number above 0 and at most 1"),
         ({"rope_scaling": ["linear"]}, "rope_scaling = ['linear']: must be a JSON object"),
         ({"sliding_window": 4096}, "sliding_window = 4096: changes what the model costs"),

@@ -182,7 +182,7 @@ def test_what_changes_values_only_hinders_weights_but_no_account(name, changes, 
         ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func = 'softmax': changes what the model costs"),
         ("deepseek-v3", {"num_key_value_heads": 8}, "num_key_value_heads = 8: latent attention has a key and a value"),
         ("deepseek-v3", {"qk_rope_head_dim": 63}, "qk_rope_head_dim = 63: rotary positions turn pairs"),
-        ("phi-2", {"partial_rotary_factor": 0.001}, "turns 0 of the 80 numbers of a head; rope turns pairs"),
+        ("phi-2", {"partial_rotary_factor": 0.001}, "rotates 0 of the 80 numbers of a head; rope rotates pairs"),
     ],
 )
 def test_what_costs_otherwise_is_refused_by_name(name, changes, sentence):

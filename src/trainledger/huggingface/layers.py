@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from trainledger.huggingface.reading import Reading
@@ -13,7 +13,7 @@ _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 
 
 def read_windows(reading: Reading) -> None:
-    """Set ``window`` and ``global_every``."""
+    """Set the window and ``global_every``."""
     family, config = reading.family, reading.config
     types = config.get("layer_types")
     if not reading.has("n_layers"):
@@ -58,7 +58,7 @@ def every_so_many(marked: Sequence[bool]) -> int | None:
 
 
 def read_skipped_rope(reading: Reading) -> None:
-    """Set ``rope_skip_every`` from no_rope_layers (1 where a layer has rotary positions) or their interval."""
+    """Set ``skip_every`` of the positions from no_rope_layers (0 where a layer has none) or their interval."""
     if not reading.has("n_layers"):
         return
     n_layers = reading.fields["n_layers"]
@@ -76,7 +76,7 @@ def read_skipped_rope(reading: Reading) -> None:
 
 
 def read_sparse_layers(reading: Reading) -> None:
-    """Set ``expert_every`` and ``n_dense_layers`` from decoder_sparse_step and mlp_only_layers (Qwen)."""
+    """Set ``every`` and ``n_dense_layers`` of the experts from decoder_sparse_step and mlp_only_layers (Qwen)."""
     if not reading.has("n_layers"):
         return
     n_layers = reading.fields["n_layers"]
@@ -94,12 +94,10 @@ def read_sparse_layers(reading: Reading) -> None:
 
 
 def _are_known(reading: Reading, types: Any) -> bool:
-    n_layers = reading.fields["n_layers"]
+    n_layers, kind = reading.fields["n_layers"], reading.family.model_type
     known = (_GLOBAL,) if reading.family.windows == "none" else (_GLOBAL, _LOCAL)
-    if not isinstance(types, list) or not all(each in known for each in _texts(types)):
-        reading.refuse(
-            "layer_types", types, f"only {' and '.join(known)} are accounted for in {reading.family.model_type}"
-        )
+    if not isinstance(types, list) or not all(isinstance(each, str) and each in known for each in types):
+        reading.refuse("layer_types", types, f"only {' and '.join(known)} are accounted for in {kind}")
         return False
     if len(types) != n_layers:
         reading.refuse("layer_types", types, f"has {len(types)} entries for {n_layers} layers")
@@ -107,19 +105,13 @@ def _are_known(reading: Reading, types: Any) -> bool:
     return True
 
 
-def _texts(values: Iterable[Any]) -> Iterable[str]:
-    return (each if isinstance(each, str) else "" for each in values)
-
-
 def _pattern(reading: Reading) -> list[str]:
     """The kind of each layer where the config does not list them."""
     n_layers, windows = reading.fields["n_layers"], reading.family.windows
-    if windows == "after":
-        first = reading.whole("max_window_layers", 28)
-        return [_LOCAL if each >= first else _GLOBAL for each in range(n_layers)]
-    if windows == "alternate":
-        last = reading.whole("max_window_layers", 28)
-        return [_LOCAL if each % 2 == 0 and each < last else _GLOBAL for each in range(n_layers)]
+    if windows in ("after", "alternate"):
+        edge = reading.whole("max_window_layers", 28)
+        local = (each >= edge if windows == "after" else each % 2 == 0 and each < edge for each in range(n_layers))
+        return [_LOCAL if each else _GLOBAL for each in local]
     if isinstance(windows, int):
         every = reading.whole("sliding_window_pattern", windows, 1)
         return [_GLOBAL if each % every == 0 else _LOCAL for each in range(1, n_layers + 1)]
