@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from trainledger.data.corpus import find_corpus, plan_shards
 from trainledger.data.document import Document
 from trainledger.data.documents import documents
-from trainledger.data.worker import sample_texts
+from trainledger.data.workers import sample_texts
 from trainledger.spec.problem import InvalidInput
 
 TEXTS = ["one\nline\n", "zwei — Wörter", "三つ\r\nの文書\n\n", "", "x" * 70_000, "last"]

@@ -216,7 +216,7 @@ def test_workers_import_neither_torch_nor_the_callers_script(library: Path, spec
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
     assert done.stdout == "script runs\n"
-    program = "import sys, trainledger.data.worker; assert not {'torch', 'rich', 'pyarrow'} & set(sys.modules)"
+    program = "import sys, trainledger.data.workers; assert not {'torch', 'rich', 'pyarrow'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

@@ -5,48 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cached_models import KINDS, SIZES
 from trainledger.ledger.model.kv_cache import kv_cache
 from trainledger.nn.cache import Cache
 from trainledger.nn.init import initialize
 from trainledger.nn.transformer import Transformer
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
-
-SIZES = {
-    "vocab_size": 31,
-    "d_model": 32,
-    "n_layers": 3,
-    "attention.n_heads": 4,
-    "feed_forward.d_ff": 48,
-    "max_seq_len": 24,
-}
-LATENT = {
-    "attention": "latent",
-    "attention.kv_rank": 12,
-    "attention.q_rank": 10,
-    "attention.nope_head_dim": 6,
-    "attention.rope_head_dim": 4,
-    "attention.v_head_dim": 8,
-}
-KINDS = {
-    "multi-head": {},
-    "grouped": {"attention.n_kv_heads": 2, "attention.qk_norm": "head"},
-    "multi-query": {"attention.n_kv_heads": 1, "block": "parallel"},
-    "latent": LATENT,
-    "latent without query rank": LATENT | {"attention.q_rank": None, "positions.interleaved": True},
-    "attention.window": {"attention.window": 5},
-    "local and global": {"attention.window": 5, "attention.global_every": 2, "positions.local_theta": 100.0},
-    "capped": {"attention.softcap": 5.0, "logit_softcap": 5.0, "attention.window": 7, "attention.global_every": 3},
-    "sinks": {"attention.sinks": True, "attention.n_kv_heads": 2},
-    "alibi": {"positions": "alibi"},
-    "learned": {"positions": "learned", "norm": "layernorm", "norm.bias": True, "positions.extra_rows": 2},
-    "experts": {
-        "feed_forward": "experts",
-        "feed_forward.n_experts": 4,
-        "feed_forward.per_token": 2,
-        "feed_forward.n_shared": 1,
-    },
-}
 
 
 def model_of(kind: str) -> Transformer:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from claim import agree, line_of, numbers_in, rows, verdict
 from claims_page import PAGE, number, page
-from worked_claims import CLAIMS, agree, claim_of, line_of, numbers_in, rows, verdict
+from worked_claims import CLAIMS, claim_of
 
 pytestmark = pytest.mark.published
 

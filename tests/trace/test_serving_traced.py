@@ -9,6 +9,7 @@ import torch
 from agreement import unrolled
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from cached_models import KINDS, SIZES
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.serving import account_serving
@@ -24,42 +25,6 @@ from trainledger.trace.recorder.recorder import Recorder
 pytestmark = pytest.mark.agreement
 
 torch.set_num_threads(1)
-SIZES = {
-    "vocab_size": 31,
-    "d_model": 32,
-    "n_layers": 3,
-    "attention.n_heads": 4,
-    "feed_forward.d_ff": 48,
-    "max_seq_len": 24,
-}
-LATENT = {
-    "attention": "latent",
-    "attention.kv_rank": 12,
-    "attention.q_rank": 10,
-    "attention.nope_head_dim": 6,
-    "attention.rope_head_dim": 4,
-    "attention.v_head_dim": 8,
-}
-KINDS = {
-    "multi-head": {},
-    "grouped": {"attention.n_kv_heads": 2, "attention.qk_norm": "head", "attention.bias": True},
-    "multi-query": {"attention.n_kv_heads": 1, "block": "parallel", "positions.dim": 4},
-    "latent": LATENT,
-    "latent without query rank": LATENT | {"attention.q_rank": None, "positions.interleaved": True},
-    "attention.window": {"attention.window": 5},
-    "local and global": {"attention.window": 5, "attention.global_every": 2, "positions.local_theta": 100.0},
-    "capped": {"attention.softcap": 5.0, "logit_softcap": 5.0, "attention.window": 7, "attention.global_every": 3},
-    "sinks": {"attention.sinks": True, "attention.n_kv_heads": 2},
-    "alibi": {"positions": "alibi"},
-    "learned": {"positions": "learned", "norm": "layernorm", "norm.bias": True, "tie_embeddings": True},
-    "experts": {
-        "feed_forward": "experts",
-        "feed_forward.n_experts": 4,
-        "feed_forward.per_token": 2,
-        "feed_forward.n_shared": 1,
-        "feed_forward.n_dense_layers": 1,
-    },
-}
 
 
 def traced(spec: ModelSpec, B: int, context: int, phase: str, dtype: torch.dtype) -> Ledger:

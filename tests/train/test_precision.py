@@ -26,8 +26,7 @@ from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.train.engine import train
-from trainledger.train.loss_scaling import LossScaler
-from trainledger.train.master_weights import MasterWeights
+from trainledger.train.mixed_precision import LossScaler, MasterWeights
 from trainledger.train.optimizer import build_optimizer
 from trainledger.train.precision import build_model
 from trainledger.train.step import Batch, optimizer_step

@@ -13,8 +13,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
-from trainledger.train.seeds import derive
-from trainledger.train.step import Batch
+from trainledger.train.step import Batch, derive
 
 TINY = from_fields(
     ModelSpec,

@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from trainledger.data.document import Segment, problem_of_reading
+from trainledger.data.documents import row_groups
 from trainledger.data.files import write_whole
-from trainledger.durable import parse_json
+from trainledger.durable import parse_json, sha256
 from trainledger.spec.data import STANDARD_LIBRARY
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import GIB, KIB, MIB
@@ -120,7 +121,7 @@ def identify(corpus: Corpus, cache: Path, advance: Callable[[int], None] = lambd
         try:
             status = os.stat(source.path)
             key = f"{os.path.abspath(source.path)}|{status.st_size}|{status.st_mtime_ns}"
-            digest = known.get(key) or _sha256_of(source.path)
+            digest = known.get(key) or sha256(Path(source.path))
         except OSError as error:
             raise problem_of_reading(source.path, error) from None
         if key not in known and time.time() - status.st_mtime > 2:
@@ -160,8 +161,6 @@ def plan_shards(corpus: Corpus) -> list[list[Segment]]:
 def _segments(source: Source, target: int, corpus_nbytes: int) -> Iterator[tuple[Segment, int]]:
     whole = Segment(source.path, source.kind, source.compression, source.nbytes, 0, source.nbytes)
     if source.kind == "parquet":
-        from trainledger.data.parquet import row_groups
-
         groups = row_groups(source.path)
         for group in range(groups):
             yield replace(whole, start=group, stop=group + 1), source.nbytes // groups
@@ -238,11 +237,6 @@ def _is_binary(path: str) -> bool:
             return b"\0" in file.read(8 * KIB)
     except OSError as error:
         raise problem_of_reading(path, error) from None
-
-
-def _sha256_of(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def told(corpus: Corpus) -> list[dict[str, object]]:

@@ -1,13 +1,18 @@
-"""A document, the piece of a corpus that it comes from, and what readers of every kind of file share."""
+"""A document, the piece of a corpus that it comes from, and the documents of a text file."""
 
 from __future__ import annotations
 
 import importlib
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from trainledger.data.files import file_problem
 from trainledger.spec.problem import InvalidInput
+from trainledger.units import KIB
+
+_PARAGRAPH_END = re.compile(rb"\n\r?\n")
 
 
 @dataclass(frozen=True)
@@ -66,3 +71,50 @@ def problem_of_reading(path: str, error: OSError) -> InvalidInput:
 def missing_field(wanted: str, fields: list[str]) -> str:
     """The rule broken by a record without its text field."""
     return f"has no field {wanted!r}; its fields are {', '.join(map(repr, fields)) or 'none'}"
+
+
+def text_documents(segment: Segment) -> Iterator[Document]:
+    with open(segment.path, "rb") as file:
+        nul = file.read(8 * KIB).find(b"\0")
+        if nul >= 0:
+            rule = f"has a NUL byte at byte {nul}, so it is binary or UTF-16, not UTF-8 text"
+            raise InvalidInput([file_problem("data.path", segment.path, rule, "convert it, or leave it out")])
+        if not segment.piece_nbytes:
+            file.seek(0)
+            yield _decoded(file.read(), segment.path, 0)
+            return
+        piece = segment.piece_nbytes
+        start = _piece_start(file, segment.start, segment)
+        for nominal in range(segment.start + piece, segment.stop + piece, piece):
+            stop = _piece_start(file, min(nominal, segment.stop), segment)
+            file.seek(start)
+            yield _decoded(file.read(stop - start), segment.path, start)
+            start = stop
+
+
+def _piece_start(file: BinaryIO, nominal: int, segment: Segment) -> int:
+    """Where the piece nominally at ``nominal`` begins: after the first paragraph end from there on, else after
+    the first line end, else at the first character; a function of the file and ``nominal`` alone, so that
+    segments agree on it without having read each other."""
+    if nominal in (0, segment.file_nbytes):
+        return nominal
+    file.seek(nominal)
+    window = file.read(segment.piece_nbytes)
+    paragraph = _PARAGRAPH_END.search(window)
+    if paragraph:
+        return nominal + paragraph.end()
+    line_end = window.find(b"\n")
+    if line_end >= 0:
+        return nominal + line_end + 1
+    continuation = 0
+    while continuation < min(3, len(window)) and window[continuation] & 0xC0 == 0x80:
+        continuation += 1
+    return nominal + continuation
+
+
+def _decoded(data: bytes, path: str, offset: int) -> Document:
+    place = f"{path} byte {offset}"
+    try:
+        return Document(data.decode(), place)
+    except UnicodeDecodeError as error:
+        return Document(data.decode(errors="replace"), place, f"{path} byte {offset + error.start}")

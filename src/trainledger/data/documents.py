@@ -11,21 +11,27 @@ import gzip
 import hashlib
 import json
 import os
-import re
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from trainledger.data.document import Document, Segment, clean, imported, missing_field, problem_of_reading
+from trainledger.data.document import (
+    Document,
+    Segment,
+    clean,
+    imported,
+    missing_field,
+    problem_of_reading,
+    text_documents,
+)
 from trainledger.data.files import file_problem
-from trainledger.data.parquet import parquet_documents
 from trainledger.spec.problem import InvalidInput
 from trainledger.units import KIB, MIB
 
 LONGEST_LINE_NBYTES = 256 * MIB  # of a compressed file: a record is in memory at once
 MOST_EXPANSION = 500  # text shrinks some 3 to 20 times, equal lines 100 to 300; a gzip bomb 1,000
 FREE_NBYTES = 64 * MIB  # decompressed before the expansion is judged
-_PARAGRAPH_END = re.compile(rb"\n\r?\n")
+ROWS_AT_ONCE = 256  # of a Parquet file
 
 
 def documents(segment: Segment, text_field: str) -> Iterator[Document]:
@@ -39,9 +45,9 @@ def documents(segment: Segment, text_field: str) -> Iterator[Document]:
             rule = f"has {present} bytes and had {segment.file_nbytes} when preparing began: it is being changed"
             raise InvalidInput([file_problem("data.path", segment.path, rule, "prepare again when it is not")])
         if segment.kind == "parquet":
-            found = parquet_documents(segment, text_field)
+            found = _rows(segment, text_field)
         else:
-            found = _records(segment, text_field) if segment.kind == "jsonl" else _texts(segment)
+            found = _records(segment, text_field) if segment.kind == "jsonl" else text_documents(segment)
         for document in found:
             if document.text:
                 yield document
@@ -58,56 +64,6 @@ def split_hash(utf8: bytes) -> float:
     """A document's place in [0, 1), uniform over documents."""
     digest = hashlib.blake2b(utf8, digest_size=8, key=b"trainledger: held out").digest()
     return int.from_bytes(digest, "big") / 2**64
-
-
-# Text files.
-
-
-def _texts(segment: Segment) -> Iterator[Document]:
-    with open(segment.path, "rb") as file:
-        nul = file.read(8 * KIB).find(b"\0")
-        if nul >= 0:
-            rule = f"has a NUL byte at byte {nul}, so it is binary or UTF-16, not UTF-8 text"
-            raise InvalidInput([file_problem("data.path", segment.path, rule, "convert it, or leave it out")])
-        if not segment.piece_nbytes:
-            file.seek(0)
-            yield _decoded(file.read(), segment.path, 0)
-            return
-        piece = segment.piece_nbytes
-        start = _piece_start(file, segment.start, segment)
-        for nominal in range(segment.start + piece, segment.stop + piece, piece):
-            stop = _piece_start(file, min(nominal, segment.stop), segment)
-            file.seek(start)
-            yield _decoded(file.read(stop - start), segment.path, start)
-            start = stop
-
-
-def _piece_start(file: BinaryIO, nominal: int, segment: Segment) -> int:
-    """Where the piece nominally at ``nominal`` begins: after the first paragraph end from there on, else after
-    the first line end, else at the first character; a function of the file and ``nominal`` alone, so that
-    segments agree on it without having read each other."""
-    if nominal in (0, segment.file_nbytes):
-        return nominal
-    file.seek(nominal)
-    window = file.read(segment.piece_nbytes)
-    paragraph = _PARAGRAPH_END.search(window)
-    if paragraph:
-        return nominal + paragraph.end()
-    line_end = window.find(b"\n")
-    if line_end >= 0:
-        return nominal + line_end + 1
-    continuation = 0
-    while continuation < min(3, len(window)) and window[continuation] & 0xC0 == 0x80:
-        continuation += 1
-    return nominal + continuation
-
-
-def _decoded(data: bytes, path: str, offset: int) -> Document:
-    place = f"{path} byte {offset}"
-    try:
-        return Document(data.decode(), place)
-    except UnicodeDecodeError as error:
-        return Document(data.decode(errors="replace"), place, f"{path} byte {offset + error.start}")
 
 
 # JSON lines.
@@ -235,3 +191,66 @@ def _unzstandard(file: BinaryIO) -> Iterator[bytes]:
             frame = None
     if frame is not None:
         raise EOFError
+
+
+# Parquet.
+
+
+def row_groups(path: str) -> int:
+    """Row groups in a Parquet file, at least one."""
+    with _opened(path) as file:
+        return max(1, int(file.num_row_groups))
+
+
+def _rows(segment: Segment, text_field: str) -> Iterator[Document]:
+    """The documents of a segment's row groups, a few rows in memory at a time; null texts are left out."""
+    arrow = imported("pyarrow", segment.path)
+    with _opened(segment.path) as file:
+        fields = list(file.schema_arrow.names)
+        if text_field not in fields:
+            rule = missing_field(text_field, fields)
+            raise InvalidInput([file_problem("data.text_field", segment.path, rule)])
+        kind = file.schema_arrow.field(text_field).type
+        if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind)):
+            rule = f"its column {text_field!r} holds {kind}, not text"
+            raise InvalidInput([file_problem("data.text_field", segment.path, rule)])
+        for group in range(segment.start, min(segment.stop, file.num_row_groups)):
+            row = 0
+            batches = file.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=[text_field], use_threads=False)
+            while True:
+                try:
+                    batch = next(batches, None)
+                except (arrow.ArrowException, OSError) as error:
+                    what = str(error).splitlines()[0]
+                    rule = f"is corrupt in row group {group} after row {row}: {what}"
+                    raise InvalidInput([file_problem("data.path", segment.path, rule)]) from None
+                if batch is None:
+                    break
+                # Arrow does not check that its text is UTF-8, so the bytes are decoded here.
+                for cell in batch.column(0).cast(_binary_like(arrow, kind)):
+                    value = cell.as_py()
+                    if value is not None:
+                        yield _row_document(value, f"{segment.path} row group {group} row {row}")
+                    row += 1
+
+
+def _row_document(utf8: bytes, place: str) -> Document:
+    try:
+        text, repaired = utf8.decode(), ""
+    except UnicodeDecodeError as error:
+        text, repaired = utf8.decode(errors="replace"), f"{place}, {error.start} bytes into the text"
+    return Document(clean(text)[0], place, repaired)
+
+
+def _binary_like(arrow: Any, kind: Any) -> Any:
+    return arrow.large_binary() if arrow.types.is_large_string(kind) else arrow.binary()
+
+
+def _opened(path: str) -> Any:
+    arrow, parquet = imported("pyarrow", path), imported("pyarrow.parquet", path)
+    try:
+        # Buffered reading decodes a column page by page; without it a whole row group is read at once.
+        return parquet.ParquetFile(path, buffer_size=MIB, pre_buffer=False)
+    except arrow.ArrowException as error:
+        rule = f"is not a whole Parquet file: {str(error).splitlines()[0]}"
+        raise InvalidInput([file_problem("data.path", path, rule)]) from None

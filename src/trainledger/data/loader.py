@@ -58,6 +58,21 @@ class Loader:
         self._ahead: _ReadAhead | None = None
 
     @property
+    def fingerprint(self) -> str:
+        """The name of the data; equal for data that gives equal batches."""
+        return self.store.fingerprint
+
+    @property
+    def tokenizer_definition(self) -> str:
+        """The text of the tokenizer.json that made the tokens."""
+        return self.store.tokenizer().definition
+
+    @property
+    def validation_sequences(self) -> int:
+        """How many sequences `validation` gives."""
+        return min(self.eval_sequences, self.store.validation.sequences(self.seq_len))
+
+    @property
     def unigram_entropy(self) -> float:
         """Loss in nats of a model that knows only how often each token occurs."""
         return self.store.unigram_entropy_nats

@@ -23,7 +23,7 @@ def _read_qwen2_moe(reading: Reading) -> None:
         rule = f"must be a multiple of moe_intermediate_size = {width}"
         reading.refuse("shared_expert_intermediate_size", shared, rule, max(1, round(shared / width)) * width)
     else:
-        reading.fields |= {"feed_forward.n_shared": shared // width, "feed_forward.shared_gate": True}
+        reading.fields["feed_forward.n_shared"] = shared // width
 
 
 def _write_sparse(spec: ModelSpec) -> dict[str, Any]:
@@ -134,7 +134,7 @@ EXPERTS = (
         "qwen2_moe",
         "Qwen2MoeForCausalLM",
         keys=HEAD | _QWEN | {"attention.bias": "qkv_bias"},
-        always={"attention.output_bias": False},
+        always={"attention.output_bias": False, "feed_forward.shared_gate": True},
         defaults={
             "attention.n_kv_heads": 16,
             "attention.bias": True,

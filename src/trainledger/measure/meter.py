@@ -18,7 +18,7 @@ from trainledger.trace.optimizers import optimizers_in
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines
 from trainledger.trace.step import phases_of
-from trainledger.train.master_weights import gradient_buffers
+from trainledger.train.mixed_precision import gradient_buffers
 from trainledger.train.observer import Observer, StepRecord, TrainingState
 
 # The third step of a session: the optimizer's state exists, and what the first steps warm up is warm.

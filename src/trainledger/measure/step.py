@@ -18,8 +18,7 @@ from trainledger.trace.fakes.results import results_of
 from trainledger.trace.fakes.scalar_reads import ZeroWhereUnknown
 from trainledger.trace.fakes.tensors import make_states
 from trainledger.trace.recorder.recorder import Recorder
-from trainledger.train.loss_scaling import LossScaler
-from trainledger.train.master_weights import gradient_buffers
+from trainledger.train.mixed_precision import LossScaler, gradient_buffers
 from trainledger.train.optimizer import build_optimizer
 from trainledger.train.precision import build_model, refuse_products
 from trainledger.train.step import optimizer_step

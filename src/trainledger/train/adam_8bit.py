@@ -9,7 +9,7 @@ of bitsandbytes since 0.44 (2,048 in the paper); as there, tensors under 4,096 e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -57,12 +57,8 @@ class Adam8bit(torch.optim.Optimizer):
         )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             tables: list[tuple[Tensor, Tensor]] = []
             for weight in group["params"]:
@@ -85,7 +81,6 @@ class Adam8bit(torch.optim.Optimizer):
                 del first
                 _store(second, state["exp_avg_sq"], state["exp_avg_sq_scale"], tables[1][1])
                 del second
-        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take a state over as it stands: torch would put codes and scales into the parameter's format."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.utils.deterministic
 
+from trainledger.data.loader import open_loader
 from trainledger.durable import write_atomically
 from trainledger.nn.init import initialize
 from trainledger.nn.lora import adapt, draw
@@ -21,17 +22,15 @@ from trainledger.spec.run import Run
 from trainledger.spec.runfile import digest
 from trainledger.train import checkpoint
 from trainledger.train.device import find_device, keep_freed_memory, refuse_launches
-from trainledger.train.feed import Feed, OpenFeed, open_store
 from trainledger.train.loop import Say, TrainingLoop, finished_from
-from trainledger.train.loss_scaling import LossScaler
-from trainledger.train.master_weights import MasterWeights
+from trainledger.train.mixed_precision import LossScaler, MasterWeights
 from trainledger.train.observer import Finished, Observer, TrainingState
 from trainledger.train.optimizer import build_optimizer
 from trainledger.train.precision import build_model, refuse, refuse_products, set_fp32_products
 from trainledger.train.run_directory import begin_or_match, locked, read_state
-from trainledger.train.seeds import adapter_seed, init_seed
-from trainledger.train.start import refuse_other_weights, start_from
+from trainledger.train.step import Feed, OpenFeed, derive
 from trainledger.train.stop import memory_told
+from trainledger.train.trained import refuse_other_weights, start_from
 
 
 def train(
@@ -40,7 +39,7 @@ def train(
     *,
     resume: bool = False,
     observers: Sequence[Observer] = (),
-    open_feed: OpenFeed = open_store,
+    open_feed: OpenFeed = open_loader,
     say: Say | None = None,
 ) -> Finished:
     """Train a run in its directory to its last step, from its newest valid checkpoint where ``resume``.
@@ -95,12 +94,12 @@ def _prepare(run: Run, run_dir: Path, device: torch.device, feed: Feed, *, resum
     initial_weights = None
     if path is None:
         if run.recipe.initial_weights is None:
-            initialize(model, seed=init_seed(run.recipe.seed))
+            initialize(model, seed=derive(run.recipe.seed, "init"))
         else:
             initial_weights = start_from(run, model, say)
     with device:  # only now, so that frozen weights are stored in their format as they begin
         adapt(model, run.recipe)
-    draw(model, seed=adapter_seed(run.recipe.seed))
+    draw(model, seed=derive(run.recipe.seed, "adapters"))
     optimizer = build_optimizer(model, run.recipe)
     scaler = LossScaler(device) if precision_of(run.recipe).loss_scaling else None
     state = TrainingState(run, run_dir, device, model, optimizer, scaler)

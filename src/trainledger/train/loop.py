@@ -18,14 +18,12 @@ from trainledger.spec.precision import Precision, precision_of
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.runfile import digest
 from trainledger.train import checkpoint
-from trainledger.train.feed import Feed
 from trainledger.train.metrics import Metrics
 from trainledger.train.observer import EvaluationRecord, Finished, Observer, PhaseClock, StepRecord, TrainingState
 from trainledger.train.optimizer import set_learning_rate
 from trainledger.train.precision import autocast
 from trainledger.train.run_directory import write_state
-from trainledger.train.seeds import dropout_seeds
-from trainledger.train.step import Batch, optimizer_step
+from trainledger.train.step import Batch, Feed, dropout_seeds, optimizer_step
 from trainledger.train.stop import CannotSave, Diverged, Interrupted, StopRequests, memory_told
 
 # On an accelerator a step is waited for phase by phase only this often: waiting costs overlap.

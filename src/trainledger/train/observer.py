@@ -13,7 +13,7 @@ from torch import nn
 
 from trainledger.spec.run import Run
 from trainledger.train.device import synchronize
-from trainledger.train.loss_scaling import LossScaler
+from trainledger.train.mixed_precision import LossScaler
 
 PHASES = ("data", "forward", "backward", "clip", "optimizer", "checkpoint", "evaluation")
 

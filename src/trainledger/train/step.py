@@ -1,10 +1,16 @@
-"""One optimizer step. What happens here is what the trace follows and what the closed form accounts for."""
+"""One optimizer step, its batches and its seeds. The trace follows it, and the closed form accounts for it.
+
+Seeds are derived apart by use, so that changing one stream of chance leaves the others as they were. The order of the
+data has its key from the same seed in `trainledger.data.sampler`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +19,47 @@ from trainledger.nn.float8 import weights_cast_once
 from trainledger.nn.loss import run_loss, weighing
 from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
-from trainledger.train.loss_scaling import LossScaler
-from trainledger.train.master_weights import MasterWeights, stepped
+from trainledger.spec.run import Run
+from trainledger.train.mixed_precision import LossScaler, MasterWeights, stepped
 from trainledger.train.precision import autocast
 
 Clock = Callable[[str], AbstractContextManager[None]]
 Batch = tuple[Tensor, Tensor]  # inputs_BT and targets_BT, int64
+
+
+class Feed(Protocol):
+    """The source of batches: pure functions of the run and of data that ``fingerprint`` names.
+
+    That of a run file's data is `trainledger.data.loader.Loader`.
+    """
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for data that gives equal batches; a run is not resumed on other data."""
+
+    @property
+    def tokenizer_definition(self) -> str | None:
+        """The text of the tokenizer.json that is kept in the run directory, if there is one."""
+
+    @property
+    def unigram_entropy(self) -> float | None:
+        """Loss in nats of a model that knows only how often each token occurs, if known."""
+
+    @property
+    def validation_sequences(self) -> int:
+        """How many sequences `validation` gives."""
+
+    def batches(self, first_step: int) -> Iterator[Sequence[Batch]]:
+        """The micro-batches of step index ``first_step`` (0 is the first), of the next step, and so on."""
+
+    def validation(self) -> Iterable[Batch]:
+        """The same held-out batches each time."""
+
+    def close(self) -> None:
+        """Close files and end threads."""
+
+
+OpenFeed = Callable[[Run, torch.device], Feed]
 
 
 @dataclass(frozen=True)
@@ -108,3 +149,18 @@ def _forward_backward(
 
 def _no_clock(phase: str) -> AbstractContextManager[None]:
     return nullcontext()
+
+
+def derive(seed: int, use: str, *indices: int) -> int:
+    """A seed of 63 bits for one use of a run's seed, by hashing (BLAKE2b) the use and its indices.
+
+    >>> derive(0, "init") == derive(0, "init"), derive(0, "dropout") == derive(0, "init")
+    (True, False)
+    """
+    text = ":".join([str(seed), use, *map(str, indices)])
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def dropout_seeds(seed: int, step: int, grad_accum: int) -> list[int]:
+    """One seed per micro-batch of a step: dropout needs no generator state in a checkpoint."""
+    return [derive(seed, "dropout", step, index) for index in range(grad_accum)]

@@ -1,9 +1,10 @@
-"""A model on disk, however it got there: a run, one of its checkpoints, an import, a Hugging Face directory."""
+"""A model on disk, however it got there: a run, one of its checkpoints, an import, a Hugging Face directory; to sample
+from, to export, or to start a run from."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +12,24 @@ import torch
 from safetensors.torch import load_file
 
 from trainledger.data.tokenizer import ByteTokenizer, Tokenizer, json_tokenizer, read_tokenizer
+from trainledger.durable import sha256
 from trainledger.huggingface import left_out, read_json
 from trainledger.nn.huggingface import CONFIG, TOKENIZER, TokenizerText, import_model
 from trainledger.nn.lora import merge
 from trainledger.nn.transformer import Transformer
-from trainledger.nn.weights import FILE, read_weights, whole_directory, write_weights
+from trainledger.nn.weights import (
+    FILE,
+    faults,
+    held,
+    read_weights,
+    refuse,
+    shapes,
+    stored_in,
+    whole_directory,
+    write_weights,
+)
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import fields_of
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
@@ -26,6 +39,8 @@ from trainledger.train.precision import build_model, hold_in
 
 RUN_FILE, MODEL_FILE = "run.toml", "model.toml"
 IMPORTED = frozenset({MODEL_FILE, FILE, TOKENIZER})  # all that `write_start` writes
+# What may be longer or named otherwise without being another function of the weights.
+_FREE = {"name", "max_seq_len"}
 _ANY_RECIPE = {"seq_len": 1, "global_batch": 1, "steps": 1}  # a run file cannot do without
 
 
@@ -43,13 +58,8 @@ def load_trained(path: Path, say: Callable[[str], None]) -> Trained:
 
     ``say`` is told of damaged checkpoints that are passed over. Raises InvalidInput where there is no model.
     """
-    if (path / RUN_FILE).is_file():
-        checkpoint = latest_valid(path, say)
-        if checkpoint is None:
-            raise _refusal(path, "has no valid checkpoint yet")
-        return _of_run(path, checkpoint)
-    if run_dir := _run_of(path):
-        return _of_run(run_dir, path)
+    if (found := _run_and_checkpoint(path, say)) is not None:
+        return _of_run(*found)
     if (path / MODEL_FILE).is_file():
         return Trained(read_weights(_spec(path / MODEL_FILE), path / FILE), _beside(path, None), path / FILE)
     if (path / CONFIG).is_file():
@@ -63,19 +73,58 @@ def find_weights(path: Path, say: Callable[[str], None]) -> tuple[ModelSpec, Pat
 
     ``say`` is told of damaged checkpoints that are passed over. Raises InvalidInput where there is no such model.
     """
-    if (path / RUN_FILE).is_file():
-        checkpoint = latest_valid(path, say)
-        if checkpoint is None:
-            raise _refusal(path, "has no valid checkpoint yet")
-        return read(path / RUN_FILE).model, checkpoint / FILE
-    if run_dir := _run_of(path):
-        return read(run_dir / RUN_FILE).model, path / FILE
+    if (found := _run_and_checkpoint(path, say)) is not None:
+        return read(found[0] / RUN_FILE).model, found[1] / FILE
     if (path / MODEL_FILE).is_file():
         return _spec(path / MODEL_FILE), path / FILE
     if (path / CONFIG).is_file():
         raise _refusal(path, "is a Hugging Face directory; trainledger import makes of it what training can start from")
     what = f"is no import ({MODEL_FILE}), checkpoint or run directory ({RUN_FILE})"
     raise _refusal(path, what if path.is_dir() else "is not a directory")
+
+
+def start_from(run: Run, model: Transformer, say: Callable[[str], None]) -> dict[str, str]:
+    """Fill a model with the run's ``recipe.initial_weights`` and give their file and its SHA-256.
+
+    Raises `InvalidInput` that names each tensor which does not fit. ``say`` is told where the weights were made with
+    other settings than the run's, which no shape shows.
+    """
+    spec, file = _found(run, say)
+    if not file.is_file():
+        rule = f"holds no {file.name}"
+        raise InvalidInput([Problem("recipe.initial_weights", run.recipe.initial_weights, rule)])
+    stored = stored_in([file])
+    refuse(faults(shapes(run.model), stored), f"recipe.initial_weights: {file} does not fit the run's model")
+    for each in _other_settings(spec, run.model):
+        say(f"{file}: {each}")
+    with torch.no_grad():
+        for name, tensor in held(model).items():
+            tensor.copy_(stored[name].read())
+    return {"file": str(file.resolve()), "sha256": sha256(file)}
+
+
+def refuse_other_weights(run_dir: Path, begun_with: Mapping[str, str] | None) -> None:
+    """Raise `InvalidInput` where the file of weights that a run began with holds others by now; it may be gone."""
+    if begun_with is None or not Path(begun_with["file"]).is_file():
+        return
+    if sha256(Path(begun_with["file"])) != begun_with["sha256"]:
+        rule = f"holds other weights than {run_dir} was begun with; put them back or give the new ones another name"
+        raise InvalidInput([Problem("recipe.initial_weights", begun_with["file"], rule)])
+
+
+def _found(run: Run, say: Callable[[str], None]) -> tuple[ModelSpec, Path]:
+    assert run.recipe.initial_weights is not None
+    try:
+        return find_weights(Path(run.recipe.initial_weights).expanduser(), say)
+    except InvalidInput as error:
+        raise InvalidInput(list(error.problems), "recipe.initial_weights") from error
+
+
+def _other_settings(made_with: ModelSpec, used_with: ModelSpec) -> Iterator[str]:
+    before, now = fields_of(made_with), fields_of(used_with)
+    for path in dict.fromkeys([*before, *now]):
+        if before.get(path) != now.get(path) and path not in _FREE:
+            yield f"made with model.{path} = {before.get(path)}, goes on with {now.get(path)}"
 
 
 def write_start(model: Transformer, directory: Path, *, tokenizer_json: str | None = None, force: bool = False) -> None:
@@ -134,14 +183,19 @@ def config_notes(directory: Path) -> list[str]:
     return left_out(read_json(directory / CONFIG), for_weights=True)
 
 
-def _run_of(path: Path) -> Path | None:
-    """The run directory of a checkpoint, or None where the path is none; InvalidInput where it is damaged."""
+def _run_and_checkpoint(path: Path, say: Callable[[str], None]) -> tuple[Path, Path] | None:
+    """A run directory and its newest valid checkpoint, or the run of a checkpoint and that; None for another path."""
+    if (path / RUN_FILE).is_file():
+        newest = latest_valid(path, say)
+        if newest is None:
+            raise _refusal(path, "has no valid checkpoint yet")
+        return path, newest
     run_dir = path.resolve().parent.parent
     if not (is_checkpoint(path.resolve()) and (run_dir / RUN_FILE).is_file() and (path / FILE).is_file()):
         return None
     if wrong := damage(path):
         raise _refusal(path, wrong)
-    return run_dir
+    return run_dir, path
 
 
 def _of_run(run_dir: Path, checkpoint: Path) -> Trained:

@@ -1,6 +1,6 @@
 """What low precision adds to a step on a tape: master copies, gradient buffers and loss scaling.
 
-The same operations as in `train.master_weights` and `train.loss_scaling`.
+The same operations as in `train.mixed_precision`.
 """
 
 from __future__ import annotations
