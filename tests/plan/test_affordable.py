@@ -101,16 +101,16 @@ def test_what_fits_is_about_the_largest_that_does():
 
 def test_the_size_that_is_asked_for_is_the_one_that_is_paid_for():
     for share in (0.2, 0.4):
-        _, asked = paid(steady(share), law=FixedSize("asked", "as asked", 3e9))
+        _, asked = paid(steady(share), law=FixedSize(name="asked", title="as asked", size=3e9))
         assert len(asked.iterations) == 1
         assert asked.parameters == pytest.approx(3e9, rel=0.03)
         assert asked.note == ""
         assert 6 * asked.parameters * asked.tokens == pytest.approx(8 * PEAK * share * 86400, rel=0.002)
-    _, large = paid(steady(0.4), law=FixedSize("asked", "as asked", 70e9), count=1)
+    _, large = paid(steady(0.4), law=FixedSize(name="asked", title="as asked", size=70e9), count=1)
     assert large.note == "memory allows no more on these devices; you ask for 70B parameters"
-    _, untimed = paid(lambda run: Forecast(), law=FixedSize("asked", "as asked", 70e9), count=1)
+    _, untimed = paid(lambda run: Forecast(), law=FixedSize(name="asked", title="as asked", size=70e9), count=1)
     assert untimed.note == f"no time is predicted for it, so 50 % of the peak stays assumed; {large.note}"
-    _, dense = paid(steady(0.4), law=RatioLaw("asked", "as asked", 100, "", ""))
+    _, dense = paid(steady(0.4), law=RatioLaw(name="asked", title="as asked", tokens_per_parameter=100))
     assert dense.ratio == pytest.approx(100, rel=0.05)
 
 

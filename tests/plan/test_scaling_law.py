@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from math import exp, isclose, log, sqrt
 
 import pytest
@@ -59,7 +60,7 @@ def test_the_exponent_of_a_table_is_the_published_one(name):
 def test_the_rounded_coefficients_of_the_paper_miss_its_own_table():
     law = LAWS["chinchilla-3"]
     assert isinstance(law, LossLaw)
-    rounded = LossLaw("", "", 1.69, 406.4, 410.7, 0.34, 0.28, "", "")
+    rounded = LossLaw(name="", title="", E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)
     parameters, flops, _ = TABLES["chinchilla-3"][3]
     assert abs(law.parameters(flops).value / parameters - 1) < 0.09
     assert abs(rounded.parameters(flops).value / parameters - 1) > 0.15
@@ -119,8 +120,8 @@ def sampled(law, count):
     for _ in range(count):
         z = [draw.gauss(0, 1) for _ in rows]
         a, b, e, alpha, beta = (sum(each * other for each, other in zip(row, z, strict=True)) for row in factor)
-        yield LossLaw(
-            "", "", law.E * exp(e), law.A * exp(a), law.B * exp(b), law.alpha + alpha, law.beta + beta, "", ""
+        yield replace(
+            law, E=law.E * exp(e), A=law.A * exp(a), B=law.B * exp(b), alpha=law.alpha + alpha, beta=law.beta + beta
         )
 
 

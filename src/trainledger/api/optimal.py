@@ -80,9 +80,10 @@ def optimal(
         return answer
     follow: Law = answer.chosen.law
     if numbers["params"] is not None:
-        follow = FixedSize("asked", "the size that is asked for", numbers["params"])
+        follow = FixedSize(name="asked", title="the size that is asked for", size=numbers["params"])
     elif per is not None:
-        follow = RatioLaw("asked", "the tokens per parameter that are asked for", per, "", "")
+        title = "the tokens per parameter that are asked for"
+        follow = RatioLaw(name="asked", title=title, tokens_per_parameter=per)
     found = affordable(
         budget, follow, base, budget.device, predicted, seq_len=tokens, tokens_per_step=step,
         loss=answer.loss_law.loss if answer.asked is None else None, say=say,

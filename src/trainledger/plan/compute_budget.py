@@ -7,7 +7,7 @@ from typing import Any
 
 from trainledger import catalog
 from trainledger.frozen import frozen
-from trainledger.plan.quantity import parse_days, parse_flops, read, read_mfu
+from trainledger.plan.quantity import parse_days, parse_flops, read, read_mfu, read_peak
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import (
@@ -105,7 +105,15 @@ def read_budget(
         problems.append(Problem("price", None, "is missing: money is a budget together with what a device-hour costs"))
     if named and named != ["flops"] and device is None:
         problems.append(Problem("device", None, "is missing: hours and money buy FLOPs on a device", "h100-sxm"))
-    chip, peak, kind = _peak(device, dtype, problems)
+    chip = None
+    if isinstance(device, str):
+        try:
+            chip = catalog.device(device, "device")
+        except InvalidInput as error:
+            problems.extend(error.problems)
+    else:
+        chip = device
+    peak, kind = (None, "") if chip is None else read_peak(chip, dtype, problems)
     if problems:
         raise InvalidInput(problems)
     assert share is not None
@@ -156,23 +164,3 @@ def at_mfu(budget: Budget, mfu: float) -> Budget:
     return replace(
         budget, mfu=mfu, flops=budget.device_hours * SECONDS_PER_HOUR * budget.peak_flops_per_second * mfu
     )  # fmt: skip
-
-
-def _peak(
-    device: str | Device | None, dtype: str | None, problems: list[Problem]
-) -> tuple[Device | None, float | None, str]:
-    """The device with the peak that counts; dtype bf16 where it has it, else fp16, else fp32."""
-    if device is None:
-        return None, None, ""
-    if isinstance(device, str):
-        try:
-            device = catalog.device(device, "device")
-        except InvalidInput as error:
-            problems.extend(error.problems)
-            return None, None, ""
-    peaks = device.peak_flops_per_second
-    chosen = dtype or next((each for each in ("bf16", "fp16", "fp32") if each in peaks), "bf16")
-    if chosen not in peaks:
-        problems.append(Problem("dtype", chosen, f"{device.name} has no known peak for it; known: {', '.join(peaks)}"))
-        return device, None, chosen
-    return device, peaks[chosen], chosen

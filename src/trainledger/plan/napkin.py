@@ -8,7 +8,7 @@ from typing import Any
 from trainledger import catalog
 from trainledger.frozen import frozen
 from trainledger.ledger import rules_of_thumb as rules
-from trainledger.plan.quantity import LARGEST, SMALLEST, parse_days, read, read_mfu
+from trainledger.plan.quantity import LARGEST, SMALLEST, parse_days, read, read_mfu, read_peak
 from trainledger.spec.calibration import find_calibration, to_device
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
@@ -99,7 +99,7 @@ def napkin(
     }
     money = read("price", price, parse_number, problems, least=0)
     chip = _device(device, problems)
-    peak, dtype = _peak(chip, dtype, problems)
+    peak, dtype = (None, "") if chip is None else read_peak(chip, dtype, problems)
     raw = {"params": params, "tokens": tokens, "count": count, "days": days, "mfu": mfu}
     missing = [name for name in UNKNOWNS if raw[name] is None]
     if len(missing) != 1:
@@ -109,6 +109,7 @@ def napkin(
     if problems:
         raise InvalidInput(problems)
     assert chip is not None
+    assert peak is not None
     solved = missing[0]
     numbers, exact = _solve(solved, given, per_parameter, peak)
     return _answer(solved, numbers, exact, chip, dtype, peak, money, per_parameter)
@@ -261,15 +262,6 @@ def _device(device: str | Device, problems: list[Problem]) -> Device | None:
     except InvalidInput as error:
         problems.extend(error.placed())
     return None
-
-
-def _peak(device: Device | None, dtype: str | None, problems: list[Problem]) -> tuple[float, str]:
-    peaks = {} if device is None else device.peak_flops_per_second
-    chosen = dtype or next((each for each in ("bf16", "fp16", "fp32") if each in peaks), "bf16")
-    if device is not None and chosen not in peaks:
-        rule = f"{device.name} has no known peak for it; known: {', '.join(peaks)}"
-        problems.append(Problem("dtype", chosen, rule))
-    return peaks.get(chosen, 1.0), chosen
 
 
 def to_json(answer: Napkin) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
+from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import SECONDS_PER_DAY, NotAQuantity, parse_count, parse_number, parse_seconds
 
@@ -72,6 +73,15 @@ def checked_mfu(value: object) -> float:
     if share is None:
         raise InvalidInput(problems)
     return share
+
+
+def read_peak(device: Device, dtype: str | None, problems: list[Problem]) -> tuple[float | None, str]:
+    """The peak of a dtype and its name: of bf16 where none is given and the device has it, else fp16, else fp32."""
+    peaks = device.peak_flops_per_second
+    chosen = dtype or next((each for each in ("bf16", "fp16", "fp32") if each in peaks), "bf16")
+    if chosen not in peaks:
+        problems.append(Problem("dtype", chosen, f"{device.name} has no known peak for it; known: {', '.join(peaks)}"))
+    return peaks.get(chosen), chosen
 
 
 def _number(name: str, value: object, parse: Callable[[str], Any], problems: list[Problem]) -> float | None:

@@ -26,70 +26,67 @@ class Between:
     means: str = ""
 
 
-@frozen
-class RatioLaw:
-    """D = k N."""
+@frozen(kw_only=True)
+class Law:
+    """N and D of a budget by one rule; with its source, the date it was read, and what to know of it."""
 
     name: str
     title: str
-    tokens_per_parameter: float
-    source: str
-    date: str
-    note: str = ""
-
-    def parameters(self, flops: float) -> Between:
-        """N of C = 6 k N^2.
-
-        >>> law = RatioLaw("rule-20", "20 tokens per parameter", 20, "", "")
-        >>> round(law.parameters(1.2e20).value), round(law.tokens(1.2e20))
-        (1000000000, 20000000000)
-        """
-        return Between(sqrt(flops / (_FLOPS * self.tokens_per_parameter)))
-
-    def tokens(self, flops: float) -> float:
-        return flops / (_FLOPS * self.parameters(flops).value)
-
-
-@frozen
-class FixedSize:
-    """N as it is asked for, at every budget."""
-
-    name: str
-    title: str
-    size: float
     source: str = ""
     date: str = ""
     note: str = ""
 
     def parameters(self, flops: float) -> Between:
-        return Between(self.size)
+        """N of a budget; without embeddings where the law counts none (`note`)."""
+        raise NotImplementedError
 
     def tokens(self, flops: float) -> float:
-        return flops / (_FLOPS * self.size)
+        """D of a budget: C / 6 N."""
+        return flops / (_FLOPS * self.parameters(flops).value)
 
 
-@frozen
-class LineLaw:
+@frozen(kw_only=True)
+class RatioLaw(Law):
+    """D = k N."""
+
+    tokens_per_parameter: float
+
+    def parameters(self, flops: float) -> Between:
+        """N of C = 6 k N^2.
+
+        >>> law = RatioLaw(name="rule-20", title="20 tokens per parameter", tokens_per_parameter=20)
+        >>> round(law.parameters(1.2e20).value), round(law.tokens(1.2e20))
+        (1000000000, 20000000000)
+        """
+        return Between(sqrt(flops / (_FLOPS * self.tokens_per_parameter)))
+
+
+@frozen(kw_only=True)
+class FixedSize(Law):
+    """N as it is asked for, at every budget."""
+
+    size: float
+
+    def parameters(self, flops: float) -> Between:
+        return Between(self.size)
+
+
+@frozen(kw_only=True)
+class LineLaw(Law):
     """N = n (C / c)^a: a straight line in logarithms.
 
     ``exponents`` is the published interval of a. Where the line turns when a changes is not published: it is assumed to
     be the middle of the fitted budgets, in logarithms (``fitted_flops``).
     """
 
-    name: str
-    title: str
     reference_parameters: float
     reference_flops: float
     exponent: float
-    source: str
-    date: str
-    note: str = ""
     exponents: tuple[float, float] | None = None
     exponents_mean: str = ""
     fitted_flops: tuple[float, float] | None = None
 
     def parameters(self, flops: float) -> Between:
-        """N of a budget; without embeddings where the law counts none (`note`)."""
         value = self.reference_parameters * (flops / self.reference_flops) ** self.exponent
         if self.exponents is None or self.fitted_flops is None:
             return Between(value)
@@ -97,29 +94,20 @@ class LineLaw:
         ends = [value * (flops / turn) ** (each - self.exponent) for each in self.exponents]
         return Between(value, min(*ends, value), max(*ends, value), self.exponents_mean)
 
-    def tokens(self, flops: float) -> float:
-        """D of a budget: C / 6 N."""
-        return flops / (_FLOPS * self.parameters(flops).value)
 
-
-@frozen
-class LossLaw:
+@frozen(kw_only=True)
+class LossLaw(Law):
     """L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, equation 2).
 
     ``covariance`` is that of (ln A, ln B, ln E, alpha, beta), row by row; None where none is known. ``repeated_data``
     and ``excess_parameters`` are R_D* and R_N* of Muennighoff et al. 2023.
     """
 
-    name: str
-    title: str
     E: float
     A: float
     B: float
     alpha: float
     beta: float
-    source: str
-    date: str
-    note: str = ""
     covariance: tuple[tuple[float, ...], ...] | None = None
     covariance_source: str = ""
     repeated_data: float | None = None
@@ -153,9 +141,6 @@ class LossLaw:
         if error is None:
             return Between(value)
         return Between(value, value * exp(-1.96 * error), value * exp(1.96 * error), _MEANS)
-
-    def tokens(self, flops: float) -> float:
-        return flops / (_FLOPS * self.parameters(flops).value)
 
     def flops_of_loss(self, loss: float) -> float:
         """The least C that reaches a loss; infinite where the loss is not above E.
@@ -198,7 +183,6 @@ class LossLaw:
         return sqrt(max(0.0, total))
 
 
-Law = RatioLaw | FixedSize | LineLaw | LossLaw
 _MEANS = "1.96 standard errors of the fit"
 
 
@@ -221,20 +205,18 @@ def laws() -> dict[str, Law]:
 
 
 def _law(name: str, entry: Mapping[str, Any]) -> Law:
-    stated = {"name": name, "title": entry["title"], "source": entry["source"], "date": str(entry["date"])}
-    stated["note"] = entry.get("note", "")
+    stated = {"name": name, "date": str(entry["date"])}
+    stated |= {key: entry[key] for key in ("title", "source", "note") if key in entry}
     if entry["kind"] == "ratio":
         return RatioLaw(tokens_per_parameter=entry["tokens_per_parameter"], **stated)
     if entry["kind"] == "line":
         return _line(entry, stated)
     covariance = entry.get("covariance")
+    known = ("E", "A", "B", "alpha", "beta", "covariance_source", "repeated_data", "excess_parameters")
     return LossLaw(
         **stated,
-        **{key: entry[key] for key in ("E", "A", "B", "alpha", "beta")},
+        **{key: entry[key] for key in known if key in entry},
         covariance=None if covariance is None else tuple(tuple(row) for row in covariance),
-        covariance_source=entry.get("covariance_source", ""),
-        repeated_data=entry.get("repeated_data"),
-        excess_parameters=entry.get("excess_parameters"),
     )
 
 
