@@ -17,12 +17,11 @@ from trainledger.api.layout import with_layout
 from trainledger.api.load import load
 from trainledger.api.machine import kernels_of, machine_of
 from trainledger.cli import main
+from trainledger.plan.layouts.accounts import rescore
 from trainledger.plan.layouts.blocks import Blocks
 from trainledger.plan.layouts.bounds import Bounds
-from trainledger.plan.layouts.constraints import Constraints
 from trainledger.plan.layouts.grid import Grid, Shape, grid_of, run_of, shared_layers, whole
 from trainledger.plan.layouts.pareto import pareto
-from trainledger.plan.layouts.rescore import rescore
 from trainledger.plan.layouts.result import AS_QUICK
 from trainledger.plan.layouts.search import BY_ACCOUNT, _costs
 from trainledger.plan.layouts.stages import Pipelines
@@ -117,7 +116,7 @@ def test_a_layout_is_a_candidate_exactly_where_the_rules_allow_it(
 ) -> None:
     run = whole(run_for(devices, model, **recipe))
     grid = grid_of(run, devices, {})
-    blocks = Blocks(grid, Constraints(grid))
+    blocks = Blocks(grid)
     found = list(candidates(blocks))
     every = list(everything(grid))
     valid = {each for each in every if not list(run_problems(each))}
@@ -133,7 +132,7 @@ def bounded(run: Run, draws: int, seed: int, fixed: dict[str, Any]) -> Iterator[
     assert isinstance(machine, tl.Device)
     grid = grid_of(whole(run), run.cluster.count, fixed)
     run = grid.run
-    blocks = Blocks(grid, Constraints(grid))
+    blocks = Blocks(grid)
     states = States(run, list(blocks.ranks), backend=kernels_of(run))
     bounds = Bounds(
         run, blocks.shapes, states, _costs(run, machine, kernels_of(run)), gathers=[False, True],
@@ -217,7 +216,7 @@ def test_gathers_in_backward_are_candidates_where_ranks_are_sequence_parallel(pr
     run = run_for(4, {**SMALL, "feed_forward.d_ff": 128}, precision=precision)
     run = replace(run, layout=replace(run.layout, sequence_gather="again"))
     grid = grid_of(whole(run), 4, {"micro_batch": 1, "pipeline": 1})
-    found = set(candidates(Blocks(grid, Constraints(grid))))
+    found = set(candidates(Blocks(grid)))
     assert found == {each for each in everything(grid) if not list(run_problems(each))}
     ways = {(each.layout.sequence_parallel, each.layout.sequence_gather) for each in found}
     assert ways == {(False, "kept"), *({(True, "again")} if precision == "bf16-sharded" else ())}
@@ -241,7 +240,7 @@ def test_sums_beside_products_are_said_of_layouts_with_tensor_ranks_alone() -> N
     run = run_for(4, SMALL)
     run = replace(run, layout=replace(run.layout, overlap=("gradients", "input-gradients")))
     grid = grid_of(whole(run), 4, {"micro_batch": 1, "pipeline": 1})
-    found = set(candidates(Blocks(grid, Constraints(grid))))
+    found = set(candidates(Blocks(grid)))
     assert found == {each for each in everything(grid) if not list(run_problems(each))}
     ways = {(each.layout.tensor > 1, "input-gradients" in (each.layout.overlap or ())) for each in found}
     assert ways == {(False, False), (True, True)}
@@ -252,7 +251,7 @@ def test_the_collectives_of_a_block_cost_the_same_alone_and_among_others() -> No
     machine = machine_of(run)
     assert isinstance(machine, tl.Device)
     grid = grid_of(run, 8, {"micro_batch": 1})
-    blocks = Blocks(grid, Constraints(grid))
+    blocks = Blocks(grid)
     states = States(run, list(blocks.ranks), backend=kernels_of(run))
     bounds = Bounds(
         run, blocks.shapes, states, _costs(run, machine, kernels_of(run)), gathers=[False, True],
@@ -398,7 +397,7 @@ def test_where_nothing_fits_the_reasons_say_so() -> None:
 def test_modules_that_predict_ahead_are_searched_in_pipelines_but_not_over_tensor_ranks() -> None:
     run = whole(run_for(4, {**EXPERTS, "n_mtp_layers": 1}))
     grid = grid_of(run, 4, {})
-    blocks = Blocks(grid, Constraints(grid))
+    blocks = Blocks(grid)
     found = list(candidates(blocks))
     assert {each.layout.tensor for each in found} == {1}
     assert {each.layout.pipeline for each in found} == {1, 2, 4}

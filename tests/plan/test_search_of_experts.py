@@ -14,10 +14,9 @@ from test_layout_search import EXPERTS, bounded, candidates, everything, run_for
 import trainledger as tl
 from trainledger.api.machine import kernels_of, machine_of
 from trainledger.cli import main
+from trainledger.plan.layouts.accounts import rescore
 from trainledger.plan.layouts.blocks import Blocks
-from trainledger.plan.layouts.constraints import Constraints
 from trainledger.plan.layouts.grid import Shape, Sharding, Stages, grid_of, run_of, whole
-from trainledger.plan.layouts.rescore import rescore
 from trainledger.plan.layouts.result import AS_QUICK, as_toml
 from trainledger.spec.rules.run import run_problems
 
@@ -161,7 +160,7 @@ def test_experts_of_a_capacity_get_copies() -> None:
     for said, count in (("copies", 1), ("nodes", 0)):
         asked = whole(replace(run, layout=replace(run.layout, expert_send=said)))
         grid = grid_of(asked, 4, {"micro_batch": 1, "pipeline": 1})
-        blocks = Blocks(grid, Constraints(grid))
+        blocks = Blocks(grid)
         found = set(candidates(blocks))
         assert found == {each for each in everything(grid) if not list(run_problems(each))}
         assert len({each.layout.expert_send for each in found if each.layout.expert > 1}) == count

@@ -205,7 +205,7 @@ def laws() -> dict[str, Law]:
 
 
 def _law(name: str, entry: Mapping[str, Any]) -> Law:
-    stated = {"name": name, "date": str(entry["date"])}
+    stated: dict[str, Any] = {"name": name, "date": str(entry["date"])}
     stated |= {key: entry[key] for key in ("title", "source", "note") if key in entry}
     if entry["kind"] == "ratio":
         return RatioLaw(tokens_per_parameter=entry["tokens_per_parameter"], **stated)

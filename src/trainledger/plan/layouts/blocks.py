@@ -1,19 +1,110 @@
-"""The grid cut into blocks that are bounded together, each layout that a rule forbids counted under its reason."""
+"""The layouts of the grid that the rules allow, in blocks that are bounded together; others are counted by reason."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.plan.layouts.constraints import Constraints
-from trainledger.plan.layouts.grid import ZERO_MODES, Grid, Shape, Sharding, Stages
+from trainledger.plan.layouts.grid import UNSHARDED, ZERO_MODES, Grid, Shape, Sharding, Stages, run_of
 from trainledger.plan.layouts.states import Ranks
-from trainledger.spec.problem import Problem
+from trainledger.spec.layout import Layout
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.rules.run import run_problems
 
 WHOLE_BATCH = "recipe.global_batch must be a multiple of micro_batch x data ranks (layout.replicate x layout.shard)"
 WHOLE_ROUNDS = "layout.schedule interleaved takes micro-batches in rounds of as many as there are stages"
+
+
+_PLAIN = Shape(1, False, 1, "ring", 1, 1, "none")
+_WHOLE = Stages(1, "1f1b", 1, None)
+
+
+class Constraints:
+    """Which layouts of the grid are allowed: each method says what is wrong with some fields, or None.
+
+    Every rule of `spec.rules.layout` speaks of a few fields, so a layout is allowed where each of those few is. The
+    same few come in very many layouts; the rules are asked about each once, in a run that is made for it.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        one, said = replace(grid.run.recipe, micro_batch=1), grid.run.layout
+        plain = Layout(prefetch=said.prefetch)
+        more = ("sequence_gather", "expert_send", "overlap")
+        self.run = replace(grid.run, recipe=one, layout=replace(plain, **{name: getattr(said, name) for name in more}))
+        # What is wrong whatever the layout, but for tokens of a micro-batch, which the grid goes through.
+        wrong = list(run_problems(replace(self.run, recipe=replace(one, micro_batch=one.global_batch), layout=plain)))
+        if wrong:
+            raise InvalidInput(wrong)
+        # The rules have nothing to say of one micro-batch.
+        self.plain = replace(_PLAIN, checkpointing=one.activation_checkpointing, micro_batch=one.global_batch)
+        self._of_shape, self.stages, self.batch = cache(self._problem), cache(self._stages), cache(self._batch)
+        self.rounds, self.experts, self.zero_mode = cache(self._rounds), cache(self._experts), cache(self._zero_mode)
+
+    def shape(self, shape: Shape) -> Problem | None:
+        """What is wrong with a shape, its experts left out."""
+        plain = self.plain
+        axes = replace(shape, expert=1, checkpointing=plain.checkpointing, micro_batch=plain.micro_batch)
+        shared = Sharding(1, 1, 1 if shape.context > 1 else UNSHARDED)
+        return (
+            self._of_shape(axes, sharding=shared)
+            or self._of_shape(replace(plain, checkpointing=shape.checkpointing))
+            or self._of_shape(replace(plain, micro_batch=shape.micro_batch))
+        )
+
+    def axes(self, tensor: int, sequence_parallel: bool, context: int, context_kind: str) -> Problem | None:
+        """What is wrong with a shape of such tensor and context ranks."""
+        ranks = Shape(
+            tensor, sequence_parallel, context, context_kind, 1, self.plain.micro_batch, self.plain.checkpointing
+        )
+        return self.shape(ranks)
+
+    def _stages(self, stages: Stages) -> Problem | None:
+        """What is wrong with the layers of a pipeline."""
+        return self._problem(self.plain, stages, micro_batches=stages.pipeline)
+
+    def _batch(self, micro_batch: int, data_ranks: int) -> Problem | None:
+        """What is wrong where each data rank takes so many sequences at once."""
+        sharding = Sharding(data_ranks, 1, UNSHARDED)
+        return self._problem(replace(self.plain, micro_batch=micro_batch), sharding=sharding, micro_batches=None)
+
+    def _rounds(self, schedule: str, pipeline: int, micro_batches: int) -> Problem | None:
+        """What is wrong where a schedule gets so many micro-batches."""
+        several = 2 if schedule == "interleaved" else 1
+        layers = (self.grid.run.model.n_layers, *(0,) * (pipeline * several - 1))
+        return self._problem(self.plain, Stages(pipeline, schedule, several, layers), micro_batches=micro_batches)
+
+    def _experts(self, expert: int, shard_ranks: int, zero_mode: int) -> Problem | None:
+        """What is wrong with expert ranks among so many that share in this way."""
+        if expert == 1:
+            return None
+        return self._problem(replace(self.plain, expert=expert), sharding=Sharding(1, shard_ranks, zero_mode))
+
+    def _zero_mode(self, zero_mode: int, schedule: str, several: bool, checkpointing: str) -> Problem | None:
+        """What is wrong with this way of sharing states, in ``several`` stages or in one."""
+        if zero_mode == UNSHARDED:
+            return None
+        stages, layers = _WHOLE, self.grid.run.model.n_layers
+        if several:
+            chunks = 4 if schedule == "interleaved" else 2
+            stages = Stages(2, schedule, chunks // 2, (layers,) + (0,) * (chunks - 1))
+        shape = replace(self.plain, checkpointing=checkpointing)
+        return self._problem(shape, stages, Sharding(1, 2, zero_mode), micro_batches=2)
+
+    def _problem(
+        self, shape: Shape, stages: Stages = _WHOLE, sharding: Sharding = Sharding(1, 1, UNSHARDED),  # noqa: B008
+        micro_batches: int | None = 1,
+    ) -> Problem | None:  # fmt: skip
+        """The first rule that is broken; ``micro_batches`` None keeps the batch of the run."""
+        run = run_of(self.run, shape, stages, sharding)
+        if micro_batches is not None:
+            batch = shape.micro_batch * sharding.replicate * sharding.shard * micro_batches
+            run = replace(run, recipe=replace(run.recipe, global_batch=batch))
+        return next(run_problems(run), None)
 
 
 @frozen
@@ -50,10 +141,10 @@ class Blocks:
     ``searched`` counts the grid, ``rejected`` the layouts that are not allowed, by reason.
     """
 
-    def __init__(self, grid: Grid, constraints: Constraints) -> None:
+    def __init__(self, grid: Grid) -> None:
         import numpy as np
 
-        self.grid, self.constraints = grid, constraints
+        self.grid, self.constraints = grid, Constraints(grid)
         self.searched = 0
         self.rejected: Counter[str] = Counter()
         self.shapes: list[Shape] = []
@@ -76,8 +167,7 @@ class Blocks:
             self._add(each)
 
     def _forbids(self, again: str) -> Problem | None:
-        batch = self.grid.run.recipe.global_batch
-        return self.constraints.shape(Shape(1, False, 1, "ring", 1, batch, again))
+        return self.constraints.shape(replace(self.constraints.plain, checkpointing=again))
 
     def _corners(self) -> Iterator[Corner]:
         """The ranks that some layout may have; layouts of all others are counted here."""
@@ -100,15 +190,11 @@ class Blocks:
                 yield Corner(tensor, context, pipeline, data_ranks)
 
     def _allowed_axes(self, tensor: int, context: int, axes: list[tuple[bool, str]], count: int) -> list[Any]:
-        problems = [self.constraints.shape(self._shape(tensor, each, context, kind)) for each, kind in axes]
+        problems = [self.constraints.axes(tensor, each, context, kind) for each, kind in axes]
         self._reject(problems, count)
         allowed = [each for each, problem in zip(axes, problems, strict=True) if problem is None]
         self._axes[tensor, context] = allowed
         return allowed
-
-    def _shape(self, tensor: int, parallel: bool, context: int, kind: str) -> Shape:
-        recipe = self.grid.run.recipe
-        return Shape(tensor, parallel, context, kind, 1, recipe.global_batch, recipe.activation_checkpointing)
 
     def _reject(self, problems: list[Problem | None], count: int) -> None:
         for each in problems:
@@ -129,12 +215,9 @@ class Blocks:
 
     def _micro_batches(self, data_ranks: set[int]) -> dict[int, list[int]]:
         """The sizes of a micro-batch that go into the batch of each number of data ranks."""
-        found = {}
-        for ranks in data_ranks:
-            sizes = [each for each in self.grid.micro_batches() if self.constraints.batch(each, ranks) is None]
-            found[ranks] = [each for each in sizes if self.constraints.shape(Shape(
-                1, False, 1, "ring", 1, each, self.grid.run.recipe.activation_checkpointing)) is None]  # fmt: skip
-        return found
+        rules, every = self.constraints, self.grid.micro_batches()
+        allowed = [each for each in every if rules.shape(replace(rules.plain, micro_batch=each)) is None]
+        return {ranks: [each for each in allowed if rules.batch(each, ranks) is None] for ranks in data_ranks}
 
     def _list(self, tensor: int, context: int, sizes: list[int]) -> dict[int, tuple[Any, Any]]:
         """By expert ranks: places of the shapes of these ranks, and their micro-batches."""
@@ -198,7 +281,7 @@ class Blocks:
             for number, name in enumerate(self._again):
                 count = int((rounds[way] & (again == number)).sum())
                 for how in set(zero_mode.tolist()):
-                    problem = self.constraints.zero_mode(how, each.schedule, each.pipeline, name)
+                    problem = self.constraints.zero_mode(how, each.schedule, each.pipeline > 1, name)
                     shares[way, number, how] = problem is None
                     if problem is not None:
                         self._reject([problem], count * int((zero_mode == how).sum()))

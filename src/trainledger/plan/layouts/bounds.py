@@ -19,8 +19,7 @@ from typing import Any
 from trainledger.frozen import frozen
 from trainledger.plan.layouts.block_costs import COLUMNS, BlockCosts, block_costs, class_of
 from trainledger.plan.layouts.blocks import Block
-from trainledger.plan.layouts.collectives import ZERO2, Collectives, Rates, rates_of
-from trainledger.plan.layouts.gradient_accumulation import GradientAccumulation
+from trainledger.plan.layouts.collectives import ZERO2, Collectives, GradientAccumulation, Rates, rates_of
 from trainledger.plan.layouts.grid import ZERO3_RESHARDS, Shape, runs_of
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import AMOUNTS, ROUNDING, States
@@ -183,7 +182,7 @@ class _Part:
 
         ways = self.pipelines
         kept, in_flight = self._kept()
-        own = self._sum(ways.last_chunks()[:, :, None, :])
+        own = self._sum(ways.last_chunks[:, :, None, :])
         ends = ways.ends[:, :, None]
         later = np.maximum(0.0, np.where(in_flight > 1, kept - own, 0.0))
         several = self.block.micro_batches * ways.chunks[:, None, None] > in_flight

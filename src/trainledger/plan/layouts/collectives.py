@@ -1,4 +1,6 @@
-"""Seconds of the collectives between ranks that share states, for all columns of a block at once.
+"""Seconds that depend on how ranks share states: their collectives, and adding up gradients of micro-batches.
+
+Collectives are those of all columns of a block at once.
 
 Shapes as in `plan.layouts.bounds`: S ways to run the pipeline, J stages that differ, V variants, U ways to share.
 """
@@ -6,21 +8,28 @@ Shapes as in `plan.layouts.bounds`: S ways to run the pipeline, J stages that di
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
+from trainledger.ledger.memory.static_memory import static_memory
+from trainledger.ledger.parallel.rank_plan import rank_plan
+from trainledger.ledger.step import follow
 from trainledger.plan.layouts.block_costs import BlockCosts
 from trainledger.plan.layouts.blocks import Block
 from trainledger.plan.layouts.grid import UNSHARDED, ZERO3_RESHARDS, ZERO_MODES
 from trainledger.plan.layouts.stages import Pipelines
-from trainledger.predict.clock import Clock
+from trainledger.predict.clock import BUFFERING, Clock
 from trainledger.predict.collective import placement
 from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.precision import precision_of
+from trainledger.spec.run import Run
 
 ZERO3_KEEPS = ZERO_MODES.index((3, False))
 ZERO1, ZERO2 = ZERO_MODES.index((1, None)), ZERO_MODES.index((2, None))
+_SHARD, _MICRO_BATCHES = 8, 4  # of the ledger in which the adding up of gradients is read
+FLIGHT = "in flight"  # the loop over micro-batches that a stage begins before its first backward
 LARGE = float(2**44)  # bytes of a message whose time is all bandwidth, whatever the ranks
 
 
@@ -179,3 +188,43 @@ class Collectives:
         layout = Layout(tensor=block.tensor, context=block.context, pipeline=block.pipeline, shard=block.data_ranks)
         place = placement(layout, "pipeline", block.pipeline, self.clock.fabric.devices_per_node)
         return self.clock.collective("send", nbytes, place)[:, None]
+
+
+class GradientAccumulation:
+    """What a micro-batch's backward takes longer than the first's, as it adds its gradients to those before it.
+
+    Read off the ledger of one stage for each way to share states.
+    """
+
+    def __init__(self, run: Run, clock: Clock, *, backend: str) -> None:
+        self.run, self.clock, self.backend = run, clock, backend
+        self._known: dict[int, float] = {}
+
+    def seconds(self, zero_mode: int, *, pipeline: int) -> float:
+        """Seconds for each element; 0 where blocks reduce every time, and a rank adds up small pieces only."""
+        alone = pipeline == 1
+        if zero_mode == ZERO3_RESHARDS or (alone and zero_mode > 1) or self.run.recipe.lora_rank is not None:
+            return 0.0
+        if zero_mode not in self._known:
+            self._known[zero_mode] = self._read(zero_mode)
+        return self._known[zero_mode]
+
+    def _read(self, zero_mode: int) -> float:
+        zero, reshard = ZERO_MODES[zero_mode]
+        layers = self.run.model.n_layers
+        layout = Layout(
+            zero=zero, reshard_after_forward=reshard, shard=1 if zero_mode == UNSHARDED else _SHARD, pipeline=2,
+            stage_layers=(layers, 0),
+        )  # fmt: skip
+        recipe = replace(self.run.recipe, micro_batch=1, global_batch=_MICRO_BATCHES * layout.shard)
+        model = self.run.model.served  # no pipeline has them, and an element costs the same
+        rank = rank_plan(replace(self.run, model=model, layout=layout, recipe=recipe))
+        first = later = 0.0
+        for each in follow(rank, backend=self.backend):
+            if each.phase == "backward" and each.kind != "collective" and each.name not in BUFFERING:
+                around = each.loop[0][0] if each.loop else ""
+                if around.startswith(FLIGHT):
+                    later += self.clock.roofline.time(each).seconds / each.loop[0][1]
+                elif not around.startswith("micro") and each.name != "add_":  # what blocks reduce is always added
+                    first += self.clock.roofline.time(each).seconds
+        return (later - first) / float(max(1, static_memory(rank, backend=self.backend).computed))

@@ -8,8 +8,7 @@ from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.plan.difference import as_override
-from trainledger.plan.layouts.blocks import Blocks
-from trainledger.plan.layouts.constraints import Constraints
+from trainledger.plan.layouts.blocks import Blocks, Constraints
 from trainledger.plan.layouts.grid import CHECKPOINTING, SENDING, Shape, Sharding, Stages, divisors, grid_of, run_of
 from trainledger.plan.layouts.result import Layouts
 from trainledger.plan.layouts.search import BY_ACCOUNT, NO_NETWORK, ON_TOP_OF_STATES, STATES_ALONE
@@ -213,18 +212,12 @@ class _Ways:
 
 
 def _allowed(rules: Constraints, tensor: int, context: int, parallels: Sequence[bool], kinds: Sequence[str]) -> bool:
-    recipe = rules.grid.run.recipe
-    batch, again = recipe.global_batch, recipe.activation_checkpointing
-    return any(
-        rules.shape(Shape(tensor, parallel, context, kind, 1, batch, again)) is None
-        for parallel in parallels for kind in kinds
-    )  # fmt: skip
+    return any(rules.axes(tensor, parallel, context, kind) is None for parallel in parallels for kind in kinds)
 
 
 def _has_layout(run: Run, devices: int, fixed: Mapping[str, Any]) -> bool:
     try:
-        grid = grid_of(run, devices, fixed)
-        blocks = Blocks(grid, Constraints(grid))
+        blocks = Blocks(grid_of(run, devices, fixed))
     except InvalidInput:
         return False
     return any(bool(blocks.allowed(each).any()) for some in blocks.blocks.values() for each in some)

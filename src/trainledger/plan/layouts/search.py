@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
+from trainledger.plan.layouts.accounts import MOST_LISTED, Accounts, Progress
 from trainledger.plan.layouts.blocks import Block, Blocks
 from trainledger.plan.layouts.bounds import Bounds, Costs
-from trainledger.plan.layouts.constraints import Constraints
-from trainledger.plan.layouts.gradient_accumulation import GradientAccumulation
-from trainledger.plan.layouts.grid import ZERO3_RESHARDS, Sharding, grid_of, plainer, run_of
-from trainledger.plan.layouts.pareto import Candidates, pareto
-from trainledger.plan.layouts.rescore import Score, rescore
-from trainledger.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
+from trainledger.plan.layouts.collectives import GradientAccumulation
+from trainledger.plan.layouts.grid import ZERO3_RESHARDS, Sharding, grid_of, run_of
+from trainledger.plan.layouts.pareto import Candidates
+from trainledger.plan.layouts.result import Gap, Layouts, Rejected
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import States
 from trainledger.predict.clock import Clock
@@ -25,16 +24,12 @@ from trainledger.predict.parallel_step import straggling
 from trainledger.predict.predict import memory_of_device
 from trainledger.predict.roofline import NoRate
 from trainledger.predict.step import basis_of
-from trainledger.predict.utilization import mfu, step_peak
 from trainledger.spec.cluster import Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 
-Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
-MOST_LISTED = 4000  # layouts by bound that are remembered for the accounts
 MOST_ON_FRONT = 12  # of the layouts that save memory, those that are accounted for
-MOST_OF_A_KIND = 4  # of the layouts with as few kinds of ranks, those that are accounted for
 STATES_ALONE = "does not fit: parameters, gradients and optimizer state alone"
 ON_TOP_OF_STATES = "does not fit: activations and gathered parameters, on top of the states"
 NO_NETWORK = "cannot be timed: its groups go over nodes, and the network between them is not known"
@@ -63,8 +58,7 @@ def search(
     began = time.process_time()
     grid = grid_of(run, run.cluster.count, fixed or {})
     run = grid.run
-    constraints = Constraints(grid)
-    blocks = Blocks(grid, constraints)
+    blocks = Blocks(grid)
     states = States(run, list(blocks.ranks) or [(1, 1, 1, False)], backend=backend)
     shardings = [each for some in blocks.blocks.values() for block in some for each in block.shardings]
     gathers = [each for each in (False, True) if any(_table(sharding.zero_mode) == each for sharding in shardings)]
@@ -101,7 +95,7 @@ def search(
         return run_of(run, blocks.shapes[block.variants[int(row[4])]], stages, block.shardings[int(row[5])])
 
     began = time.process_time()
-    accounts = _Accounts(run, machine, backend, layout_at, keep, grid.chosen_sending)
+    accounts = Accounts(run, machine, backend, layout_at, keep, grid.chosen_sending)
     saving = _thinned(chosen.front(), MOST_ON_FRONT)
     interrupted = accounts.go(chosen.quickest(), saving, limit_seconds, report, slower=front)
     report("accounts", 1, 1)  # the limit may have ended them before all were done
@@ -221,157 +215,3 @@ def _thinned(rows: Any, most: int) -> Any:
 def _gap(pairs: Sequence[tuple[float, float]]) -> Gap | None:
     shares = [1 - bound / exactly for bound, exactly in pairs if exactly]
     return Gap(min(shares), median(shares), max(shares)) if shares else None
-
-
-class _Accounts:
-    """Accounts of layouts, the best bounds first."""
-
-    def __init__(
-        self,
-        run: Run,
-        machine: Device,
-        backend: str,
-        layout_at: Callable[[Any], Run],
-        keep: int,
-        chosen_sending: Sequence[str],
-    ) -> None:
-        self.run, self.machine, self.backend, self.layout_at, self.keep = run, machine, backend, layout_at, keep
-        self.chosen_sending = chosen_sending
-        self.found: list[ScoredLayout] = []
-        self.plainer: list[ScoredLayout] = []  # those that are no layouts of the grid
-        self.count = self.too_large = 0
-        self.certain = False
-        self.unknown = ""
-        self._work: tuple[float, float] | None = None
-        self._seen: set[Run] = set()
-
-    def go(self, rows: Any, front: Any, limit_seconds: float, report: Progress, *, slower: bool) -> bool:
-        """Account for rows until the order of the first is certain, for simpler ones, and for the front.
-
-        With ``slower`` off, of the front only for what may be about as quick as the quickest. Whether it was
-        interrupted.
-        """
-        until = time.process_time() + limit_seconds
-        try:
-            for number, row in enumerate(rows):
-                ordered = sorted(each.seconds for each in self.found)
-                if len(ordered) >= self.keep and row[0] >= ordered[self.keep - 1]:
-                    self.certain = True
-                    break
-                if time.process_time() > until:
-                    break
-                report("accounts", number, len(rows))
-                self._account(row)
-            else:
-                self.certain = len(rows) < MOST_LISTED
-            self._simpler(rows, until + limit_seconds / 2, report)
-            self._plainer()
-            if not slower:
-                quickest = min((each.seconds for each in self.found), default=0.0)
-                front = front[front[:, 0] <= quickest * AS_QUICK]
-            for number, row in enumerate(front):
-                if time.process_time() > until + limit_seconds / 2:
-                    break
-                report("accounts of what saves memory", number, len(front))
-                self._account(row)
-        except KeyboardInterrupt:
-            return True
-        return False
-
-    def _simpler(self, rows: Any, until: float, report: Progress) -> None:
-        """Account for some rows about as quick as the quickest, those with the fewest kinds of ranks first.
-
-        Of each number of kinds a few, the best bounds first, until one of them is as quick.
-        """
-        best = self.simplest()
-        if best is None:
-            return
-        most = self.ranked()[0].seconds * AS_QUICK
-        waiting: dict[int, list[Any]] = {}
-        for row in rows[rows[:, 0] <= most]:
-            kinds = self.layout_at(row).layout.kinds_of_ranks
-            if kinds < best.run.layout.kinds_of_ranks and len(waiting.setdefault(kinds, [])) < MOST_OF_A_KIND:
-                waiting[kinds].append(row)
-        for kinds in sorted(waiting):
-            for number, row in enumerate(waiting[kinds]):
-                if time.process_time() > until:
-                    return
-                report("accounts of what is simpler", number, len(waiting[kinds]))
-                self._account(row)
-            if self.simplest() != best:
-                return
-
-    def _plainer(self) -> None:
-        """Account for the plainer ways to send to experts in the quickest layout and in the simplest."""
-        quickest, simplest = self.ranked()[:1], self.simplest()
-        for each in quickest if simplest in quickest or simplest is None else (*quickest, simplest):
-            for run in plainer(each.run, self.chosen_sending):
-                score = rescore(run, self.machine, backend=self.backend)
-                if score.seconds is not None and score.fits is not False:
-                    self.plainer.append(self._found(run, score, score.seconds, score.peak_nbytes))
-
-    def simplest(self) -> ScoredLayout | None:
-        """Of those about as quick as the quickest the simplest; of those as simple, the quickest."""
-        ranked = self.ranked()
-        as_quick = [each for each in ranked if each.seconds <= ranked[0].seconds * AS_QUICK]
-        return min(as_quick, key=lambda each: each.simplicity, default=None)
-
-    def _account(self, row: Any) -> None:
-        run = self.layout_at(row)
-        if run in self._seen:
-            return
-        self._seen.add(run)
-        score = rescore(run, self.machine, backend=self.backend)
-        self.count += 1
-        if score.seconds is None:
-            self.unknown = score.why
-            return
-        if score.fits is False:
-            self.too_large += 1
-            return
-        self.found.append(self._found(run, score, float(row[0]), float(row[1])))
-
-    def _found(self, run: Run, score: Score, bound_seconds: float, bound_nbytes: float) -> ScoredLayout:
-        assert score.seconds is not None
-        return ScoredLayout(
-            run=run, seconds=score.seconds, device_nbytes=score.device_nbytes, peak_nbytes=score.peak_nbytes,
-            mfu=self._mfu(score), bound_seconds=bound_seconds, bound_nbytes=bound_nbytes,
-        )  # fmt: skip
-
-    def _mfu(self, score: Score) -> float | None:
-        """Of the whole step on all devices."""
-        if self._work is None:
-            recipe = replace(self.run.recipe, micro_batch=1, global_batch=1)
-            ledger = account(replace(self.run, layout=Layout(), recipe=recipe), backend=self.backend)
-            try:
-                peak = step_peak(ledger, self.machine)
-            except NoRate:
-                peak = 0.0
-            self._work = float(ledger.model_flops * self.run.recipe.global_batch), peak * self.run.cluster.count
-        flops, peak = self._work
-        return mfu(flops, score.seconds, peak) if score.seconds and peak else None
-
-    def ranked(self) -> list[ScoredLayout]:
-        return sorted((*self.found, *self.plainer), key=lambda each: (each.seconds, each.device_nbytes))
-
-    def pareto(self) -> tuple[ScoredLayout, ...]:
-        """Those that no other beats in both seconds and memory, the quickest first."""
-        import numpy as np
-
-        if not self.found:
-            return ()
-        seconds = np.array([each.seconds for each in self.found])
-        nbytes = np.array([each.device_nbytes for each in self.found], float)
-        return tuple(self.found[index] for index in pareto(seconds, nbytes))
-
-    def notes(self, interrupted: bool, limit_seconds: float) -> list[str]:
-        notes = []
-        if interrupted:
-            notes.append("interrupted: what was accounted for so far is ranked")
-        elif not self.certain and self.found:
-            notes.append(
-                f"the order is not certain: after {limit_seconds:g} s layouts were left whose bounds are below"
-            )
-        if self.unknown:
-            notes.append(f"some layouts cannot be timed: {self.unknown}")
-        return notes

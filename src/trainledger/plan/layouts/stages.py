@@ -20,6 +20,11 @@ class Part:
     begins: bool
     ends: bool
 
+    @property
+    def amounts(self) -> tuple[int, ...]:
+        """What one micro-batch in it keeps, as `Pipelines.held` has it."""
+        return *self.layers, self.begins, self.ends, self.ends - self.begins, 1
+
 
 @frozen
 class StageKind:
@@ -83,9 +88,10 @@ class Pipelines:
 
     A way with fewer such stages than the others has its last one again. Figures of a stage: ``layers`` [S, J, K],
     ``first`` and ``last`` [S, J], the last of the stages alike ``place`` [S, J] and how many of each are before it
-    ``before`` [S, J, J], ``tail`` [S, J] the run of its last layer (-1: none in its last chunk; ``tails`` [S, J, K] has
-    a one there) and whether that chunk has more, ``chunks`` [S]. Of ways in which experts' tokens can overlap
-    another micro-batch (``paired`` [S]) ``alone`` [S, J] are the forwards of a chunk that overlap none.
+    ``before`` [S, J, J], ``tails`` [S, J, K] with a one at the run of the last layer of its last chunk, ``ends`` [S, J]
+    whether that chunk has the head, ``chunks`` [S], ``last_chunks`` [S, J, K + 4] what a micro-batch of the last chunk
+    keeps, as `held`. Of ways in which experts' tokens can overlap another micro-batch (``paired`` [S]) ``alone`` [S, J]
+    are the forwards of a chunk that overlap none.
     """
 
     def __init__(self, ways: Sequence[Stages], runs: Sequence[int]) -> None:
@@ -94,42 +100,33 @@ class Pipelines:
         self.ways = tuple(ways)
         self.pipeline = ways[0].pipeline
         every = [kinds_of(each, runs) for each in ways]
-        self.kinds = [distinct(each) for each in every]
-        size, most, several = len(ways), max(map(len, self.kinds)), len(runs)
-        self.layers = np.zeros((size, most, several))
-        self.first, self.last = np.zeros((size, most)), np.zeros((size, most))
+        some = [distinct(each) for each in every]
+        size, most, several = len(ways), max(map(len, some)), len(runs)
+        self.kinds = [(*each, *[each[-1]] * (most - len(each))) for each in some]
+        self.layers = np.array([[each.layers for each in kinds] for kinds in self.kinds], float)
+        self.first = np.array([[each.first for each in kinds] for kinds in self.kinds], float)
+        self.last = np.array([[each.last for each in kinds] for kinds in self.kinds], float)
+        self.ends = np.array([[each.chunks[-1].ends for each in kinds] for kinds in self.kinds], float)
+        self.last_chunks = np.array([[each.chunks[-1].amounts for each in kinds] for kinds in self.kinds], float)
         self.place, self.before = np.zeros((size, most)), np.zeros((size, most, most))
-        self.tail, self.longer = np.full((size, most), -1), np.zeros((size, most), bool)
-        self.ends = np.zeros((size, most))
+        self.tails = np.zeros((size, most, several))
         self.chunks = np.array([each.virtual_stages for each in ways])
         self.zero_bubble = np.array([each.schedule == "zero-bubble" for each in ways])
         self.interleaved = [each.schedule == "interleaved" for each in ways]
         self.paired = np.array([each.schedule in BESIDE_ANOTHER and each.pipeline > 1 for each in ways])
         for way, (kinds, stages) in enumerate(zip(self.kinds, every, strict=True)):
-            places = {each.chunks: index for index, each in enumerate(kinds)}
-            order = [places[each.chunks] for each in stages]
-            for number in range(most):
-                index = min(number, len(kinds) - 1)
-                self._fill(way, number, kinds[index])
-                last = len(order) - 1 - order[::-1].index(index)
+            order = [each.chunks for each in stages]
+            for number, kind in enumerate(kinds):
+                last = len(order) - 1 - order[::-1].index(kind.chunks)
                 self.place[way, number] = last
-                for other in range(len(kinds)):
-                    self.before[way, number, other] = order[:last].count(other)
-        self.tails = (self.tail[..., None] == np.arange(several)) * 1.0
+                for other, each in enumerate(some[way]):
+                    self.before[way, number, other] = order[:last].count(each.chunks)
+                for run in [index for index, count in enumerate(kind.chunks[-1].layers) if count][-1:]:
+                    self.tails[way, number, run] = 1
         behind = self.pipeline - 1 - self.place
         ahead = 2 * behind + (self.chunks[:, None] - 1) * self.pipeline + 1
         self.alone = np.where(np.array(self.interleaved)[:, None], ahead, behind)
         self._held: dict[tuple[int, bool], Any] = {}
-        self._last: Any = None
-
-    def _fill(self, way: int, number: int, kind: StageKind) -> None:
-        self.layers[way, number] = kind.layers
-        self.first[way, number], self.last[way, number] = kind.first, kind.last
-        *_, tail = kind.chunks
-        self.ends[way, number] = tail.ends
-        runs = [index for index, count in enumerate(tail.layers) if count]
-        self.tail[way, number] = runs[-1] if runs else -1
-        self.longer[way, number] = sum(tail.layers) > 1
 
     def held(self, micro_batches: int, *, paired: bool = False) -> Any:
         """In flight with so many micro-batches, [S, J, K + 4]: layers of each run, embeddings, heads, messages
@@ -138,31 +135,12 @@ class Pipelines:
         import numpy as np
 
         if (micro_batches, paired) not in self._held:
-            size, most, several = self.layers.shape
-            found = np.zeros((size, most, several + 4))
+            found = np.zeros(self.last_chunks.shape)
             for way, (stages, kinds) in enumerate(zip(self.ways, self.kinds, strict=True)):
                 layout = layout_of(stages, paired=paired)
-                for number in range(most):
-                    kind = kinds[min(number, len(kinds) - 1)]
+                for number, kind in enumerate(kinds):
                     counts = in_flight_by_chunk(layout, kind.stage, micro_batches)
-                    row = found[way, number]
                     for count, chunk in zip(counts, kind.chunks, strict=True):
-                        row[:several] += count * np.array(chunk.layers)
-                        row[several:] += count * np.array([chunk.begins, chunk.ends, chunk.ends - chunk.begins, 1])
+                        found[way, number] += count * np.array(chunk.amounts)
             self._held[micro_batches, paired] = found
         return self._held[micro_batches, paired]
-
-    def last_chunks(self) -> Any:
-        """What one micro-batch of the last chunk holds, as `held` has it: [S, J, K + 4]."""
-        import numpy as np
-
-        if self._last is not None:
-            return self._last
-        size, most, several = self.layers.shape
-        found = np.zeros((size, most, several + 4))
-        for way, kinds in enumerate(self.kinds):
-            for number in range(most):
-                *_, chunk = kinds[min(number, len(kinds) - 1)].chunks
-                found[way, number] = [*chunk.layers, chunk.begins, chunk.ends, chunk.ends - chunk.begins, 1]
-        self._last = found
-        return found
