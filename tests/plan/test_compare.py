@@ -17,8 +17,7 @@ from trainledger.cli import main
 from trainledger.document import signed
 from trainledger.plan.compare import compare, reasons
 from trainledger.plan.difference import as_override, differences, overrides
-from trainledger.predict.forecast import Forecast
-from trainledger.predict.waterfall import Bar, nanoseconds
+from trainledger.predict.forecast import Bar, Forecast, nanoseconds
 from trainledger.report.compare import about, document, figures
 from trainledger.report.terminal import text
 

@@ -13,7 +13,7 @@ import trainledger as tl
 from trainledger.api.cost import plan
 from trainledger.cli import main
 from trainledger.plan.breaks import RULE
-from trainledger.predict.waterfall import nanoseconds
+from trainledger.predict.forecast import nanoseconds
 from trainledger.spec.layout import Layout
 from trainledger.spec.rules.run import run_problems
 from trainledger.units import format_nbytes

@@ -5,9 +5,8 @@ import pytest
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.parameters import parameters
-from trainledger.predict.forecast import Forecast
+from trainledger.predict.forecast import BEYOND, NAPKIN, Forecast, nanoseconds
 from trainledger.predict.predict import forecast
-from trainledger.predict.waterfall import BEYOND, NAPKIN, nanoseconds
 from trainledger.spec.cluster import Cluster, Device
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields

@@ -15,9 +15,9 @@ from trainledger.api.load import load
 from trainledger.ledger.conventions import CONVENTIONS
 from trainledger.ledger.model.parameters import parameters
 from trainledger.ledger.step import account
+from trainledger.predict.forecast import BEYOND, NAPKIN, RUN_CAUSES, nanoseconds
 from trainledger.predict.predict import predict, whole_run
 from trainledger.predict.step import CAUSES
-from trainledger.predict.waterfall import BEYOND, NAPKIN, RUN_CAUSES, nanoseconds
 from trainledger.spec.cluster import Cluster, Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec

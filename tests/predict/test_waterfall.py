@@ -2,8 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger.document import Document, Section
+from trainledger.predict.forecast import BEYOND, NAPKIN, RUN_CAUSES, UNEXPLAINED, Bar, nanoseconds, waterfall
 from trainledger.predict.step import CAUSES
-from trainledger.predict.waterfall import BEYOND, NAPKIN, RUN_CAUSES, UNEXPLAINED, Bar, nanoseconds, waterfall
 from trainledger.report.plan import bars as bars_of
 from trainledger.report.terminal import text as written
 from trainledger.report.time_figures import waterfall as figure

@@ -11,7 +11,7 @@ import pytest
 import trainledger as tl
 from trainledger.api.serving import inference
 from trainledger.cli import main
-from trainledger.predict.serving import Inference
+from trainledger.plan.serving import Inference
 from trainledger.report.serving import about, figures
 
 

@@ -9,7 +9,7 @@ from trainledger.api.load import Source, resolve
 from trainledger.api.machine import kernels_of, machine_of
 from trainledger.api.source import also
 from trainledger.plan.quantity import read
-from trainledger.predict.serving import Inference, served
+from trainledger.plan.serving import Inference, served
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.runfile import Overrides
 from trainledger.spec.serving import Serving

@@ -9,8 +9,7 @@ from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.ledger.model.parameters import parameters
 from trainledger.plan.difference import Difference, differences
-from trainledger.predict.forecast import Forecast
-from trainledger.predict.waterfall import nanoseconds
+from trainledger.predict.forecast import Forecast, nanoseconds
 from trainledger.spec.run import Run
 
 AROUND = "around the tensors"

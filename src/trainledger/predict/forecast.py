@@ -1,14 +1,46 @@
-"""The forecast of a run, kept with it to be compared with the measurement."""
+"""The forecast of a run, kept with it to be compared with the measurement, and its waterfall.
+
+The waterfall leads from 6 N D at the whole peak to the time that a run will take, one bar for each cause. Bars are
+whole nanoseconds, so that they sum to the total exactly, whatever the order in which they are added.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import BASES
-from trainledger.predict.waterfall import Bar, Bottleneck
 from trainledger.spec.problem import Problem
+from trainledger.units import format_nbytes, format_percent
+
+NAPKIN = "6 N D at the peak"
+BEYOND = "attention, not in 6 N D"
+UNEXPLAINED = "unexplained"
+RUN_CAUSES = ("data", "evaluation", "checkpoints", "failures", "warm-up")
+
+_NANO = 10**9
+_ROUNDING = 1e-9  # of the total: what sums of floating-point seconds may differ by
+
+
+@frozen
+class Bar:
+    """What one cause adds to the time of a run; it may take away."""
+
+    cause: str
+    nanoseconds: int
+
+    @property
+    def seconds(self) -> float:
+        return self.nanoseconds / _NANO
+
+
+@frozen
+class Bottleneck:
+    """The name of what limits a run, and a sentence with how much of its time that takes."""
+
+    name: str
+    sentence: str
 
 
 @frozen(kw_only=True)
@@ -95,3 +127,87 @@ class Forecast:
         for quantity, basis in self.basis.items():
             if basis not in BASES:
                 yield Problem(f"basis.{quantity}", basis, f"must be one of {', '.join(BASES)}")
+
+
+def nanoseconds(seconds: float) -> int:
+    """Seconds as whole nanoseconds, rounded once; the product of floats would round twice.
+
+    >>> nanoseconds(0.1), nanoseconds(-3e-9), nanoseconds(1e9 + 0.1)
+    (100000000, -3, 1000000000100000024)
+    """
+    above, below = seconds.as_integer_ratio()
+    return (2 * above * _NANO + below) // (2 * below)
+
+
+def waterfall(
+    napkin_seconds: float,
+    steps_seconds: float,
+    step_causes: Mapping[str, float],
+    run_parts: Mapping[str, float],
+    total_seconds: float,
+) -> tuple[Bar, ...]:
+    """The bars of a run that takes ``total_seconds``; they sum to `nanoseconds` of it.
+
+    ``napkin_seconds`` is 6 N D over the peak of all devices; ``step_causes`` split one step (``ideal`` is its model
+    FLOPs at the peak) and are scaled to ``steps_seconds``, all steps of the run; ``run_parts`` are the seconds of
+    RUN_CAUSES. What these leave of the total is a bar named ``unexplained``.
+    """
+    split = sum(step_causes.values())
+    scale = steps_seconds / split if split else 0.0
+    causes = {name: seconds * scale for name, seconds in step_causes.items()}
+    bars = {NAPKIN: napkin_seconds, BEYOND: causes.pop("ideal", 0.0) - napkin_seconds, **causes}
+    bars |= {name: run_parts.get(name, 0.0) for name in RUN_CAUSES}
+    rest = total_seconds - sum(bars.values())
+    if abs(rest) > _ROUNDING * total_seconds:
+        bars[UNEXPLAINED] = rest
+    found = {cause: nanoseconds(seconds) for cause, seconds in bars.items()}
+    largest = max(found, key=lambda cause: abs(found[cause]))
+    found[largest] += nanoseconds(total_seconds) - sum(found.values())  # what the rounding of each bar leaves
+    return tuple(Bar(cause, each) for cause, each in found.items())
+
+
+COMPUTE = (NAPKIN, BEYOND, "kernel efficiency")
+_SAYS = {
+    "compute": "computes matrix products and attention",
+    "recomputation": "runs parts of forward a second time",
+    "memory-bound operations": "moves bytes between device memory and kernels that compute little",
+    "launch overhead": "waits for the program to start the next operation",
+    "exposed communication": "waits for other devices, with nothing to compute meanwhile",
+    "pipeline bubble": "waits for other stages of the pipeline",
+    "stragglers": "waits for the slowest device",
+    "data": "waits for tokens",
+    "evaluation": "evaluates",
+    "checkpoints": "writes checkpoints",
+    "failures": "is lost to interruptions: repeated work and restarts",
+    "warm-up": "goes to the first steps, which are slower",
+    "unexplained": "has no cause that is known",
+}
+
+
+def bottleneck(bars: Sequence[Bar], *, mfu: float | None = None) -> Bottleneck | None:
+    """The cause that takes most of a run's time, matmuls at the peak and below it together; None of no bars."""
+    by_name: dict[str, int] = {}
+    for each in bars:
+        name = "compute" if each.cause in COMPUTE else each.cause
+        by_name[name] = by_name.get(name, 0) + each.nanoseconds
+    total = sum(by_name.values())
+    if total <= 0:
+        return None
+    first, *others = sorted(by_name, key=lambda name: -by_name[name])
+    sentence = f"{format_percent(by_name[first] / total)} of the time {_SAYS[first]}"
+    lost = next((each.nanoseconds for each in bars if each.cause == "kernel efficiency"), 0)
+    if first == "compute" and mfu is not None and lost > 0:
+        reached = 1 - lost / by_name["compute"]
+        sentence += f", at {format_percent(reached)} of the peak"
+    if others and by_name[others[0]] > 0:
+        sentence += f"; next: {format_percent(by_name[others[0]] / total)} {_SAYS[others[0]]}"
+    return Bottleneck(first, sentence)
+
+
+def short_of_memory(
+    needed_nbytes: int, usable_nbytes: int, by_category: dict[str, int], *, who: str = "a device"
+) -> Bottleneck:
+    """The bottleneck of a run that does not fit; ``who`` says which device is spoken of."""
+    largest = max(by_category, key=lambda each: by_category[each])
+    needs = f"{who} needs {format_nbytes(needed_nbytes)} and has {format_nbytes(usable_nbytes)}"
+    return Bottleneck("device memory", f"{needs}; most of it is {largest}: {format_nbytes(by_category[largest])}")

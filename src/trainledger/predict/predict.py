@@ -13,21 +13,21 @@ from trainledger.ledger.model.parameters import leaves_of, parameters
 from trainledger.ledger.rules_of_thumb import training_flops
 from trainledger.ledger.step import account
 from trainledger.predict.device_memory import DeviceMemory, device_memory
-from trainledger.predict.forecast import Forecast
-from trainledger.predict.roofline import Machine, NoRate, peak_rate
-from trainledger.predict.run import SHARED, UNSPREAD, Conditions, RunTime, conditions, run_time, too_few
-from trainledger.predict.step import StepTime, step_time
-from trainledger.predict.utilization import hfu, matmul_dtype, mfu
-from trainledger.predict.waterfall import (
+from trainledger.predict.forecast import (
     BEYOND,
     RUN_CAUSES,
     Bar,
     Bottleneck,
+    Forecast,
     bottleneck,
     nanoseconds,
     short_of_memory,
     waterfall,
 )
+from trainledger.predict.roofline import Machine, NoRate, peak_rate
+from trainledger.predict.run import SHARED, UNSPREAD, Conditions, RunTime, conditions, run_time, too_few
+from trainledger.predict.step import StepTime, step_time
+from trainledger.predict.utilization import hfu, matmul_dtype, mfu
 from trainledger.spec.cluster import Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.lora import ONE_DEVICE

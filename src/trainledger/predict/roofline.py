@@ -8,7 +8,7 @@ known only the peaks are, and the time is a bound that no run can beat.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
@@ -51,6 +51,13 @@ class EntryTime:
     overhead_seconds: Real = 0.0
     launch_seconds: Real = 0.0
 
+    def repeated(self, entry: Entry, times: Int) -> EntryTime:
+        """The time of an entry that runs so many times as this one."""
+        return EntryTime(
+            entry, self.seconds * times, self.bound, self.ideal_seconds * times, self.overhead_seconds * times,
+            self.launch_seconds * times,
+        )  # fmt: skip
+
 
 class Roofline:
     """Times entries on one machine: a device of the catalog, or a calibration.
@@ -72,27 +79,27 @@ class Roofline:
 
     def time(self, entry: Entry) -> EntryTime:
         """Predicted time of an entry, as often as it runs in a step; raises NoRate where a rate is unknown."""
-        if isinstance(self.machine, Device):
-            return self._waited(_on_device(entry, self.machine))
-        kernels = entry.fused[2] if entry.fused else 1
-        overhead = 0.0 if entry.kind == "allocate" else kernels * self.machine.operation_seconds
-        compute, memory = self._compute(entry), self._memory(entry)
-        bound = _bound(compute, memory, overhead)
-        ideal = entry.flops / peak_rate(self.machine, entry.dtype) if compute else 0.0
-        seconds, launch = max(compute, memory), 0.0
-        if self.machine.backend == "cpu":
-            seconds += overhead
-        else:  # an accelerator works while the program launches what comes next
-            overhead, launch = 0.0, overhead
-        times = entry.times
-        return self._waited(EntryTime(entry, seconds * times, bound, ideal * times, overhead * times, launch * times))
-
-    def _waited(self, time: EntryTime) -> EntryTime:
-        """The time as the program sees it: with its launch, where nothing is launched meanwhile."""
+        one = _on_device(entry, self.machine) if isinstance(self.machine, Device) else self._measured(entry)
+        time = one.repeated(entry, entry.times)
         if not self.blocking:
             return time
+        # The program launches nothing meanwhile.
         seconds, overhead = time.seconds + time.launch_seconds, time.overhead_seconds + time.launch_seconds
         return replace(time, seconds=seconds, overhead_seconds=overhead, launch_seconds=0.0)
+
+    def _measured(self, entry: Entry) -> EntryTime:
+        """One run of an entry on a calibrated machine."""
+        machine = self.machine
+        assert not isinstance(machine, Device)
+        kernels = entry.fused[2] if entry.fused else 1
+        overhead = 0.0 if entry.kind == "allocate" else kernels * machine.operation_seconds
+        compute, memory = self._compute(entry), self._memory(entry)
+        bound = _bound(compute, memory, overhead)
+        ideal = entry.flops / peak_rate(machine, entry.dtype) if compute else 0.0
+        if machine.backend == "cpu":
+            return EntryTime(entry, max(compute, memory) + overhead, bound, ideal, overhead)
+        # An accelerator works while the program launches what comes next.
+        return EntryTime(entry, max(compute, memory), bound, ideal, 0.0, overhead)
 
     def _compute(self, entry: Entry) -> float:
         if entry.kind not in COMPUTE_KINDS or not entry.flops:
@@ -146,14 +153,14 @@ def peak_rate(machine: Machine, dtype: str) -> float:
 
 
 def _on_device(entry: Entry, device: Device) -> EntryTime:
-    """The time on a device of the catalog: as its efficiency says, or a bound from its data sheet."""
+    """One run on a device of the catalog: as its efficiency says, or a bound from its data sheet."""
     moved, kernels = entry.read + entry.written, 1
     if entry.fused:
         read, written, kernels = entry.fused
         moved = read + written
     if device.memory_bytes_per_second is None:
         raise NoRate(f"{device.title} has no memory bandwidth on record")
-    efficiency, times = device.efficiency, entry.times
+    efficiency = device.efficiency
     computes = entry.kind in COMPUTE_KINDS and not is_zero(entry.flops)
     peak = peak_rate(device, entry.dtype) if computes else 1.0
     ideal = entry.flops / peak if computes else 0.0
@@ -162,7 +169,7 @@ def _on_device(entry: Entry, device: Device) -> EntryTime:
         if computes and entry.kind == "attention" and entry.shape:
             _, queries, keys, _, _, causal = entry.shape
             ideal = ideal * unmasked_share(queries, keys, causal)
-        return EntryTime(entry, greater(ideal, memory) * times, _bound(ideal, memory, 0.0), ideal * times)
+        return EntryTime(entry, greater(ideal, memory), _bound(ideal, memory, 0.0), ideal)
     if entry.kind == "allocate":
         return EntryTime(entry, 0.0, "overhead")
     compute = 0.0
@@ -177,8 +184,8 @@ def _on_device(entry: Entry, device: Device) -> EntryTime:
     memory = moved / (device.memory_bytes_per_second * efficiency.bandwidth_share)
     least = kernels * efficiency.kernel_seconds
     return EntryTime(
-        entry, (greater(compute, memory) + least) * times, _bound(compute, memory, least), ideal * times, least * times,
-        kernels * efficiency.launch_seconds * times,
+        entry, greater(compute, memory) + least, _bound(compute, memory, least), ideal, least,
+        kernels * efficiency.launch_seconds,
     )  # fmt: skip
 
 
@@ -202,27 +209,31 @@ def _bound(compute: Real, memory: Real, overhead: Real) -> str:
 
 
 def _compute_rate(kernels: Sequence[KernelTime], flops: int, nbytes: int) -> float:
-    """FLOP/s at a size and an intensity: measured kernels near in both count most.
+    """FLOP/s at a size and an intensity.
 
-    Small products and thin ones (few FLOPs per byte) each have their own efficiency; the logarithms of
-    FLOPs and of FLOPs per byte place an entry among the measured shapes, weighted by 1 / distance^2.
+    Small matmuls and thin ones (few FLOPs per byte) each have their own efficiency; the logarithms of FLOPs and of
+    FLOPs per byte place an entry among the measured shapes.
     """
-    weights, logs = 0.0, 0.0
-    for each in kernels:
-        apart = math.log(flops / each.flops) ** 2
-        apart += (math.log(flops / max(nbytes, 1)) - math.log(each.flops / each.nbytes)) ** 2
-        weight = 1.0 / (apart + 1e-6)
-        weights += weight
-        logs += weight * math.log(each.flops_per_second)
-    return math.exp(logs / weights)
+    return _rate_near(
+        (math.log(flops / each.flops) ** 2
+         + (math.log(flops / max(nbytes, 1)) - math.log(each.flops / each.nbytes)) ** 2, each)
+        for each in kernels
+    )  # fmt: skip
 
 
 def _attention_rate(kernels: Sequence[KernelTime], keys: int, width: int) -> float:
-    """FLOP/s of attention over so many keys with heads so wide: measured kernels near in both count most."""
+    """FLOP/s of attention over so many keys with heads so wide."""
+    return _rate_near(
+        (math.log(keys / length) ** 2 + 4 * math.log(width / head) ** 2, each)
+        for each, (_, length, head) in ((each, each.shape) for each in kernels)
+    )
+
+
+def _rate_near(measured: Iterable[tuple[float, KernelTime]]) -> float:
+    """The geometric mean of the rates of measured kernels, weighted by 1 / distance^2."""
     weights, logs = 0.0, 0.0
-    for each in kernels:
-        _, length, head = each.shape
-        weight = 1.0 / (math.log(keys / length) ** 2 + 4 * math.log(width / head) ** 2 + 1e-6)
+    for apart, each in measured:
+        weight = 1.0 / (apart + 1e-6)
         weights += weight
         logs += weight * math.log(each.flops_per_second)
     return math.exp(logs / weights)

@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 from trainledger.frozen import frozen
-from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.ranks import RankAccount
 from trainledger.predict.clock import Clock
@@ -110,9 +109,11 @@ def _stage(run: Run, number: int, ranks: Any, ledger: Ledger, clock: Clock) -> S
     zero_bubble = run.layout.schedule == "zero-bubble"
     both = zip(parts.chunks, _parts(run, alone).chunks, strict=True)
     chunks = tuple(_chunk(each, by_itself, ops, zero_bubble=zero_bubble) for each, by_itself in both)
+    # All runs of equal operations in a step, in whichever loops they are.
+    times = tuple(one.repeated(replace(entry, loop=(("step", count),)), count) for entry, one, count in often.values())
     sends = [each.seconds for each in timed if each.entry.group == "pipeline" and each.entry.name == "send"]
     return StageTime(
-        number=number, ranks=ranks, ledger=ledger, times=tuple(_together(*each) for each in often.values()),
+        number=number, ranks=ranks, ledger=ledger, times=times,
         messages=tuple(each for each in timed if each.entry.kind == "collective"),
         whole=ops(timed), begin=ops(parts.begin), chunks=chunks, end=ops(parts.end), close=ops(parts.close),
         send_seconds=max(sends, default=0.0),
@@ -142,14 +143,6 @@ def _seconds(rows: list[Timed], depth: int) -> float:
 
 def _launches(rows: list[Timed], depth: int) -> float:
     return float(sum(each.launch * times_of(each.entry, depth) for each in rows if each.launch))
-
-
-def _together(entry: Entry, one: EntryTime, times: int) -> EntryTime:
-    """All runs of equal operations in a step, in whichever loops they are."""
-    return EntryTime(
-        replace(entry, loop=(("step", times),)), one.seconds * times, one.bound, one.ideal_seconds * times,
-        one.overhead_seconds * times, one.launch_seconds * times,
-    )  # fmt: skip
 
 
 def with_free_links(stage: StageTime) -> StageTime:

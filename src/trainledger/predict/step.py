@@ -11,10 +11,10 @@ from trainledger.ledger.core.sizes import greater, is_zero
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.predict.device_memory import DeviceMemory, device_memory
+from trainledger.predict.forecast import NAPKIN, Bar, Bottleneck, bottleneck, nanoseconds, short_of_memory
 from trainledger.predict.kernel import Real
 from trainledger.predict.roofline import COMPUTE_KINDS, EntryTime, Machine, NoRate, Roofline, peak_rate
 from trainledger.predict.utilization import hfu, matmul_dtype, mfu
-from trainledger.predict.waterfall import NAPKIN, Bar, Bottleneck, bottleneck, nanoseconds, short_of_memory
 from trainledger.spec.cluster import Device
 from trainledger.units import format_nbytes, format_percent, format_seconds
 

@@ -83,8 +83,10 @@ def roofline_table(times: Sequence[EntryTime], machine: Machine) -> tuple[Roofli
     return tuple(sorted(rows, key=lambda each: -each.seconds))
 
 
-def ridge_of(machine: Machine, dtype: str) -> float | None:
-    """FLOPs for each byte above which a format's products are bound by computing; None where a rate is not known."""
+def ridge_of(machine: Machine | None, dtype: str) -> float | None:
+    """FLOPs for each byte above which matmuls of a dtype are compute-bound; None where a rate is not known."""
+    if machine is None:
+        return None
     bandwidth = machine.memory_bytes_per_second
     try:
         return peak_rate(machine, dtype) / bandwidth if bandwidth else None

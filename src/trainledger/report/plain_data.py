@@ -23,7 +23,7 @@ def plain(value: Any, more: Shape | None = None, less: Shape | None = None) -> A
     Of a class, ``more`` names properties that are included, and ``less`` fields that are left out. A run is given by
     its sections (`run_data`).
 
-    >>> from trainledger.predict.waterfall import Bar
+    >>> from trainledger.predict.forecast import Bar
     >>> plain((Bar("data", 2 * 10**9), Fraction(4, 2)), more={Bar: ["seconds"]})
     [{'cause': 'data', 'nanoseconds': 2000000000, 'seconds': 2.0}, 2]
     """

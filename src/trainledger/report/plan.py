@@ -11,9 +11,8 @@ from trainledger.ledger.ranks import RankAccount
 from trainledger.plan.layouts.result import as_toml
 from trainledger.plan.plan import Plan, by_causal
 from trainledger.plan.rules_of_thumb_error import RuleOfThumb
-from trainledger.predict.forecast import Forecast
+from trainledger.predict.forecast import Bar, Forecast
 from trainledger.predict.predict import ALONE
-from trainledger.predict.waterfall import Bar
 from trainledger.report.device_memory import device_lines, memory_data
 from trainledger.report.heading import model_line, of_run
 from trainledger.report.plain_data import plain, run_data

@@ -7,8 +7,8 @@ from math import log10
 from typing import Any
 
 from trainledger.document import Amount, Cell, Document, Figure, Section, Table, notes, section, sections
+from trainledger.plan.serving import MOST_BATCH, BatchRow, Inference
 from trainledger.predict.device_memory import TENSORS_ALONE, of_a_device
-from trainledger.predict.serving import MOST_BATCH, BatchRow, Inference
 from trainledger.report.device_memory import memory_data, verdict
 from trainledger.report.plain_data import plain, run_data
 from trainledger.report.style import COLOURS, GREY, arranged, mark

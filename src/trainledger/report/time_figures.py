@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainledger.document import Figure
+from trainledger.predict.forecast import NAPKIN, Bar
 from trainledger.predict.streams import Span
-from trainledger.predict.waterfall import NAPKIN, Bar
 from trainledger.report.style import COLOURS, above_bars, around, arranged, height_of
 from trainledger.units import format_percent, format_seconds
 

@@ -6,7 +6,7 @@ batch is large (Pope et al. 2022, Efficiently Scaling Transformer Inference, arX
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import field, replace
 
 from trainledger.document import Answer
@@ -15,9 +15,11 @@ from trainledger.ledger.entry import Entry, Int
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.kv_cache import kv_cache
 from trainledger.ledger.serving import WeightBytes, account_serving, serving_rank, weight_bytes, weights_read
+from trainledger.plan.sweep import last_holding
 from trainledger.predict.collective import collective_seconds, placement
 from trainledger.predict.device_memory import DeviceMemory, device_memory
-from trainledger.predict.roofline import Machine, NoRate, Roofline, peak_rate
+from trainledger.predict.roofline import Machine, NoRate, Roofline
+from trainledger.predict.utilization import ridge_of
 from trainledger.spec.cluster import Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput, Problem
@@ -152,7 +154,7 @@ def inference(run: Run, serving: Serving, machine: Machine | None, *, backend: s
     return Inference(
         run=run, serving=serving, ledger=ledger, weights=weight_bytes(leaves, serving), cache_nbytes=cache_nbytes,
         token_nbytes=local.token_nbytes(), whole_token_nbytes=cache.token_nbytes(), memory=memory_use, time=time,
-        fits=_fits(memory_use, ledger, machine), moved_nbytes=moved, ridge=_ridge(serving, machine),
+        fits=_fits(memory_use, ledger, machine), moved_nbytes=moved, ridge=ridge_of(machine, serving.compute),
         device="" if machine is None else machine.title,
         batches=tuple(_rows(run, serving, machine, backend, largest)) if table else (), largest_batch=largest,
         notes=tuple(dict.fromkeys(notes)),
@@ -256,16 +258,6 @@ def _link_seconds(run: Run, entry: Entry, machine: Machine, *, bound: bool) -> f
     return float(collective_seconds(entry.name, entry.payload, place, fabric))
 
 
-def _ridge(serving: Serving, machine: Machine | None) -> float | None:
-    """FLOPs per byte above which a device computes longer than it moves."""
-    if machine is None or machine.memory_bytes_per_second is None:
-        return None
-    try:
-        return peak_rate(machine, serving.compute) / machine.memory_bytes_per_second
-    except NoRate:
-        return None
-
-
 # Batches
 
 
@@ -297,26 +289,9 @@ def _largest_batch(run: Run, serving: Serving, machine: Machine | None, backend:
         ledger = account_serving(run, replace(serving, batch=batch), backend=backend)
         return _fits(_memory(run, ledger, machine), ledger, machine)
 
-    first = fits(1)
-    if first is None:
+    if fits(1) is None:
         return None
-    return most_that(lambda batch: bool(fits(batch)), MOST_BATCH) if first else 0
-
-
-def most_that(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest number that fits, up to a limit, where 1 does and what is larger than one that does not does not.
-
-    >>> most_that(lambda number: number <= 37, 1000), most_that(lambda number: True, 1000)
-    (37, 1000)
-    """
-    low, high = 1, 2
-    while high <= limit and fits(high):
-        low, high = high, 2 * high
-    high = min(high, limit + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return last_holding(lambda batch: bool(fits(batch)), MOST_BATCH + 1, start=1, least=1) or 0
 
 
 def _rows(run: Run, serving: Serving, machine: Machine | None, backend: str, largest: int | None) -> list[BatchRow]:
