@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 
 from trainledger.document import Answer
 from trainledger.frozen import frozen
@@ -105,7 +106,7 @@ def advise(
         raise InvalidInput(
             [Problem("goal", goal, f"must be one of {', '.join(GOALS)}", nearest_text(str(goal), GOALS))]
         )
-    trials = _Trials(lambda other: predict(other, machine, backend=backend), say)
+    trials = _Trials(cache(partial(predict, machine=machine, backend=backend)), say)
     forecast = trials.forecast(run)
     asked = goal or ("memory" if forecast.fits is False or forecast.step_seconds is None else "time")
     found = trials.all(run, changes(run, backend=backend))
@@ -119,21 +120,12 @@ def advise(
 
 
 class _Trials:
-    """Makes and predicts changed runs, each once."""
+    """Makes changed runs and compares their forecasts."""
 
-    def __init__(self, predicted: Callable[[Run], Forecast], say: Callable[[str], None]) -> None:
-        self._predicted, self._say = predicted, say
-        self._known: list[tuple[Run, Forecast]] = []
+    def __init__(self, forecast: Callable[[Run], Forecast], say: Callable[[str], None]) -> None:
+        self.forecast, self._say = forecast, say
         self.refused = 0
         self.change_of: dict[tuple[str, ...], Change] = {}
-
-    def forecast(self, run: Run) -> Forecast:
-        for known, forecast in self._known:
-            if known == run:
-                return forecast
-        forecast = self._predicted(run)
-        self._known.append((run, forecast))
-        return forecast
 
     def all(self, run: Run, wanted: Iterable[Change]) -> list[Advised]:
         """Those changes that make another run which works."""
@@ -213,10 +205,7 @@ def _together(trials: _Trials, run: Run, found: list[Advised], goal: str, most: 
     partners = _partners(found, trials)
     for turn in range(most):
         wanted = [each for each in partners if not _overlap(each, done)]
-        if turn == 0:
-            options = found
-        else:
-            options = trials.all(first, wanted)
+        options = found if turn == 0 else trials.all(first, wanted)
         pairs = _pairs(trials, first, options) if len(done) + 2 <= most else []
         now = "memory" if at.fits is False or at.step_seconds is None else goal
         best = next(iter(_ranked([*options, *pairs], now, at)), None)

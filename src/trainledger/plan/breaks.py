@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 from trainledger.document import Answer
@@ -14,7 +15,6 @@ from trainledger.plan.limits import LIMITS, LOGITS, MEMORY, POSITIONS, Judge, Li
 from trainledger.plan.other_layouts import ContextRanks, Planner, context_ranks, following, longer_model
 from trainledger.plan.sizes import AXES, grow
 from trainledger.plan.sweep import Sweep, first_failing
-from trainledger.predict.forecast import Forecast
 from trainledger.predict.predict import predict
 from trainledger.predict.roofline import Machine
 from trainledger.predict.run import too_few
@@ -122,13 +122,7 @@ def breaks(
         rule = f"must be one of {', '.join(AXES)}"
         raise InvalidInput([Problem("along", each, rule, nearest_text(str(each), AXES)) for each in unknown])
     limits = replace(limits, positions=run.model.max_seq_len)
-    forecasts: dict[Run, Forecast] = {}
-
-    def forecast(other: Run) -> Forecast:
-        if other not in forecasts:
-            forecasts[other] = predict(other, machine, backend=backend)
-        return forecasts[other]
-
+    forecast = cache(partial(predict, machine=machine, backend=backend))
     planned = Judge(LIMITS, limits, forecast).readings(run)
     already = [(each, found) for each in LIMITS if (found := planned[each.name]) is not None and not found.holds]
     kept = [each for each in LIMITS if (found := planned[each.name]) is not None and found.holds]
@@ -159,8 +153,8 @@ class _Walk:
         self, run: Run, axis: str, sweep: Sweep, judge: Judge, planned: dict[str, Reading | None], *, cure: bool
     ) -> None:
         self.run, self.axis, self.sweep, self.judge, self.planned, self.cure = run, axis, sweep, judge, planned, cure
-        self._runs: dict[int, Run] = {}
-        self._problems: dict[int, Problem | None] = {}
+        self._at = cache(sweep.at)
+        self._problem = cache(lambda index: next(run_problems(self._at(index)), None))
 
     def along(self, most: int) -> Along:
         values = self.sweep.values
@@ -246,16 +240,6 @@ class _Walk:
             return low + int((high - low) * below / (below + above)) + (tries % 3 == 2) if below > 0 else None
 
         return first_failing(lambda index: self._holds(limit, index), low, high, guess)
-
-    def _at(self, index: int) -> Run:
-        if index not in self._runs:
-            self._runs[index] = self.sweep.at(index)
-        return self._runs[index]
-
-    def _problem(self, index: int) -> Problem | None:
-        if index not in self._problems:
-            self._problems[index] = next(run_problems(self._at(index)), None)
-        return self._problems[index]
 
     def _reading(self, limit: Limit, index: int) -> Reading | None:
         return self.judge.reading(limit, self._at(index))

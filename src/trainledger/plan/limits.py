@@ -290,7 +290,7 @@ class Judge:
         return reading is None or reading.holds
 
     def laid_out_well(self, run: Run) -> bool:
-        """Whether a run obeys all rules and keeps the limits that its layout decides about."""
+        """Whether a run obeys all rules and keeps the limits of memory and step that its layout decides about."""
         if next(run_problems(run), None) is not None:
             return False
-        return all(self.holds(each, run) for each in self.of if each.of_layout)
+        return all(self.holds(each, run) for each in self.of if each.of_layout and each.needs_forecast)
