@@ -289,8 +289,8 @@ def test_programs_are_told_the_layout_that_was_found(capsys):
 def test_a_bar_that_takes_away_is_explained(capsys):
     tuned = ["--set", "recipe.lora_rank=8", "--set", "recipe.seq_len=256"]
     out = " ".join(call(capsys, "plan", "llama-3-8b", *L4, *tuned)[1].split())
-    assert "6 N D counts gradients of frozen weights as products too, which is more than attention adds" in out
-    assert "as products too" not in call(capsys, "plan", "llama-3-8b", *L4)[1]
+    assert "6 N D counts gradients of frozen weights as matmuls too, which is more than attention adds" in out
+    assert "as matmuls too" not in call(capsys, "plan", "llama-3-8b", *L4)[1]
 
 
 def test_layers_of_many_stages_are_told_in_few_words(capsys):

@@ -142,7 +142,7 @@ def _layouts(count: int) -> Iterator[Layout]:
 
 
 def _run(spec: ModelSpec, device: Device, count: int, dtype: str, seq_len: int, tokens_per_step: int) -> Run:
-    """The model with a usual recipe: 16-bit products, fp32 state, compiled blocks; not yet spread."""
+    """The model with a usual recipe: 16-bit matmuls, fp32 state, compiled blocks; not yet spread."""
     precision = dtype
     if dtype in ("bf16", "fp16"):
         precision = "bf16-sharded" if dtype == "bf16" and count > 1 else f"{dtype}-mixed"

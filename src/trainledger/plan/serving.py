@@ -35,7 +35,7 @@ MOST_BATCH = 2**20
 class ServingTime:
     """Seconds of one forward: the least it can take, and what is expected.
 
-    ``bound_seconds`` is least: products, attention and links at the data sheet, all else fused away.
+    ``bound_seconds`` is least: matmuls, attention and links at the data sheet, all else fused away.
     ``bound_seconds_by_limit`` splits it into memory, compute and links; ``limit`` is the most of it.
     ``expected_seconds`` is what all operations take one after the other, at the rates that the machine's calibration
     says, without the time to launch them, and ``expected_link_seconds`` the part of it that collectives take; None
@@ -188,7 +188,7 @@ def _notes(run: Run, serving: Serving) -> list[str]:
         notes.append("FLOPs count every query against every key; times only the pairs that a causal kernel computes")
     if serving.weights not in WHOLE:
         kept = "embeddings, norms, biases, routers and head" if serving.quantized == "linear" else "all but experts"
-        notes.append(f"{kept} stay in {serving.compute}, and products run in it: weights are widened as they are read")
+        notes.append(f"{kept} stay in {serving.compute}, and matmuls run in it: weights are widened as they are read")
     if run.model.experts is not None:
         notes.append("of the experts those are read that have a token, in the mean over even routes")
     return notes

@@ -1,8 +1,8 @@
 """The time of one kernel on a device whose efficiency is known, from its shape.
 
-A product's result is cut into tiles that the multiprocessors work on at once, as many in each wave as there are
+The result of a matmul is cut into tiles that the multiprocessors work on at once, as many in each wave as there are
 multiprocessors; a wave takes as long as a whole tile does, however little of it is filled (NVIDIA, Matrix
-Multiplication Background User's Guide, tile and wave quantization). What the seconds come to for a large product, and
+Multiplication Background User's Guide, tile and wave quantization). What the seconds come to for a large matmul, and
 how long a tile takes to start and to end, are constants of `spec.efficiency.Efficiency`.
 
 Sizes may be ints or arrays; arrays give arrays.
@@ -21,19 +21,19 @@ Real = Any  # float for one run, an array for many at once
 
 # Rows and columns of a tile, and what share of the rate of the largest a kernel with such tiles has. That smaller
 # tiles are slower is said in the guide above; the shares are assumed (each element that is loaded is used by fewer
-# products: 64 x 64 loads 2.7 times as much for a product as 256 x 128 does).
+# multiplications: 64 x 64 loads 2.7 times as much for each as 256 x 128 does).
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (64, 64, 0.6))
 SPLITS = (1, 2, 4, 8, 16)  # of the inner length over multiprocessors, where the result has too few tiles for all
 # Rows that do not begin at multiples of this take other kernels. Assumed: GPT-2 124M trained 25 % faster when its
-# vocabulary went from 50,257 to 50,304 (A. Karpathy 2023), with a third of its products in the head.
+# vocabulary went from 50,257 to 50,304 (A. Karpathy 2023), with a third of its FLOPs in the head.
 ALIGNED_NBYTES = 16
 UNALIGNED = 0.6
-# Batched products run without matrix units then: fp32's rate, about a sixteenth (BigScience's chronicles of 2022:
+# Batched matmuls run without matrix units then: fp32's rate, about a sixteenth (BigScience's chronicles of 2022:
 # heads 108 wide make a step of 182B on A100 a third longer than heads 144 or 216 wide, with a fortieth of its FLOPs).
 UNALIGNED_BATCH = 0.0625
 EIGHT_BITS = ("e4m3", "e5m2", "mxfp8")
 
-# Softmax runs on other units than the matmuls that it overlaps: narrow heads have fewer products for each exponential.
+# Softmax runs on other units than the matmuls that it overlaps: narrow heads have fewer FLOPs for each exponential.
 # Chosen so that heads of 64 have 0.86 of the rate of heads of 128 (Dao 2023, FlashAttention-2, figures 4 and 5).
 SOFTMAX_WIDTH = 24
 FULL_WIDTH = 128
@@ -52,10 +52,10 @@ BLACKWELL, BLACKWELL_GEFORCE = 10.0, 12.0  # compute capabilities
 def matmul_seconds(
     shape: tuple[Int, ...], dtype: str, peak: float, efficiency: Efficiency, multiprocessors: int | None
 ) -> Real:
-    """Seconds of ``batch`` products [m, k] @ [k, n] with shape (batch, m, n, k), its bytes left out.
+    """Seconds of ``batch`` matmuls [m, k] @ [k, n] with shape (batch, m, n, k), its bytes left out.
 
-    Of the tiles and splits there are, the fastest are taken, as libraries do. Where the number of multiprocessors is
-    not known no wave is left half full.
+    The fastest of `TILES` and `SPLITS` counts, as libraries choose it. Where the number of multiprocessors is not
+    known, all waves are full.
     """
     batch, m, n, k = shape
     share = efficiency.float8_share if dtype in EIGHT_BITS else efficiency.matmul_share
@@ -77,7 +77,7 @@ def matmul_seconds(
 def _alignment(shape: tuple[Int, ...], dtype: str) -> Real:
     """The share of the rate that is left where a dim does not fill whole pieces of memory.
 
-    In a single product each dim is the inner one of some matrix, in one of its three passes. The rows of a batch, those
+    In a single matmul each dim is the inner one of some matrix, in one of its three passes. The rows of a batch, those
     of an expert or of a head, are never the inner dim.
     """
     if dtype not in ("bf16", "fp16", *EIGHT_BITS):

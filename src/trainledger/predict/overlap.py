@@ -62,7 +62,7 @@ def _split_matmuls_overlapped(timed: Sequence[Timed]) -> list[Timed]:
         entry = each.entry
         if entry.group == "tensor" and entry.name in ("all_gather", "reduce_scatter") and not entry.overlap:
             after = range(at + 1, len(timed)) if entry.name == "all_gather" else range(at - 1, -1, -1)
-            compute = _products((timed[index] for index in after), entry)
+            compute = _matmul_seconds((timed[index] for index in after), entry)
             hidden = min(each.seconds, compute) * (1 - 1 / entry.ranks)
             found[at] = each._replace(seconds=each.seconds - hidden)
     return found
@@ -73,7 +73,7 @@ def _regathers_overlapped(timed: Sequence[Timed]) -> list[Timed]:
 
     It overlaps the matmuls of the input's gradient, half of those that read it (Megatron-LM,
     core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication.backward: the gather is started,
-    the input's gradient computed, then the gather waited for; gradients of one input's weights are one product there).
+    the input's gradient computed, then the gather waited for; gradients of one input's weights are one matmul there).
     """
     found = list(timed)
     for at, each in enumerate(timed):
@@ -94,7 +94,7 @@ def _regathers_overlapped(timed: Sequence[Timed]) -> list[Timed]:
 def overlaps_input_gradient_sums(layout: Layout) -> bool:
     """Whether the sum of an input's gradient overlaps the matmuls of weights' gradients.
 
-    Not where those products have their sums in parts, and not in a zero-bubble pipeline, which leaves them for later.
+    Not where those matmuls have their sums in parts, and not in a zero-bubble pipeline, which leaves them for later.
     """
     requested = overlaps(layout, "input-gradients") and not overlaps(layout, "tensor")
     return requested and layout.schedule != "zero-bubble"
@@ -105,9 +105,9 @@ def _input_gradient_sums_overlapped(timed: Sequence[Timed]) -> list[Timed]:
     found = list(timed)
     entries = [each.entry for each in timed]
     for at, each in enumerate(timed):
-        products = matmuls_overlapping_sum(entries, at)
-        if products:
-            compute = sum(timed[index].seconds for index in products) / 2
+        overlapping = matmuls_overlapping_sum(entries, at)
+        if overlapping:
+            compute = sum(timed[index].seconds for index in overlapping) / 2
             entry = replace(each.entry, overlap="compute")
             found[at] = each._replace(entry=entry, overlapped=min(each.seconds, compute))
     return found
@@ -117,7 +117,7 @@ def matmuls_overlapping_sum(entries: Sequence[Entry], at: int) -> list[int]:
     """The places of the matmuls of a backward whose gradients of an input are summed over tensor ranks at ``at``.
 
     Two of each weight: the gradients of inputs come first, the sum starts, and overlaps those of the weights. That
-    is a program with one product for all that read an input, as Megatron-LM's (core/tensor_parallel/layers.py,
+    is a program with one matmul for all that read an input, as Megatron-LM's (core/tensor_parallel/layers.py,
     LinearWithGradAccumulationAndAsyncCommunication.backward: the input's gradient is computed, its sum started, the
     weight's gradient computed, the sum waited for). Products from which other operations lead to the sum, as those of
     experts, which give their tokens back first, do not overlap it.
@@ -189,7 +189,7 @@ def _block(entry: Entry) -> Any:
     return (entry.loop[:1], modules) if rest.startswith("*") else None
 
 
-def _products(rows: Iterable[Timed], collective: Entry) -> float:
+def _matmul_seconds(rows: Iterable[Timed], collective: Entry) -> float:
     seconds, inner = 0.0, None
     for each in rows:
         entry = each.entry

@@ -48,7 +48,7 @@ def layout_time(run: Run, ranks: Sequence[RankAccount], machine: Machine, *, ten
     try:
         stages = stages_of(run, ranks, machine, fabric)
         shares = shares_of(stages)
-        # One dtype for all stages: that of most products, though the head's may be most of the last one's.
+        # One dtype for all stages: that of most matmuls, though the head's may be most of the last one's.
         dtype = matmul_dtype_of((stage.ledger, share) for stage, share in shares)
         ideal = {id(each.ledger): ideal_seconds(each.ledger, machine, dtype) for each, _ in shares}
     except NoRate as reason:

@@ -322,6 +322,6 @@ def _against_peak(
     bars = waterfall(napkin, whole.steps_seconds, step.causes, whole.parts, whole.total_seconds)
     if any(each.cause == BEYOND and each.nanoseconds < 0 for each in bars):
         counted = "gradients of frozen weights" if run.recipe.lora_rank is not None else "the input embedding"
-        notes.append(f"6 N D counts {counted} as products too, which is more than attention adds: its bar takes away")
+        notes.append(f"6 N D counts {counted} as matmuls too, which is more than attention adds: its bar takes away")
     assert sum(each.nanoseconds for each in bars) == nanoseconds(whole.total_seconds)
     return {**facts, "waterfall": bars, "bottleneck": bottleneck(bars, mfu=facts["mfu"])}

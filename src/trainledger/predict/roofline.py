@@ -119,7 +119,7 @@ class Roofline:
         return float(entry.flops / _compute_rate(kernels, entry.flops, entry.read + entry.written))
 
     def _memory(self, entry: Entry) -> float:
-        """At its operator's own rate, else at that of its kind; products, and kinds not measured, at that of a copy.
+        """At its operator's own rate, else at that of its kind; matmuls, and kinds not measured, at that of a copy.
 
         In a compiled kernel it moves fewer bytes, and what it computes takes no less.
         """
@@ -190,10 +190,10 @@ def _on_device(entry: Entry, device: Device) -> EntryTime:
 
 
 def _padded(entry: Entry) -> tuple[Int, ...]:
-    """The shape of a product; of experts' products the rows of each are filled up, so that they are aligned.
+    """The shape of a matmul; of experts' matmuls the rows of each are padded, so that they are aligned.
 
-    A router gives each as many as it happens to be, which grouped products do not take (torchtitan's experts fill them
-    up to TOKEN_GROUP_ALIGN_SIZE_M: 8, of 8-bit products 16).
+    A router gives each any number of rows, and grouped matmuls need multiples (torchtitan's experts pad them to
+    TOKEN_GROUP_ALIGN_SIZE_M: 8, of 8-bit matmuls 16).
     """
     if entry.name not in GROUPED:
         return entry.shape

@@ -234,17 +234,17 @@ def _micro_batch(rows: list[Timed], depth: int) -> MicroBatch:
 
 
 def _without_weights(micro_batch: MicroBatch) -> list[Timed]:
-    """A backward without the gradients of weights: half of the products of each linear layer that has two."""
-    often = Counter(_product(each) for each in micro_batch.backward)
+    """A backward without the gradients of weights: half of the matmuls of each linear layer that has two."""
+    often = Counter(_linear_of(each) for each in micro_batch.backward)
     return [
         each._replace(seconds=each.seconds / 2, launch=each.launch / 2)
-        if _product(each) is not None and often[_product(each)] % 2 == 0
+        if _linear_of(each) is not None and often[_linear_of(each)] % 2 == 0
         else each
         for each in micro_batch.backward
     ]
 
 
-def _product(timed: Timed) -> tuple[Any, ...] | None:
-    """What the two products of a linear layer's backward have in common; None of anything else."""
+def _linear_of(timed: Timed) -> tuple[Any, ...] | None:
+    """What the two matmuls of a linear layer's backward have in common; None of anything else."""
     entry = timed.entry
     return (entry.path, entry.loop, entry.flops) if (entry.kind, entry.phase) == ("matmul", "backward") else None

@@ -138,7 +138,7 @@ def host_seconds(entry: Entry, machine: Machine) -> Real | None:
 
 
 def ideal_seconds(ledger: Ledger, machine: Machine, dtype: str) -> Real:
-    """The model's own FLOPs over the peak of a dtype, that of most products of a step; raises NoRate."""
+    """The model's own FLOPs over the peak of a dtype, that of most matmuls of a step; raises NoRate."""
     flops = ledger.model_flops
     return 0.0 if is_zero(flops) else flops / peak_rate(machine, dtype)
 
