@@ -164,14 +164,23 @@ class RunTime:
     steps: int
     step_seconds: float
     tokens_per_second: float
-    steps_seconds: float
     parts: dict[str, float]
-    total_seconds: float
-    goodput: float
     checkpoint_every: int | None = None
     interruptions: float | None = None
     notes: tuple[str, ...] = ()
     waiting_seconds: float = 0.0
+
+    @property
+    def steps_seconds(self) -> float:
+        return self.steps * self.step_seconds
+
+    @property
+    def total_seconds(self) -> float:
+        return self.steps_seconds + sum(self.parts.values())
+
+    @property
+    def goodput(self) -> float:
+        return self.steps_seconds / self.total_seconds
 
 
 def evaluations(run: Run) -> int:
@@ -238,15 +247,11 @@ def run_time(
             expected = expected_seconds(work, interval, write=pause, restart=again, mtbf=around.mtbf_seconds)
             parts["failures"] = max(0.0, expected - work - parts["checkpoints"])
             interruptions = expected / around.mtbf_seconds
-    total = steps_seconds + sum(parts.values())
     return RunTime(
         steps=steps,
         step_seconds=step_seconds,
         tokens_per_second=recipe.tokens_per_step / step_seconds,
-        steps_seconds=steps_seconds,
         parts=parts,
-        total_seconds=total,
-        goodput=steps_seconds / total,
         checkpoint_every=every,
         interruptions=interruptions,
         notes=tuple(notes),

@@ -125,7 +125,7 @@ def block_costs(run: Run, shapes: Sequence[Shape], clock: Clock, *, gathers: boo
     which = _main_segments(runs_of(run), blocks, counts)
     hidden = ("tensor",) if overlaps(run.layout, "tensor") else ()
     segments = shapes[0].checkpointing == "segments"
-    found = _Reader(ledger, clock.of_run(local), stream, which, hidden, blocks, segments).read()
+    found = _Reader(ledger, clock.of_run(local), stream, which, hidden, blocks, segments)
     layers = []
     for index in which:
         part, of = found.loops[index], blocks[index]
@@ -197,19 +197,11 @@ def _wide(amount: Any, size: int) -> Any:
     return np.stack([_wide(each, size) for each in amount])
 
 
-class _Found:
-    def __init__(self) -> None:
-        self.before, self.after = PartCosts(), PartCosts()
-        self.received: Int = 0
-        self.loops: dict[int, PartCosts] = {}
-        self.gathered: dict[int, tuple[Int, Int]] = {}
-        self.reduced: dict[int, tuple[Int, Int]] = {}
-
-
 class _Reader:
     """Goes through the ledger of one forward and backward and adds up what each part of the model needs.
 
-    ``wanted`` are the segments of layers that are asked about. Of the groups in ``hidden`` nothing need show.
+    ``wanted`` are the segments of layers that are asked about. Of the groups in ``hidden`` nothing need show. The costs
+    are in ``before``, ``after`` and ``loops`` (by segment); the other results are as in `BlockCosts`.
     """
 
     def __init__(
@@ -217,7 +209,7 @@ class _Reader:
         hidden: tuple[str, ...], blocks: Sequence[int], segments: bool,
     ) -> None:  # fmt: skip
         entries = [each for each in ledger if each.phase in ("forward", "recompute", "backward")]
-        self.parts = _of_the_micro_batch(list(_parts(entries)))
+        self.parts = parts = _of_the_micro_batch(list(_parts(entries)))
         self.clock = clock
         self.stream = stream
         self.wanted = set(wanted)
@@ -234,6 +226,18 @@ class _Reader:
         self.segments = segments
         self.offloads = any(category == HOST for each in entries for category, _ in each.allocated)
         self._level(blocks)
+        self.spent = self._seconds()
+        # Copies of weights that are outside the layers are saved too; the account of states has them.
+        weights = sum((_kept(each) for key, part in parts if key == "before" for each in part if each.path == ""), 0)
+        before = self._costs("before")
+        self.before, self.after = replace(before, kept=before.kept - weights), self._costs("after")
+        self.received: Int = self._received()
+        self.loops, self.gathered, self.reduced = dict[int, PartCosts](), dict[int, Any](), dict[int, Any]()
+        for index, key in self._rounds().items():
+            self.loops[index] = self._costs(key)
+            of = [each for other, part in parts if other == key for each in part if each.group in _SHARING]
+            self.gathered[index] = _payloads(of, "all_gather")
+            self.reduced[index] = _payloads(of, "reduce_scatter")
 
     def _level(self, blocks: Sequence[int]) -> None:
         """Let the last layers save as much as the others do; what they save beyond that counts for the head."""
@@ -252,29 +256,14 @@ class _Reader:
         """The rounds of the most layers."""
         return max(self._rounds().values(), key=lambda each: self.counts[each])
 
-    def read(self) -> _Found:
-        found, parts, spent = _Found(), self.parts, self._seconds()
-
-        def costs(key: Any) -> PartCosts:
-            entries = [each for other, part in parts if other == key for each in part]
-            kept, seconds = self.kept.get(key, 0), spent[key]
-            if key == "after":  # from its forward on: its micro-batch is the last of those in flight
-                peak, change = _working(entries)
-                return PartCosts(kept=kept, working=self.more + peak, left=greater(0, self.more + change), **seconds)
-            peak, _ = _working([each for each in entries if each.phase != "forward"])
-            return PartCosts(kept=kept, working=self.stream + peak, **seconds)
-
-        # Copies of weights that are outside the layers are saved too; the account of states has them.
-        weights = sum((_kept(each) for key, part in parts if key == "before" for each in part if each.path == ""), 0)
-        found.before, found.after = costs("before"), costs("after")
-        found.before = replace(found.before, kept=found.before.kept - weights)
-        found.received = self._received()
-        for index, key in self._rounds().items():
-            found.loops[index] = costs(key)
-            of = [each for other, part in parts if other == key for each in part if each.group in _SHARING]
-            found.gathered[index] = _payloads(of, "all_gather")
-            found.reduced[index] = _payloads(of, "reduce_scatter")
-        return found
+    def _costs(self, key: Any) -> PartCosts:
+        entries = [each for other, part in self.parts if other == key for each in part]
+        kept, seconds = self.kept.get(key, 0), self.spent[key]
+        if key == "after":  # from its forward on: its micro-batch is the last of those in flight
+            peak, change = _working(entries)
+            return PartCosts(kept=kept, working=self.more + peak, left=greater(0, self.more + change), **seconds)
+        peak, _ = _working([each for each in entries if each.phase != "forward"])
+        return PartCosts(kept=kept, working=self.stream + peak, **seconds)
 
     def _received(self) -> Int:
         """What a layer keeps of its input: all of it, or another form of it that it makes itself."""

@@ -125,14 +125,7 @@ class Block:
     columns: tuple[int, ...]
 
 
-@frozen
-class Corner:
-    """The ranks of a block, its experts left out."""
-
-    tensor: int
-    context: int
-    pipeline: int
-    data_ranks: int
+Corner = tuple[int, int, int, int]  # tensor, context, pipeline and data ranks of a block, its experts left out
 
 
 class Blocks:
@@ -156,10 +149,10 @@ class Blocks:
         self._axes: dict[tuple[int, int], list[tuple[bool, str]]] = {}
         self._again = [each for each in grid.again() if not self._forbids(each)]
         corners = list(self._corners())
-        self._sizes = self._micro_batches({each.data_ranks for each in corners})
+        self._sizes = self._micro_batches({data_ranks for *_, data_ranks in corners})
         used: dict[tuple[int, int], set[int]] = {}
-        for each in corners:
-            used.setdefault((each.tensor, each.context), set()).update(self._sizes[each.data_ranks])
+        for tensor, context, _, data_ranks in corners:
+            used.setdefault((tensor, context), set()).update(self._sizes[data_ranks])
         self._variants = {key: self._list(*key, sorted(sizes)) for key, sizes in used.items()}
         numbers = {name: index for index, name in enumerate(self._again)}
         self._numbers = np.array([numbers[each.checkpointing] for each in self.shapes], np.int64)
@@ -187,7 +180,7 @@ class Blocks:
             left = ok_stages * shardings * len(allowed) * len(grid.micro_batches()) * len(grid.experts())
             self._reject([self._forbids(each) for each in grid.again()], left)
             if allowed and ok_stages and self._again and shardings:
-                yield Corner(tensor, context, pipeline, data_ranks)
+                yield tensor, context, pipeline, data_ranks
 
     def _allowed_axes(self, tensor: int, context: int, axes: list[tuple[bool, str]], count: int) -> list[Any]:
         problems = [self.constraints.axes(tensor, each, context, kind) for each, kind in axes]
@@ -240,9 +233,9 @@ class Blocks:
         """The blocks of a corner, one for each number of expert ranks."""
         import numpy as np
 
-        grid, tensor, context = self.grid, corner.tensor, corner.context
-        shardings, sizes = self._shardings_of(corner.data_ranks, context), self._sizes[corner.data_ranks]
-        around = len(self.stages[corner.pipeline]) * len(self._axes[tensor, context]) * len(self._again)
+        grid, (tensor, context, pipeline, data_ranks) = self.grid, corner
+        shardings, sizes = self._shardings_of(data_ranks, context), self._sizes[data_ranks]
+        around = len(self.stages[pipeline]) * len(self._axes[tensor, context]) * len(self._again)
         every = len(grid.micro_batches())
         self.rejected[WHOLE_BATCH] += (every - len(sizes)) * around * len(shardings) * len(grid.experts())
         for expert in grid.experts():
@@ -254,9 +247,9 @@ class Blocks:
             if not allowed or not which.any():
                 continue
             columns = tuple(self._column(tensor, expert, each.shard * context, each.replicate > 1) for each in allowed)
-            micro_batches = grid.run.recipe.global_batch // (of_size[which] * corner.data_ranks)
-            self.blocks.setdefault(corner.pipeline, []).append(Block(
-                tensor, context, corner.pipeline, expert, corner.data_ranks, places[which], micro_batches, allowed,
+            micro_batches = grid.run.recipe.global_batch // (of_size[which] * data_ranks)
+            self.blocks.setdefault(pipeline, []).append(Block(
+                tensor, context, pipeline, expert, data_ranks, places[which], micro_batches, allowed,
                 columns,
             ))  # fmt: skip
 

@@ -44,7 +44,9 @@ class ScoredLayout:
     @property
     def title(self) -> str:
         """The layout in words, defaults left out."""
-        return ", ".join([*_said(self.run), *_recipe_said(self.run)])
+        recipe = self.run.recipe
+        again = f"recompute {recipe.activation_checkpointing}"
+        return ", ".join([*_said(self.run), f"micro_batch {recipe.micro_batch}", again])
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -159,11 +161,6 @@ def _said(run: Run) -> Iterator[str]:
             yield f"{name} {' + '.join(layout.overlap or (NONE,))}"
         else:
             yield f"{name} {value}"
-
-
-def _recipe_said(run: Run) -> Iterator[str]:
-    yield f"micro_batch {run.recipe.micro_batch}"
-    yield f"recompute {run.recipe.activation_checkpointing}"
 
 
 def _quoted(value: object) -> str:
