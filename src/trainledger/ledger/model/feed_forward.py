@@ -17,7 +17,7 @@ from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.model.routing import balance_loss, dispatch, from_experts, route, sum_to, to_experts
 from trainledger.ledger.ops import operations as op
-from trainledger.ledger.ops.float8 import blocks, cast_by_block, weight_by_block
+from trainledger.ledger.ops.float8 import by_blocks
 from trainledger.ledger.ops.loss import with_loss
 from trainledger.ledger.parallel.expert import from_nodes, from_ranks, to_nodes, to_ranks
 
@@ -203,10 +203,7 @@ def _in_8_bits(
     tape: Tape, x: Array, w: Leaf, b: Leaf | None, d_in: Int, d_out: Int, places: Places, scales: Array | None
 ) -> Array:
     """The same in 8 bits by block, as linear layers have it (`ledger.ops.float8`): DeepSeek-V3's grouped products."""
-    float8 = tape.precision.float8
-    assert float8 is not None
     rows, n_experts, dtype = places.count, places.n_experts, tape.compute_dtype
-    each = -(-rows // n_experts)  # rows of an expert, where they are spread evenly
     flops = rules.matmul_flops(rows, d_out, d_in)
     model_flops = rules.matmul_flops(places.routed, d_out, d_in)
 
@@ -216,21 +213,7 @@ def _in_8_bits(
             model_flops=model_flops, shape=(n_experts, *sizes), basis="assumed",
         )  # fmt: skip
 
-    def backward(g: Array, x8: Array, x_scales: Array, matrix: Array) -> Gradients:
-        by_output = cast_by_block(tape, g, rows * blocks(d_out), float8.backward)
-        weight = weight_by_block(tape, float8, w, matrix, turned=True)
-        dx = product(by_output, weight, rows * d_in, each, d_in, d_out)
-        del by_output, weight
-        by_token = cast_by_block(tape, g, d_out * blocks(rows), float8.backward)
-        anew = cast_by_block(tape, x8, d_in * blocks(rows), float8.forward)
-        dw = product(by_token, anew, matrix.elements, d_out, d_in, each)
-        del by_token, anew
-        return [dx, dw if matrix.dtype == dtype else tape.cast(dw, matrix.dtype)]
-
-    matrix = w.array()
-    a = cast_by_block(tape, x, rows * blocks(d_in), float8.forward) if scales is None else (x, scales)
-    y = product(a, weight_by_block(tape, float8, w, matrix, turned=False), rows * d_out, each, d_out, d_in)
-    y.node = tape.node([x.node, matrix.node], (*a, matrix), backward)
+    y = by_blocks(tape, x, scales, w, rows, d_in, d_out, product, each=-(-rows // n_experts))
     if b is None:
         return y
     bias = op.cast(tape, b.array(), dtype)

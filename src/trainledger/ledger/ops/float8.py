@@ -5,7 +5,7 @@ Sizes: N rows of tokens, I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import mul
 
@@ -40,7 +40,8 @@ def float8_linear(tape: Tape, x: Array, w: Leaf, b: Leaf | None, rows: Int, d_in
 def products(tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O: Int) -> Array:
     """[N, I] times a weight [O, I], and in backward both its gradients, each product in 8 bits."""
     if float8.scaling == "block":
-        return _by_blocks(tape, float8, x, leaf, N, I, O)
+        dense = x.dtype
+        return by_blocks(tape, x, None, leaf, N, I, O, lambda a, b, _, *sizes: multiply(tape, a, b, sizes, dense))
     w = leaf.array()
     rowwise, dtype, w_dtype = float8.scaling == "rowwise", x.dtype, w.dtype
 
@@ -93,25 +94,34 @@ def cast(tape: Tape, x: Array, scales: Int, format: str, *, turned: bool) -> Sca
     return tape.make("clone", "copy", x8) if turned else x8, tape.pointwise("div", largest)
 
 
-def _by_blocks(tape: Tape, float8: Float8, x: Array, leaf: Leaf, N: Int, I: Int, O: Int) -> Array:
-    """One kernel for each cast; backward gets the input's 8-bit copy, which is laid out and scaled anew for it."""
-    w = leaf.array()
-    dtype, w_dtype = x.dtype, w.dtype
+def by_blocks(
+    tape: Tape, x: Array, scales: Array | None, leaf: Leaf, rows: Int, d_in: Int, d_out: Int,
+    product: Callable[..., Array], each: Int | None = None,
+) -> Array:  # fmt: skip
+    """Rows times a weight, or each expert's, in 8 bits by block; ``scales`` where the rows came in 8 bits.
+
+    ``product(a, b, elements, m, n, k)`` multiplies; of several experts ``each`` has so many of the rows. Each cast is
+    one kernel; backward gets the input's 8-bit copy, which is laid out and scaled anew for it.
+    """
+    float8, w = tape.precision.float8, leaf.array()
+    assert float8 is not None
+    dtype, w_dtype = tape.compute_dtype, w.dtype
+    each = rows if each is None else each
 
     def backward(g: Array, x8: Array, x_scales: Array, w: Array) -> Gradients:
-        by_output = cast_by_block(tape, g, N * blocks(O), float8.backward)
+        by_output = cast_by_block(tape, g, rows * blocks(d_out), float8.backward)
         weight = weight_by_block(tape, float8, leaf, w, turned=True)
-        dx = multiply(tape, by_output, weight, (N, I, O), dtype)
+        dx = product(by_output, weight, rows * d_in, each, d_in, d_out)
         del by_output, weight
-        by_token = cast_by_block(tape, g, O * blocks(N), float8.backward)
-        anew = cast_by_block(tape, x8, I * blocks(N), float8.forward)
-        dw = multiply(tape, by_token, anew, (O, I, N), dtype)
+        by_token = cast_by_block(tape, g, d_out * blocks(rows), float8.backward)
+        anew = cast_by_block(tape, x8, d_in * blocks(rows), float8.forward)
+        dw = product(by_token, anew, leaf.elements, d_out, d_in, each)
         del by_token, anew
         return [dx, dw if w_dtype == dtype else tape.cast(dw, w_dtype)]
 
-    a = cast_by_block(tape, x, N * blocks(I), float8.forward)
+    a = cast_by_block(tape, x, rows * blocks(d_in), float8.forward) if scales is None else (x, scales)
     b = weight_by_block(tape, float8, leaf, w, turned=False)
-    y = multiply(tape, a, b, (N, O, I), dtype)
+    y = product(a, b, rows * d_out, each, d_out, d_in)
     y.node = tape.node([x.node, w.node], (*a, w), backward)
     return y
 
