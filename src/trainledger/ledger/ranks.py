@@ -1,20 +1,29 @@
-"""The account of every distinct rank of a run that is spread over devices."""
+"""The account of every distinct rank of a run that is spread over devices, and the static memory of a rank.
+
+Static memory follows no operation, so it is quick, and its sizes may be arrays.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
 from trainledger.ledger.core.graph import Leaf
-from trainledger.ledger.entry import Entry, Int
+from trainledger.ledger.core.leaves import ModelLeaves
+from trainledger.ledger.core.sizes import several, sizes_of
+from trainledger.ledger.core.tape import Tape
+from trainledger.ledger.entry import HOST, Entry, Int
 from trainledger.ledger.ledger import Ledger
+from trainledger.ledger.parallel.micro_batches import Work
 from trainledger.ledger.parallel.pipeline import in_flight, in_flight_by_chunk
-from trainledger.ledger.parallel.rank_plan import parts_of, rank_plan, shard_shape
-from trainledger.ledger.step import follow
+from trainledger.ledger.parallel.rank_plan import RankPlan, parts_of, rank_plan, shard_shape
+from trainledger.ledger.step import follow, resident_of
+from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 
 
@@ -99,11 +108,9 @@ def _kind(run: Run, stage: int) -> Any:
     """Equal for stages whose entries are the same but for how often their loops over micro-batches run."""
     if not isinstance(run.model.n_layers, int):
         return stage
-    return parts_of(run, stage), tuple((name, _happens(count)) for name, count in _rounds(run, stage).items())
-
-
-def _happens(count: Int) -> bool:
-    return not isinstance(count, int) or count > 0
+    return parts_of(run, stage), tuple(
+        (name, not isinstance(count, int) or count > 0) for name, count in _rounds(run, stage).items()
+    )
 
 
 def _rounds(run: Run, stage: int) -> dict[str, Int]:
@@ -168,7 +175,7 @@ def _places(run: Run, stage: int) -> Iterator[tuple[int, Any]]:
     found = sorted({0, *(place for leaf, among in uneven for place in _changes(leaf, among, ranks))})
     starts = [0]
     for place in found[1:]:
-        if _pieces_at(uneven, place) != _pieces_at(uneven, starts[-1]):
+        if any(shard_shape(leaf, among, place) != shard_shape(leaf, among, starts[-1]) for leaf, among in uneven):
             starts.append(place)
     for at, until in pairwise([*starts, ranks]):
         yield at, until - at
@@ -193,6 +200,68 @@ def _is_uneven(leaf: Leaf, ranks: Any) -> bool:
     return all(isinstance(size, int) for size in sizes[0]) and sizes[0] != sizes[1]
 
 
-def _pieces_at(uneven: list[tuple[Leaf, int]], place: int) -> list[tuple[Any, ...]]:
-    """The pieces that the rank at a place has."""
-    return [shard_shape(leaf, ranks, place) for leaf, ranks in uneven]
+@frozen
+class StaticMemory:
+    """Bytes of a rank by what they are.
+
+    ``resident`` is there before the step, batch and buffers left out (but for weights in 8 bits). ``gradients`` are
+    those of all parameters once each has had a backward, ``gathered`` the whole parameters that are held from the first
+    forward to the last backward, and ``outside`` else those of them that stand outside the blocks. ``owned`` are the
+    elements that its optimizer updates, and ``computed`` those that it computes with, of which ``experts`` are of
+    expert ranks.
+    """
+
+    resident: Int
+    gradients: Int
+    gathered: Int
+    outside: Int
+    owned: Int
+    computed: Int
+    experts: Int = 0
+
+
+def static_memory(rank: RankPlan, *, backend: str) -> StaticMemory:
+    """What stands on a rank; at least so much is live at some moment of the step."""
+    precision = precision_of(rank.run.recipe)
+    tape = Tape(precision, backend)
+    sizes = sizes_of(rank.run, backend)
+    works = tuple(Work(tape, rank, sizes, each) for each in rank.chunks)
+    owned = rank.owned
+    resident = sum(nbytes for name, nbytes in resident_of(rank, works, owned, 0) if name not in (HOST, "buffers"))
+    resident += sum(each.copies_nbytes for each in works)
+    outside = sum(_gathered(rank, [(each.leaves.outside, 1)]) for each in works) if rank.gathers else 0
+    whole = rank.gathers and not rank.layout.reshards
+    gathered = sum(_gathered(rank, each.leaves.in_order()) for each in works) if whole else 0
+    return StaticMemory(
+        resident=resident,
+        gradients=sum(_gradients(each) for each in works),
+        gathered=nbytes_in(gathered, precision.arriving) if whole else 0,
+        outside=0 if whole else nbytes_in(outside, precision.arriving),
+        owned=owned.elements(),
+        computed=sum(each.leaves.elements() for each in works),
+        experts=sum(_experts(rank, each.leaves) for each in works),
+    )
+
+
+def _experts(rank: RankPlan, leaves: ModelLeaves) -> Int:
+    """Elements of what other ranks share than all else."""
+    groups = rank.by_group(leaves)
+    return sum(sum(leaf.elements * n for leaf, n in some) for group, some in groups if group.axes != rank.group.axes)
+
+
+def _gradients(work: Work) -> Int:
+    """Bytes that a chunk's gradients come to beside buffers that are there all the time."""
+    if work.buffered:
+        return 0
+    precision, sharded = work.tape.precision, work.sharded
+    if sharded is not None and not sharded.once:
+        return nbytes_in(sharded.own_elements(), precision.gradients)
+    least = min((precision.gradients, precision.arriving), key=lambda each: nbytes_in(8, each))
+    return nbytes_in(work.leaves.elements(), least)
+
+
+def _gathered(rank: RankPlan, runs: Iterable[tuple[tuple[Leaf, ...], Int]]) -> Int:
+    """Elements of the parameters that several ranks share; experts may be on one rank only."""
+    return sum(
+        count * sum(leaf.elements * several(rank.group_of(leaf).ranks) for leaf in pattern) for pattern, count in runs
+    )

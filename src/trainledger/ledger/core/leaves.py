@@ -121,6 +121,11 @@ class ModelLeaves:
     after: dict[str, Leaf]
     head: Leaf | None
 
+    @property
+    def outside(self) -> tuple[Leaf, ...]:
+        """The parameters outside the blocks."""
+        return (*self.before.values(), *self.after.values())
+
     def in_order(self) -> Iterator[tuple[tuple[Leaf, ...], Int]]:
         """Every parameter in torch's order, as runs of a pattern of parameters and how often each comes."""
         yield tuple(self.before.values()), 1

@@ -35,19 +35,18 @@ def forward(
 
     A part of a model begins with what it ``received`` from the part before, and ends with what the next one reads.
     """
-    outside = [*leaves.before.values(), *leaves.after.values()]
-    op.gather(tape, outside)
+    op.gather(tape, leaves.outside)
     trained = [each for each in (leaves.head, leaves.after.get("lm_head.bias")) if each is not None and each.trained]
 
     def logits_of(x: Array, rows: Int) -> Array:
         logits = head(tape, sizes, leaves, x, rows)
-        op.drop_copies(outside)
+        op.drop_copies(leaves.outside)
         # A model that takes its loss itself, chunk by chunk, ends with that.
         return logits if recipe.loss_in_chunks else tape.model_output(logits)
 
     if leaves.head is None:
         x = hidden(tape, sizes, leaves, ids, recipe, received)
-        op.drop_copies(outside)
+        op.drop_copies(leaves.outside)
         return tape.model_output(x)
 
     # No name here keeps the hidden states alive while the loss is taken.

@@ -69,8 +69,7 @@ class FullySharded(Hook):
         self.leaves = leaves
         self.ahead: int = rank.layout.prefetch
         self.dtype = tape.precision.arriving
-        outside = [*leaves.before.values(), *leaves.after.values()]
-        self.root = Unit(rank, outside, "") if outside else None
+        self.root = Unit(rank, leaves.outside, "") if leaves.outside else None
         self.units: dict[int, Unit] = {}
         self.order: list[Unit] = []
         for segment in leaves.segments:

@@ -13,8 +13,8 @@ from typing import Any
 
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
-from trainledger.ledger.memory.static_memory import static_memory
 from trainledger.ledger.parallel.rank_plan import rank_plan
+from trainledger.ledger.ranks import static_memory
 from trainledger.ledger.step import follow
 from trainledger.plan.layouts.block_costs import BlockCosts
 from trainledger.plan.layouts.blocks import Block

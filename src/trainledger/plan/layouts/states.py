@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainledger.ledger.memory.static_memory import static_memory
 from trainledger.ledger.parallel.rank_plan import rank_plan
+from trainledger.ledger.ranks import static_memory
 from trainledger.plan.layouts.grid import UNSHARDED, ZERO_MODES, runs_of
 from trainledger.spec.layout import Layout
 from trainledger.spec.run import Run
