@@ -11,7 +11,8 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.recompute import LayerRun, group_size, layer_runs
 from trainledger.spec.run import Run
-from trainledger.trace.blocks import LEAST, MICRO_BATCHES, Counts, counted, proved, with_rounds
+from trainledger.trace.blocks.extrapolate import MICRO_BATCHES, Counts, counted, proved, with_rounds
+from trainledger.trace.blocks.repeat_blocks import LEAST
 
 _LAYER = re.compile(r"^layers\.(\d+)\b")
 

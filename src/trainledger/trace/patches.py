@@ -55,7 +55,7 @@ def replaced(owner: Any, name: str, made: Made, *, needed: bool = True) -> Itera
     try:
         yield
     finally:
-        if own or not isinstance(owner, type):
+        if own or not hasattr(owner, "__dict__"):
             setattr(owner, name, before)
         else:
             delattr(owner, name)

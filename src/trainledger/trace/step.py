@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainledger.ledger.ledger import Ledger
-from trainledger.trace.blocks import BLOCKS, LEAST, LEAST_ASKED, traced_once
+from trainledger.trace.blocks.repeat_blocks import BLOCKS, LEAST, LEAST_ASKED, traced_once
 from trainledger.trace.compiled import captured, is_compiled
 from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.fakes.results import results_of
@@ -225,9 +225,9 @@ def _record(
         why_not = ""
         if few is not None:
             once = traced_once(model, optimizers, run, forward, rounds=rounds, least=few.least)
-            if once.ledger is not None:
-                return once.ledger
-            why_not = once.why_not
+            if isinstance(once, Ledger):
+                return once
+            why_not = once
         ledger = run(rounds, tensors=True)
         return replace(ledger, notes=(*ledger.notes, why_not)) if why_not else ledger
 

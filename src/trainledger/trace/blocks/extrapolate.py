@@ -8,7 +8,7 @@ entry by entry. How the short models came about does not matter here: any ledger
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -57,7 +57,7 @@ class Extrapolation:
         made = self._head(counts)
         if _head_of(made) != _head_of(ledger) or len(ledger) != self._length(counts):
             return False
-        mine = map(_key, self.unrolled(counts))
+        mine = (_key(each, each.path) for each in self.unrolled(counts))
         return all(one == other for one, other in zip(mine, _keys(ledger.entries, self.stars), strict=True))
 
     def unrolled(self, counts: Counts) -> Iterator[Entry]:
@@ -87,11 +87,8 @@ class Extrapolation:
                 continue
             times = counts[inserted.part] - self.counts[inserted.part]
             size = len(inserted.body)
-            keys = [_key(replace(each, path=self.stars(each.path))) for each in inserted.body]
-            while len(entries) - size >= bounds:
-                before = [_key(replace(each, path=self.stars(each.path))) for each in entries[-size:]]
-                if before != keys:
-                    break
+            keys = list(_keys(inserted.body, self.stars))
+            while len(entries) - size >= bounds and list(_keys(entries[-size:], self.stars)) == keys:
                 del entries[-size:]
                 times += 1
             loop = ((f"layers {number}", times),)
@@ -119,43 +116,29 @@ class Extrapolation:
         others = self.grown.get(at)
         if others is None:
             return entry
-        facts: dict[str, Any] = {
-            name: self._grown(getattr(entry, name), [getattr(each, name) for each in others], counts)
-            for name in _GROWING
-        }
-        shapes = zip(*(each.shape for each in others), strict=True)
-        facts["shape"] = tuple(
-            self._grown(size, sizes, counts) for size, sizes in zip(entry.shape, shapes, strict=True)
-        )
-        for name in _AMOUNTS:
-            facts[name] = self._amounts(getattr(entry, name), [getattr(each, name) for each in others], counts)
-        return replace(entry, **facts)
+        facts: dict[str, Any] = {name: self._number(name, entry, others, counts) for name in _GROWING}
+        facts |= {name: self._amounts(name, entry, others, counts) for name in _AMOUNTS}
+        sizes = zip(entry.shape, *(each.shape for each in others), strict=True)
+        return replace(entry, **facts, shape=tuple(self._grown(size, more, counts) for size, *more in sizes))
 
     def _grown(self, base: int, others: Sequence[int], counts: Counts) -> int:
         pairs = zip(others, counts, self.counts, strict=True)
         return base + sum((other - base) * (count - before) for other, count, before in pairs)
 
-    def _amounts(self, base: Amounts, others: Sequence[Amounts], counts: Counts) -> Amounts:
-        mine, theirs = dict(base), [dict(each) for each in others]
+    def _number(self, name: str, base: object, others: Sequence[object], counts: Counts) -> int:
+        return self._grown(getattr(base, name), [getattr(each, name) for each in others], counts)
+
+    def _amounts(self, name: str, base: object, others: Sequence[object], counts: Counts) -> Amounts:
+        mine, *theirs = [dict(getattr(each, name)) for each in (base, *others)]
         names = dict.fromkeys(name for each in (mine, *theirs) for name in each)
         grown = {name: self._grown(mine.get(name, 0), [each.get(name, 0) for each in theirs], counts) for name in names}
         return tuple((name, nbytes) for name, nbytes in grown.items() if nbytes)
 
     def _head(self, counts: Counts) -> Ledger:
         base, more = self.base, self.more
-
-        def number(name: str) -> int:
-            return self._grown(getattr(base, name), [getattr(each, name) for each in more], counts)
-
-        return replace(
-            base,
-            entries=(),
-            tensors=(),
-            resident=self._amounts(base.resident, [each.resident for each in more], counts),
-            uncounted=self._amounts(base.uncounted, [each.uncounted for each in more], counts),
-            parameters=number("parameters"),
-            tokens=number("tokens"),
-        )
+        facts: dict[str, Any] = {name: self._number(name, base, more, counts) for name in ("parameters", "tokens")}
+        facts |= {name: self._amounts(name, base, more, counts) for name in ("resident", "uncounted")}
+        return replace(base, entries=(), tensors=(), **facts)
 
 
 def extrapolate(
@@ -172,13 +155,14 @@ def extrapolate(
     changed: dict[int, dict[int, Entry]] = {}
     for part, ledger in enumerate(more):
         y = _Sequence(ledger, stars)
-        found = _aligned(x, y, repeating)
-        if found is None:
+        aligned = _aligned(x, y, repeating)
+        if aligned is None:
             return None
-        for at, first, size in found.inserted:
-            insertions.append(Insertion(at, part, ledger.entries[first : first + size]))
-        for at, other in found.changed:
-            changed.setdefault(at, {})[part] = ledger.entries[other]
+        for at, first, size in aligned:
+            if size:
+                insertions.append(Insertion(at, part, ledger.entries[first : first + size]))
+            else:
+                changed.setdefault(at, {})[part] = ledger.entries[first]
     if not _in_any_order(insertions):
         return None
     parts = range(len(more))
@@ -209,7 +193,7 @@ def _in_any_order(insertions: Sequence[Insertion]) -> bool:
     at_one_place: dict[int, list[Entry]] = {}
     for each in insertions:
         others = at_one_place.setdefault(each.at, [])
-        mine, theirs = [_key(entry) for entry in each.body], [_key(entry) for entry in others]
+        mine, theirs = list(_keys(each.body)), list(_keys(others))
         if mine + theirs != theirs + mine:
             return False
         others += each.body
@@ -228,16 +212,13 @@ class _Sequence:
         return len(self.kind)
 
 
-@dataclass(frozen=True)
-class _Alignment:
-    inserted: list[tuple[int, int, int]]  # before which entry, from which entry of the other on, how many
-    changed: list[tuple[int, int]]
+def _aligned(x: _Sequence, y: _Sequence, repeating: str) -> list[tuple[int, int, int]] | None:
+    """How the longer of two sequences comes from the shorter one.
 
-
-def _aligned(x: _Sequence, y: _Sequence, repeating: str) -> _Alignment | None:
-    """How the longer of two sequences comes from the shorter one: entries put in, and entries with other amounts."""
-    inserted: list[tuple[int, int, int]] = []
-    changed: list[tuple[int, int]] = []
+    For each difference the place in the shorter one, that in the longer one, and how many entries are put in there: 0
+    where one has other amounts.
+    """
+    found: list[tuple[int, int, int]] = []
     i = j = 0
     while i < len(x) or j < len(y):
         both = i < len(x) and j < len(y)
@@ -252,13 +233,9 @@ def _aligned(x: _Sequence, y: _Sequence, repeating: str) -> _Alignment | None:
                 best, size = agreement, each
         if best < 0:
             return None
-        if size:
-            inserted.append((i, j, size))
-            j += size
-        else:
-            changed.append((i, j))
-            i, j = i + 1, j + 1
-    return _Alignment(inserted, changed)
+        found.append((i, j, size))
+        i, j = (i, j + size) if size else (i + 1, j + 1)
+    return found
 
 
 def _rounds(x: _Sequence, y: _Sequence, i: int, j: int, repeating: str) -> Iterator[int]:
@@ -286,7 +263,7 @@ def _agreement(x: _Sequence, y: _Sequence, i: int, j: int) -> int:
     return found
 
 
-def _keys(entries: Sequence[Entry], stars: Stars) -> Iterator[tuple[Any, ...]]:
+def _keys(entries: Iterable[Entry], stars: Stars = str) -> Iterator[tuple[Any, ...]]:
     known: dict[str, str] = {}
     for each in entries:
         path = known.get(each.path)
@@ -295,10 +272,10 @@ def _keys(entries: Sequence[Entry], stars: Stars) -> Iterator[tuple[Any, ...]]:
         yield _key(each, path)
 
 
-def _key(entry: Entry, path: str | None = None) -> tuple[Any, ...]:
+def _key(entry: Entry, path: str) -> tuple[Any, ...]:
     """An entry as it is compared: first what it is, then its amounts."""
     facts = vars(entry)
-    kind = (entry.path if path is None else path, *[facts[name] for name in _SAME], len(entry.shape))
+    kind = (path, *[facts[name] for name in _SAME], len(entry.shape))
     counts = tuple(count for _, count in entry.loop)
     return (
         kind, *[facts[name] for name in _GROWING], entry.shape, counts, *[_sorted(facts[name]) for name in _AMOUNTS]
@@ -337,14 +314,14 @@ def with_rounds(ledger: Ledger, rounds: int) -> Ledger | None:
         return None
     *_, first, last = starts
     end = last + (last - first)
-    keys = [_key(each) for each in entries[first:last]]
-    if keys != [_key(each) for each in entries[last:end]]:
+    keys = list(_keys(entries[first:last]))
+    if keys != list(_keys(entries[last:end])):
         return None
     if end < len(entries) and entries[end].phase in ("forward", "backward", "recompute"):
         return None
     times = rounds - MICRO_BATCHES + 2
     before = first - (last - first)
-    if before >= 0 and [_key(each) for each in entries[before:first]] == keys:
+    if before >= 0 and list(_keys(entries[before:first])) == keys:
         first, last, times = before, first, times + 1
     looped = tuple(replace(each, loop=(("micro-batches", times), *each.loop)) for each in entries[first:last])
     return replace(ledger, entries=(*entries[:first], *looped, *entries[end:]))

@@ -10,7 +10,7 @@ must run the same operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainledger.ledger.entry import Entry
 from trainledger.ledger.ledger import Ledger
-from trainledger.trace.blocks.equivalence import Setting
 from trainledger.trace.blocks.stacks import Found, Stack
+from trainledger.trace.patches import replaced
 from trainledger.trace.recorder.attribution import Attribution
 from trainledger.trace.recorder.tensor_facts import tensors_in
 
@@ -55,9 +55,14 @@ class Probe:
         with ExitStack() as stack:
             for each in self._found.stacks:
                 for block, kind in zip(each.blocks, each.kinds, strict=True):
-                    call = _Call(self, around, each, block, kind, gone=id(block) in removed)
-                    stack.enter_context(_answering(block, call))
-            stack.enter_context(_watched(self._found.by_place, self._read))
+                    call = _Call(self, around, each, kind, gone=id(block) in removed)
+                    stack.enter_context(replaced(block, "forward", call.instead_of))
+            for owner, name in self._found.by_place:
+                if hasattr(owner, name):
+                    self.reads_place = True  # the class has something of that name: reads of it cannot be watched
+                else:
+                    setattr(owner, name, _watched(name, self._read))
+                    stack.callback(delattr, owner, name)
             stack.enter_context(around)
             forward()
         return Ledger(tuple(around.entries))
@@ -122,12 +127,15 @@ class _Around(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _Call:
     """Replaces the forward of one block."""
 
-    def __init__(self, probe: Probe, around: _Around, stack: Stack, block: nn.Module, kind: int, gone: bool) -> None:
+    def __init__(self, probe: Probe, around: _Around, stack: Stack, kind: int, gone: bool) -> None:
         self._probe, self._around = probe, around
         self._stack, self._kind, self._gone = stack, kind, gone
-        self._forward = block.forward
         self._path = f"{stack.path}.0" if stack.path else "0"
-        self.__wrapped__ = block.forward  # its signature is the block's own
+
+    def instead_of(self, forward: Callable[..., Any]) -> _Call:
+        """Replace a block's forward, with its signature."""
+        self._forward = self.__wrapped__ = forward
+        return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         around, probe = self._around, self._probe
@@ -156,49 +164,19 @@ class _Call:
         return out
 
 
-@contextmanager
-def _answering(block: nn.Module, call: _Call) -> Iterator[None]:
-    fields_of = block.__dict__
-    own = fields_of.get("forward")
-    fields_of["forward"] = call
-    try:
-        yield
-    finally:
-        del fields_of["forward"]
-        if own is not None:
-            fields_of["forward"] = own
-
-
-@contextmanager
-def _watched(settings: frozenset[Setting], read: Callable[[], None]) -> Iterator[None]:
-    """Call ``read`` when code reads one of these attributes of the modules' classes."""
-    with ExitStack() as stack:
-        for kind, name in settings:
-            stack.enter_context(_watched_attribute(kind, name, read))
-        yield
-
-
-@contextmanager
-def _watched_attribute(kind: type, name: str, read: Callable[[], None]) -> Iterator[None]:
-    if hasattr(kind, name):
-        read()  # the class has something of that name: it stays, and reads of it cannot be watched
-        yield
-        return
+def _watched(name: str, read: Callable[[], None]) -> property:
+    """An attribute of modules of which ``read`` is called when code reads it."""
 
     def get(module: Any) -> Any:
         read()
         if name not in module.__dict__:
-            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+            raise AttributeError(f"{type(module).__name__!r} object has no attribute {name!r}")
         return module.__dict__[name]
 
     def put(module: Any, value: Any) -> None:
         module.__dict__[name] = value
 
-    setattr(kind, name, property(get, put))
-    try:
-        yield
-    finally:
-        delattr(kind, name)
+    return property(get, put)
 
 
 # How a block is called, and what it answers

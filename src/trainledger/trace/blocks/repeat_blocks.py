@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,19 +17,12 @@ from torch import nn
 from trainledger.ledger.ledger import Ledger
 from trainledger.trace.blocks.extrapolate import MICRO_BATCHES, Counts, counted, proved, with_rounds
 from trainledger.trace.blocks.probe import NotAlikeError, Probe
-from trainledger.trace.blocks.stacks import Found, Stack, as_before, shortened, stacks_of
+from trainledger.trace.blocks.stacks import Found, Stack, shortened, stacks_of
+from trainledger.trace.fakes.tensors import restored
 
 BLOCKS = ("auto", "once", "all")
 LEAST = 8  # identical rounds from which on tracing a few and multiplying is quicker
 LEAST_ASKED = 4  # where it was asked for
-
-
-@dataclass(frozen=True)
-class Once:
-    """The ledger, or None with the sentence why all must be traced ("" where there is nothing to multiply)."""
-
-    ledger: Ledger | None
-    why_not: str = ""
 
 
 def traced_once(
@@ -40,24 +33,26 @@ def traced_once(
     *,
     rounds: int = 1,
     least: int = LEAST,
-) -> Once:
+) -> Ledger | str:
     """The ledger of a step of ``rounds`` micro-batches from steps of the same model with fewer blocks.
 
     ``run`` traces a step of so many micro-batches of the model as it stands, and ``forward`` runs one forward of it.
     Stacks with at least so many identical rounds are shortened. The model and the optimizers are as before afterwards.
+    Gives the sentence why all must be traced where the ledger does not follow, "" where there is nothing to multiply.
     """
     found = stacks_of(model, optimizers, least)
     several = rounds >= LEAST
     if not found.stacks and not several:
-        return Once(None)
+        return ""
     traced = MICRO_BATCHES if several else rounds
+    name = " and ".join(each.path or "the blocks" for each in found.stacks) or "micro-batches"
     try:
         with warnings.catch_warnings(), _without_random_numbers():
             warnings.simplefilter("ignore")
             if found.stacks:
                 ledger = _Shortened(model, optimizers, found, lambda: run(traced), forward).ledger()
             else:
-                with as_before(model):
+                with restored(model, ()):
                     ledger = run(traced)
             notes = [_note(each) for each in found.stacks]
             if several:
@@ -69,11 +64,11 @@ def traced_once(
                     f"{rounds} micro-batches are alike: {MICRO_BATCHES} were traced and one of them multiplied"
                 )
     except NotAlikeError as error:
-        return Once(None, f"{_name(found)} traced one by one: {error}")
+        return f"{name} traced one by one: {error}"
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
-        return Once(None, f"{_name(found)} traced one by one: with fewer, {type(error).__name__}: {first[:200]}")
-    return Once(replace(counted(ledger), notes=(*ledger.notes, *notes)))
+        return f"{name} traced one by one: with fewer, {type(error).__name__}: {first[:200]}"
+    return replace(counted(ledger), notes=(*ledger.notes, *notes))
 
 
 class _Shortened:
@@ -109,7 +104,7 @@ class _Shortened:
         known = self._known.get((what, rounds))
         if known is not None:
             return known
-        with shortened(self._model, self._optimizers, self._stacks, rounds) as removed, as_before(self._model):
+        with shortened(self._model, self._optimizers, self._stacks, rounds) as removed:
             ledger = self._run() if what == "run" else self._probe.run(self._forward, removed)
         if ledger.partial:
             raise NotAlikeError(ledger.partial)
@@ -152,10 +147,6 @@ def _note(stack: Stack) -> str:
     last = stack.first + stack.size * stack.count - 1
     rounds = f" in rounds of {stack.size}" if stack.size > 1 else ""
     return f"{prefix}{stack.first} to {prefix}{last} are alike{rounds}: traced once and multiplied by {stack.count}"
-
-
-def _name(found: Found) -> str:
-    return " and ".join(each.path or "the blocks" for each in found.stacks) or "micro-batches"
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from torch import nn
 
 from trainledger.trace.blocks.equivalence import Equivalence, Setting, classes_of, settings_of
 from trainledger.trace.blocks.extrapolate import Counts
+from trainledger.trace.fakes.tensors import restored
 
 LONGEST_PATTERN = 16  # blocks after which a pattern of different ones begins again
 
@@ -100,14 +101,11 @@ def shortened(
 ) -> Iterator[frozenset[int]]:
     """Let each stack have so many rounds, and let optimizers know only what is left; gives ids of the removed blocks.
 
-    Afterwards all is as it was before, the optimizers' states included.
+    Afterwards model and optimizers are as before (`restored`), whatever a step has changed.
     """
-    before = {id(each): each for each in model.parameters()}
-    registered = [(each.container, each.container.__dict__["_modules"]) for each in stacks]
-    groups = [(each, each.param_groups) for each in optimizers]
-    states = [(each, each.state) for each in optimizers]
-    removed: set[int] = set()
-    try:
+    with restored(model, optimizers):
+        before = {id(each) for each in model.parameters()}
+        removed: set[int] = set()
         for stack, count in zip(stacks, rounds, strict=True):
             items = list(stack.container._modules.items())
             kept = stack.kept(count)
@@ -117,53 +115,20 @@ def shortened(
             }
             removed |= {id(block) for place, (_, block) in enumerate(items) if place not in set(kept)}
             removed -= {id(block) for block in stack.container._modules.values()}
-        for each in model.parameters():
-            before.pop(id(each), None)
-        gone = before.keys()
+        gone = before - {id(each) for each in model.parameters()}
         for optimizer in optimizers:
             optimizer.param_groups = [each for each in (_left(group, gone) for group in optimizer.param_groups) if each]
-            state: defaultdict[Any, Any] = defaultdict(dict)
-            for parameter, values in optimizer.state.items():
-                if id(parameter) not in gone:
-                    state[parameter] = dict(values)
-            optimizer.state = state
+            left = {each: dict(values) for each, values in optimizer.state.items() if id(each) not in gone}
+            optimizer.state = defaultdict(dict, left)
         yield frozenset(removed)
-    finally:
-        for container, modules in registered:
-            container.__dict__["_modules"] = modules
-        for optimizer, its_groups in groups:
-            optimizer.param_groups = its_groups
-        for optimizer, its_state in states:
-            optimizer.state = its_state
 
 
-def _left(group: dict[str, Any], gone: Any) -> dict[str, Any] | None:
+def _left(group: dict[str, Any], gone: set[int]) -> dict[str, Any] | None:
     """A group of parameters without those that are gone; None where it had no others."""
     kept = [place for place, each in enumerate(group["params"]) if id(each) not in gone]
     if len(kept) == len(group["params"]):
         return dict(group)
-    if not kept:
-        return None
     lists: dict[str, Any] = {
         name: [group[name][each] for each in kept] for name in ("params", "param_names") if name in group
     }
-    return {**group, **lists}
-
-
-@contextmanager
-def as_before(model: nn.Module) -> Iterator[None]:
-    """Undo what a step does to a model's attributes, buffers and lists of modules (a cache it makes, a counter)."""
-    found = []
-    for module in model.modules():
-        held = module.__dict__
-        parts = {name: dict(held[name]) for name in ("_parameters", "_buffers", "_modules")}
-        found.append((module, dict(held), parts))
-    try:
-        yield
-    finally:
-        for module, held, parts in found:
-            for name, content in parts.items():
-                held[name].clear()
-                held[name].update(content)
-            module.__dict__.clear()
-            module.__dict__.update(held)
+    return {**group, **lists} if kept else None
