@@ -185,7 +185,7 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
     return Annotation(
         script=files.name(files.script), files=tuple(_files(_Seen(watcher, files, runs, ends))), findings=found,
         total=account.total, elsewhere=_elsewhere(account, files), peak_nbytes=watcher.peak_nbytes,
-        live_nbytes=sum(ends.values()), steps=steps.taken, backwards=recorder.micro_batches, seconds=seconds,
+        live_nbytes=sum(ends.values()), steps=steps.taken, backwards=recorder.phases.micro_batches, seconds=seconds,
         fake=request.fake, device=request.device or "", ended=ending.sentence, outcome=ending.outcome,
         uncounted=tuple((name, times, watcher.uncounted.get(name, "")) for name, times in uncounted),
         notes=tuple(notes),

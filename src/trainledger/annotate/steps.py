@@ -108,7 +108,7 @@ class Steps:
         self.decided.clear()
         self._watcher.account.settle()
         if self.taken % _KEPT == 0:
-            self._watcher.recorder.forget_nodes(graph.number_before(_KEPT))
+            self._watcher.recorder.attribution.forget_before(graph.number_before(_KEPT))
             self._watcher.forwards.settle(graph.number_before(_KEPT))
         if not graph.end_step() or graph.leaks is None:
             return

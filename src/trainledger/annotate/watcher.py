@@ -117,7 +117,7 @@ class Watcher(Observer):
     @property
     def peak_nbytes(self) -> int:
         """The most bytes live at once, with those that were live before the program."""
-        return self.account.most + self.recorder.resident_nbytes
+        return self.account.most + sum(int(each.nbytes) for each in self.recorder.storages.there_before)
 
     def tally(self) -> Tally:
         """What was done so far, and what is there now."""

@@ -21,12 +21,11 @@ from trainledger.trace.fakes.scalar_reads import AssumedValues, ZeroWhereUnknown
 from trainledger.trace.fakes.tensors import fake_batch, make_states, mode_of, on_fake
 from trainledger.trace.loss import loss_of
 from trainledger.trace.optimizers import closure_note, evaluates, needs_closure, optimizers_in
-from trainledger.trace.recorder.notes import as_far_as_it_goes, quiet_fake_errors, why_it_stopped
+from trainledger.trace.recorder.notes import quiet_fake_errors, why_it_stopped
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines, ends_here
 from trainledger.trace.recorder.tensor_facts import tensors_in
 from trainledger.trace.recorder.threads import threads_follow
-from trainledger.trace.recorder.undispatched import random_states
 
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor
 MOST_ASSUMED = 10_000  # of one line: a loop that waits for a value would never end
@@ -195,13 +194,13 @@ def _record(
             recorder.resident(tensors_in([inputs.batch, inputs.label]), "batch")
             recorder.storages.replaced_by_fake(tensors_in([given.batch, given.label]))
             with (
-                ZeroWhereUnknown(lambda: recorder.current_phase == "optimizer", assumed.add, results_of(kernels)),
+                ZeroWhereUnknown(lambda: recorder.phases.current == "optimizer", assumed.add, results_of(kernels)),
                 recorder,
-                threads_follow(recorder.handed_to_thread),
+                threads_follow(recorder.attribution),
                 as_if_real(given.batch),
                 fake_rules(),
-                random_states(recorder),
-                as_far_as_it_goes(recorder),
+                recorder.random_states(),
+                recorder.as_far_as_it_goes(),
                 captured(model, recorder, mode),
             ):
                 step(inputs, recorder, rounds)

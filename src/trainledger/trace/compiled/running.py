@@ -128,7 +128,7 @@ class Runs:
             return
         dtypes = [dtype_name(each.dtype) for each in arguments if isinstance(each, Tensor)]
         made = self._claim(len(recorder.events))
-        phase = recorder.phase_of(made)
+        phase = recorder.phases.of_operation(made)
         recomputed = work.flops_recomputed if phase == "backward" and not work.recomputed else 0
 
         def note(made: list[Storage], phase: str, flops: int, read: int, written: int) -> None:
@@ -161,7 +161,7 @@ class Runs:
         if not self._waiting:
             self._frees_before = len(events[-1].freed) if events else 0
         if tensor.untyped_storage().nbytes():
-            self._waiting.append(self._recorder.storages.born(tensor, "empty_strided", self._recorder.current_phase))
+            self._waiting.append(self._recorder.storages.born(tensor, "empty_strided", self._recorder.phases.current))
         return tensor
 
     def _settle(self) -> None:
@@ -198,7 +198,7 @@ class Runs:
         events = self._recorder.events
         made = self._claim(len(events))
         if made:
-            phase = self._recorder.phase_of(made)
+            phase = self._recorder.phases.of_operation(made)
             path = self._recorder.attribution.path(phase)
             events.append(Event(made, name="empty_strided", path=path, phase=phase, kind="allocate", source=SOURCE))
             self._tell_origin(events[-1], len(events) - 1)

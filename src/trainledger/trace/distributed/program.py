@@ -24,7 +24,6 @@ from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.fakes.tensors import fake_batch
 from trainledger.trace.loss import NoScalarLossError, loss_of
 from trainledger.trace.patches import all_replaced
-from trainledger.trace.recorder.notes import end_here
 from trainledger.trace.recorder.source_lines import ends_here
 from trainledger.trace.step import Batch, call
 
@@ -179,7 +178,7 @@ def _step_of(
         except Exception as error:
             if isinstance(error, NoScalarLossError) or steps.recorder is None or not steps.recorder.events:
                 raise
-            end_here(steps.recorder, error, steps.recorder.current_phase)
+            steps.recorder.end_here(error, steps.recorder.phases.current)
     return steps.ledger()
 
 

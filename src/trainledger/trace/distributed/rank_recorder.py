@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -70,17 +70,11 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
             self._unit_path = before
 
     def _path(self) -> str:
-        return self.attribution.path(self.current_phase) if self._unit_path is None else self._unit_path
+        return self.attribution.path(self.phases.current) if self._unit_path is None else self._unit_path
 
     # Local parts
 
-    def resident(self, tensors: Iterable[Tensor], category: str, names: Iterable[str] = ()) -> None:
-        """As in `Recorder`, of each tensor this rank's shard."""
-        super().resident([local(each) for each in tensors], category, names)
-
-    def categorize(self, tensors: Iterable[Tensor], category: str) -> None:
-        """As in `Recorder`, of each tensor this rank's shard."""
-        super().categorize([local(each) for each in tensors], category)
+    local = staticmethod(local)
 
     def ledger(self, *, tokens: int, writer: str, tensors: bool = False) -> Ledger:
         """As in `Recorder`; parameters count the elements of this rank's shards."""
@@ -103,13 +97,13 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
         if known is not None:
             self.storages.free(key)
         if storage.nbytes():
-            made = Storage(storage.nbytes(), self.current_phase, COMMUNICATION if self._communicating else "scratch")
+            made = Storage(storage.nbytes(), self.phases.current, COMMUNICATION if self._communicating else "scratch")
             path = self._path()
             made.origin = Origin("resize_", (storage.nbytes(),), "uint8", path, "", len(self.events))
             self.storages.watch(storage, made)
             self.events.append(
                 Event(
-                    [made], name="resize_", path=path, phase=self.current_phase, kind="allocate",
+                    [made], name="resize_", path=path, phase=self.phases.current, kind="allocate",
                     source="torch.UntypedStorage.resize_", line=self.attribution.line(),
                 )
             )  # fmt: skip
@@ -119,9 +113,9 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
     def _record(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, *measured: Any
     ) -> Event | None:
-        begins = self.current_phase == "other" and func is not _READ and torch.is_grad_enabled()
+        begins = self.phases.current == "other" and func is not _READ and torch.is_grad_enabled()
         if begins and any(each.requires_grad for each in tensors_in(args)):
-            self.begin_phase("forward")
+            self.phases.begin("forward")
         collective = collective_of(func, args, kwargs, out) if operator_of(func).kind == "collective" else None
         if collective is not None and collective.name == "recv":
             self.resident(tensors_in(args), COMMUNICATION)  # buffers that are there for what arrives
@@ -185,7 +179,7 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
         moved = sum(each.nbytes for each in tensors_in(pieces))
         self.events.append(
             Event(
-                [], name="all_gather_copy_in", path=self._path(), phase=self.current_phase, kind="copy",
+                [], name="all_gather_copy_in", path=self._path(), phase=self.phases.current, kind="copy",
                 read=moved, written=moved, source=_GATHER_COPY_IN,
             )
         )  # fmt: skip

@@ -121,7 +121,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """An unknown value is 0; where it scales what an optimizer does, no operation depends on it."""
         recorder = self.recorder
         if recorder is not None:
-            if recorder.current_phase not in ("optimizer", "clip"):
+            if recorder.phases.current not in ("optimizer", "clip"):
                 self._assumed.add()
             recorder.was_read(func, args)
         return 0.0 if args[0].dtype.is_floating_point else 0
@@ -143,7 +143,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         recorder.begin()
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         self._stack.enter_context(captured(root, recorder, mode))
-        recorder.begin_phase("data")
+        recorder.phases.begin("data")
         self._tokens = 0
 
     def _found_root(self) -> nn.Module:
@@ -171,14 +171,14 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _during(self, phase: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         recorder = self.recorder
-        if recorder is None or recorder.compiling or recorder.current_phase == phase:
+        if recorder is None or recorder.compiling or recorder.phases.current == phase:
             return function(*args, **kwargs)
-        before = recorder.current_phase
-        recorder.begin_phase(phase)
+        before = recorder.phases.current
+        recorder.phases.begin(phase)
         try:
             return function(*args, **kwargs)
         finally:
-            recorder.begin_phase("other" if before == "forward" else before)
+            recorder.phases.begin("other" if before == "forward" else before)
 
     @contextmanager
     def _unseen(self) -> Iterator[None]:
@@ -195,8 +195,8 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.recorder is None:
             self._models.setdefault(id(module), module)
             return
-        if self.recorder.current_phase in ("data", "other"):
-            self.recorder.begin_phase("forward")
+        if self.recorder.phases.current in ("data", "other"):
+            self.recorder.phases.begin("forward")
         counted = (each for each in tensors_in(args) if not each.is_floating_point())
         self._tokens += next((local(each).numel() for each in counted), 0)
 
@@ -206,12 +206,12 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _begin_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._used.setdefault(id(optimizer), optimizer)
         if self.recorder is not None:
-            self.recorder.begin_phase("optimizer")
+            self.recorder.phases.begin("optimizer")
 
     def _end_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._first = self._first or optimizer
         if self.recorder is not None:
-            self.recorder.begin_phase("other")
+            self.recorder.phases.begin("other")
         if optimizer is not self._first:
             return
         self.n_steps += 1

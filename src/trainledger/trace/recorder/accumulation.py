@@ -44,7 +44,7 @@ def engine_calls(frame: Any) -> bool:
     return frame is not None and frame.f_code.co_name in ("_engine_run_backward", "backward")
 
 
-_DISPATCH = ("__torch_dispatch__", "_dispatched", "_record", "phase_of", "of_operation", "_is_recomputation")
+_DISPATCH = ("__torch_dispatch__", "_dispatched", "_record", "of_operation", "_is_recomputation")
 
 
 def _is_dispatch(code: Any) -> bool:

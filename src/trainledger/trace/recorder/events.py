@@ -7,7 +7,7 @@ operations that are dispatched.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 from torch._ops import OpOverload
@@ -43,22 +43,3 @@ class Observer:
 
     def collective(self, event: Event) -> None:
         """A rank has started a collective; its message, group and size are in ``event.facts``."""
-
-
-class Recording(Protocol):
-    """What a part of a recorder asks of the whole."""
-
-    events: list[Event]
-    uncounted: dict[str, int]
-    partial: str
-
-    storages: Any
-
-    @property
-    def latest_phase(self) -> str: ...
-
-    def reentered(self) -> Any:
-        """Inside, what is called is recorded while an operation of its own is being recorded."""
-
-    def add(self, name: str, made: list[Tensor], *, kind: str, source: str, **facts: Any) -> Event:
-        """Record something that dispatch does not show, with the memory that it made."""

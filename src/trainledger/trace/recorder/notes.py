@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -11,9 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from trainledger.trace.loss import NoScalarLossError
 from trainledger.trace.recorder.attribution import compiled_parts, plain_name
-from trainledger.trace.recorder.events import Recording
 from trainledger.trace.recorder.source_lines import is_users, shown_file
 
 _WHY = {
@@ -53,26 +50,6 @@ def unseen_or_threaded(unseen: int, calls: int) -> Iterator[str]:
             "came, and memory that is live in several threads at once differs from run to run; lines and modules of "
             "their backward may be wrong"
         )
-
-
-@contextmanager
-def as_far_as_it_goes(recorder: Recording) -> Iterator[None]:
-    """Let an error of the traced code end the trace and not more; one before anything ran is raised as it is.
-
-    The ledger's ``partial`` is the sentence, which is also a warning.
-    """
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        if isinstance(error, NoScalarLossError) or not recorder.events:
-            raise
-        end_here(recorder, error, recorder.latest_phase)
-
-
-def end_here(recorder: Recording, error: BaseException, phase: str) -> None:
-    """Mark what is recorded as partial, and warn of it."""
-    recorder.partial = why_it_stopped(error, phase)
-    warnings.warn(f"the trace is partial: {recorder.partial}", RuntimeWarning, stacklevel=5)
 
 
 def why_it_stopped(error: BaseException, phase: str) -> str:

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trainledger.ledger.core.record import Event, Storage, keep_what_lives
 from trainledger.trace.recorder.accumulation import engine_calls
 from trainledger.trace.recorder.attribution import Attribution
+from trainledger.trace.recorder.events import Observer
 from trainledger.trace.recorder.storages import Storages
 
 _FOUND = ("other", "forward", "backward")  # phases that are distinguished by whether autograd runs
 
 
 class Phases:
-    """The phase that runs now; ``backward_began(micro_batch)`` is called when a backward begins."""
+    """The phase that runs now, and how many backwards have begun."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        storages: Storages,
-        attribution: Attribution,
-        categorize: Callable[[Iterable[Tensor], str], None],
-        backward_began: Callable[[int], None],
+        self, model: nn.Module, storages: Storages, attribution: Attribution, observers: Sequence[Observer]
     ) -> None:
         self.current = "other"
         self.latest = "forward"  # the last one that was begun by name
@@ -33,8 +29,7 @@ class Phases:
         self._model = model
         self._storages = storages
         self._attribution = attribution
-        self._categorize = categorize
-        self._backward_began = backward_began
+        self._observers = observers
         self._recomputing = False
         self._of_graph: set[int] = set()  # ids of records of what a backward made that makes a graph itself
 
@@ -44,7 +39,7 @@ class Phases:
         self.latest = self.latest if phase == "other" else phase
         if before == "backward":
             gradients = [each.grad for each in self._model.parameters() if each.grad is not None]
-            self._categorize(gradients, "gradients")
+            self._storages.categorize(gradients, "gradients")
         if before == "data":
             for each in self._storages.live.values():
                 if each.phase == "data":
@@ -54,7 +49,8 @@ class Phases:
             live = self._storages.live.values()
             keep_what_lives(live, "forward")
             keep_what_lives((each for each in live if id(each) in self._of_graph), "backward")
-            self._backward_began(self.micro_batches)
+            for observer in self._observers:
+                observer.backward_began(self.micro_batches)
 
     def notice(self, events: list[Event]) -> None:
         """Distinguish forward and backward by whether autograd runs."""

@@ -8,6 +8,7 @@ freed by the earlier one.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock
@@ -23,13 +24,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainledger.ledger.core.record import Event, Storage, amounts
 from trainledger.ledger.entry import HOST
 from trainledger.ledger.ledger import Ledger
+from trainledger.trace.loss import NoScalarLossError
 from trainledger.trace.operators.custom import Operator
 from trainledger.trace.operators.table import assumed_of, operator_of
 from trainledger.trace.optimizers import optimizers_in
+from trainledger.trace.patches import around, inside, replaced
 from trainledger.trace.recorder.accumulation import added_into, alone
 from trainledger.trace.recorder.attribution import OUTSIDE, Attribution, plain_name
 from trainledger.trace.recorder.events import Observer
-from trainledger.trace.recorder.notes import lower_bound, ran_eagerly, unseen_or_threaded
+from trainledger.trace.recorder.notes import lower_bound, ran_eagerly, unseen_or_threaded, why_it_stopped
 from trainledger.trace.recorder.phases import Phases
 from trainledger.trace.recorder.source_lines import Lines
 from trainledger.trace.recorder.storages import Storages
@@ -40,13 +43,13 @@ from trainledger.trace.recorder.tensor_facts import (
     touched_nbytes,
     written_arguments,
 )
-from trainledger.trace.recorder.undispatched import run_higher_order
 
 _DEVICE = torch.ops.prim.device.default
 MODEL_PHASES = ("forward", "backward", "other")  # whose matrix products are the model's own
 RESIZES = ("resize_", "resize_as_", "set_", "_resize_output_")  # in place, of memory that is another afterwards
 GATHERS = ("embedding", "index_select", "gather")
 READS = ("_local_scalar_dense", "item")
+_AROUND_ONE = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state", "run_dtensor_rng_op")
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -97,9 +100,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._one_at_a_time = RLock()
         self._unseen = self._in_threads = 0
         self._root = model
-        self.storages = Storages(self.events, observers)
+        self.storages = Storages(self.events, observers, self.local)
         self.attribution = Attribution(model, lines, self._left_module, observers)
-        self._phases = Phases(model, self.storages, self.attribution, self.categorize, self._backward_began)
+        self.phases = Phases(model, self.storages, self.attribution, self._observers)
         named = {plain_name(name): each for name, each in model.named_parameters()}
         trained: dict[str, Tensor] = {name: each for name, each in named.items() if each.requires_grad}
         frozen: dict[str, Tensor] = {name: each for name, each in named.items() if not each.requires_grad}
@@ -120,59 +123,42 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Add live tensors of a category that were there before the step; a storage is counted once."""
         self.storages.resident(tensors, category, names)
 
-    def categorize(self, tensors: Iterable[Tensor], category: str) -> None:
-        """Say what live storages turned out to be, back to their birth."""
-        self.storages.categorize(tensors, category)
-
     def record_of(self, tensor: Any) -> Storage | None:
         """The record of a tensor's memory; None where it is not followed."""
         return self.storages.of(tensor) if isinstance(tensor, Tensor) else None
 
-    @property
-    def resident_nbytes(self) -> int:
-        """Bytes that were there before, as far as is known by now."""
-        return sum(each.nbytes for each in self.storages.there_before)
-
-    # Phases and modules
-
-    @property
-    def current_phase(self) -> str:
-        return self._phases.current
-
-    @property
-    def latest_phase(self) -> str:
-        """The last phase that was begun by name."""
-        return self._phases.latest
-
-    @property
-    def micro_batches(self) -> int:
-        """How many backwards have begun."""
-        return self._phases.micro_batches
+    @staticmethod
+    def local(tensor: Tensor) -> Tensor:
+        """The part of a tensor that lives here: all of it."""
+        return tensor
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Operations inside belong to this phase."""
-        before = self._phases.current
-        self.begin_phase(name)
+        before = self.phases.current
+        self.phases.begin(name)
         try:
             yield
         finally:
-            self.begin_phase(before)
+            self.phases.begin(before)
 
-    def begin_phase(self, name: str) -> None:
-        """Operations from here on belong to this phase."""
-        self._phases.begin(name)
+    @contextmanager
+    def as_far_as_it_goes(self) -> Iterator[None]:
+        """Let an error of the traced code end the trace and not more; one before anything ran is raised as it is."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            if isinstance(error, NoScalarLossError) or not self.events:
+                raise
+            self.end_here(error, self.phases.latest)
 
-    def phase_of(self, made: Iterable[Storage]) -> str:
-        """The phase of an operation that runs now and made these."""
-        return self._phases.of_operation(made)
-
-    def _backward_began(self, micro_batch: int) -> None:
-        for each in self._observers:
-            each.backward_began(micro_batch)
+    def end_here(self, error: BaseException, phase: str) -> None:
+        """Mark what is recorded as partial with a sentence, and warn of it."""
+        self.partial = why_it_stopped(error, phase)
+        warnings.warn(f"the trace is partial: {self.partial}", RuntimeWarning, stacklevel=5)
 
     def _left_module(self, module: nn.Module, output: Any) -> None:
-        if module is self._root and self.current_phase == "forward":
+        if module is self._root and self.phases.current == "forward":
             for tensor in tensors_in(output):
                 record = self.storages.of(tensor)
                 if record is not None and record.category == "scratch":
@@ -190,19 +176,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.attribution.leave()
 
     @contextmanager
-    def reentered(self) -> Iterator[None]:
+    def _reentered(self) -> Iterator[None]:
         """Record what is called while an operation of its own is being recorded."""
         super().__enter__()  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    def handed_to_thread(self) -> Callable[[], None]:
-        """What this thread calls will run in another; call the result there when it begins."""
-        inside = list(self.attribution.running)
-
-        return lambda: self.attribution.begin_elsewhere(inside)
 
     # Operations
 
@@ -218,7 +198,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return NotImplemented
         if not isinstance(func, OpOverload):
-            return run_higher_order(self, func, args, kwargs)
+            return self._higher_order(func, args, kwargs)
         into = added_into(func, args) if self._adds_in_place else None
         if not self._clocked:
             out, seconds = func(*args, **kwargs), None
@@ -229,6 +209,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         event = self._record(func, args, kwargs, out, seconds, into)
         for each in self._observers:
             each.operation(func, args, kwargs, out, event)
+        return out
+
+    def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that calls others: one that it only wraps is recorded, of any other only what it makes.
+
+        What such an operator computes itself is listed as uncounted.
+        """
+        name = func.name() if callable(getattr(func, "name", None)) else str(func)
+        wraps = name.rpartition("::")[2] in _AROUND_ONE
+        if wraps:
+            args = tuple(inside(self._reentered)(each) if isinstance(each, OpOverload) else each for each in args)
+        out = func(*args, **kwargs)
+        made = [each for each in tensors_in(out) if self.storages.of(each) is None]
+        if not wraps:
+            self._count_unknown(name)
+        if made or not wraps:
+            self.add(name, made, kind="copy" if wraps else "unknown", source=name)
         return out
 
     def _record(
@@ -242,7 +239,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Event | None:
         """Record an operation that has run; None for a view. ``into`` is the gradient that it was added into."""
         if self._find_phases:
-            self._phases.notice(self.events)
+            self.phases.notice(self.events)
         self._in_threads += self.attribution.is_first_elsewhere()
         operator = operator_of(func)
         line = self.attribution.line()
@@ -264,7 +261,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_view = not made and not changes and into is None
         if is_view and operator.kind not in ("transfer", "reduction", "collective"):
             return None
-        phase = self.phase_of(made)
+        phase = self.phases.of_operation(made)
         read = sum(touched_nbytes(each) for each in inputs) - sum(map(touched_nbytes, tensors_in(kwargs.get("out"))))
         if into is not None:
             written += touched_nbytes(out)
@@ -319,7 +316,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors_in(out):
             storage = tensor.untyped_storage()
             if storage._cdata not in self.storages.live and storage.nbytes():
-                made.append(self.storages.born(tensor, operator.name, self.current_phase, line))
+                made.append(self.storages.born(tensor, operator.name, self.phases.current, line))
         return made
 
     def _place(self, made: list[Storage], operator: Operator, path: str) -> None:
@@ -342,8 +339,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def add(self, name: str, made: list[Tensor], *, kind: str, source: str, **facts: Any) -> Event:
         """Record something that dispatch does not show, with the memory that it made."""
         unseen = (each for each in made if self.storages.of(each) is None)
-        born = [self.storages.born(each, name, self.current_phase) for each in unseen]
-        phase = self.phase_of(born)
+        born = [self.storages.born(each, name, self.phases.current) for each in unseen]
+        phase = self.phases.of_operation(born)
         path, line = self.attribution.path(phase), self.attribution.line()
         facts.setdefault("written", sum(each.nbytes for each in born))
         self._append(Event(born, name=name, path=path, phase=phase, kind=kind, source=source, line=line, **facts))
@@ -355,9 +352,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self.events[:-1]
             self.storages.forget_freed()
 
-    def forget_nodes(self, before: int) -> None:
-        """Drop where autograd's nodes with a number below this come from."""
-        self.attribution.forget_before(before)
+    @contextmanager
+    def random_states(self) -> Iterator[None]:
+        """Inside, each state that is read off the CPU's generator is an entry: it is memory that no operation makes."""
+
+        def get_rng_state(before: Callable[[], Tensor]) -> Tensor:
+            state = before()
+            self.add("get_rng_state", [state], kind="random", source="get_rng_state")
+            return state
+
+        with replaced(torch, "get_rng_state", around(get_rng_state)):
+            yield
 
     # The ledger
 
@@ -368,7 +373,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             resident=amounts((each, 1) for each in self.storages.there_before),
             parameters=sum(each.numel() for each in self._root.parameters() if each.requires_grad),
             tokens=tokens,
-            micro_batches=max(1, self.micro_batches),
+            micro_batches=max(1, self.phases.micro_batches),
             uncounted=tuple(sorted(self.uncounted.items())),
             writer=writer,
             tensors=tuple(self.storages.lives()) if tensors else (),

@@ -18,14 +18,16 @@ from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in
 class Storages:
     """Storages that are live, by their address, and records of all that ever were.
 
-    What dies is noted as freed by the last of ``events``; before the first it was never there.
+    What dies is noted as freed by the last of ``events``; before the first it was never there. ``local`` gives the
+    part of a tensor that lives here.
     """
 
-    def __init__(self, events: list[Event], observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, events: list[Event], observers: Sequence[Observer], local: Callable[[Tensor], Tensor]) -> None:
         self.live: dict[int, Storage] = {}
         self.there_before: list[Storage] = []
         self._replaced: dict[int, Tensor] = {}
         self._events = events
+        self._local = local
         self._observers = tuple(observers)
         self._guards: dict[int, weakref.ref[Any]] = {}
         self._every: list[Storage] = []
@@ -34,6 +36,7 @@ class Storages:
         """Follow tensors that were there before; a storage is counted once."""
         for tensor, name in zip_longest(tensors, names, fillvalue=category):
             assert isinstance(tensor, Tensor)
+            tensor = self._local(tensor)
             storage = tensor.untyped_storage()
             if storage._cdata not in self.live and storage._cdata not in self._replaced:
                 record = Storage(storage.nbytes(), "resident", category)
@@ -98,7 +101,7 @@ class Storages:
 
     def categorize(self, tensors: Iterable[Tensor], category: str) -> None:
         """Say what live storages turned out to be, back to their birth."""
-        for tensor in tensors_in(list(tensors)):
+        for tensor in tensors_in([self._local(each) for each in tensors]):
             record = self.of(tensor)
             if record is not None:
                 record.category = category

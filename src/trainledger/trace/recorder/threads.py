@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch as dispatch
 
-from trainledger.trace.patches import all_replaced
+from trainledger.trace.patches import all_replaced, around
+from trainledger.trace.recorder.attribution import Attribution
 
 _WORKER = getattr(pools, "_worker", None)  # of a pool, which outlives what is submitted to it
 _COMPILER = tuple(os.path.join(os.path.dirname(torch.__file__), each) + os.sep for each in ("_inductor", "_functorch"))
@@ -26,44 +27,37 @@ _NEEDED = ("_get_current_dispatch_mode_stack", "_push_mode", "_pop_mode")
 
 
 @contextmanager
-def threads_follow(given: Callable[[], Callable[[], None]]) -> Iterator[None]:
-    """Let threads and pools that are given work dispatch as who gives it.
-
-    ``given`` is called where that is, and what it returns where the work begins.
-    """
+def threads_follow(attribution: Attribution) -> Iterator[None]:
+    """Let threads and pools that are given work dispatch as who gives it, inside of the same modules."""
     if any(not hasattr(dispatch, each) for each in _NEEDED):
         yield
         return
 
-    def start(before: Callable[..., Any]) -> Callable[..., Any]:
-        def started(thread: threading.Thread) -> None:
-            if getattr(thread, "_target", None) is not _WORKER or _WORKER is None:
-                thread.run = _within(thread.run, given)  # type: ignore[method-assign]
-            before(thread)
+    def start(before: Callable[..., None], thread: threading.Thread) -> None:
+        if getattr(thread, "_target", None) is not _WORKER or _WORKER is None:
+            thread.run = _within(thread.run, attribution)  # type: ignore[method-assign]
+        before(thread)
 
-        return started
+    def submit(
+        before: Callable[..., Any], pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        return before(pool, _within(function, attribution), *args, **kwargs)
 
-    def submit(before: Callable[..., Any]) -> Callable[..., Any]:
-        def submitted(pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-            return before(pool, _within(function, given), *args, **kwargs)
-
-        return submitted
-
-    with all_replaced((threading.Thread, "start", start), (ThreadPoolExecutor, "submit", submit)):
+    with all_replaced((threading.Thread, "start", around(start)), (ThreadPoolExecutor, "submit", around(submit))):
         yield
 
 
-def _within(function: Callable[..., Any], given: Callable[[], Callable[[], None]]) -> Callable[..., Any]:
+def _within(function: Callable[..., Any], attribution: Attribution) -> Callable[..., Any]:
     """A function under the modes that are active here, wherever it runs."""
     modes = dispatch._get_current_dispatch_mode_stack()
     if not modes or _compiler_gives():
         return function
-    began = given()
+    inside = list(attribution.running)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if dispatch._get_current_dispatch_mode_stack():
             return function(*args, **kwargs)
-        began()
+        attribution.begin_elsewhere(inside)
         for each in modes:
             dispatch._push_mode(each)
         try:
