@@ -295,7 +295,7 @@ def test_what_autocast_of_cuda_takes_in_fp32_is_what_torch_s_own_header_says() -
     if not header.exists():
         pytest.skip("this torch comes without its headers")
     text = re.sub(r"\\\n", " ", header.read_text())
-    for macro, ours in (("AT_FORALL_FP32", _IN_FP32), ("AT_FORALL_FP32_SET_OPT_DTYPE", _TO_FP32)):
+    for macro, ours in (("AT_FORALL_FP32", _IN_FP32.split()), ("AT_FORALL_FP32_SET_OPT_DTYPE", _TO_FP32.split())):
         (line,) = re.findall(rf"#define {macro}\(_\)(.*)", text)
         theirs = {".".join(re.split(r",\s*", each)) for each in re.findall(r"_\(([\w, ]+)\)", line)}
         assert set(ours) <= theirs

@@ -50,10 +50,13 @@ def loss_of(output: Any, loss: Loss | None = None, label: tuple[Any, ...] = ()) 
 
 def own_loss(output: Any) -> Any:
     """The loss that an output has as its ``loss``, else the output itself."""
-    if isinstance(output, Tensor):
-        return output
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    found = None if isinstance(output, Tensor) else _named(output, "loss")
     return output if found is None else found
+
+
+def _named(output: Any, name: str) -> Any:
+    """The key or attribute of an output; None where it has none."""
+    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
 
 
 def is_scalar(value: Any) -> bool:
@@ -72,7 +75,10 @@ def described(value: Any) -> str:
     parts = list(parts_of(value))
     if not parts:
         return "None" if value is None else type(value).__name__
-    named = [f"({part}) {described(each) if _is_leaf(each) else type(each).__name__}" for part, each in parts]
+    named = [
+        f"({part}) {described(each) if each is None or isinstance(each, Tensor) else type(each).__name__}"
+        for part, each in parts
+    ]
     more = ["..."] if len(named) > _LONGEST else []
     return f"a {type(value).__name__} of {', '.join([*named[:_LONGEST], *more])}"
 
@@ -126,7 +132,7 @@ def logits_of(output: Any) -> Any:
     """The tensor of an output: itself, its ``logits``, or the first of several."""
     if isinstance(output, Tensor):
         return output
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    logits = _named(output, "logits")
     if logits is not None:
         return logits
     return output[0] if isinstance(output, (tuple, list)) and output else output
@@ -137,15 +143,9 @@ def _part(output: Any, name: str) -> Any:
     if isinstance(output, (tuple, list)) and name[1:].lstrip("-").isdigit():
         place = int(name[1:])
         found = output[place] if -len(output) <= place < len(output) else None
-    elif isinstance(output, Mapping):
-        found = output.get(name[1:])
     else:
-        found = getattr(output, name[1:], None)
+        found = _named(output, name[1:])
     if is_scalar(found):
         return found
     sentence = f"{name} is no scalar of what the model returned, {described(output)}"
     raise NoScalarLossError(sentence, output, _TARGETS if found is None else "")
-
-
-def _is_leaf(value: Any) -> bool:
-    return value is None or isinstance(value, Tensor)

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from types import FrameType
 from typing import Any
 
 import torch
@@ -21,31 +19,18 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.trace.recorder.source_lines import OURS, TORCH, callers
 
+_LATER = "Adagrad RMSprop Adadelta Adafactor NAdam RAdam Adamax ASGD Rprop LBFGS"
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "adamw": ("AdamW", {}),
-    "adam": ("Adam", {}),
-    "sgd": ("SGD", {}),
+    **{each.lower(): (each, {}) for each in ("AdamW", "Adam", "SGD")},
     "momentum": ("SGD", {"momentum": 0.9}),
-    "adagrad": ("Adagrad", {}),
-    "rmsprop": ("RMSprop", {}),
-    "adadelta": ("Adadelta", {}),
-    "adafactor": ("Adafactor", {}),
-    "nadam": ("NAdam", {}),
-    "radam": ("RAdam", {}),
-    "adamax": ("Adamax", {}),
-    "asgd": ("ASGD", {}),
-    "rprop": ("Rprop", {}),
-    "lbfgs": ("LBFGS", {}),
+    **{each.lower(): (each, {}) for each in _LATER.split()},
 }
-WAYS: dict[str, dict[str, bool]] = {
-    "fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False},
-}  # fmt: skip
+WAYS = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}
 aten = torch.ops.aten
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_LBFGS = os.path.join(_TORCH, "optim", "lbfgs.py")
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_MODELS = tuple(os.path.join(_TORCH, each) + os.sep for each in ("nn", "autograd"))
+_LBFGS = os.path.join(TORCH, "optim", "lbfgs.py")
+_MODELS = tuple(os.path.join(TORCH, each) + os.sep for each in ("nn", "autograd"))
 _LIMITS, _FEW = ("max_iter", "max_eval"), 2  # iterations that make every kind of state
 _EVALUATES: set[Any] = set()  # code of closures: what they call is the model's
 _falling = count(0, -1)
@@ -147,30 +132,22 @@ def _compared(answer: Callable[[tuple[Any, ...]], bool]) -> Callable[[tuple[Any,
     return known
 
 
-def _curved(args: tuple[Any, ...]) -> bool:
-    """``ys > 1e-10``: the curvature is positive. ``gtd > -tolerance_change``: it does go down."""
-    return bool(args[1] > 0)
-
-
 # What L-BFGS asks by comparing single numbers. ``le`` of two tensors is that a search may end.
 DECISIONS: dict[OpOverload, Callable[[tuple[Any, ...], Any], Any]] = {
-    aten.gt.Scalar: _compared(_curved),
+    # ``ys > 1e-10``: the curvature is positive. ``gtd > -tolerance_change``: it does go down.
+    aten.gt.Scalar: _compared(lambda args: bool(args[1] > 0)),
     aten.le.Tensor: _compared(lambda args: True),
-    **{
-        each: _compared(lambda args: False)
-        for each in (aten.le.Scalar, aten.lt.Scalar, aten.ge.Scalar, aten.gt.Tensor, aten.lt.Tensor, aten.ge.Tensor)
-    },
+    **dict.fromkeys((aten.le.Scalar, aten.lt.Scalar, aten.ge.Scalar), _compared(lambda args: False)),
+    **dict.fromkeys((aten.gt.Tensor, aten.lt.Tensor, aten.ge.Tensor), _compared(lambda args: False)),
 }
 
 
 def _lbfgs_asks() -> bool:
     """Whether what runs now was called by torch's L-BFGS, and not by the closure that it calls."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        file = frame.f_code.co_filename
+    for each in callers():
+        file = each.f_code.co_filename
         if file == _LBFGS:
             return True
-        if frame.f_code in _EVALUATES or file.startswith(_MODELS) or not file.startswith((_TORCH, _PACKAGE)):
+        if each.f_code in _EVALUATES or file.startswith(_MODELS) or not file.startswith((TORCH, OURS)):
             return False
-        frame = frame.f_back
     return False

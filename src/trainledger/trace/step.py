@@ -109,10 +109,10 @@ def trace(
     if blocks not in BLOCKS:
         raise ValueError(f"blocks must be one of {', '.join(BLOCKS)}, not {blocks!r}")
     given = _Inputs(batch, () if label is None else (label,))
-    least = LEAST if blocks == "auto" else LEAST_ASKED
-    few = None if blocks == "all" or takes_closure or is_compiled(model) else _Few(forward, least)
+    all_blocks = blocks == "all" or takes_closure or is_compiled(model)
     return _record(
-        model, given, step, optimizers_in(optimizer), first_step=first_step, kernels=kernels, rounds=grad_accum, few=few
+        model, given, step, optimizers_in(optimizer), first_step=first_step, kernels=kernels, rounds=grad_accum,
+        forward=None if all_blocks else forward, least=LEAST if blocks == "auto" else LEAST_ASKED,
     )  # fmt: skip
 
 
@@ -154,14 +154,6 @@ class _Inputs:
     label: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Few:
-    """How identical blocks may be multiplied: a forward of the model, and the least number of them."""
-
-    forward: Callable[[_Inputs], Any]
-    least: int
-
-
 def _record(
     model: nn.Module,
     given: _Inputs,
@@ -172,8 +164,10 @@ def _record(
     kernels: str,
     find_phases: bool = False,
     rounds: int = 1,
-    few: _Few | None = None,
+    forward: Callable[[_Inputs], Any] | None = None,
+    least: int = LEAST,
 ) -> Ledger:
+    """Record a step on fake tensors; with a ``forward`` of the model identical blocks may be multiplied."""
     mode = mode_of(model) or FakeTensorMode()
     assumed = AssumedValues(MOST_ASSUMED)
     with ExitStack() as stack:
@@ -215,20 +209,17 @@ def _record(
             model.zero_grad(set_to_none=True)
             return ledger
 
-        def forward() -> None:
-            assert few is not None
+        def probed() -> None:
+            assert forward is not None
             known = ZeroWhereUnknown(lambda: False, assumed.add, results_of(kernels))
             with known, as_if_real(given.batch), fake_rules():
-                few.forward(inputs)
+                forward(inputs)
 
-        why_not = ""
-        if few is not None:
-            once = traced_once(model, optimizers, run, forward, rounds=rounds, least=few.least)
-            if isinstance(once, Ledger):
-                return once
-            why_not = once
+        once = "" if forward is None else traced_once(model, optimizers, run, probed, rounds=rounds, least=least)
+        if isinstance(once, Ledger):
+            return once
         ledger = run(rounds, tensors=True)
-        return replace(ledger, notes=(*ledger.notes, why_not)) if why_not else ledger
+        return replace(ledger, notes=(*ledger.notes, once)) if once else ledger
 
 
 def _check(

@@ -22,7 +22,7 @@ from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.trace.inputs import Inputs
 from trainledger.trace.loss import NoScalarLossError, loss_named
 from trainledger.trace.optimizers import check_optimizer, optimizer_named
-from trainledger.trace.patches import replaced
+from trainledger.trace.patches import around, replaced
 from trainledger.trace.recorder.notes import why_it_stopped
 from trainledger.trace.step import trace, trace_step
 
@@ -126,15 +126,12 @@ def build(target: object, *, dtype: torch.dtype | None = None, field: str = "tar
 def _parameters_on_meta() -> Iterator[None]:
     """Let modules keep their parameters on the meta device, whatever they were made of."""
 
-    def register(before: Callable[..., None]) -> Callable[..., None]:
-        def registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-            if parameter is not None and not parameter.is_meta and type(parameter) is nn.Parameter:
-                parameter = nn.Parameter(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
-            before(module, name, parameter)
+    def register(before: Callable[..., None], module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta and type(parameter) is nn.Parameter:
+            parameter = nn.Parameter(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
+        before(module, name, parameter)
 
-        return registered
-
-    with replaced(nn.Module, "register_parameter", register):
+    with replaced(nn.Module, "register_parameter", around(register)):
         yield
 
 
@@ -177,15 +174,8 @@ def trace_target(
     _refuse_unknown(model, inputs)
     optimizer = None if step in ("forward", "backward") else optimizer_named(step, model.parameters())
     with as_wrong_input("--input"):
-        return trace(
-            model,
-            inputs,
-            loss=of_loss,
-            label=label,
-            optimizer=optimizer,
-            backward=step != "forward",
-            **options,
-        )
+        backward = step != "forward"
+        return trace(model, inputs, loss=of_loss, label=label, optimizer=optimizer, backward=backward, **options)
 
 
 @contextmanager

@@ -62,9 +62,7 @@ class Equivalence:
             return False
         if not self._is_own(one, blocks.one) or not self._is_own(other, blocks.other):
             return one is other
-        return all(
-            blocks.each(_hooks(one, name), _hooks(other, name)) for name in _HOOKS_OF_TENSORS
-        )  # fmt: skip
+        return all(blocks.each(_hooks(one, name), _hooks(other, name)) for name in _HOOKS_OF_TENSORS)
 
     def _is_own(self, tensor: Tensor, block: nn.Module) -> bool:
         uses = self._own_uses.get(id(block))

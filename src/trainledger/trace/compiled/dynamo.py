@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -21,12 +22,14 @@ from trainledger.trace.compiled import torch_internals
 from trainledger.trace.compiled.kernels import Work, work_of_kernel, work_of_operator
 from trainledger.trace.compiled.running import NEXT, Owners, Runs
 from trainledger.trace.compiled.torch_internals import hooks_unseen, modes_off
-from trainledger.trace.patches import replaced
+from trainledger.trace.patches import answering, around, replaced
 from trainledger.trace.recorder.attribution import compiled_parts
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import is_users, shown_file
 
 _WORKS = "_trainledger_works"  # the calls of a graph, kept with it
+# Errors of the backend's or Dynamo's own, which compiling for real tensors does not raise.
+_OF_COMPILER = ("BackendCompilerFailed", "InternalTorchDynamoError", "InductorError")
 
 
 def is_compiled(model: nn.Module) -> bool:
@@ -50,33 +53,33 @@ def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode) -> Iter
         yield
         return
     runs = Runs(recorder, mode, Owners(model))
-    parts = [each for _, each in compiled_parts(model)]
 
-    def compiling(before: Any) -> Any:
-        def compile_frame(self: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
-            with (
-                modes_off(),
-                hooks_unseen(),
-                without_kernels(runs),
-                _compiling(recorder),
-            ):
-                try:
-                    return before(self, frame, cache_entry, frame_state)
-                except Exception as error:
-                    if not _is_of_compiler(error):
-                        raise
-                    recorder.notes.append(_failed(frame, error))
-                    return torch_internals.name("skipped")()
-
-        return compile_frame
+    def compile_frame(before: Callable[..., Any], wrapper: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
+        # Inside, what looks like a backward is the compiler's, which follows one to write its graph.
+        outside, recorder.compiling = recorder.compiling, True
+        try:
+            with modes_off(), hooks_unseen(), _without_kernels(runs):
+                return before(wrapper, frame, cache_entry, frame_state)
+        except Exception as error:
+            if type(error).__name__ not in _OF_COMPILER:
+                raise
+            recorder.notes.append(_failed(frame, error))
+            return torch_internals.name("skipped")()
+        finally:
+            recorder.compiling = outside
 
     recorder.sees_compiled = True
     torch._dynamo.reset()
     breaks = len(torch_internals.name("breaks"))
     with ExitStack() as stack:
-        for each in parts:
-            stack.enter_context(_followed(each, recorder))
-        stack.enter_context(replaced(torch_internals.name("frames"), "__call__", compiling))
+        for _, each in compiled_parts(model):
+            if each._compiled_call_impl is None:  # of torch.compile: a module around the one that is compiled
+                stack.enter_context(replaced(each, "forward", _without_hooks))
+            else:
+                stack.enter_context(replaced(each, "_compiled_call_impl", _without_hooks))
+                entered = around(partial(_entered, recorder, each))
+                stack.enter_context(replaced(each, "_compiled_call_impl", entered))
+        stack.enter_context(replaced(torch_internals.name("frames"), "__call__", around(compile_frame)))
         stack.enter_context(torch_internals.modes_unseen())
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message=".*global hooks on modules.*")  # the recorder's, which are hidden
@@ -87,43 +90,20 @@ def captured(model: nn.Module, recorder: Recorder, mode: FakeTensorMode) -> Iter
             torch._dynamo.reset()
 
 
-@contextmanager
-def _compiling(recorder: Recorder) -> Iterator[None]:
-    """Inside, what looks like a backward is the compiler's, which follows one to write its graph."""
-    before, recorder.compiling = recorder.compiling, True
+def _entered(recorder: Recorder, module: nn.Module, run: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Run a compiled module, of which no hook lets the recorder know."""
+    output = None
+    recorder.attribution.enter(module, arguments)
     try:
-        yield
+        output = run(*arguments, **options)
     finally:
-        recorder.compiling = before
-
-
-@contextmanager
-def _followed(module: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Let the recorder know when a compiled module runs, and no hook be called that would be compiled along."""
-    if module._compiled_call_impl is None:  # of torch.compile: a module around the one that is compiled
-        with replaced(module, "forward", _without_hooks):
-            yield
-        return
-
-    def call(before: Callable[..., Any]) -> Callable[..., Any]:
-        run = _without_hooks(before)
-
-        def compiled(*arguments: Any, **options: Any) -> Any:
-            output = None
-            recorder.attribution.enter(module, arguments)
-            try:
-                output = run(*arguments, **options)
-            finally:
-                recorder.attribution.exit(module, arguments, output)
-            return output
-
-        return compiled
-
-    with replaced(module, "_compiled_call_impl", call):
-        yield
+        recorder.attribution.exit(module, arguments, output)
+    return output
 
 
 def _without_hooks(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, with no hook called that would be compiled along."""
+
     def unseen(*arguments: Any, **options: Any) -> Any:
         with hooks_unseen(), torch_internals.function_modes_off():
             return run(*arguments, **options)
@@ -151,48 +131,35 @@ def _first_lines(text: str, count: int) -> str:
     return " ".join(lines[:count])[:300] or "no reason given"
 
 
-def _is_of_compiler(error: Exception) -> bool:
-    """Whether an error is the backend's or Dynamo's own, and not one that compiling for real tensors raises too."""
-    return type(error).__name__ in ("BackendCompilerFailed", "InternalTorchDynamoError", "InductorError")
-
-
 @contextmanager
-def without_kernels(runs: Runs) -> Iterator[None]:
+def _without_kernels(runs: Runs) -> Iterator[None]:
     """Inside, Inductor makes no kernels; the code that it writes reports to ``runs`` when it runs."""
+    name = torch_internals.name
 
-    def define(before: Any) -> Any:
-        def define_and_say(self: Any, src_code: Any, nodes: Any, kernel_args: Any = None) -> Any:
-            graph = torch_internals.name("graph").graph
-            kernel = before(self, src_code, nodes, kernel_args)
-            places = _places(self.kernel_group.args if kernel_args is None else kernel_args)
-            _say(graph, work_of_kernel(kernel, nodes, places, bool(graph.is_backward), _number(graph)))
-            return kernel
+    def define(before: Callable[..., Any], kernels: Any, source: Any, nodes: Any, kernel_args: Any = None) -> Any:
+        graph = name("graph").graph
+        kernel = before(kernels, source, nodes, kernel_args)
+        places = _places(kernels.kernel_group.args if kernel_args is None else kernel_args)
+        _say(graph, work_of_kernel(kernel, nodes, places, bool(graph.is_backward), _number(graph)))
+        return kernel
 
-        return define_and_say
+    def call(before: Callable[..., Any], scheduler: Any, scheduler_node: Any) -> Any:
+        graph = name("graph").graph
+        _say(graph, work_of_operator(scheduler_node.node, bool(graph.is_backward)))
+        return before(scheduler, scheduler_node)
 
-    def call(before: Any) -> Any:
-        def say_and_call(self: Any, scheduler_node: Any) -> Any:
-            graph, node = torch_internals.name("graph").graph, scheduler_node.node
-            _say(graph, work_of_operator(node, bool(graph.is_backward)))
-            return before(self, scheduler_node)
+    def load(before: Callable[..., Any], graph: Any, wrapper_code: Any) -> ModuleType:
+        if graph.cpp_wrapper:
+            rule = "has the allocations written in C++, which the ledger of a compiled step cannot follow"
+            raise InvalidInput([Problem("cpp_wrapper", True, rule, False)])
+        return _module(graph, wrapper_code.value, runs)
 
-        return say_and_call
-
-    def load(_: Any) -> Any:
-        def as_module(self: Any, wrapper_code: Any) -> ModuleType:
-            if self.cpp_wrapper:
-                rule = "has the allocations written in C++, which the ledger of a compiled step cannot follow"
-                raise InvalidInput([Problem("cpp_wrapper", True, rule, False)])
-            return _module(self, wrapper_code.value, runs)
-
-        return as_module
-
-    with ExitStack() as stack:
-        for each in torch_internals.settings():
-            stack.enter_context(each)
-        stack.enter_context(replaced(torch_internals.name("kernels"), "define_kernel", define))
-        stack.enter_context(replaced(torch_internals.name("scheduler"), "codegen_extern_call", call))
-        stack.enter_context(replaced(torch_internals.name("graphs"), "_compile_to_module_lines", load))
+    with (
+        torch_internals.settings(),
+        replaced(name("kernels"), "define_kernel", around(define)),
+        replaced(name("scheduler"), "codegen_extern_call", around(call)),
+        replaced(name("graphs"), "_compile_to_module_lines", around(load)),
+    ):
         yield
 
 
@@ -209,10 +176,7 @@ def _module(graph: Any, source: str, runs: Runs) -> ModuleType:
     for constants in ("constants", "torchbind_constants", "opaque_value_type_classes"):
         module.__dict__.update(getattr(graph, constants, {}))
 
-    def stub(self: Any, argtypes: Any, source_code: str) -> Callable[..., None]:
-        return lambda *arguments: runs.kernel(arguments)
-
-    with replaced(torch_internals.name("compiling"), "cpp_pybinding", lambda _: stub):
+    with replaced(torch_internals.name("compiling"), "cpp_pybinding", answering(lambda *given: runs.kernel(given))):
         exec(compile(source, module.__file__, "exec"), module.__dict__)
     module.__dict__.update(runs.names(graph.__dict__.get(_WORKS, [])))
     module.__dict__["call"] = runs.graph(module.__dict__["call"], is_backward=bool(graph.is_backward))

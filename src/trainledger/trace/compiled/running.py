@@ -96,7 +96,7 @@ class Runs:
 
         return {
             **dict.fromkeys(_ALLOCATIONS, self._empty),
-            **dict.fromkeys(_CHECKS, _nothing),
+            **dict.fromkeys(_CHECKS, lambda *arguments: None),
             "reinterpret_tensor": _view,
             NEXT: following,
         }
@@ -132,11 +132,10 @@ class Runs:
         recomputed = work.flops_recomputed if phase == "backward" and not work.recomputed else 0
 
         def note(made: list[Storage], phase: str, flops: int, read: int, written: int) -> None:
-            facts = {"flops": flops, "read": read, "written": written, "dtype": dtypes[0] if dtypes else ""}
-            path, basis = self._path(phase, work), "assumed" if recomputed else "exact"
             event = Event(
-                made, name=work.name, path=path, phase=phase, kind=work.kind, line=work.line, basis=basis,
-                source=SOURCE, **facts,
+                made, name=work.name, path=self._path(phase, work), phase=phase, kind=work.kind, flops=flops,
+                read=read, written=written, dtype=dtypes[0] if dtypes else "", line=work.line,
+                basis="assumed" if recomputed else "exact", source=SOURCE,
             )  # fmt: skip
             recorder.events.append(event)
             self._tell_origin(event, len(recorder.events) - 1)
@@ -230,7 +229,3 @@ def _touched(elements: tuple[int, ...], arguments: tuple[Any, ...]) -> int:
 
 def _view(tensor: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> Tensor:
     return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
-
-
-def _nothing(*arguments: Any) -> None:
-    return None

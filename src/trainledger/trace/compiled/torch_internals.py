@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -104,18 +104,18 @@ def hooks_unseen() -> Iterator[None]:
             each.update(held)
 
 
-def settings() -> list[AbstractContextManager[Any]]:
+@contextmanager
+def settings() -> Iterator[None]:
     """The compiler's settings while it makes no kernels: its caches must not learn of that, and nothing is put off."""
     import torch._functorch.config
     import torch._inductor.config
 
     functorch: Any = torch._functorch.config
     inductor: Any = torch._inductor.config
-    return [
-        functorch.patch(_known(functorch, enable_autograd_cache=False, force_non_lazy_backward_lowering=True)),
-        inductor.patch(_known(inductor, fx_graph_cache=False, fx_graph_remote_cache=False, compile_threads=1)),
-    ]
-
-
-def _known(config: Any, **wanted: Any) -> dict[str, Any]:
-    return {each: value for each, value in wanted.items() if hasattr(config, each)}
+    backward = {"enable_autograd_cache": False, "force_non_lazy_backward_lowering": True}
+    kernels = {"fx_graph_cache": False, "fx_graph_remote_cache": False, "compile_threads": 1}
+    with ExitStack() as stack:
+        for config, wanted in ((functorch, backward), (inductor, kernels)):
+            known = {each: value for each, value in wanted.items() if hasattr(config, each)}
+            stack.enter_context(config.patch(known))
+        yield

@@ -29,13 +29,18 @@ def _module(name: str) -> Any:
 
 
 def _own_shard(
-    make: Callable[..., Tensor], placement: Shard, tensor: Tensor, mesh: DeviceMesh, mesh_dim: int,
-    *more: Any, **options: Any,
-) -> Tensor:  # fmt: skip
+    make: Callable[..., Tensor],
+    placement: Shard,
+    tensor: Tensor,
+    mesh: DeviceMesh,
+    mesh_dim: int,
+    *rest: Any,
+    **kw: Any,
+) -> Tensor:
     """The rank's own shard of a tensor, which in a real run the first rank sends to all."""
     coordinate = mesh.get_coordinate()
     if type(placement) is not Shard or coordinate is None:
-        return make(placement, tensor, mesh, mesh_dim, *more, **options)
+        return make(placement, tensor, mesh, mesh_dim, *rest, **kw)
     shard = Shards(tensor, mesh.size(mesh_dim), placement.dim)[coordinate[mesh_dim]]
     if not shard.numel():
         shard = tensor.narrow(placement.dim, 0, 0)

@@ -235,16 +235,14 @@ def _leaves_of(outputs: Sequence[Tensor]) -> set[int]:
     return found
 
 
-def _without_devices(
-    init: Callable[..., None], ddp: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None,
-    *more: Any, **options: Any,
-) -> None:  # fmt: skip
+def _without_devices(init: Callable[..., None], ddp: Any, module: nn.Module, *given: Any, **options: Any) -> None:
     """DDP takes the numbers of GPUs only for modules that are on one, and makes streams only where one is."""
     if options.get("mixed_precision") is not None:
         rule = "DDP casts its parameters on another stream of the device during the forward, which is not traced"
         nearest = "torch.autocast in the forward, or FSDP2 with a MixedPrecisionPolicy"
         raise InvalidInput([Problem("mixed_precision", None, rule, nearest)])
-    init(ddp, module, None, None, *more, **options)
+    other = {name: value for name, value in options.items() if name not in ("device_ids", "output_device")}
+    init(ddp, module, None, None, *given[2:], **other)
 
 
 def _broadcast(group: dist.ProcessGroup, tensors: Sequence[Tensor], buffer_nbytes: int, source: int = 0) -> None:

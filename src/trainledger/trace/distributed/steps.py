@@ -72,11 +72,11 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         enter(replaced(torch.autograd, "backward", backward))
         enter(replaced(torch.autograd, "grad", backward))
         unseen = inside(self._unseen)  # DTensor runs an operator on fake tensors of the whole size, to know its shape
-        enter(all_replaced(
-            (clip_grad, "_get_total_norm", clip), (clip_grad, "_clip_grads_with_norm_", clip),
-            (ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen),
-            (ShardingPropagator, "_propagate_tensor_meta", unseen),
-        ))  # fmt: skip
+        for owner, names, made in (
+            (clip_grad, ("_get_total_norm", "_clip_grads_with_norm_"), clip),
+            (ShardingPropagator, ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"), unseen),
+        ):
+            enter(all_replaced(*((owner, name, made) for name in names)))
         enter(counts_have_values())
         enter(as_if_real())
         enter(fake_rules())

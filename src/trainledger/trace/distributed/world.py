@@ -135,13 +135,11 @@ def _fake_process_groups(world_size: int, rank: int) -> Iterator[None]:
     def rendezvous(*args: Any, **kwargs: Any) -> Iterator[Any]:
         yield FakeStore(), rank, world_size
 
-    def new_group(
-        make: Callable[..., Any], size: int, place: int, ranks: Any, backend: Any, store: Any, name: Any,
-        *more: Any, **options: Any,
-    ) -> Any:  # fmt: skip
+    def new_group(make: Callable[..., Any], size: int, place: int, ranks: Any, *given: Any, **options: Any) -> Any:
         options |= {"backend_options": None, "device_id": None}
         if not ranks:
             size, place = world_size, rank
+        _, store, name, *_ = given
         with unset_fake_temporarily():
             return make(size, place, ranks, dist.Backend("fake"), store, name, **options)
 

@@ -14,19 +14,18 @@ import torch
 from torch import Tensor
 
 # What both lists have in fp32, losses above all, is left to the CPU's own; rms_norm is in `kernels`.
-_IN_FP32 = (
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
-    "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm",
-    "group_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim", "cosine_similarity", "dist", "pdist",
-    "renorm", "logsumexp", "upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_nearest2d",
-    "_upsample_nearest_exact2d", "upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_linear1d",
-    "upsample_bilinear2d", "_upsample_bilinear2d_aa", "upsample_trilinear3d", "upsample_bicubic2d",
-    "_upsample_bicubic2d_aa",
-)  # fmt: skip
-_TO_FP32 = (  # these are asked to give fp32 unless they are asked for something
-    "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm", "linalg_matrix_norm",
-    "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
-)  # fmt: skip
+_IN_FP32 = """
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
+    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm frobenius_norm.dim nuclear_norm
+    nuclear_norm.dim cosine_similarity dist pdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d
+    upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d
+    upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
+"""
+# These are asked to give fp32 unless they are asked for something.
+_TO_FP32 = """
+    softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord sum
+    sum.dim_IntList
+"""
 
 
 def widened(value: Any) -> Any:
@@ -67,7 +66,7 @@ def autocast_as_on_cuda() -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         for names, kernel_of in ((_IN_FP32, in_fp32), (_TO_FP32, to_fp32)):
-            for each in names:
+            for each in names.split():
                 name, _, overload = each.partition(".")
                 packet = getattr(torch.ops.aten, name, None)
                 if packet is not None and (overload or "default") in packet.overloads():

@@ -33,7 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from trainledger.spec.kernels import KERNELS
 from trainledger.trace.fakes.cuda_autocast import autocast_as_on_cuda, widened
-from trainledger.trace.patches import replaced
+from trainledger.trace.patches import all_replaced, answering, around, replaced
 
 _HALVES = (torch.float16, torch.bfloat16)
 _WIDEST_HEAD = 256  # of a flash attention kernel
@@ -50,28 +50,22 @@ def kernels_of(backend: str) -> Iterator[None]:
     """
     if backend not in KERNELS:
         raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, not {backend!r}")
-    # Where optimizers and clipping take lists of tensors at once unless asked otherwise, and of which kinds.
-    everywhere, kinds = "_get_foreach_kernels_supported_devices", "_foreach_supported_types"
-    optimizer, lists = import_module("torch.optim.optimizer"), torch.utils._foreach_utils
-    with replaced(lists, kinds, _and_fake), replaced(optimizer, kinds, _and_fake):
+    owners = import_module("torch.optim.optimizer"), torch.utils._foreach_utils
+    # Fake tensors replace plain ones, of which optimizers and clipping take many at once unless asked otherwise.
+    with all_replaced(*((each, "_foreach_supported_types", lambda kinds: [*kinds, FakeTensor]) for each in owners)):
         if backend == "cpu":
             yield
             return
         attention = partial(attention_on_cuda, cudnn_width=_CUDNN_WIDTHS.get(backend, 0))
+        devices = answering(["cpu", "cuda"])
         with (
             autocast_as_on_cuda(),
             replaced(F, "scaled_dot_product_attention", lambda _: attention),
-            replaced(torch, "rms_norm", _rms_norm_on_cuda),
-            replaced(F, "dropout", _dropout_on_cuda),
-            replaced(optimizer, everywhere, lambda _: lambda: ["cpu", "cuda"]),
-            replaced(lists, everywhere, lambda _: lambda: ["cpu", "cuda"]),
+            replaced(torch, "rms_norm", around(_rms_norm_on_cuda)),
+            replaced(F, "dropout", around(_dropout_on_cuda)),
+            all_replaced(*((each, "_get_foreach_kernels_supported_devices", devices) for each in owners)),
         ):
             yield
-
-
-def _and_fake(kinds: list[type]) -> list[type]:
-    """Fake tensors replace plain ones, of which torch takes many at once."""
-    return [*kinds, FakeTensor]
 
 
 def attention_on_cuda(
@@ -171,18 +165,18 @@ def _same_heads(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return bool(q.shape[1] == k.shape[1] == v.shape[1])
 
 
-def _rms_norm_on_cuda(before: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def rms_norm(
-        input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
-    ) -> Tensor:
-        if torch.is_autocast_enabled("cpu"):
-            input, weight = widened(input), widened(weight)
-        if weight is not None and weight.dtype != input.dtype:
-            return before(input, normalized_shape, weight, eps)
-        normed: Tensor = FusedRMSNorm.apply(input, weight, tuple(normalized_shape), eps)  # type: ignore[no-untyped-call]
-        return normed
-
-    return rms_norm
+def _rms_norm_on_cuda(
+    before: Callable[..., Tensor],
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    if torch.is_autocast_enabled("cpu"):
+        input, weight = widened(input), widened(weight)
+    if weight is not None and weight.dtype != input.dtype:
+        return before(input, normalized_shape, weight, eps)
+    return FusedRMSNorm.apply(input, weight, tuple(normalized_shape), eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class FusedRMSNorm(torch.autograd.Function):
@@ -206,11 +200,9 @@ class FusedRMSNorm(torch.autograd.Function):
         return gx if wanted[0] else None, gw if wanted[1] else None, None, None
 
 
-def _dropout_on_cuda(before: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        if not training or inplace or not 0 < p < 1:
-            return before(input, p, training, inplace)
-        out: Tensor = torch.native_dropout(input, p, True)[0]  # keeps a mask of one byte an element
-        return out
-
-    return dropout
+def _dropout_on_cuda(
+    before: Callable[..., Tensor], input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    if not training or inplace or not 0 < p < 1:
+        return before(input, p, training, inplace)
+    return torch.native_dropout(input, p, True)[0]  # keeps a mask of one byte an element

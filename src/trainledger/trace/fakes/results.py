@@ -26,17 +26,17 @@ _BY_VALUE = (
 )  # fmt: skip
 
 
-def _mixed(x: Tensor, *weights: Tensor | None) -> bool:
-    """Whether values in half precision meet weights in fp32, as they do under autocast on a CPU."""
-    return x.dtype in _HALVES and any(each is not None and each.dtype == torch.float32 for each in weights)
+def _statistics_in_fp32(args: tuple[Any, ...], out: Any) -> Any:
+    """Mean and deviation are as exact as the sums they come from (ATen/native/cuda/layer_norm_kernel.cu)."""
+    return (out[0], *(each.to(torch.float32) if each.dtype in _HALVES else each for each in out[1:]))
 
 
 def _norm(args: tuple[Any, ...], out: Any) -> Any:
-    """Statistics of half-precision values by fp32 weights are fp32."""
+    """Statistics of half-precision values by fp32 weights are fp32, as they meet under autocast on a CPU."""
     first = 2 if len(args) > 2 and isinstance(args[1], (list, tuple)) else 1  # layer_norm has the shape before weights
-    if not _mixed(args[0], *args[first : first + 2]):
-        return out
-    return (out[0], *(each.to(torch.float32) if each.dtype in _HALVES else each for each in out[1:]))
+    weights = [each for each in args[first : first + 2] if each is not None]
+    mixed = args[0].dtype in _HALVES and any(each.dtype == torch.float32 for each in weights)
+    return _statistics_in_fp32(args, out) if mixed else out
 
 
 def _group_norm_backward(args: tuple[Any, ...], out: Any) -> Any:
@@ -99,13 +99,6 @@ CPU_RESULTS: dict[OpOverload, Correct] = {
     aten.col2im.default: _resized,
     aten.soft_margin_loss.default: _in_place_of_all,
 }
-
-
-def _statistics_in_fp32(args: tuple[Any, ...], out: Any) -> Any:
-    """Mean and deviation are as exact as the sums they come from (ATen/native/cuda/layer_norm_kernel.cu)."""
-    return (out[0], *(each.to(torch.float32) if each.dtype in _HALVES else each for each in out[1:]))
-
-
 CUDA_RESULTS: dict[OpOverload, Correct] = {aten.native_layer_norm.default: _statistics_in_fp32}
 
 
@@ -119,10 +112,8 @@ def _is_sparse(value: Any) -> bool:
 
 
 def _made(indices: Tensor, values: Tensor, like: Tensor, *, coalesced: bool = False) -> Tensor:
-    made: Tensor = torch.sparse_coo_tensor(
-        indices, values, like.shape, check_invariants=False, is_coalesced=coalesced or None
-    )
-    return made
+    known = coalesced or None
+    return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False, is_coalesced=known)
 
 
 def _bags_backward(args: tuple[Any, ...], out: Any) -> Any:
@@ -184,7 +175,7 @@ def added_to_dense(func: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
     return into if func is aten.add_.Tensor else torch.empty_like(into)
 
 
-SPARSE_RESULTS: dict[OpOverload, Callable[[tuple[Any, ...], Any], Any]] = {
+SPARSE_RESULTS: dict[OpOverload, Correct] = {
     aten._embedding_bag_backward.default: _bags_backward,
     aten.clone.default: _clone,
     aten._coalesce.default: _coalesce,

@@ -14,7 +14,7 @@ from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainledger.trace.patches import Made, all_replaced
+from trainledger.trace.patches import Patch, all_replaced, around
 
 # Where transformers asks nothing of a mask but whether all of it is set, by way of `fast_all`.
 _ANSWERED = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")
@@ -30,15 +30,15 @@ def as_if_real(batch: Any = None) -> Iterator[None]:
     where transformers is not loaded, no model is made of it.
     """
     masking: Any = sys.modules.get("transformers.masking_utils")
-    hides = _hides_something(batch)
-    changes: list[tuple[Any, str, Made]] = [(F, "one_hot", _one_hot)]
+    answer = not _hides_something(batch)
+    patches: list[Patch] = [(F, "one_hot", around(_one_hot))]
     if masking is not None:
-        changes += [
-            (masking, "find_packed_sequence_indices", _not_packed),
-            (masking, "is_tracing", _not_tracing),
-            (masking, "fast_all", lambda before: _answered(before, not hides)),
+        patches += [
+            (masking, "find_packed_sequence_indices", around(_packed)),
+            (masking, "is_tracing", around(_is_tracing)),
+            (masking, "fast_all", around(lambda fast_all, mask: _known(fast_all(mask), answer))),
         ]
-    with all_replaced(*changes):
+    with all_replaced(*patches):
         yield
 
 
@@ -56,32 +56,17 @@ def _hides_something(batch: Any) -> bool:
     return False
 
 
-def _not_packed(find: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
+def _packed(find: Callable[[Tensor], Tensor | None], position_ids: Tensor) -> Tensor | None:
     """The look at the values with all its operations, answered for fake tensors: one sequence in each row."""
-
-    def found(position_ids: Tensor) -> Tensor | None:
-        sequence = find(position_ids)
-        if not isinstance(sequence, FakeTensor):
-            return sequence
-        return None if _known((sequence[:, -1] == 0).all(), True) else sequence
-
-    return found
+    sequence = find(position_ids)
+    if not isinstance(sequence, FakeTensor):
+        return sequence
+    return None if _known((sequence[:, -1] == 0).all(), True) else sequence
 
 
-def _not_tracing(before: Callable[..., bool]) -> Callable[..., bool]:
-    def is_tracing(tensor: Any = None) -> bool:
-        if isinstance(tensor, FakeTensor) and sys._getframe(1).f_code.co_name in _ANSWERED:
-            return before()
-        return before(tensor)
-
-    return is_tracing
-
-
-def _answered(before: Callable[[Tensor], Tensor], answer: bool) -> Callable[[Tensor], Tensor]:
-    def fast_all(mask: Tensor) -> Tensor:
-        return _known(before(mask), answer)
-
-    return fast_all
+def _is_tracing(before: Callable[..., bool], tensor: Any = None) -> bool:
+    asks = sys._getframe(2).f_code.co_name  # behind `around`
+    return before() if isinstance(tensor, FakeTensor) and asks in _ANSWERED else before(tensor)
 
 
 def _known(value: Tensor, answer: bool) -> Tensor:
@@ -92,16 +77,12 @@ def _known(value: Tensor, answer: bool) -> Tensor:
     return value
 
 
-def _one_hot(before: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _one_hot(before: Callable[..., Tensor], tensor: Tensor, num_classes: int = -1) -> Tensor:
     """As real tensors do it: zeros, and a one where each number says; fake ones are compared with all numbers."""
-
-    def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
-        if not isinstance(tensor, FakeTensor) or num_classes < 0:
-            return before(tensor, num_classes)
-        zeros = torch.zeros(*tensor.shape, num_classes, dtype=tensor.dtype)
-        return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
-
-    return one_hot
+    if not isinstance(tensor, FakeTensor) or num_classes < 0:
+        return before(tensor, num_classes)
+    zeros = torch.zeros(*tensor.shape, num_classes, dtype=tensor.dtype)
+    return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
 
 
 @contextmanager

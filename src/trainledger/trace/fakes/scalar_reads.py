@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -17,13 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainledger.trace.fakes.results import added_to_dense
 from trainledger.trace.optimizers import DECISIONS, number_for_lbfgs
-from trainledger.trace.recorder.source_lines import Lines
+from trainledger.trace.recorder.source_lines import OURS, TORCH, Lines, callers
 
 _READ = torch.ops.aten._local_scalar_dense.default
 _EQUAL = torch.ops.aten.equal.default
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OPTIMIZERS = os.path.join(_TORCH, "optim", "")
-_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
+_OPTIMIZERS = os.path.join(TORCH, "optim", "")
 # Operators that make a tensor of one number, and where that stands: a number, or the place of an argument.
 _MADE_OF: dict[OpOverload, Callable[[tuple[Any, ...]], Any]] = {
     torch.ops.aten.zeros.default: lambda args: 0,
@@ -101,14 +96,12 @@ def _only_scales(tensor: FakeTensor) -> bool:
     """Whether an optimizer of torch's own reads a number that is no truth value."""
     if tensor.dtype is torch.bool:
         return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
+    for each in callers():
+        file = each.f_code.co_filename
         if file.startswith(_OPTIMIZERS):
             return True
-        if not file.startswith((_TORCH, _PACKAGE)):
+        if not file.startswith((TORCH, OURS)):
             return False
-        frame = frame.f_back
     return True
 
 

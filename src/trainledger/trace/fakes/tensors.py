@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.nn.parameter import is_lazy
 
 from trainledger.trace.optimizers import make_state, needs_closure
-from trainledger.trace.patches import all_replaced
+from trainledger.trace.patches import all_replaced, around
 
 _DEEPEST = 4  # containers in containers whose contents are put back
 
@@ -50,11 +50,8 @@ def fake_batch(batch: Any, mode: FakeTensorMode) -> Any:
     known: dict[int, Tensor] = {}
     for group in seen.values():
         first = next(iter(group.values()))
-        if (
-            len(group) == 1
-            or isinstance(first, FakeTensor)
-            or any(each.dtype != first.dtype for each in group.values())
-        ):
+        alike = all(each.dtype == first.dtype for each in group.values())
+        if len(group) == 1 or isinstance(first, FakeTensor) or not alike:
             known |= {key: fake(each, mode) for key, each in group.items()}
             continue
         whole = torch.empty(first.untyped_storage().nbytes() // first.element_size(), dtype=first.dtype, device="cpu")
@@ -109,11 +106,8 @@ def on_fake(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], mode:
             twins[id(tensor)] = known
         return known
 
-    places: list[tuple[dict[str, Any], str, Any]] = []
-    for module in model.modules():
-        slots: list[dict[str, Any]] = [module._parameters, module._buffers]
-        for slot in slots:
-            places += [(slot, name, value) for name, value in slot.items() if isinstance(value, Tensor)]
+    slots: list[dict[str, Any]] = [slot for each in model.modules() for slot in (each._parameters, each._buffers)]
+    places = [(slot, name, value) for slot in slots for name, value in slot.items() if isinstance(value, Tensor)]
     fake_already = all(isinstance(value, FakeTensor) for _, _, value in places)
     before = mode.allow_non_fake_inputs
     with restored(model, optimizers):
@@ -165,15 +159,13 @@ def restored(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> I
     for each in (*model.modules(), *optimizers):
         _remember(vars(each), before, 0)
 
-    def first(method: Callable[..., Any]) -> Callable[..., Any]:
-        def used(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            _remember(vars(scaler), before, 0)
-            return method(scaler, *args, **kwargs)
+    def used(method: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        _remember(vars(scaler), before, 0)
+        return method(scaler, *args, **kwargs)
 
-        return used
-
+    uses = ("scale", "unscale_", "step", "update")
     try:
-        with all_replaced(*((torch.amp.GradScaler, each, first) for each in ("scale", "unscale_", "step", "update"))):
+        with all_replaced(*((torch.amp.GradScaler, each, around(used)) for each in uses)):
             yield
     finally:
         for container, contents in before.values():

@@ -6,9 +6,9 @@ import functools
 import os
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 
 import torch
 import torch.autograd.graph
@@ -17,7 +17,8 @@ BY_AUTOGRAD = None  # no Python called the operation: the engine of backward did
 
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 _TRACER = tuple(os.path.join(_PACKAGE, room) + os.sep for room in ("trace", "annotate", "measure"))
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+OURS = _PACKAGE + os.sep
 _STDLIB = tuple(sysconfig.get_path(each) + os.sep for each in ("stdlib", "platstdlib"))
 _SITES = tuple({sysconfig.get_path(each) + os.sep for each in ("purelib", "platlib")})
 _WRAPPERS = ("einops", "opt_einsum")  # libraries whose lines say less than those of who calls them
@@ -28,13 +29,21 @@ _ENGINE = "engine"
 def is_users(file: str) -> bool:
     """Whether a file is code whose lines say something to a user: not torch's, not the tracer's, not Python's own."""
     if file.startswith(_SITES):
-        return not file.startswith(_TORCH) and _below_site(file).split(os.sep)[0] not in _WRAPPERS
-    return not file.startswith((_TORCH, *_TRACER, *_STDLIB, "<"))
+        return not file.startswith(TORCH) and _below_site(file).split(os.sep)[0] not in _WRAPPERS
+    return not file.startswith((TORCH, *_TRACER, *_STDLIB, "<"))
 
 
 def is_tracers(file: str) -> bool:
     """Whether a file is the tracer's own."""
     return file.startswith(_TRACER)
+
+
+def callers() -> Iterator[FrameType]:
+    """The frames that run now, from that of the caller outwards."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 @functools.cache

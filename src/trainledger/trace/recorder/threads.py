@@ -6,23 +6,21 @@ What several threads do is recorded in the order in which it comes, one operatio
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import thread as pools
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
-import torch
 from torch.utils import _python_dispatch as dispatch
 
 from trainledger.trace.patches import all_replaced, around
 from trainledger.trace.recorder.attribution import Attribution
+from trainledger.trace.recorder.source_lines import TORCH, callers
 
 _WORKER = getattr(pools, "_worker", None)  # of a pool, which outlives what is submitted to it
-_COMPILER = tuple(os.path.join(os.path.dirname(torch.__file__), each) + os.sep for each in ("_inductor", "_functorch"))
+_COMPILER = tuple(os.path.join(TORCH, each) + os.sep for each in ("_inductor", "_functorch"))
 _NEEDED = ("_get_current_dispatch_mode_stack", "_push_mode", "_pop_mode")
 
 
@@ -71,9 +69,4 @@ def _within(function: Callable[..., Any], attribution: Attribution) -> Callable[
 
 def _compiler_gives() -> bool:
     """Whether the work is that of torch's own compiler, whose threads have nothing to do with the model."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_COMPILER):
-            return True
-        frame = frame.f_back
-    return False
+    return any(each.f_code.co_filename.startswith(_COMPILER) for each in callers())
