@@ -126,7 +126,7 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
     callers = Callers(files)
     watcher = Watcher(account, callers, lines, files, request.shapes)
     recorder = watcher.recorder = Recorder(
-        nn.Module(), find_phases=True, lines=lines, observers=(watcher,), keeps_events=False
+        nn.Module(), find_phases=True, lines=lines, observe=watcher.operation, freed=account.freed
     )
     notes: dict[str, None] = {}
     guesses: Counter[str] = Counter()

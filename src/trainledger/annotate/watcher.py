@@ -20,13 +20,12 @@ from trainledger.annotate.source import Caller, Callers, Files
 from trainledger.annotate.syncs import SYNCHRONIZING, Syncs
 from trainledger.annotate.updates import Updates
 from trainledger.ledger.core.record import Event, Storage
-from trainledger.trace.recorder.events import Observer
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines
 from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in
 
 
-class Watcher(Observer):
+class Watcher:
     """Observes a recorder. ``device_of`` gives the device that a tensor pretends to be on."""
 
     def __init__(self, account: Account, callers: Callers, lines: Lines, files: Files, shapes: bool) -> None:
@@ -110,9 +109,6 @@ class Watcher(Observer):
         if self._shapes and node is None:
             copied = bool(copies.why_copied(func, name, args, kwargs, out))
             self._show(line, name, "in place" if func._schema.is_mutable else COPY if copied else "", out)
-
-    def storage_freed(self, storage: Storage) -> None:
-        self.account.freed(storage)
 
     @property
     def peak_nbytes(self) -> int:

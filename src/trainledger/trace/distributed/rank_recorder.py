@@ -134,8 +134,6 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
                 each.category = COMMUNICATION
         if collective is not None:
             self._sent(event, collective, args, out)
-            for observer in self._observers:
-                observer.collective(event)
         return event
 
     def was_read(self, func: OpOverload, args: tuple[Any, ...]) -> None:

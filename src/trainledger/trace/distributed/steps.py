@@ -26,6 +26,7 @@ from trainledger.trace.distributed.rank_recorder import COMMUNICATION, RankRecor
 from trainledger.trace.fakes.rules import as_if_real, fake_rules
 from trainledger.trace.fakes.scalar_reads import AssumedValues
 from trainledger.trace.patches import all_replaced, around, inside, replaced
+from trainledger.trace.recorder.recorder import dispatching
 from trainledger.trace.recorder.source_lines import Lines
 from trainledger.trace.recorder.tensor_facts import tensors_in
 
@@ -80,21 +81,13 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         enter(counts_have_values())
         enter(as_if_real())
         enter(fake_rules())
-        enter(self._dispatching())
+        enter(dispatching(self))
         return self
 
     def __exit__(self, *error: Any) -> None:
         if self.recorder is not None:
             self.recorder.end()
         self._stack.close()
-
-    @contextmanager
-    def _dispatching(self) -> Iterator[None]:
-        super().__enter__()  # type: ignore[no-untyped-call]
-        try:
-            yield
-        finally:
-            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -107,7 +100,7 @@ class Steps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _READ and isinstance(args[0], FakeTensor) and args[0].constant is None:
             return self._assume(func, args)
         if any(hasattr(each, "__tensor_flatten__") for each in types):
-            return run_on_parts(func, args, kwargs or {}, self._dispatching)
+            return run_on_parts(func, args, kwargs or {}, partial(dispatching, self))
         if func in COUNTS and recorder is not None:  # of tokens by the expert they are routed to
             self._counted.setdefault(self._assumed.line())
         if recorder is not None:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 
-from trainledger.trace.recorder.events import Observer
 from trainledger.trace.recorder.source_lines import BY_AUTOGRAD, Lines
 
 OUTSIDE = "loss"  # what runs outside of all modules in a forward
@@ -32,18 +31,11 @@ class _Running(threading.local):
 class Attribution:
     """Follows which modules are running. ``left(module, output)`` is called when one is done."""
 
-    def __init__(
-        self,
-        root: nn.Module,
-        lines: Lines | None,
-        left: Callable[[nn.Module, Any], None],
-        observers: Sequence[Observer] = (),
-    ) -> None:
+    def __init__(self, root: nn.Module, lines: Lines | None, left: Callable[[nn.Module, Any], None]) -> None:
         self._running = _Running()
         self._paths = {id(each): plain_name(name) for name, each in root.named_modules()}
         self._lines = lines
         self._left = left
-        self._observers = tuple(observers)
         # From which autograd node on which module ran, and the line of each node.
         self._first_nodes: list[int] = []
         self._path_from: list[str] = []
@@ -82,8 +74,6 @@ class Attribution:
         path = self._paths.get(id(module))
         self.running.append(path if path is not None else (self.running[-1] if self.running else ""))
         self._mark(self.running[-1])
-        for each in self._observers:
-            each.module_entered(module, self.running[-1])
 
     def exit(self, module: nn.Module, args: Any, output: Any) -> None:
         """A module is done."""
@@ -91,8 +81,6 @@ class Attribution:
             self.running.pop()
             self._mark(self.running[-1] if self.running else OUTSIDE)
         self._left(module, output)
-        for each in self._observers:
-            each.module_left(module, output)
 
     def _mark(self, path: str) -> None:
         number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]

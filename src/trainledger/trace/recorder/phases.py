@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -11,7 +11,6 @@ from torch import nn
 from trainledger.ledger.core.record import Event, Storage, keep_what_lives
 from trainledger.trace.recorder.accumulation import engine_calls
 from trainledger.trace.recorder.attribution import Attribution
-from trainledger.trace.recorder.events import Observer
 from trainledger.trace.recorder.storages import Storages
 
 _FOUND = ("other", "forward", "backward")  # phases that are distinguished by whether autograd runs
@@ -20,16 +19,13 @@ _FOUND = ("other", "forward", "backward")  # phases that are distinguished by wh
 class Phases:
     """The phase that runs now, and how many backwards have begun."""
 
-    def __init__(
-        self, model: nn.Module, storages: Storages, attribution: Attribution, observers: Sequence[Observer]
-    ) -> None:
+    def __init__(self, model: nn.Module, storages: Storages, attribution: Attribution) -> None:
         self.current = "other"
         self.latest = "forward"  # the last one that was begun by name
         self.micro_batches = 0
         self._model = model
         self._storages = storages
         self._attribution = attribution
-        self._observers = observers
         self._recomputing = False
         self._of_graph: set[int] = set()  # ids of records of what a backward made that makes a graph itself
 
@@ -49,8 +45,6 @@ class Phases:
             live = self._storages.live.values()
             keep_what_lives(live, "forward")
             keep_what_lives((each for each in live if id(each) in self._of_graph), "backward")
-            for observer in self._observers:
-                observer.backward_began(self.micro_batches)
 
     def notice(self, events: list[Event]) -> None:
         """Distinguish forward and backward by whether autograd runs."""

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import RLock
 from types import TracebackType
 from typing import Any
@@ -31,7 +32,6 @@ from trainledger.trace.optimizers import optimizers_in
 from trainledger.trace.patches import around, inside, replaced
 from trainledger.trace.recorder.accumulation import added_into, alone
 from trainledger.trace.recorder.attribution import OUTSIDE, Attribution, plain_name
-from trainledger.trace.recorder.events import Observer
 from trainledger.trace.recorder.notes import lower_bound, ran_eagerly, unseen_or_threaded, why_it_stopped
 from trainledger.trace.recorder.phases import Phases
 from trainledger.trace.recorder.source_lines import Lines
@@ -48,8 +48,10 @@ _DEVICE = torch.ops.prim.device.default
 MODEL_PHASES = ("forward", "backward", "other")  # whose matrix products are the model's own
 RESIZES = ("resize_", "resize_as_", "set_", "_resize_output_")  # in place, of memory that is another afterwards
 GATHERS = ("embedding", "index_select", "gather")
-READS = ("_local_scalar_dense", "item")
 _AROUND_ONE = ("run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state", "run_dtensor_rng_op")
+
+
+Observe = Callable[[OpOverload, tuple[Any, ...], dict[str, Any], Any, Event | None], None]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -57,15 +59,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     The model's parameters and buffers and the optimizer's state are resident: live before the step. ``resident`` adds
     more such tensors; what is read without having been made or added was live before as well, as part of the batch.
-    ``phase("backward")`` names what runs inside; with ``find_phases`` the recorder distinguishes forward and
-    backward itself (autograd runs the latter). Operations that autograd runs with gradients enabled are recomputation.
-    ``clocked`` times each operation (real tensors on a synchronous device only). ``lines`` finds the line of the
-    user's code that an operation comes from, in backward that of the forward operation it answers. ``observers`` see
-    the recorder's `events`. On a CPU, unless ``kernels`` are others', entries have as ``scratch`` what kernels allocate
-    besides their results (`operators.scratch`), and gradients that autograd would add up in the memory of one of them
-    are recorded so (`accumulation`); without ``hidden``, neither. Two modules or more are traced as the children of an
-    ``nn.ModuleDict``. Without ``keeps_events``, for observers of a whole program, only the last event is kept and no
-    ledger is made.
+    ``phase("backward")`` names what runs inside; with ``find_phases`` the recorder distinguishes forward and backward
+    itself (autograd runs the latter). Operations that autograd runs with gradients enabled are recomputation.
+    ``clocked`` times each operation (real tensors on a synchronous device only). ``lines`` finds the line of the user's
+    code that an operation comes from, in backward that of the forward operation it answers. ``observe`` is called after
+    each operation, on the thread that dispatches, with its record (None for a view), ``freed`` when the last reference
+    to memory is gone; they must not run operations that are dispatched, and for them only the last event is kept: no
+    ledger is made of a whole program. On a CPU, unless ``kernels`` are others', entries have as ``scratch`` what kernels allocate besides
+    their results (`operators.scratch`), and gradients that autograd would add up in the memory of one of them are
+    recorded so (`accumulation`); without ``hidden``, neither. Two modules or more are traced as the children of an
+    ``nn.ModuleDict``.
     """
 
     supports_higher_order_operators = True
@@ -78,10 +81,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         clocked: bool = False,
         find_phases: bool = False,
         lines: Lines | None = None,
-        observers: Sequence[Observer] = (),
+        observe: Observe | None = None,
+        freed: Callable[[Storage], None] | None = None,
         kernels: str = "cpu",
         hidden: bool = True,
-        keeps_events: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
@@ -92,17 +95,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.compiling = False  # whether the compiler follows a part of the step, in which nothing runs
         self._clocked = clocked
         self._find_phases = find_phases
-        self._observers = tuple(observers)
+        self._observe = observe
         self._kernels = kernels
         self._hidden = hidden
-        self._keeps_events = keeps_events
         self._adds_in_place = hidden and alone() is not None
         self._one_at_a_time = RLock()
         self._unseen = self._in_threads = 0
         self._root = model
-        self.storages = Storages(self.events, observers, self.local)
-        self.attribution = Attribution(model, lines, self._left_module, observers)
-        self.phases = Phases(model, self.storages, self.attribution, self._observers)
+        self.storages = Storages(self.events, self.local, freed)
+        self.attribution = Attribution(model, lines, self._left_module)
+        self.phases = Phases(model, self.storages, self.attribution)
         named = {plain_name(name): each for name, each in model.named_parameters()}
         trained: dict[str, Tensor] = {name: each for name, each in named.items() if each.requires_grad}
         frozen: dict[str, Tensor] = {name: each for name, each in named.items() if not each.requires_grad}
@@ -175,15 +177,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self.attribution.leave()
 
-    @contextmanager
-    def _reentered(self) -> Iterator[None]:
-        """Record what is called while an operation of its own is being recorded."""
-        super().__enter__()  # type: ignore[no-untyped-call]
-        try:
-            yield
-        finally:
-            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
     # Operations
 
     def __torch_dispatch__(
@@ -207,8 +200,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = func(*args, **kwargs)
             seconds = time.perf_counter() - start
         event = self._record(func, args, kwargs, out, seconds, into)
-        for each in self._observers:
-            each.operation(func, args, kwargs, out, event)
+        if self._observe is not None:
+            self._observe(func, args, kwargs, out, event)
         return out
 
     def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -219,7 +212,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func.name() if callable(getattr(func, "name", None)) else str(func)
         wraps = name.rpartition("::")[2] in _AROUND_ONE
         if wraps:
-            args = tuple(inside(self._reentered)(each) if isinstance(each, OpOverload) else each for each in args)
+            args = tuple(
+                inside(partial(dispatching, self))(each) if isinstance(each, OpOverload) else each for each in args
+            )
         out = func(*args, **kwargs)
         made = [each for each in tensors_in(out) if self.storages.of(each) is None]
         if not wraps:
@@ -295,9 +290,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             line=line,
         )
         self._append(event)
-        if operator.name in READS:
-            for each in self._observers:
-                each.scalar_read(args[0], line)
         return event
 
     def _add_unseen(self, inputs: list[Tensor]) -> None:
@@ -348,7 +340,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _append(self, event: Event) -> None:
         self.events.append(event)
-        if not self._keeps_events:
+        if self._observe is not None:
             del self.events[:-1]
             self.storages.forget_freed()
 
@@ -386,6 +378,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 *assumed_of(event.facts["name"] for event in self.events),
             ),
         )
+
+
+@contextmanager
+def dispatching(mode: TorchDispatchMode) -> Iterator[None]:
+    """Inside, operations are dispatched to a mode, also while it handles one; its own ``__enter__`` is not called."""
+    TorchDispatchMode.__enter__(mode)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        TorchDispatchMode.__exit__(mode, None, None, None)  # type: ignore[no-untyped-call]
 
 
 def _of_loss(path: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from typing import Any
 
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from trainledger.ledger.core.record import Event, Origin, Storage
 from trainledger.ledger.entry import TensorLife
-from trainledger.trace.recorder.events import Observer
 from trainledger.trace.recorder.tensor_facts import dtype_name, tensors_in
 
 
@@ -19,16 +18,18 @@ class Storages:
     """Storages that are live, by their address, and records of all that ever were.
 
     What dies is noted as freed by the last of ``events``; before the first it was never there. ``local`` gives the
-    part of a tensor that lives here.
+    part of a tensor that lives here, ``freed`` is called with what dies.
     """
 
-    def __init__(self, events: list[Event], observers: Sequence[Observer], local: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, events: list[Event], local: Callable[[Tensor], Tensor], freed: Callable[[Storage], None] | None = None
+    ) -> None:
         self.live: dict[int, Storage] = {}
         self.there_before: list[Storage] = []
         self._replaced: dict[int, Tensor] = {}
         self._events = events
         self._local = local
-        self._observers = tuple(observers)
+        self._freed = freed
         self._guards: dict[int, weakref.ref[Any]] = {}
         self._every: list[Storage] = []
 
@@ -54,8 +55,6 @@ class Storages:
         record = Storage(storage.nbytes(), phase)
         record.origin = Origin(name, tuple(tensor.shape), dtype_name(tensor.dtype), "", line, len(self._events))
         self.watch(storage, record)
-        for each in self._observers:
-            each.storage_born(record)
         return record
 
     def watch(self, storage: Any, record: Storage) -> None:
@@ -87,8 +86,8 @@ class Storages:
                 self._events[-1].freed.append((record, 1))
             else:
                 self.there_before.remove(record)
-            for each in self._observers:
-                each.storage_freed(record)
+            if self._freed is not None:
+                self._freed(record)
 
         return gone
 
