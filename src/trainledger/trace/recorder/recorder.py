@@ -62,13 +62,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ``phase("backward")`` names what runs inside; with ``find_phases`` the recorder distinguishes forward and backward
     itself (autograd runs the latter). Operations that autograd runs with gradients enabled are recomputation.
     ``clocked`` times each operation (real tensors on a synchronous device only). ``lines`` finds the line of the user's
-    code that an operation comes from, in backward that of the forward operation it answers. ``observe`` is called after
-    each operation, on the thread that dispatches, with its record (None for a view), ``freed`` when the last reference
-    to memory is gone; they must not run operations that are dispatched, and for them only the last event is kept: no
-    ledger is made of a whole program. On a CPU, unless ``kernels`` are others', entries have as ``scratch`` what kernels allocate besides
-    their results (`operators.scratch`), and gradients that autograd would add up in the memory of one of them are
-    recorded so (`accumulation`); without ``hidden``, neither. Two modules or more are traced as the children of an
+    code that an operation comes from, in backward that of the forward operation it answers. On a CPU, unless
+    ``kernels`` are others', entries have as ``scratch`` what kernels allocate besides their results
+    (`operators.scratch`), and gradients that autograd would add up in the memory of one of them are recorded so
+    (`accumulation`); without ``hidden``, neither. Two modules or more are traced as the children of an
     ``nn.ModuleDict``.
+
+    ``observe`` is called after each operation, on the thread that dispatches, with its record (None for a view), and
+    ``freed`` when the last reference to memory is gone; neither may run operations that are dispatched. For them only
+    the last event is kept: no ledger is made of a whole program.
     """
 
     supports_higher_order_operators = True
