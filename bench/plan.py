@@ -119,7 +119,7 @@ def commands(
 
 def beside(folder: str) -> tuple[dict[str, list[str]], dict[str, str]]:
     """accelerate and llm-analysis, each in an environment of its own; what they do not bring or pin is this one's."""
-    told = {
+    forecast = {
         "accelerate": ["-m", "accelerate.commands.accelerate_cli", "estimate-memory", MODEL,
                        "--library_name", "transformers", "--dtypes", "float32", "float16"],
         "llm-analysis": ["-m", "llm_analysis.analysis", "train", "--model_name", "facebook_opt-1.3b", "--gpu_name",
@@ -127,7 +127,7 @@ def beside(folder: str) -> tuple[dict[str, list[str]], dict[str, str]]:
     }  # fmt: skip
     names = {"accelerate": ESTIMATE, "llm-analysis": "llm-analysis train"}
     found, missing = {}, {}
-    for package, words in told.items():
+    for package, words in forecast.items():
         python = str(Path(folder) / package / "bin" / "python")
         subprocess.run([PYTHON, "-m", "venv", str(Path(folder) / package)], check=True)
         own = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
@@ -159,7 +159,7 @@ def main() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     others: dict[str, list[str]] = {}
     missing: dict[str, str] = {}
-    told: list[dict[str, Any]] = []
+    forecast: list[dict[str, Any]] = []
     with ExitStack() as stack:
         if args.beside:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -168,10 +168,10 @@ def main() -> None:
         seconds, failed = commands(others, args.samples, environment)
         if ESTIMATE in seconds:
             done = subprocess.run(others[ESTIMATE], capture_output=True, env=environment, check=True, text=True)
-            told = sizes(done.stdout, MODEL)
+            forecast = sizes(done.stdout, MODEL)
     missing |= failed
     if args.json:
-        found = {"searches": rows, "commands": seconds, "not_run": missing, "to_train_nbytes": told}
+        found = {"searches": rows, "commands": seconds, "not_run": missing, "to_train_nbytes": forecast}
         json.dump({**found, "hub": "a server on this machine"}, sys.stdout, indent=2)
         print()
         return
@@ -181,11 +181,11 @@ def main() -> None:
         print(f"{name:<40}{1000 * each:>10.1f} ms{each / bare:>8.2f} times python -c pass")
     for name, why in missing.items():
         print(f"{name:<40} could not be run: {why}")
-    if told:
+    if forecast:
         print("The hub that accelerate asked was a server on this machine, with a config.json of the catalog's sizes.")
         print(f"\nTo train {MODEL} with Adam")
-        print(f"{'':<10}{'accelerate':>12}    {'ledger':<12}{'one token':>12}{told[0]['tokens']:>11,} tokens")
-    for row in told:
+        print(f"{'':<10}{'accelerate':>12}    {'ledger':<12}{'one token':>12}{forecast[0]['tokens']:>11,} tokens")
+    for row in forecast:
         names = ("accelerate_nbytes", "one_token_nbytes", "one_sequence_nbytes")
         accelerate, token, sequence = (f"{row[name] / GIGA:.2f} GB" for name in names)
         print(f"{row['dtype']:<10}{accelerate:>12}    {row['precision']:<12}{token:>12}{sequence:>18}")

@@ -52,11 +52,11 @@ def test_each_line_pasted_gives_the_promised_figures(case: tuple[Table, Advice])
 def _gives(table: Table, sets: tuple[str, ...], promised: Advised) -> None:
     run = tl.load(table, list(sets))
     assert run == promised.run
-    told = tl.predict(run)
-    assert told.device_nbytes == promised.nbytes[1]
-    assert told.fits is promised.fits
+    answer = tl.predict(run)
+    assert answer.device_nbytes == promised.nbytes[1]
+    assert answer.fits is promised.fits
     if promised.seconds[1] is not None:
-        assert told.total_seconds == promised.seconds[1]
+        assert answer.total_seconds == promised.seconds[1]
     else:
         assert "not timed" in promised.cost
 
@@ -186,17 +186,17 @@ def test_a_vocabulary_is_padded_once() -> None:
 
 def test_the_text_fits_a_terminal_and_its_lines_can_be_pasted(case: tuple[Table, Advice]) -> None:
     table, advice = case
-    told = str(advice)
-    assert max(len(line) for line in told.splitlines()) <= 80
+    answer = str(advice)
+    assert max(len(line) for line in answer.splitlines()) <= 80
     pasted = shlex.split(
-        told.partition("All of it")[2].partition("    --set")[2].partition("\n\n")[0].replace("\\\n", " ")
+        answer.partition("All of it")[2].partition("    --set")[2].partition("\n\n")[0].replace("\\\n", " ")
     )
     if pasted:
         sets = [each for each in pasted if each != "--set"]
         assert tl.load(table, sets) == advice.together[-1].run
 
 
-def test_who_has_several_devices_is_told_of_the_search_for_layouts(case: tuple[Table, Advice]) -> None:
+def test_who_has_several_devices_hears_of_the_search_for_layouts(case: tuple[Table, Advice]) -> None:
     table, advice = case
     several = table.get("cluster", {}).get("count", 1) > 1
     assert ("`trainledger layouts` searches all of them" in " ".join(str(advice).split())) is several
@@ -234,12 +234,12 @@ def test_each_number_in_the_figure_names_a_change_and_the_line_is_within(case: t
 
 def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", "gpt2", "--set", "cluster.device=l4", "--together", "1", "--json"]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert told["goal"] == "time"
-    first = told["alone"][0]
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert answer["goal"] == "time"
+    first = answer["alone"][0]
     assert first["seconds"][1] < first["seconds"][0]
     assert first["set"]
-    assert len(told["together"]) <= 1
+    assert len(answer["together"]) <= 1
 
 
 def test_nonsense_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,7 +255,7 @@ def test_nothing_to_gain_is_said() -> None:
     assert SAME in EFFECTS
 
 
-def test_adapters_on_a_small_device_are_told_of_smaller_frozen_weights() -> None:
+def test_adapters_on_a_small_device_hear_of_smaller_frozen_weights() -> None:
     """QLoRA (Dettmers et al. 2023): what an 8B needs on a device of 24 GB."""
     table = {
         "model": {"preset": "llama-3.1-8b"},
@@ -283,24 +283,24 @@ def test_kernels_that_wait_and_whole_sends_are_advised_against() -> None:
         _gives(split, each.sets, each)
 
 
-def test_what_may_run_beside_compute_is_advised() -> None:
+def test_what_may_overlap_compute_is_advised() -> None:
     """Of what a layout leaves waiting; not twice the same, and nothing that its ranks do not send."""
 
-    def told(layout: dict[str, Any]) -> dict[Any, Change]:
+    def answer(layout: dict[str, Any]) -> dict[Any, Change]:
         run = tl.load({**_SMALL_MESH, "layout": layout, "cluster": {**MESH["cluster"], "count": 8}})
         return {value: each for each in changes(run) for field, value in each.fields if field == "layout.overlap"}
 
     plain, more = ("gradients",), ("gradients", "input-gradients")
     layout = {"shard": 2, "tensor": 4}
-    assert set(told(layout)) == {more}
-    assert set(told({**layout, "zero": 1})) == {more, ("gradients", "parameters")}
-    assert set(told({**layout, "sequence_parallel": True})) == {more, ("gradients", "tensor")}
+    assert set(answer(layout)) == {more}
+    assert set(answer({**layout, "zero": 1})) == {more, ("gradients", "parameters")}
+    assert set(answer({**layout, "sequence_parallel": True})) == {more, ("gradients", "tensor")}
     # With all products in parts their sums are hidden so; moving ranks from tensor takes what is theirs with them.
     parts = {**layout, "sequence_parallel": True, "overlap": ["gradients", "tensor"]}
-    assert not told(parts)
-    assert set(told({"shard": 4, "tensor": 2, "overlap": [*more]})) == {plain}
-    assert set(told({"replicate": 8, "overlap": "none"})) == {plain}
-    assert not told({"shard": 8})
+    assert not answer(parts)
+    assert set(answer({"shard": 4, "tensor": 2, "overlap": [*more]})) == {plain}
+    assert set(answer({"replicate": 8, "overlap": "none"})) == {plain}
+    assert not answer({"shard": 8})
     table: Table = {**_SMALL_MESH, "layout": layout, "cluster": {**MESH["cluster"], "count": 8}}
     advice = tl.advise(tl.load(table), together=0)
     sums = next(each for each in advice.alone if "input-gradients" in each.sets[0])
@@ -312,7 +312,7 @@ def test_what_may_run_beside_compute_is_advised() -> None:
 
 
 def test_what_is_gathered_for_products_may_be_gathered_again() -> None:
-    """Megatron-LM's way takes less memory and next to no time; from there the other way is told."""
+    """Megatron-LM's way takes less memory and next to no time; from there the other way is advised."""
     cluster, layout = {**MESH["cluster"], "count": 8}, {"shard": 2, "tensor": 4, "sequence_parallel": True}
     table: Table = {**_SMALL_MESH, "layout": layout, "cluster": cluster}
     advice = tl.advise(tl.load(table), goal="memory", together=0)
@@ -365,10 +365,10 @@ def test_weights_are_cast_once_a_step_where_that_saves_time_or_not_where_it_save
     assert dict(wide.fields)["recipe.fp8_weight_caching"] is False
 
 
-def test_compiling_says_where_memory_is_told_as_before() -> None:
-    for model, saving, told in (("llama-3-8b", "offload", True), ("llama-3-8b", "none", False),
+def test_compiling_says_where_memory_is_counted_as_before() -> None:
+    for model, saving, answer in (("llama-3-8b", "offload", True), ("llama-3-8b", "none", False),
                                 ("mixtral-8x7b", "none", False)):  # fmt: skip
         recipe = {**ALONE["recipe"], "activation_checkpointing": saving}
         run = tl.load({**ALONE, "model": {"preset": model}, "recipe": recipe})
         (each,) = (each for each in changes(run) if each.what == "compile each block")
-        assert ("counted as that of eager blocks" in each.cost) == told
+        assert ("counted as that of eager blocks" in each.cost) == answer

@@ -60,7 +60,7 @@ def test_a_steady_speed_gives_what_the_rule_says_of_it(share):
     assert found.note == ""
 
 
-def test_what_is_beside_the_steps_takes_its_time():
+def test_what_is_not_a_step_has_its_time():
     _, without = paid(steady(0.4))
     _, found = paid(steady(0.4, beside=0.25))
     assert found.parameters == without.parameters
@@ -125,19 +125,19 @@ def test_the_whole_question_is_about_the_size_that_is_asked_for():
 
 
 def test_all_that_the_speed_needs_and_all_that_belongs_to_the_run_is_said():
-    """Planned from the settings of the text and the defaults of a run file, the run takes as long as is told."""
+    """Planned from the settings of the text and the defaults of a run file, the run takes as long as is predicted."""
     answer = tl.optimal(device="h100-sxm", count=8, days=1, params="2B")
     shown = " ".join(str(answer).split())
     found, recipe = answer.affordable, answer.affordable.run.recipe
     kept = ("seq_len", "global_batch", "micro_batch", "precision", "activation_checkpointing", "tokens")
-    told = {name: getattr(recipe, name) for name in kept}
+    result = {name: getattr(recipe, name) for name in kept}
     named = dict(
         each.split("=") for each in re.findall(r"recipe\.(\w+=[^,.\s]+)[,.] ", shown.partition("A device needs")[0])
     )
     assert named == {"compile": "true"}
-    again = replace(found.run, recipe=Recipe(**told, compile=named["compile"] == "true"))
+    again = replace(found.run, recipe=Recipe(**result, compile=named["compile"] == "true"))
     assert tl.predict(again).total_seconds == found.forecast.total_seconds
-    assert tl.predict(replace(again, recipe=Recipe(**told))).total_seconds > found.forecast.total_seconds
+    assert tl.predict(replace(again, recipe=Recipe(**result))).total_seconds > found.forecast.total_seconds
     for note in found.forecast.notes:
         assert note[1:] in shown
     assert any("an interruption every" in each for each in found.forecast.notes)

@@ -31,17 +31,17 @@ def _holds(limit: str, run: Run, **known: Any) -> bool:
     """Whether something holds, from a prediction of the run alone and without the tables of the module."""
     if limit == RULE:
         return not list(run_problems(run))
-    told = tl.predict(run)
-    causes = told.step_causes
-    bars = {each.cause: each.seconds for each in told.waterfall}
+    answer = tl.predict(run)
+    causes = answer.step_causes
+    bars = {each.cause: each.seconds for each in answer.waterfall}
     tokens = run.recipe.total_steps * run.recipe.tokens_per_step
     known_to_hold = {
-        "device memory": lambda: told.fits is not False,
-        "vocabulary logits": lambda: 2 * told.peak_by_category.get("logits and loss", 0) <= (told.peak_nbytes or 0),
+        "device memory": lambda: answer.fits is not False,
+        "vocabulary logits": lambda: 2 * answer.peak_by_category.get("logits and loss", 0) <= (answer.peak_nbytes or 0),
         "critical batch": lambda: run.recipe.global_batch * run.recipe.seq_len <= critical_batch(run),
         "exposed communication": lambda: causes["exposed communication"] <= 0.2 * sum(causes.values()),
         "pipeline bubble": lambda: causes["pipeline bubble"] <= 0.2 * sum(causes.values()),
-        "failures": lambda: bars["checkpoints"] + bars["failures"] <= 0.1 * (told.total_seconds or 0),
+        "failures": lambda: bars["checkpoints"] + bars["failures"] <= 0.1 * (answer.total_seconds or 0),
         "data throughput": lambda: not bars["data"],
         "positions": lambda: run.recipe.seq_len <= known["positions"],
         "dataset exhausted": lambda: tokens <= known["unique"],
@@ -80,13 +80,13 @@ def test_every_edge_is_exact(name: str) -> None:
         assert [each.breaks for each in along.breaks] == sorted(each.breaks for each in along.breaks)
 
 
-def test_a_longer_sequence_gives_way_where_its_own_prediction_says_so() -> None:
+def test_a_longer_sequence_breaks_where_its_own_prediction_says_so() -> None:
     found = tl.breaks(tl.load(ALONE), along=["sequence"], keep_tokens=False)
     edge = next(each for each in found.along[0].breaks if each.limit == "device memory")
     for T, fits in ((edge.holds, True), (edge.breaks, False)):
-        told = tl.predict(tl.load(ALONE, {"recipe.seq_len": T, "model.max_seq_len": T}))
-        assert told.fits is fits
-        assert told.device_nbytes == (edge.before if fits else edge.after)
+        answer = tl.predict(tl.load(ALONE, {"recipe.seq_len": T, "model.max_seq_len": T}))
+        assert answer.fits is fits
+        assert answer.device_nbytes == (edge.before if fits else edge.after)
     assert edge.breaks == edge.holds + 1
     assert edge.planned == tl.predict(tl.load(ALONE)).device_nbytes
 
@@ -109,7 +109,7 @@ def test_a_batch_law_by_tokens_alone_grows_with_them() -> None:
     assert critical_batch_of_tokens(large) / critical_batch_of_tokens(small) == pytest.approx(100**0.462, rel=1e-3)
 
 
-def test_a_dataset_gives_way_when_it_is_used_up_and_again_after_four_passes() -> None:
+def test_a_dataset_breaks_when_it_is_used_up_and_again_after_four_passes() -> None:
     run = tl.load(ALONE)
     found = tl.breaks(run, along=["dataset"], unique_tokens=25 * 10**9)
     first, second = found.along[0].breaks
@@ -135,7 +135,7 @@ def test_what_does_not_hold_as_planned_is_said_first_and_not_again() -> None:
     assert str(found).startswith("Broken already, as planned: device memory.")
 
 
-def test_micro_batches_that_shrink_as_devices_are_added_are_told() -> None:
+def test_micro_batches_that_shrink_as_devices_are_added_are_named() -> None:
     """A batch of 64 in micro-batches of 4 ends 16 devices; 64 have one sequence each."""
     recipe = {"seq_len": 1024, "global_batch": 64, "micro_batch": 4, "steps": 10, "precision": "bf16-mixed"}
     table: Table = {"model": {"preset": "gpt2"}, "recipe": recipe, "cluster": {"device": "h100-sxm"}}
@@ -169,7 +169,7 @@ def test_the_search_finds_the_first_value_beyond_any_curve(power: float, most: i
     table: Table = {**ALONE, "layout": {"context": context}, "cluster": {"device": "h100-sxm", "count": context}}
     run = tl.load(table)
 
-    def read(other: Run, told: Any, limits: Limits) -> Reading:
+    def read(other: Run, answer: Any, limits: Limits) -> Reading:
         return Reading(float(other.recipe.seq_len) ** power, float(most) ** power, "exact")
 
     asked = []
@@ -183,7 +183,7 @@ def test_the_search_finds_the_first_value_beyond_any_curve(power: float, most: i
     assert len(asked) < 200
 
 
-def test_no_vocabulary_before_the_edge_gives_way() -> None:
+def test_no_vocabulary_before_the_edge_breaks() -> None:
     run = tl.load(ACROSS_NODES)
     found = tl.breaks(run, along=["vocabulary"])
     edge = next(each for each in found.along[0].breaks if each.limit == "exposed communication")
@@ -216,7 +216,7 @@ def test_of_a_share_that_goes_up_and_down_the_first_edge_is_found(depth: float, 
         at = (rows - 50304) // 128
         return at - depth * (at % period == 0)
 
-    def read(other: Run, told: Any, limits: Limits) -> Reading:
+    def read(other: Run, answer: Any, limits: Limits) -> Reading:
         return Reading(amount(other.model.vocab_size), (most - 50304) / 128, "exact")
 
     with pytest.MonkeyPatch.context() as patch:
@@ -263,11 +263,11 @@ def found() -> Breaks:
 
 
 def test_the_text_fits_a_terminal(found: Breaks) -> None:
-    told = str(found)
-    assert max(len(line) for line in told.splitlines()) <= 80
+    answer = str(found)
+    assert max(len(line) for line in answer.splitlines()) <= 80
     for along in found.along:
         for each in along.breaks:
-            assert f"{each.breaks:,}" in told
+            assert f"{each.breaks:,}" in answer
     assert len(repr(found)) < 400
 
 
@@ -306,7 +306,7 @@ def test_what_the_run_does_already_is_no_remedy() -> None:
 
 
 def test_what_waits_for_data_should_not() -> None:
-    """A limit of nothing at all is told in words and not as a share of 0.0 %."""
+    """A limit of nothing at all is said in words and not as a share of 0.0 %."""
     found = tl.breaks(tl.load(ALONE, {"cluster.loader_tokens_per_second": 1000}), along=["depth"])
     (waiting,) = [each for each in found.already if each.limit == "data throughput"]
     assert waiting.most == 0
@@ -316,7 +316,7 @@ def test_what_waits_for_data_should_not() -> None:
 
 
 def test_a_bound_of_memory_is_no_assumption() -> None:
-    """Where nothing around the tensors is known, the device holds at least as much as is told."""
+    """Where nothing around the tensors is known, the device holds at least as much as is said."""
     for device, basis in (("mi300x", "bound"), ("h100-sxm", "assumed")):
         run = tl.load(ALONE, {"cluster.device": device, "recipe.global_batch": 4096, "recipe.micro_batch": 4096})
         found = tl.breaks(run, along=["depth"])
@@ -329,8 +329,8 @@ def test_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["breaks", "gpt2", "--set", "cluster.device=h100-sxm", "--along", "depth", "--json"]
     assert main(words) == 0
     out, err = capsys.readouterr()
-    told = json.loads(out)
-    (edge,) = [each for each in told["along"][0]["breaks"] if each["limit"] == "device memory"]
+    answer = json.loads(out)
+    (edge,) = [each for each in answer["along"][0]["breaks"] if each["limit"] == "device memory"]
     assert edge["field"] == "model.n_layers"
     assert edge["breaks"] == edge["holds"] + 1
     assert edge["set"] == [f"model.n_layers={edge['breaks']}"]
@@ -353,10 +353,10 @@ def test_nonsense_is_a_sentence(capsys: pytest.CaptureFixture[str], words: list[
     assert err.startswith(sentence)
 
 
-def test_all_numbers_that_are_wrong_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_numbers_that_are_wrong_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["breaks", "gpt2", "--reach", "1", "--exposed", "2", "--unique-tokens", "1.5"]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert [each.split(" = ")[0] for each in told] == ["--reach", "--exposed", "--unique-tokens"]
+    answer = capsys.readouterr().err.splitlines()
+    assert [each.split(" = ")[0] for each in answer] == ["--reach", "--exposed", "--unique-tokens"]
 
 
 def test_longer_sequences_keep_the_tokens_of_a_step() -> None:

@@ -50,7 +50,7 @@ def test_parts_sum_to_the_difference_exactly(of_a: dict[str, Any], of_b: dict[st
     assert tl.load(ALONE, {**of_a, **{each.field: each.b for each in found.fields}}) == b
 
 
-def test_one_device_beside_a_layout() -> None:
+def test_one_device_against_a_layout() -> None:
     found = tl.compare(tl.load(ALONE), tl.load(SHARDED))
     by_name = {each.name: each for each in found.rows}
     assert by_name["devices"].difference == 15
@@ -62,17 +62,17 @@ def test_the_largest_causes_come_first() -> None:
     found = tl.compare(tl.load(ALONE), tl.load(ALONE, {"recipe.activation_checkpointing": "full"}))
     assert reasons(found.times)[0].name == "recomputation"
     assert reasons(found.memory)[0].name == "activations"
-    told = str(found)
-    assert "The whole run: b takes" in told
-    assert "longer than a" in told
-    assert "recomputation +" in told
+    answer = str(found)
+    assert "The whole run: b takes" in answer
+    assert "longer than a" in answer
+    assert "recomputation +" in answer
     assert [each.field for each in found.fields] == ["recipe.activation_checkpointing"]
 
 
 def test_what_only_rounding_tells_apart_is_no_difference() -> None:
     """Bars of an hour that end some nanoseconds apart, as sums of the same seconds in another order do."""
     run = tl.load(ALONE)
-    told = [
+    answer = [
         Forecast(total_seconds=sum(bars.values()) / 10**9, step_seconds=1.0,
                  waterfall=tuple(Bar(cause, each) for cause, each in bars.items()))
         for bars in (
@@ -80,24 +80,24 @@ def test_what_only_rounding_tells_apart_is_no_difference() -> None:
             {"ideal": 3600 * 10**9 - 2, "kernel efficiency": 700 * 10**9, "failures": 21 * 10**9},
         )
     ]  # fmt: skip
-    found = compare(run, told[0], replace(run, recipe=replace(run.recipe, seed=1)), told[1])
+    found = compare(run, answer[0], replace(run, recipe=replace(run.recipe, seed=1)), answer[1])
     assert [each.name for each in reasons(found.times)] == ["failures"]
     assert sum(each.difference for each in found.times) == 20 * 10**9 - 3
     assert "takes 20 s longer than a (+0.5 %): failures +20 s." in " ".join(str(found).split())
-    none = replace(told[0], waterfall=(*told[0].waterfall[:2], Bar("failures", 10**9 + 1)))
-    found = compare(run, told[0], replace(run, recipe=replace(run.recipe, seed=1)), none)
+    none = replace(answer[0], waterfall=(*answer[0].waterfall[:2], Bar("failures", 10**9 + 1)))
+    found = compare(run, answer[0], replace(run, recipe=replace(run.recipe, seed=1)), none)
     assert "The whole run: b takes as long as a." in " ".join(str(found).split())
 
 
 def test_a_bound_is_no_match_for_a_calibrated_time() -> None:
     found = tl.compare(tl.load(ALONE), tl.load(ALONE, {"cluster.device": "b300"}))
-    told = " ".join(str(found).split())
-    assert "B's time is only a lower bound, what its device allows at best, and a's is what programs reach" in told
+    answer = " ".join(str(found).split())
+    assert "B's time is only a lower bound, what its device allows at best, and a's is what programs reach" in answer
     both = tl.compare(tl.load(ALONE, {"cluster.device": "mi300x"}), tl.load(ALONE, {"cluster.device": "b300"}))
     assert "is only a lower bound" not in str(both)
 
 
-def test_a_run_beside_itself() -> None:
+def test_a_run_against_itself() -> None:
     found = tl.compare(tl.load(ALONE), tl.load(ALONE))
     assert found.fields == ()
     assert not any(each.difference for each in (*found.times, *found.memory))
@@ -157,7 +157,7 @@ def test_the_figures_hold_both_sides() -> None:
     assert memory["layout"]["shapes"] == []  # both fit
 
 
-def test_what_does_not_fit_is_drawn_and_told_so() -> None:
+def test_what_does_not_fit_is_drawn_and_said() -> None:
     small, large = ({**ALONE, "cluster": {"device": each}} for each in ("l4", "h200"))
     for table in (small, large):
         table["recipe"] = {**ALONE["recipe"], "micro_batch": 64, "global_batch": 64}
@@ -228,9 +228,10 @@ def test_runs_that_wait_for_tokens_are_compared_with_the_wait() -> None:
 
 def test_what_is_not_known_of_one_run_is_no_gain_of_it() -> None:
     found = tl.compare(tl.load(ALONE, {"cluster.device": "h100-sxm"}), tl.load(ALONE, {"cluster.device": "h200"}))
-    told = " ".join(str(found).split())
+    answer = " ".join(str(found).split())
     assert (
-        "B has no interruptions in it, as its device's rate of failures is not known (cluster.mtbf_device_hours" in told
+        "B has no interruptions in it, as its device's rate of failures is not known (cluster.mtbf_device_hours"
+        in answer
     )
     same = tl.compare(tl.load(ALONE, {"cluster.device": "h200"}), tl.load(ALONE, {"cluster.device": "h200"}))
     assert "interruptions" not in str(same)

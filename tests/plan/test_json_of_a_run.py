@@ -25,9 +25,9 @@ ANSWERS = {
 }  # fmt: skip
 
 
-def of(told: dict[str, Any]) -> tl.Run:
+def of(result: dict[str, Any]) -> tl.Run:
     """The run that a block of an answer says."""
-    table = {name: {key: NONE if value is None else value for key, value in told[name].items()} for name in SECTIONS}
+    table = {name: {key: NONE if value is None else value for key, value in result[name].items()} for name in SECTIONS}
     return tl.load(table)
 
 
@@ -41,18 +41,18 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 def test_what_was_assumed_makes_the_same_run_when_it_is_given(capsys: pytest.CaptureFixture[str], name: str) -> None:
     verb, more = ANSWERS[name]
     words = [*verb, "gpt2", *ON, "--count", "2", "--set", "recipe.global_batch=4", *more]
-    told = answer(capsys, *words)["run"]
-    by_default = told.pop("assumed")
+    result = answer(capsys, *words)["run"]
+    by_default = result.pop("assumed")
     given = {each.partition("=")[0] for each in by_default}
     assert {"recipe.seq_len", "recipe.precision"} < given
     assert ("recipe.steps" in given) is not ("recipe.tokens" in given)
     assert "recipe.global_batch" not in given
     again = answer(capsys, *words, *(word for each in by_default for word in ("--set", each)))["run"]
     assert again.pop("assumed") == []
-    assert again == told
-    assert (told["model"]["name"], told["cluster"]["device"], told["cluster"]["count"]) == ("gpt2", ON[1], 2)
+    assert again == result
+    assert (result["model"]["name"], result["cluster"]["device"], result["cluster"]["count"]) == ("gpt2", ON[1], 2)
     if name != "layouts":  # which says the run before it is spread
-        assert of(told).recipe.global_batch == 4
+        assert of(result).recipe.global_batch == 4
 
 
 def test_a_run_file_says_all_itself_and_its_run_can_be_read_back(
@@ -60,13 +60,13 @@ def test_a_run_file_says_all_itself_and_its_run_can_be_read_back(
 ) -> None:
     file = tmp_path / "run.toml"
     file.write_text(tomli_w.dumps(ALONE))
-    told = answer(capsys, "compare", str(file), "gpt2", "--set-a", "model.n_layers=6", "--set-b", "recipe.steps=9")
-    assert told["run"]["a"]["assumed"] == []
-    assert of(told["run"]["a"]) == tl.load(ALONE, {"model.n_layers": 6})
-    assert set(told["run"]["b"]["assumed"]) == {
+    result = answer(capsys, "compare", str(file), "gpt2", "--set-a", "model.n_layers=6", "--set-b", "recipe.steps=9")
+    assert result["run"]["a"]["assumed"] == []
+    assert of(result["run"]["a"]) == tl.load(ALONE, {"model.n_layers": 6})
+    assert set(result["run"]["b"]["assumed"]) == {
         "recipe.seq_len=1024", "recipe.global_batch=1", "recipe.precision=bf16-mixed",
     }  # fmt: skip
-    assert of(told["run"]["b"]).recipe.total_steps == 9
+    assert of(result["run"]["b"]).recipe.total_steps == 9
 
 
 def test_a_device_is_named_as_the_catalog_has_it_and_its_title_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ EXPERTS: dict[str, Any] = {
         (EXPERTS, "expert_send", "copies"),
     ],
 )  # fmt: skip
-def test_what_is_written_beside_auto_is_kept_where_it_is_the_default_too(
+def test_what_is_written_with_auto_is_kept_where_it_is_the_default_too(
     table: dict[str, Any], name: str, usual: Any, tmp_path: Path
 ) -> None:
     assert getattr(load(table).layout, name) != usual
@@ -67,7 +67,7 @@ def _toml(value: object) -> str:
     )
 
 
-def test_the_command_line_keeps_what_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_keeps_what_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "gpt2", "--device", "h100-sxm", "--count", "4", "--set", "layout=auto"]
     words += ["--set", "recipe.global_batch=16"]
     assert main(words) == 0

@@ -178,7 +178,7 @@ def test_segments_are_searched_where_they_do_not_go_evenly(own: str, fixed: dict
 
 
 @pytest.mark.parametrize("fixed", [{}, {"activation_checkpointing": "from-start"}])
-def test_blocks_made_again_from_the_start_are_refused_with_a_sentence(fixed: dict[str, Any]) -> None:
+def test_recomputation_from_the_start_are_refused_with_a_sentence(fixed: dict[str, Any]) -> None:
     again = "none" if fixed else "from-start"
     run = run_for(4, {"preset": "gpt2"}, seq_len=512, precision="fp32", activation_checkpointing=again)
     with pytest.raises(InvalidInput, match=r"= 'from-start': is not searched: .*; nearest that works: full"):

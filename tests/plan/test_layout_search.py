@@ -72,8 +72,8 @@ def test_stages_that_cut_a_pattern_of_layers_come_to_what_their_plan_says(
     run = run_for(stages, model, global_batch=16, micro_batch=1, **recipe)
     run = replace(run, layout=replace(run.layout, pipeline=stages))
     machine = machine_of(run)
-    told, found = tl.predict(run), rescore(run, machine, backend=kernels_of(run))
-    assert (found.seconds, found.peak_nbytes) == (pytest.approx(told.step_seconds), told.peak_nbytes)
+    answer, found = tl.predict(run), rescore(run, machine, backend=kernels_of(run))
+    assert (found.seconds, found.peak_nbytes) == (pytest.approx(answer.step_seconds), answer.peak_nbytes)
 
 
 def everything(grid: Grid) -> Iterator[Run]:
@@ -150,9 +150,9 @@ def bounded(run: Run, draws: int, seed: int, fixed: dict[str, Any]) -> Iterator[
         bound = bounds.of(block, ways[pipeline])
         shape, sharding = blocks.shapes[block.variants[at[1]]], block.shardings[at[2]]
         one = run_of(run, shape, blocks.stages[pipeline][at[0]], sharding)
-        told = rescore(one, machine, backend=kernels_of(run))
-        assert told.seconds is not None
-        yield bound.nbytes[at] / told.peak_nbytes, bound.seconds[at] / told.seconds, one
+        answer = rescore(one, machine, backend=kernels_of(run))
+        assert answer.seconds is not None
+        yield bound.nbytes[at] / answer.peak_nbytes, bound.seconds[at] / answer.seconds, one
 
 
 KINDS: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
@@ -201,14 +201,14 @@ def test_gathers_in_backward_are_searched_as_they_are_accounted_for() -> None:
     """Bounds stay below the account and as near to it, and the rules are asked with what the run says."""
     run = run_for(16, {"preset": "llama-3-8b"}, seq_len=1024, global_batch=64)
     fixed = {"sequence_parallel": True, "context": 1, "tensor": 4}
-    told = []
+    answer = []
     for gather in ("kept", "again"):
         asked = replace(run, layout=replace(run.layout, sequence_gather=gather))
         found = list(bounded(asked, 12, 7, fixed))
         assert {one.layout.sequence_gather for _, _, one in found} == {gather}
         assert all(nbytes <= 1 and 0.2 < seconds < 1.1 for nbytes, seconds, _ in found)
-        told.append(np.array([(nbytes, seconds) for nbytes, seconds, _ in found]))
-    assert told[1] == pytest.approx(told[0], rel=0.15)
+        answer.append(np.array([(nbytes, seconds) for nbytes, seconds, _ in found]))
+    assert answer[1] == pytest.approx(answer[0], rel=0.15)
 
 
 @pytest.mark.parametrize("precision", ["bf16-sharded", "fp8-block"])
@@ -222,21 +222,21 @@ def test_gathers_in_backward_are_candidates_where_ranks_are_sequence_parallel(pr
     assert ways == {(False, "kept"), *({(True, "again")} if precision == "bf16-sharded" else ())}
 
 
-def test_sums_beside_products_are_searched_as_they_are_accounted_for() -> None:
+def test_sums_that_overlap_matmuls_are_searched_as_they_are_accounted_for() -> None:
     """Bounds stay below the account and as near to it."""
     run = run_for(16, {"preset": "llama-3-8b"}, seq_len=1024, global_batch=64)
-    told = []
+    answer = []
     for more in ((), ("input-gradients",)):
         asked = replace(run, layout=replace(run.layout, overlap=("gradients", *more)))
         found = list(bounded(asked, 12, 7, {"context": 1, "tensor": 4}))
         assert {one.layout.overlap for _, _, one in found} == {("gradients", *more)}
         assert all(nbytes <= 1 and 0.2 < seconds < 1.1 for nbytes, seconds, _ in found)
-        told.append(np.array([(nbytes, seconds) for nbytes, seconds, _ in found]))
-    assert told[1] == pytest.approx(told[0], rel=0.15)
-    assert (told[1][:, 1] <= told[0][:, 1] * (1 + 1e-9)).all()  # what hides in the account hides in the bound
+        answer.append(np.array([(nbytes, seconds) for nbytes, seconds, _ in found]))
+    assert answer[1] == pytest.approx(answer[0], rel=0.15)
+    assert (answer[1][:, 1] <= answer[0][:, 1] * (1 + 1e-9)).all()  # what hides in the account hides in the bound
 
 
-def test_sums_beside_products_are_said_of_layouts_with_tensor_ranks_alone() -> None:
+def test_sums_that_overlap_matmuls_are_said_of_layouts_with_tensor_ranks_alone() -> None:
     run = run_for(4, SMALL)
     run = replace(run, layout=replace(run.layout, overlap=("gradients", "input-gradients")))
     grid = grid_of(whole(run), 4, {"micro_batch": 1, "pipeline": 1})
@@ -275,24 +275,24 @@ def test_the_best_is_the_best_of_all() -> None:
     assert isinstance(machine, tl.Device)
     grid = grid_of(whole(run), 4, fixed)
     every = [each for each in everything(grid) if not list(run_problems(each))]
-    told = sorted(rescore(each, machine, backend=kernels_of(run)).seconds or 0.0 for each in every)
+    answer = sorted(rescore(each, machine, backend=kernels_of(run)).seconds or 0.0 for each in every)
     assert len(every) == found.allowed
-    assert [each.seconds for each in found.ranked] == pytest.approx(told[:5])
+    assert [each.seconds for each in found.ranked] == pytest.approx(answer[:5])
 
 
-def test_what_is_told_of_a_layout_is_what_its_plan_tells() -> None:
+def test_what_is_said_of_a_layout_is_what_its_plan_says() -> None:
     run = run_for(8, {"preset": "gpt2-medium"}, seq_len=1024, global_batch=32)
     more = {"micro_batch": 1, "activation_checkpointing": "none"}
     found = tl.layouts(run, keep=3, fixed={**more, "schedule": "interleaved", "pipeline": 4})
     searched = (*found.ranked, *tl.layouts(run, keep=2, fixed=more).ranked)
     assert len(searched) == 5
     for each in searched:
-        told = tl.predict(each.run)
-        assert told.step_seconds == pytest.approx(each.seconds)
-        assert told.peak_nbytes == each.peak_nbytes
-        assert told.device_nbytes == each.device_nbytes
-        assert told.mfu == pytest.approx(each.mfu)
-        assert told.fits
+        answer = tl.predict(each.run)
+        assert answer.step_seconds == pytest.approx(each.seconds)
+        assert answer.peak_nbytes == each.peak_nbytes
+        assert answer.device_nbytes == each.device_nbytes
+        assert answer.mfu == pytest.approx(each.mfu)
+        assert answer.fits
     assert [each.seconds for each in found.ranked] == sorted(each.seconds for each in found.ranked)
     assert all(each.run.layout.schedule == "interleaved" for each in found.ranked)
 
@@ -449,11 +449,11 @@ def test_the_simplest_has_the_fewest_kinds_of_ranks_of_those_about_as_quick(devi
     assert simplest == fewest
 
 
-def test_uneven_stages_are_not_taken_for_a_tenth_of_a_percent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_uneven_stages_are_not_chosen_for_a_tenth_of_a_percent(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["layouts", "llama-3-8b", "--device", "h800-sxm", "--count", "8", "--fix", "context=4", "--keep", "3"]
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    best, simplest = told["ranked"][0], told["simplest"]
+    answer = json.loads(capsys.readouterr().out)
+    best, simplest = answer["ranked"][0], answer["simplest"]
     assert best["layout"]["stage_layers"]
     assert "stage_layers" not in simplest["layout"]
     assert best["step_seconds"] < simplest["step_seconds"] < 1.01 * best["step_seconds"]
@@ -468,7 +468,7 @@ def test_uneven_stages_are_not_taken_for_a_tenth_of_a_percent(capsys: pytest.Cap
     assert run.layout.stage_layers is None
 
 
-def test_what_is_said_beside_auto_is_kept() -> None:
+def test_what_is_said_with_auto_is_kept() -> None:
     run = load(AUTO, {"layout.auto": True, "layout.pipeline": 2, "recipe.micro_batch": 2})
     assert (run.layout.pipeline, run.recipe.micro_batch) == (2, 2)
     assert run.layout.devices == 4
@@ -477,7 +477,7 @@ def test_what_is_said_beside_auto_is_kept() -> None:
         load(AUTO, {"layout.auto": True, "layout.tensor": 2})
 
 
-def test_where_rules_allow_a_layout_and_memory_none_it_is_memory_that_is_told() -> None:
+def test_where_rules_allow_a_layout_and_memory_none_it_is_memory_that_is_named() -> None:
     large = {**AUTO, "model": {"preset": "llama-3-70b"}, "cluster": {"device": "h100-sxm", "count": 2}}
     rule = "fits 2 x h100-sxm: too large are parameters, gradients and optimizer state alone"
     with pytest.raises(InvalidInput, match=rule):
@@ -530,9 +530,9 @@ def test_the_command_fits_a_terminal_and_tells_programs_the_same(capsys: pytest.
     assert "[layout]" in shown
     assert "why not" in shown
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert len(told["ranked"]) == 3
-    assert told["searched"] >= told["allowed"] >= told["fitting"] >= told["accounted"]
+    answer = json.loads(capsys.readouterr().out)
+    assert len(answer["ranked"]) == 3
+    assert answer["searched"] >= answer["allowed"] >= answer["fitting"] >= answer["accounted"]
     assert main([*words, "--fix", "tensr=2"]) == 2
     assert "nearest that works: tensor" in capsys.readouterr().err
     assert main([*words, "--fix", "tensor=2", "--limit", "soon"]) == 2
@@ -550,7 +550,7 @@ def test_a_plan_prints_the_layout_that_it_found(capsys: pytest.CaptureFixture[st
     assert kernels_of(load(file)) == "sm90"
 
 
-def test_a_model_that_no_layout_takes_is_told_with_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_no_layout_takes_is_refused_with_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["layouts", "deepseek-v3", "--device", "h100-sxm", "--count", "65536"]
     assert main(words) == 2
     out = " ".join(capsys.readouterr().out.split())

@@ -106,7 +106,7 @@ def test_every_state_is_counted_and_rounded_up_to_whole_devices():
         assert (devices - 1) * memory < nbytes <= devices * memory
 
 
-def test_a_device_without_bf16_is_taken_at_fp16_and_says_so():
+def test_a_device_without_bf16_counts_at_fp16_and_says_so():
     answer = napkin(params="1B", tokens="20x", device="v100-sxm-16gb", count=8, mfu=0.4)
     assert (answer.dtype, answer.peak_flops_per_second) == ("fp16", 125e12)
     assert any("no bf16 matrix units" in each for each in answer.remarks)

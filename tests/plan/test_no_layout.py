@@ -56,8 +56,8 @@ def test_the_nearest_batch_and_devices_are_those_of_all_sizes_between(
     fewer = (each for each in range(devices - 1, 0, -1) if allowed(run, each, fixed))
     more = (each for each in range(devices + 1, 3 * devices) if allowed(run, each, fixed))
     nearest += [f"cluster.count={each}" for some in (fewer, more) for each in [next(some, None)] if each is not None]
-    told = str(why(run, fixed).nearest)
-    assert told.replace(" or ", ", ").split(", ")[: len(nearest)] == nearest
+    answer = str(why(run, fixed).nearest)
+    assert answer.replace(" or ", ", ").split(", ")[: len(nearest)] == nearest
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_adapters_have_no_account_over_several_devices_and_nothing_is_named_in_i
     rule = "found no layout that fits 4 x h100-sxm: adapters (recipe.lora_rank) are accounted for on one device only"
     for fixed in ({}, {"tensor": 2}):
         assert str(why(run, fixed)) == f"layout: {rule}"
-    with pytest.raises(InvalidInput) as told:
+    with pytest.raises(InvalidInput) as answer:
         tl.load(run, {"layout": "auto"})
-    assert str(told.value) == f"layout = 'auto': {rule}"
+    assert str(answer.value) == f"layout = 'auto': {rule}"
 
 
 def test_data_ranks_that_the_batch_is_no_multiple_of_are_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,12 +106,12 @@ def test_data_ranks_that_the_batch_is_no_multiple_of_are_named(capsys: pytest.Ca
     assert "why not" in out
     assert err.endswith(f"layout: {rule}{nearest}\n")
     assert main(["layouts", *words, "--json"]) == 2
-    told = json.loads(capsys.readouterr().out)
-    assert (told["allowed"], told["error"][0]["field"]) == (0, "layout")
-    assert told["error"][0]["sentence"] == f"layout: {rule}{nearest}"
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["allowed"], answer["error"][0]["field"]) == (0, "layout")
+    assert answer["error"][0]["sentence"] == f"layout: {rule}{nearest}"
 
 
-def test_memory_that_is_too_small_is_told_with_devices_that_have_enough() -> None:
+def test_memory_that_is_too_small_names_devices_that_have_enough() -> None:
     model = {"preset": "llama-3-70b"}
     run = run_for(2, model, seq_len=1024, global_batch=32)
     found = why(run, {"context": 1})
@@ -121,7 +121,7 @@ def test_memory_that_is_too_small_is_told_with_devices_that_have_enough() -> Non
         assert (there.best is not None) is fits
 
 
-def test_what_keeps_the_layouts_out_that_come_nearest_is_told() -> None:
+def test_what_keeps_the_layouts_out_that_come_nearest_is_said() -> None:
     """Where states fit and activations do not, more of the layouts may fail by their states."""
     run = run_for(8, {"preset": "llama-3-8b"}, seq_len=8192, global_batch=64)
     fixed = {"micro_batch": 8, "tensor": 1, "context": 1, "pipeline": 1, "activation_checkpointing": "none"}
@@ -129,7 +129,7 @@ def test_what_keeps_the_layouts_out_that_come_nearest_is_told() -> None:
     assert "too large are activations and gathered parameters, on top of the states" in found.rule
 
 
-def test_nothing_fixed_is_told_as_it_is_written() -> None:
+def test_nothing_fixed_is_said_as_it_is_written() -> None:
     run = run_for(8, SMALL)
     with pytest.raises(InvalidInput, match=r"fits 8 x h100-sxm with tensor = 3; nearest that works: layout\.tensor=2$"):
         raise InvalidInput([why(run, {"tensor": 3})])

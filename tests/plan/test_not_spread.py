@@ -41,22 +41,22 @@ def run_of(name: str, count: int, **recipe: Any) -> tl.Run:
 )  # fmt: skip
 def test_a_batch_that_cannot_be_spread_has_no_bill(count: int, recipe: dict[str, Any], why: str) -> None:
     run = run_of("gpt2", count, **recipe)
-    told = tl.predict(run)
-    assert told.impossible == (why,)
-    assert all(getattr(told, name) is None for name in OF_THE_RUN)
+    answer = tl.predict(run)
+    assert answer.impossible == (why,)
+    assert all(getattr(answer, name) is None for name in OF_THE_RUN)
     alone = tl.predict(tl.load({"model": {"preset": "gpt2"}, "recipe": vars(run.recipe), "cluster": A100}))
-    assert told.step_seconds == alone.step_seconds
-    assert told.tokens_per_second == alone.tokens_per_second
-    assert told.mfu == alone.mfu
-    assert not any("without loss" in each for each in told.notes)
+    assert answer.step_seconds == alone.step_seconds
+    assert answer.tokens_per_second == alone.tokens_per_second
+    assert answer.mfu == alone.mfu
+    assert not any("without loss" in each for each in answer.notes)
 
 
 @pytest.mark.parametrize(("count", "batch", "micro_batch"), [(8, 8, 1), (8, 64, 4), (4, 8, None), (1, 3, 1)])
 def test_what_can_be_shared_is_billed(count: int, batch: int, micro_batch: int | None) -> None:
-    told = tl.predict(run_of("gpt2", count, global_batch=batch, micro_batch=micro_batch))
-    assert told.impossible == ()
-    assert told.money == pytest.approx(2.0 * told.device_hours)
-    assert told.tokens_per_second == pytest.approx(count * batch * 1024 / told.step_seconds)
+    answer = tl.predict(run_of("gpt2", count, global_batch=batch, micro_batch=micro_batch))
+    assert answer.impossible == ()
+    assert answer.money == pytest.approx(2.0 * answer.device_hours)
+    assert answer.tokens_per_second == pytest.approx(count * batch * 1024 / answer.step_seconds)
 
 
 def test_a_batch_can_be_shared_where_replicas_have_whole_micro_batches() -> None:
@@ -71,34 +71,34 @@ def test_a_batch_can_be_shared_where_replicas_have_whole_micro_batches() -> None
 
 
 def test_a_model_that_no_device_holds_has_no_bill() -> None:
-    told = tl.predict(run_of("llama-3-70b", 64, global_batch=64))
-    (why,) = told.impossible
+    answer = tl.predict(run_of("llama-3-70b", 64, global_batch=64))
+    (why,) = answer.impossible
     assert why.startswith("a device needs ")
     assert why.endswith(" for the whole model and its part of the sequences, and has 84.98 GB")
-    assert told.money is None
+    assert answer.money is None
 
 
 def test_what_a_device_needs_is_said_of_one_device_in_each_sentence() -> None:
     """The reason is about a device with its part of the sequences, all the rest about one that does all of it."""
     run = run_of("llama-3-8b", 64, global_batch=64, micro_batch=None)
-    told = tl.predict(run)
-    assert told.bottleneck is not None
-    assert told.device_nbytes is not None
-    alone = f"one device that does all of it alone needs {format_nbytes(told.device_nbytes)}"
-    assert told.bottleneck.sentence.startswith(f"{alone} and has 84.98 GB; ")
-    assert told.impossible[0].endswith(" for the whole model and its part of the sequences, and has 84.98 GB")
+    answer = tl.predict(run)
+    assert answer.bottleneck is not None
+    assert answer.device_nbytes is not None
+    alone = f"one device that does all of it alone needs {format_nbytes(answer.device_nbytes)}"
+    assert answer.bottleneck.sentence.startswith(f"{alone} and has 84.98 GB; ")
+    assert answer.impossible[0].endswith(" for the whole model and its part of the sequences, and has 84.98 GB")
     out = " ".join(str(plan(run)).split())
-    needed = format_nbytes(told.device_nbytes)
+    needed = format_nbytes(answer.device_nbytes)
     assert f"does NOT fit: {needed} on one device that does all of it alone" in out
     assert f"a device needs {needed}" not in out
 
 
 def test_a_batch_that_is_too_large_for_one_device_alone_is_shared() -> None:
-    """Without a micro-batch one device is told with all sequences; each of several has its part."""
-    told = tl.predict(run_of("gpt2", 64, global_batch=1024, micro_batch=None))
-    assert told.fits is False
-    assert told.impossible == ()
-    assert told.money is not None
+    """Without a micro-batch one device has all sequences; each of several has its part."""
+    answer = tl.predict(run_of("gpt2", 64, global_batch=1024, micro_batch=None))
+    assert answer.fits is False
+    assert answer.impossible == ()
+    assert answer.money is not None
     assert tl.predict(run_of("gpt2", 2, global_batch=1024, micro_batch=None)).impossible
 
 
@@ -118,12 +118,12 @@ def test_a_plan_says_it_before_any_number() -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_a_bill_that_rests_on_sharing_says_so_beside_the_step() -> None:
+def test_a_bill_that_rests_on_sharing_says_so_with_the_step() -> None:
     out = " ".join(str(plan(run_of("gpt2", 8, global_batch=8))).split())
     assert " on one device alone, shared by 8 without loss; goodput " in out
 
 
-def test_programs_are_told_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_programs_read_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
         '[model]\npreset = "gpt2"\n[recipe]\nseq_len = 1024\nglobal_batch = 1\ntokens = "1B"\n'
@@ -131,13 +131,13 @@ def test_programs_are_told_why(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     )
     words = [str(file)]
     assert main(["plan", *words, "--json"]) == 2
-    told = json.loads(capsys.readouterr().out)["forecast"]
-    assert told["impossible"] == ["1 sequence a step cannot be spread over 8 devices"]
-    assert told["money"] is None
+    answer = json.loads(capsys.readouterr().out)["forecast"]
+    assert answer["impossible"] == ["1 sequence a step cannot be spread over 8 devices"]
+    assert answer["money"] is None
     assert main(["advise", *words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["impossible"] == ["1 sequence a step cannot be spread over 8 devices"]
-    assert told["total_seconds"] is None
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["impossible"] == ["1 sequence a step cannot be spread over 8 devices"]
+    assert answer["total_seconds"] is None
 
 
 def test_advice_says_it_first_and_what_makes_it_possible_leads() -> None:

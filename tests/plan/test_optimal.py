@@ -136,14 +136,14 @@ def test_nonsense_is_a_sentence(given_as, sentence):
 
 def test_every_choice_spends_the_budget_and_names_its_source():
     answer = optimal(read_budget(flops="6e23"), unique_tokens=1e12, inference_tokens=1e12, parameters=8e9)
-    told = document(answer).data()
-    for choice in told["choices"]:
+    forecast = document(answer).data()
+    for choice in forecast["choices"]:
         assert isclose(6 * choice["parameters"]["value"] * choice["tokens"], 6e23, rel_tol=1e-9)
         assert choice["source"]
         assert choice["date"]
-    assert told["asked"]["parameters"] == 8e9
-    assert told["repeated"]["law"] == "muennighoff"
-    assert set(told) >= {"budget", "choices", "off_optimum", "served", "repeated", "affordable"}
+    assert forecast["asked"]["parameters"] == 8e9
+    assert forecast["repeated"]["law"] == "muennighoff"
+    assert set(forecast) >= {"budget", "choices", "off_optimum", "served", "repeated", "affordable"}
 
 
 @pytest.mark.parametrize(

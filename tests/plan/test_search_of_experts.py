@@ -1,4 +1,4 @@
-"""Layouts of mixtures of experts: what is told of their messages is kept, and the bounds stay below the accounts."""
+"""Layouts of mixtures of experts: what is said of their messages is kept, and the bounds stay below the accounts."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def test_bounds_count_what_experts_send_and_no_other_micro_batch_hides(schedule:
     run = run_for(64, {"preset": "qwen3-30b-a3b"}, seq_len=1024, global_batch=256)
     fixed = {"micro_batch": 1, "context": 1, "tensor": 1, "pipeline": 4, "expert": 16, "schedule": schedule,
              "activation_checkpointing": "selective", "zero": 3}  # fmt: skip
-    told = []
+    answer = []
     for overlap in (("gradients",), ("gradients", "experts")):
         found = list(bounded(run, 3, 3, {**fixed, "overlap": overlap}))
         hides = schedule != "1f1b" and "experts" in overlap
         assert {"experts" in (one.layout.overlap or ()) for _, _, one in found} == {hides}
         assert all(nbytes <= 1 and seconds < 1.01 for nbytes, seconds, _ in found)
-        told.append([seconds for _, seconds, _ in found])
-    assert told[1] == pytest.approx(told[0], abs=0.05)
+        answer.append([seconds for _, seconds, _ in found])
+    assert answer[1] == pytest.approx(answer[0], abs=0.05)
 
 
-def test_bounds_of_an_interleaved_pipeline_hold_the_forward_that_runs_beside_a_backward() -> None:
+def test_bounds_of_an_interleaved_pipeline_hold_the_forward_that_overlaps_a_backward() -> None:
     run = run_for(32, {"preset": "deepseek-v2-lite"}, seq_len=4096, global_batch=128)
     fixed = {"micro_batch": 1, "context": 1, "pipeline": 4, "schedule": "interleaved", "virtual_stages": 7,
              "expert": 8, "activation_checkpointing": "none", "zero": 1}  # fmt: skip
@@ -77,7 +77,7 @@ def test_modules_that_predict_ahead_have_bounds_in_pipelines() -> None:
     assert all(nbytes <= 1 for nbytes, _, _ in found)
 
 
-def test_what_runs_beside_compute_is_kept_where_the_layout_has_it() -> None:
+def test_what_overlaps_compute_is_kept_where_the_layout_has_it() -> None:
     run = run_for(16, EXPERTS, global_batch=32)
     run = whole(replace(run, layout=replace(run.layout, overlap=("gradients", "tensor", "experts"))))
 
@@ -98,13 +98,13 @@ def test_what_runs_beside_compute_is_kept_where_the_layout_has_it() -> None:
     assert run_of(one, shape, alone, Sharding(1, 16, 1)).layout.overlap == ("gradients",)
 
 
-def test_a_search_keeps_what_it_is_told_of_experts() -> None:
+def test_a_search_keeps_what_is_fixed_of_experts() -> None:
     run = run_for(16, {"preset": "deepseek-v2-lite"}, seq_len=1024, global_batch=64)
-    told = replace(run.layout, expert_send="nodes", overlap=("gradients", "experts"))
+    answer = replace(run.layout, expert_send="nodes", overlap=("gradients", "experts"))
     fixed = {"expert": 16, "pipeline": 1, "micro_batch": 1, "tensor": 1, "context": 1, "zero": 1, "shard": 16}
     plain: dict[str, Any] = {"expert_send": "copies", "overlap": ("gradients",)}
     seconds = []
-    for layout, more in ((told, {}), (run.layout, {}), (run.layout, plain)):
+    for layout, more in ((answer, {}), (run.layout, {}), (run.layout, plain)):
         best = tl.layouts(replace(run, layout=layout), fixed={**fixed, **more}, limit_seconds=2).best
         assert best is not None
         sends = best.run.layout.expert_send, best.run.layout.overlap
@@ -128,15 +128,15 @@ def test_no_way_to_send_to_experts_is_quicker_than_what_the_search_finds() -> No
             grid = grid_of(whole(run), 16, {**fixed, "expert_send": send, "overlap": overlap})
             for each in everything(grid):
                 if each not in seconds and not list(run_problems(each)):
-                    told = rescore(each, machine, backend=kernels_of(each))
-                    if told.fits:
-                        seconds[each] = told.seconds or 0.0
+                    answer = rescore(each, machine, backend=kernels_of(each))
+                    if answer.fits:
+                        seconds[each] = answer.seconds or 0.0
     assert len(seconds) > 4
     assert found.best is not None
     assert found.best.run == min(seconds, key=lambda each: seconds[each])
 
 
-def test_a_plainer_way_to_send_is_taken_where_it_is_about_as_quick() -> None:
+def test_a_plainer_way_to_send_is_chosen_where_it_is_about_as_quick() -> None:
     """Two experts' ranks in a node: what programs must do for so little is not asked for."""
     run = run_for(16, {"preset": "mixtral-8x7b"}, seq_len=4096, global_batch=256)
     fixed = {"micro_batch": 1, "context": 1, "tensor": 1, "expert": 2, "pipeline": 4, "schedule": "1f1b"}
@@ -148,9 +148,9 @@ def test_a_plainer_way_to_send_is_taken_where_it_is_about_as_quick() -> None:
     assert found.best.seconds < found.simplest.seconds <= AS_QUICK * found.best.seconds
     assert found.simplest.seconds == pytest.approx(tl.predict(found.simplest.run).step_seconds)
     asked = replace(run, layout=replace(run.layout, expert_send="nodes"))
-    told = tl.layouts(asked, fixed=fixed, keep=3, limit_seconds=2).simplest
-    assert told is not None
-    assert told.run.layout.expert_send == "nodes"  # who says so gets it
+    answer = tl.layouts(asked, fixed=fixed, keep=3, limit_seconds=2).simplest
+    assert answer is not None
+    assert answer.run.layout.expert_send == "nodes"  # who says so gets it
 
 
 def test_experts_of_a_capacity_get_copies() -> None:
@@ -167,7 +167,7 @@ def test_experts_of_a_capacity_get_copies() -> None:
         assert any("expert_send" in each for each in blocks.rejected) is (said == "nodes")
 
 
-def test_what_is_told_of_experts_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed_of_experts_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["layouts", "deepseek-v2-lite", "--device", "h800-sxm", "--count", "32", "--keep", "2", "--limit", "1s",
              "--set", "recipe.seq_len=4096", "--set", "recipe.global_batch=256", "--fix", "micro_batch=1",
              "--fix", "pipeline=1", "--fix", "context=1", "--fix", "expert=16"]  # fmt: skip
@@ -202,7 +202,7 @@ def test_what_is_told_of_experts_can_be_pasted(capsys: pytest.CaptureFixture[str
     assert "nearest that works: experts" in " ".join(capsys.readouterr().err.split())
 
 
-def test_what_makes_experts_send_less_or_beside_compute_is_advised() -> None:
+def test_what_makes_experts_send_less_or_overlap_compute_is_advised() -> None:
     run = run_for(16, {"preset": "deepseek-v2-lite"}, seq_len=4096, global_batch=256, micro_batch=1)
     run = replace(run, layout=replace(run.layout, shard=16, expert=16))
     found = {each.sets: each for each in tl.advise(run, together=0).alone}

@@ -156,7 +156,7 @@ def test_nothing_fits():
         ({"activation_checkpointing": "full"}, "not even with states in 16,384 parts"),
     ],
 )  # fmt: skip
-def test_states_that_cannot_be_sharded_are_told_by_the_rule(recipe, why):
+def test_states_that_cannot_be_sharded_are_refused_with_the_rule(recipe, why):
     fields = {"seq_len": 1024, "global_batch": 1, "steps": 1, **recipe}
     run = load({"model": {"preset": "llama-3-70b"}, "recipe": fields, "cluster": {"device": "l4"}})
     found = tl.fit(run, of="devices", changes=False)["devices"]
@@ -241,9 +241,9 @@ def test_what_is_not_known_is_a_sentence():
 def test_the_answers_as_plain_data():
     import json
 
-    told = document(tl.fit(run_of(layout={"shard": 2}), changes=False)).data()
-    assert json.loads(json.dumps(told)) == told
-    row = told["rows"][0]
+    answer = document(tl.fit(run_of(layout={"shard": 2}), changes=False)).data()
+    assert json.loads(json.dumps(answer)) == answer
+    row = answer["rows"][0]
     assert set(row["answers"]) == set(QUESTIONS)
     assert row["answers"]["model"]["model"]["d_model"] > 0
     assert row["answers"]["sequence"]["beyond"]["category"] in row["answers"]["sequence"]["beyond"]["by_category"]

@@ -85,7 +85,7 @@ def test_every_problem_of_a_damaged_file_is_named(small, tmp_path):
     path.write_text(text.replace("backend", "beckand").replace("seconds = 2e-06", "seconds = 0.0"))
     with pytest.raises(InvalidInput) as caught:
         read_calibration(path)
-    told = str(caught.value)
+    answer = str(caught.value)
     for sentence in (
         "threads = 'two': must be a whole number",
         "kernels[2].kind = 'cpoy': must be one of matmul, attention",
@@ -93,7 +93,7 @@ def test_every_problem_of_a_damaged_file_is_named(small, tmp_path):
         "backend: is missing",
         "kernels[1].seconds = 0.0: must be positive",
     ):
-        assert sentence in told
+        assert sentence in answer
 
 
 def test_a_torn_file_is_a_sentence(small, tmp_path):

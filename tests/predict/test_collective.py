@@ -174,7 +174,7 @@ def test_where_groups_stand_is_what_laying_out_every_rank_gives(
     layout = Layout(tensor=tensor, shard=shard, replicate=replicate)
     for group, ranks, apart in (("shard", shard, tensor), ("replicate", replicate, tensor * shard)):
         if per_node % apart and apart < per_node:
-            continue  # uneven steps from rank to rank: told by as many as always fit
+            continue  # uneven steps from rank to rank: compared by as many as always fit
         parts = []
         for first in range(layout.devices):
             if first // apart % ranks == 0:

@@ -17,11 +17,11 @@ def run(**changes):
 
 
 def test_what_the_run_file_says_goes_before_what_was_published():
-    told = conditions(run(), H100)
-    assert told.mtbf_seconds == pytest.approx(50677 * 3600 / 64)
-    assert told.restart_seconds == 660
-    assert told.storage_bytes_per_second == 64 * 122e6
-    assert told.host_bytes_per_second == H100.fabric.host.reached
+    answer = conditions(run(), H100)
+    assert answer.mtbf_seconds == pytest.approx(50677 * 3600 / 64)
+    assert answer.restart_seconds == 660
+    assert answer.storage_bytes_per_second == 64 * 122e6
+    assert answer.host_bytes_per_second == H100.fabric.host.reached
     said = {"cluster.mtbf_device_hours": 6400, "cluster.restart_seconds": "2min",
             "cluster.storage_bytes_per_second": "5GB"}  # fmt: skip
     own = conditions(run(**said), H100)
@@ -31,7 +31,7 @@ def test_what_the_run_file_says_goes_before_what_was_published():
     assert own.notes == ()
 
 
-def test_what_stands_in_is_named_with_its_source():
+def test_what_is_assumed_is_named_with_its_source():
     (note,) = conditions(run(), H100).notes
     assert note == (
         "assumed, as the run file does not say: an interruption every 50,677 device-hours "
@@ -47,8 +47,8 @@ def test_a_machine_that_was_measured_has_its_own_storage_and_no_failures():
         title="a machine", backend="cpu", date="2026-01-01", torch_version="2", threads=1, kernels=(),
         storage_bytes_per_second=3e8,
     )  # fmt: skip
-    told = conditions(run(), machine)
-    assert (told.storage_bytes_per_second, told.mtbf_seconds, told.notes) == (3e8, None, ())
+    answer = conditions(run(), machine)
+    assert (answer.storage_bytes_per_second, answer.mtbf_seconds, answer.notes) == (3e8, None, ())
     (compiling,) = conditions(run(**{"recipe.compile": True}), machine).notes
     assert compiling == "compiling is not in it: how long it takes was not measured here"
     own = conditions(run(**{"cluster.mtbf_device_hours": 64, "cluster.storage_bytes_per_second": "1GB"}), machine)

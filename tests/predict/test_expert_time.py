@@ -164,7 +164,7 @@ def test_what_hides_is_what_the_same_block_computes_the_other_way() -> None:
         assert after < before
 
 
-def test_one_forward_more_is_ahead_where_forwards_run_beside_backwards() -> None:
+def test_one_forward_more_is_ahead_where_forwards_overlap_backwards() -> None:
     """So the last stage's backward has not to wait for the forward that it runs beside (Megatron Core)."""
     for stage in range(4):
         plain = order("interleaved", stage, 4, 2, 8)
@@ -194,7 +194,7 @@ def test_what_is_alone_takes_longer_and_nothing_else(schedule: str) -> None:
     )
 
 
-def test_all_stages_are_told_against_one_peak() -> None:
+def test_all_stages_are_compared_with_one_peak() -> None:
     """The head is in 16 bits and most of the last stage, whose ideal time is of 8 bits all the same."""
     model = {**MODEL, "vocab_size": 65536}
     for precision in ("fp8-rowwise", "bf16-mixed"):

@@ -37,9 +37,9 @@ def test_the_mean_time_is_that_of_simulated_runs(interval, write, restart, mtbf)
     times = [simulated(work, interval, write=write, restart=restart, mtbf=mtbf, draw=draw) for _ in range(runs)]
     mean = sum(times) / runs
     error = math.sqrt(sum((each - mean) ** 2 for each in times) / (runs - 1) / runs)
-    told = expected_seconds(work, interval, write=write, restart=restart, mtbf=mtbf)
-    assert abs(told - mean) < 4 * error
-    assert 4 * error < 0.03 * told  # else the simulation would say little
+    answer = expected_seconds(work, interval, write=write, restart=restart, mtbf=mtbf)
+    assert abs(answer - mean) < 4 * error
+    assert 4 * error < 0.03 * answer  # else the simulation would say little
 
 
 @given(write=st.floats(0.1, 600.0), mtbf=st.floats(3600.0, 1e7), restart=st.floats(0.0, 2000.0))
@@ -52,8 +52,8 @@ def test_no_interval_is_better_than_dalys_by_more_than_a_hundredth(write, mtbf, 
             work, work / max(1, round(work / interval)), write=write, restart=restart, mtbf=mtbf
         )  # fmt: skip
 
-    told = of(best)
-    assert all(told <= 1.01 * of(best * factor) for factor in (0.2, 0.5, 0.8, 1.25, 2.0, 5.0))
+    answer = of(best)
+    assert all(answer <= 1.01 * of(best * factor) for factor in (0.2, 0.5, 0.8, 1.25, 2.0, 5.0))
 
 
 def test_dalys_interval_is_youngs_where_saving_is_quick():
@@ -68,10 +68,10 @@ def test_dalys_interval_is_youngs_where_saving_is_quick():
 def test_failures_only_cost(interval, write, restart, mtbf):
     work = 1e5
     saves = math.ceil(work / interval - 1e-9)
-    told = expected_seconds(work, interval, write=write, restart=restart, mtbf=mtbf)
-    assert told >= (work + saves * write) * (1 - 1e-9)
-    assert told <= expected_seconds(work, interval, write=write, restart=restart, mtbf=mtbf / 2)
-    assert told <= expected_seconds(work, interval, write=write, restart=restart + 1, mtbf=mtbf)
+    answer = expected_seconds(work, interval, write=write, restart=restart, mtbf=mtbf)
+    assert answer >= (work + saves * write) * (1 - 1e-9)
+    assert answer <= expected_seconds(work, interval, write=write, restart=restart, mtbf=mtbf / 2)
+    assert answer <= expected_seconds(work, interval, write=write, restart=restart + 1, mtbf=mtbf)
 
 
 def test_a_run_that_never_ends_is_infinite():

@@ -54,9 +54,9 @@ def test_energy_is_of_the_rated_power_and_what_the_cluster_says():
     assert forecast(run(), ledger(), SHEET).kwh is None
     assert forecast(run(), ledger(), sheet).kwh == pytest.approx(0.5 * hours)
     cluster = Cluster(power_share=0.8, power_usage_effectiveness=1.1, grid_kg_co2_per_kwh=0.4)
-    told = forecast(replace(run(), cluster=cluster), ledger(), sheet)
-    assert told.kwh == pytest.approx(0.5 * 0.8 * 1.1 * hours)
-    assert told.co2_kg == pytest.approx(0.4 * told.kwh)
+    answer = forecast(replace(run(), cluster=cluster), ledger(), sheet)
+    assert answer.kwh == pytest.approx(0.5 * 0.8 * 1.1 * hours)
+    assert answer.co2_kg == pytest.approx(0.4 * answer.kwh)
     assert forecast(run(), ledger(), sheet).co2_kg is None
 
 
@@ -70,23 +70,23 @@ def test_what_does_not_fit_is_the_bottleneck():
 
 
 def test_a_waterfall_leads_from_the_napkin_to_the_whole_run():
-    told = forecast(run(), ledger(), SHEET)
-    assert sum(each.nanoseconds for each in told.waterfall) == nanoseconds(told.total_seconds)
-    bars = {each.cause: each.seconds for each in told.waterfall if each.nanoseconds}
+    answer = forecast(run(), ledger(), SHEET)
+    assert sum(each.nanoseconds for each in answer.waterfall) == nanoseconds(answer.total_seconds)
+    bars = {each.cause: each.seconds for each in answer.waterfall if each.nanoseconds}
     napkin = 6 * parameters(MODEL).active * 32 * 10 / 1e12
     assert bars[NAPKIN] == pytest.approx(napkin, abs=1e-9)
     assert bars[NAPKIN] + bars[BEYOND] == pytest.approx(30.0)
     assert bars["evaluation"] == pytest.approx(2.0)
-    assert told.bottleneck.name == "compute"
+    assert answer.bottleneck.name == "compute"
 
 
 def test_a_forecast_without_the_newer_fields_is_still_read():
-    told = forecast(run(), ledger(), SHEET)
+    answer = forecast(run(), ledger(), SHEET)
     newer = ("days", "kwh", "co2_kg", "goodput", "interruptions", "checkpoint_every", "step_causes", "waterfall",
              "bottleneck", "device_nbytes", "usable_nbytes", "fits")  # fmt: skip
-    old = {name: each for name, each in to_plain(told).items() if name not in newer}
-    assert from_plain(Forecast, old).total_seconds == told.total_seconds
-    assert from_plain(Forecast, to_plain(told)) == told
+    old = {name: each for name, each in to_plain(answer).items() if name not in newer}
+    assert from_plain(Forecast, old).total_seconds == answer.total_seconds
+    assert from_plain(Forecast, to_plain(answer)) == answer
 
 
 def test_fewer_tokens_than_a_step_has_are_named():

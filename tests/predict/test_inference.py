@@ -82,41 +82,41 @@ def test_layers_with_a_window_stop_growing():
     ],
 )
 def test_published_sizes_of_quantized_models(name, weights, quantized, published, within):
-    told = Serving(weights=weights, quantized=quantized)
-    nbytes = dict(account_serving(run_of(name), told, backend="cuda").resident)["frozen weights"]
+    answer = Serving(weights=weights, quantized=quantized)
+    nbytes = dict(account_serving(run_of(name), answer, backend="cuda").resident)["frozen weights"]
     assert abs(nbytes / published - 1) < within
 
 
 def test_decode_of_one_sequence_reads_weights_and_cache_once():
     run, device = run_of("llama-3-8b"), catalog.device("h100-sxm")
-    told = tl.inference(run, batch=1, context=8192)
+    answer = tl.inference(run, batch=1, context=8192)
     spec = run.model
     head_and_blocks = 2 * (parameters(spec).total - spec.vocab_size * spec.d_model)
-    assert told.moved_nbytes["weights"] == head_and_blocks + 2 * spec.d_model
-    assert told.moved_nbytes["cache"] == 8192 * 128 * KIB
-    by_hand = (told.moved_nbytes["weights"] + told.moved_nbytes["cache"]) / device.memory_bytes_per_second
-    assert told.time.limit == "memory"
-    assert told.time.bound_seconds == pytest.approx(by_hand, rel=2e-3)
-    assert told.time.expected_seconds > told.time.bound_seconds
-    assert told.expected_tokens_per_second * told.time.expected_seconds == pytest.approx(1)
+    assert answer.moved_nbytes["weights"] == head_and_blocks + 2 * spec.d_model
+    assert answer.moved_nbytes["cache"] == 8192 * 128 * KIB
+    by_hand = (answer.moved_nbytes["weights"] + answer.moved_nbytes["cache"]) / device.memory_bytes_per_second
+    assert answer.time.limit == "memory"
+    assert answer.time.bound_seconds == pytest.approx(by_hand, rel=2e-3)
+    assert answer.time.expected_seconds > answer.time.bound_seconds
+    assert answer.expected_tokens_per_second * answer.time.expected_seconds == pytest.approx(1)
     # Pope et al. 2022, section 2: 2 N of a token, and attention 4 L d T more.
     two_n = 2 * (parameters(spec).total - spec.vocab_size * spec.d_model)
     norms = 2 * parameters(spec).by_component["norms"]
-    assert told.ledger.matmul_flops == two_n - norms + 4 * spec.n_layers * spec.d_model * 8192
+    assert answer.ledger.matmul_flops == two_n - norms + 4 * spec.n_layers * spec.d_model * 8192
 
 
 def test_a_long_prompt_is_bound_by_compute_and_costs_as_training_forward():
     from trainledger.ledger.step import account
 
     run = run_of("llama-3-8b")
-    told = tl.inference(run, phase="prefill", context=8192)
-    assert told.time.limit == "compute"
+    answer = tl.inference(run, phase="prefill", context=8192)
+    assert answer.time.limit == "compute"
     training = account(replace(run, recipe=replace(run.recipe, seq_len=8192, precision="bf16", attention="flash")),
                        backend="cuda")  # fmt: skip
     forward = training.filter(lambda each: each.phase == "forward").matmul_flops
     logits = 2 * run.model.d_model * run.model.vocab_size
-    assert told.ledger.matmul_flops == forward - 8191 * logits  # logits of the last token only
-    assert told.bound_tokens_per_second == pytest.approx(8192 / told.time.bound_seconds)
+    assert answer.ledger.matmul_flops == forward - 8191 * logits  # logits of the last token only
+    assert answer.bound_tokens_per_second == pytest.approx(8192 / answer.time.bound_seconds)
 
 
 SMALL = {
@@ -130,12 +130,12 @@ SMALL = {
 
 
 @pytest.mark.parametrize(("weights", "compute", "wide"), [("fp32", "bf16", 4), ("bf16", "fp32", 2)])
-def test_weights_that_are_wider_than_the_products_are_read_as_they_are_held(weights, compute, wide):
+def test_weights_that_are_wider_than_the_matmuls_are_read_as_they_are_stored(weights, compute, wide):
     run = tl.load({"model": SMALL, "recipe": {"seq_len": 8, "global_batch": 1, "steps": 1}, "cluster": H100})
-    told = tl.inference(run, phase="decode", context=8, weights=weights, compute=compute)
-    products = [each for each in told.ledger if each.kind == "matmul" and each.path.endswith("up_proj")]
+    answer = tl.inference(run, phase="decode", context=8, weights=weights, compute=compute)
+    products = [each for each in answer.ledger if each.kind == "matmul" and each.path.endswith("up_proj")]
     assert sum(each.read for each in products) == pytest.approx(wide * 64 * 96, rel=0.05)
-    assert 0 <= told.moved_nbytes["activations"] < told.moved_nbytes["weights"]
+    assert 0 <= answer.moved_nbytes["activations"] < answer.moved_nbytes["weights"]
 
 
 @settings(max_examples=25, deadline=None)
@@ -150,10 +150,10 @@ def test_what_must_grow_grows(batch, context, kv, window, phase, weights, cache)
     one = Serving(phase=phase, batch=batch, context=context, weights=weights, cache=cache)
     machine = tl.machine_of(run)
 
-    def told(serving):
+    def answer(serving):
         return module.inference(run, serving, machine, backend="cuda", table=False)
 
-    here, more, longer = told(one), told(replace(one, batch=batch + 1)), told(replace(one, context=context + 1))
+    here, more, longer = answer(one), answer(replace(one, batch=batch + 1)), answer(replace(one, context=context + 1))
     assert sum(here.moved_nbytes.values()) == here.ledger.total("read") + here.ledger.total("written")
     assert min(here.moved_nbytes.values()) >= 0
     for other in (more, longer):
@@ -170,26 +170,26 @@ def test_what_must_grow_grows(batch, context, kv, window, phase, weights, cache)
 def test_what_tensor_ranks_send_is_in_the_bound_by_its_bytes(batch: int) -> None:
     # Two sums a layer and one of the embedding, each of a row of d_model for every sequence; the logits are gathered.
     run = run_of("llama-3-70b", "a100-sxm-80gb", tensor=8)
-    told = tl.inference(run, batch=batch, context=1024)
+    answer = tl.inference(run, batch=batch, context=1024)
     spec, link = run.model, catalog.device("a100-sxm-80gb").link_bytes_per_second
-    assert told.collectives == {"all_reduce": 2 * spec.n_layers + 1, "all_gather": 1}
+    assert answer.collectives == {"all_reduce": 2 * spec.n_layers + 1, "all_gather": 1}
     sent = 7 / 8 * 2 * batch * (2 * (2 * spec.n_layers + 1) * spec.d_model + spec.vocab_size)
-    assert told.time is not None
-    assert told.time.bound_seconds_by_limit["links"] == pytest.approx(sent / link)
-    assert sum(told.time.bound_seconds_by_limit.values()) == pytest.approx(told.time.bound_seconds)
+    assert answer.time is not None
+    assert answer.time.bound_seconds_by_limit["links"] == pytest.approx(sent / link)
+    assert sum(answer.time.bound_seconds_by_limit.values()) == pytest.approx(answer.time.bound_seconds)
     # As they run, they also have to begin.
-    assert told.time.expected_link_seconds > told.time.bound_seconds_by_limit["links"]
-    moved = told.time.expected_seconds - told.time.expected_link_seconds
-    assert moved > told.time.bound_seconds_by_limit["memory"]
+    assert answer.time.expected_link_seconds > answer.time.bound_seconds_by_limit["links"]
+    moved = answer.time.expected_seconds - answer.time.expected_link_seconds
+    assert moved > answer.time.bound_seconds_by_limit["memory"]
 
 
 def test_slower_links_and_larger_batches_never_make_collectives_quicker() -> None:
     def links(batch: int, device: Device) -> tuple[float, float]:
         run = run_of("llama-3-8b", "a100-sxm-80gb", tensor=8)
-        told = module.inference(run, Serving(batch=batch), device, backend="cuda", table=False)
-        assert told.time is not None
-        assert told.time.expected_link_seconds is not None
-        return told.time.bound_seconds_by_limit["links"], told.time.expected_link_seconds
+        answer = module.inference(run, Serving(batch=batch), device, backend="cuda", table=False)
+        assert answer.time is not None
+        assert answer.time.expected_link_seconds is not None
+        return answer.time.bound_seconds_by_limit["links"], answer.time.expected_link_seconds
 
     device = catalog.placed(catalog.device("a100-sxm-80gb"), run_of("llama-3-8b").cluster)
     node = device.fabric.node
@@ -210,9 +210,9 @@ def test_collectives_are_named_with_their_part_of_the_time(capsys: pytest.Captur
     assert "everything else fused into them, and 65 all-reduces and 1 all-gather between tensor ranks: " in said
     assert said.count("65 all-reduces and 1 all-gather between tensor ranks") == 2
     assert main([*words, "--count", "8", "--set", "layout.tensor=8", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["collectives"] == {"all_reduce": 65, "all_gather": 1}
-    assert 0 < told["time"]["bound_seconds_by_limit"]["links"] < told["time"]["expected_link_seconds"]
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["collectives"] == {"all_reduce": 65, "all_gather": 1}
+    assert 0 < answer["time"]["bound_seconds_by_limit"]["links"] < answer["time"]["expected_link_seconds"]
     assert main(words) == 0
     assert "between tensor ranks" not in capsys.readouterr().out
 
@@ -234,17 +234,17 @@ def test_tensor_ranks_divide_weights_and_cache():
 
 
 def test_the_largest_batch_fits_and_one_more_does_not():
-    told = tl.inference(run_of("llama-3-8b"), batch=8, context=8192)
-    rows = {each.batch: each for each in told.batches}
-    assert rows[told.largest_batch].fits
-    assert rows[told.largest_batch + 1].fits is False
-    assert rows[8].time == told.time
-    assert (told.fits, "NOT fit" in repr(told)) == (True, False)
-    larger = tl.inference(run_of("llama-3-8b"), batch=told.largest_batch + 1, context=8192)
+    answer = tl.inference(run_of("llama-3-8b"), batch=8, context=8192)
+    rows = {each.batch: each for each in answer.batches}
+    assert rows[answer.largest_batch].fits
+    assert rows[answer.largest_batch + 1].fits is False
+    assert rows[8].time == answer.time
+    assert (answer.fits, "NOT fit" in repr(answer)) == (True, False)
+    larger = tl.inference(run_of("llama-3-8b"), batch=answer.largest_batch + 1, context=8192)
     assert (larger.fits, repr(larger).endswith(" s, does NOT fit)")) == (False, True)
     quantized = tl.inference(run_of("llama-3-8b"), batch=8, context=8192, weights="int4", cache="fp8")
-    assert quantized.largest_batch > 2 * told.largest_batch
-    assert quantized.time.bound_seconds < told.time.bound_seconds
+    assert quantized.largest_batch > 2 * answer.largest_batch
+    assert quantized.time.bound_seconds < answer.time.bound_seconds
 
 
 def test_experts_are_read_when_a_token_is_sent_to_them():
@@ -265,11 +265,11 @@ def test_experts_are_read_when_a_token_is_sent_to_them():
 def test_no_bandwidth_no_time():
     run = run_of("gpt2", device="h100-sxm")
     machine = replace(catalog.device("h100-sxm"), memory_bytes_per_second=None)
-    told = module.inference(run, Serving(context=64), machine, backend="cuda", table=False)
-    assert told.time is None
-    assert any("no memory bandwidth on record" in each for each in told.notes)
-    told = module.inference(run, Serving(context=64), None, backend="cpu")
-    assert (told.time, told.memory, told.largest_batch) == (None, None, None)
+    answer = module.inference(run, Serving(context=64), machine, backend="cuda", table=False)
+    assert answer.time is None
+    assert any("no memory bandwidth on record" in each for each in answer.notes)
+    answer = module.inference(run, Serving(context=64), None, backend="cpu")
+    assert (answer.time, answer.memory, answer.largest_batch) == (None, None, None)
 
 
 def test_wrong_servings_are_sentences():
@@ -311,17 +311,19 @@ def test_it_fits_80_columns_and_json_says_the_same(capsys, more):
     code, out, err = call(capsys, *DECODE, *more)
     assert (code, err) == (0, "")
     assert max(len(line) for line in out.splitlines()) <= 80
-    told = json.loads(call(capsys, *DECODE, *more, "--json")[1])
-    assert f"{told['weights']['nbytes']:,}" in out
-    assert f"{told['cache_nbytes']:,}" in out
-    assert f"The largest batch that fits is {told['largest_batch']:,}." in out
-    bound, expected = told["bound_tokens_per_second"], told["expected_tokens_per_second"]
-    assert bound * told["time"]["bound_seconds"] == pytest.approx(expected * told["time"]["expected_seconds"])
+    answer = json.loads(call(capsys, *DECODE, *more, "--json")[1])
+    assert f"{answer['weights']['nbytes']:,}" in out
+    assert f"{answer['cache_nbytes']:,}" in out
+    assert f"The largest batch that fits is {answer['largest_batch']:,}." in out
+    bound, expected = answer["bound_tokens_per_second"], answer["expected_tokens_per_second"]
+    assert bound * answer["time"]["bound_seconds"] == pytest.approx(expected * answer["time"]["expected_seconds"])
     assert expected < bound
-    (row,) = [each for each in told["batches"] if each["batch"] == told["serving"]["batch"]]
+    (row,) = [each for each in answer["batches"] if each["batch"] == answer["serving"]["batch"]]
     assert [row["bound_tokens_per_second"], row["expected_tokens_per_second"]] == [bound, expected]
-    assert not any(name == "tokens_per_second" for name in (*told, *row))
-    assert told["weights"]["nbytes"] == sum(told["weights"][f"{each}_nbytes"] for each in ("codes", "scales", "whole"))
+    assert not any(name == "tokens_per_second" for name in (*answer, *row))
+    assert answer["weights"]["nbytes"] == sum(
+        answer["weights"][f"{each}_nbytes"] for each in ("codes", "scales", "whole")
+    )
 
 
 def test_prefill_of_a_windowed_model(capsys):
@@ -363,10 +365,10 @@ def test_a_measured_machine_gives_no_bound():
     )  # fmt: skip
     run = tl.load({"model": SMALL, "recipe": {"seq_len": 8, "global_batch": 1, "steps": 1}})
     serving = Serving(context=64, weights="fp32", cache="fp32", compute="fp32")
-    told = module.inference(run, serving, machine, backend="cpu")
-    assert told.time.basis == "assumed"
-    assert told.time.expected_seconds >= told.time.bound_seconds > 0
-    assert told.largest_batch > 1
+    answer = module.inference(run, serving, machine, backend="cpu")
+    assert answer.time.basis == "assumed"
+    assert answer.time.expected_seconds >= answer.time.bound_seconds > 0
+    assert answer.largest_batch > 1
 
-    assert "On a machine about" in str(told)
-    assert "at the measured rates" in " ".join(str(told).split())
+    assert "On a machine about" in str(answer)
+    assert "at the measured rates" in " ".join(str(answer).split())

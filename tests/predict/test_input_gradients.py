@@ -45,8 +45,8 @@ def step_of(run: Run, rate: float, **device: Any) -> StepTime:
 
 def both(layout: dict[str, Any], recipe: dict[str, Any] | None = None) -> list[Run]:
     """The run without, and with."""
-    told = [{**layout, "overlap": each} for each in (layout.get("overlap", BESIDE[:1]), BESIDE)]
-    return [run_of(each, dict(recipe or {})) for each in told]
+    answer = [{**layout, "overlap": each} for each in (layout.get("overlap", BESIDE[:1]), BESIDE)]
+    return [run_of(each, dict(recipe or {})) for each in answer]
 
 
 def products(path: str, seconds: float) -> list[Timed]:
@@ -73,10 +73,10 @@ def test_a_branch_by_hand(sent: float, shows: float) -> None:
     """
     up, gate = products("mlp.up", 2.0), products("mlp.gate", 3.0)
     rows = [*products("mlp.down", 9.0), work("mlp"), *up, work("mlp.up"), *gate, work("mlp.gate"), summed(sent)]
-    told = with_overlap(both({"tensor": 2})[1], rows)
-    assert told[-1].overlapped == sent - shows
+    answer = with_overlap(both({"tensor": 2})[1], rows)
+    assert answer[-1].overlapped == sent - shows
     computing = 18.0 + 10.0 + 3.0
-    ops = schedule_of(told, buckets=True)
+    ops = schedule_of(answer, buckets=True)
     assert rank_seconds(ops) == pytest.approx(computing + shows)
     assert rank_seconds(ops, contention=0.3) == pytest.approx(computing + shows + 0.3 * (sent - shows))
     assert rank_seconds(without_links(ops), contention=0.3) == pytest.approx(computing)
@@ -154,7 +154,7 @@ SAID: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("layout", "recipe"), SAID, ids=str)
-def test_where_nothing_can_go_beside_a_sum_nothing_does(layout: dict[str, Any], recipe: dict[str, Any]) -> None:
+def test_where_nothing_can_overlap_a_sum_nothing_does(layout: dict[str, Any], recipe: dict[str, Any]) -> None:
     without, beside = (step_of(each, 1e11).seconds for each in both(layout, recipe))
     assert beside == without
 
@@ -180,7 +180,7 @@ def test_products_split_matmuls_overlapped_hide_their_sums_already() -> None:
         ({"preset": "mixtral-8x7b"}, {}, {("q_proj", "k_proj", "v_proj"), ("router",)}),
         ({"preset": "deepseek-v2-lite"}, {"attention": "math"}, {("q_proj",), ("gate_proj", "up_proj"), ("router",)}),
     ],
-    ids=lambda told: None if isinstance(told, set) else str(told),  # a set has no order to be named by
+    ids=lambda answer: None if isinstance(answer, set) else str(answer),  # a set has no order to be named by
 )  # fmt: skip
 def test_products_that_read_the_input_hide_the_sum_of_its_gradient(
     model: dict[str, Any], recipe: dict[str, Any], expected: set[tuple[str, ...]]
@@ -200,7 +200,7 @@ def test_products_that_read_the_input_hide_the_sum_of_its_gradient(
     assert found == {*expected, ("lm_head",)}
 
 
-def test_time_is_explained_with_sums_beside_compute() -> None:
+def test_time_is_explained_with_sums_that_overlap_compute() -> None:
     for run, beside in zip(both({"tensor": 8}), (False, True), strict=True):
         lines = [each for part in explain.time(step_of(run, 1e11)) for each in part.lines]
         sums = [each for each in lines if each.what == "backward all_reduce, tensor, 8 ranks"]

@@ -136,9 +136,9 @@ def test_operations_of_a_stage_have_all_of_its_flops_and_bytes(layout: dict[str,
     run = run_of(dict(layout))
     for stage in _stages(run, accounts(run, backend="cuda"), H100):
         for amount in ("flops", "read"):
-            told = sum(getattr(each.entry, amount) * each.entry.times for each in stage.times)
+            answer = sum(getattr(each.entry, amount) * each.entry.times for each in stage.times)
             own = stage.ledger.filter(lambda each: each.kind not in ("collective", "transfer"))
-            assert told == own.total(amount)
+            assert answer == own.total(amount)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -238,7 +238,7 @@ def test_what_a_layout_overlaps_shows_less() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("rate", [4e12, 2e10])
-def test_what_is_gathered_again_goes_beside_the_gradient_of_the_input(rate: float, batch: int) -> None:
+def test_what_is_gathered_again_overlaps_the_gradient_of_the_input(rate: float, batch: int) -> None:
     """A step is longer by what each gather takes beyond half the products that wait for it, or by all of it."""
     wide = {"model": {**MODEL, "d_model": 2048, "feed_forward.d_ff": 8192}, "seq_len": 4096, "micro_batch": batch}
     machine = replace(H100, fabric=linked(rate, rate), efficiency=None)
@@ -247,8 +247,8 @@ def test_what_is_gathered_again_goes_beside_the_gradient_of_the_input(rate: floa
         run = run_of({"tensor": 4, "sequence_parallel": True, "sequence_gather": gather, **layout}, dict(wide))
         return layout_time(run, accounts(run, backend="cuda"), machine)
 
-    def of(told: StepTime, kind: str, *modules: str) -> float:
-        found = (each for each in told.entries if (each.entry.phase, each.entry.kind) == ("backward", kind))
+    def of(answer: StepTime, kind: str, *modules: str) -> float:
+        found = (each for each in answer.entries if (each.entry.phase, each.entry.kind) == ("backward", kind))
         return sum(each.seconds for each in found if each.entry.path.rpartition(".")[2] in modules)
 
     products = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj"), "lm_head": ("lm_head",)}
@@ -394,8 +394,8 @@ def test_what_the_network_carries_in_a_step_shows_between_nodes(count: int, slow
     assert (half.seconds > whole.seconds) == slower
     shown = half.causes["exposed communication"] - whole.causes["exposed communication"]
     assert (shown > 0) == slower
-    told = "of which collectives reach 50.0 % in a step (network_share of the calibration)"
-    assert any(told in each for each in half.notes) == slower
+    answer = "of which collectives reach 50.0 % in a step (network_share of the calibration)"
+    assert any(answer in each for each in half.notes) == slower
     assert not any("network_share" in each for each in whole.notes)
     # Without a calibration times are bounds, of the network too.
     assert H100.fabric is not None

@@ -105,55 +105,55 @@ def told_of(run: Run, **changes: Any) -> Any:
 @SOME
 @given(runs() | runs(alone=True))
 def test_the_bars_of_a_waterfall_sum_to_the_prediction_exactly(run: Run) -> None:
-    told = told_of(run)
-    if told.step_seconds is None:
-        assert any("network" in each for each in told.notes)  # not known for the device, and the layout needs one
+    answer = told_of(run)
+    if answer.step_seconds is None:
+        assert any("network" in each for each in answer.notes)  # not known for the device, and the layout needs one
         return
-    assert sum(told.step_causes.values()) == pytest.approx(told.step_seconds, rel=1e-9)
-    assert set(told.step_causes) <= set(CAUSES)
+    assert sum(answer.step_causes.values()) == pytest.approx(answer.step_seconds, rel=1e-9)
+    assert set(answer.step_causes) <= set(CAUSES)
     # However many devices there are, a step takes as long as their peaks need for the model's own FLOPs; where a
     # device is not calibrated, for those that no causal kernel can leave out.
-    own = told.model_flops
+    own = answer.model_flops
     if DEVICES[run.cluster.device].efficiency is None:
         own = CONVENTIONS["causal"].flops(run, account(whole_run(run), backend="cuda"))
-    least = own / (told.peak_flops_per_second * run.layout.devices)
-    assert least <= told.step_causes["ideal"] * (1 + 1e-9)
-    assert told.step_seconds >= least * (1 - 1e-9)
-    if told.total_seconds is None:
-        assert any("interrupted before it could save" in each for each in told.notes)
-        assert told.bottleneck.name in ("failures", "device memory")
+    least = own / (answer.peak_flops_per_second * run.layout.devices)
+    assert least <= answer.step_causes["ideal"] * (1 + 1e-9)
+    assert answer.step_seconds >= least * (1 - 1e-9)
+    if answer.total_seconds is None:
+        assert any("interrupted before it could save" in each for each in answer.notes)
+        assert answer.bottleneck.name in ("failures", "device memory")
         return
-    assert sum(each.nanoseconds for each in told.waterfall) == nanoseconds(told.total_seconds)
-    assert [each.cause for each in told.waterfall] == [NAPKIN, BEYOND, *CAUSES[1:], *RUN_CAUSES]
+    assert sum(each.nanoseconds for each in answer.waterfall) == nanoseconds(answer.total_seconds)
+    assert [each.cause for each in answer.waterfall] == [NAPKIN, BEYOND, *CAUSES[1:], *RUN_CAUSES]
     steps = run.recipe.total_steps
-    off = 1e-9 * told.total_seconds + 1e-8
+    off = 1e-9 * answer.total_seconds + 1e-8
     # At the data sheet's rates kernels take what is left without masked pairs, which the ideal counts.
-    spared = steps * (told.model_flops - own) / (told.peak_flops_per_second * run.layout.devices)
-    for bar in told.waterfall:
+    spared = steps * (answer.model_flops - own) / (answer.peak_flops_per_second * run.layout.devices)
+    for bar in answer.waterfall:
         least_of = -spared if bar.cause == "kernel efficiency" else 0.0
         assert bar.cause == BEYOND or bar.seconds >= least_of - off, bar
-        if bar.cause in told.step_causes:
-            assert abs(bar.seconds - steps * told.step_causes[bar.cause]) <= off
+        if bar.cause in answer.step_causes:
+            assert abs(bar.seconds - steps * answer.step_causes[bar.cause]) <= off
     work = 6 * parameters(run.model).active * steps * run.recipe.tokens_per_step
-    assert told.waterfall[0].seconds == pytest.approx(
-        work / (told.peak_flops_per_second * run.layout.devices), abs=1e-8
+    assert answer.waterfall[0].seconds == pytest.approx(
+        work / (answer.peak_flops_per_second * run.layout.devices), abs=1e-8
     )
-    assert sum(told.seconds_by_phase.values()) == pytest.approx(told.total_seconds)
+    assert sum(answer.seconds_by_phase.values()) == pytest.approx(answer.total_seconds)
     # The same total once more, from the step and what stands beside it.
-    beside = sum(each.seconds for each in told.waterfall if each.cause in RUN_CAUSES)
-    assert told.total_seconds == pytest.approx(steps * told.step_seconds + beside)
-    assert told.goodput == pytest.approx(steps * told.step_seconds / told.total_seconds)
-    assert told.device_hours == pytest.approx(told.total_seconds * run.layout.devices / 3600)
-    assert from_plain(type(told), to_plain(told)) == told
+    beside = sum(each.seconds for each in answer.waterfall if each.cause in RUN_CAUSES)
+    assert answer.total_seconds == pytest.approx(steps * answer.step_seconds + beside)
+    assert answer.goodput == pytest.approx(steps * answer.step_seconds / answer.total_seconds)
+    assert answer.device_hours == pytest.approx(answer.total_seconds * run.layout.devices / 3600)
+    assert from_plain(type(answer), to_plain(answer)) == answer
 
 
 @SOME
 @given(runs())
 def test_faster_links_and_memory_never_slow_a_run(run: Run) -> None:
     device = DEVICES[run.cluster.device]
-    told = told_of(run)
+    answer = told_of(run)
     better: dict[str, Any] = {"memory_bytes_per_second": 2 * (device.memory_bytes_per_second or 0)}
-    if told.step_seconds is None:
+    if answer.step_seconds is None:
         return
     yield_of = [told_of(run, **better)]
     if device.fabric is not None:
@@ -163,8 +163,8 @@ def test_faster_links_and_memory_never_slow_a_run(run: Run) -> None:
             network = replace(network, bytes_per_second=2 * network.bytes_per_second)
         yield_of.append(told_of(run, fabric=replace(device.fabric, node=node, network=network)))
     for seen in yield_of:
-        assert seen.step_seconds <= told.step_seconds * (1 + 1e-9)
-        assert seen.mfu >= told.mfu * (1 - 1e-9)
+        assert seen.step_seconds <= answer.step_seconds * (1 + 1e-9)
+        assert seen.mfu >= answer.mfu * (1 - 1e-9)
 
 
 @SOME
@@ -189,15 +189,15 @@ def test_memory_falls_with_sharding(run: Run, axis: str) -> None:
 @SOME
 @given(runs())
 def test_money_and_energy_follow_the_device_hours(run: Run) -> None:
-    told = told_of(run)
-    if told.device_hours is None:
+    answer = told_of(run)
+    if answer.device_hours is None:
         return
     price = run.cluster.price_per_device_hour
-    assert told.money == (None if price is None else price * told.device_hours)
+    assert answer.money == (None if price is None else price * answer.device_hours)
     watts = DEVICES[run.cluster.device].power_watts
-    assert told.kwh == pytest.approx(watts * told.device_hours / 1000)
-    assert told.co2_kg is None
-    assert told.days == pytest.approx(told.device_hours / 24 / run.layout.devices)
+    assert answer.kwh == pytest.approx(watts * answer.device_hours / 1000)
+    assert answer.co2_kg is None
+    assert answer.days == pytest.approx(answer.device_hours / 24 / run.layout.devices)
 
 
 def test_a_layout_and_one_device_tell_the_same_model() -> None:
@@ -218,14 +218,14 @@ def test_a_bottleneck_has_the_name_of_what_takes_most() -> None:
     def named(**changes: Any) -> str:
         table: dict[str, Any] = {"model": {"preset": "gpt2"}, "cluster": {"device": "h100-sxm"}}
         recipe = {"seq_len": 1024, "global_batch": 64, "micro_batch": 8, "tokens": "1B", "precision": "bf16-mixed"}
-        told = told_of(load({**table, "recipe": recipe}, changes))
-        assert told.bottleneck is not None
+        answer = told_of(load({**table, "recipe": recipe}, changes))
+        assert answer.bottleneck is not None
         shares = {"compute": 0.0}
-        for each in told.waterfall:
+        for each in answer.waterfall:
             name = "compute" if each.cause in (NAPKIN, BEYOND, "kernel efficiency") else each.cause
             shares[name] = shares.get(name, 0.0) + each.seconds
-        assert told.bottleneck.name == max(shares, key=lambda name: shares[name])
-        return told.bottleneck.name
+        assert answer.bottleneck.name == max(shares, key=lambda name: shares[name])
+        return answer.bottleneck.name
 
     assert named() == "compute"
     assert named(**{"cluster.device": "l4"}) == "memory-bound operations"
@@ -246,13 +246,13 @@ def test_llama_3_405b_keeps_more_than_nine_tenths_of_its_time() -> None:
             "cluster": {"device": "h100-sxm", "count": 18432},
         }
     )  # fmt: skip
-    told = told_of(run)
-    assert told.goodput is not None
-    assert 0.90 < told.goodput < 0.95
-    assert told.interruptions == pytest.approx(told.total_seconds / 86400 / 54 * 419 * 18432 / 16384, rel=1e-3)
+    answer = told_of(run)
+    assert answer.goodput is not None
+    assert 0.90 < answer.goodput < 0.95
+    assert answer.interruptions == pytest.approx(answer.total_seconds / 86400 / 54 * 419 * 18432 / 16384, rel=1e-3)
 
 
-def test_a_device_without_a_published_rate_is_told_so() -> None:
+def test_a_device_without_a_published_rate_says_so() -> None:
     sheet = Device("d", "a device", {"fp32": 1e12}, memory_bytes_per_second=1e12, power_watts=100.0)
     model = from_fields(
         ModelSpec,
@@ -266,10 +266,10 @@ def test_a_device_without_a_published_rate_is_told_so() -> None:
         },
     )
     run = Run(model=model, recipe=Recipe(seq_len=8, global_batch=4, steps=10), cluster=Cluster(count=2))
-    told = predict(run, sheet, backend="cuda")
-    assert told.interruptions is None
+    answer = predict(run, sheet, backend="cuda")
+    assert answer.interruptions is None
     said = "interruptions are not in it: no rate is published for this device (cluster.mtbf_device_hours says yours)"
-    assert said in told.notes
+    assert said in answer.notes
 
 
 @pytest.mark.parametrize(

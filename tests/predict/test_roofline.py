@@ -123,7 +123,7 @@ def test_a_program_that_waits_for_each_kernel_adds_its_launches_to_the_device_s_
     assert Roofline(cpu, blocking=True).time(entry) == Roofline(cpu).time(entry)  # nothing runs ahead there
 
 
-def test_no_other_dtypes_peak_is_taken():
+def test_no_other_dtypes_peak_is_used():
     with pytest.raises(NoRate, match=r"a device has no peak for fp32 on record \(it has bf16\)"):
         Roofline(SHEET).time(matmul(8, 8, 8, dtype="fp32"))
     with pytest.raises(NoRate, match=r"no matmul in bf16 was measured on m, only in fp32$"):

@@ -90,7 +90,7 @@ def test_failures_cost_what_is_done_again_and_the_restarts():
     assert whole.checkpoint_every == 10
 
 
-def test_where_the_run_file_is_silent_checkpoints_are_taken_as_often_as_costs_least():
+def test_where_the_run_file_is_silent_checkpoints_are_written_as_often_as_costs_least():
     around = Conditions(mtbf_seconds=1000.0, storage_bytes_per_second=1e4)
     whole = run_time(run(steps=10_000), 1.0, checkpoint_nbytes=10_000, conditions=around)
     assert whole.checkpoint_every == round(daly(1.0, 1000.0)) == 44
@@ -143,13 +143,13 @@ def test_better_conditions_never_take_longer(step, mtbf, storage, every, steps):
             conditions=around,
         )  # fmt: skip
 
-    told = of()
-    assert told.total_seconds == told.steps_seconds + sum(told.parts.values())
-    assert all(each >= 0 for each in told.parts.values())
+    answer = of()
+    assert answer.total_seconds == answer.steps_seconds + sum(answer.parts.values())
+    assert all(each >= 0 for each in answer.parts.values())
     # An interval in whole steps, and a checkpoint more or less at the end, may move the best by a little.
     slack = 1 + 1e-9 if every is not None else 1.02
     for better in ({"mtbf_seconds": 2 * mtbf}, {"storage_bytes_per_second": 2 * storage}, {"restart_seconds": 30.0},
                    {"loader_tokens_per_second": 200.0}):  # fmt: skip
         seen = of(**better)
-        if told.total_seconds != float("inf") and steps > 1000 * (told.checkpoint_every or 0):
-            assert seen.total_seconds <= told.total_seconds * slack
+        if answer.total_seconds != float("inf") and steps > 1000 * (answer.checkpoint_every or 0):
+            assert seen.total_seconds <= answer.total_seconds * slack

@@ -29,20 +29,20 @@ def alone(run: Run, ranks: int, **serving: Any) -> tl.Inference:
 @pytest.mark.parametrize(
     ("name", "count", "batch"), [("llama-3-70b", 8, 1), ("llama-3-70b", 8, 100), ("llama-3-70b", 6, 4), ("gpt2", 4, 2)]
 )
-def test_the_fewest_ranks_that_hold_it_are_taken(name: str, count: int, batch: int, phase: str) -> None:
+def test_the_fewest_ranks_that_hold_it_are_chosen(name: str, count: int, batch: int, phase: str) -> None:
     run = run_of(name, count)
     serving = {"phase": phase, "batch": batch}
-    told = tl.inference(run, **serving)
-    ranks = told.run.layout.tensor
-    assert told.fits
+    answer = tl.inference(run, **serving)
+    ranks = answer.run.layout.tensor
+    assert answer.fits
     assert ranks <= count
     for fewer in (each for each in (1, 2, 4, 8) if each < ranks):
         assert alone(run, fewer, **serving).fits is False
     same = alone(run, ranks, **serving)
-    assert (told.run, told.memory, told.time) == (same.run, same.memory, same.time)
+    assert (answer.run, answer.memory, answer.time) == (same.run, same.memory, same.time)
     note = f"served on {ranks} of the {count} devices, the fewest that hold weights and cache"
-    assert told.notes[0].startswith(note)
-    assert told.notes[1:] == same.notes
+    assert answer.notes[0].startswith(note)
+    assert answer.notes[1:] == same.notes
 
 
 def test_ranks_that_the_run_says_itself_are_kept() -> None:
@@ -53,9 +53,9 @@ def test_ranks_that_the_run_says_itself_are_kept() -> None:
 
 def test_what_no_ranks_hold_is_refused_with_what_they_hold() -> None:
     run = run_of("llama-3-70b", 4)
-    with pytest.raises(InvalidInput) as told:
+    with pytest.raises(InvalidInput) as answer:
         tl.inference(run, batch=1000)
-    (problem,) = told.value.problems
+    (problem,) = answer.value.problems
     assert (problem.field, problem.value) == ("layout", "auto")
     assert problem.rule.startswith("finds no tensor ranks on 4 devices that hold weights and cache: ")
     batch = int(str(problem.nearest).removeprefix("batch "))

@@ -43,7 +43,7 @@ def test_reductions_hide_behind_the_next_block_and_the_last_one_shows() -> None:
     assert period == pytest.approx(4.0)  # one stream gathers and reduces
 
 
-def test_buckets_go_beside_the_last_backward() -> None:
+def test_buckets_overlap_the_last_backward() -> None:
     """Ten buckets of 0.1 s fill over a backward of 10 s: only the last one shows; of 2 s each all but half a second."""
     work = (StreamOp("work", 5.0), StreamOp("work", 10.0, backward=True))
     assert rank_seconds((*work, StreamOp("bucket", 1.0, backward=True, pieces=10))) == pytest.approx(15.1)
@@ -80,7 +80,7 @@ def test_the_update_waits_for_all_reductions() -> None:
     assert rank_seconds(ops) == pytest.approx(7.0)
 
 
-def test_contention_costs_a_share_of_what_is_beside() -> None:
+def test_contention_costs_a_share_of_what_overlaps() -> None:
     ops = (Loop("layers", 10, gathered(1.0, 2.0)),)
     assert rank_seconds(ops, contention=0.1) == pytest.approx(rank_seconds(ops) + 10 * 0.1, rel=0.02)
 

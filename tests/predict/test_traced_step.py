@@ -34,17 +34,17 @@ class Net(nn.Module):
 def test_a_traced_step_takes_what_its_closed_form_takes() -> None:
     recipe = {"seq_len": 256, "global_batch": 2, "steps": 1, "precision": "bf16-mixed"}
     run = load({"model": {"preset": "gpt2", "n_layers": 2}, "recipe": recipe})
-    told, closed = on_device(rehearse(run), H100), step_time(account(run), H100)
-    assert told.step.seconds == pytest.approx(closed.seconds, rel=0.01)
-    assert told.dtype == "bf16"
-    assert told.mfu is not None
-    assert told.mfu * told.step.seconds * told.peak_flops_per_second == pytest.approx(account(run).model_flops)
-    assert sum(each.seconds for each in told.bars) == pytest.approx(told.step.seconds, rel=1e-4)
-    assert told.memory.fits
-    assert told.memory.nbytes > account(run).peak().nbytes
+    answer, closed = on_device(rehearse(run), H100), step_time(account(run), H100)
+    assert answer.step.seconds == pytest.approx(closed.seconds, rel=0.01)
+    assert answer.dtype == "bf16"
+    assert answer.mfu is not None
+    assert answer.mfu * answer.step.seconds * answer.peak_flops_per_second == pytest.approx(account(run).model_flops)
+    assert sum(each.seconds for each in answer.bars) == pytest.approx(answer.step.seconds, rel=1e-4)
+    assert answer.memory.fits
+    assert answer.memory.nbytes > account(run).peak().nbytes
 
 
-def test_what_is_not_timed_is_said_and_its_buffers_are_held() -> None:
+def test_what_is_not_timed_is_said_and_its_buffers_count() -> None:
     product = Entry("mm", "up", "forward", "matmul", flops=2 * 10**12, model_flops=2 * 10**12, dtype="bf16")
     sent = Entry("all_gather", "up", "forward", "collective", payload=10**9, group="shard", ranks=8)
     alone, among = (on_device(Ledger(entries), H100) for entries in ((product,), (product, sent)))
@@ -53,13 +53,13 @@ def test_what_is_not_timed_is_said_and_its_buffers_are_held() -> None:
     assert {each.name for each in among.memory.lines} - {each.name for each in alone.memory.lines} == {"NCCL buffers"}
 
 
-def test_a_rate_that_is_not_known_is_said_once_and_memory_is_told_all_the_same() -> None:
+def test_a_rate_that_is_not_known_is_said_once_and_memory_is_counted_all_the_same() -> None:
     product = Entry("mm", "up", "forward", "matmul", flops=2 * 10**12, model_flops=2 * 10**12, dtype="bf16")
-    told = on_device(Ledger((product,)), catalog.device("v100-pcie"))
-    assert told.step.seconds is None
-    assert (told.mfu, told.hfu, told.bars, told.bottleneck) == (None, None, (), None)
-    assert told.notes == ("no step time: NVIDIA V100 PCIe 16GB has no peak for bf16 on record (it has fp16, fp32)",)
-    assert told.memory.fits
+    answer = on_device(Ledger((product,)), catalog.device("v100-pcie"))
+    assert answer.step.seconds is None
+    assert (answer.mfu, answer.hfu, answer.bars, answer.bottleneck) == (None, None, (), None)
+    assert answer.notes == ("no step time: NVIDIA V100 PCIe 16GB has no peak for bf16 on record (it has fp16, fp32)",)
+    assert answer.memory.fits
 
 
 @pytest.fixture
@@ -80,11 +80,11 @@ def test_a_device_gives_time_and_memory_with_its_kernels(here: Path, capsys: pyt
     for said in ("steps an hour", "MFU", "memory fits: ", "CUDA context", "bottleneck ", "model FLOPs at the peak"):
         assert said in joined
     assert main([*words, "--device", "h100-sxm", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["on_device"]
-    assert told["fits"] is True
-    assert sum(told["step_causes"].values()) == pytest.approx(told["step_seconds"], rel=1e-4)
-    assert next(iter(told["step_causes"])) == "ideal"  # as a plan calls it
-    assert told["device_memory"]["nbytes"] == sum(each["nbytes"] for each in told["device_memory"]["lines"])
+    answer = json.loads(capsys.readouterr().out)["on_device"]
+    assert answer["fits"] is True
+    assert sum(answer["step_causes"].values()) == pytest.approx(answer["step_seconds"], rel=1e-4)
+    assert next(iter(answer["step_causes"])) == "ideal"  # as a plan calls it
+    assert answer["device_memory"]["nbytes"] == sum(each["nbytes"] for each in answer["device_memory"]["lines"])
     assert main([*words, "--json"]) == 0
     assert "on_device" not in json.loads(capsys.readouterr().out)
 

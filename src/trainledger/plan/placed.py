@@ -62,8 +62,8 @@ def fastest(
         if searched:
             found = _searched(run_at(place), device, scale.backend, say)
             return None if found is None else (found, predict(found))
-        told = [(each, predict(each)) for each in _placed(run_at(place), tokens_per_step, scale)]
-        return max(told, key=lambda each: each[1].tokens_per_second or 0.0, default=None)
+        timed = [(each, predict(each)) for each in _placed(run_at(place), tokens_per_step, scale)]
+        return max(timed, key=lambda each: each[1].tokens_per_second or 0.0, default=None)
 
     too_large = at + 1
     for place in _downwards(at):
