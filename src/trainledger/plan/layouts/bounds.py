@@ -12,14 +12,14 @@ Shapes: S ways to run the pipeline, J stages that differ, V variants, U ways to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.plan.layouts.block_costs import COLUMNS, BlockCosts, block_costs, class_of
 from trainledger.plan.layouts.blocks import Block
-from trainledger.plan.layouts.collectives import ZERO2, Collectives, GradientAccumulation, Rates, rates_of
+from trainledger.plan.layouts.collectives import ZERO2, Collectives, Rates, rates_of
 from trainledger.plan.layouts.grid import ZERO3_RESHARDS, Shape, runs_of
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import AMOUNTS, ROUNDING, States
@@ -45,13 +45,14 @@ class Bound:
 class Costs:
     """What a machine takes.
 
-    ``update_seconds`` and ``accumulation`` are per element that is updated and whose gradients are added up, ``slower``
-    is the share that slow nodes add.
+    ``update_seconds`` and ``accumulation`` (`accumulation_seconds` by how states are shared and whether there is no
+    pipeline) are per element that is updated and whose gradients are added up, ``slower`` is the share that slow nodes
+    add.
     """
 
     clock: Clock
     update_seconds: float
-    accumulation: GradientAccumulation
+    accumulation: Callable[[int, bool], float]
     slower: float = 0.0
 
 
@@ -306,8 +307,8 @@ class _Part:
         """Seconds in which a micro-batch's gradients are added to others: [S, J, 1, U]."""
         import numpy as np
 
-        accumulation, pipeline = self.bounds.costs.accumulation, self.block.pipeline
-        each = np.array([accumulation.seconds(mode, pipeline=pipeline) for mode in self.zero_mode.tolist()])
+        alone = self.block.pipeline == 1
+        each = np.array([self.bounds.costs.accumulation(mode, alone) for mode in self.zero_mode.tolist()])
         return (self.states["computed"] * each)[:, :, None]
 
     def _work(self, name: str) -> Any:

@@ -190,41 +190,28 @@ class Collectives:
         return self.clock.collective("send", nbytes, place)[:, None]
 
 
-class GradientAccumulation:
-    """What a micro-batch's backward takes longer than the first's, as it adds its gradients to those before it.
+def accumulation_seconds(run: Run, clock: Clock, backend: str, zero_mode: int, *, alone: bool) -> float:
+    """What a micro-batch's backward takes longer than the first's for each element, as it adds its gradients to those.
 
-    Read off the ledger of one stage for each way to share states.
+    Read off the ledger of one stage. 0 where blocks reduce every time, and a rank adds up small pieces only; ``alone``
+    says that there is no pipeline.
     """
-
-    def __init__(self, run: Run, clock: Clock, *, backend: str) -> None:
-        self.run, self.clock, self.backend = run, clock, backend
-        self._known: dict[int, float] = {}
-
-    def seconds(self, zero_mode: int, *, pipeline: int) -> float:
-        """Seconds for each element; 0 where blocks reduce every time, and a rank adds up small pieces only."""
-        alone = pipeline == 1
-        if zero_mode == ZERO3_RESHARDS or (alone and zero_mode > 1) or self.run.recipe.lora_rank is not None:
-            return 0.0
-        if zero_mode not in self._known:
-            self._known[zero_mode] = self._read(zero_mode)
-        return self._known[zero_mode]
-
-    def _read(self, zero_mode: int) -> float:
-        zero, reshard = ZERO_MODES[zero_mode]
-        layers = self.run.model.n_layers
-        layout = Layout(
-            zero=zero, reshard_after_forward=reshard, shard=1 if zero_mode == UNSHARDED else _SHARD, pipeline=2,
-            stage_layers=(layers, 0),
-        )  # fmt: skip
-        recipe = replace(self.run.recipe, micro_batch=1, global_batch=_MICRO_BATCHES * layout.shard)
-        model = self.run.model.served  # no pipeline has them, and an element costs the same
-        rank = rank_plan(replace(self.run, model=model, layout=layout, recipe=recipe))
-        first = later = 0.0
-        for each in follow(rank, backend=self.backend):
-            if each.phase == "backward" and each.kind != "collective" and each.name not in BUFFERING:
-                around = each.loop[0][0] if each.loop else ""
-                if around.startswith(FLIGHT):
-                    later += self.clock.roofline.time(each).seconds / each.loop[0][1]
-                elif not around.startswith("micro") and each.name != "add_":  # what blocks reduce is always added
-                    first += self.clock.roofline.time(each).seconds
-        return (later - first) / float(max(1, static_memory(rank, backend=self.backend).computed))
+    if zero_mode == ZERO3_RESHARDS or (alone and zero_mode > 1) or run.recipe.lora_rank is not None:
+        return 0.0
+    zero, reshard = ZERO_MODES[zero_mode]
+    layout = Layout(
+        zero=zero, reshard_after_forward=reshard, shard=1 if zero_mode == UNSHARDED else _SHARD, pipeline=2,
+        stage_layers=(run.model.n_layers, 0),
+    )  # fmt: skip
+    recipe = replace(run.recipe, micro_batch=1, global_batch=_MICRO_BATCHES * layout.shard)
+    model = run.model.served  # no pipeline has what predicts ahead, and an element costs the same
+    rank = rank_plan(replace(run, model=model, layout=layout, recipe=recipe))
+    first = later = 0.0
+    for each in follow(rank, backend=backend):
+        if each.phase == "backward" and each.kind != "collective" and each.name not in BUFFERING:
+            around = each.loop[0][0] if each.loop else ""
+            if around.startswith(FLIGHT):
+                later += clock.roofline.time(each).seconds / each.loop[0][1]
+            elif not around.startswith("micro") and each.name != "add_":  # what blocks reduce is always added
+                first += clock.roofline.time(each).seconds
+    return (later - first) / float(max(1, static_memory(rank, backend=backend).computed))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -13,7 +14,7 @@ from trainledger.ledger.step import account
 from trainledger.plan.layouts.accounts import MOST_LISTED, Accounts, Progress
 from trainledger.plan.layouts.blocks import Block, Blocks
 from trainledger.plan.layouts.bounds import Bounds, Costs
-from trainledger.plan.layouts.collectives import GradientAccumulation
+from trainledger.plan.layouts.collectives import accumulation_seconds
 from trainledger.plan.layouts.grid import ZERO3_RESHARDS, Sharding, grid_of, run_of
 from trainledger.plan.layouts.pareto import Candidates
 from trainledger.plan.layouts.result import Gap, Layouts, Rejected
@@ -71,8 +72,8 @@ def search(
     for pipeline, some in blocks.blocks.items():
         for zero_mode in sorted({sharding.zero_mode for block in some for sharding in block.shardings}):
             for how in set(ways[pipeline].interleaved):
-                states.prepare(zero_mode, interleaved=how, pipeline=pipeline)
-            bounds.costs.accumulation.seconds(zero_mode, pipeline=pipeline)
+                states.prepare(zero_mode, how, pipeline)
+            bounds.costs.accumulation(zero_mode, pipeline == 1)
     preparing, began = time.process_time() - began, time.process_time()
     allowed_count = fitting = 0
     rates = bounds.rates_of([blocks.blocks[pipeline][at] for pipeline, at in pairs])
@@ -137,7 +138,11 @@ def _costs(run: Run, machine: Device, backend: str) -> Costs:
     except NoRate as reason:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, f"cannot be timed: {reason}")]) from None
     whole = replace(run, layout=Layout(replicate=run.cluster.count))
-    accumulation = GradientAccumulation(run, clock, backend=backend)
+
+    @cache
+    def accumulation(zero_mode: int, alone: bool) -> float:
+        return accumulation_seconds(run, clock, backend, zero_mode, alone=alone)
+
     return Costs(clock, update_seconds, accumulation, straggling(whole, machine, fabric))
 
 

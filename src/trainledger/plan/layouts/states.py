@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from trainledger.ledger.parallel.rank_plan import rank_plan
@@ -29,36 +30,22 @@ class States:
         self.run = run
         self.ranks = tuple(ranks)
         self.backend = backend
-        self.place = {each: index for index, each in enumerate(ranks)}
         self.runs = runs_of(run)
-        self._parts: dict[tuple[int, bool], list[Any]] = {}
-        self._whole: dict[int, Any] = {}
+        # [amount, ranks] of a rank that has all layers; and of the parts of a stage.
+        self.whole = cache(lambda zero_mode: self._ask(zero_mode, None, 0, False))
+        self._parts = cache(self._ask_parts)
 
-    def prepare(self, zero_mode: int, *, interleaved: bool, pipeline: int) -> None:
+    def prepare(self, zero_mode: int, interleaved: bool, pipeline: int) -> None:
         """Ask for what `whole` or `stages` will need."""
-        if pipeline == 1:
-            self.whole(zero_mode)
-        else:
-            self._parts_of(zero_mode, interleaved)
-
-    def whole(self, zero_mode: int) -> Any:
-        """[amount, ranks] of a rank that has all layers."""
-        if zero_mode not in self._whole:
-            self._whole[zero_mode] = self._ask(zero_mode, None, 0, False)
-        return self._whole[zero_mode]
+        _ = self.whole(zero_mode) if pipeline == 1 else self._parts(zero_mode, interleaved)
 
     def stages(self, zero_mode: int, interleaved: bool, columns: Any, layers: Any, first: Any, last: Any) -> Any:
         """[amount, S, J, columns] of stages with so many layers of each run [S, J, K]."""
         import numpy as np
 
-        before, *each, after = (part[:, columns] for part in self._parts_of(zero_mode, interleaved))
+        before, *each, after = (part[:, columns] for part in self._parts(zero_mode, interleaved))
         total = np.einsum("sjk,kau->asju", layers, np.array(each))
         return total + first[..., None] * before[:, None, None] + last[..., None] * after[:, None, None]
-
-    def _parts_of(self, zero_mode: int, interleaved: bool) -> list[Any]:
-        if (zero_mode, interleaved) not in self._parts:
-            self._parts[zero_mode, interleaved] = self._ask_parts(zero_mode, interleaved)
-        return self._parts[zero_mode, interleaved]
 
     def _ask_parts(self, zero_mode: int, interleaved: bool) -> list[Any]:
         """What is before all layers, a layer of each run, what is after."""
