@@ -30,8 +30,8 @@ def execute(args: argparse.Namespace) -> int:
     model_type = export_model(
         trained.model, args.out, args.dtype, tokenizer=tokenizer, force=args.force, model_type=args.model_type
     )
-    if trained.model.spec.n_mtp_layers:
-        print("modules of multi-token prediction are left out, as transformers leaves them out", file=sys.stderr)
+    if trained.model.spec.unserved:
+        print(f"{trained.model.spec.unserved}, as transformers leaves them out", file=sys.stderr)
     result = {
         "directory": args.out,
         "weights": trained.weights,

@@ -102,8 +102,8 @@ def _free(
 
 
 def smallest(run: Run, name: str) -> int:
-    """The least that a size of this run can be: every prediction module needs a token more."""
-    return 2 + run.model.n_mtp_layers if name == "T" and run.model.n_mtp_layers else 1
+    """The least that a size of this run can be."""
+    return run.model.least_seq_len if name == "T" else 1
 
 
 def _formulas(run: Run, numbers: Mapping[str, int], names: Iterable[str], backend: str, stage: int) -> Symbolic | None:

@@ -64,7 +64,7 @@ def from_config(config: Mapping[str, Any], where: str = "config.json", *, for_we
     """The spec of a config.json; `InvalidInput` names every key that stands in the way.
 
     ``for_weights`` also refuses what changes the values computed and has no place in a spec, though not the cost;
-    and it leaves out the modules of multi-token prediction, as the models of transformers do.
+    and the spec is the model as it is served, as the models of transformers are.
     """
     reading, spec = read(config, where)
     if for_weights and reading.weight_problems:
@@ -75,10 +75,8 @@ def from_config(config: Mapping[str, Any], where: str = "config.json", *, for_we
 def left_out(config: Mapping[str, Any], *, for_weights: bool = False) -> list[str]:
     """Sentences on what a config says that its spec does not hold; `InvalidInput` as `from_config`."""
     reading, spec = read(config)
-    ahead = []
-    if for_weights and spec.n_mtp_layers:
-        ahead = [f"{spec.n_mtp_layers} modules of multi-token prediction are left out, as transformers leaves them out"]
-    return [*reading.notes, *ahead, *(f"left out: {each}" for each in reading.weight_problems)]
+    unserved = [f"{spec.unserved}, as transformers leaves them out"] if for_weights and spec.unserved else []
+    return [*reading.notes, *unserved, *(f"left out: {each}" for each in reading.weight_problems)]
 
 
 def family_named(model_type: object, where: str = "config.json") -> Family:

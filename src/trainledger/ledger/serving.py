@@ -49,7 +49,7 @@ class WeightBytes:
 
 
 def serving_rank(run: Run, serving: Serving, *, backend: str = "cpu") -> RankPlan:
-    """The tensor rank that serves: the run's model without prediction modules, under a recipe that only goes forward.
+    """The tensor rank that serves: the run's model as it is served, under a recipe that only goes forward.
 
     Raises `InvalidInput` where the serving is no choice, or the ranks do not go evenly into the model.
     """

@@ -76,11 +76,8 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
         "parameters", "12 d^2 L + V d", "count", blocks + table, count.total,
         "assumes d_ff = 4 d without a gate, as many key-value as query heads, and one embedding matrix",
     )  # fmt: skip
-    around = sum(
-        count.by_component.get(each, 0) for each in ("embedding", "positions", "head", "multi-token prediction")
-    )
     yield RuleOfThumb(
-        "parameters", "12 d^2 L", "count", blocks, count.total - around,
+        "parameters", "12 d^2 L", "count", blocks, count.total - count.outside,
         "the blocks alone; assumes the same of them, and no norms and biases",
     )  # fmt: skip
     flops = ledger.by("phase", "model_flops")

@@ -182,8 +182,8 @@ def _notes(run: Run, serving: Serving) -> list[str]:
         notes.append(f"of the layout only tensor counts here; {', '.join(others)} left out")
     if run.recipe.lora_rank is not None:
         notes.append("assuming that adapters (recipe.lora_rank) are merged into the weights")
-    if run.model.n_mtp_layers:
-        notes.append("modules of multi-token prediction are left out")
+    if run.model.unserved:
+        notes.append(run.model.unserved)
     if serving.phase == "prefill":
         notes.append("FLOPs count every query against every key; times only the pairs that a causal kernel computes")
     if serving.weights not in WHOLE:

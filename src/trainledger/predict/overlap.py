@@ -179,7 +179,7 @@ def with_experts_overlapped(run: Run, timed: list[Timed], contention: float) -> 
 def _block(entry: Entry) -> Any:
     """What block an entry is of, where another micro-batch goes the other way; else None.
 
-    Blocks are the rounds of a loop over layers, and those of other lists of modules (multi-token prediction).
+    Blocks are the rounds of a loop over layers, and those of other lists of modules.
     """
     if not entry.loop or not entry.loop[0][0].startswith("micro-batches"):
         return None

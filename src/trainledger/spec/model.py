@@ -113,6 +113,16 @@ class ModelSpec:
         return replace(self, n_mtp_layers=0)
 
     @property
+    def unserved(self) -> str:
+        """What `served` leaves out, in words; empty where that is nothing."""
+        return f"{self.n_mtp_layers} modules of multi-token prediction are left out" if self.n_mtp_layers else ""
+
+    @property
+    def least_seq_len(self) -> int:
+        """The fewest tokens of a sequence: each module of multi-token prediction needs one more."""
+        return self.n_mtp_layers + 2 if self.n_mtp_layers else 1
+
+    @property
     def embeds_at_end(self) -> bool:
         """Whether the end of the model reads the embedding too: a tied head, or multi-token prediction."""
         return self.tie_embeddings or self.n_mtp_layers > 0

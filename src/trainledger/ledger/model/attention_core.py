@@ -1,4 +1,4 @@
-"""The core of attention on a tape, fused or written out: the same expressions as in `nn.attend`.
+"""The core of attention on a tape, fused or written out: the same expressions as in `nn.attention`.
 
 Sizes: B sequences, T tokens, H query heads, G key-value heads, K query and key width, W value width.
 """
@@ -105,7 +105,7 @@ def _core(
         K = W = wide
     kernel = kernel_of(sizes, tape.compute_dtype, mask is not None)
     without_shared_heads = kernel == "efficient_attention" or (kernel == "cudnn_attention" and mask is not None)
-    if without_shared_heads and not is_one(repeats):  # as `nn.attend` does for any mask
+    if without_shared_heads and not is_one(repeats):  # as `nn.attention` does for any mask
         k, v = op.repeat(tape, k, repeats), op.repeat(tape, v, repeats)
     keys = T if tokens is None else tokens
     keys = rules.keys_seen(keys, window) if sizes.attention == "flash" else keys

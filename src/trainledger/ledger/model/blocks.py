@@ -99,26 +99,27 @@ def run_layers(
 ) -> Array:
     """All blocks one after the other; ``angles`` are the rotary ones by the module that has them, masks by window."""
 
-    def with_shared(blocks: tuple[BlockLeaves, ...]) -> Members:
+    def run_of(blocks: tuple[BlockLeaves, ...]) -> Callable[[Array], Array]:
+        """What runs these blocks: it keeps what they share with others of their kind, and nothing else."""
         names = [angles_of(sizes.spec, each.kind) for each in blocks]
         turned = [None if name is None else angles[name] for name in names]
-        return tuple((each, (some, masks[each.kind.window])) for each, some in zip(blocks, turned, strict=True))
+        shared = [(some, masks[each.kind.window]) for each, some in zip(blocks, turned, strict=True)]
+        return partial(_run, tape, sizes, tuple(zip(blocks, shared, strict=True)))
 
     first = [x]  # no name here keeps it alive while the blocks run
     del x
-    run = partial(_run, tape, sizes)  # a recomputed group keeps what its own blocks share, and nothing else
     if recipe.activation_checkpointing == "offload":
         shared = [*chain(*angles.values()), *(each for each in masks.values() if each is not None)]
         with tape.hooked(Offload(tape, shared)):
-            return _run_groups(tape, leaves, first.pop(), run, with_shared, ())
+            return _run_groups(tape, leaves, first.pop(), run_of, ())
     if recipe.activation_checkpointing == "from-start":
         rounds = [one for each in leaves.segments for one in each.rounds("layers")]
-        return recompute_from_input(tape, rounds, first.pop(), lambda x, blocks: run(x, with_shared(blocks)))
+        return recompute_from_input(tape, rounds, first.pop(), lambda x, blocks: run_of(blocks)(x))
     keep = recipe.recompute_keep if recipe.activation_checkpointing == "selective" else ()
-    return _run_groups(tape, leaves, first.pop(), run, with_shared, keep)
+    return _run_groups(tape, leaves, first.pop(), run_of, keep)
 
 
-def _run(tape: Tape, sizes: Sizes, x: Array, members: Members) -> Array:
+def _run(tape: Tape, sizes: Sizes, members: Members, x: Array) -> Array:
     for leaves, shared in members:
         x = tape.block_input(leaves, x)
         x = block(tape, sizes, leaves, x, shared)
@@ -127,22 +128,16 @@ def _run(tape: Tape, sizes: Sizes, x: Array, members: Members) -> Array:
 
 
 def _run_groups(
-    tape: Tape, leaves: ModelLeaves, x: Array, run: Callable[[Array, Members], Array],
-    with_shared: Callable[[tuple[BlockLeaves, ...]], Members], keep: tuple[str, ...],
+    tape: Tape, leaves: ModelLeaves, x: Array, run_of: Callable[[tuple[BlockLeaves, ...]], Callable[[Array], Array]],
+    keep: tuple[str, ...],
 ) -> Array:  # fmt: skip
     for index, segment in enumerate(leaves.segments):
         for name, count, blocks in segment.rounds(f"layers {index}"):
             with tape.loop(name, count):
                 for again, group in _groups(segment, blocks):
-                    if again:
-                        x = checkpointed(tape, partial(_swapped, run, with_shared(group)), x, keep=keep)
-                    else:
-                        x = run(x, with_shared(group))
+                    run = run_of(group)
+                    x = checkpointed(tape, run, x, keep=keep) if again else run(x)
     return x
-
-
-def _swapped(run: Callable[[Array, Members], Array], members: Members, x: Array) -> Array:
-    return run(x, members)
 
 
 def _groups(segment: SegmentLeaves, blocks: tuple[BlockLeaves, ...]) -> Iterator[tuple[bool, tuple[BlockLeaves, ...]]]:

@@ -1,4 +1,4 @@
-"""The feed-forward part on a tape, dense or of experts: as in `nn.mlp`, `nn.experts` and `nn.expert_products`.
+"""The feed-forward part on a tape, dense or of experts: as in `nn.feed_forward` and `nn.expert_products`.
 
 Sizes: N tokens, D d_model, F inner width, E experts, K experts of a token, R = K N routes, S places of all experts; of
 the products of experts C places of each expert, D width in, M width out.

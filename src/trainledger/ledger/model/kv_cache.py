@@ -68,7 +68,7 @@ def heads_of(spec: ModelSpec) -> tuple[tuple[Int, Int], ...]:
 
 
 def kv_cache(spec: ModelSpec, format: str = "bf16") -> KVCache:
-    """The cache of a model, layer by layer kind; multi-token prediction modules have none here."""
+    """The cache of a model, layer by layer kind."""
     counts: dict[int | None, Int] = {}
     for segment in segments(spec):
         for kind in segment.kinds:

@@ -1,4 +1,4 @@
-"""What is added to the scores of attention on a tape: the same expressions as in `nn.mask`.
+"""What is added to the scores of attention on a tape: the same expressions as in `nn.positions`.
 
 Sizes: T tokens, H query heads.
 """

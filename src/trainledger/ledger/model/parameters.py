@@ -174,6 +174,11 @@ class ParameterCount:
     active: Int
     by_component: dict[str, Int]
 
+    @property
+    def outside(self) -> Int:
+        """Elements outside the blocks, norms left out."""
+        return sum(self.by_component.get(each, 0) for each in ("embedding", "positions", "head", MTP))
+
 
 def parameters(spec: ModelSpec) -> ParameterCount:
     """The parameters of a model by component, a tied embedding counted once (as ``embedding``).

@@ -1,4 +1,4 @@
-"""Which experts tokens go to, and their way there and back on a tape: as in `nn.router` and `nn.dispatch`.
+"""Which experts tokens go to, and their way there and back on a tape: as in `nn.routing`.
 
 Sizes: N tokens, D d_model, E experts, K experts of a token, G groups of experts, R = K N routes, C places of an expert,
 S places of all experts.
@@ -194,14 +194,10 @@ def dispatch(tape: Tape, chosen: Array, n_tokens: Int, per_token: int, n_experts
     first = op.rows(tape, S, "int64", number("clamp", route_of))
     second = op.rows(tape, R, "int64", place)
     empty = number("ge", route_of, ends, dtype="bool")
-    beyond = [number("ge", behind, dtype="bool")]
-    dropped = _dropped(tape, beyond.pop(), place)
-    del kept
+    beyond = number("ge", behind, dtype="bool")
+    dropped = op.rows(tape, R, "bool", place)
+    del kept, beyond
     return Dispatch(first, second, starts, ends, empty=empty, dropped=dropped)
-
-
-def _dropped(tape: Tape, beyond: Array, place: Array) -> Array:
-    return op.rows(tape, beyond.elements, "bool", place)
 
 
 def _sorted(tape: Tape, x: Array) -> list[Array]:

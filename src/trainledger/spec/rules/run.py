@@ -93,9 +93,9 @@ def _experts(run: Run) -> Iterator[Problem]:
     if recipe.capacity_factor is not None and recipe.expert_dispatch != "capacity":
         rule = f"{recipe.expert_dispatch} experts take all tokens they are sent"
         yield Problem("recipe.capacity_factor", recipe.capacity_factor, rule, "none")
-    if spec.n_mtp_layers and recipe.seq_len < spec.n_mtp_layers + 2:
+    if spec.n_mtp_layers and recipe.seq_len < spec.least_seq_len:
         rule = f"must be at least n_mtp_layers + 2, so that the last of {spec.n_mtp_layers} modules has a token"
-        yield Problem("recipe.seq_len", recipe.seq_len, rule, spec.n_mtp_layers + 2)
+        yield Problem("recipe.seq_len", recipe.seq_len, rule, spec.least_seq_len)
     for axis in ("tensor", "context"):
         ranks = getattr(run.layout, axis)
         if spec.n_mtp_layers and isinstance(ranks, int) and ranks > 1:

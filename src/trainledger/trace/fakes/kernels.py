@@ -8,8 +8,8 @@ deviation in fp32, dropout keeps a mask of one byte an element, and a kernel's s
 
 What remains different from a step on CUDA:
 - Which attention runs is decided for compute capability 8.0 and newer, for 9.x and 10.x as `sm90` and `sm100`.
-- Code that looks at ``tensor.device.type`` sees a CPU and may go another way, as `nn.attend` does for heads of uneven
-  width, for shared heads under a mask, and for dropout of attention; the engine, for clipping by lists.
+- Code that looks at ``tensor.device.type`` sees a CPU and may go another way, as `nn.attention` does for heads of
+  uneven width, for shared heads under a mask, and for dropout of attention; the engine, for clipping by lists.
 - The closed form does not fill masks and heads up to multiples of 8, as torch does (and this trace).
 - Workspaces of cuBLAS and cuDNN, convolutions of cuDNN, its recurrent nets, and its batch norm's reserve.
 - The caching allocator rounds up to 512 bytes and fragments; a trace counts the tensors' own bytes.
