@@ -1,6 +1,6 @@
 """Models and devices: one TOML file each, every number with its source and the date it was read.
 
-A lookup parses one small file, so that the catalog costs nothing at start-up, however long it grows.
+A lookup parses one small file, so the size of the catalog does not slow the start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HERE = os.path.dirname(__file__)
 
 _MOST_LISTED = 40  # names in a message
 _HUB_NAMES = {
-    # the last part of a name of the Hugging Face hub, in lower case, where the catalog's is another
+    # last part of a Hugging Face hub id, in lower case, to the catalog's name where they differ
     "meta-llama-3-8b": "llama-3-8b", "meta-llama-3-70b": "llama-3-70b", "meta-llama-3.1-8b": "llama-3.1-8b",
     "meta-llama-3.1-70b": "llama-3.1-70b", "meta-llama-3.1-405b": "llama-3.1-405b",
     "llama-2-7b-hf": "llama-2-7b", "llama-2-13b-hf": "llama-2-13b", "llama-2-70b-hf": "llama-2-70b",
@@ -34,7 +34,11 @@ _HUB_NAMES = {
     "llama-3.1-8b-instruct": "llama-3.1-8b", "llama-3.1-70b-instruct": "llama-3.1-70b",
     "llama-3.2-1b-instruct": "llama-3.2-1b", "llama-3.2-3b-instruct": "llama-3.2-3b",
 }  # fmt: skip
-_USUAL = ("h100-sxm", "a100-sxm-80gb", "v100-sxm-32gb")  # of what begins alike: on which large models were trained most
+_USUAL = (
+    "h100-sxm",
+    "a100-sxm-80gb",
+    "v100-sxm-32gb",
+)  # the default variants: those that most large models were trained on
 
 
 def model_names() -> list[str]:
@@ -62,15 +66,14 @@ def model(name: str, field: str = "model.preset") -> dict[str, Any]:
 
 
 def model_entry(name: str, field: str = "model.preset") -> dict[str, Any]:
-    """Everything the catalog says of a model: title, exact ``parameters``, source, date, verified, fields."""
+    """The catalog's entry of a model: title, exact ``parameters``, source, date, verified, fields."""
     return _entry("models", name, field)
 
 
 def known_as(name: str, known: Iterable[str], field: str) -> str:
-    """The one of the known names that is meant, upper case or lower; raises InvalidInput with the nearest.
+    """The known name that a text means, in upper or lower case; raises InvalidInput with the nearest.
 
-    A device without its variant is the one that large models were trained on most, and a model may have its name of
-    the Hugging Face hub.
+    A device without its variant is the default variant, and a model may be given as a Hugging Face hub id.
 
     >>> known_as("H200", device_names(), "cluster.device"), known_as("h100", device_names(), "cluster.device")
     ('h200', 'h100-sxm')
@@ -93,13 +96,13 @@ def known_as(name: str, known: Iterable[str], field: str) -> str:
 
 
 def _hub_name(name: str) -> str:
-    """The catalog's name of a model that is named as on the Hugging Face hub, in lower case."""
+    """The catalog's name of a hub id in lower case; the last part of the id where the catalog has no other."""
     last = name.rpartition("/")[2]
     return _HUB_NAMES.get(last, last)
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a text is ``organisation/model`` with a model that the catalog has."""
+    """Whether a text is ``organisation/model`` with a model of the catalog, and not a path."""
     return name.count("/") == 1 and not os.path.exists(name) and _hub_name(name.lower()) in model_names()
 
 
@@ -110,7 +113,7 @@ def device(name: str, field: str = "cluster.device") -> Device:
     (989500000000000.0, 80000000000)
     """
     found = _device(known_as(name, device_names(), field))
-    return replace(found, peak_flops_per_second=dict(found.peak_flops_per_second))  # what one caller changes is its own
+    return replace(found, peak_flops_per_second=dict(found.peak_flops_per_second))  # a caller may change its copy
 
 
 @cache
@@ -142,7 +145,7 @@ def _device(name: str) -> Device:
 
 
 def efficiency(name: str) -> Efficiency | None:
-    """What share of its data sheet a device reaches; None where no calibration of it comes with the catalog.
+    """The share of its data sheet that a device reaches; None where the catalog has no calibration of it.
 
     >>> efficiency("h100-sxm").matmul_share < 1
     True
@@ -185,7 +188,7 @@ def _link(name: str, entry: dict[str, Any]) -> Link:
 
 
 def placed(device: Device, cluster: Cluster) -> Device:
-    """The device as it stands in a cluster: joined as `fabric` says, under the cluster's limit of power.
+    """The device in a cluster: with the cluster's `fabric`, under its power limit.
 
     Raises InvalidInput as `fabric` and `spec.power.limited` do.
     """
@@ -198,9 +201,9 @@ def placed(device: Device, cluster: Cluster) -> Device:
 
 
 def fabric(device: Device, cluster: Cluster) -> Fabric | None:
-    """How the devices of a cluster are joined: as the device usually stands, and what the cluster says otherwise.
+    """How the devices of a cluster are connected: as is usual for the device, but for what the cluster gives.
 
-    Raises InvalidInput where the network is unknown, and where more was measured than it can reach.
+    Raises InvalidInput where the network is unknown, and where the measured rate is above what it can reach.
     """
     joined = device.fabric
     if joined is None:
@@ -210,29 +213,29 @@ def fabric(device: Device, cluster: Cluster) -> Fabric | None:
     if cluster.network is not None:
         joined = replace(joined, network=link(cluster.network))
     if cluster.network_bytes_per_second is not None:
-        of = joined.network or link("ndr")  # its latencies: those of InfiniBand where no network is named
+        of = joined.network or link("ndr")  # latencies of InfiniBand where no network is named
         rate = float(cluster.network_bytes_per_second)
         joined = replace(joined, network=replace(of, bytes_per_second=rate))
     if cluster.network_reached_bytes_per_second is not None:
         of = joined.network or link("ndr")
         reached = float(cluster.network_reached_bytes_per_second)
-        _refuse_a_node_s(cluster, joined, of)
-        sheet = max(reached, of.bytes_per_second)  # which says more than a bound may, where less was measured
+        _refuse_rate_of_node(cluster, joined, of)
+        sheet = max(reached, of.bytes_per_second)  # a data sheet below the measured rate is no bound
         joined = replace(joined, network=replace(of, bytes_per_second=sheet, share=reached / sheet, basis="measured"))
     return joined
 
 
-def _refuse_a_node_s(cluster: Cluster, joined: Fabric, network: Link) -> None:
-    """Raises InvalidInput where what was measured is that of a node, not of a device.
+def _refuse_rate_of_node(cluster: Cluster, joined: Fabric, network: Link) -> None:
+    """Raises InvalidInput where the measured rate is a node's instead of a device's.
 
-    Sums taken in the switch let an all-reduce reach up to twice what a link carries.
+    With reductions in the switch an all-reduce reaches up to twice the rate of a link.
     """
     reached, carries = cluster.network_reached_bytes_per_second or 0, network.bytes_per_second
     if reached <= 2 * carries:
         return
-    told = "cluster.network_bytes_per_second" if cluster.network_bytes_per_second else network.title
+    source = "cluster.network_bytes_per_second" if cluster.network_bytes_per_second else network.title
     rule = (
-        f"is more than twice the {format_nbytes(carries)}/s that a device has of its network ({told}); of the bus "
+        f"is more than twice the {format_nbytes(carries)}/s that a device has of its network ({source}); of the bus "
         f"bandwidth of a node it is the part of one of its {counted(joined.devices_per_node, 'device')}"
     )
     near = min(reached // joined.devices_per_node, int(carries))
@@ -249,7 +252,7 @@ def _fabric(node: dict[str, Any]) -> Fabric:
 
 
 def _host(name: str) -> Link:
-    """A link as copies to the host's memory go over it, which no other device disturbs."""
+    """A link to the host's memory, with the share that copies reach, undisturbed by other devices."""
     entry = _entry("links", name, "host")
     joined = _link(name, entry)
     return replace(joined, share=entry.get("host_share", joined.share))
@@ -266,7 +269,7 @@ def _protocol_tables() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def overheads() -> dict[str, Overhead]:
-    """What a device holds beside tensors, by name, each with its source.
+    """Memory of a device outside tensors by name, each with its source.
 
     >>> overheads()["cublas_workspace"].nbytes
     8519680
@@ -287,7 +290,7 @@ def overheads() -> dict[str, Overhead]:
 
 
 def published(device_name: str) -> tuple[Published, ...]:
-    """What was published of runs on a device: interruptions, restarts, storage; each with its source.
+    """Published figures of runs on a device: interruptions, restarts, storage; each with its source.
 
     >>> [round(each.value) for each in published("h100-sxm") if each.name == "mtbf_device_hours"]
     [50677]

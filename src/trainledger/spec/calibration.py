@@ -1,4 +1,4 @@
-"""What a machine was measured to do: the file that measuring writes and predicting reads."""
+"""The measured rates of a machine: the file that `measure machine` writes and predictions read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainledger.spec.cluster import Device
 from trainledger.spec.plain import from_plain, replace_file, to_plain
 from trainledger.spec.problem import InvalidInput, Problem
 
-FORMAT = 2  # 1 had no kernels by operation and no products of backward
+FORMAT = 2  # 1 had no kernels by operation and no matmuls of backward
 ENVIRONMENT = "TRAINLEDGER_CALIBRATION"
 KINDS = (
     "matmul", "attention", "elementwise", "norm", "softmax", "embedding", "reduction", "copy", "random", "update"
@@ -23,9 +23,9 @@ KINDS = (
 class KernelTime:
     """One kind of operation timed at one size: FLOPs and bytes counted as a ledger entry counts them.
 
-    ``shape`` is (m, n, k) of a matmul, (sequences x heads, seq_len, head_dim) of attention, and elements else.
-    ``phase`` is ``backward`` where the kernel is one of the backward pass alone, ``operation`` the operator whose own
-    rate it is (empty: it stands for all of its kind).
+    ``shape`` is (m, n, k) of a matmul, (sequences x heads, seq_len, head_dim) of attention, and elements of the others.
+    ``phase`` is ``backward`` for a kernel of the backward pass alone, ``operation`` the operator that it measures
+    (empty: all of its kind).
     ``others`` is the share of a core that other processes used meanwhile (None = unknown).
     """
 
@@ -57,11 +57,10 @@ class KernelTime:
 class Calibration:
     """The speed of one machine as measured: kernels by kind and size, overhead, memory, storage.
 
-    ``operation_seconds`` is what an operation of a training step costs however small, the program around it
-    included; ``update_seconds`` what a call of the optimizer costs beyond its operations, and
-    ``update_tensor_seconds`` what each tensor adds to that. ``fresh_bytes_per_second`` is how fast
-    memory is written that the system has just given, as in a first step. ``storage_bytes_per_second`` is the
-    rate of writing, syncing and hashing a file; ``busy`` says that other processes disturbed the samples.
+    ``operation_seconds`` is the overhead of an operation of a training step, Python included; ``update_seconds`` the
+    overhead of a call of the optimizer, ``update_tensor_seconds`` of each of its tensors. ``fresh_bytes_per_second`` is
+    the rate of writing newly mapped memory, as in a first step. ``storage_bytes_per_second`` is the rate of writing,
+    syncing and hashing a file; ``busy`` says that other processes disturbed the samples.
     ``compute_capability`` is NVIDIA's generation number of the device.
     """
 
@@ -89,7 +88,7 @@ class Calibration:
 
     @property
     def peak_flops_per_second(self) -> dict[str, float]:
-        """The best matmul rate by dtype, which is the peak that MFU is taken against."""
+        """The best matmul rate by dtype: the peak that MFU refers to."""
         best: dict[str, float] = {}
         for each in self.kernels:
             if each.kind == "matmul":

@@ -18,18 +18,17 @@ NOT_NEGATIVE = (
 
 @frozen(kw_only=True)
 class Efficiency:
-    """The constants of a device beside its data sheet; `predict.kernel` says what each does.
+    """The constants of a device that a data sheet does not give; `predict.kernel` uses them.
 
-    ``matmul_share`` of the peak is reached inside a large product in 16 bits or tf32, ``float8_share`` of the 8-bit
-    peak in one in 8 bits; ``depth`` is the inner length k that takes as long as the start and the end of a tile of the
-    result. ``attention_share`` and ``attention_backward_share`` are those of a fused attention kernel on long sequences
-    with heads 128 wide, ``attention_length`` the number of keys at which half of them is reached.
+    ``matmul_share`` of the peak is reached inside a large matmul in 16 bits or tf32, ``float8_share`` of the fp8
+    peak in one in fp8; ``depth`` is the inner size k that takes as long as the start and the end of an output tile.
+    ``attention_share`` and ``attention_backward_share`` are those of fused attention on long sequences with head
+    size 128, ``attention_length`` the number of keys at which half of them is reached.
     ``bandwidth_share`` of the memory's rate is reached by elementwise kernels. ``kernel_seconds`` is the least time of
-    a kernel on the device, ``launch_seconds`` what the program needs to launch an operation. ``contention_share`` of a
-    collective's time is lost to compute that runs beside it; ``straggler_share`` of a step is added for each doubling
-    of the nodes, whose slowest sets the pace. ``network_share`` of what the network between nodes reaches in a
-    benchmark of one collective is reached by collectives of a step, where ranks come at different times and all groups
-    talk at once.
+    a kernel on the device, ``launch_seconds`` the time to launch an operation. ``contention_share`` of an overlapped
+    collective's time is lost by compute; ``straggler_share`` of a step is added for each doubling
+    of the nodes, since all wait for the slowest. ``network_share`` of the network's rate in a benchmark of one
+    collective is reached in a step, where ranks arrive at different times and all groups communicate together.
     """
 
     matmul_share: float

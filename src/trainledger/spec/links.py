@@ -1,4 +1,4 @@
-"""What devices talk over: the links inside a node, and the network between nodes."""
+"""Links between the devices of a node, and the network between nodes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from trainledger.frozen import frozen
 
 @frozen(kw_only=True)
 class Protocol:
-    """One way in which a library moves a message over a link: what it costs to begin, and the share that it reaches.
+    """A protocol of a communication library over a link: its latencies, and the share of the rate that it reaches.
 
-    ``start_seconds`` a call takes whatever its size, ``ring_step_seconds`` and ``tree_step_seconds`` each step from one
-    rank to the next. ``ring_share`` and ``tree_share`` are taken of what the link reaches with long messages.
+    ``start_seconds`` is the latency of a call, ``ring_step_seconds`` and ``tree_step_seconds`` those of a step from one
+    rank to the next. ``ring_share`` and ``tree_share`` are shares of the link's rate with long messages.
     """
 
     name: str
@@ -27,8 +27,8 @@ class Protocol:
 class Link:
     """A link: bytes per second of each device, one way, and the share of them that long messages reach.
 
-    ``switch_share`` is the share where the switch itself adds up (NVLink SHARP), which takes ``switch_seconds`` to
-    begin; None where none does.
+    ``switch_share`` is the share with reductions in the switch (NVLink SHARP), whose latency is ``switch_seconds``;
+    None for a link without them.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Link:
 
     @property
     def bound(self) -> Link:
-        """The link at its data sheet: all of its bandwidth, and nothing to begin."""
+        """The link at its data sheet: full bandwidth, no latency."""
         switch = None if self.switch_share is None else 1.0
         plain = (Protocol(name="plain"),)
         return replace(self, share=1.0, switch_share=switch, switch_seconds=0.0, protocols=plain, basis="bound")
@@ -58,11 +58,11 @@ class Link:
 
 @frozen(kw_only=True)
 class Fabric:
-    """How the devices of a cluster are joined: so many to a node, ``node`` between those, ``network`` between nodes.
+    """How the devices of a cluster are connected: ``node`` links within a node, ``network`` between nodes.
 
-    ``network`` is None where it is not known: then groups must stay within a node. ``host`` joins a device to its
-    host's memory. ``network_share`` of what the network reaches is left to collectives (`Efficiency.network_share`);
-    sends from one device to another have all of it.
+    ``network`` is None where it is not known: then groups must stay within a node. ``host`` connects a device to its
+    host's memory. Collectives reach ``network_share`` of the network's rate (`Efficiency.network_share`), sends between
+    two devices all of it.
     """
 
     devices_per_node: int
@@ -78,7 +78,7 @@ class Fabric:
 
     @property
     def bound(self) -> Fabric:
-        """The same at data sheets: no run is faster."""
+        """The fabric at its data sheets: no run is faster."""
         return replace(
             self, node=self.node.bound, network=None if self.network is None else self.network.bound,
             host=None if self.host is None else self.host.bound, network_share=1.0,

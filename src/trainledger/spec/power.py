@@ -1,8 +1,8 @@
-"""What a limit of power leaves of a device's clock.
+"""The clock of a device under a power limit.
 
-The power of multiprocessors goes with the third power of their clock, since voltage goes down with it (Rabaey et al.
-2003, Digital Integrated Circuits, section 5.5: activity x capacitance x voltage^2 x frequency); memory, links and what
-leaks take their part whatever the clock is.
+The power of multiprocessors grows with the third power of their clock, since voltage grows with the clock (Rabaey et
+al. 2003, Digital Integrated Circuits, section 5.5: activity x capacitance x voltage^2 x frequency); that of memory,
+links and leakage does not depend on the clock.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from trainledger.spec.cluster import Device
 from trainledger.spec.efficiency import Efficiency
 from trainledger.spec.problem import InvalidInput, Problem
 
-UNCLOCKED = 150 / 700  # share of the rated power that no clock changes: 150 W of an H100's 700 W, assumed
-LEAST = 0.3  # of the rated power: makers allow no lower limits, and the law says little there
+UNCLOCKED = 150 / 700  # share of the rated power that does not depend on the clock: 150 of an H100's 700 W, assumed
+LEAST = 0.3  # of the rated power: drivers allow no lower limits, and the rule is not valid there
 CLOCKED = ("matmul_share", "float8_share", "attention_share", "attention_backward_share")
 
 
 def clock_share(limit_watts: float, rated_watts: float) -> float:
-    """The clock under a limit of power over the clock at the rated power; an assumption, not measured.
+    """The clock under a power limit over the clock at the rated power; assumed, not measured.
 
     >>> round(clock_share(500, 700), 2), round(clock_share(350, 400), 2), clock_share(400, 400)
     (0.86, 0.94, 1.0)
@@ -30,14 +30,14 @@ def clock_share(limit_watts: float, rated_watts: float) -> float:
 
 
 def slowed(efficiency: Efficiency, clock: float) -> Efficiency:
-    """The constants of a device at a share of its clock: products and attention reach so much less of the peak."""
+    """The constants of a device at a share of its clock: matmuls and attention reach that share of their rates."""
     return replace(efficiency, **{name: getattr(efficiency, name) * clock for name in CLOCKED})
 
 
 def limited(device: Device, limit_watts: float) -> Device:
-    """The device under a limit of power; raises InvalidInput where it is above the rated power or below 30 % of it.
+    """The device under a power limit; raises InvalidInput where that is above the rated power or below 30 % of it.
 
-    Without a calibration times stay those of the data sheet's peak, which bound those under a limit too.
+    Without a calibration times remain those of the data sheet's peak, a bound with or without a limit.
     """
     field = "cluster.power_limit_watts"
     rated = device.power_watts
