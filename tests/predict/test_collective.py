@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainledger import catalog
-from trainledger.predict.collective import Placement, collective_seconds, exchange_nbytes, placement
+from trainledger.predict.collective import Placement, collective_seconds, placement
 from trainledger.predict.roofline import NoRate
 from trainledger.spec.layout import Layout
 from trainledger.spec.links import Fabric, Link
@@ -30,7 +30,10 @@ def place(ranks: int, per_node: int = 8) -> Placement:
 
 def bus_bandwidth(name: str, ranks: int, nbytes: int, fabric: Fabric) -> float:
     """GB/s as nccl-tests print it."""
-    return exchange_nbytes(name, nbytes, ranks) / collective_seconds(name, nbytes, place(ranks), fabric) / GIGA
+    # What each rank sends in a bandwidth-optimal collective (nccl-tests, PERFORMANCE.md).
+    turns = {"all_reduce": 2 * (ranks - 1) / ranks, "send": 1, "recv": 1, "broadcast": 1}
+    sent = nbytes * turns.get(name, (ranks - 1) / ranks)
+    return sent / collective_seconds(name, nbytes, place(ranks), fabric) / GIGA
 
 
 H100, A100 = (catalog.device(name).fabric for name in ("h100-sxm", "a100-sxm-40gb"))

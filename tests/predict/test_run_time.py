@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainledger.predict.run import Conditions, checkpoints, daly, evaluations, expected_seconds, run_time
+from trainledger.predict.run import Conditions, daly, expected_seconds, occasions, run_time
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
@@ -49,7 +49,7 @@ def test_ranks_evaluate_whole_sequences():
 
 @pytest.mark.parametrize(("every", "times"), [(None, 1), (4, 3), (5, 2), (10, 1), (20, 1)])
 def test_the_end_of_a_run_counts_once(every, times):
-    assert evaluations(run(eval_every=every)) == checkpoints(run(checkpoint_every=every)) == times
+    assert occasions(10, every) == times
 
 
 def test_what_a_run_time_leaves_out_is_named():

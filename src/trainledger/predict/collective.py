@@ -133,16 +133,6 @@ def collective_seconds(
     return seconds if isinstance(place.ranks, int) else seconds * (place.ranks > 1)
 
 
-def exchange_nbytes(name: str, nbytes: Number, ranks: Number) -> Number:
-    """Bytes that each rank sends in a bandwidth-optimal collective: what a bus bandwidth is taken over.
-
-    >>> exchange_nbytes("all_reduce", 800, 8)
-    1400.0
-    """
-    turns = {"all_reduce": 2 * (ranks - 1) / ranks, "send": 1, "recv": 1, "broadcast": 1}
-    return nbytes * turns.get(name, (ranks - 1) / ranks)
-
-
 # Ways
 
 

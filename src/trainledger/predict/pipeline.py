@@ -305,14 +305,3 @@ def critical_path(
     last = ahead(backward + longer_back - deferred) - np.minimum(micro_batches, stages) * deferred
     own = np.minimum(rounds_alone, chunks * micro_batches) * (longer + longer_back)
     return micro_batches * (forward + backward) + sends + (first + np.maximum(0.0, last) + own) / chunks
-
-
-def bubble_seconds(schedule: str, stages: int, chunks: int, forward: float, backward: float, weights: float) -> float:
-    """The closed form for equal stages without sends (the head of this file); ``backward`` without the weights' part.
-
-    >>> bubble_seconds("interleaved", 4, 2, 1.0, 2.0, 0.0)
-    4.5
-    """
-    if schedule == "zero-bubble":
-        return (stages - 1) * (forward + backward - weights)
-    return (stages - 1) * (forward + backward + weights) / (chunks if schedule == "interleaved" else 1)

@@ -183,17 +183,12 @@ class RunTime:
         return self.steps_seconds / self.total_seconds
 
 
-def evaluations(run: Run) -> int:
-    """How often the run evaluates: at every ``eval_every`` steps, and at its end."""
-    return _occasions(run.recipe.total_steps, run.recipe.eval_every)
+def occasions(steps: int, every: int | None) -> int:
+    """How often a run evaluates or saves that does so at ``every`` so many steps and at its end.
 
-
-def checkpoints(run: Run) -> int:
-    """How often the run saves: at every ``checkpoint_every`` steps, and at its end."""
-    return _occasions(run.recipe.total_steps, run.recipe.checkpoint_every)
-
-
-def _occasions(steps: int, every: int | None) -> int:
+    >>> occasions(10, 5), occasions(10, 4), occasions(10, None)
+    (2, 3, 1)
+    """
     return 1 if every is None else steps // every + bool(steps % every)
 
 
@@ -224,7 +219,7 @@ def run_time(
     if forward_seconds is None:
         notes.append("evaluation is not in it: the step is not split by phase")
     else:
-        parts["evaluation"] = evaluations(run) * _evaluation_seconds(run, forward_seconds, around)
+        parts["evaluation"] = occasions(steps, recipe.eval_every) * _evaluation_seconds(run, forward_seconds, around)
     parts["warm-up"] = warm_up_seconds + around.compile_seconds
     steps_seconds = steps * step_seconds
     work = steps_seconds + sum(parts.values()) - parts["warm-up"]
@@ -241,7 +236,7 @@ def run_time(
                 notes.append(_checkpoints_note(run, every, every * work / steps))
         interval = work if every is None else work * min(every, steps) / steps
         pause = max(pause, min(whole, whole - interval))  # the next one waits until the last is written
-        parts["checkpoints"] = _occasions(steps, every) * pause
+        parts["checkpoints"] = occasions(steps, every) * pause
         if around.mtbf_seconds is not None:
             again = around.restart_seconds + whole + parts["warm-up"] + max(0.0, whole - pause)
             expected = expected_seconds(work, interval, write=pause, restart=again, mtbf=around.mtbf_seconds)
