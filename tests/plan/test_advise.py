@@ -12,7 +12,7 @@ import trainledger as tl
 from trainledger.cli import main
 from trainledger.plan.advise import Advice, Advised
 from trainledger.plan.changes import EFFECTS, RESULT, SAME, Change, changes
-from trainledger.plan.difference import overrides
+from trainledger.plan.compare import overrides
 from trainledger.report.advise import document
 from trainledger.report.table import commands
 from trainledger.report.terminal import text

@@ -15,8 +15,7 @@ from planned_runs import ALONE, SHARDED
 import trainledger as tl
 from trainledger.cli import main
 from trainledger.document import signed
-from trainledger.plan.compare import compare, reasons
-from trainledger.plan.difference import as_override, differences, overrides
+from trainledger.plan.compare import as_override, compare, differences, overrides, reasons
 from trainledger.predict.forecast import Bar, Forecast, nanoseconds
 from trainledger.report.compare import about, document, figures
 from trainledger.report.terminal import text

@@ -17,11 +17,10 @@ from trainledger.api.layout import with_layout
 from trainledger.api.load import load
 from trainledger.api.machine import kernels_of, machine_of
 from trainledger.cli import main
-from trainledger.plan.layouts.accounts import rescore
+from trainledger.plan.layouts.accounts import pareto, rescore
 from trainledger.plan.layouts.blocks import Blocks
 from trainledger.plan.layouts.bounds import Bounds
 from trainledger.plan.layouts.grid import Grid, Shape, grid_of, run_of, shared_layers, whole
-from trainledger.plan.layouts.pareto import pareto
 from trainledger.plan.layouts.result import AS_QUICK
 from trainledger.plan.layouts.search import BY_ACCOUNT, _costs
 from trainledger.plan.layouts.stages import Pipelines

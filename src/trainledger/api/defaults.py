@@ -15,7 +15,7 @@ from typing import Any
 from trainledger.api.machine import THIS_MACHINE, kernels_of
 from trainledger.api.source import Overrides, by_field, config_notes, model_section, parsed
 from trainledger.ledger.model.parameters import parameters
-from trainledger.plan.difference import as_override
+from trainledger.plan.compare import as_override
 from trainledger.spec import runfile
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.precision import precision_of

@@ -8,7 +8,7 @@ from functools import cache, partial
 from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.plan.changes import EFFECTS, RESULT, ROUNDING, SAME, Change, changes
-from trainledger.plan.difference import changed, overrides
+from trainledger.plan.compare import changed, overrides
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.predict import predict
 from trainledger.predict.roofline import Machine

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainledger.document import Answer
 from trainledger.frozen import frozen
-from trainledger.plan.difference import layout_overrides, overrides
+from trainledger.plan.compare import layout_overrides, overrides
 from trainledger.plan.limits import LIMITS, LOGITS, MEMORY, POSITIONS, Judge, Limit, Limits, Reading, comparison, remedy
 from trainledger.plan.other_layouts import ContextRanks, Planner, context_ranks, following, longer_model
 from trainledger.plan.sizes import AXES, grow

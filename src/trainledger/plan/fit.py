@@ -15,7 +15,7 @@ from trainledger.frozen import frozen
 from trainledger.ledger.model.parameters import parameters
 from trainledger.plan import sizes
 from trainledger.plan.changes import made, memory_savings, value_of
-from trainledger.plan.difference import as_override
+from trainledger.plan.compare import as_override
 from trainledger.plan.family import family_of
 from trainledger.plan.memory_check import MemoryModel, MemoryUse, memory_model
 from trainledger.plan.sweep import Sweep, edge

@@ -8,7 +8,7 @@ from typing import Any
 from trainledger.document import Document, Figure, Item, Items, Section, notes, section, sections
 from trainledger.plan.advise import Advice, Advised, before_and_after
 from trainledger.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
-from trainledger.plan.difference import overrides
+from trainledger.plan.compare import overrides
 from trainledger.report.heading import of_run
 from trainledger.report.plain_data import plain, run_data
 from trainledger.report.plan import impossible, on_one

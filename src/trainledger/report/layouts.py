@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainledger.document import Cell, Code, Document, Figure, Section, Table, notes, section, sections
-from trainledger.plan.difference import as_override
+from trainledger.plan.compare import as_override
 from trainledger.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.predict.device_memory import TENSORS_ALONE
 from trainledger.report.plain_data import plain, run_data

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainledger.document import Cell, Content, Document, Section, Table, notes, section, sections
 from trainledger.plan.affordable import Affordable, Iteration
-from trainledger.plan.difference import as_override
+from trainledger.plan.compare import as_override
 from trainledger.plan.optimal import Choice, OffOptimum, Optimal, Repeated, Served
 from trainledger.plan.scaling_law import Between
 from trainledger.predict.device_memory import TENSORS_ALONE

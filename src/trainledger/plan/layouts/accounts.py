@@ -14,7 +14,6 @@ from trainledger.ledger.parallel.rank_plan import parts_of
 from trainledger.ledger.ranks import RankAccount, account_of_stage
 from trainledger.ledger.step import account
 from trainledger.plan.layouts.grid import Stages, plainer
-from trainledger.plan.layouts.pareto import pareto
 from trainledger.plan.layouts.result import AS_QUICK, ScoredLayout
 from trainledger.plan.layouts.stages import kinds_of
 from trainledger.predict.parallel_step import layout_time
@@ -226,3 +225,19 @@ class Accounts:
         if self.unknown:
             notes.append(f"some layouts cannot be timed: {self.unknown}")
         return notes
+
+
+def pareto(seconds: Any, nbytes: Any) -> Any:
+    """The places of those that no other beats in both, the quickest first.
+
+    >>> import numpy as np
+    >>> pareto(np.array([3.0, 1.0, 2.0, 2.5]), np.array([1.0, 9.0, 4.0, 5.0])).tolist()
+    [1, 2, 0]
+    """
+    import numpy as np
+
+    order = np.lexsort((nbytes, seconds))
+    least = np.minimum.accumulate(nbytes[order])
+    first = np.ones(len(order), bool)
+    first[1:] = nbytes[order][1:] < least[:-1]
+    return order[first]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.plan.difference import as_override
+from trainledger.plan.compare import as_override
 from trainledger.plan.layouts.blocks import Blocks, Constraints
 from trainledger.plan.layouts.grid import CHECKPOINTING, SENDING, Shape, Sharding, Stages, divisors, grid_of, run_of
 from trainledger.plan.layouts.result import Layouts

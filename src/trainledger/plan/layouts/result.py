@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from trainledger.document import Answer
 from trainledger.frozen import frozen
-from trainledger.plan.difference import as_override
+from trainledger.plan.compare import as_override
 from trainledger.spec.layout import overlaps
 from trainledger.spec.run import Run
 from trainledger.spec.setting import NONE

@@ -11,12 +11,11 @@ from typing import Any
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
-from trainledger.plan.layouts.accounts import MOST_LISTED, Accounts, Progress
+from trainledger.plan.layouts.accounts import MOST_LISTED, Accounts, Progress, pareto
 from trainledger.plan.layouts.blocks import Block, Blocks
 from trainledger.plan.layouts.bounds import Bounds, Costs
 from trainledger.plan.layouts.collectives import accumulation_seconds
 from trainledger.plan.layouts.grid import ZERO3_RESHARDS, Sharding, grid_of, run_of
-from trainledger.plan.layouts.pareto import Candidates
 from trainledger.plan.layouts.result import Gap, Layouts, Rejected
 from trainledger.plan.layouts.stages import Pipelines
 from trainledger.plan.layouts.states import States
@@ -30,6 +29,7 @@ from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 
+MOST_TIMES_BEST = 4.0  # a layout so much slower than the best is on no Pareto front that matters
 MOST_ON_FRONT = 12  # of the layouts that save memory, those that are accounted for
 STATES_ALONE = "does not fit: parameters, gradients and optimizer state alone"
 ON_TOP_OF_STATES = "does not fit: activations and gathered parameters, on top of the states"
@@ -51,9 +51,9 @@ def search(
     """The best layouts of a run on the ``cluster.count`` devices of a machine, by predicted seconds of a step.
 
     ``fixed`` gives axes a value (``{"tensor": 8}``); ``keep`` are how many are ranked. The best by bound are accounted
-    for until the order of those is certain, at most ``limit_seconds`` long; Ctrl-C ends that early. ``front`` off
-    leaves out slower layouts that save memory. Raises InvalidInput where the run's fields contradict each other or the
-    machine's rates are not known.
+    for until the order of those is certain, at most ``limit_seconds`` of CPU time; Ctrl-C ends that early. ``front``
+    off leaves out slower layouts that save memory. Raises InvalidInput where the run's fields contradict each other or
+    the machine's rates are not known.
     """
     report = progress or (lambda what, done, of: None)
     began = time.process_time()
@@ -220,3 +220,68 @@ def _thinned(rows: Any, most: int) -> Any:
 def _gap(pairs: Sequence[tuple[float, float]]) -> Gap | None:
     shares = [1 - bound / exactly for bound, exactly in pairs if exactly]
     return Gap(min(shares), median(shares), max(shares)) if shares else None
+
+
+class Candidates:
+    """Rows of (seconds, bytes, block, stages, variant, sharding), at most about twice ``most`` of them at a time."""
+
+    def __init__(self, most: int) -> None:
+        import numpy as np
+
+        self.most = most
+        self.slowest = np.inf
+        self.best = np.inf
+        self._rows: list[Any] = []
+        self._waiting = 0
+        self._front = np.zeros((0, 6))
+
+    def add(self, seconds: Any, nbytes: Any, block: int, allowed: Any) -> None:
+        """The layouts of a block that are ``allowed`` and fit, [ways, variants, shardings] each."""
+        import numpy as np
+
+        if not allowed.any():
+            return
+        self.best = min(self.best, float(seconds[allowed].min()))
+        # Most can be rejected by bytes alone: those on the front that are quickest need most.
+        most = self._front[0, 1] if len(self._front) else np.inf
+        saves = (nbytes < most) & (seconds < MOST_TIMES_BEST * self.best)
+        rows = _rows(seconds, nbytes, block, allowed & (saves | (seconds < self.slowest)))
+        quick = rows[rows[:, 0] < self.slowest]
+        if len(quick):
+            self._rows.append(quick)
+            self._waiting += len(quick)
+            if self._waiting > 2 * self.most:
+                self._cut()
+        saves = rows[:, 0] < MOST_TIMES_BEST * self.best
+        if len(self._front):
+            # Of each time the least memory so far, of the layouts on the front that are no slower.
+            place = np.searchsorted(self._front[:, 0], rows[:, 0], side="right") - 1
+            saves &= rows[:, 1] < np.where(place < 0, np.inf, self._front[place, 1])
+        if saves.any():
+            rows = np.concatenate([self._front, rows[saves]])
+            self._front = rows[pareto(rows[:, 0], rows[:, 1])]
+
+    def _cut(self) -> None:
+        import numpy as np
+
+        rows = np.concatenate(self._rows) if self._rows else np.zeros((0, 6))
+        rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))][: self.most]
+        self._rows, self._waiting = [rows], len(rows)
+        if len(rows) == self.most:
+            self.slowest = rows[-1, 0]
+
+    def quickest(self) -> Any:
+        """The rows by seconds; of equal ones those that need less memory come first."""
+        self._cut()
+        return self._rows[0]
+
+    def front(self) -> Any:
+        """The rows that no other beats in both seconds and bytes, the quickest first."""
+        return self._front
+
+
+def _rows(seconds: Any, nbytes: Any, block: int, which: Any) -> Any:
+    import numpy as np
+
+    places = [each.astype(float) for each in np.nonzero(which)]
+    return np.stack([seconds[which], nbytes[which], np.full(len(places[0]), float(block)), *places], axis=1)
