@@ -148,7 +148,7 @@ def test_packed_sequences_would_be_seen() -> None:
     """What is undone for the trace matters: with transformers' own care, fake tensors get a mask."""
     undone = import_module("trainledger.trace.fakes.rules")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(undone, "_not_packed", lambda find: find)
+        patch.setattr(undone, "_packed", lambda find, position_ids: find(position_ids))
         careful = traced(config_of("llama"))
     assert careful.kept_nbytes > compare("llama").theirs.kept_nbytes
 
