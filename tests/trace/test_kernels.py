@@ -25,8 +25,7 @@ from trainledger.measure.step import rehearse
 from trainledger.spec.kernels import cudnn_takes
 from trainledger.spec.optimizers import IMPLEMENTATIONS
 from trainledger.spec.run import Run
-from trainledger.trace.fakes.cuda_autocast import _IN_FP32, _TO_FP32, autocast_as_on_cuda
-from trainledger.trace.fakes.kernels import kernels_of
+from trainledger.trace.fakes.kernels import _IN_FP32, _TO_FP32, autocast_as_on_cuda, kernels_of
 from trainledger.trace.recorder.tensor_facts import dtype_name
 
 pytestmark = pytest.mark.torch

@@ -21,11 +21,11 @@ from trainledger.trace.fakes.scalar_reads import AssumedValues, ZeroWhereUnknown
 from trainledger.trace.fakes.tensors import fake_batch, make_states, mode_of, on_fake
 from trainledger.trace.loss import loss_of
 from trainledger.trace.optimizers import closure_note, evaluates, needs_closure, optimizers_in
+from trainledger.trace.recorder.attribution import threads_follow
 from trainledger.trace.recorder.notes import quiet_fake_errors, why_it_stopped
 from trainledger.trace.recorder.recorder import Recorder
 from trainledger.trace.recorder.source_lines import Lines, ends_here
 from trainledger.trace.recorder.tensor_facts import tensors_in
-from trainledger.trace.recorder.threads import threads_follow
 
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor
 MOST_ASSUMED = 10_000  # of one line: a loop that waits for a value would never end

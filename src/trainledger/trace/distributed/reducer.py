@@ -21,6 +21,12 @@ from trainledger.trace.patches import Patch, answering, around
 Hook = Callable[[Any, Any], Any]  # of its state and a bucket, as DDP's users write it
 
 
+# What DDP calls to log, to note the time, and for ranks that have run out of data.
+_WITHOUT_EFFECT = (
+    "set_logger", "prepare_for_forward", "_rebuild_buckets", "_push_all_rebuilt_params", "_check_reducer_finalized",
+)  # fmt: skip
+
+
 class Bucket:
     """Gradients that are sent together: a flat buffer, and each gradient's place in it.
 
@@ -95,6 +101,8 @@ class Reducer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in _WITHOUT_EFFECT:
+            return lambda *args: None
         raise NotImplementedError(f"what DDP asks of its reducer by {name} is not traced")
 
     def _fill(self, indices: Sequence[Sequence[int]]) -> None:
@@ -104,23 +112,8 @@ class Reducer:
 
     # What DDP calls around forward and backward
 
-    def set_logger(self, logger: Any) -> None:
-        """Nothing is logged."""
-
-    def prepare_for_forward(self) -> None:
-        """Torch notes the time here."""
-
-    def _rebuild_buckets(self) -> bool:
-        return False
-
-    def _push_all_rebuilt_params(self) -> None:
-        """Of ranks that have run out of data, which a trace has not."""
-
     def _set_static_graph(self) -> None:
         self._static = True
-
-    def _check_reducer_finalized(self) -> None:
-        """It always is."""
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
         """Gradients of the coming backward are sent; without this call they only add up (``no_sync``)."""

@@ -2,9 +2,10 @@
 
 q, k, v: [B, H, T, head_dim]. What torch decides by the device of real tensors is decided here for fake ones on the
 CPU: attention by the rules in ATen/native/transformers/cuda/sdp_utils.cpp, lists of tensors by torch/optim/optimizer.py
-and torch/utils/_foreach_utils.py, RMS norms by ATen/native/layer_norm.cpp, autocast by its list for CUDA
-(`cuda_autocast`). RMS norms are one kernel that keeps its input and a reciprocal root a row, layer norms keep mean and
-deviation in fp32, dropout keeps a mask of one byte an element, and a kernel's scratch on a CPU is left out.
+and torch/utils/_foreach_utils.py, RMS norms by ATen/native/layer_norm.cpp, autocast by its lists for CUDA
+(ATen/autocast_mode.h, AT_FORALL_FP32 and AT_FORALL_FP32_SET_OPT_DTYPE; torch documentation, Automatic Mixed Precision).
+RMS norms are one kernel that keeps its input and a reciprocal root a row, layer norms keep mean and deviation in fp32,
+dropout keeps a mask of one byte an element, and a kernel's scratch on a CPU is left out.
 
 What remains different from a step on CUDA:
 - Which attention runs is decided for compute capability 8.0 and newer, for 9.x and 10.x as `sm90` and `sm100`.
@@ -32,13 +33,25 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from trainledger.spec.kernels import KERNELS
-from trainledger.trace.fakes.cuda_autocast import autocast_as_on_cuda, widened
 from trainledger.trace.patches import all_replaced, answering, around, replaced
 
 _HALVES = (torch.float16, torch.bfloat16)
 _WIDEST_HEAD = 256  # of a flash attention kernel
 _CUDNN_WIDTHS = {"sm90": 256, "sm100": 128}  # of cuDNN's, and on the latter 192 with values of 128
 _ALIGNED = 8  # elements that kernels of attention load at once
+# What both lists have in fp32, losses above all, is left to the CPU's own; rms_norm is below.
+_IN_FP32 = """
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
+    pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm frobenius_norm.dim nuclear_norm
+    nuclear_norm.dim cosine_similarity dist pdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d
+    upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d
+    upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
+"""
+# These are asked to give fp32 unless they are asked for something.
+_TO_FP32 = """
+    softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord sum
+    sum.dim_IntList
+"""
 
 
 @contextmanager
@@ -206,3 +219,52 @@ def _dropout_on_cuda(
     if not training or inplace or not 0 < p < 1:
         return before(input, p, training, inplace)
     return torch.native_dropout(input, p, True)[0]  # keeps a mask of one byte an element
+
+
+def widened(value: Any) -> Any:
+    """Tensors in half precision as fp32, looking into lists and tuples."""
+    if isinstance(value, Tensor) and value.dtype in _HALVES:
+        return value.float()
+    if isinstance(value, (list, tuple)):
+        return type(value)(widened(each) for each in value)
+    return value
+
+
+@contextmanager
+def autocast_as_on_cuda() -> Iterator[None]:
+    """Inside, autocast of a CPU has in fp32 what CUDA's has."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+    def outside(run: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return run(*args, **options)
+
+    def in_fp32(run: Callable[..., Any]) -> Callable[..., Any]:
+        def kernel(*args: Any, **options: Any) -> Any:
+            return outside(run, tuple(map(widened, args)), {name: widened(each) for name, each in options.items()})
+
+        return kernel
+
+    def to_fp32(run: Callable[..., Any]) -> Callable[..., Any]:
+        place = [each.name for each in run._schema.arguments].index("dtype")  # type: ignore[attr-defined]
+
+        def kernel(*args: Any, **options: Any) -> Any:
+            asked = args[place] if len(args) > place else options.get("dtype")
+            if asked is None and args[0].is_floating_point() and args[0].dtype != torch.float64:
+                args, options = args[:place], options | {"dtype": torch.float32}
+            return outside(run, args, options)
+
+        return kernel
+
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        for names, kernel_of in ((_IN_FP32, in_fp32), (_TO_FP32, to_fp32)):
+            for each in names.split():
+                name, _, overload = each.partition(".")
+                packet = getattr(torch.ops.aten, name, None)
+                if packet is not None and (overload or "default") in packet.overloads():
+                    kernel = kernel_of(getattr(packet, overload or "default"))
+                    library.impl(each, kernel, "AutocastCPU")  # type: ignore[no-untyped-call]
+        yield
+    finally:
+        library._destroy()  # type: ignore[no-untyped-call]

@@ -185,13 +185,6 @@ def _remember(container: Any, before: dict[int, tuple[Any, Any]], depth: int) ->
 def _put_back(container: Any, contents: Any) -> None:
     if isinstance(container, list):
         container[:] = contents
-    elif not isinstance(container, dict) or not _same(container, contents):
+    else:
         container.clear()
         container.update(contents)
-
-
-def _same(container: dict[Any, Any], contents: Any) -> bool:
-    """Whether a dict has the same objects under the same keys in the same order, without comparing tensors."""
-    return len(container) == len(contents) and all(
-        key is name and container[key] is contents[name] for key, name in zip(container, contents, strict=True)
-    )

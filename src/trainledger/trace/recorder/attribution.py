@@ -1,23 +1,34 @@
 """Attributes an operation to the module it runs in and the line of the user's code, in backward those of its forward.
 
-Autograd numbers its nodes in the order of the forward, and a node that runs in backward has its number.
+Autograd numbers its nodes in the order of the forward, and a node that runs in backward has its number. Torch's
+dispatch modes belong to a thread: threads that traced code starts get those of their starter, and what several do is
+recorded in the order in which it comes, one operation at a time.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import thread as pools
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
+from torch.utils import _python_dispatch as dispatch
 
-from trainledger.trace.recorder.source_lines import BY_AUTOGRAD, Lines
+from trainledger.trace.patches import all_replaced, around
+from trainledger.trace.recorder.source_lines import BY_AUTOGRAD, TORCH, Lines, callers
 
 OUTSIDE = "loss"  # what runs outside of all modules in a forward
 _NO_NUMBER = 2**63  # nodes that add to a parameter's gradient have the largest number there is
+_WORKER = getattr(pools, "_worker", None)  # of a pool, which outlives what is submitted to it
+_COMPILER = tuple(os.path.join(TORCH, each) + os.sep for each in ("_inductor", "_functorch"))
+_NEEDED = ("_get_current_dispatch_mode_stack", "_push_mode", "_pop_mode")
 
 
 class _Running(threading.local):
@@ -156,3 +167,51 @@ def compiled_parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _number_of_node() -> int | None:
     node = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
+
+
+@contextmanager
+def threads_follow(attribution: Attribution) -> Iterator[None]:
+    """Let threads and pools that are given work dispatch as who gives it, inside of the same modules."""
+    if any(not hasattr(dispatch, each) for each in _NEEDED):
+        yield
+        return
+
+    def start(before: Callable[..., None], thread: threading.Thread) -> None:
+        if getattr(thread, "_target", None) is not _WORKER or _WORKER is None:
+            thread.run = _within(thread.run, attribution)  # type: ignore[method-assign]
+        before(thread)
+
+    def submit(
+        before: Callable[..., Any], pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        return before(pool, _within(function, attribution), *args, **kwargs)
+
+    with all_replaced((threading.Thread, "start", around(start)), (ThreadPoolExecutor, "submit", around(submit))):
+        yield
+
+
+def _within(function: Callable[..., Any], attribution: Attribution) -> Callable[..., Any]:
+    """A function under the modes that are active here, wherever it runs."""
+    modes = dispatch._get_current_dispatch_mode_stack()
+    if not modes or _compiler_gives():
+        return function
+    inside = list(attribution.running)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if dispatch._get_current_dispatch_mode_stack():
+            return function(*args, **kwargs)
+        attribution.begin_elsewhere(inside)
+        for each in modes:
+            dispatch._push_mode(each)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            for each in reversed(modes):
+                dispatch._pop_mode(getattr(each, "_mode_key", None))
+
+    return run
+
+
+def _compiler_gives() -> bool:
+    """Whether the work is that of torch's own compiler, whose threads have nothing to do with the model."""
+    return any(each.f_code.co_filename.startswith(_COMPILER) for each in callers())

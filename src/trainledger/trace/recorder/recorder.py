@@ -30,10 +30,9 @@ from trainledger.trace.operators.custom import Operator
 from trainledger.trace.operators.table import assumed_of, operator_of
 from trainledger.trace.optimizers import optimizers_in
 from trainledger.trace.patches import around, inside, replaced
-from trainledger.trace.recorder.accumulation import added_into, alone
 from trainledger.trace.recorder.attribution import OUTSIDE, Attribution, plain_name
 from trainledger.trace.recorder.notes import lower_bound, ran_eagerly, unseen_or_threaded, why_it_stopped
-from trainledger.trace.recorder.phases import Phases
+from trainledger.trace.recorder.phases import Phases, added_into, alone
 from trainledger.trace.recorder.source_lines import Lines
 from trainledger.trace.recorder.storages import Storages
 from trainledger.trace.recorder.tensor_facts import (
@@ -65,7 +64,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     code that an operation comes from, in backward that of the forward operation it answers. On a CPU, unless
     ``kernels`` are others', entries have as ``scratch`` what kernels allocate besides their results
     (`operators.scratch`), and gradients that autograd would add up in the memory of one of them are recorded so
-    (`accumulation`); without ``hidden``, neither. Two modules or more are traced as the children of an
+    (`phases`); without ``hidden``, neither. Two modules or more are traced as the children of an
     ``nn.ModuleDict``.
 
     ``observe`` is called after each operation, on the thread that dispatches, with its record (None for a view), and
