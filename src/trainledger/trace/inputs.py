@@ -73,7 +73,7 @@ def autocast_dtype_named(name: str, field: str) -> torch.dtype:
 
 
 def input_of(text: str, field: str = "--input") -> tuple[str, Tensor]:
-    """A tensor on the meta device, and its name, empty where it stands by its position.
+    """A tensor on the meta device, and its name, empty where it is given by position.
 
     >>> input_of("labels=int64[8,2048]")[1].shape, input_of("bf16[4]")[0]
     (torch.Size([8, 2048]), '')

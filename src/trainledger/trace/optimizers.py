@@ -48,7 +48,7 @@ def check_optimizer(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def optimizer_named(name: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """An optimizer of the trained parameters by name, with a way of running behind a dash (``adamw-fused``).
+    """An optimizer of the trained parameters by name, with its implementation after a dash (``adamw-fused``).
 
     Without one it is torch's default for the device. Raises InvalidInput.
     """
@@ -113,9 +113,9 @@ def make_state(optimizer: torch.optim.Optimizer) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         for state in optimizer.state.values():
             for name in ("old_dirs", "old_stps", "ro"):
-                held = state.get(name) or []
-                while held and len(held) < groups[0]["history_size"]:
-                    held.append(torch.empty_like(held[-1]))
+                history = state.get(name) or []
+                while history and len(history) < groups[0]["history_size"]:
+                    history.append(torch.empty_like(history[-1]))
 
 
 def number_for_lbfgs() -> float | None:

@@ -50,7 +50,7 @@ def replaced(owner: Any, name: str, made: Made, *, needed: bool = True) -> Itera
         yield
         return
     own = name in vars(owner) if hasattr(owner, "__dict__") else False
-    before = vars(owner)[name] if own else getattr(owner, name)  # a classmethod as it stands there
+    before = vars(owner)[name] if own else getattr(owner, name)  # a classmethod is kept as one
     setattr(owner, name, made(getattr(owner, name)))
     try:
         yield

@@ -40,7 +40,7 @@ class Equivalence:
         self._own_uses: dict[int, Counter[int]] = {}
 
     def blocks(self, one: nn.Module, other: nn.Module, apart: int) -> bool:
-        """Whether two blocks, the other so many places behind the one, differ by their place at most."""
+        """Whether two blocks, which are so many places apart, differ by their place at most."""
         before, hidden, self.hidden = set(self.by_place), self.hidden, False
         pair = _Pair(self, one, other, apart)
         alike = pair.modules(one, other)
@@ -171,8 +171,8 @@ class _Pair:
                 return True
         except Exception:
             return False
-        held = getattr(one, "__dict__", None)
-        return bool(held) and self._nested(held, other.__dict__)
+        attributes = getattr(one, "__dict__", None)
+        return bool(attributes) and self._nested(attributes, other.__dict__)
 
     def _by_place(self, so: bool) -> bool:
         if so:
@@ -210,8 +210,8 @@ def settings_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, Any]:
             }
             settings = (number, tuple(sorted(options.items())))
             for each in group["params"]:
-                held = tuple(sorted(map(str, optimizer.state.get(each, {}))))
-                found[id(each)] = (*found.get(id(each), ()), settings, held)
+                states = tuple(sorted(map(str, optimizer.state.get(each, {}))))
+                found[id(each)] = (*found.get(id(each), ()), settings, states)
     return found
 
 

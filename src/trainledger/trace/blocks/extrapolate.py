@@ -23,9 +23,13 @@ _AMOUNTS = ("allocated", "freed")
 _SAME = tuple(each.name for each in fields(Entry) if each.name not in (*_GROWING, *_AMOUNTS, "shape", "loop", "path"))
 BASES = (1, 3)  # rounds of the shortest model
 MORE = 3  # rounds that the model has more which must come out as the rule says
-REPEATING = ("amounts", "kind", "nothing")  # what is asked of entries that are put in, from the surest on
+REPEATING = (
+    "amounts",
+    "kind",
+    "nothing",
+)  # what inserted entries must have in common with those before, the strictest first
 MICRO_BATCHES = 4  # enough to see how all but the first ones go
-_AHEAD = 256  # entries that are compared behind a place to judge what happened there
+_AHEAD = 256  # entries after a difference that are compared to find its cause
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Extrapolation:
     stars: Stars
 
     def proves(self, ledger: Ledger, counts: Counts) -> bool:
-        """Whether this is the ledger at ``counts``, entry by entry as integers, and all that stands at its head."""
+        """Whether this is the ledger at ``counts``, entry by entry as integers, with the same totals and notes."""
         made = self._head(counts)
         if _head_of(made) != _head_of(ledger) or len(ledger) != self._length(counts):
             return False
@@ -76,7 +80,7 @@ class Extrapolation:
         ``placed`` says what a path of the base is called there.
         """
         entries: list[Entry] = []
-        bounds = 0  # what stands before is in a loop already, or grows
+        bounds = 0  # entries before are in a loop already, or grow
         for number, (at, inserted) in enumerate(self._in_order()):
             if inserted is None:
                 if at < len(self.base):
@@ -239,7 +243,7 @@ def _aligned(x: _Sequence, y: _Sequence, repeating: str) -> list[tuple[int, int,
 
 
 def _rounds(x: _Sequence, y: _Sequence, i: int, j: int, repeating: str) -> Iterator[int]:
-    """How many entries of the longer sequence may have been put in here: behind them both go on with the same."""
+    """How many entries of the longer sequence may have been inserted here: after them both sequences are the same."""
     more = (len(y) - j) - (len(x) - i)
     asked = {"amounts": y.whole, "kind": y.kind, "nothing": None}[repeating]
     for size in range(1, more + 1 if asked is None else min(more, j) + 1):
@@ -301,7 +305,7 @@ def _head_of(ledger: Ledger) -> tuple[Any, ...]:
 def with_rounds(ledger: Ledger, rounds: int) -> Ledger | None:
     """The entries of a step of `MICRO_BATCHES` as those of ``rounds``: the last two are alike, and a loop of them.
 
-    None where these two are not equal entry by entry. What stands at the head of the ledger stays as it is.
+    None where these two are not equal entry by entry. Resident memory, tokens and notes stay as they are.
     """
     entries = ledger.entries
     starts: list[int] = []

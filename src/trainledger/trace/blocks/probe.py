@@ -183,7 +183,7 @@ def _watched(name: str, read: Callable[[], None]) -> property:
 
 
 def _described(value: Any, name: str, around: _Around, given: list[tuple[str, Tensor]]) -> Any:
-    """An argument as it is compared: shapes in the place of tensors, and whether the call before had the same one."""
+    """An argument as it is compared: shapes for tensors, and whether the call before had the same one."""
     if isinstance(value, Tensor):
         given.append((name, value))
         known = around.last.get(id(value), "new")
@@ -200,7 +200,7 @@ def _described(value: Any, name: str, around: _Around, given: list[tuple[str, Te
 
 
 def _answer_of(out: Any, given: Sequence[tuple[str, Tensor]]) -> _Answer | None:
-    """What makes a result like this one of a call's tensors; None where a part of it cannot be made anew."""
+    """What makes a result like this one of a call's tensors; None where a part of it cannot be made again."""
     names = {id(each): name for name, each in given}
 
     def form(value: Any) -> _Answer:

@@ -36,7 +36,7 @@ def traced_once(
 ) -> Ledger | str:
     """The ledger of a step of ``rounds`` micro-batches from steps of the same model with fewer blocks.
 
-    ``run`` traces a step of so many micro-batches of the model as it stands, and ``forward`` runs one forward of it.
+    ``run`` traces a step of so many micro-batches of the model as it is, and ``forward`` runs one forward of it.
     Stacks with at least so many identical rounds are shortened. The model and the optimizers are as before afterwards.
     Gives the sentence why all must be traced where the ledger does not follow, "" where there is nothing to multiply.
     """
@@ -129,7 +129,7 @@ class _Shortened:
 
 
 def _below(stack: Stack, path: str) -> list[str] | None:
-    """What stands behind a stack's own path: the name of a block first."""
+    """The parts of a path below a stack: the name of a block first; None where it is not below."""
     if stack.path:
         if not path.startswith(f"{stack.path}."):
             return None

@@ -124,7 +124,7 @@ def shortened(
 
 
 def _left(group: dict[str, Any], gone: set[int]) -> dict[str, Any] | None:
-    """A group of parameters without those that are gone; None where it had no others."""
+    """A group of parameters without those that were removed; None where none is left."""
     kept = [place for place, each in enumerate(group["params"]) if id(each) not in gone]
     if len(kept) == len(group["params"]):
         return dict(group)

@@ -140,12 +140,12 @@ def _without_kernels(runs: Runs) -> Iterator[None]:
         graph = name("graph").graph
         kernel = before(kernels, source, nodes, kernel_args)
         places = _places(kernels.kernel_group.args if kernel_args is None else kernel_args)
-        _say(graph, work_of_kernel(kernel, nodes, places, bool(graph.is_backward), _number(graph)))
+        _announce(graph, work_of_kernel(kernel, nodes, places, bool(graph.is_backward), _number(graph)))
         return kernel
 
     def call(before: Callable[..., Any], scheduler: Any, scheduler_node: Any) -> Any:
         graph = name("graph").graph
-        _say(graph, work_of_operator(scheduler_node.node, bool(graph.is_backward)))
+        _announce(graph, work_of_operator(scheduler_node.node, bool(graph.is_backward)))
         return before(scheduler, scheduler_node)
 
     def load(before: Callable[..., Any], graph: Any, wrapper_code: Any) -> ModuleType:
@@ -163,7 +163,7 @@ def _without_kernels(runs: Runs) -> Iterator[None]:
         yield
 
 
-def _say(graph: Any, work: Work) -> None:
+def _announce(graph: Any, work: Work) -> None:
     works: list[Work] = graph.__dict__.setdefault(_WORKS, [])
     graph.wrapper_code.writeline(f"{NEXT}({len(works)})")
     works.append(work)

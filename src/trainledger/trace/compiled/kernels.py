@@ -28,8 +28,8 @@ class Work:
     """One call of a graph: its FLOPs, those of them that are recomputation, and where it comes from.
 
     ``owner`` is the ``id`` of the module, None where the compiler does not know one, 0 for code outside of all.
-    ``reads`` and ``writes`` are elements by position of the
-    call's arguments; both are empty for a call of an operator, which is accounted for when it runs.
+    ``reads`` and ``writes`` are elements by position of the call's arguments; both are empty for a call of an operator,
+    which is accounted for when it runs.
     """
 
     name: str
@@ -85,7 +85,7 @@ def work_of_kernel(
         recomputed=share == 1.0,
         owner=owner,
         line=line,
-        # What is read and written over stands twice among the arguments.
+        # A buffer that is read and written over is two of the arguments.
         reads=tuple(
             0 if each in places[:at] else _elements(read, each, real, number) for at, each in enumerate(places)
         ),

@@ -28,8 +28,8 @@ class Owners:
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = {id(each): plain_name(name) for name, each in model.named_modules()}
-        held = [*model.named_parameters(), *model.named_buffers()]
-        self._tensors = {each.untyped_storage()._cdata: plain_name(name) for name, each in held}
+        named = [*model.named_parameters(), *model.named_buffers()]
+        self._tensors = {each.untyped_storage()._cdata: plain_name(name) for name, each in named}
         self._of_node: dict[int, Moved] = {}
 
     def path(self, module: int | None) -> str | None:
@@ -74,7 +74,8 @@ def replacements(first: Sequence[str], now: Sequence[str]) -> Moved:
 class Runs:
     """Records the calls of compiled graphs. What is allocated before a call belongs to its entry.
 
-    A call of an operator is dispatched, and recorded, as ever; only its place is said here. A fused kernel is not.
+    A call of an operator is dispatched and recorded as ever, and only its place is added here. A fused kernel is not
+    dispatched.
     """
 
     def __init__(self, recorder: Recorder, mode: FakeTensorMode, owners: Owners) -> None:
@@ -138,7 +139,7 @@ class Runs:
                 basis="assumed" if recomputed else "exact", source=SOURCE,
             )  # fmt: skip
             recorder.events.append(event)
-            self._tell_origin(event, len(recorder.events) - 1)
+            self._set_origins(event, len(recorder.events) - 1)
 
         if recomputed:
             note([], "recompute", recomputed, 0, 0)
@@ -164,7 +165,7 @@ class Runs:
         return tensor
 
     def _settle(self) -> None:
-        """Say of the operators that have run since the last call what the compiler knows of them."""
+        """Add what the compiler knows of the operators that have run since the last call."""
         work, events, before = self._work, self._recorder.events, self._events_before
         self._events_before = len(events)
         if work is None or len(events) == before:
@@ -177,7 +178,7 @@ class Runs:
             event.facts["line"] = work.line or event.facts["line"]
             if phase == "backward" and work.recomputed:
                 event.facts.update(phase="recompute", model_flops=0)
-            self._tell_origin(event, at)
+            self._set_origins(event, at)
 
     def _claim(self, at: int) -> list[Storage]:
         """What was allocated for the event with this index.
@@ -188,7 +189,7 @@ class Runs:
         events = self._recorder.events
         if made and at and len(events[at - 1].freed) > self._frees_before:
             events[at - 1].allocated += made
-            self._tell_origin(events[at - 1], at - 1)
+            self._set_origins(events[at - 1], at - 1)
             return []
         return made
 
@@ -200,9 +201,9 @@ class Runs:
             phase = self._recorder.phases.of_operation(made)
             path = self._recorder.attribution.path(phase)
             events.append(Event(made, name="empty_strided", path=path, phase=phase, kind="allocate", source=SOURCE))
-            self._tell_origin(events[-1], len(events) - 1)
+            self._set_origins(events[-1], len(events) - 1)
 
-    def _tell_origin(self, event: Event, at: int) -> None:
+    def _set_origins(self, event: Event, at: int) -> None:
         for each in event.allocated:
             if each.origin is not None:
                 each.origin.name, each.origin.born = event.facts["name"], at

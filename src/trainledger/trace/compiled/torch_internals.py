@@ -28,7 +28,7 @@ _NAMES = {
     "graph": ("torch._inductor.virtualized", "V", ()),
 }
 _FLAG = "_is_in_any_mode_without_ignore_compile_internals"
-_TELL_FLAG = "set_is_in_mode_without_ignore_compile_internals"
+_SET_FLAG = "set_is_in_mode_without_ignore_compile_internals"
 
 
 def dynamo_is_loaded() -> bool:
@@ -68,16 +68,16 @@ def modes_unseen() -> Iterator[None]:
     """Dynamo does not see the dispatch modes that are active, for which it would run everything eagerly."""
     modes = name("modes")
     before = getattr(modes, _FLAG, None)
-    if before is None or not hasattr(modes, _TELL_FLAG):  # a version that looks at the modes themselves
+    if before is None or not hasattr(modes, _SET_FLAG):  # a version that looks at the modes themselves
         yield
         return
     setattr(modes, _FLAG, False)
-    getattr(modes, _TELL_FLAG)(False)
+    getattr(modes, _SET_FLAG)(False)
     try:
         yield
     finally:
         setattr(modes, _FLAG, before)
-        getattr(modes, _TELL_FLAG)(before)
+        getattr(modes, _SET_FLAG)(before)
 
 
 @contextmanager
@@ -100,13 +100,13 @@ def hooks_unseen() -> Iterator[None]:
     try:
         yield
     finally:
-        for each, held in zip(lists, before, strict=True):
-            each.update(held)
+        for each, content in zip(lists, before, strict=True):
+            each.update(content)
 
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """The compiler's settings while it makes no kernels: its caches must not learn of that, and nothing is put off."""
+    """The compiler's settings while it makes no kernels: no cache stores that, and backward is compiled at once."""
     import torch._functorch.config
     import torch._inductor.config
 

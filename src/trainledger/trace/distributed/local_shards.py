@@ -116,7 +116,7 @@ def run_on_parts(
 ) -> Any:
     """An operation on each of many DTensors that lie alike, on the local parts at once; NotImplemented of any other.
 
-    DTensor works out for each of them anew that this is what it comes to, which takes most of an optimizer's step.
+    DTensor derives this for each of them again, which takes most of an optimizer's step.
     """
     name = func._schema.name
     operation = name.removeprefix("aten::_foreach_").removesuffix("_")

@@ -28,7 +28,7 @@ from trainledger.trace.recorder.source_lines import ends_here
 from trainledger.trace.step import Batch, call
 
 EVERYONE = -1
-Key = tuple[int, int, int]  # sender, receiver, the how-manieth between the two
+Key = tuple[int, int, int]  # sender, receiver, number of the message between the two
 Program = Callable[[], Any]
 
 
@@ -131,7 +131,7 @@ def trace_rank(
     messages = Messages()
 
     def run(as_rank: int, until: Any = None) -> Ledger:
-        """The program as a rank, begun again each time that it lacks what another rank sends."""
+        """The program as a rank; it starts again each time that it lacks what another rank sends."""
         while True:
             try:
                 with entered(world_size, as_rank), messages.of(as_rank, until), kernels_of(kernels):

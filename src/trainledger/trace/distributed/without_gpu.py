@@ -28,7 +28,7 @@ _ASKED: dict[int | None, str] = {
 
 @contextmanager
 def as_cpu() -> Iterator[None]:
-    """Tensors meant for a GPU are made on the CPU, and what is asked of the GPU itself is passed over.
+    """Tensors meant for a GPU are made on the CPU, and questions about the GPU itself get a plain answer.
 
     ``torch.autocast("cuda")`` is the CPU's, whose list of operations differs in a few.
     """

@@ -47,7 +47,7 @@ _IN_FP32 = """
     upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d
     upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
 """
-# These are asked to give fp32 unless they are asked for something.
+# Their result is fp32 unless the call has a dtype.
 _TO_FP32 = """
     softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord sum
     sum.dim_IntList

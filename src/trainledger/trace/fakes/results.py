@@ -32,7 +32,7 @@ def _statistics_in_fp32(args: tuple[Any, ...], out: Any) -> Any:
 
 
 def _norm(args: tuple[Any, ...], out: Any) -> Any:
-    """Statistics of half-precision values by fp32 weights are fp32, as they meet under autocast on a CPU."""
+    """Statistics of half-precision values by fp32 weights are fp32: under autocast on a CPU both occur."""
     first = 2 if len(args) > 2 and isinstance(args[1], (list, tuple)) else 1  # layer_norm has the shape before weights
     weights = [each for each in args[first : first + 2] if each is not None]
     mixed = args[0].dtype in _HALVES and any(each.dtype == torch.float32 for each in weights)

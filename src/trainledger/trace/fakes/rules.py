@@ -1,4 +1,4 @@
-"""What code and torch do differently on fake tensors, undone: operators without rules, and what transformers asks."""
+"""Fake tensors take the way of real ones: rules of operators that torch lacks, and answers that transformers wants."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from trainledger.trace.recorder.source_lines import OURS, TORCH, Lines, callers
 _READ = torch.ops.aten._local_scalar_dense.default
 _EQUAL = torch.ops.aten.equal.default
 _OPTIMIZERS = os.path.join(TORCH, "optim", "")
-# Operators that make a tensor of one number, and where that stands: a number, or the place of an argument.
+# Operators that make a tensor of one number, and that number.
 _MADE_OF: dict[OpOverload, Callable[[tuple[Any, ...]], Any]] = {
     torch.ops.aten.zeros.default: lambda args: 0,
     torch.ops.aten.ones.default: lambda args: 1,

@@ -40,7 +40,7 @@ def _product(first: int) -> Shape:
 
 
 def _grouped_mm(args: Args) -> tuple[int, ...]:
-    """Rows by the matrix of their group, or a matrix from the rows of each group, as if all had as many."""
+    """Rows by the matrix of their group, or a matrix from the rows of each group, assuming groups of one size."""
     a, b = args[0], args[1]
     groups = args[2].shape[0]
     if b.dim() == 3:

@@ -1,8 +1,8 @@
 """What kernels of a CPU allocate besides their results while they run, which dispatch does not show.
 
 x: [B, C, *spatial], w: [out, C / groups, *taps], as aten's convolutions take them. Bytes on top of the results, at the
-kernel's own highest moment. Found by following the allocator's events of torch 2.13 with oneDNN 3 at one thread; more
-threads take more where they add up partial sums. What is not here allocates nothing worth telling (under a few KiB).
+kernel's own peak. Found by following the allocator's events of torch 2.13 with oneDNN 3 at one thread; more
+threads take more where they add up partial sums. What is not here allocates under a few KiB.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _nbytes(tensor: Tensor, channels: int) -> int:
 
 
 def _last(tensor: Tensor) -> bool:
-    """Whether channels stand last in memory."""
+    """Whether channels are the last dim in memory."""
     if tensor.dim() not in (4, 5) or tensor.is_contiguous():
         return False
     order = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d

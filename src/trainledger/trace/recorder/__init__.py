@@ -1,1 +1,1 @@
-"""The recorder: what is dispatched, which memory lives, and whose code asked for it."""
+"""The recorder: what is dispatched, which memory is live, and which code caused it."""

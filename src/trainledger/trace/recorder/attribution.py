@@ -60,11 +60,11 @@ class Attribution:
         return self._running.paths
 
     def begin_elsewhere(self, inside: list[str]) -> None:
-        """This thread goes on where another one was: in these modules."""
+        """This thread runs what another one started, inside of these modules."""
         self._running.paths, self._running.begins = list(inside), True
 
     def is_first_elsewhere(self) -> bool:
-        """Whether the operation that runs now is the first since this thread went on where another one was."""
+        """Whether the operation that runs now is the first that this thread runs for another one."""
         first, self._running.begins = self._running.begins, False
         return first
 
@@ -128,7 +128,7 @@ class Attribution:
         return self._last_path
 
     def line(self) -> str:
-        """The line of the operation that runs now; to be asked at each one, which is remembered for its backward."""
+        """The line of the operation that runs now, remembered for its backward; to be called at each operation."""
         if self._lines is None:
             return ""
         line = self._lines.here()

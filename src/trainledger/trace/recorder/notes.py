@@ -80,10 +80,7 @@ def _line(trace: TracebackType | None) -> str:
 
 @contextmanager
 def quiet_fake_errors() -> Iterator[None]:
-    """Keep back the log line, with its stack, that torch writes where an operator refuses fake tensors.
-
-    The error itself is raised as ever; other lines of that logger are written. Nothing stays behind.
-    """
+    """Suppress the log line, with its stack, that torch writes where an operator refuses fake tensors."""
 
     def other(record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith(_LINE)

@@ -27,11 +27,11 @@ _FOUND = ("other", "forward", "backward")  # phases that are distinguished by wh
 
 
 class Phases:
-    """The phase that runs now, and how many backwards have begun."""
+    """The phase that runs now, and the number of backwards so far."""
 
     def __init__(self, model: nn.Module, storages: Storages, attribution: Attribution) -> None:
         self.current = "other"
-        self.latest = "forward"  # the last one that was begun by name
+        self.latest = "forward"  # the last one that `begin` was called with
         self.micro_batches = 0
         self._model = model
         self._storages = storages
@@ -100,7 +100,7 @@ class Phases:
 def added_into(func: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
     """The gradient whose memory takes the sum, where this operation is the engine's and no one else refers to it.
 
-    To be asked by a ``__torch_dispatch__`` before it runs the operation.
+    A ``__torch_dispatch__`` calls this before it runs the operation.
     """
     if func is not _ADD or len(args) != 2 or torch.is_grad_enabled():
         return None
@@ -116,7 +116,7 @@ def added_into(func: OpOverload, args: tuple[Any, ...]) -> Tensor | None:
 
 
 def engine_calls(frame: Any) -> bool:
-    """Whether the engine itself called: no Python of a backward or of a hook stands between."""
+    """Whether the engine itself called, and no Python of a backward or of a hook."""
     while frame is not None and _is_dispatch(frame.f_code):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name in ("_engine_run_backward", "backward")
@@ -150,7 +150,7 @@ def _is_dense(tensor: Tensor) -> bool:
 def alone() -> tuple[int, int] | None:
     """The `_references` to a gradient that only the engine has; None in a torch that does not count them.
 
-    To be asked for the first time outside of any dispatch, as it runs a backward of its own.
+    The first call must be outside of any dispatch, as it runs a backward of its own.
     """
     if not hasattr(Tensor, "_use_count") or not hasattr(torch._C, "_storage_Use_Count"):
         return None

@@ -92,7 +92,7 @@ class Storages:
         return gone
 
     def of(self, tensor: Tensor) -> Storage | None:
-        """The record of a tensor's memory, where it is followed; of what torch.func wraps none can be had."""
+        """The record of a tensor's memory, where it is followed; None of what torch.func wraps."""
         try:
             return self.live.get(tensor.untyped_storage()._cdata)
         except NotImplementedError:
