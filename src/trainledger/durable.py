@@ -50,7 +50,7 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
 def held(path: Path, *, wait: bool) -> Iterator[None]:
     """Hold a file, made where missing, or a directory, against all who ask for it in this way.
 
-    Where another process holds it: ``wait`` until it is free, else BlockingIOError. The system lets go of it when the
+    Where another process holds it: ``wait`` until it is free, else BlockingIOError. The system releases it when the
     process ends, however it ends. Raises OSError where it cannot be opened, or its file system has no locks.
     """
     import fcntl

@@ -16,7 +16,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainledger.data.document import Segment, problem_of_reading
@@ -58,8 +58,8 @@ class Corpus:
     @property
     def sha256(self) -> str:
         """The identity of the text: kinds, sizes and hashes of the files in order."""
-        told = [[each.kind, each.compression, each.nbytes, each.sha256] for each in self.sources]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        identity = [[each.kind, each.compression, each.nbytes, each.sha256] for each in self.sources]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
 def find_corpus(paths: tuple[str, ...], cache: Path) -> Corpus:
@@ -181,7 +181,7 @@ def _segments(source: Source, target: int, corpus_nbytes: int) -> Iterator[tuple
 
 
 def _files_of(path: str, cache: str) -> Iterator[tuple[str, bool]]:
-    """The files a path, directory or glob stands for, and whether a directory was searched for them."""
+    """The files of a path, directory or glob, and whether a directory was searched for them."""
     if path == STANDARD_LIBRARY:
         for file in _walk(sysconfig.get_path("stdlib"), LEFT_OUT_OF_THE_LIBRARY, cache):
             if file.endswith(".py") and not os.path.basename(file).startswith("_sysconfig"):
@@ -237,8 +237,3 @@ def _is_binary(path: str) -> bool:
             return b"\0" in file.read(8 * KIB)
     except OSError as error:
         raise problem_of_reading(path, error) from None
-
-
-def told(corpus: Corpus) -> list[dict[str, object]]:
-    """The files as they stand in a store's index."""
-    return [asdict(each) for each in corpus.sources]

@@ -34,7 +34,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Document:
-    """A text and where it stands; ``repaired`` names the first place that was not UTF-8, empty where all was."""
+    """A text and its place; ``repaired`` names the first place that was not UTF-8, empty where all was."""
 
     text: str
     place: str

@@ -88,7 +88,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def file_problem(field: str, path: Path | str, rule: str, remedy: str = "") -> Problem:
-    """What is wrong with a file; its whole path is told, which `Problem` would cut short as a value."""
+    """What is wrong with a file; the sentence has its whole path, which `Problem` would cut short as a value."""
     return Problem(field, None, f"{path} {rule}" + (f"; {remedy}" if remedy else ""))
 
 

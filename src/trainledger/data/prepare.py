@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from trainledger.data.corpus import Corpus, find_corpus, identify, plan_shards, told
+from trainledger.data.corpus import Corpus, find_corpus, identify, plan_shards
 from trainledger.data.document import Segment
 from trainledger.data.files import file_problem, problem_of_writing, write_whole
 from trainledger.data.shard import ShardRecord, dtype_for, parse_record, read_counts, read_record
@@ -113,7 +113,12 @@ def _make(
         "tokenizer": {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint},
         "validation_fraction": data.validation_fraction,
         "unigram_entropy_nats": _unigram_entropy_nats(directory, len(records)),
-        "corpus": {"sha256": corpus.sha256, "nbytes": corpus.nbytes, "files": told(corpus), "skipped": corpus.skipped},
+        "corpus": {
+            "sha256": corpus.sha256,
+            "nbytes": corpus.nbytes,
+            "files": [asdict(each) for each in corpus.sources],
+            "skipped": corpus.skipped,
+        },
         "repaired": sum(each.repaired for each in records),
         "first_repaired": next((each.first_repaired for each in records if each.repaired), ""),
         "shards": [asdict(each) for each in records],

@@ -1,6 +1,6 @@
 """One shard of a token store: a part of the corpus, tokenized, in files that are whole or not there.
 
-Shard 3 consists of ``00003.train.u16`` and ``00003.validation.u16`` (tokens), ``….ends.u64`` beside each (where
+Shard 3 consists of ``00003.train.u16`` and ``00003.validation.u16`` (tokens), ``….ends.u64`` for each (where
 its documents end, counted in tokens), ``00003.counts.u64`` (how often each token occurs, train then validation),
 and ``00003.json``, written last, which records the others; a shard with a record is finished.
 """
@@ -85,7 +85,7 @@ def write_shard(
     validation_fraction: float,
     advance: Callable[[int], None] = lambda nbytes: None,
 ) -> ShardRecord:
-    """Tokenize the segments into the files of one shard and record it; ``advance`` is told of text bytes done.
+    """Tokenize the segments into the files of one shard and record it; ``advance`` gets the bytes of text done.
 
     The bytes written depend on the arguments and the text alone. Raises InvalidInput for text that cannot be
     read and for a disk that cannot be written; nothing unfinished is left behind then.
@@ -143,11 +143,11 @@ def read_record(directory: Path, shard: int) -> ShardRecord | None:
     return None if any(check_size(directory / each.name, each.nbytes) for each in record.files) else record
 
 
-def parse_record(told: dict[str, Any]) -> ShardRecord:
+def parse_record(table: dict[str, Any]) -> ShardRecord:
     """A record out of its JSON."""
-    files = tuple(FileRecord(**each | {"crc32": tuple(each["crc32"])}) for each in told["files"])
-    splits = {name: SplitRecord(**told[name]) for name in SPLITS}
-    return ShardRecord(**told | {"files": files} | splits)
+    files = tuple(FileRecord(**each | {"crc32": tuple(each["crc32"])}) for each in table["files"])
+    splits = {name: SplitRecord(**table[name]) for name in SPLITS}
+    return ShardRecord(**table | {"files": files} | splits)
 
 
 def read_counts(directory: Path, shard: int) -> npt.NDArray[np.uint64]:

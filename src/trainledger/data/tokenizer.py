@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,15 +39,9 @@ class ByteTokenizer:
     'né<|endoftext|>'
     """
 
-    name: str = "bytes"
-
-    @property
-    def vocab_size(self) -> int:
-        return BYTE_VALUES + 1
-
-    @property
-    def end_id(self) -> int:
-        return BYTE_VALUES
+    name: ClassVar[str] = "bytes"
+    vocab_size: ClassVar[int] = BYTE_VALUES + 1
+    end_id: ClassVar[int] = BYTE_VALUES
 
     @property
     def definition(self) -> str:
@@ -69,7 +63,7 @@ class ByteTokenizer:
 
 @dataclass(frozen=True)
 class JsonTokenizer:
-    """A tokenizer told by the text of a tokenizer.json, run by the `tokenizers` package."""
+    """The tokenizer of a tokenizer.json's text, run by the `tokenizers` package."""
 
     name: str
     definition: str

@@ -1,4 +1,4 @@
-"""Jobs of preparing, in this process or in worker processes that tell of their progress.
+"""Jobs of preparing, in this process or in worker processes.
 
 A job goes to a worker as a line of JSON; the answer is any number of ``["advance", nbytes]``, then ``["done", result]``
 or ``["problems", [[field, value, rule, nearest], ...]]``. Workers are plain Python processes and not those of
@@ -90,12 +90,12 @@ def _answered(process: subprocess.Popen[str], job: Job, advance: Callable[[int],
     except OSError:
         pass  # it died; how is known below
     for line in process.stdout:
-        kind, told = json.loads(line)
+        kind, answer = json.loads(line)
         if kind == "done":
-            return str(told)
+            return str(answer)
         if kind == "problems":
-            raise InvalidInput([Problem(*each) for each in told])
-        advance(told)
+            raise InvalidInput([Problem(*each) for each in answer])
+        advance(answer)
     ended = process.wait()
     how = f"was ended by signal {-ended}" if ended < 0 else f"failed with exit code {ended}"
     what = f"shard {job['shard']}" if "shard" in job else "the tokenizer"

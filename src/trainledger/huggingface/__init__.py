@@ -1,7 +1,7 @@
 """Hugging Face's config.json to and from a `ModelSpec`.
 
-A key that changes what a model costs is either understood or refused by name; keys that change nothing stand in
-an explicit list. Keys, other names and defaults are those of transformers 5; the forms of version 4 are read too.
+A key that changes what a model costs is either understood or refused by name; an explicit list has the keys that change
+nothing. Keys, other names and defaults are those of transformers 5; the forms of version 4 are read too.
 """
 
 from trainledger.huggingface.family import Family

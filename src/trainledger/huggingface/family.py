@@ -57,7 +57,7 @@ ALLOWED: dict[str, tuple[object, ...]] = {
 }
 # Keys that change only the values computed, or how the weights are stored, unless they have one of these values.
 VALUES: dict[str, tuple[object, ...]] = {"quantization_config": (None,)}
-# Keys that name Python code; nothing here runs it, and neither does transformers unless it is told to.
+# Keys that name Python code; nothing here runs it, and neither does transformers by default.
 CODE = frozenset({"auto_map", "custom_pipelines"})
 
 

@@ -61,7 +61,7 @@ def model_from_hf(config: str | os.PathLike[str] | dict[str, Any]) -> ModelSpec:
 
 
 def from_config(config: Mapping[str, Any], where: str = "config.json", *, for_weights: bool = False) -> ModelSpec:
-    """The spec of a config.json; `InvalidInput` names every key that stands in the way.
+    """The spec of a config.json; `InvalidInput` names every key that is refused.
 
     ``for_weights`` also refuses what changes the values computed and has no place in a spec, though not the cost;
     and the spec is the model as it is served, as the models of transformers are.

@@ -69,8 +69,8 @@ def export_model(
         if tokenizer is not None:
             config["eos_token_id"] = tokenizer.end_id
             (partial / TOKENIZER).write_text(tokenizer.definition, encoding="utf-8")
-            told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_token}
-            _write_json(partial / TOKENIZER_CONFIG, told | {"model_max_length": model.spec.max_seq_len})
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_token}
+            _write_json(partial / TOKENIZER_CONFIG, settings | {"model_max_length": model.spec.max_seq_len})
         _write_json(partial / CONFIG, config)
     return str(config["model_type"])
 
@@ -137,7 +137,7 @@ def _predicts_ahead(config: Mapping[str, object]) -> bool:
 
 
 def _is_ahead(name: str, names: Names, spec: ModelSpec) -> bool:
-    """Whether a tensor belongs to a module of multi-token prediction, which stand behind the last layer."""
+    """Whether a tensor belongs to a module of multi-token prediction, which follow the last layer."""
     parts = name.split(".")
     return parts[0] == names.layers and len(parts) > 1 and parts[1].isdigit() and int(parts[1]) >= spec.n_layers
 

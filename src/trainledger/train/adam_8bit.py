@@ -23,7 +23,7 @@ _DECADES = 7
 
 @cache
 def table(*, signed: bool) -> tuple[float, ...]:
-    """The 256 values that a byte stands for, rising: 0, 1 and the middles of equal parts of each decade."""
+    """The 256 values that a byte encodes, rising: 0, 1 and the middles of equal parts of each decade."""
     values = [0.0, 1.0]
     for decade in range(_DECADES):
         parts = 2 ** (decade if signed else decade + 1)
@@ -83,7 +83,7 @@ class Adam8bit(torch.optim.Optimizer):
                 del second
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a state over as it stands: torch would put codes and scales into the parameter's format."""
+        """Load a state unchanged: torch would put codes and scales into the parameter's format."""
         super().load_state_dict(state_dict)
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         own = [weight for group in self.param_groups for weight in group["params"]]

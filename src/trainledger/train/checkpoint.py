@@ -40,7 +40,7 @@ def checkpoints_dir(run_dir: Path) -> Path:
 
 
 def step_of(path: Path) -> int:
-    """The step that a checkpoint's name tells."""
+    """The step in a checkpoint's name."""
     found = _NAME.fullmatch(path.name)
     assert found is not None, f"{path} is not named like a checkpoint"
     return int(found[1])
@@ -149,11 +149,11 @@ def damage(path: Path) -> str | None:
             return f"has format {manifest['format']}, and this version reads {FORMAT}"
         if not {"model.safetensors", "optimizer.safetensors", "training.json"} <= files.keys():
             return "has a manifest that lacks a file"
-        for name, told in files.items():
+        for name, listed in files.items():
             nbytes = (path / name).stat().st_size
-            if nbytes != told["nbytes"]:
-                return f"has {nbytes} bytes in {name}, and the manifest says {told['nbytes']}"
-            if sha256(path / name) != told["sha256"]:
+            if nbytes != listed["nbytes"]:
+                return f"has {nbytes} bytes in {name}, and the manifest says {listed['nbytes']}"
+            if sha256(path / name) != listed["sha256"]:
                 return f"has a {name} whose SHA-256 is not the manifest's"
     except FileNotFoundError as error:
         return f"lacks {Path(error.filename).name}"
@@ -163,7 +163,7 @@ def damage(path: Path) -> str | None:
 
 
 def latest_valid(run_dir: Path, say: Say) -> Path | None:
-    """The newest checkpoint whose every file has its hash; damaged newer ones are told through ``say`` and left."""
+    """The newest checkpoint whose every file has its hash; ``say`` gets a sentence for each damaged newer one."""
     for each in reversed(all_checkpoints(run_dir)):
         wrong = damage(each)
         if wrong is None:

@@ -60,7 +60,7 @@ def memory_in_use(device: torch.device) -> int | None:
 def keep_freed_memory() -> bool:
     """Make glibc keep large freed blocks for the next allocation; True where it was set.
 
-    By default every tensor above 32 MiB is mapped afresh and given back when freed, so each operation on it pays
+    By default every tensor above 32 MiB is mapped afresh and unmapped when freed, so each operation on it pays
     a page fault per 4 KiB; the price of keeping them is a larger resident set. A person who set glibc's own
     ``MALLOC_*_`` variables or ``GLIBC_TUNABLES`` is left with that; elsewhere than on glibc this does nothing.
     """

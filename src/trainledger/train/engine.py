@@ -45,7 +45,7 @@ def train(
     """Train a run in its directory to its last step, from its newest valid checkpoint where ``resume``.
 
     ``open_feed`` brings the batches: by default those of ``run.data``, prepared where they are not yet. A finished
-    run is not touched again: with ``resume`` its result is given as it stands. Raises `InvalidInput` where the
+    run is not touched again: with ``resume`` its result is returned. Raises `InvalidInput` where the
     directory holds another run, one that was begun (without ``resume``), one begun on other text, or one that another
     process holds; `Diverged`, `Interrupted`, `CannotSave` or `OutOfMemory` where the run ends early.
     """
@@ -149,7 +149,7 @@ def _arithmetic(run: Run, device: torch.device) -> Iterator[None]:
     if not (run.recipe.compiles and device.type == "cpu"):
         yield
         return
-    # Compiled CPU kernels add up in an order that depends on timing unless told otherwise; eager ones do not.
+    # Compiled CPU kernels add up in an order that depends on timing by default; eager ones do not.
     before = torch.are_deterministic_algorithms_enabled()
     filling: Any = torch.utils.deterministic
     filled = filling.fill_uninitialized_memory

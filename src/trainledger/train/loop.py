@@ -182,13 +182,13 @@ class TrainingLoop:
         return finished
 
     def facts(self) -> dict[str, Any]:
-        """Where the run stands, as JSON stores it."""
+        """The state of the run, as JSON stores it."""
         state = self.state
         names = ("step", "loss", "validation_loss", "unigram_entropy", "seconds", "initial_weights")
         return {**{name: getattr(state, name) for name in names}, "tokens": state.step * self.recipe.tokens_per_step}
 
     def diverged(self, what: str) -> Diverged:
-        """The sentence that tells where the numbers ended and what is still good."""
+        """The sentence with the step that diverged and the checkpoint that is still good."""
         state = self.state
         good = checkpoint.latest_valid(state.run_dir, self.say)
         kept = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
@@ -197,13 +197,13 @@ class TrainingLoop:
         return Diverged(f"Step {state.step} gave {what} at learning rate {rate:.3g}; {kept}. {other}.")
 
     def note_end(self, how: str, why: str) -> None:
-        """Put down how a run ended early, where the disk still takes it."""
+        """Write how a run ended early, where the disk still has room."""
         try:
             facts = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in self.facts().items()}
             self.metrics.event(how, self.state.step, why=why)
             write_state(self.state.run_dir, how, **facts, why=why)
         except OSError:
-            pass  # the reason for the end is told by the exception; a full disk must not replace it
+            pass  # the exception has the reason for the end; a full disk must not replace it
 
 
 def due(step: int, every: int | None) -> bool:

@@ -1,6 +1,6 @@
 """The curve of a run: one JSON object per line, written as things happen, and the same for TensorBoard.
 
-On resume the file is cut back to the checkpoint's step, so that each step stands in it once.
+On resume the file is cut back to the checkpoint's step, so that it has each step once.
 """
 
 from __future__ import annotations

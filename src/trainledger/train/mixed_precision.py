@@ -29,7 +29,7 @@ class MasterWeights(torch.optim.Optimizer):
     section 3.1; Megatron-LM).
 
     To the outside it is an optimizer of the parameters themselves; ``state`` of a parameter holds its copy as
-    ``master`` beside the inner optimizer's states. ``make`` builds that from parameters by name. With ``buffers``
+    ``master`` and the inner optimizer's states. ``make`` builds that from parameters by name. With ``buffers``
     each gradient is added to an fp32 buffer as soon as backward has it (Megatron-LM's main_grad); without,
     `take_gradients` widens them all before the step.
     """
@@ -66,7 +66,7 @@ class MasterWeights(torch.optim.Optimizer):
 
     @torch.no_grad()
     def take_gradients(self) -> None:
-        """Widen every gradient to fp32; the low-precision one is let go. Buffers have been filled by then."""
+        """Widen every gradient to fp32; the low-precision one is freed. Buffers have been filled by then."""
         for each, master in self.masters.items():
             if each.grad is None:
                 continue

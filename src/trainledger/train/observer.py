@@ -1,4 +1,4 @@
-"""What the engine tells those who watch a run, and the clock of its phases."""
+"""The events of a run for its observers, and the clock of its phases."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """Mean loss over the held-out sequences after ``step`` steps, beside the corpus' unigram entropy (both in nats)."""
+    """Mean loss over the held-out sequences after ``step`` steps, and the corpus' unigram entropy (both in nats)."""
 
     step: int
     validation_loss: float

@@ -33,8 +33,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Matrices (two dims or more) with decay, vectors and biases without, each in the model's own order.
 
-    Empty groups are left out. A tied weight is one parameter and stands in one group once; frozen parameters
-    stand in none. ``among`` chooses by name and parameter.
+    Empty groups are left out. A tied weight is one parameter and is in one group once; frozen parameters
+    are in none. ``among`` chooses by name and parameter.
     """
     chosen = [
         (name, each)

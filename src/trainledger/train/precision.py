@@ -22,7 +22,7 @@ TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def build_model(spec: ModelSpec, recipe: Recipe, *, adapted: bool = True) -> Transformer:
     """The model of a run on torch's current default device, each parameter in the format of the recipe.
 
-    With ``adapted`` its weights are frozen and have adapters beside them where the recipe asks for that.
+    With ``adapted`` its weights are frozen and have adapters where the recipe asks for them.
 
     Raises `InvalidInput` where the engine cannot train in this precision.
     """
@@ -108,7 +108,7 @@ class _Copies:
     def __init__(self, around: nn.Module, modules: list[nn.Module], dtype: torch.dtype) -> None:
         self.modules = modules
         self.dtype = dtype
-        self.held: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+        self.swapped: list[tuple[dict[str, Any], str, nn.Parameter]] = []
         around.register_forward_pre_hook(self._swap)
         around.register_forward_hook(self._restore, always_call=True)
 
@@ -121,11 +121,11 @@ class _Copies:
                     continue
                 if id(parameter) not in copies:
                     copies[id(parameter)] = parameter.to(self.dtype)
-                self.held.append((slots, name, parameter))
-        for slots, name, parameter in self.held:
+                self.swapped.append((slots, name, parameter))
+        for slots, name, parameter in self.swapped:
             slots[name] = copies[id(parameter)]
 
     def _restore(self, module: nn.Module, args: Any, output: Any) -> None:
-        for slots, name, parameter in self.held:
+        for slots, name, parameter in self.swapped:
             slots[name] = parameter
-        self.held.clear()
+        self.swapped.clear()

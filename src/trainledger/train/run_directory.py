@@ -30,7 +30,7 @@ STATES = ("running", "finished", "interrupted", "failed")
 def locked(run_dir: Path) -> Iterator[None]:
     """Hold a run directory, created where missing; `InvalidInput` where another process holds it.
 
-    The system lets go of the lock when the process ends, however it ends.
+    The system releases the lock when the process ends, however it ends.
     """
     with ExitStack() as stack:
         try:
@@ -40,9 +40,8 @@ def locked(run_dir: Path) -> Iterator[None]:
             rule = "another process is training in this directory; wait for it or choose another directory"
             raise InvalidInput([Problem("run directory", str(run_dir), rule)]) from error
         except OSError as error:
-            raise InvalidInput(
-                [Problem("run directory", str(run_dir), f"cannot be written: {error.strerror}")]
-            ) from error
+            rule = f"cannot be written: {error.strerror}"
+            raise InvalidInput([Problem("run directory", str(run_dir), rule)]) from error
         yield
 
 
@@ -93,13 +92,13 @@ def _fields(run: Run) -> dict[str, Any]:
 
 
 def write_state(run_dir: Path, state: str, **facts: object) -> None:
-    """Put down how a run stands, in one motion."""
+    """Replace the state of a run, in one motion."""
     assert state in STATES
     write_json(run_dir / "state.json", {"state": state, **facts})
 
 
 def read_state(run_dir: Path) -> dict[str, Any] | None:
-    """How a run stands, or None where none was begun; `InvalidInput` where the file is not what was written."""
+    """The state of a run, None where none was begun; `InvalidInput` where the file is not what was written."""
     try:
         state = json.loads((run_dir / "state.json").read_text(encoding="utf-8"))
         wrong = _wrong_in(state)
@@ -129,20 +128,12 @@ def _wrong_in(state: object) -> str | None:
     return None
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+def _is_amount(value: Any, *types: type) -> bool:
+    return isinstance(value, types) and not isinstance(value, bool) and value >= 0
 
 
 def _is_loss(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def _is_checkpoint_name(value: object) -> bool:
-    return isinstance(value, str) and is_checkpoint(checkpoints_dir(Path()) / value)
 
 
 def _is_weights(value: object) -> bool:
@@ -151,14 +142,17 @@ def _is_weights(value: object) -> bool:
 
 # What the result of a finished run is made of.
 _NEEDED = ("step", "tokens", "seconds", "loss", "validation_loss", "unigram_entropy", "checkpoint")
-_FACTS: dict[str, tuple[str, Callable[[object], bool]]] = {
-    "step": ("a number of steps", _is_count),
-    "tokens": ("a number of tokens", _is_count),
-    "seconds": ("a time", _is_amount),
+_FACTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "step": ("a number of steps", lambda value: _is_amount(value, int)),
+    "tokens": ("a number of tokens", lambda value: _is_amount(value, int)),
+    "seconds": ("a time", lambda value: _is_amount(value, int, float)),
     "loss": ("a loss", _is_loss),
     "validation_loss": ("a loss", _is_loss),
     "unigram_entropy": ("a loss", _is_loss),
-    "checkpoint": ("the name of a checkpoint", _is_checkpoint_name),
+    "checkpoint": (
+        "the name of a checkpoint",
+        lambda value: isinstance(value, str) and is_checkpoint(checkpoints_dir(Path()) / value),
+    ),
     "initial_weights": ("a file and its sha256", _is_weights),
     "why": ("a text", lambda value: isinstance(value, str)),
 }

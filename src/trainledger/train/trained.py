@@ -56,14 +56,14 @@ class Trained:
 def load_trained(path: Path, say: Callable[[str], None]) -> Trained:
     """The model in a run directory (its newest valid checkpoint), a checkpoint, an import or a Hugging Face directory.
 
-    ``say`` is told of damaged checkpoints that are passed over. Raises InvalidInput where there is no model.
+    ``say`` gets a sentence for each damaged checkpoint. Raises InvalidInput where there is no model.
     """
     if (found := _run_and_checkpoint(path, say)) is not None:
         return _of_run(*found)
     if (path / MODEL_FILE).is_file():
-        return Trained(read_weights(_spec(path / MODEL_FILE), path / FILE), _beside(path, None), path / FILE)
+        return Trained(read_weights(_spec(path / MODEL_FILE), path / FILE), _tokenizer_in(path, None), path / FILE)
     if (path / CONFIG).is_file():
-        return Trained(import_model(path), _beside(path, None), path / FILE)
+        return Trained(import_model(path), _tokenizer_in(path, None), path / FILE)
     what = f"is no run directory ({RUN_FILE}), checkpoint, import ({MODEL_FILE}) or Hugging Face directory ({CONFIG})"
     raise _refusal(path, what if path.is_dir() else "is not a directory; trainledger runs lists those of runs")
 
@@ -71,7 +71,7 @@ def load_trained(path: Path, say: Callable[[str], None]) -> Trained:
 def find_weights(path: Path, say: Callable[[str], None]) -> tuple[ModelSpec, Path]:
     """The spec and the weights file of a model that training can start from: an import, a checkpoint or a run.
 
-    ``say`` is told of damaged checkpoints that are passed over. Raises InvalidInput where there is no such model.
+    ``say`` gets a sentence for each damaged checkpoint. Raises InvalidInput where there is no such model.
     """
     if (found := _run_and_checkpoint(path, say)) is not None:
         return read(found[0] / RUN_FILE).model, found[1] / FILE
@@ -86,8 +86,8 @@ def find_weights(path: Path, say: Callable[[str], None]) -> tuple[ModelSpec, Pat
 def start_from(run: Run, model: Transformer, say: Callable[[str], None]) -> dict[str, str]:
     """Fill a model with the run's ``recipe.initial_weights`` and give their file and its SHA-256.
 
-    Raises `InvalidInput` that names each tensor which does not fit. ``say`` is told where the weights were made with
-    other settings than the run's, which no shape shows.
+    Raises `InvalidInput` that names each tensor which does not fit. ``say`` gets a sentence for each setting
+    of the weights that is not the run's and that no shape shows.
     """
     spec, file = _found(run, say)
     if not file.is_file():
@@ -221,8 +221,8 @@ def with_adapters_merged(spec: ModelSpec, recipe: Recipe, file: Path) -> Transfo
 
 
 def _tokenizer(run: Run, run_dir: Path) -> Tokenizer:
-    """The tokenizer of a run: kept beside it, else what its data section names."""
-    kept = _beside(run_dir, run.data.end_token)
+    """The tokenizer of a run: kept in its directory, else what its data section names."""
+    kept = _tokenizer_in(run_dir, run.data.end_token)
     if kept is not None:
         return kept
     if run.data.tokenizer == "bytes":
@@ -234,7 +234,7 @@ def _tokenizer(run: Run, run_dir: Path) -> Tokenizer:
     return prepare(run.data, vocab_size=run.model.vocab_size, progress=True).tokenizer()
 
 
-def _beside(directory: Path, end_token: str | None) -> Tokenizer | None:
+def _tokenizer_in(directory: Path, end_token: str | None) -> Tokenizer | None:
     """The tokenizer in a directory's tokenizer.json, if it has one."""
     definition = tokenizer_json_in(directory)
     if definition is None:
