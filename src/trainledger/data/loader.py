@@ -230,8 +230,6 @@ def _read_on(
 
 
 def _on_device(batches: Sequence[Batch], device: torch.device, stream: Any) -> _Pending:
-    if device.type == "cpu":
-        return _Pending(tuple(batches))
     if stream is None:
         return _Pending(tuple((inputs_BT.to(device), targets_BT.to(device)) for inputs_BT, targets_BT in batches))
     with torch.cuda.stream(stream):

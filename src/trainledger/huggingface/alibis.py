@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trainledger.huggingface.family import IGNORED, Names, pairs
-from trainledger.huggingface.gpts import BIASED, FOUR, GPT
+from trainledger.huggingface.family import IGNORED, Names, Switch, pairs
+from trainledger.huggingface.gpts import BIASED, FOUR, GPT, NO_BIASES
 from trainledger.huggingface.reading import Reading, is_one_of
 from trainledger.spec.model import ModelSpec
 
@@ -37,11 +37,9 @@ def _read_falcon(reading: Reading) -> None:
     if not newer:
         several = reading.flag("multi_query", True)
         reading.fields["attention.n_kv_heads"] = 1 if several else reading.fields.get("attention.n_heads")
-    reading.fields |= dict.fromkeys(BIASED, reading.flag("bias", False))
     if parallel:
         reading.fields["block"] = "parallel-two-norms" if norms == 2 else "parallel"
-    if reading.flag("alibi", False):
-        reading.fields["positions"] = "alibi"
+    if reading.fields["positions"] == "alibi":
         reading.refuse_weights("alibi", True, "falcon's slopes are rounded to bf16 and divided by sqrt(head width)")
 
 
@@ -54,8 +52,6 @@ def _write_falcon(spec: ModelSpec) -> dict[str, Any]:
         "multi_query": spec.kv_heads == 1,
         "parallel_attn": spec.block != "serial",
         "num_ln_in_parallel_attn": (2 if spec.block == "parallel-two-norms" else 1) if newer else None,
-        "bias": spec.attention.bias,
-        "alibi": spec.positions.kind == "alibi",
     }
 
 
@@ -168,7 +164,11 @@ ALIBIS = (
         },
         allowed={"apply_residual_connection_post_layernorm": (False,)},
         aliases={"hidden_size": "n_embed"},
-        reads=("new_decoder_architecture", "multi_query", "parallel_attn", "num_ln_in_parallel_attn", "bias", "alibi"),
+        switches={
+            "bias": Switch(False, BIASED, NO_BIASES),
+            "alibi": Switch(False, {"positions": "alibi"}, {"positions": "rope"}),
+        },
+        reads=("new_decoder_architecture", "multi_query", "parallel_attn", "num_ln_in_parallel_attn"),
         divides=True,
         read=_read_falcon,
         write=_write_falcon,

@@ -121,8 +121,8 @@ class Switch:
 
     def of(self, spec: ModelSpec) -> bool:
         """The flag of a spec, by the first field."""
-        path, value = next(iter(self.off.items()))
-        return bool(field_at(spec, path) != value)
+        path, value = next(iter(self.on.items()))
+        return bool(field_at(spec, path) == value)
 
 
 @frozen

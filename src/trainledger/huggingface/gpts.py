@@ -22,7 +22,7 @@ GPT = Family(
     defaults={"norm.eps": 1e-5, "feed_forward.activation": "gelu_tanh", "tie_embeddings": False},
 )
 _NEW = WRITTEN | {"gelu_tanh": "gelu_new"}
-_NO_BIASES = dict.fromkeys(BIASED, False)
+NO_BIASES = dict.fromkeys(BIASED, False)
 _KV_HEADS = {"attention.n_kv_heads": "num_key_value_heads"}
 _GPT2 = GPT.like(
     "",
@@ -112,7 +112,7 @@ GPTS = (
         always={"norm.eps": 1e-5, "positions": "learned", "positions.extra_rows": 2},
         defaults={"feed_forward.activation": "relu", "tie_embeddings": True},
         switches={
-            "enable_bias": Switch(True, BIASED, _NO_BIASES),
+            "enable_bias": Switch(True, BIASED, NO_BIASES),
             "layer_norm_elementwise_affine": Switch(
                 True, {"norm.weight": True, "norm.bias": True}, {"norm.weight": False, "norm.bias": False}
             ),
@@ -161,7 +161,7 @@ GPTS = (
         "Starcoder2ForCausalLM",
         keys=_KV_HEADS | {"attention.head_dim": "head_dim", "norm.eps": "norm_epsilon"},
         defaults={"attention.n_kv_heads": 2, "attention.head_dim": None, "tie_embeddings": True},
-        switches={"use_bias": Switch(True, BIASED, _NO_BIASES)},
+        switches={"use_bias": Switch(True, BIASED, NO_BIASES)},
         allowed={"mlp_type": ("default",), "norm_type": ("layer_norm",), "layer_norm_epsilon": (1e-5,)},
         ignored=("activation_function",),
         windows="all",

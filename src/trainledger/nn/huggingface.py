@@ -1,6 +1,6 @@
 """Hugging Face directories in and out: config.json and safetensors that ``transformers`` opens with equal logits.
 
-Only names and layouts differ, and those are tables (`huggingface_names`).
+Only names and layouts differ: names are in the family's record, layouts in `huggingface_names`.
 """
 
 from __future__ import annotations

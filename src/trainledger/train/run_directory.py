@@ -129,7 +129,7 @@ def _wrong_in(state: object) -> str | None:
 
 
 def _is_amount(value: Any, *types: type) -> bool:
-    return isinstance(value, types) and not isinstance(value, bool) and value >= 0
+    return type(value) in types and bool(value >= 0)
 
 
 def _is_loss(value: object) -> bool:
