@@ -120,9 +120,9 @@ class Switch:
     off: Mapping[str, object]
 
     def of(self, spec: ModelSpec) -> bool:
-        """The flag of a spec, by the first field."""
-        path, value = next(iter(self.on.items()))
-        return bool(field_at(spec, path) == value)
+        """The flag of a spec, by the first field; the default where that has neither value."""
+        path = next(iter(self.off))
+        return {self.on[path]: True, self.off[path]: False}.get(field_at(spec, path), self.default)
 
 
 @frozen
