@@ -7,7 +7,7 @@ The lifetime of an array is the lifetime of the Python references to it: as in P
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from trainledger.dtypes import nbytes_in
@@ -47,54 +47,47 @@ class Recording:
     # Where and when
 
     @contextmanager
-    def at(self, path: str) -> Iterator[None]:
+    def _inside(self, **values: Any) -> Iterator[None]:
+        """Attributes have other values inside."""
+        before = {name: getattr(self, name) for name in values}
+        vars(self).update(values)
+        try:
+            yield
+        finally:
+            vars(self).update(before)
+
+    def at(self, path: str) -> AbstractContextManager[None]:
         """Operations inside belong to this module path."""
-        before, self.path = self.path, f"{self.path}.{path}" if self.path else path
-        try:
-            yield
-        finally:
-            self.path = before
+        return self._inside(path=f"{self.path}.{path}" if self.path else path)
 
-    @contextmanager
-    def loop(self, name: str, count: Int) -> Iterator[None]:
+    def loop(self, name: str, count: Int) -> AbstractContextManager[None]:
         """Operations inside run ``count`` times."""
-        before, self.loop_stack = self.loop_stack, (*self.loop_stack, (name, count))
-        try:
-            yield
-        finally:
-            self.loop_stack = before
+        return self._inside(loop_stack=(*self.loop_stack, (name, count)))
 
-    @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
+    def during(self, phase: str) -> AbstractContextManager[None]:
         """Operations inside belong to this phase; what a forward leaves alive for it counts as kept."""
         if phase == "backward":
             keep_what_lives(self._live.values(), "forward")
-        before, self.phase = self.phase, phase
-        try:
-            yield
-        finally:
-            self.phase = before
+        return self._inside(phase=phase)
 
-    @contextmanager
-    def block(self) -> Iterator[None]:
+    def block(self) -> AbstractContextManager[None]:
         """Operations inside are one run of a block, the first or one that is repeated."""
-        before, run = self._block, BlockRun()
+        run = BlockRun()
         for hook in self.hooks:
             run = hook.entering_block(run)
-        self._block = run
-        try:
-            yield
-        finally:
-            self._block = before
+        return self._inside(_block=run)
 
-    @contextmanager
-    def hooked(self, *hooks: Hook) -> Iterator[None]:
+    def hooked(self, *hooks: Hook) -> AbstractContextManager[None]:
         """Hooks act on what runs inside."""
-        before, self.hooks = self.hooks, (*self.hooks, *hooks)
-        try:
-            yield
-        finally:
-            self.hooks = before
+        return self._inside(hooks=(*self.hooks, *hooks))
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Low-precision copies of parameters are made once inside and dropped at the end."""
+        return self._inside(_casts={})
+
+    def holding(self, category: str) -> AbstractContextManager[None]:
+        """What is made inside belongs to this category unless it turns out to be a gradient."""
+        return self._inside(_category=category)
 
     def block_input(self, leaves: BlockLeaves, x: Array) -> Array:
         """A block's input, as hooks hand it on."""
@@ -114,30 +107,12 @@ class Recording:
             x = hook.model_output(x)
         return x
 
-    @contextmanager
-    def autocast(self) -> Iterator[None]:
-        """Low-precision copies of parameters are made once inside and dropped at the end."""
-        before, self._casts = self._casts, {}
-        try:
-            yield
-        finally:
-            self._casts = before
-
     def cast_of(self, leaf: Leaf) -> Array | None:
         """The low-precision copy of a parameter that this autocast has already made."""
         return self._casts.get(id(leaf))
 
     def remember_cast(self, leaf: Leaf, cast: Array) -> None:
         self._casts[id(leaf)] = cast.of_each_round()
-
-    @contextmanager
-    def holding(self, category: str) -> Iterator[None]:
-        """What is made inside belongs to this category unless it turns out to be a gradient."""
-        before, self._category = self._category, category
-        try:
-            yield
-        finally:
-            self._category = before
 
     # Operations
 

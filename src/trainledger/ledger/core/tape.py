@@ -11,7 +11,7 @@ Loops are followed once: `loop(name, count)` says that what runs inside runs ``c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from trainledger.ledger.core.graph import (
@@ -99,25 +99,17 @@ class Tape(Recording):
     @contextmanager
     def recomputing(self, hook: Hook) -> Iterator[None]:
         """A part runs again for its backward, under an autocast of its own; the hook collects what is saved."""
-        path, self.path = self.path, ""
-        before, self._recomputing = self._recomputing, True
-        with self.hooked(hook), self.during("recompute"), self.autocast():
+        with self._inside(path="", _recomputing=True), self.hooked(hook), self.during("recompute"), self.autocast():
             yield
         keep_what_lives(self._live.values(), "recompute")
-        self.path, self._recomputing = path, before
 
     def hold(self, arrays: Sequence[Array]) -> None:
         """Keep arrays alive until the backward is over."""
         self._held += arrays
 
-    @contextmanager
-    def forgetting(self) -> Iterator[None]:
+    def forgetting(self) -> AbstractContextManager[None]:
         """Operations inside make no graph and save nothing."""
-        self._forgetting = True
-        try:
-            yield
-        finally:
-            self._forgetting = False
+        return self._inside(_forgetting=True)
 
     @contextmanager
     def apart(self) -> Iterator[dict[Leaf, Array]]:
