@@ -20,7 +20,7 @@ from trainledger.ledger.model.forward import all_angles, buffers_nbytes, embed, 
 from trainledger.ledger.model.kv_cache import kv_cache
 from trainledger.ledger.model.mask import masks, masks_of_last
 from trainledger.ledger.ops.norms import norm
-from trainledger.ledger.optimizers.mixed_precision import hold
+from trainledger.ledger.optimizers.mixed_precision import set_formats
 from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
 from trainledger.ledger.parallel.tensor import enter, tensor_group
 from trainledger.spec.layers import windows_of
@@ -88,7 +88,7 @@ def account_serving(run: Run, serving: Serving, *, backend: str = "cpu", all_exp
     cached_tokens = serving.context if serving.phase == "decode" else None
     sizes = replace(sizes_of(rank.run, backend), cache=serving.cache, cached_tokens=cached_tokens)
     leaves = rank.owned
-    hold(leaves, precision)
+    set_formats(leaves, precision)
     weights = weight_bytes(leaves, serving)
     share = 1.0 if all_experts or spec.experts is None else experts_met(spec, sizes.rows)
     for leaf in leaves.every():

@@ -13,17 +13,17 @@ from trainledger.ledger.model.forward import buffers_nbytes
 from trainledger.ledger.model.lora import frozen_nbytes
 from trainledger.ledger.optimizers.mixed_precision import (
     adapt_scale,
-    hold,
     main_gradients,
     own_nbytes,
     read_overflow,
     round_back,
+    set_formats,
     unscale,
 )
 from trainledger.ledger.optimizers.update import clip, state_nbytes, update
 from trainledger.ledger.parallel.micro_batches import Work, run_micro_batches
 from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
-from trainledger.ledger.parallel.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding, widened
+from trainledger.ledger.parallel.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding
 from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 
@@ -54,7 +54,7 @@ def follow(rank: RankPlan, *, backend: str) -> Ledger:
     sizes = sizes_of(run, backend)
     works = tuple(Work(tape, rank, sizes, each) for each in rank.chunks)
     leaves = rank.owned
-    hold(leaves, precision)
+    set_formats(leaves, precision)
     for each in works:
         each.step_begins()
     total = run_micro_batches(works)
@@ -66,9 +66,9 @@ def follow(rank: RankPlan, *, backend: str) -> Ledger:
     gradients: list[Array] = []
     if precision.master and not precision.gradient_buffers:
         whole = not rank.sharded and not any(each.buffered for each in works)
-        gradients = main_gradients(tape, leaves) if whole else widened(tape, leaves)
+        gradients = main_gradients(tape, leaves, whole=whole)
         for each in works:
-            each.let_gradients_go()
+            each.drop_gradients()
     found = unscale(tape, leaves) if precision.loss_scaling else None
     if recipe.grad_clip is not None:
         with tape.during("clip"):

@@ -199,7 +199,7 @@ class Recording:
         dtype = touched[0].dtype
         return self._fp32_rate if dtype == "fp32" and kind in ("matmul", "attention") else dtype
 
-    def let_go(self, array: Array) -> None:
+    def free(self, array: Array) -> None:
         """The last operation frees what an array of an earlier loop refers to: once in each round of its own loop."""
         memory = array.memory
         assert memory is not None

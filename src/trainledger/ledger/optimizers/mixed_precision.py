@@ -15,7 +15,7 @@ from trainledger.spec.precision import Float8, Precision
 _IN_16_BITS = ("router", "shared_expert_gate")
 
 
-def hold(leaves: ModelLeaves, precision: Precision) -> None:
+def set_formats(leaves: ModelLeaves, precision: Precision) -> None:
     """Give every parameter the format it is held in."""
     for segment in leaves.segments:
         for block in (*segment.first, *segment.blocks, *segment.last):
@@ -57,21 +57,23 @@ def empty_buffers(tape: Tape, leaves: ModelLeaves) -> None:
         tape.emit("_foreach_zero_", "copy", changes=[buffers])
 
 
-def main_gradients(tape: Tape, leaves: ModelLeaves) -> list[Array]:
-    """Every gradient in the master copy's format; the low-precision one is let go as soon as it is copied."""
+def main_gradients(tape: Tape, leaves: ModelLeaves, *, whole: bool) -> list[Array]:
+    """Gradients in the master copy's format: all at once, or ``whole`` ones each freed as soon as it is copied."""
     master = tape.precision.master
     assert master is not None
     wide: list[Array] = []
-    taken: list[Leaf] = []
+    copied: list[Leaf] = []
     with tape.during("optimizer"):
+        if not whole:
+            return [tape.cast(Array(leaves.elements(), tape.precision.gradients, None), master)]
         for leaf in tape.each_parameter(leaves.trained()):
             gradient = leaf.gradient
             assert gradient is not None
             wide.append(tape.cast(gradient, master).of_each_round())
-            tape.let_go(gradient)
-            taken.append(leaf)
+            tape.free(gradient)
+            copied.append(leaf)
             del gradient
-    for leaf in taken:
+    for leaf in copied:
         leaf.gradient = None
     return wide
 

@@ -117,8 +117,8 @@ class FullySharded(Hook):
             total += segment.count * sum(part.own for each in segment.blocks for part in self.units[id(each)].parts)
         return total
 
-    def let_gradients_go(self) -> None:
-        """No gradient is held any more."""
+    def drop_gradients(self) -> None:
+        """All gradients are freed."""
         for unit in (*self.units.values(), *([self.root] if self.root is not None else [])):
             for part in unit.parts:
                 part.gradient = None

@@ -14,7 +14,7 @@ from trainledger.ledger.entry import Int
 from trainledger.ledger.model.forward import forward
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.float8 import cast_weights, copies_nbytes
-from trainledger.ledger.optimizers.mixed_precision import empty_buffers, hold
+from trainledger.ledger.optimizers.mixed_precision import empty_buffers, set_formats
 from trainledger.ledger.parallel.fully_sharded import FullySharded
 from trainledger.ledger.parallel.pipeline import in_flight_by_chunk
 from trainledger.ledger.parallel.rank_plan import ChunkPlan, RankPlan
@@ -30,7 +30,7 @@ class Work:
         self.rank = rank
         self.sizes = sizes
         self.chunk, self.leaves = plan.chunk, plan.leaves
-        hold(self.leaves, tape.precision)
+        set_formats(self.leaves, tape.precision)
         sharded = rank.sharded and rank.layout.zero > 1
         self._hold_gradients(sharded)
         self.sharded = FullySharded(tape, rank, self.leaves) if sharded else None
@@ -94,10 +94,10 @@ class Work:
             else:
                 sum_over_replicas(self.tape, self.rank, self.leaves)
 
-    def let_gradients_go(self) -> None:
-        """Pieces of gradients are not held any more."""
+    def drop_gradients(self) -> None:
+        """Pieces of gradients are freed."""
         if self.sharded is not None:
-            self.sharded.let_gradients_go()
+            self.sharded.drop_gradients()
 
     def forward(self) -> Array:
         """The loss of a micro-batch, or what the next stage reads."""

@@ -32,7 +32,7 @@ class RankPlan:
     """What a rank has of a run, resolved once and then followed (`ledger.step.follow`).
 
     ``run`` is the run as this rank sees it (its part of the model's widths, its tokens of a sequence), ``whole`` the
-    run itself. ``stage`` of the pipeline and ``place`` among the ranks that shard are counted from 0. ``owned`` are the
+    run itself. ``stage`` of the pipeline is counted from 0. ``owned`` are the
     parameters, or the pieces of them, that its optimizer updates. State is shared over the ranks of ``group``, that of
     experts over those of ``expert_group``; ``replicas`` hold the same pieces. ``sharded``: any state is; ``gathers``:
     parameters are, and are gathered block by block.
@@ -43,7 +43,6 @@ class RankPlan:
     run: Run
     whole: Run
     stage: int
-    place: int
     chunks: tuple[ChunkPlan, ...]
     owned: ModelLeaves
     group: Group
@@ -87,7 +86,7 @@ def rank_plan(run: Run, stage: int = 0, place: int = 0) -> RankPlan:
     if sharded:
         owned = _shards(owned, group_of, place) if layout.zero == 3 else _flat(owned, group_of, group)
     return RankPlan(
-        run=local, whole=run, stage=stage, place=place,
+        run=local, whole=run, stage=stage,
         chunks=tuple(ChunkPlan(chunk, own) for chunk, own in zip(chunks, leaves, strict=True)), owned=owned,
         group=group, expert_group=experts, replicas=Group("replicate", layout.replicate),
         sharded=sharded, gathers=sharded and layout.zero == 3,

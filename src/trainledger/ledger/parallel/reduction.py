@@ -149,14 +149,6 @@ def gather_updated(tape: Tape, rank: RankPlan, owned: ModelLeaves) -> None:
                 tape.collective("all_gather", group, whole.nbytes, reads=[Array(own, dtype, None)], changes=[whole])
 
 
-def widened(tape: Tape, owned: ModelLeaves) -> list[Array]:
-    """Pieces of gradients, or buffers of them, in the master copy's format."""
-    master = tape.precision.master
-    assert master is not None
-    with tape.during("optimizer"):
-        return [tape.cast(Array(owned.elements(), tape.precision.gradients, None), master)]
-
-
 # The joint norm
 
 
