@@ -163,10 +163,8 @@ class ModelLeaves:
             return tuple(BlockLeaves(block.kind, all_of(block.named)) for block in each)
 
         before, after = all_of(self.before), all_of(self.after)
-        head = None
-        if self.head is not None:
-            found = [name for name, leaf in self.before.items() if leaf is self.head]
-            head = before[found[0]] if found else next(after[n] for n, leaf in self.after.items() if leaf is self.head)
+        named = {**self.before, **self.after}
+        head = next(({**before, **after}[name] for name, leaf in named.items() if leaf is self.head), None)
         segments = tuple(
             SegmentLeaves(blocks(s.blocks), s.groups, s.count, blocks(s.last), blocks(s.first)) for s in self.segments
         )

@@ -152,5 +152,5 @@ def standing_apart(runs: tuple[LayerRun, ...], ahead: int) -> tuple[LayerRun, ..
     for run in runs:
         counts = [between(run.count - number, 0, 1) for number in range(ahead)]
         counts += [greater(run.count - 1 - ahead, 0), between(run.count - ahead, 0, 1)]
-        found += [LayerRun(run.kinds, run.groups, each) for each in counts if not is_zero(each)]
+        found += _counted(run, *counts)
     return tuple(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from trainledger.frozen import frozen
@@ -61,7 +61,13 @@ class RankPlan:
 
     def by_group(self, leaves: ModelLeaves) -> Iterator[tuple[Group, list[tuple[Leaf, Int]]]]:
         """The trained parameters with how often each comes, by the ranks that share their state."""
-        return _by_group(leaves, self.group_of)
+        found: dict[str, tuple[Group, list[tuple[Leaf, Int]]]] = {}
+        for pattern, count in leaves.in_order():
+            for each in pattern:
+                if each.trained:
+                    group = self.group_of(each)
+                    found.setdefault(group.axes, (group, []))[1].append((each, count))
+        yield from found.values()
 
 
 def rank_plan(run: Run, stage: int = 0, place: int = 0) -> RankPlan:
@@ -76,21 +82,16 @@ def rank_plan(run: Run, stage: int = 0, place: int = 0) -> RankPlan:
     parts = _parts(local, chunks)
     apart = max(1, layout.prefetch) if sharded and layout.zero > 1 else 0
     leaves = [_leaves(local, replace(each, runs=standing_apart(each.runs, apart)) if apart else each) for each in parts]
-
-    def group_of(leaf: Leaf) -> Group:
-        return experts if component_of(leaf.path) == "experts" else group
-
-    owned = leaves[0]
-    if sharded or len(leaves) > 1:
-        owned = _leaves(local, _joined(parts))
-    if sharded:
-        owned = _shards(owned, group_of, place) if layout.zero == 3 else _flat(owned, group_of, group)
-    return RankPlan(
+    plan = RankPlan(
         run=local, whole=run, stage=stage,
-        chunks=tuple(ChunkPlan(chunk, own) for chunk, own in zip(chunks, leaves, strict=True)), owned=owned,
+        chunks=tuple(ChunkPlan(chunk, own) for chunk, own in zip(chunks, leaves, strict=True)),
+        owned=_leaves(local, _joined(parts)) if sharded or len(leaves) > 1 else leaves[0],
         group=group, expert_group=experts, replicas=Group("replicate", layout.replicate),
         sharded=sharded, gathers=sharded and layout.zero == 3,
     )  # fmt: skip
+    if not sharded:
+        return plan
+    return replace(plan, owned=_shards(plan, place) if plan.gathers else _flat(plan))
 
 
 def local_run(run: Run) -> Run:
@@ -139,16 +140,16 @@ def _leaves(local: Run, part: Part) -> ModelLeaves:
     return leaves.changed(own)
 
 
-def _shards(leaves: ModelLeaves, group_of: Callable[[Leaf], Group], place: int) -> ModelLeaves:
+def _shards(plan: RankPlan, place: int) -> ModelLeaves:
     """Each parameter cut along dim 0 into pieces of ceil(rows / ranks), the last ranks with fewer or none (FSDP2)."""
 
     def shard(leaf: Leaf) -> Leaf:
-        return Leaf(leaf.path, shard_shape(leaf, group_of(leaf).ranks, place), trained=leaf.trained)
+        return Leaf(leaf.path, shard_shape(leaf, plan.group_of(leaf).ranks, place), trained=leaf.trained)
 
-    return leaves.changed(shard)
+    return plan.owned.changed(shard)
 
 
-def _flat(leaves: ModelLeaves, group_of: Callable[[Leaf], Group], whole: Group) -> ModelLeaves:
+def _flat(plan: RankPlan) -> ModelLeaves:
     """All parameters that decay as one piece, and all that do not as another; of expert ranks experts apart.
 
     So ZeRO-1 and 2 have it in DeepSpeed and Megatron-LM: an optimizer's state is cut from all parameters of a group in
@@ -156,24 +157,14 @@ def _flat(leaves: ModelLeaves, group_of: Callable[[Leaf], Group], whole: Group) 
     (Megatron-LM: its optimizer has a group of its own for expert data parallelism).
     """
     named: dict[str, Leaf] = {}
-    for group, some in _by_group(leaves, group_of):
+    for group, some in plan.by_group(plan.owned):
         for name, decayed in (("decayed", True), ("not decayed", False)):
             elements = sum(each.elements * count for each, count in some if each.decayed == decayed)
             if not is_zero(elements):
                 rows = share(elements, group.ranks)
-                path = name if group.axes == whole.axes else f"mlp.experts.{name}"
+                path = name if group.axes == plan.group.axes else f"mlp.experts.{name}"
                 named[path] = Leaf(path, (rows, 1) if decayed else (rows,))
     return ModelLeaves(before=named, segments=(), after={}, head=None)
-
-
-def _by_group(leaves: ModelLeaves, group_of: Callable[[Leaf], Group]) -> Iterator[tuple[Group, list[tuple[Leaf, Int]]]]:
-    found: dict[str, tuple[Group, list[tuple[Leaf, Int]]]] = {}
-    for pattern, count in leaves.in_order():
-        for each in pattern:
-            if each.trained:
-                group = group_of(each)
-                found.setdefault(group.axes, (group, []))[1].append((each, count))
-    yield from found.values()
 
 
 def shard_shape(leaf: Leaf, ranks: Int, place: int = 0) -> tuple[Int, ...]:
