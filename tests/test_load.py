@@ -48,9 +48,10 @@ def test_a_name_is_the_run_that_the_command_line_makes_of_it(
     Path("config.json").write_text(json.dumps(CONFIG))
     with pytest.warns(UserWarning, match="has no recipe; assuming recipe.seq_len"):
         run = tl.load(named, overrides)
-    assert main(["plan", named, *as_words(overrides), "--json"]) == 0
+    code = main(["plan", named, *as_words(overrides), "--json"])
     told = json.loads(capsys.readouterr().out)["forecast"]
     ours = tl.predict(run)
+    assert code == (0 if ours.fits else 2)
     assert (ours.step_seconds, ours.peak_nbytes, ours.mfu) == (told["step_seconds"], told["peak_nbytes"], told["mfu"])
 
 

@@ -39,7 +39,10 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "measure": ({*LEDGER, "trace", "nn", "data", "train"}, True),
     "reconcile": (PREDICT, False),
     "regression": ({*LEDGER, "catalog", "api", "trace", "measure"}, False),
-    "report": ({*PREDICT, "plan", "explain", "reconcile", "regression", "annotate", "tensors"}, False),
+    "report": (
+        {*PREDICT, "catalog", "data", "plan", "explain", "reconcile", "regression", "annotate", "tensors"},
+        False,
+    ),
     "pytest_plugin": (EVERYTHING, False),
     "api": (EVERYTHING, False),
     "closed_loop": (EVERYTHING, True),

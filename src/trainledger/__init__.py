@@ -12,57 +12,40 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_WHERE = {
-    "Calibration": "trainledger.spec.calibration",
-    "Cluster": "trainledger.spec.cluster",
-    "DataSpec": "trainledger.spec.data",
-    "Device": "trainledger.spec.cluster",
-    "Entry": "trainledger.ledger.entry",
-    "InvalidInput": "trainledger.spec.problem",
-    "Layout": "trainledger.spec.layout",
-    "Ledger": "trainledger.ledger.ledger",
-    "ModelSpec": "trainledger.spec.model",
-    "Problem": "trainledger.spec.problem",
-    "Recipe": "trainledger.spec.recipe",
-    "Run": "trainledger.spec.run",
-    "account": "trainledger.api.cost",
-    "advise": "trainledger.api.questions",
-    "annotate": "trainledger.annotate.annotate",
-    "breaks": "trainledger.api.questions",
-    "compare": "trainledger.api.cost",
-    "device": "trainledger.catalog",
-    "device_of": "trainledger.api.machine",
-    "fit": "trainledger.api.questions",
-    "inference": "trainledger.api.serving",
-    "inspect": "trainledger.tensors.inspect",
-    "layouts": "trainledger.api.questions",
-    "load": "trainledger.api.load",
-    "machine_of": "trainledger.api.machine",
-    "meter": "trainledger.measure.meter",
-    "model": "trainledger.api.load",
-    "model_from_hf": "trainledger.huggingface",
-    "napkin": "trainledger.plan.napkin",
-    "on_device": "trainledger.api.cost",
-    "optimal": "trainledger.api.optimal",
-    "parameters": "trainledger.api.cost",
-    "plan": "trainledger.api.cost",
-    "predict": "trainledger.api.cost",
-    "reconcile": "trainledger.reconcile",
-    "cost_rule": "trainledger.trace.operators.custom",
-    "fake_world": "trainledger.trace.distributed",
-    "trace": "trainledger.trace",
-    "trace_rank": "trainledger.trace.distributed",
-    "trace_step": "trainledger.trace",
-    "TrainingStep": "trainledger.trace.target",
+_NAMES = {  # of each module
+    "annotate.annotate": "annotate",
+    "api.cost": "account compare on_device parameters plan predict",
+    "api.load": "load model",
+    "api.machine": "device_of machine_of",
+    "api.questions": "advise breaks fit inference layouts optimal",
+    "catalog": "device",
+    "huggingface": "model_from_hf",
+    "ledger.entry": "Entry",
+    "ledger.ledger": "Ledger",
+    "measure.meter": "meter",
+    "plan.napkin": "napkin",
+    "reconcile": "reconcile",
+    "spec.calibration": "Calibration",
+    "spec.cluster": "Cluster Device",
+    "spec.data": "DataSpec",
+    "spec.layout": "Layout",
+    "spec.model": "ModelSpec",
+    "spec.problem": "InvalidInput Problem",
+    "spec.recipe": "Recipe",
+    "spec.run": "Run",
+    "tensors.inspect": "inspect",
+    "trace": "trace trace_step",
+    "trace.distributed": "fake_world trace_rank",
+    "trace.operators.custom": "cost_rule",
+    "trace.target": "TrainingStep",
 }
+_WHERE = {name: f"trainledger.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 if TYPE_CHECKING:
     from trainledger.api.cost import account, compare, on_device, parameters, plan, predict
     from trainledger.api.load import load, model
     from trainledger.api.machine import device_of, machine_of
-    from trainledger.api.optimal import optimal
-    from trainledger.api.questions import advise, breaks, fit, layouts
-    from trainledger.api.serving import inference
+    from trainledger.api.questions import advise, breaks, fit, inference, layouts, optimal
     from trainledger.catalog import device
     from trainledger.huggingface import model_from_hf
     from trainledger.ledger.entry import Entry

@@ -12,8 +12,9 @@ import pytest
 
 from trainledger import __version__
 from trainledger.api.load import load
-from trainledger.cli import COMMANDS, main
-from trainledger.cli.arguments import error_json, print_json
+from trainledger.cli import COMMANDS, main, verb_of
+from trainledger.cli.asking import error_json, lines
+from trainledger.report.show import show
 from trainledger.spec.problem import InvalidInput, Problem
 
 NAPKIN = ["napkin", "--params", "70B", "--tokens", "15T", "--device", "h100-sxm", "--count", "1024", "--mfu", "0.5"]
@@ -28,7 +29,7 @@ def call(capsys, *words):
 def test_help_lists_every_verb(capsys):
     code, out, err = call(capsys)
     assert (code, err) == (0, "")
-    assert all(f"  {verb:<10} {does}" in out for verb, (_, does, _) in COMMANDS.items())
+    assert all(f"  {verb:<16} {does}" in out for verb, (_, does, _) in COMMANDS.items())
     assert max(len(line) for line in out.splitlines()) <= 80
     assert call(capsys, "--help") == (0, out, "")
     assert call(capsys, "--version") == (0, f"trainledger {__version__}\n", "")
@@ -81,7 +82,7 @@ def test_json_comes_before_or_after_the_verb(capsys):
 
 
 def test_numbers_that_json_has_no_word_for_are_null(capsys):
-    print_json({"a": [float("inf"), 1.5], "b": {"c": float("nan")}, "d": Path("x")})
+    show(lines("", {"a": [float("inf"), 1.5], "b": {"c": float("nan")}, "d": Path("x")}), as_json=True)
     assert answer_of(capsys.readouterr().out) == {"a": [None, 1.5], "b": {"c": None}, "d": "x"}
 
 
@@ -152,7 +153,7 @@ def test_any_value_of_an_input_is_told_as_json(capsys):
         ({1: "a"}, "a table"), (10**9999, "a number of about 9999 digits"), ((2, [3]), [2, "[3]"]), (object, None),
         (float("nan"), None),
     ):  # fmt: skip
-        print_json(error_json(InvalidInput([Problem("field", value, "is wrong")])))
+        show(lines("", error_json(InvalidInput([Problem("field", value, "is wrong")]))), as_json=True)
         (problem,) = json.loads(capsys.readouterr().out)["error"]
         assert problem["value"] == (told if value is not object else "<class 'object'>")
         assert problem["nearest"] is None
@@ -165,7 +166,7 @@ def test_wrong_arguments_are_a_sentence_that_points_to_the_help(capsys, words):
     code, out, err = call(capsys, "napkin", *words)
     assert (code, out) == (2, "")
     assert err.startswith("trainledger napkin: ")
-    assert err.endswith("trainledger napkin --help says what it takes\n")
+    assert err.endswith("trainledger napkin --help lists its arguments\n")
     assert err.count("\n") == 1
 
 
@@ -318,11 +319,11 @@ def test_an_interrupt_is_one_line_and_code_130(tmp_path):
     fifo = tmp_path / "run.toml"
     os.mkfifo(fifo)
     code = (
-        "import trainledger.api.load, trainledger.cli as cli, trainledger.cli.catalog as verb, sys\n"
-        "def execute(args):\n"
+        "import trainledger.api.load, trainledger.cli as cli, trainledger.cli.numbers as verbs, sys\n"
+        "def waiting(args):\n"
         "    print('waiting', flush=True)\n"
         "    trainledger.api.load.load(sys.argv[1])\n"
-        "verb.execute = execute\n"
+        "verbs.catalog = cli.arguments.Verb(waiting, ())\n"
         "sys.exit(cli.main(['catalog']))\n"
     )
     process = subprocess.Popen(
@@ -335,10 +336,8 @@ def test_an_interrupt_is_one_line_and_code_130(tmp_path):
     assert errors == "\ninterrupted\n"
 
 
-def test_every_verb_has_its_module():
-    folder = Path(sys.modules["trainledger.cli"].__file__).parent
-    missing = [verb for verb, (_, _, module) in COMMANDS.items() if not (folder / f"{module}.py").exists()]
-    assert missing == []
+def test_every_verb_has_its_function():
+    assert all(verb_of(verb).ask.__doc__ for verb in COMMANDS)
 
 
 @pytest.mark.parametrize("words", [["trace", "gpt2"], ["measure", "machine"], ["measure", "step", "RUN"]])

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from importlib import import_module
 
 import pytest
 
-from trainledger.cli import COMMANDS, main
+from trainledger.cli import COMMANDS, main, verb_of
 from trainledger.cli.arguments import Parser, Quantity
 from trainledger.spec.problem import InvalidInput
 from trainledger.units import parse_count
 
 
 def options() -> Iterator[tuple[str, argparse.Action]]:
-    """Every option of every verb, those of verbs within verbs too."""
-    for verb, (_, _, module) in COMMANDS.items():
-        parser = Parser(prog=verb)
-        import_module(f"trainledger.cli.{module}").configure(parser)
-        parsers: list[argparse.ArgumentParser] = [parser]
-        for each in parsers:
-            for action in each._actions:
-                if isinstance(action, argparse._SubParsersAction):
-                    parsers += action.choices.values()
-                else:
-                    yield verb, action
+    """Every option of every verb."""
+    for verb in COMMANDS:
+        yield from ((verb, action) for action in verb_of(verb).parser(verb)._actions)
 
 
 COUNTS = [
@@ -37,7 +28,7 @@ def read(action: argparse.Action, text: str) -> object:
     parser = Parser(prog="verb")
     parser._add_action(action)
     flag = action.option_strings[0]
-    return getattr(parser.parse_args([f"{flag}={text}"]), action.dest)
+    return getattr(parser.read([f"{flag}={text}"]), action.dest)
 
 
 def test_no_option_reads_whole_numbers_by_itself() -> None:

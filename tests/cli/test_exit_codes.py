@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainledger.cli import arguments, layouts, main
+from trainledger.cli import asking, main
 from trainledger.ledger.core.graph import Memory
 
 SMALL = ["layouts", "gpt2", "--device", "a100-sxm-80gb", "--count", "4", "--set", "recipe.global_batch=8"]
@@ -24,7 +24,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, what: str, done: int) -> None:
         if (now, so_far) == (what, done):
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(layouts, "while_searching", lambda: progress)
+    monkeypatch.setattr(asking, "while_searching", lambda: progress)
 
 
 @pytest.mark.parametrize("json_too", [[], ["--json"]])
@@ -152,8 +152,3 @@ def test_the_note_behind_a_long_name_of_a_figure_has_a_line_of_its_own(tmp_path:
     assert told[1::2] == [f"({each})" for each in names]
     assert plot.written({"p.svg": "Loss", "p-2.svg": "Time"}) == "Written to p.svg (Loss)\nWritten to p-2.svg (Time)"
     assert plot.written({"p.svg": "Loss"}) == "Written to p.svg"
-
-
-def test_the_waiting_line_of_the_searches_is_that_of_the_arguments() -> None:
-    """`stopped` replaces the name that `layouts` calls."""
-    assert layouts.while_searching is arguments.while_searching

@@ -90,7 +90,7 @@ def test_a_free_size_and_the_memory_that_must_hold_it(capsys: pytest.CaptureFixt
         (["flops", "gpt2", "--symbolic", "B"], "explains memory, not flops"),
         (["memory", "gpt2", "--memory", "80GB"], "goes with --symbolic"),
         (["memory", "gpt2", "--symbolic", "B", "--memory", "80 apples"], "--memory"),
-        (["memory", "gpt2", "--symbolic", "B", "--memory", "-5GB"], "must be at least one byte"),
+        (["memory", "gpt2", "--symbolic", "B", "--memory", "-5GB"], "must be at least 1;"),
         (["memory", "gpt2", "--symbolic", "b"], "must be one of B, A, T, L, D, F, V"),
         (["colour", "gpt2"], "invalid choice"),
         (["memory", "gpt7"], "gpt7"),

@@ -190,7 +190,7 @@ def test_the_figures_of_optimal(capsys, tmp_path):
 
 
 def test_the_figures_of_optimal_have_what_was_asked() -> None:
-    from trainledger.api.optimal import optimal
+    from trainledger.api.questions import optimal
     from trainledger.report.optimal import about
     from trainledger.report.optimal_figures import figures
 

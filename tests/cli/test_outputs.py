@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from trainledger.cli import COMMANDS, main
-from trainledger.cli.arguments import Output, Parser
+from trainledger.cli import COMMANDS, main, verb_of
+from trainledger.cli.outputs import Output
 from trainledger.regression.lockfile import LOCK
 
 RUN = """
@@ -103,13 +101,6 @@ def test_what_was_written_before_is_written_anew(project: Path) -> None:
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_every_file_that_a_verb_is_asked_to_write_is_checked(verb: str) -> None:
-    module = import_module(f"trainledger.cli.{COMMANDS[verb][2]}")
-    parser = Parser(prog=verb)
-    module.configure(parser)
-    parsers = [parser]
-    for each in parser._actions:
-        if isinstance(each, argparse._SubParsersAction):
-            parsers += each.choices.values()
-    for each in (action for of in parsers for action in of._actions):
+    for each in verb_of(verb).parser(verb)._actions:
         if set(WRITES) & set(each.option_strings) or (verb, each.dest) in (("lock", "lock"), ("init", "path")):
             assert isinstance(each, Output)

@@ -170,7 +170,7 @@ def test_code_that_cannot_be_followed(code: str, capsys: pytest.CaptureFixture[s
         (["traced_net:Net", "--kernels", "tpu"], "--kernels = 'tpu': must be cpu, cuda, sm90 or sm100"),
         (["traced_net:Net", "--autocast", "bf17"], "--autocast = 'bf17': must be a 16-bit floating format"),
         (["gpt2", "--input", "fp32[4,8]"], "--input = ['fp32[4,8]']: is for your own code"),
-        (["gpt2", "--by", "line"], "--by = 'line': is told of your own code"),
+        (["gpt2", "--by", "line"], "--by = 'line': is of your own code"),
         (["--hf", "missing.json"], "--hf = 'missing.json': cannot be read"),
     ],
 )

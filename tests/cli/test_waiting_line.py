@@ -7,7 +7,7 @@ import pytest
 
 import trainledger as tl
 from trainledger.cli import main
-from trainledger.cli.arguments import while_searching, while_waiting
+from trainledger.cli.asking import while_searching, while_waiting
 from trainledger.units import format_count
 
 pytestmark = pytest.mark.search

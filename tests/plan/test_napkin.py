@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trainledger import catalog
 from trainledger.cli import main
 from trainledger.ledger import rules_of_thumb as rules
-from trainledger.plan.napkin import UNKNOWNS, headline, napkin, to_json
+from trainledger.plan.napkin import UNKNOWNS, headline, napkin
 from trainledger.spec.problem import InvalidInput
 
 with open(Path(__file__).parents[2] / "tools/published" / "worked_examples.csv", newline="", encoding="utf-8") as file:
@@ -84,7 +84,7 @@ def test_each_unknown_solved_for_satisfies_the_equation(unknown, values, device)
     assert {name: getattr(answer, name) for name in given_values} == given_values
     assert answer.count >= answer.count_exact * (1 - 1e-9)
     assert answer.count < answer.count_exact + 1
-    json.dumps(to_json(answer), allow_nan=False)
+    json.dumps(answer.document().data(), allow_nan=False)
 
 
 @given(st.fixed_dictionaries(QUANTITIES), st.sampled_from(UNKNOWNS))
@@ -179,10 +179,12 @@ def test_this_machine_must_have_been_measured(tmp_path, monkeypatch):
         napkin(**{**WORKED, "device": "this-machine"})
 
 
-def test_a_napkin_prints_as_one_line():
+def test_a_napkin_is_one_line_and_prints_as_its_document():
     answer = napkin(params="70B", tokens="15T", device="h100-sxm", count=1024, mfu="50%")
     line = "Napkin(70B parameters, 15T tokens, 1,024 x h100-sxm at 50.0 % MFU: 143.9 days)"
-    assert repr(answer) == str(answer) == line
+    assert repr(answer) == line
+    assert str(answer).startswith(f"{line.removeprefix('Napkin(').removesuffix(')')}\n\n")
+    assert len(answer.records("static state")) == len(answer.static_nbytes)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import trainledger as tl
-from trainledger.api.serving import inference
+from trainledger.api.questions import inference
 from trainledger.cli import main
 from trainledger.plan.serving import Inference
 from trainledger.report.serving import about, figures

@@ -1,6 +1,5 @@
 """Figures as files: what is written, what is refused with a sentence, and what a browser makes of it."""
 
-import argparse
 import json
 import os
 import re
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from trainledger.cli.arguments import add_plot, check_plot_of, write_plot_of
 from trainledger.document import Figure
 from trainledger.report import html as html_module
 from trainledger.report import plot as plot_module
@@ -186,24 +184,6 @@ def test_without_a_browser_the_sentence_says_so_and_no_file_is_left(
     with pytest.raises(InvalidInput, match=r"is drawn by a Chromium, Chrome or Edge, and none was found"):
         write_plot({"First": _dots()}, tmp_path / "out.png", title="a run")
     assert os.listdir(tmp_path) == []
-
-
-def test_the_flag_does_nothing_where_it_is_not_given(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_plot(parser)
-    args = parser.parse_args([])
-    check_plot_of(args)
-    write_plot_of(args, {}, "a run")
-    assert capsys.readouterr() == ("", "")
-
-
-@needs_plotly
-def test_the_flag_writes_and_tells_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_plot(parser)
-    args = parser.parse_args(["--plot", str(tmp_path / "out.html")])
-    write_plot_of(args, {"First": _dots()}, "a run")
-    assert capsys.readouterr() == ("", f"Written to {tmp_path / 'out.html'}\n")
 
 
 def test_no_two_colours_are_alike() -> None:

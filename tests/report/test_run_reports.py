@@ -112,7 +112,7 @@ def test_reconcile_of_nothing_is_a_sentence(tmp_path):
     assert "is not a directory; trainledger runs lists those there are" in done.stderr
     done = trainledger("reconcile", tmp_path)
     assert done.returncode == 2
-    assert "holds no run: forecast.json is not there" in done.stderr
+    assert "has no run: forecast.json is not there" in done.stderr
 
 
 def test_runs_lists_whole_and_broken_ones(copy):

@@ -78,7 +78,7 @@ def test_a_run_that_broke_off_is_listed_with_what_goes_on_with_it(
     assert main(["runs", *where]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[-2:] == [
-        f"{run_dir.name} was killed; this goes on with it:",
+        f"{run_dir.name} was killed; this resumes it:",
         f"trainledger train '{run_dir}/run.toml' --resume --dir 'all runs'",
     ]
     assert main(["runs", *where, "--json"]) == 0

@@ -1,4 +1,4 @@
-"""The inverse questions: which layout, what fits, what breaks first, and what should change.
+"""The inverse questions: which layout, what fits, the first limit, what to change, what a budget buys; and serving.
 
 ``run`` is whatever `load` takes, with ``overrides`` as there; what a model that is named alone is given is in
 `api.defaults`, and in ``run.origin`` of the answer.
@@ -11,23 +11,31 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.api import defaults
+from trainledger.api.cost import predicted
 from trainledger.api.layout import spread, why_no_layout
-from trainledger.api.load import Progress, Source, resolve
+from trainledger.api.load import Progress, Source, model, resolve
 from trainledger.api.machine import kernels_of, machine_of
 from trainledger.api.source import also
+from trainledger.plan import optimal as laws_of
 from trainledger.plan.advise import Advice
 from trainledger.plan.advise import advise as advice_on
+from trainledger.plan.affordable import SEQ_LEN, affordable
 from trainledger.plan.breaks import Breaks
 from trainledger.plan.breaks import breaks as breaks_of
+from trainledger.plan.compute_budget import read_budget
 from trainledger.plan.fit import QUESTIONS, Fit, what_fits
 from trainledger.plan.layouts.grid import fixed_by, read_fixed
 from trainledger.plan.layouts.result import Layouts
 from trainledger.plan.limits import Limits
+from trainledger.plan.optimal import Optimal
 from trainledger.plan.quantity import read
+from trainledger.plan.scaling_law import FixedSize, Law, RatioLaw
+from trainledger.plan.serving import Inference, served
 from trainledger.plan.sizes import AXES
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import Overrides
+from trainledger.spec.serving import Serving
 from trainledger.units import parse_count, parse_number, parse_seconds
 
 
@@ -168,6 +176,120 @@ def fit(
     return what_fits(
         run, machine_of(run), backend=kernels_of(run), of=_several(of, QUESTIONS), changes=changes, progress=answered
     )
+
+
+def inference(
+    run: Source,
+    overrides: Overrides = (),
+    *,
+    phase: str = "decode",
+    batch: int | str = 1,
+    context: int | str | None = None,
+    weights: str | None = None,
+    cache: str | None = None,
+    compute: str | None = None,
+    quantized: str = "linear",
+) -> Inference:
+    """One forward of the run's model, served on its device: ``prefill`` of a prompt or ``decode`` of one more token.
+
+    ``context`` is recipe.seq_len where it is not given, ``compute`` bf16 (fp16 where the device has no bf16), and
+    ``weights`` and ``cache`` (`spec.serving`) are as ``compute``. With ``layout.auto`` it takes the fewest tensor ranks
+    that hold them, unless ``layout.tensor`` is given. Raises `InvalidInput`.
+    """
+    # A search would be one of layouts to train with.
+    # What predicts further tokens is not served.
+    run = resolve(run, also(overrides, {"model.n_mtp_layers": 0}), purpose=defaults.SERVE, search=False)
+    if run.layout.auto and "layout.tensor" in run.origin.explicit:
+        run = replace(run, layout=replace(run.layout, auto=False))
+    problems: list[Problem] = []
+    sequences = read("batch", batch, parse_count, problems, least=1, most=10**9)
+    tokens = read("context", context, parse_count, problems, least=1, most=10**9)
+    machine = machine_of(run)
+    if compute is None:
+        peaks = {} if machine is None else machine.peak_flops_per_second
+        compute = next((each for each in ("bf16", "fp16", "fp32") if each in peaks), "bf16")
+    serving = Serving(
+        phase=phase, batch=sequences or 1, context=tokens or run.recipe.seq_len,
+        weights=compute if weights is None else weights, cache=compute if cache is None else cache, compute=compute,
+        quantized=quantized,
+    )  # fmt: skip
+    problems += serving.problems()
+    if problems:
+        raise InvalidInput(problems)
+    return served(run, serving, machine, backend=kernels_of(run))
+
+
+def optimal(
+    *,
+    flops: Any = None,
+    device: Any = None,
+    device_hours: Any = None,
+    count: Any = None,
+    days: Any = None,
+    money: Any = None,
+    price: Any = None,
+    mfu: Any = 0.5,
+    dtype: str | None = None,
+    law: str | None = None,
+    loss_law: str | None = None,
+    params: Any = None,
+    ratio: Any = None,
+    inference: Any = None,
+    unique: Any = None,
+    family: str | None = "llama-3-8b",
+    seq_len: Any = None,
+    tokens_per_step: Any = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Optimal:
+    """The compute-optimal N and D for a budget, and the run that it affords (`trainledger.plan.optimal`).
+
+    The budget is exactly one of ``flops``, ``device_hours``, ``days`` with ``count``, ``money`` with ``price``; numbers
+    may be text. ``params`` or ``ratio`` (tokens per parameter) asks for one model off the optimum, and that is what is
+    afforded; ``inference`` is the tokens that will be served, ``unique`` those that exist. ``family`` is the model of
+    the catalog whose shape that run has; None leaves it out, as does a budget without devices and days. ``say`` hears
+    what is being looked at. Raises `InvalidInput`.
+
+    >>> best = optimal(device="h100-sxm", count=32, days="2w", family=None)
+    >>> best.parameters // 10**8, best.tokens // 10**9
+    (126, 252)
+    """
+    problems: list[Problem] = []
+    named = {"params": params, "inference": inference, "unique": unique}
+    numbers = {name: read(name, each, parse_count, problems, least=1) for name, each in named.items()}
+    per = read("ratio", ratio, parse_number, problems, least=1e-3, most=1e6)
+    tokens = read("seq_len", seq_len, parse_count, problems, least=1, most=10**9) or SEQ_LEN
+    step = read("tokens_per_step", tokens_per_step, parse_count, problems, least=1, most=10**12)
+    base = None
+    try:
+        base = None if family is None else model(family)
+    except InvalidInput as error:
+        problems += [replace(each, field="family") for each in error.placed()]
+    try:
+        budget = read_budget(
+            flops=flops, device=device, device_hours=device_hours, count=count, days=days, money=money, price=price,
+            mfu=mfu, dtype=dtype,
+        )  # fmt: skip
+    except InvalidInput as error:
+        problems += error.placed()
+    if problems:
+        raise InvalidInput(problems)
+    answer = laws_of.optimal(
+        budget, law=law or laws_of.FOLLOWED_LAW, loss_law=loss_law or laws_of.LOSS_LAW, parameters=numbers["params"],
+        tokens_per_parameter=per, inference_tokens=numbers["inference"], unique_tokens=numbers["unique"],
+    )  # fmt: skip
+    if base is None or budget.seconds is None or budget.device is None:
+        return answer
+    follow: Law = answer.chosen.law
+    if numbers["params"] is not None:
+        follow = FixedSize(name="asked", title="the size that is asked for", size=numbers["params"])
+    elif per is not None:
+        title = "the tokens per parameter that are asked for"
+        follow = RatioLaw(name="asked", title=title, tokens_per_parameter=per)
+    found = affordable(
+        budget, follow, base, budget.device, predicted, seq_len=tokens, tokens_per_step=step,
+        loss=answer.loss_law.loss if answer.asked is None else None, say=say,
+    )  # fmt: skip
+    return replace(answer, affordable=found)
 
 
 def _several(named: str | Iterable[str] | None, every: Iterable[str]) -> tuple[str, ...]:

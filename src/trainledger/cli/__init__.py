@@ -1,7 +1,8 @@
-"""The command line: a table of verbs, each in a module of its own that is imported when it is called.
+"""The command line: a table of verbs, each a function of arguments that answers with a document.
 
-Exit codes: 0 done; 1 it was tried and failed; 2 the input was wrong, with a sentence for each problem;
-3 a training diverged; 4 the disk is full; 130 interrupted; 141 the reader of the output went away; 143 told to end.
+Exit codes: 0 done; 1 it was tried and failed; 2 the input was wrong or what it describes cannot run, with a sentence
+for each problem; 3 a training diverged; 4 the disk is full; 130 interrupted; 141 the reader of the output is gone;
+143 ended by SIGTERM.
 """
 
 from __future__ import annotations
@@ -9,70 +10,80 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 
 from trainledger import __version__
-from trainledger.cli.arguments import Parser, error_json, print_json, problem_json, while_waiting
+from trainledger.cli.arguments import DISK_FULL, EXIT_CODES, FAILED, INTERRUPTED, NO_READER, WRONG_INPUT, Outcome, Verb
+from trainledger.cli.asking import error_json, lines, say, while_waiting
+from trainledger.document import Answer
 from trainledger.durable import is_full
+from trainledger.report.show import show
 from trainledger.report.table import wrapped
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text, printable, shown
 
-DONE, FAILED, WRONG_INPUT, DISK_FULL, INTERRUPTED, NO_READER = 0, 1, 2, 4, 130, 141
-
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    # verb: (group, what it does, module)
-    "init": ("Plan", "write a commented run file", "init"),
-    "napkin": ("Plan", "days, FLOPs and bytes from five numbers, or the one left out", "napkin"),
-    "plan": ("Plan", "what a run file will cost, from closed forms", "plan"),
+    # verb: (group, what it does, the module of its function)
+    "init": ("Plan", "write a commented run file", "train"),
+    "napkin": ("Plan", "days, FLOPs and bytes from five numbers, or the one left out", "numbers"),
+    "plan": ("Plan", "what a run will cost, from closed forms", "plan"),
     "explain": ("Plan", "every line of an account with its formula and source", "explain"),
-    "rules": ("Plan", "rules of thumb beside the ledger, each with its error", "rules"),
-    "trace": ("Plan", "the same from the real model on fake tensors", "trace"),
-    "annotate": ("Plan", "run a script and tell what each line costs", "annotate"),
-    "breaks": ("Plan", "what breaks first when a run grows", "breaks"),
-    "advise": ("Plan", "what to change, ranked by what it gains", "advise"),
-    "compare": ("Plan", "two plans side by side, and why they differ", "compare"),
-    "layouts": ("Plan", "the quickest ways to spread a run over devices", "layouts"),
-    "fit": ("Plan", "the largest, longest and fewest that fits", "fit"),
-    "optimal": ("Plan", "the best model and data for a budget", "optimal"),
-    "catalog": ("Plan", "the models and devices that are known", "catalog"),
-    "dtype": ("Plan", "a number in every format, and what the formats hold", "dtype"),
-    "tensor": ("Plan", "bytes and strides of a tensor, and which operations copy it", "tensor"),
-    "einsum": ("Plan", "FLOPs, bytes and the cheapest order of a product", "einsum"),
-    "demo": ("Train", "forecast, train, sample and reconcile a small run", "demo"),
-    "data": ("Train", "tokenize a corpus and say what is in it", "data"),
-    "train": ("Train", "train what a run file says", "train"),
-    "sample": ("Train", "let a trained model write", "sample"),
-    "measure": ("Look back", "measure this machine, or one step of a run", "measure"),
-    "reconcile": ("Look back", "forecast beside measurement, with the unexplained rest", "reconcile"),
-    "runs": ("Look back", "the runs so far", "runs"),
-    "lock": ("Hold", "write what targets cost into trainledger.lock", "lock"),
-    "check": ("Hold", "fail where one costs more than it is locked at", "check"),
-    "export": ("Look back", "write a model that transformers opens", "export_model"),
-    "import": ("Look back", "read a model that transformers wrote", "import_model"),
+    "rules": ("Plan", "rules of thumb and their errors against the ledger", "explain"),
+    "compare": ("Plan", "two plans side by side, and why they differ", "explain"),
+    "breaks": ("Plan", "the first limits as a run grows", "search"),
+    "advise": ("Plan", "what to change, ranked by gain", "search"),
+    "layouts": ("Plan", "the fastest ways to spread a run over devices", "search"),
+    "fit": ("Plan", "the largest, longest and fewest that fits", "search"),
+    "optimal": ("Plan", "the best model and data for a budget", "search"),
+    "catalog": ("Plan", "the models and devices that are known", "numbers"),
+    "trace": ("Your code", "the account of a step of real modules, on fake tensors", "code"),
+    "annotate": ("Your code", "run a script and print what each line costs", "code"),
+    "lock": ("Your code", "write what targets cost into trainledger.lock", "budgets"),
+    "check": ("Your code", "fail where a target costs more than its lock", "budgets"),
+    "dtype": ("Tensors", "a number in every format, and the range of each", "numbers"),
+    "tensor": ("Tensors", "bytes and strides of a tensor, and which operations copy it", "numbers"),
+    "einsum": ("Tensors", "FLOPs, bytes and the cheapest order of a product", "numbers"),
+    "demo": ("Train", "forecast, train, sample and reconcile a small run", "train"),
+    "data": ("Train", "tokenize a corpus and describe it", "train"),
+    "train": ("Train", "train the model of a run file", "train"),
+    "sample": ("Train", "continue a prompt with a trained model", "train"),
+    "export": ("Train", "write a model that transformers opens", "train"),
+    "import": ("Train", "read a model that transformers wrote", "train"),
+    "measure machine": ("Measure", "this machine's rates, kept for forecasts", "measure"),
+    "measure step": ("Measure", "one real step with random tokens, operation by operation", "measure"),
+    "reconcile": ("Measure", "forecast and measurement, with the unexplained rest", "measure"),
+    "runs": ("Measure", "the runs so far", "measure"),
 }
+_EXTRAS = {"plotly": "web", "kaleido": "web", "transformers": ""} | dict.fromkeys(
+    ("torch", "tokenizers", "safetensors", "tensorboard", "zstandard", "pyarrow"), "train"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code; without ``argv`` the words are those of the process."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if sys.stderr is None:  # started with it closed: the next file to be opened must not pass for it
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # started with it closed: the next file to be opened must not pass for it
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     try:
         code = _run(words)
-        if sys.stdout is not None:  # None where the process was started with it closed
-            sys.stdout.flush()
+        sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return _failed("interrupted", INTERRUPTED, "--json" in words, before="\n")
     except BrokenPipeError:
-        # Python flushes standard output once more on its way out; let that go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return NO_READER
     except OSError as error:  # the output itself cannot be written
         sentence, code = _of_system(error)
-        print(printable(f"trainledger: {sentence}"), file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say(f"trainledger: {sentence}")
+        _discard_output()
         return code
+
+
+def _discard_output() -> None:
+    """Python flushes standard output once more on its way out: send that nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _of_system(error: OSError) -> tuple[str, int]:
@@ -88,87 +99,103 @@ def _run(words: list[str]) -> int:
     as_json = "--json" in words
     first = next((each for each in words if each != "--json"), "help")
     if first in ("-h", "--help", "help"):
-        return _answer({"help": _help()}, _help(), as_json)
+        return _show(Outcome(lines(_help(), {"help": _help()})), as_json)
     if first in ("-V", "--version"):
-        return _answer({"version": __version__}, f"trainledger {__version__}", as_json)
+        return _show(Outcome(lines(f"trainledger {__version__}", {"version": __version__})), as_json)
+    rest = list(words)
+    rest.remove(first)
+    several = [each for each in COMMANDS if each.startswith(f"{first} ")]
+    if several:
+        second = next((each for each in rest if each != "--json"), "")
+        if f"{first} {second}" in several:
+            rest.remove(second)
+            return _call(f"{first} {second}", rest, as_json)
+        if second in ("-h", "--help"):
+            text = "\n".join(f"trainledger {each:<16} {COMMANDS[each][1]}" for each in several)
+            return _show(Outcome(lines(text, {"help": text})), as_json)
+        return _failed(f"trainledger {first} is one of: {', '.join(several)}", WRONG_INPUT, as_json)
     if first not in COMMANDS:
         near = nearest_text(first, COMMANDS)
         sentence = f"trainledger has no verb {shown(first)}" + (f"; nearest: {near}" if near else "")
         return _failed(sentence, WRONG_INPUT, as_json, after="\ntrainledger --help lists them all")
-    rest = list(words)
-    rest.remove(first)
-    return _call(first, rest)
+    return _call(first, rest, as_json)
 
 
-def _answer(result: dict[str, str], text: str, as_json: bool) -> int:
-    if as_json:
-        print_json(result)
-    else:
-        print(text)
-    return DONE
+def verb_of(name: str) -> Verb:
+    """The verb of a name of `COMMANDS`, its module imported."""
+    module = import_module(f"trainledger.cli.{COMMANDS[name][2]}")
+    verb: Verb = getattr(module, name.replace(" ", "_") + "_" * (name == "import"))
+    return verb
 
 
-def _failed(sentence: str, code: int, as_json: bool, *, before: str = "", after: str = "") -> int:
-    """Tell a failure, a program in the form that wrong input has; the exit code."""
-    if as_json:
-        print_json({"error": [problem_json(Problem("", None, sentence))], "where": ""})
-        sys.stdout.flush()  # where the output is what failed, it fails again, and `main` tells it, once
-    print(printable(f"{before}{sentence}{after}"), file=sys.stderr)
-    return code
-
-
-def _call(verb: str, rest: list[str]) -> int:
-    _, does, module_name = COMMANDS[verb]
-    as_json = "--json" in rest
+def _call(name: str, rest: list[str], as_json: bool) -> int:
+    """One verb: its arguments read, its question asked, its document shown."""
     try:
-        module = import_module(f"trainledger.cli.{module_name}")
-        parser = Parser(prog=f"trainledger {verb}", description=module.__doc__ or does)
-        module.configure(parser)
-        if as_json and not {"-h", "--help"}.isdisjoint(rest):
-            return _answer({"help": parser.format_help()}, "", as_json)
-        code: int = module.execute(parser.parse_args(rest))
-        return code
+        verb = verb_of(name)
+        parser = verb.parser(name)
+        if not {"-h", "--help"}.isdisjoint(rest) and as_json:
+            return _show(Outcome(lines("", {"help": parser.format_help()})), as_json)
+        args = parser.read(rest, intermixed=verb.intermixed)
+        reply = verb.ask(args)
+        while_waiting()("")
+        return _show(reply if isinstance(reply, Outcome) else Outcome(reply), args.json, vars(args).get("plot"))
     except InvalidInput as error:
+        while_waiting()("")  # a line of long work that broke off
         return _complain(error, as_json)
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
         package = f"'trainledger[{extra}]'" if extra else error.name  # of no extra that a user wants
-        sentence = f"trainledger {verb} needs {error.name}: pip install {package}"
-        return _failed(sentence, FAILED, as_json)
+        return _failed(f"trainledger {name} needs {error.name}: pip install {package}", FAILED, as_json)
     except BrokenPipeError:
         raise
     except OSError as error:
         sentence, code = _of_system(error)
-        return _failed(f"trainledger {verb}: {sentence}", code, as_json)
+        return _failed(f"trainledger {name}: {sentence}", code, as_json)
 
 
-_EXTRAS = {
-    "torch": "train", "tokenizers": "train", "safetensors": "train", "tensorboard": "train", "zstandard": "train",
-    "pyarrow": "train", "plotly": "web", "kaleido": "web", "transformers": "",
-}  # fmt: skip
+def _show(outcome: Outcome, as_json: bool, plot: str | None = None) -> int:
+    """The document on standard output, then on standard error what qualifies it; the exit code."""
+    made, problem = outcome.document, outcome.problem
+    document = made.document() if isinstance(made, Answer) else made
+    error = None if problem is None else InvalidInput([problem])
+    if error is not None:
+        answer = document.data
+        document = replace(document, data=lambda: {**answer(), **error_json(error)})
+    if as_json or document.sections:
+        show(document, as_json=as_json, plot=plot, width=outcome.width)
+    for each in outcome.remarks:
+        say(each, wrap=True)
+    if error is not None:
+        sys.stdout.flush()  # the document comes before it
+        _complain(error)
+    return outcome.code
 
 
-def _complain(error: InvalidInput, as_json: bool) -> int:
-    while_waiting()("")  # a line of long work that broke off
+def _complain(error: InvalidInput, as_json: bool = False) -> int:
+    """Each problem in a sentence on standard error, and for programs on standard output; the exit code."""
     sentences = str(error)
     if sys.stderr.isatty():
         sentences = "\n".join(wrapped(each) for each in sentences.split("\n"))
     print(sentences, file=sys.stderr)
     if as_json:
-        print_json(error_json(error))
+        show(lines("", error_json(error)), as_json=True)
     return WRONG_INPUT
 
 
+def _failed(sentence: str, code: int, as_json: bool, *, before: str = "", after: str = "") -> int:
+    """Say a failure, to a program in the form that wrong input has; the exit code."""
+    if as_json:
+        show(lines("", error_json(InvalidInput([Problem("", None, sentence)]))), as_json=True)
+        sys.stdout.flush()  # where the output is what failed, it fails again, and `main` says so, once
+    print(printable(f"{before}{sentence}{after}"), file=sys.stderr)
+    return code
+
+
 def _help() -> str:
-    lines = ["trainledger VERB ...", "", "What a training run costs: before it starts, while it runs, and afterwards."]
+    texts = ["trainledger VERB ...", "", "What a training run costs: before it starts, while it runs, and afterwards."]
     for group in dict.fromkeys(group for group, _, _ in COMMANDS.values()):
-        lines += ["", f"{group}:"]
-        lines += [f"  {verb:<10} {does}" for verb, (at, does, _) in COMMANDS.items() if at == group]
-    lines += ["", "trainledger VERB --help says more. Every verb takes --json.", ""]
-    lines += [
-        "Exit codes: 0 done, 1 failed, 2 wrong input, 3 diverged, 4 disk full,",
-        "130 interrupted, 141 no reader, 143 told to end.",
-    ]
-    return "\n".join(lines)
+        texts += ["", f"{group}:"]
+        texts += [f"  {verb:<16} {does}" for verb, (at, does, _) in COMMANDS.items() if at == group]
+    return "\n".join([*texts, "", "trainledger VERB --help says more. Every verb has --json.", "", EXIT_CODES])

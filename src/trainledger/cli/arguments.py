@@ -1,103 +1,168 @@
-"""Flags that several verbs share, and how arguments and results are printed."""
+"""Verbs, declared: `takes` makes one of a function; `option`, `count`, `flag` and others are its arguments."""
 
 from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trainledger.api.defaults import assumptions
-from trainledger.api.load import load_file
 from trainledger.cli.outputs import Output, check_outputs
+from trainledger.frozen import frozen
 from trainledger.plan.quantity import LARGEST, read
-from trainledger.report.plot import check_plot, write_plot
-from trainledger.report.table import wrapped
-from trainledger.spec.plain import finite
-from trainledger.spec.problem import InvalidInput, Problem, printable, shown
+from trainledger.report.show import check_figures
+from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import parse_count
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainledger.document import Figure
-    from trainledger.spec.run import Run
+    from trainledger.document import Answer, Document
 
-
+DONE, FAILED, WRONG_INPUT, DISK_FULL, INTERRUPTED, NO_READER = 0, 1, 2, 4, 130, 141
+EXIT_CODES = """Exit codes: 0 done, 1 failed, 2 wrong input or a run that cannot run,
+3 diverged, 4 disk full, 130 interrupted, 141 no reader, 143 SIGTERM."""
 _NEGATIVE = r"(?i)-(\.?\d.*|inf|infinity|nan)$"
-RUN_OR_MODEL = "a run file (run.toml), a model of the catalog, or a Hugging Face config.json"
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser without guessed abbreviations, whose errors are sentences of the usual kind.
 
-    What begins with a minus sign and a digit is a value (``-70B``, ``-1e-8``), as are ``-inf`` and ``-nan``.
+    What is not given and has no default is absent from the arguments, so that a question's own default holds. What
+    begins with a minus sign and a digit is a value (``-70B``, ``-1e-8``), as are ``-inf`` and ``-nan``.
     """
 
     def __init__(self, **options: Any) -> None:
         # Without a width argparse asks shutil for the terminal's, whose import costs more than the whole parse.
         super().__init__(
-            allow_abbrev=False, formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80), **options
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+            formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80),
+            **options,
         )
         # argparse has no public word for it, and by itself knows -1 and -1.5 alone.
         self._negative_number_matcher = re.compile(_NEGATIVE)
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def read(self, words: Sequence[str], *, intermixed: bool = False) -> argparse.Namespace:
         """The arguments; raises InvalidInput for what is wrong in them, and for files that must not be written."""
-        found = super().parse_args(args, namespace)
+        found = self.parse_intermixed_args(words) if intermixed else self.parse_args(words)
         if problems := vars(found).pop("problems", None):
             raise InvalidInput(problems)
-        outputs = vars(found).pop("outputs", None)
-        if outputs:
-            check_outputs(vars(found), outputs)
+        check_outputs(vars(found), vars(found).pop("outputs", []))
         return found
 
     def error(self, message: str) -> NoReturn:
-        raise InvalidInput([Problem(self.prog, None, f"{message}; {self.prog} --help says what it takes")])
+        raise InvalidInput([Problem(self.prog, None, f"{message}; {self.prog} --help lists its arguments")])
 
 
-def add_run(
-    parser: argparse.ArgumentParser, default: str | None = "run.toml", help: str = "the run file (run.toml)"
-) -> None:
-    """A run file and its overrides: ``args.run`` and ``args.set``; `load_run` reads them."""
-    parser.add_argument("run", nargs="?" if default else None, default=default, metavar="RUN", help=help)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.FIELD=VALUE",
-        help="change one field, such as recipe.micro_batch=2; may be repeated; an empty value takes it out",
-    )  # fmt: skip
+@frozen
+class Argument:
+    """What `argparse` is told of one argument."""
+
+    flags: tuple[str, ...]
+    options: Mapping[str, Any]
+
+    def add_to(self, parser: argparse._ActionsContainer) -> None:
+        action = parser.add_argument(*self.flags, **self.options)
+        if action.nargs == argparse.REMAINDER:  # which may be nothing, though argparse asks for it
+            action.required = False
 
 
-class _Override(argparse.Action):
-    """A flag that is short for ``--set FIELD=``: what it says joins ``args.set``."""
+@frozen
+class Group:
+    """Arguments under a title in the help; of those that exclude each other there is none."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, const: str, **options: Any) -> None:
-        super().__init__(option_strings, "set", const=const, default=[], **options)
+    title: str
+    arguments: tuple[Argument, ...]
 
-    def __call__(self, parser: object, namespace: argparse.Namespace, values: object, flag: str | None = None) -> None:
-        namespace.set = [*namespace.set, f"{self.const}={values}"]
+    def given(self, args: argparse.Namespace) -> dict[str, Any]:
+        """Those that are given, by name."""
+        names = [each.flags[-1].lstrip("-").replace("-", "_") for each in self.arguments]
+        return {name: getattr(args, name) for name in names if getattr(args, name, False) is not False}
+
+    def add_to(self, parser: argparse._ActionsContainer) -> None:
+        into = parser.add_argument_group(self.title) if self.title else parser.add_mutually_exclusive_group()
+        for each in self.arguments:
+            each.add_to(into)
 
 
-def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """``--device`` and ``--count`` beside `add_run`, in the words of the verbs that search; in ``args.set``."""
-    for flag, field, help in (
-        ("--device", "cluster.device", "a device of the catalog"), ("--count", "cluster.count", "how many devices"),
-    ):  # fmt: skip
-        parser.add_argument(
-            flag, action=_Override, const=field, metavar=flag[2:].upper(), help=f"{help}; short for --set {field}="
-        )
+@frozen
+class Outcome:
+    """A document and an exit code; ``problem`` and ``remarks`` go to standard error after the document."""
+
+    document: Answer | Document
+    code: int = DONE
+    problem: Problem | None = None
+    remarks: tuple[str, ...] = ()
+    width: int = 80
+
+
+@frozen
+class Verb:
+    """A function of arguments that answers; its docstring is the help. ``intermixed``: words may follow flags."""
+
+    ask: Callable[[argparse.Namespace], Answer | Document | Outcome]
+    arguments: tuple[Argument | Group, ...]
+    intermixed: bool = False
+    usage: str = ""
+
+    def parser(self, name: str) -> Parser:
+        """The parser of its arguments and of ``--json``."""
+        prog = f"trainledger {name}"
+        usage = f"{prog} {self.usage}" if self.usage else None
+        parser = Parser(prog=prog, description=self.ask.__doc__, usage=usage, epilog=EXIT_CODES)
+        for each in (*self.arguments, JSON):
+            each.add_to(parser)
+        return parser
+
+
+def takes(
+    *arguments: Argument | Group, intermixed: bool = False, usage: str = ""
+) -> Callable[[Callable[[argparse.Namespace], Answer | Document | Outcome]], Verb]:
+    """Make a verb of a function: what `argparse` reads goes in, a document comes out."""
+    return lambda ask: Verb(ask, arguments, intermixed, usage)
+
+
+def option(spec: str, help: str, **options: Any) -> Argument:
+    """An argument as ``"--name METAVAR"``, ``"-n --name METAVAR"`` or, without a flag, ``"name METAVAR"``."""
+    words = spec.split()
+    flags = [each for each in words if each.startswith("-")] or words[:1]
+    if len(words) > len(flags):
+        options["metavar"] = words[-1]
+    return Argument(tuple(flags), {"help": help, **options})
+
+
+def options(args: argparse.Namespace) -> dict[str, Any]:
+    """What is given to a verb by name, but for its run, its overrides and the forms of its output."""
+    return {name: value for name, value in vars(args).items() if name not in ("run", "set", "json", "plot")}
+
+
+def flag(spec: str, help: str, **options: Any) -> Argument:
+    """A yes or no, which is off unless it is given."""
+    return option(spec, help, action="store_true", default=False, **options)
+
+
+def group(title: str, *arguments: Argument) -> Group:
+    """Arguments under a title, or without one such that exclude each other."""
+    return Group(title, arguments)
 
 
 class Quantity(argparse.Action):
     """An argument that ``parse`` reads from text, not below ``least`` and not above ``most`` (None: any).
 
-    All that are wrong are told together, when the arguments have been parsed.
+    All that are wrong are reported together, when the arguments have been parsed.
     """
 
     def __init__(
-        self, option_strings: Sequence[str], dest: str, *, parse: Callable[[str], float], least: float,
-        most: float | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        *,
+        parse: Callable[[str], float],
+        least: float,
+        most: float | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(option_strings, dest, **options)
         self.parse, self.least, self.most = parse, least, most
 
@@ -109,112 +174,58 @@ class Quantity(argparse.Action):
         namespace.problems = problems
 
 
-def add_count(
-    parser: argparse._ActionsContainer, flag: str, *, least: int = 1, most: int | None = None, **options: Any
-) -> None:
+def quantity(
+    spec: str, help: str, parse: Callable[[str], float], least: float, most: float | None = None, **options: Any
+) -> Argument:
+    """A number with its unit, within bounds."""
+    return option(spec, help, action=Quantity, parse=parse, least=least, most=most, **options)
+
+
+def count(spec: str, help: str, *, least: int = 1, most: int | None = None, **options: Any) -> Argument:
     """A whole number, which is read as a run file's are: ``1000``, ``1,000``, ``1e3`` or ``1k``."""
-    parser.add_argument(flag, action=Quantity, parse=parse_count, least=least, most=most, **options)
+    return quantity(spec, help, parse_count, least, most, **options)
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """``--json``: the result for programs."""
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-
-
-def add_output(
-    parser: argparse._ActionsContainer,
-    *flags: str,
-    suffix: str,
-    ours: Callable[[Path], bool] | None = None,
-    **options: Any,
-) -> None:
+def output(spec: str, help: str, suffix: str, ours: Callable[[Path], bool] | None = None, **options: Any) -> Argument:
     """A file that the verb writes, which is never one that it reads, nor source (`cli.outputs`).
 
-    ``suffix`` is that of what is written; ``ours`` tells a file of settings that may be written anew.
+    ``suffix`` is that of what is written; ``ours`` says which files of settings may be written anew.
     """
-    parser.add_argument(*flags, action=Output, suffix=suffix, ours=ours, **options)
+    return option(spec, help, **{"action": Output, "suffix": suffix, "ours": ours, "default": None, **options})
 
 
-def add_plot(parser: argparse.ArgumentParser) -> None:
-    """``--plot``: the figures as a file; `check_plot_of` before the work, `write_plot_of` after it."""
-    add_output(parser, "--plot", suffix=".html", metavar="FILE", help="write the figures to out.html, .png or .svg")
+class _Override(argparse.Action):
+    """A flag that is short for ``--set FIELD=``: its value joins ``args.set``."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, const: str, **options: Any) -> None:
+        super().__init__(option_strings, "set", const=const, **options)
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: object, flag: str | None = None) -> None:
+        if not values:
+            raise InvalidInput([Problem(flag or "", values, "must not be empty")])
+        namespace.set = [*namespace.set, f"{self.const}={values}"]
 
 
-def check_plot_of(args: argparse.Namespace) -> None:
-    """Raise InvalidInput where ``--plot`` names a file that cannot be written; nothing without it."""
-    if args.plot is not None:
-        check_plot(args.plot)
+def run_file(help: str) -> Argument:
+    """The run that a verb is about, ``args.run``."""
+    return option("run RUN", help, nargs="?", default="run.toml")
 
 
-def write_plot_of(
-    args: argparse.Namespace, figures: Mapping[str, Figure], title: str, about: Sequence[str] = ()
-) -> None:
-    """Write the file that ``--plot`` names, and say so on standard error; nothing without it.
-
-    ``about`` are sentences that a page has above its figures.
-    """
-    if args.plot is not None:
-        print(printable(write_plot(figures, args.plot, title=title, about=about)), file=sys.stderr)
+def settings(flag: str = "--set", whose: str = "") -> Argument:
+    """Changes of fields, by ``args.set``."""
+    help = f"change one field{whose}, such as recipe.micro_batch=2; may be repeated; an empty value removes the field"
+    return option(f"{flag} SECTION.FIELD=VALUE", help, action="append", default=[])
 
 
-def while_waiting() -> Callable[[str], None]:
-    """Shows what long work is at, in one line of a terminal that the next one replaces and an empty one takes away."""
-    if not sys.stderr.isatty():
-        return lambda _: None
-
-    def show(what: str) -> None:
-        print(f"\r\x1b[K{printable(what)[:79]}", end="", file=sys.stderr, flush=True)
-
-    return show
+def _short_for(field: str, help: str) -> Argument:
+    name = field.partition(".")[2]
+    return option(f"--{name} {name.upper()}", f"{help}; short for --set {field}=", action=_Override, const=field)
 
 
-def while_searching() -> Callable[[str, int, int], None]:
-    """Shows how far a search of layouts is, as `while_waiting` does; what is done is taken away."""
-    say = while_waiting()
-
-    def progress(what: str, done: int, of: int) -> None:
-        full = 20 * done // max(1, of)
-        say("" if done >= of or of == 1 else f"[{'#' * full:.<20}] {what}: {done:,} of {of:,}")
-
-    return progress
-
-
-def say_assumed(run: Run) -> None:
-    """Say on standard error what was assumed of a model that was named alone."""
-    if run.origin.assumed:
-        print(wrapped(f"Assuming {assumptions(run)}; --set gives other values"), file=sys.stderr)
-
-
-def load_run(args: argparse.Namespace) -> Run:
-    """The run that `add_run`'s arguments name; raises InvalidInput."""
-    return load_file(args.run, args.set, progress=while_searching())
-
-
-def error_json(error: InvalidInput) -> dict[str, Any]:
-    """What is wrong, for programs: every problem with what its sentence is made of."""
-    return {"error": [problem_json(each, error.where) for each in error.problems], "where": error.where}
-
-
-def problem_json(problem: Problem, where: str = "") -> dict[str, Any]:
-    """A problem found ``where`` it does not say itself; its value and the nearest are null where there is none."""
-    return {
-        "field": problem.field, "value": _plain(problem.value), "rule": problem.rule,
-        "nearest": _plain(problem.nearest), "sentence": str(problem), "where": problem.where or where,
-    }  # fmt: skip
-
-
-def _plain(value: object) -> object:
-    """A value as JSON has it, or in words: an input may be any object."""
-
-    def plain(one: object) -> object:
-        huge = isinstance(one, int) and one.bit_length() > 200  # more digits than Python writes
-        return one if one is None or (isinstance(one, int | float | str) and not huge) else shown(one)
-
-    return [plain(each) for each in value] if isinstance(value, list | tuple) else plain(value)
-
-
-def print_json(result: object) -> None:
-    """A result on standard output as JSON that any parser reads: what is not finite is null."""
-    import json
-
-    print(json.dumps(finite(result), indent=2, allow_nan=False, default=str))
+SET = settings()
+RUN_OR_MODEL = "a run file (run.toml), a model of the catalog, or a Hugging Face config.json"
+RUN_FILE = (run_file("the run file (run.toml)"), SET)
+CLUSTER = (_short_for("cluster.device", "a device of the catalog"), _short_for("cluster.count", "how many devices"))
+RUN = (run_file(RUN_OR_MODEL), SET, *CLUSTER)
+PLOT = output("--plot FILE", "write the figures to out.html, .png or .svg", suffix=".html", check=check_figures)
+JSON = flag("--json", "print the result as JSON")

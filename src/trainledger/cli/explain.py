@@ -1,26 +1,17 @@
-"""Every line of an account: its formula, the numbers put in, its basis and its source.
-
-With --symbolic one size stays free: the memory as expressions in it, and the largest that fits.
-"""
+"""Where the numbers of a plan come from: every line with its formula, rules of thumb, and why two plans differ."""
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING
+from argparse import Namespace
 
+import trainledger as tl
+from trainledger.api.cost import plan
 from trainledger.api.load import resolve
 from trainledger.api.machine import device_of, kernels_of, machine_of
-from trainledger.cli.arguments import (
-    RUN_OR_MODEL,
-    add_cluster,
-    add_count,
-    add_json,
-    add_run,
-    say_assumed,
-    while_searching,
-)
-from trainledger.explain import account as explain
-from trainledger.explain.account import time
+from trainledger.cli.arguments import CLUSTER, PLOT, RUN, count, option, quantity, settings, takes
+from trainledger.cli.asking import asked, run_asked, say_assumed, while_searching
+from trainledger.document import Document
+from trainledger.explain import account as explained
 from trainledger.explain.envelope import envelope
 from trainledger.explain.symbols import MEANINGS, symbolic
 from trainledger.ledger.model.parameters import leaves_of
@@ -28,69 +19,53 @@ from trainledger.ledger.ranks import accounts
 from trainledger.plan.plan import memory_of_device
 from trainledger.predict.parallel_step import layout_time
 from trainledger.predict.utilization import roofline_table
+from trainledger.report import compare as compared
+from trainledger.report import rules as of_thumb
 from trainledger.report.explain import document, envelope_document, time_document
-from trainledger.report.show import show
 from trainledger.spec.problem import InvalidInput, Problem
-from trainledger.units import NotAQuantity, parse_nbytes
+from trainledger.spec.run import Run
+from trainledger.units import parse_nbytes
 
-if TYPE_CHECKING:
-    from trainledger.spec.run import Run
-
-WHAT = ("memory", "flops", "parameters", "time")
 LONGEST = 15  # operations and collectives of a step
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=WHAT, help="which account")
-    add_run(parser, help=RUN_OR_MODEL)
-    add_cluster(parser)
-    parser.add_argument(
-        "--symbolic", metavar="SIZE", help="leave a size free: B sequences of a micro-batch, T tokens, A, L, D, F or V"
-    )
-    parser.add_argument(
-        "--memory",
-        metavar="BYTES",
-        help="what must hold the tensors at the peak, such as 80GB; absent: the device, with what stands around them",
-    )
-    add_count(
-        parser, "--stage", least=0, default=0, metavar="N", help="whose rank of a pipeline, counted from 0 (0)"
-    )  # fmt: skip
-    add_count(
-        parser, "--top", metavar="N", help=f"of time: so many of the longest operations and collectives ({LONGEST})"
-    )  # fmt: skip
-    add_json(parser)
+@takes(
+    option("what", "which account", choices=("memory", "flops", "parameters", "time")),
+    *RUN,
+    option("--symbolic SIZE", "leave a size free: B sequences of a micro-batch, T tokens, A, L, D, F or V"),
+    quantity(
+        "--memory BYTES",
+        "memory for the tensors at the peak, such as 80GB; absent: that of the device, less what is outside them",
+        parse_nbytes,
+        least=1,
+    ),
+    count("--stage N", "the stage of a pipeline, counted from 0 (0)", least=0, default=0),
+    count("--top N", f"of time: so many of the longest operations and collectives ({LONGEST})"),
+)
+def explain(args: Namespace) -> Document:
+    """Every line of an account: its formula, the formula with numbers, its basis and its source.
 
-
-def execute(args: argparse.Namespace) -> int:
-    run = resolve(args.run, args.set, progress=while_searching())
-    say_assumed(run)
+    With --symbolic one size stays free: the memory as expressions in it, and the largest that fits.
+    """
+    run = run_asked(args)
     if args.stage >= run.layout.pipeline:
         rule = f"must be below layout.pipeline = {run.layout.pipeline}, counted from 0"
         raise InvalidInput([Problem("--stage", args.stage, rule, run.layout.pipeline - 1)])
-    if args.top is not None and args.what != "time":
+    if "top" in args and args.what != "time":
         raise InvalidInput([Problem("--top", args.top, f"is of time; of {args.what} every line is printed")])
-    if args.symbolic is None:
-        if args.memory is not None:
-            raise InvalidInput([Problem("--memory", args.memory, "goes with --symbolic")])
-        return _account(args, run)
-    if args.what != "memory":
-        raise InvalidInput([Problem("--symbolic", args.symbolic, f"explains memory, not {args.what}", "memory")])
-    return _envelope(args, run)
-
-
-def _account(args: argparse.Namespace, run: Run) -> int:
+    if "symbolic" in args:
+        return _envelope(args, run)
+    if "memory" in args:
+        raise InvalidInput([Problem("--memory", args.memory, "goes with --symbolic")])
     if args.what == "time":
-        return _times(args, run)
+        return _time(args, run)
     found = symbolic(run, backend=kernels_of(run), stage=args.stage)
-    parts = getattr(explain, args.what)(found)
-    used = {str(symbol): value for symbol, value in found.values.items() if str(symbol) in MEANINGS}
-    legend = {name: (value, MEANINGS[name]) for name, value in used.items()}
-
-    show(document(run, kernels_of(run), args.what, parts, symbols=legend, stage=args.stage), as_json=args.json)
-    return 0
+    parts = getattr(explained, args.what)(found)
+    legend = {str(each): (value, MEANINGS[str(each)]) for each, value in found.values.items() if str(each) in MEANINGS}
+    return document(run, kernels_of(run), args.what, parts, symbols=legend, stage=args.stage)
 
 
-def _times(args: argparse.Namespace, run: Run) -> int:
+def _time(args: Namespace, run: Run) -> Document:
     """The step by cause, its roofline by kind, and its operations."""
     if args.stage:
         rule = "with time the slowest stage is explained, whichever that is"
@@ -103,33 +78,57 @@ def _times(args: argparse.Namespace, run: Run) -> int:
     step = layout_time(run, accounts(run, backend=kernels_of(run)), machine, tensors=tensors)
     if step.seconds is None:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, "; ".join(step.notes))])
-    parts, rows = time(step), roofline_table(step.entries, machine)
-    show(time_document(run, kernels_of(run), parts, rows, top=args.top or LONGEST), as_json=args.json)
-    return 0
+    parts, rows = explained.time(step), roofline_table(step.entries, machine)
+    return time_document(run, kernels_of(run), parts, rows, top=vars(args).get("top", LONGEST))
 
 
-def _envelope(args: argparse.Namespace, run: Run) -> int:
-    memory, holds = _memory(args.memory) if args.memory is not None else None, None
+def _envelope(args: Namespace, run: Run) -> Document:
+    """The memory over one size, and the largest that fits."""
+    if args.what != "memory":
+        raise InvalidInput([Problem("--symbolic", args.symbolic, f"explains memory, not {args.what}", "memory")])
+    memory, holds, device = vars(args).get("memory"), None, None
     if memory is None and (device := device_of(run)) is not None:
         memory = device.usable_nbytes or device.memory_nbytes
 
         def holds(nbytes: int) -> bool:
-            held = memory_of_device(run, nbytes, device)
-            return held is None or held.fits is not False
+            used = memory_of_device(run, nbytes, device)
+            return used is None or used.fits is not False
 
-    found = envelope(
-        run, args.symbolic, backend=kernels_of(run), memory_nbytes=memory, stage=args.stage, holds=holds
-    )  # fmt: skip
-    made = envelope_document(run, kernels_of(run), found, MEANINGS[args.symbolic], stage=args.stage)
-    show(made, as_json=args.json)
-    return 0
+    found = envelope(run, args.symbolic, backend=kernels_of(run), memory_nbytes=memory, stage=args.stage, holds=holds)
+    return envelope_document(run, kernels_of(run), found, MEANINGS[args.symbolic], stage=args.stage)
 
 
-def _memory(text: str) -> int:
-    try:
-        nbytes = parse_nbytes(text)
-    except NotAQuantity as error:
-        raise InvalidInput([Problem("--memory", text, error.rule, error.nearest)]) from None
-    if nbytes < 1:
-        raise InvalidInput([Problem("--memory", text, "must be at least one byte", "80GB")])
-    return nbytes
+@takes(*RUN)
+def rules(args: Namespace) -> Document:
+    """Rules of thumb and the ledger of a run: each rule's error and what it leaves out; and the FLOPs of a step by
+    each convention in use."""
+    made = asked(plan, args)
+    return of_thumb.document(made, kernels_of(made.run))
+
+
+@takes(
+    option("a A", "the first plan (run.toml)", nargs="?", default="run.toml"),
+    option("b B", "the second; absent = A again", nargs="?"),
+    settings("--set", " of both"),
+    settings("--set-a", " of A"),
+    settings("--set-b", " of B"),
+    *CLUSTER,
+    PLOT,
+)
+def compare(args: Namespace) -> Document:
+    """Two plans side by side: which fields differ, what each costs, and which causes make up the difference.
+
+    A and B are run files, models of the catalog or Hugging Face config.json files. Without B it is A again, changed by
+    --set-b: trainledger compare run.toml --set-b recipe.activation_checkpointing=full
+    """
+    if "b" not in args and not args.set_a and not args.set_b:
+        rule = "there is nothing to compare with: name a second plan, or change this one with --set-b"
+        raise InvalidInput([Problem("B", None, rule)])
+    names, sets = (args.a, vars(args).get("b", args.a)), (args.set_a, args.set_b)
+    progress = while_searching()
+    a, b = (resolve(name, args.set + changes, progress=progress) for name, changes in zip(names, sets, strict=True))
+    found = tl.compare(a, b)
+    for run in dict.fromkeys((found.a, found.b)):
+        say_assumed(run)
+    titles = [" ".join([name, *changes]) for name, changes in zip(names, sets, strict=True)]
+    return compared.document(found, names=titles)

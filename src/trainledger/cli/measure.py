@@ -1,47 +1,25 @@
-"""Measure this machine, or one optimizer step of a run on it."""
+"""Verbs that look back: a machine and a step measured, runs listed, forecast and measurement compared."""
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from trainledger.cli.arguments import add_json, add_output, add_run, load_run, print_json
+from trainledger.cli.arguments import RUN_FILE, Outcome, flag, option, output, takes
+from trainledger.cli.asking import lines, run_of_file, say
+from trainledger.document import Document
 from trainledger.ledger.ledger import write_ledger
-from trainledger.report import measured as report
-from trainledger.report.show import show
-from trainledger.spec.calibration import calibration_path, write_calibration
-from trainledger.spec.plain import check_target
-from trainledger.spec.problem import InvalidInput, printable
+from trainledger.report import measured
+from trainledger.report import runs as listing
+from trainledger.report.html import NO_PLOTLY, plotly_js
+from trainledger.report.reconciliation import document, write_html
+from trainledger.report.record import is_run, read_run
+from trainledger.spec.calibration import Calibration, calibration_path, write_calibration
+from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.runfile import read_table
-
-_MACHINE = """Measure this machine: matmul rates by shape and dtype, memory, attention and overhead, in half a
-minute. The rates are kept in a file that forecasts read; $TRAINLEDGER_CALIBRATION names another place for it."""
-_STEP = """Run one optimizer step of a run file on random tokens, recording every operation and every byte."""
-
-if TYPE_CHECKING:
-    from trainledger.spec.calibration import Calibration
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
-    machine = what.add_parser("machine", help="this machine's rates, kept for forecasts", description=_MACHINE)
-    machine.add_argument("--quick", action="store_true", help="fewer shapes and samples, about 8 s")
-    machine.add_argument("--backend", default="auto", help="auto, cpu, cuda or mps")
-    add_output(
-        machine, "--output", suffix=".toml", ours=_is_calibration, metavar="FILE.toml",
-        help="where to keep the calibration",
-    )  # fmt: skip
-    add_json(machine)
-    step = what.add_parser("step", help="one real step with random tokens, operation by operation", description=_STEP)
-    add_run(step)
-    add_output(
-        step, "--output", suffix=".json.gz", metavar="FILE.json.gz", help="keep the measured ledger there"
-    )  # fmt: skip
-    add_json(step)
 
 
 def _is_calibration(path: Path) -> bool:
@@ -52,20 +30,22 @@ def _is_calibration(path: Path) -> bool:
         return False
 
 
-def execute(args: argparse.Namespace) -> int:
-    return _measure_machine(args) if args.what == "machine" else _measure_step(args)
+@takes(
+    flag("--quick", "fewer shapes and samples, about 8 s"),
+    option("--backend", "auto, cpu, cuda or mps", default="auto"),
+    output("--output FILE.toml", "where to keep the calibration", suffix=".toml", ours=_is_calibration),
+)
+def measure_machine(args: Namespace) -> Document:
+    """Measure this machine: matmul rates by shape and dtype, memory, attention and overhead, in half a minute.
 
-
-def _measure_machine(args: argparse.Namespace) -> int:
+    Forecasts read the rates from a file; $TRAINLEDGER_CALIBRATION names another place for it.
+    """
     calibration, path = measure_and_keep(args.backend, quick=args.quick, output=args.output)
-    show(report.machine(calibration, path), as_json=args.json)
-    return 0
+    return measured.machine(calibration, path)
 
 
 def measure_and_keep(backend: str, *, quick: bool = False, output: str | None = None) -> tuple[Calibration, Path]:
     """Measure this machine under a progress bar and write its calibration where forecasts look for it."""
-    if output is not None:
-        check_target(output, "--output")
     with _progress() as tell:
         from trainledger.measure.machine import measure_machine
         from trainledger.train.device import find_device
@@ -74,31 +54,6 @@ def measure_and_keep(backend: str, *, quick: bool = False, output: str | None = 
     path = Path(output) if output else calibration_path(calibration.backend)
     write_calibration(calibration, path)
     return calibration, path
-
-
-def _measure_step(args: argparse.Namespace) -> int:
-    run = load_run(args)
-    if args.output is not None:
-        check_target(args.output, "--output")
-
-    from trainledger.closed_loop import refuse_what_does_not_fit
-    from trainledger.measure.step import rehearse_really
-    from trainledger.train.device import find_device
-    from trainledger.train.stop import OutOfMemory, memory_told
-
-    refuse_what_does_not_fit(run, find_device("cpu"))  # where the step runs
-    try:
-        with memory_told():
-            ledger = rehearse_really(run)
-    except OutOfMemory as end:
-        print(printable(str(end)), file=sys.stderr)
-        if args.json:
-            print_json({"state": "stopped", "why": str(end), "exit_code": end.exit_code})
-        return end.exit_code
-    if args.output:
-        write_ledger(ledger, args.output)
-    show(report.step(run, ledger, args.output), as_json=args.json)
-    return 0
 
 
 @contextmanager
@@ -114,3 +69,57 @@ def _progress() -> Iterator[Callable[[float, str], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting torch", total=1.0)
         yield lambda share, name: bar.update(task, completed=share, description=name)
+
+
+@takes(
+    *RUN_FILE,
+    output("--output FILE.json.gz", "write the measured ledger there", suffix=".json.gz"),
+)
+def measure_step(args: Namespace) -> Document | Outcome:
+    """Run one optimizer step of a run file on random tokens, recording every operation and every byte."""
+    run = run_of_file(args)
+
+    from trainledger.closed_loop import refuse_what_does_not_fit
+    from trainledger.measure.step import rehearse_really
+    from trainledger.train.device import find_device
+    from trainledger.train.stop import OutOfMemory, memory_told
+
+    refuse_what_does_not_fit(run, find_device("cpu"))  # where the step runs
+    try:
+        with memory_told():
+            ledger = rehearse_really(run)
+    except OutOfMemory as end:
+        say(str(end))
+        return Outcome(lines("", {"state": "stopped", "why": str(end), "exit_code": end.exit_code}), end.exit_code)
+    if args.output:
+        write_ledger(ledger, args.output)
+    return measured.step(run, ledger, args.output)
+
+
+@takes(option("--dir DIR", "where the run directories are", default=listing.DEFAULT))
+def runs(args: Namespace) -> Document:
+    """The runs so far: how each ended, measured over predicted for its step time and its peak, and how to resume it."""
+    folder = Path(args.dir)
+    if not args.dir or (not folder.is_dir() and (args.dir != listing.DEFAULT or folder.exists())):
+        rule = "is not a directory" if folder.exists() else "does not exist"
+        raise InvalidInput([Problem("--dir", args.dir, rule if args.dir else "must not be empty")])
+    found = sorted((each for each in folder.iterdir() if is_run(each)) if folder.is_dir() else [])
+    return listing.document(folder, [read_run(each, ledgers=False) for each in found])
+
+
+@takes(
+    option("run_dir RUN_DIR", "the directory of a run"),
+    output("--html OUT.html", "also write one self-contained HTML file with figures", suffix=".html"),
+)
+def reconcile(args: Namespace) -> Document | Outcome:
+    """Compare forecast and measurement of a run: ratios, where the differences are, and the unexplained rest."""
+    if not args.run_dir or not Path(args.run_dir).is_dir():
+        rule = "is not a directory; trainledger runs lists those there are"
+        raise InvalidInput([Problem("RUN_DIR", args.run_dir, rule)])
+    record = read_run(args.run_dir, ledgers=args.html is not None)
+    if record.forecast is None and not record.lines:
+        raise InvalidInput([Problem("RUN_DIR", args.run_dir, f"has no run: {each}") for each in record.missing])
+    if args.html is None:
+        return document(record)
+    write_html(record, args.html)
+    return Outcome(document(record), remarks=(f"Written to {args.html}" + ("" if plotly_js() else f". {NO_PLOTLY}"),))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainledger.spec.plain import check_target
 from trainledger.spec.problem import InvalidInput, Problem
 
 SOURCES = (".py", ".pyi", ".ipynb", ".toml", ".lock")
@@ -19,16 +20,16 @@ _MOST_TRIED = 1000
 class Output(argparse.Action):
     """An argument that names a file to write.
 
-    What is asked for is kept for `outputs.check_outputs`. ``suffix`` is that of what is
-    written; ``ours`` tells a file of source or settings that may be written anew.
+    What is asked for is kept for `outputs.check_outputs`. ``suffix`` is that of what is written; ``ours`` says which
+    files of source or settings may be written anew, and ``check`` raises where none can be written.
     """
 
     def __init__(
         self, option_strings: Sequence[str], dest: str, *, suffix: str, ours: Callable[[Path], bool] | None = None,
-        **options: Any,
+        check: Callable[[str, str], None] = check_target, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(option_strings, dest, **options)
-        self.suffix, self.ours = suffix, ours
+        self.suffix, self.ours, self.check = suffix, ours, check
 
     def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
         setattr(namespace, self.dest, values)
@@ -54,6 +55,8 @@ def check_outputs(args: dict[str, Any], outputs: list[tuple[str, Output]]) -> No
             problems.append(Problem(flag, file, rule, _free(path, action, taken)))
     if problems:
         raise InvalidInput(problems)
+    for name, (flag, action) in asked.items():
+        action.check(args[name], flag)
 
 
 def _why_not(path: Path, action: Output, values: dict[str, Any]) -> str | None:

@@ -1,57 +1,127 @@
-"""Train what a run file says, in a directory of its own under --dir, and go on where a stopped run ended."""
+"""Verbs that make things: run files, token stores, trained models, their text, and exchange with transformers."""
 
 from __future__ import annotations
 
-import argparse
-import sys
+import os
+from argparse import Namespace
+from collections.abc import Callable
+from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainledger.cli.arguments import add_json, add_run, load_run, print_json
+from trainledger import catalog
+from trainledger.api.cost import plan
+from trainledger.api.load import load
+from trainledger.api.machine import machine_of
+from trainledger.cli.arguments import RUN_FILE, Outcome, count, flag, option, output, takes
+from trainledger.cli.asking import lines, run_of_file, say
+from trainledger.cli.measure import measure_and_keep
+from trainledger.document import Document
+from trainledger.ledger.model.parameters import parameters
 from trainledger.predict.roofline import NoRate
 from trainledger.predict.utilization import mfu, step_peak
+from trainledger.report import token_store
 from trainledger.report.reconciliation import document, write_html
 from trainledger.report.record import read_run
 from trainledger.report.terminal import text
-from trainledger.spec.problem import InvalidInput, Problem, printable
+from trainledger.spec.plain import not_written
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import Run
 from trainledger.spec.runfile import run_name
+from trainledger.spec.template import commented
 from trainledger.units import format_count, format_seconds
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from trainledger.spec.run import Run
-
-EXIT_CODES = (
-    "exit codes: 0 finished, 1 failed (such as out of memory), 2 wrong input, 3 diverged, 4 disk full, "
-    "130 Ctrl-C, 143 SIGTERM"
-)
-
+_LONGEST_SEQUENCE = 1024
 _MOST_NAMED = 6
+_PROMPT = "def read(self, path):\n"
+_DIR = option("--dir DIR", "where the runs are (runs)", default="runs")
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument("--resume", action="store_true", help="go on from the newest valid checkpoint")
-    parser.add_argument("--dir", default="runs", metavar="DIR", help="where the runs are (runs)")
-    add_json(parser)
-    parser.epilog = EXIT_CODES
+@takes(
+    output(
+        "path",
+        "where to write it (run.toml)",
+        suffix=".toml",
+        ours=lambda path: path.suffix == ".toml" and path.name != "pyproject.toml",
+        nargs="?",
+        default="run.toml",
+    ),
+    option("--preset", "a model of the catalog (teach-10m)", default="teach-10m"),
+    flag("--all", "every field, its default as a comment"),
+    flag("--force", "overwrite the file if it exists"),
+)
+def init(args: Namespace) -> Document:
+    """Write a commented run file: what differs from the defaults, or with --all every field and its default."""
+    base = catalog.model(args.preset, "--preset")
+    start = {
+        "model": {"preset": args.preset},
+        "recipe": {
+            "seq_len": min(base["max_seq_len"], _LONGEST_SEQUENCE),
+            "global_batch": 16,
+            "steps": 400,
+            "learning_rate": 1e-3,
+            "warmup_steps": 40,
+            "eval_every": 100,
+            "checkpoint_every": 100,
+        },
+        "data": {"tokenizer": "bpe"},
+    }
+    _write_new(args.path, commented(start, base, every=args.all), force=args.force)
+    return lines(f"wrote {args.path}; next: trainledger plan {args.path}", {"path": args.path, "preset": args.preset})
 
 
-def execute(args: argparse.Namespace) -> int:
-    run = load_run(args)
+def _write_new(path: str, text: str, *, force: bool) -> None:
+    """Write a new file whole or not at all; an existing one only by force. Raises InvalidInput."""
+    if os.path.lexists(path) and not force:
+        raise InvalidInput([Problem("path", path, "exists already; --force overwrites it")])
+    draft = f"{path}.{os.getpid()}.new"
+    try:
+        with open(draft, "x", encoding="utf-8") as file:
+            file.write(text)
+        if force:
+            os.replace(draft, path)
+        else:
+            os.link(draft, path)  # unlike a rename, fails where the path came to exist meanwhile
+    except OSError as error:
+        raise not_written(error, path, "path") from None
+    finally:
+        if os.path.exists(draft):
+            os.remove(draft)
 
+
+@takes(
+    *RUN_FILE,
+    flag("--verify", "read every file again and compare its SHA-256"),
+    flag("--show", "print the first sequences of the first batch as text"),
+)
+def data(args: Namespace) -> Document:
+    """Tokenize the corpus of a run file, or find it tokenized, and describe it."""
+    from trainledger.data import check_lengths, check_vocabulary, prepare, train_batch
+
+    run = run_of_file(args)
+    recipe, first_batch = run.recipe, list[str]()
+    store = prepare(run.data, vocab_size=run.model.vocab_size, progress=True)
+    check_vocabulary(store, run.model.vocab_size)
+    check_lengths(store, recipe.seq_len)
+    if args.verify:
+        store.verify()
+    if args.show:
+        rows = train_batch(store, seed=recipe.seed, step=0, global_batch=recipe.global_batch, seq_len=recipe.seq_len)
+        tokenizer = store.tokenizer()
+        first_batch = [tokenizer.decode(row[:-1].tolist()) for row in rows[:2]]
+    return token_store.document(store, recipe.seq_len, verified=args.verify, first_batch=first_batch)
+
+
+@takes(*RUN_FILE, flag("--resume", "continue from the newest valid checkpoint"), _DIR)
+def train(args: Namespace) -> Outcome:
+    """Train the model of a run file, in a directory of its own under --dir, or continue a stopped run."""
+    run = run_of_file(args)
     run_dir = Path(args.dir) / run_name(run)
     if args.resume:
         _refuse_if_not_begun(run, run_dir)
-    code, result = train_and_reconcile(run, run_dir, resume=args.resume)
-    if args.json:
-        print_json(result)
-    elif code == 0:
-        print_result(result)
-        print("\n" + result["reconciliation_text"])
-        print(printable(f"\nWith figures, in one file that opens offline: {result['html']}"))
-    return code
+    code, result = _train(run, run_dir, resume=args.resume)
+    report = "" if code else f"{_ended(result)}\n\n{result['reconciliation_text']}\n\n{_written(result)}"
+    return Outcome(lines(report, result), code)
 
 
 def _refuse_if_not_begun(run: Run, run_dir: Path) -> None:
@@ -71,8 +141,8 @@ def _refuse_if_not_begun(run: Run, run_dir: Path) -> None:
     raise InvalidInput([Problem("--resume", None, rule, nearest)])
 
 
-def train_and_reconcile(run: Run, run_dir: Path, *, resume: bool) -> tuple[int, dict[str, Any]]:
-    """The exit code, and what there is to tell: the end of the run, and forecast beside measurement."""
+def _train(run: Run, run_dir: Path, *, resume: bool) -> tuple[int, dict[str, Any]]:
+    """The exit code, and for programs the end of the run and its reconciliation."""
     from trainledger.closed_loop import run_closed_loop
     from trainledger.train.metrics import TensorBoard
     from trainledger.train.progress import Progress
@@ -82,17 +152,17 @@ def train_and_reconcile(run: Run, run_dir: Path, *, resume: bool) -> tuple[int, 
     try:
         finished = run_closed_loop(run, run_dir, resume=resume, observers=[progress, TensorBoard()])
     except Stopped as end:
-        print(printable(str(end)), file=sys.stderr)
+        say(str(end))
         return end.exit_code, {"state": "stopped", "run_dir": run_dir, "why": str(end), "exit_code": end.exit_code}
-    record = read_run(run_dir)
-    html = run_dir / "report.html"
+    record, html = read_run(run_dir), run_dir / "report.html"
     write_html(record, html)
+    reconciled = document(record.reconciliation)
     return 0, {
         "state": "finished",
         **vars(finished),
         "html": html,
-        "reconciliation": document(record.reconciliation).data(),
-        "reconciliation_text": text(document(record.reconciliation)),
+        "reconciliation": reconciled.data(),
+        "reconciliation_text": text(reconciled),
     }
 
 
@@ -111,11 +181,152 @@ def _mfu(run: Run) -> Callable[[float], float] | None:
     return None if peak is None else lambda seconds: mfu(ledger.model_flops, seconds, peak)
 
 
-def print_result(result: dict[str, Any]) -> None:
+def _ended(result: dict[str, Any]) -> str:
     """How a run ended, in a few lines."""
     took = f"{format_count(result['tokens'])} tokens in {format_seconds(result['seconds'])}"
-    print(printable(f"{result['run_dir']}: {result['step']} steps, {took}"))
+    texts = [f"{result['run_dir']}: {result['step']} steps, {took}"]
     if result["validation_loss"] is not None and result["unigram_entropy"] is not None:
-        print(f"validation loss {result['validation_loss']:.3f} nats per token")
-        print(f"unigram entropy {result['unigram_entropy']:.3f}: what knowing only each token's frequency would give")
-    print(printable(f"weights: {result['checkpoint'] / 'model.safetensors'}"))
+        texts.append(f"validation loss {result['validation_loss']:.3f} nats per token")
+        texts.append(
+            f"unigram entropy {result['unigram_entropy']:.3f}: the loss of knowing only each token's frequency"
+        )
+    return "\n".join([*texts, f"weights: {result['checkpoint'] / 'model.safetensors'}"])
+
+
+def _written(result: dict[str, Any]) -> str:
+    return f"With figures, in one file that opens offline: {result['html']}"
+
+
+@takes(option("--set SECTION.FIELD=VALUE", "change one field", action="append", default=[]), _DIR)
+def demo(args: Namespace) -> Outcome:
+    """The whole loop on a small run: measure this machine, forecast, train on real text, sample, reconcile.
+
+    About four minutes on two CPU cores. An interrupted demo continues where it stopped.
+    """
+    with as_file(files("trainledger.cli") / "demo.toml") as path:
+        run = load(path, args.set)
+    run_dir = Path(args.dir) / run_name(run)
+
+    def heading(title: str, *texts: object) -> None:
+        if not args.json:
+            print(f"\n== {title} ==\n", *texts, sep="\n", flush=True)
+
+    if machine_of(run) is None:
+        heading("Measuring this machine (half a minute, once)")
+        calibration, kept_in = measure_and_keep(run.cluster.backend)
+        say(f"{calibration.title}, kept in {kept_in}")
+    if not args.json:
+        heading("What it will cost", plan(run))
+    heading("Training it")
+    code, result = _train(run, run_dir, resume=run_dir.exists())
+    if code:
+        return Outcome(lines("", result), code)
+    written, _ = _continued(run_dir, _PROMPT, tokens=160, temperature=0.7, top_k=40, seed=0)
+    result["sample"] = _visible(_PROMPT + written)
+    heading("What the model writes", result["sample"])
+    heading("Forecast and measurement", result["reconciliation_text"])
+    return Outcome(lines(f"\n{_written(result)}", result))
+
+
+@takes(
+    option("model RUN", "a run directory, a checkpoint or a Hugging Face one", type=Path),
+    option("--prompt", "the text to continue (none: the start of a document)", default=""),
+    count("--tokens N", "tokens to write (200)", least=0, default=200),
+    option("--temperature X", "0 takes the likeliest token (0.8)", type=float, default=0.8),
+    count("--top-k K", "draw from the K likeliest tokens only", default=None),
+    count("--seed N", "seed of the draws (0)", least=0, most=2**63 - 1, default=0),
+)
+def sample(args: Namespace) -> Document:
+    """Continue a prompt with a trained model. The same seed writes the same text."""
+    asked = {name: getattr(args, name) for name in ("tokens", "temperature", "top_k", "seed")}
+    written, weights = _continued(args.model, args.prompt, **asked)
+    text = args.prompt + written
+    return lines(_visible(text), {"text": text, "prompt": args.prompt, **asked, "weights": weights})
+
+
+def _continued(
+    model: Path, prompt: str, *, tokens: int, temperature: float, top_k: int | None, seed: int
+) -> tuple[str, Path]:
+    """What a trained model writes after a prompt, and the file of its weights; raises InvalidInput."""
+    from trainledger.nn.sample import generate
+    from trainledger.train.trained import load_trained
+
+    trained = load_trained(model, say)
+    tokenizer = trained.tokenizer
+    if tokenizer is None:
+        raise InvalidInput([Problem(model.name, None, "has no tokenizer.json, so no text can be read or written")])
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput([Problem("--prompt", prompt, "is not UTF-8 text")]) from None
+    ids = tokenizer.encode([prompt])[0].tolist() or [tokenizer.end_id]
+    written = generate(
+        trained.model, ids, tokens, temperature=temperature, top_k=top_k, n_known=tokenizer.vocab_size, seed=seed
+    )
+    return tokenizer.decode(written)[len(tokenizer.decode(ids)) :], trained.weights
+
+
+def _visible(text: str) -> str:
+    """Text that a terminal shows and does not obey: control characters but line ends and tabs become U+FFFD."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in text)
+
+
+_OUT_DIR = option("out OUT_DIR", "the directory to write; it appears whole or not", type=Path)
+
+
+@takes(
+    option("model RUN", "a run directory, a checkpoint, or what import wrote", type=Path),
+    _OUT_DIR,
+    option("--dtype", "format of the weights (fp32)", choices=("fp32", "bf16"), default="fp32"),
+    option("--model-type TYPE", "the model type of transformers, where several would do", default=None),
+    flag("--force", "replace an earlier export in OUT_DIR"),
+)
+def export(args: Namespace) -> Document:
+    """Write a trained model as a directory that Hugging Face transformers opens with equal logits."""
+    from trainledger.nn.huggingface import export_model
+    from trainledger.train.trained import load_trained, tokenizer_text
+
+    trained = load_trained(args.model, say)
+    tokenizer = None if trained.tokenizer is None else tokenizer_text(trained.tokenizer)
+    model_type = export_model(
+        trained.model, args.out, args.dtype, tokenizer=tokenizer, force=args.force, model_type=args.model_type
+    )
+    if trained.model.spec.unserved:
+        say(f"{trained.model.spec.unserved}, as transformers leaves them out")
+    size = parameters(trained.model.spec.served).total
+    return lines(
+        f"{args.out}: {model_type}, {format_count(size)} parameters in {args.dtype},\n  from {trained.weights}\n"
+        f"open it with transformers:\n  AutoModelForCausalLM.from_pretrained({str(args.out)!r})",
+        {
+            "directory": args.out,
+            "weights": trained.weights,
+            "model_type": model_type,
+            "dtype": args.dtype,
+            "parameters": size,
+            "tokenizer": trained.tokenizer is not None,
+        },
+    )
+
+
+@takes(
+    option("model HF_DIR", "a directory with config.json and safetensors", type=Path),
+    _OUT_DIR,
+    flag("--force", "replace an earlier import in OUT_DIR"),
+)
+def import_(args: Namespace) -> Document:
+    """Read a Hugging Face directory (of any model type that is known here) and write a model that training can start
+    from: model.toml, model.safetensors and, where there is one, tokenizer.json."""
+    from trainledger.nn.huggingface import import_model
+    from trainledger.train.trained import config_notes, tokenizer_json_in, write_start
+
+    model, notes, tokenizer = import_model(args.model), config_notes(args.model), tokenizer_json_in(args.model)
+    for each in notes:
+        say(each)
+    write_start(model, args.out, tokenizer_json=tokenizer, force=args.force)
+    size = sum(each.numel() for each in model.parameters())
+    kept = "with its tokenizer" if tokenizer is not None else "without a tokenizer.json"
+    return lines(
+        f"{args.out}: {model.spec.name}, {format_count(size)} parameters, {kept}\n"
+        f"train from it: --set recipe.initial_weights={args.out}, with the [model] of its model.toml",
+        {"directory": args.out, "parameters": size, "tokenizer": tokenizer is not None, "notes": notes},
+    )

@@ -7,8 +7,7 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
-from trainledger.explain.settled import settled
-from trainledger.explain.symbols import Symbolic, expanded, formula, named_heads, with_numbers
+from trainledger.explain.symbols import Symbolic, expanded, formula, named_heads, settled, with_numbers
 from trainledger.frozen import frozen
 from trainledger.ledger.core.leaves import component_of
 from trainledger.ledger.entry import Entry

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
-from trainledger.explain.settled import rounded_up
-from trainledger.explain.symbols import expanded, formula, smallest, symbolic
+from trainledger.explain.symbols import expanded, formula, rounded_up, smallest, symbolic
 from trainledger.frozen import frozen
 from trainledger.ledger.memory.timeline import Moment, timeline
 from trainledger.plan.sweep import last_holding

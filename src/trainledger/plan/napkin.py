@@ -6,6 +6,7 @@ from math import ceil
 from typing import Any
 
 from trainledger import catalog
+from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.ledger import rules_of_thumb as rules
 from trainledger.plan.quantity import LARGEST, SMALLEST, parse_days, read, read_mfu, read_peak
@@ -38,7 +39,7 @@ class Formula:
 
 
 @frozen(kw_only=True)
-class Napkin:
+class Napkin(Answer, report="napkin"):
     """What five numbers say about a training run; ``solved`` names the one that followed from the others.
 
     ``count`` is whole devices; ``count_exact`` is what the equation gives. ``static_nbytes`` and
@@ -215,14 +216,14 @@ def _remarks(numbers: dict[str, Any], chip: Device, dtype: str, fit: dict[str, i
     return remarks
 
 
-def refuse_impossible(answer: Napkin) -> None:
-    """Raises InvalidInput where the answer needs more than the peak of its devices, with how many would do."""
+def why_impossible(answer: Napkin) -> Problem | None:
+    """Why the answer cannot be: it needs more than the peak of its devices, and how many would do; else None."""
     if answer.mfu <= 1:
-        return
+        return None
     count = ceil(answer.count_exact * answer.mfu / HIGHEST_PUBLISHED_MFU)
     rule = f"these parameters, tokens and days need {format_percent(answer.mfu)} of the peak of the devices"
     near = f"{count}, at {format_percent(HIGHEST_PUBLISHED_MFU)} MFU"
-    raise InvalidInput([Problem("count", answer.count, rule, near)])
+    return Problem("count", answer.count, rule, near)
 
 
 def short(value: float) -> str:
@@ -262,31 +263,6 @@ def _device(device: str | Device, problems: list[Problem]) -> Device | None:
     except InvalidInput as error:
         problems.extend(error.placed())
     return None
-
-
-def to_json(answer: Napkin) -> dict[str, Any]:
-    """The answer as plain data, every number with its formula."""
-    return {
-        "params": answer.params,
-        "tokens": answer.tokens,
-        "device": answer.device.name,
-        "dtype": answer.dtype,
-        "peak_flops_per_second": answer.peak_flops_per_second,
-        "count": answer.count,
-        "count_exact": answer.count_exact,
-        "mfu": answer.mfu,
-        "solved": answer.solved,
-        "flops": answer.flops,
-        "days": answer.days,
-        "device_hours": answer.device_hours,
-        "money": answer.money,
-        "bytes_per_parameter": {name: each.bytes_per_parameter for name, each in rules.STATES.items()},
-        "static_nbytes": answer.static_nbytes,
-        "devices_for_static": answer.devices_for_static,
-        "formulas": {each.name: vars(each) for each in answer.formulas},
-        "remarks": list(answer.remarks),
-        "source": {"peak": answer.device.source, "date": answer.device.date},
-    }
 
 
 def headline(answer: Napkin) -> str:

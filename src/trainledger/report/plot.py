@@ -57,7 +57,7 @@ def write_plot(
 
     >>> write_plot({}, "out.gif", title="a run")
     Traceback (most recent call last):
-    trainledger.spec.problem.InvalidInput: --plot = 'out.gif': the suffix says what is written, and must be one of \
+    trainledger.InvalidInput: --plot = 'out.gif': the suffix says what is written, and must be one of \
 .html, .png, .svg; nearest that works: out.html
     """
     check_plot(path, field)

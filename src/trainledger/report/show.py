@@ -13,6 +13,13 @@ from trainledger.spec.plain import finite
 from trainledger.spec.problem import printable
 
 
+def check_figures(path: str | os.PathLike[str], field: str) -> None:
+    """Raise InvalidInput where figures cannot be written to a file; asked before the work that they are made of."""
+    from trainledger.report.plot import check_plot
+
+    check_plot(path, field)
+
+
 def show(
     document: Document, *, as_json: bool = False, plot: str | os.PathLike[str] | None = None, width: int = WIDTH
 ) -> None:
