@@ -202,7 +202,10 @@ def _together(trials: _Trials, run: Run, found: list[Advised], goal: str, most: 
     first = run
     at = trials.forecast(run)
     done: list[Change] = []
-    partners = _partners(found, trials)
+    # The changes that gained most, in time and in memory.
+    by_time = sorted(found, key=lambda each: -each.faster)[:_PARTNERS]
+    by_memory = sorted(found, key=lambda each: (-each.smaller, -each.faster))[:_PARTNERS]
+    partners = list({each.sets: trials.change_of[each.sets] for each in (*by_time, *by_memory)}.values())
     for turn in range(most):
         wanted = [each for each in partners if not _overlap(each, done)]
         options = found if turn == 0 else trials.all(first, wanted)
@@ -218,13 +221,6 @@ def _together(trials: _Trials, run: Run, found: list[Advised], goal: str, most: 
         first, at = best.run, best.forecast
         if len(done) >= most:
             return
-
-
-def _partners(found: list[Advised], trials: _Trials) -> list[Change]:
-    """The changes that gained most, in time and in memory."""
-    by_time = sorted(found, key=lambda each: -each.faster)[:_PARTNERS]
-    by_memory = sorted(found, key=lambda each: (-each.smaller, -each.faster))[:_PARTNERS]
-    return list({each.sets: trials.change_of[each.sets] for each in (*by_time, *by_memory)}.values())
 
 
 def _pairs(trials: _Trials, run: Run, options: list[Advised]) -> list[Advised]:

@@ -118,7 +118,7 @@ def affordable(
         say(iteration)
         place, run, forecast = fastest(
             family, at, budget, memory, predict, seq_len=seq_len, tokens_per_step=tokens_per_step,
-            say=_after(iteration, say),
+            say=lambda what: say(f"{iteration}: {what}"),  # noqa: B023
         )  # fmt: skip
         iterations.append(_iteration(wanted, run, forecast, budget))
         found.append((place, at, forecast))
@@ -152,10 +152,6 @@ def _other_size(chosen: Iteration, too_large: bool, law: Law, base: ModelSpec) -
     if abs(chosen.parameters / chosen.wanted - 1) > _MUCH:
         return f"the family of {base.name} has no member nearer to {wanted}; another may (--family)"
     return ""
-
-
-def _after(first: str, say: Callable[[str], None]) -> Callable[[str], None]:
-    return lambda what: say(f"{first}: {what}")
 
 
 def _best(iterations: list[Iteration], loss: Callable[[float, float], float] | None) -> int:

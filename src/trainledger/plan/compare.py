@@ -127,6 +127,7 @@ class Comparison(Answer, report="compare"):
 def compare(a: Run, forecast_a: Forecast, b: Run, forecast_b: Forecast) -> Comparison:
     """Both runs with their forecasts, side by side; differences are b less a."""
     of, times = _times(forecast_a, forecast_b)
+    known = forecast_a.peak_nbytes is not None and forecast_b.peak_nbytes is not None
     return Comparison(
         a=a,
         b=b,
@@ -136,7 +137,7 @@ def compare(a: Run, forecast_a: Forecast, b: Run, forecast_b: Forecast) -> Compa
         rows=tuple(_rows(a, forecast_a, b, forecast_b)),
         of=of,
         times=times,
-        memory=_memory(forecast_a, forecast_b),
+        memory=_parts(_memory_of(forecast_a), _memory_of(forecast_b)) if known else (),
     )
 
 
@@ -215,12 +216,6 @@ def _whole_nanoseconds(forecast: Forecast) -> dict[str, int]:
         found[cause] = at - before
         before = at
     return found
-
-
-def _memory(a: Forecast, b: Forecast) -> tuple[Part, ...]:
-    if a.peak_nbytes is None or b.peak_nbytes is None:
-        return ()
-    return _parts(_memory_of(a), _memory_of(b))
 
 
 def _memory_of(forecast: Forecast) -> dict[str, int]:

@@ -121,7 +121,8 @@ class LossLaw(Law):
         """L(N, D) with 1.96 standard errors, carried through to first order."""
         of_parameters, of_tokens = self.A / parameters**self.alpha, self.B / tokens**self.beta
         slopes = (of_parameters, of_tokens, self.E, -log(parameters) * of_parameters, -log(tokens) * of_tokens)
-        return _spread(self.E + of_parameters + of_tokens, self._error(slopes))
+        value, error = self.E + of_parameters + of_tokens, self._error(slopes)
+        return Between(value) if error is None else Between(value, value - 1.96 * error, value + 1.96 * error, _MEANS)
 
     def parameters(self, flops: float) -> Between:
         """N = G (C / 6)^a with a = beta / (alpha + beta), G = (alpha A / beta B)^(1 / (alpha + beta)).
@@ -184,10 +185,6 @@ class LossLaw(Law):
 
 
 _MEANS = "1.96 standard errors of the fit"
-
-
-def _spread(value: float, error: float | None) -> Between:
-    return Between(value) if error is None else Between(value, value - 1.96 * error, value + 1.96 * error, _MEANS)
 
 
 def _worth(used: float, new: float, decay: float) -> float:

@@ -63,8 +63,9 @@ def placement(
     >>> placement(Layout(shard=25, replicate=4), "shard", 25, 8)
     Placement(ranks=25, nodes=4, in_node=1)
     """
-    if group == ENDS:
-        return _ends(layout, ranks, devices_per_node)
+    if group == ENDS:  # in one node where all stages are
+        together = (layout.devices <= devices_per_node) * 1
+        return Placement(ranks, 2 - together, 1 + together)
     apart = _apart(layout, group)
     places = greater(1, devices_per_node // apart)
     common = _gcd(places, ranks)
@@ -75,12 +76,6 @@ def placement(
     if group == "expert" and spec is not None and spec.experts is not None and layout.sends_to_nodes:
         return Placement(ranks, nodes, in_node, other_nodes(spec, nodes) / spec.experts.per_token)
     return Placement(ranks, nodes, in_node)
-
-
-def _ends(layout: Layout, ranks: Number, devices_per_node: int) -> Placement:
-    """The first and the last stage: in one node where all stages are."""
-    together = (layout.devices <= devices_per_node) * 1
-    return Placement(ranks, 2 - together, 1 + together)
 
 
 def _gcd(a: Number, b: Number) -> Number:

@@ -221,7 +221,7 @@ class _Reader:
             ahead = [each for each in part if each.phase == "forward"]
             several = isinstance(key, tuple) and self.counts[key] > 1
             # Of a loop what a round leaves live counts: what is kept may be for the next round.
-            own = summed(_left(each) if several else _kept(each) for each in ahead)
+            own = summed(_change(each, ("activations",)) if several else _kept(each) for each in ahead)
             self.kept[key] = self.kept.get(key, 0) + own
         self.segments = segments
         self.offloads = any(category == HOST for each in entries for category, _ in each.allocated)
@@ -341,8 +341,7 @@ def _working(entries: Sequence[Entry]) -> tuple[Int, Int]:
         # The rank's own piece is cast to be gathered: how large it is depends on the ranks.
         scratch = 0 if each.group in _SHARING else each.scratch
         rows.append(replace(each, allocated=allocated, freed=freed, scratch=scratch, loop=()))
-    change = summed(_moved(each.allocated, _WORKING) - _moved(each.freed, _WORKING) for each in rows)
-    return peak_nbytes(Ledger(tuple(rows))), change
+    return peak_nbytes(Ledger(tuple(rows))), summed(_change(each, _WORKING) for each in rows)
 
 
 def _kept(entry: Entry) -> Int:
@@ -352,9 +351,7 @@ def _kept(entry: Entry) -> Int:
     return entry.kept
 
 
-def _left(entry: Entry) -> Int:
-    return _moved(entry.allocated, ("activations",)) - _moved(entry.freed, ("activations",))
-
-
-def _moved(amounts: Sequence[tuple[str, Int]], moving: Sequence[str]) -> Int:
-    return summed(nbytes for category, nbytes in amounts if category in moving)
+def _change(entry: Entry, categories: Sequence[str]) -> Int:
+    """Bytes of some categories that an entry leaves allocated."""
+    allocated = summed(nbytes for category, nbytes in entry.allocated if category in categories)
+    return allocated - summed(nbytes for category, nbytes in entry.freed if category in categories)

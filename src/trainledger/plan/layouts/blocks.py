@@ -246,15 +246,13 @@ class Blocks:
             which = np.isin(of_size, sizes)
             if not allowed or not which.any():
                 continue
-            columns = tuple(self._column(tensor, expert, each.shard * context, each.replicate > 1) for each in allowed)
+            ranks = [(tensor, expert, each.shard * context, each.replicate > 1) for each in allowed]
+            columns = tuple(self.ranks.setdefault(each, len(self.ranks)) for each in ranks)
             micro_batches = grid.run.recipe.global_batch // (of_size[which] * data_ranks)
             self.blocks.setdefault(pipeline, []).append(Block(
                 tensor, context, pipeline, expert, data_ranks, places[which], micro_batches, allowed,
                 columns,
             ))  # fmt: skip
-
-    def _column(self, *ranks: Any) -> int:
-        return self.ranks.setdefault(ranks, len(self.ranks))
 
     def allowed(self, block: Block) -> Any:
         """Which layouts of a block the rules allow with each way to run its pipeline, [S, V, U]; others are counted."""

@@ -61,9 +61,9 @@ def search(
     run = grid.run
     blocks = Blocks(grid)
     states = States(run, list(blocks.ranks) or [(1, 1, 1, False)], backend=backend)
-    shardings = [each for some in blocks.blocks.values() for block in some for each in block.shardings]
-    gathers = [each for each in (False, True) if any(_table(sharding.zero_mode) == each for sharding in shardings)]
-    gathers = [False, True] if any(each.zero_mode == 2 for each in shardings) else gathers
+    modes = {sharding.zero_mode for some in blocks.blocks.values() for block in some for sharding in block.shardings}
+    by_block = {False: any(each < ZERO3_RESHARDS for each in modes), True: any(each >= 2 for each in modes)}
+    gathers = [each for each, there in by_block.items() if there]
     bounds = Bounds(run, blocks.shapes, states, _costs(run, machine, backend), gathers=gathers, backend=backend)
     room = Room(run, machine)
     chosen = Candidates(MOST_LISTED)
@@ -117,10 +117,6 @@ def search(
         usable_nbytes=room.usable,
         notes=tuple(notes), interrupted=interrupted, basis=basis_of(machine)[0],
     )  # fmt: skip
-
-
-def _table(zero_mode: int) -> bool:
-    return zero_mode >= ZERO3_RESHARDS
 
 
 def _costs(run: Run, machine: Device, backend: str) -> Costs:
