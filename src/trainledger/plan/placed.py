@@ -9,6 +9,7 @@ from math import log2
 from trainledger.ledger.model.parameters import parameters
 from trainledger.plan.compute_budget import Budget
 from trainledger.plan.family import Family
+from trainledger.plan.layouts.grid import CHECKPOINTING
 from trainledger.plan.memory_check import MemoryModel
 from trainledger.predict.forecast import Forecast
 from trainledger.spec.cluster import Cluster, Device
@@ -21,7 +22,6 @@ from trainledger.spec.run import Run
 
 Predict = Callable[[Run], Forecast]
 
-_SAVINGS = ("none", "selective", "full")
 _TENSOR_RANKS = (1, 2, 4, 8)  # within a node
 _MOST_STAGES = 64
 _FEW_DEVICES = 64  # up to so many the small search here is enough
@@ -111,7 +111,7 @@ def _placed(run: Run, tokens_per_step: int, scale: MemoryModel) -> list[Run]:
     """The run in the first layout that fits, with each recomputation that fits in it; empty where none does."""
     for layout in _layouts(run.cluster.count):
         found = []
-        for saving in _SAVINGS:
+        for saving in CHECKPOINTING:
             recipe = replace(run.recipe, activation_checkpointing=saving)
             largest = _largest_batch(replace(run, recipe=recipe, layout=layout), tokens_per_step, scale)
             if largest is not None:

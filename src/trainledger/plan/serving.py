@@ -18,7 +18,7 @@ from trainledger.ledger.serving import WeightBytes, account_serving, serving_ran
 from trainledger.plan.sweep import last_holding
 from trainledger.predict.collective import collective_seconds, placement
 from trainledger.predict.device_memory import DeviceMemory, device_memory
-from trainledger.predict.roofline import Machine, NoRate, Roofline
+from trainledger.predict.roofline import COMPUTE_KINDS, Machine, NoRate, Roofline
 from trainledger.predict.utilization import ridge_of
 from trainledger.spec.cluster import Device
 from trainledger.spec.layout import Layout
@@ -27,7 +27,6 @@ from trainledger.spec.run import Run
 from trainledger.spec.serving import WHOLE, Serving
 from trainledger.units import counted, format_nbytes
 
-KINDS_THAT_COUNT = ("matmul", "attention")  # what no fusion takes away
 MOST_BATCH = 2**20
 
 
@@ -223,7 +222,7 @@ def _times(run: Run, ledger: Ledger, machine: Machine) -> ServingTime:
     for each in ledger:
         if each.kind == "collective":
             split["links"] += _link_seconds(run, each, machine, bound=True) * each.times
-        elif each.kind in KINDS_THAT_COUNT:
+        elif each.kind in COMPUTE_KINDS:  # what no fusion takes away
             time = roofline.time(each)
             split["compute" if time.bound == "compute" else "memory"] += float(time.seconds)
     expected = expected_links = None

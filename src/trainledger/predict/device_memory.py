@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from trainledger.frozen import frozen
 from trainledger.ledger.entry import Int
+from trainledger.predict.kernel import HOPPER
 from trainledger.spec.cluster import Device, Overhead
 
 ROUNDING = 512  # bytes to which PyTorch's CUDA allocator rounds every block up (c10/cuda/CUDACachingAllocator.cpp)
 TENSORS_ALONE = "tensors only: what else takes memory on this device is not known and not counted"
 ON_THE_BOX = "the number on the box: what a process gets of it is not known"
-HOPPER = 9.0  # the compute capability from which cuBLAS wants a larger workspace
 
 
 @frozen
@@ -88,6 +88,7 @@ def _around(
 
     rounding = f"the allocator rounds every block up to {ROUNDING} bytes: at most {ROUNDING - 1} for each of {tensors}"
     yield MemoryLine("rounding", (ROUNDING - 1) * tensors, "bound", rounding)
+    # From Hopper on cuBLAS wants a larger workspace.
     workspace = overheads["cublas_workspace_hopper" if capability >= HOPPER else "cublas_workspace"]
     # The thread that runs forward and autograd's thread that runs backward have a handle each.
     yield line("cuBLAS workspaces", 2 * workspace.nbytes, workspace)

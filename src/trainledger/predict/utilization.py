@@ -35,7 +35,7 @@ def matmul_dtype_of(shares: Iterable[tuple[Ledger, Any]]) -> str:
     """The same of several ledgers, each with how much it counts."""
     split: dict[str, Any] = {}
     for ledger, share in shares:
-        for dtype, flops in ledger.filter(lambda each: each.kind in ("matmul", "attention")).by("dtype").items():
+        for dtype, flops in ledger.filter(lambda each: each.kind in COMPUTE_KINDS).by("dtype").items():
             split[dtype] = split.get(dtype, 0) + share * flops
     return max(split, key=lambda each: split[each]) if split else ""
 

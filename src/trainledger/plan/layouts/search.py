@@ -24,6 +24,7 @@ from trainledger.predict.parallel_step import straggling
 from trainledger.predict.predict import memory_of_device
 from trainledger.predict.roofline import NoRate
 from trainledger.predict.step import basis_of
+from trainledger.predict.stream_ops import UPDATE
 from trainledger.spec.cluster import Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.problem import InvalidInput, Problem
@@ -144,10 +145,8 @@ def _costs(run: Run, machine: Device, backend: str) -> Costs:
 
 def _update_seconds(ledger: Ledger, clock: Clock) -> float:
     """Seconds of clip and update for each element that is trained."""
-    phases = ("clip", "optimizer")
-    spent = sum(
-        clock.roofline.time(each).seconds for each in ledger if each.phase in phases and each.kind != "transfer"
-    )
+    updates = (each for each in ledger if each.phase in UPDATE and each.kind != "transfer")
+    spent = sum(clock.roofline.time(each).seconds for each in updates)
     return float(spent) / float(max(1, ledger.parameters))
 
 
