@@ -122,7 +122,10 @@ def _planner(asked: Run) -> Callable[[Run], Run | None]:
         )
         wanted = replace(run, layout=asked.layout, recipe=free)
         try:
-            found = spread(wanted, fixed=fixed_by(wanted), keep=1, limit_seconds=3, front=False)
+            for limit in (3, 30):  # seconds; the second where the first was over before one was found that fits
+                found = spread(wanted, fixed=fixed_by(wanted), keep=1, limit_seconds=limit, front=False)
+                if found.simplest is not None or found.certain or found.interrupted:
+                    break
         except InvalidInput:  # such as more devices than a known network joins
             return None
         if found.interrupted:

@@ -118,7 +118,7 @@ def _split(layout: Layout, ranks: int, more_devices: bool) -> Layout | None:
 def following(run: Run, axis: str, reach: int, keep_tokens: bool, planner: Planner, judge: Judge) -> Sweep:
     """The sweep on a grid of values (1, 1.5, 2, 3, 4 ... times the planned one), the layout following the size.
 
-    Beyond a size at which the search finds nothing, nothing more is searched for.
+    Beyond a size at which the search finds nothing, nothing more is searched for; but with more devices it is.
     """
     sweep = regrown(run, axis, reach, keep_tokens=keep_tokens)
     grid = [0]
@@ -138,7 +138,7 @@ def following(run: Run, axis: str, reach: int, keep_tokens: bool, planner: Plann
             grown = sweep.at(grid[index])
             kept = (_laid_out_as(each, grown) for each in reversed(layouts))
             found = next((each for each in kept if judge.laid_out_well(each)), None)
-            if found is None and index < found_nothing:
+            if found is None and (index < found_nothing or axis == "devices"):
                 found = planner(grown)
                 if found is None:
                     found_nothing = index
