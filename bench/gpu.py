@@ -69,8 +69,8 @@ def compare(run: Run, calibration: Calibration) -> dict[str, Any]:
     time_predicted = step_time(predicted, calibration).seconds
     return {
         "model": run.model.name,
-        "precision": run.recipe.precision,
-        "activation_checkpointing": run.recipe.activation_checkpointing,
+        "precision": run.recipe.precision.kind,
+        "activation_checkpointing": run.recipe.activation_checkpointing.kind,
         "matmul_flops": [predicted.matmul_flops, measured.matmul_flops],
         "kept_nbytes": [predicted.kept_nbytes, measured.kept_nbytes],
         "peak_nbytes": [predicted.peak().nbytes, measured.peak().nbytes, allocator.nbytes],
@@ -95,7 +95,7 @@ def main() -> None:
         try:
             row = compare(run, calibration)
         except torch.OutOfMemoryError as error:
-            row = {"model": run.model.name, "precision": run.recipe.precision, "out_of_memory": str(error)}
+            row = {"model": run.model.name, "precision": run.recipe.precision.kind, "out_of_memory": str(error)}
         rows.append(row)
         print(json.dumps(row), flush=True)
         torch.cuda.empty_cache()

@@ -29,7 +29,6 @@ from trainledger.measure.machine import measure_machine
 from trainledger.nn.init import initialize
 from trainledger.predict.step import StepTime, step_time
 from trainledger.spec.calibration import Calibration
-from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 from trainledger.train.device import keep_freed_memory
 from trainledger.train.optimizer import build_optimizer
@@ -162,7 +161,7 @@ class Trial:
 @contextmanager
 def arithmetic(run: Run) -> Iterator[None]:
     """The switches under which the engine runs a step on a CPU."""
-    set_fp32_products(precision_of(run.recipe))
+    set_fp32_products(run.recipe.precision)
     if run.recipe.compile:
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -39,9 +39,8 @@ global_batch = 8
 micro_batch = 4
 steps = 12
 learning_rate = 1e-2
-eval_every = 4
-eval_sequences = 8
-checkpoint_every = 3
+evaluation = { every = 4, sequences = 8 }
+checkpoints.every = 3
 [data]
 path = "corpus/*.txt"
 tokenizer = "bpe"
@@ -155,7 +154,8 @@ def test_the_demo_does_all_of_it(run_file: Path, capsys: pytest.CaptureFixture[s
     """The default run, cut down: the same verbs on a corpus of a few kilobytes."""
     cut = [
         "data.path=['corpus/*.txt']", "model.n_layers=1", "model.vocab_size=300", "recipe.steps=6",
-        "recipe.warmup_steps=1", "recipe.eval_every=3", "recipe.seq_len=32", "data.validation_fraction=0.1",
+        "recipe.schedule.warmup_steps=1", "recipe.evaluation.every=3", "recipe.seq_len=32",
+        "data.validation_fraction=0.1",
     ]  # fmt: skip
     flags = [part for change in cut for part in ("--set", change)]
     assert main(["demo", *flags]) == 0
@@ -173,7 +173,7 @@ def test_the_demo_does_all_of_it(run_file: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_an_evaluation_is_forecast_with_the_text_there_is(run_file: Path) -> None:
-    few, many = "recipe.eval_sequences=4", "recipe.eval_sequences=1000000"
+    few, many = "recipe.evaluation.sequences=4", "recipe.evaluation.sequences=1000000"
     seconds = []
     for number, change in enumerate((few, many)):
         words = ["train", str(run_file), "--set", change, "--set", "recipe.steps=3", "--dir", f"runs{number}"]

@@ -27,6 +27,7 @@ from trainledger.report.record import read_metrics
 from trainledger.spec.calibration import find_calibration
 from trainledger.spec.cluster import Device
 from trainledger.spec.kernels import kernels_of_capability
+from trainledger.spec.parts import with_fields
 from trainledger.spec.plain import read_json, write_json
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Run
@@ -42,9 +43,10 @@ def forecast_on(run: Run, device: torch.device, *, validation_sequences: int | N
     """
     ledger = closed_form(run, device)
     machine, notes = machine_on(run, device)
-    asked = run.recipe.eval_sequences
+    asked = run.recipe.evaluation.sequences
     if validation_sequences is not None and validation_sequences < asked:
-        run = replace(run, recipe=replace(run.recipe, eval_sequences=validation_sequences))
+        recipe = with_fields(run.recipe, {"evaluation.sequences": validation_sequences})
+        run = replace(run, recipe=recipe)
         notes += (f"an evaluation takes the {validation_sequences:,} held-out sequences there are, not {asked:,}",)
     told = forecast(run, ledger, machine)
     return replace(told, notes=(*notes, *told.notes)), ledger

@@ -66,7 +66,7 @@ def test_json(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(each["traced"] for each in parts) == rows["peak memory"]["traced"]
     assert told["equal"] is True
     assert told["uncounted"] == {}
-    assert told["run"]["recipe"]["activation_checkpointing"] == "full"
+    assert told["run"]["recipe"]["activation_checkpointing"]["kind"] == "full"
     assert told["run"]["assumed"] == []
     assert rows["parameters"]["predicted"] == rows["parameters"]["traced"] == account(load(run_file)).parameters
     assert [each["name"] for each in told["by"]] == ["forward", "backward", "recompute", "other", "clip", "optimizer"]

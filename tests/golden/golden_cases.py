@@ -36,33 +36,35 @@ OPTIMIZERS = (
 MORE_RECIPES: dict[str, list[str]] = {
     **{f"optimizer {each}": [f"recipe.optimizer={each}"] for each in OPTIMIZERS},
     **{
-        f"optimizer {each} {loop}": [f"recipe.optimizer={each}", f"recipe.optimizer_loop={loop}"]
+        f"optimizer {each} {loop}": [f"recipe.optimizer={each}", f"recipe.optimizer.implementation={loop}"]
         for each in ("adamw", "sgd", "lion", "adagrad", "rmsprop")
         for loop in ("foreach", "loop")
     },
-    "amsgrad": ["recipe.amsgrad=true"],
-    "rmsprop centred": ["recipe.optimizer=rmsprop", "recipe.rmsprop_centred=true", "recipe.rmsprop_momentum=0.9"],
+    "amsgrad": ["recipe.optimizer.amsgrad=true"],
+    "rmsprop centred": ["recipe.optimizer=rmsprop", "recipe.optimizer.centered=true", "recipe.optimizer.momentum=0.9"],
     "fp16 mixed": ["recipe.precision=fp16-mixed"],
     "bf16 with master weights": [
-        "recipe.precision=bf16", "recipe.master_weights=true", "recipe.gradient_dtype=fp32", "recipe.moment_dtype=bf16",
+        "recipe.precision=bf16", "recipe.precision.master_weights=true", "recipe.precision.gradient_dtype=fp32",
+        "recipe.precision.moment_dtype=bf16",
     ],
     "fp8 rowwise": ["recipe.precision=fp8-rowwise"],
     "fp8 block": ["recipe.precision=fp8-block"],
-    "fp8 weights cast once": ["recipe.precision=fp8-tensorwise", "recipe.fp8_weight_caching=true"],
-    "every second block": ["recipe.activation_checkpointing=full", "recipe.recompute_every=2"],
+    "fp8 weights cast once": ["recipe.precision=fp8-tensorwise", "recipe.precision.weight_caching=true"],
+    "every second block": ["recipe.activation_checkpointing=full", "recipe.activation_checkpointing.every=2"],
     "attention again": ["recipe.activation_checkpointing=attention", "recipe.attention=math"],
     "offload": ["recipe.activation_checkpointing=offload"],
     "from the start": ["recipe.activation_checkpointing=from-start"],
-    "segments of 3": ["recipe.activation_checkpointing=segments", "recipe.recompute_segment=3"],
+    "segments of 3": ["recipe.activation_checkpointing=segments", "recipe.activation_checkpointing.n_blocks=3"],
     "selective by name": [
-        "recipe.activation_checkpointing=selective", "recipe.recompute_keep=[attention]", "recipe.recompute_every=3",
+        "recipe.activation_checkpointing=selective", "recipe.activation_checkpointing.keep=[attention]",
+        "recipe.activation_checkpointing.every=3",
     ],
     "compiled, selective": [
         "recipe.compile=true", "recipe.precision=bf16-mixed", "recipe.activation_checkpointing=selective",
     ],
     "compiled loss": ["recipe.loss=compiled", "recipe.precision=bf16-mixed"],
-    "lora": ["recipe.lora_rank=16", "recipe.precision=bf16-mixed", "recipe.lora_dropout=0.1"],
-    "qlora": ["recipe.lora_rank=16", "recipe.precision=bf16", "recipe.base_format=nf4"],
+    "lora": ["recipe.lora.rank=16", "recipe.precision=bf16-mixed", "recipe.lora.dropout=0.1"],
+    "qlora": ["recipe.lora.rank=16", "recipe.precision=bf16", "recipe.lora.base_format=nf4"],
     "capacity": ["recipe.expert_dispatch=capacity", "recipe.load_balance_loss=0.01"],
     "no clipping": ["recipe.grad_clip="],
     "two predicted ahead": ["model.n_mtp_layers=2"],

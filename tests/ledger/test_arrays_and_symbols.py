@@ -31,12 +31,22 @@ GPT2 = {
 }
 KINDS: list[dict[str, Any]] = [
     {},
-    {"attention": "math", "precision": "bf16-mixed", "activation_checkpointing": "full", "optimizer_loop": "loop"},
-    {"precision": "bf16", "master_weights": True, "gradient_dtype": "fp32", "activation_checkpointing": "full"},
+    {
+        "attention": "math",
+        "precision": "bf16-mixed",
+        "activation_checkpointing": "full",
+        "optimizer.implementation": "loop",
+    },
+    {
+        "precision": "bf16",
+        "precision.master_weights": True,
+        "precision.gradient_dtype": "fp32",
+        "activation_checkpointing": "full",
+    },
     {"precision": "fp16-mixed", "model": GPT2},
-    {"precision": "bf16-sharded", "optimizer_loop": "foreach"},
-    {"precision": "fp8-block", "master_weights": True},
-    {"model": GPT2, "optimizer": "rmsprop", "optimizer_loop": "foreach", "dropout": 0.1, "grad_clip": None},
+    {"precision": "bf16-sharded", "optimizer.implementation": "foreach"},
+    {"precision": "fp8-block", "precision.master_weights": True},
+    {"model": GPT2, "optimizer": "rmsprop", "optimizer.implementation": "foreach", "dropout": 0.1, "grad_clip": None},
 ]
 
 
@@ -58,7 +68,7 @@ def ledger_of(kind: dict[str, Any], *, micro_batch: Any = 2, grad_accum: Any = 3
         {"attention.n_heads": 4, "attention.n_kv_heads": 2, "attention.head_dim": 8, **given, **kind.get("model", {})},
     )
     batch = {"global_batch": micro_batch * grad_accum, "micro_batch": micro_batch, "seq_len": seq_len, "steps": 1}
-    return account(Run(model=model, recipe=Recipe(**batch, **recipe)))
+    return account(Run(model=model, recipe=from_fields(Recipe, {**batch, **recipe})))
 
 
 def figures(ledger: Ledger) -> list[Any]:

@@ -40,7 +40,8 @@ def run_of(model: dict[str, Any], *, seq_len: Any = 64, micro_batch: Any = 2, **
         (given if name in given else recipe)[name] = value
     batch = {"global_batch": micro_batch, "micro_batch": micro_batch, "seq_len": seq_len, "steps": 1}
     return Run(
-        model=from_fields(ModelSpec, {"max_seq_len": 4096, **given, **model}), recipe=Recipe(**{**batch, **recipe})
+        model=from_fields(ModelSpec, {"max_seq_len": 4096, **given, **model}), recipe=from_fields(Recipe, {**batch,
+        **recipe})
     )  # fmt: skip
 
 

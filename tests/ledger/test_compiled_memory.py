@@ -14,7 +14,7 @@ from trainledger.ledger.step import account
 from trainledger.predict.predict import predict
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.parts import from_fields
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
@@ -45,7 +45,7 @@ def run_of(model: dict[str, Any], **recipe: Any) -> Run:
     }
     spec = from_fields(ModelSpec, {**sizes, **model})
     told = {"seq_len": T, "global_batch": B, "steps": 1, "grad_clip": None, "compile": True, "precision": "fp32"}
-    return Run(model=spec, recipe=Recipe(**{**told, **recipe}))
+    return Run(model=spec, recipe=from_fields(Recipe, {**told, **recipe}))
 
 
 def eager(run: Run) -> Run:
@@ -129,7 +129,7 @@ def test_a_compiled_policy_makes_copies_in_low_precision_again() -> None:
 
 
 def test_attention_that_runs_again_on_a_cpu_keeps_the_state_of_its_generator() -> None:
-    run = run_of(LLAMA, recompute_keep=(), **SELECTIVE)
+    run = run_of(LLAMA, **SELECTIVE, **{"activation_checkpointing.keep": ()})
     assert kept_by_block(account(run)) == 3 * (4 * STREAM + 5056)
     assert kept_by_block(account(run, backend="cuda")) == 3 * 4 * STREAM
 
@@ -267,7 +267,7 @@ def test_a_context_rank_keeps_as_much_of_its_own_tokens(kind: str, ranks: int) -
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
 def test_weights_that_are_cast_once_change_nothing_that_a_block_keeps(scaling: str) -> None:
     run = run_of(LLAMA, precision=f"fp8-{scaling}")
-    once = replace(run, recipe=replace(run.recipe, fp8_weight_caching=True))
+    once = replace(run, recipe=with_fields(run.recipe, {"precision.weight_caching": True}))
     assert kept_by_block(account(once)) == kept_by_block(account(run))
 
 
@@ -280,7 +280,7 @@ LATENT: dict[str, Any] = {
     "attention.v_head_dim": 8,
 }
 UNWITNESSED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
-    ("precision fp8-rowwise over tensor ranks", LLAMA, {"precision": "fp8-rowwise", "fp8_weight_caching": True},
+    ("precision fp8-rowwise over tensor ranks", LLAMA, {"precision": "fp8-rowwise", "precision.weight_caching": True},
      {"tensor": 2, "sequence_parallel": True}),
     ("context ranks", LLAMA, {}, {"context": 2}),
     ('sequence_gather = "again"', LLAMA, {}, AGAIN),
@@ -320,7 +320,12 @@ def left(ledger: Ledger) -> dict[str, int]:
 UNCOVERED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("expert ranks", EXPERTS, {}, {"shard": 2, "expert": 2}),
     ('activation_checkpointing = "attention"', {}, {"activation_checkpointing": "attention"}, {}),
-    ('recompute_keep = "gelu"', {}, {**SELECTIVE, "recompute_keep": ("matmuls", "gelu")}, {}),
+    (
+        'activation_checkpointing.keep = "gelu"',
+        {},
+        {**SELECTIVE, "activation_checkpointing.keep": ("matmuls", "gelu")},
+        {},
+    ),
     ('activation_checkpointing = "offload"', {}, {"activation_checkpointing": "offload"}, {}),
     ('activation_checkpointing = "segments"', {}, {"activation_checkpointing": "segments"}, {"shard": 2}),
     ("precision bf16-sharded of parameters that are not sharded", {}, {"precision": "bf16-sharded"}, {"replicate": 2}),

@@ -22,7 +22,8 @@ from trainledger.spec.cluster import Cluster
 from trainledger.spec.layers import kind_of
 from trainledger.spec.layout import SCHEDULES, Layout
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.parts import from_fields
+from trainledger.spec.parts import from_fields, with_fields
+from trainledger.spec.precision import BF16
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -92,11 +93,11 @@ def spread_runs(draw: st.DrawFn) -> Run:
         sequence_gather=draw(pick("kept", "again")) if sequence_parallel else "kept",
     )  # fmt: skip
     batch = draw(pick(1, 2))
-    recipe = Recipe(
-        seq_len=16, micro_batch=batch, global_batch=batch * layout.data_ranks * pipeline * draw(pick(1, 2)), steps=1,
-        precision=draw(pick("fp32", "bf16-mixed")), activation_checkpointing=draw(pick("none", "full")),
-        optimizer=draw(pick("adamw", "sgd")),
-    )  # fmt: skip
+    recipe = from_fields(Recipe, {
+        "seq_len": 16, "micro_batch": batch, "global_batch": batch * layout.data_ranks * pipeline * draw(pick(1, 2)),
+        "steps": 1, "precision": draw(pick("fp32", "bf16-mixed")),
+        "activation_checkpointing": draw(pick("none", "full")), "optimizer": draw(pick("adamw", "sgd")),
+    })  # fmt: skip
     return Run(model=model, recipe=recipe, layout=layout, cluster=Cluster(count=layout.devices))
 
 
@@ -130,13 +131,13 @@ def saving_runs(draw: st.DrawFn) -> Run:
     attention = draw(pick("sdpa", "flash"))
     formats = ("bf16", "fp16", "bf16-mixed", "fp16-mixed", "bf16-sharded")
     precision = draw(pick(*(formats if attention == "flash" else ("fp32", *formats))))
-    recipe = replace(
-        run.recipe, precision=precision, master_weights=precision in ("bf16", "fp16") and draw(st.booleans()),
-        attention=attention, dropout=draw(pick(0.0, 0.1)),
-        activation_checkpointing=draw(pick("none", "full", "attention", "selective", "offload", "segments")),
-        loss=draw(pick("full", "chunked", "compiled")) if run.layout.tensor == 1 else "full", loss_chunks=2,
-        compile=draw(st.booleans()),
-    )  # fmt: skip
+    recipe = with_fields(run.recipe, {
+        "precision": precision, "precision.master_weights": precision in ("bf16", "fp16") and draw(st.booleans()),
+        "attention": attention, "dropout": draw(pick(0.0, 0.1)),
+        "activation_checkpointing": draw(pick("none", "full", "attention", "selective", "offload", "segments")),
+        "loss": draw(pick("full", "chunked", "compiled")) if run.layout.tensor == 1 else "full", "loss.chunks": 2,
+        "compile": draw(st.booleans()),
+    })  # fmt: skip
     return replace(run, recipe=recipe)
 
 
@@ -176,7 +177,7 @@ def test_pieces_of_gradients_go_once_there_are_wide_ones() -> None:
             "max_seq_len": 16,
         },
     )
-    recipe = Recipe(seq_len=16, global_batch=4, steps=1, precision="bf16", master_weights=True)
+    recipe = Recipe(seq_len=16, global_batch=4, steps=1, precision=BF16(master_weights=True))
     for zero in (2, 3):
         run = Run(model=spec, recipe=recipe, layout=Layout(shard=4, zero=zero), cluster=Cluster(count=4))
         assert gradient_nbytes(account(run, backend="cuda")) == 0
@@ -196,7 +197,9 @@ def test_stages_keep_together_what_one_device_keeps(again: str, more: dict[str, 
             "max_seq_len": 16,
         },
     )
-    recipe = Recipe(seq_len=16, global_batch=8, micro_batch=1, steps=1, activation_checkpointing=again)
+    recipe = from_fields(
+        Recipe, {"seq_len": 16, "global_batch": 8, "micro_batch": 1, "steps": 1, "activation_checkpointing": again}
+    )
     layout = Layout(pipeline=4, **more)
     found = accounts(Run(model=spec, recipe=recipe, layout=layout, cluster=Cluster(count=4)), backend="cuda")
     alone = account(Run(model=spec, recipe=recipe), backend="cuda")
@@ -328,7 +331,7 @@ def gradients_of_all(run: Run) -> int:
 
 def states_of_all(run: Run) -> int:
     """AdamW: two moments, and a counter for each tensor that a rank has."""
-    if run.recipe.optimizer == "sgd":
+    if run.recipe.optimizer.kind == "sgd":
         return 0
     layout = run.layout
     count = sum(stages for _, _, stages in tensors(run))

@@ -40,7 +40,7 @@ RECIPE = Recipe(seq_len=16, global_batch=2, steps=1)
 
 
 def ledger_of(spec: ModelSpec = SPEC, **recipe: Any) -> Ledger:
-    return account(Run(model=spec, recipe=replace(RECIPE, **recipe)))
+    return account(Run(model=spec, recipe=with_fields(RECIPE, recipe)))
 
 
 def expert_flops(ledger: Ledger, amount: str = "flops") -> Any:
@@ -56,14 +56,15 @@ def test_every_token_passes_through_its_experts_once() -> None:
 
 @pytest.mark.parametrize(("factor", "places"), [(1.25, 10), (1.0, 8), (0.3, 3), (7.0, 56)])
 def test_places_are_computed_whether_they_hold_a_token_or_not(factor: float, places: int) -> None:
-    ledger = ledger_of(expert_dispatch="capacity", capacity_factor=factor)
+    ledger = ledger_of(expert_dispatch="capacity", **{"expert_dispatch.factor": factor})
     per_row = 3 * 3 * 2 * (8 * 10 + 5 * 8)
     assert expert_flops(ledger) == 8 * places * per_row
     assert expert_flops(ledger, "model_flops") == min(64, 8 * places) * per_row
 
 
 def test_the_default_capacity_is_that_of_switch() -> None:
-    given, absent = (ledger_of(expert_dispatch="capacity", capacity_factor=each) for each in (1.25, None))
+    given = ledger_of(expert_dispatch="capacity", **{"expert_dispatch.factor": 1.25})
+    absent = ledger_of(expert_dispatch="capacity")
     assert given == absent
 
 
@@ -91,8 +92,8 @@ SIZES: dict[str, list[int]] = {
     "global_batch": [2, 3, 7],
 }
 WAYS: list[dict[str, Any]] = [
-    {}, {"expert_dispatch": "capacity", "capacity_factor": 1.1, "load_balance_loss": 0.01},
-    {"expert_dispatch": "capacity", "capacity_factor": 0.6, "precision": "bf16-mixed"},
+    {}, {"expert_dispatch": "capacity", "expert_dispatch.factor": 1.1, "load_balance_loss": 0.01},
+    {"expert_dispatch": "capacity", "expert_dispatch.factor": 0.6, "precision": "bf16-mixed"},
 ]  # fmt: skip
 
 
@@ -151,12 +152,11 @@ def test_formulas_give_what_their_numbers_give(way: dict[str, Any]) -> None:
             {"expert_dispatch": "capacity"},
             "the model has no experts",
         ),
-        ({}, {"capacity_factor": 1.5}, "dropless experts take all tokens they are sent"),
         ({"n_mtp_layers": 15}, {}, "must be at least n_mtp_layers + 2"),
     ],
 )
 def test_what_does_not_go_together_is_said(model: dict[str, Any], recipe: dict[str, Any], sentence: str) -> None:
-    run = Run(model=with_fields(SPEC, model), recipe=replace(RECIPE, **recipe))
+    run = Run(model=with_fields(SPEC, model), recipe=with_fields(RECIPE, recipe))
     (problem,) = run_problems(run)
     assert sentence in str(problem.rule)
 

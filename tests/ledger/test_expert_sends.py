@@ -48,7 +48,7 @@ SPEC = from_fields(
 def run_of(layout: Layout, model: ModelSpec = SPEC, **recipe: Any) -> Run:
     given = {"seq_len": T, "micro_batch": 1, "global_batch": layout.data_ranks, "steps": 1, "precision": "bf16"}
     cluster = Cluster(count=layout.devices)
-    run = Run(model=model, recipe=Recipe(**{**given, **recipe}), layout=layout, cluster=cluster)
+    run = Run(model=model, recipe=from_fields(Recipe, {**given, **recipe}), layout=layout, cluster=cluster)
     assert not list(run_problems(run))
     return run
 
@@ -72,12 +72,14 @@ def test_to_nodes_goes_as_much_in_16_bits_but_no_copies_are_made_for_it() -> Non
 
 def test_with_products_in_8_bits_by_block_tokens_go_out_in_8_bits_and_come_back_in_16() -> None:
     """DeepSeek-V3, section 3.3.3: so do the gradients of what the experts made, in backward."""
-    ledger = ledger_of(Layout(shard=8, expert=8, expert_send="nodes"), precision="fp8-block", master_weights=True)
+    ledger = ledger_of(
+        Layout(shard=8, expert=8, expert_send="nodes"), precision="fp8-block", **{"precision.master_weights": True}
+    )
     out, back = K * T * (D + 4 * D // 128), 2 * K * T * D  # a scale in fp32 for each 128
     assert [(each.phase, each.payload) for each in sent(ledger)] == [
         *[("forward", out), ("forward", back)] * 2, *[("backward", out), ("backward", back)] * 2,
     ]  # fmt: skip
-    whole = ledger_of(Layout(shard=8, expert=8), precision="fp8-block", master_weights=True)
+    whole = ledger_of(Layout(shard=8, expert=8), precision="fp8-block", **{"precision.master_weights": True})
     assert {each.payload for each in sent(whole)} == {back}
 
 
@@ -107,7 +109,7 @@ def test_biases_of_experts_in_8_bits_have_their_gradients() -> None:
 @pytest.mark.parametrize("zero", [1, 2])
 def test_states_of_experts_are_shared_by_those_that_hold_the_same(zero: int) -> None:
     layout = Layout(shard=8, expert=4, zero=zero)
-    ledger = ledger_of(layout, master_weights=True)
+    ledger = ledger_of(layout, **{"precision.master_weights": True})
     experts = parameters(SPEC).by_component["experts"]
     others = parameters(SPEC).total - experts
     assert ledger.parameters == others + experts // 4
@@ -124,9 +126,9 @@ def test_states_of_experts_are_shared_by_those_that_hold_the_same(zero: int) -> 
 
 
 def test_experts_on_one_rank_alone_share_nothing() -> None:
-    ledger = ledger_of(Layout(shard=8, expert=8, zero=1), master_weights=True)
+    ledger = ledger_of(Layout(shard=8, expert=8, zero=1), **{"precision.master_weights": True})
     assert {each.group for each in ledger if each.name in ("all_gather", "reduce_scatter")} == {"shard"}
-    replicas = ledger_of(Layout(replicate=2, shard=8, expert=8, zero=1), master_weights=True)
+    replicas = ledger_of(Layout(replicate=2, shard=8, expert=8, zero=1), **{"precision.master_weights": True})
     summed = [each.payload for each in replicas if each.group == "replicate"]
     experts = parameters(SPEC).by_component["experts"]
     assert summed == [2 * (parameters(SPEC).total - experts) // 8, 2 * experts // 8]

@@ -18,7 +18,7 @@ from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.ledger.ranks import account_of_stage, accounts
 from trainledger.ledger.step import account, follow
 from trainledger.spec.layout import Layout
-from trainledger.spec.parts import with_fields
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
@@ -29,7 +29,7 @@ SPEC = model("llama-3-8b", n_layers=8)
 
 def run_of(layout: Layout, *, n_layers: Any = 8, **recipe: Any) -> Run:
     given = {"seq_len": 2048, "micro_batch": 1, "global_batch": 16, "steps": 1, "precision": "bf16-mixed", **recipe}
-    return Run(model=replace(SPEC, n_layers=n_layers), recipe=Recipe(**given), layout=layout)
+    return Run(model=replace(SPEC, n_layers=n_layers), recipe=from_fields(Recipe, given), layout=layout)
 
 
 def ledger_of(layout: Layout, **more: Any) -> Ledger:

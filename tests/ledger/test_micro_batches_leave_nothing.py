@@ -29,10 +29,11 @@ MODEL = from_fields(
 
 def pipelined(micro_batches: int, *, tensor: int, zero: int, checkpointing: str, precision: str) -> Run:
     layout = Layout(pipeline=3, tensor=tensor, shard=2, zero=zero)
-    recipe = Recipe(
-        seq_len=32, micro_batch=2, global_batch=2 * 2 * micro_batches, steps=1, precision=precision,
-        activation_checkpointing=checkpointing, attention="flash", master_weights=precision == "fp16",
-    )  # fmt: skip
+    recipe = from_fields(Recipe, {
+        "seq_len": 32, "micro_batch": 2, "global_batch": 2 * 2 * micro_batches, "steps": 1, "precision": precision,
+        "activation_checkpointing": checkpointing, "attention": "flash",
+        "precision.master_weights": precision == "fp16",
+    })  # fmt: skip
     return Run(model=MODEL, recipe=recipe, layout=layout)
 
 

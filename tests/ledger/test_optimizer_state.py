@@ -19,21 +19,20 @@ from trainledger.ledger.optimizers.update import update
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 from trainledger.spec.parts import from_fields
-from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 from trainledger.train.optimizer import build_optimizer
 
 OPTIONS: list[dict[str, Any]] = [
     *({"optimizer": name} for name in OPTIMIZERS),
-    {"optimizer": "adamw", "amsgrad": True},
-    {"optimizer": "rmsprop", "rmsprop_momentum": 0.9},
-    {"optimizer": "rmsprop", "rmsprop_centred": True},
-    {"optimizer": "rmsprop", "rmsprop_momentum": 0.9, "rmsprop_centred": True},
+    {"optimizer": "adamw", "optimizer.amsgrad": True},
+    {"optimizer": "rmsprop", "optimizer.momentum": 0.9},
+    {"optimizer": "rmsprop", "optimizer.centered": True},
+    {"optimizer": "rmsprop", "optimizer.momentum": 0.9, "optimizer.centered": True},
 ]
 
 
 def recipe_of(**fields: Any) -> Recipe:
-    return Recipe(seq_len=8, global_batch=1, steps=1, **fields)
+    return from_fields(Recipe, {"seq_len": 8, "global_batch": 1, "steps": 1, **fields})
 
 
 def label(fields: dict[str, Any]) -> str:
@@ -99,7 +98,7 @@ def test_shards_by_rows_have_the_states_of_the_whole(options: dict[str, Any]) ->
     whole = state_nbytes_of(leaf, recipe)
     parts = ranks * state_nbytes_of(leaf, recipe, shape=(512 // ranks, 256))
     counters = 4 * any(each.name == "step" for each in states_of(leaf, recipe))
-    columns = 4 * 256 if recipe.optimizer == "adafactor" else 0
+    columns = 4 * 256 if recipe.optimizer.kind == "adafactor" else 0
     assert parts == whole + (ranks - 1) * (counters + columns)
 
 
@@ -119,7 +118,7 @@ def sizes_of(recipe: Recipe, **sizes: Any) -> list[Any]:
         ModelSpec,
         {"attention.n_heads": 4, "attention.n_kv_heads": 2, "attention.head_dim": 40, "max_seq_len": 16, **given},
     )
-    leaves, tape = leaves_of(spec), Tape(precision_of(recipe))
+    leaves, tape = leaves_of(spec), Tape(recipe.precision)
     with tape.during("optimizer"):
         update(tape, leaves, recipe)
     resident = (("parameters", 4 * leaves.trained().elements),)
@@ -128,7 +127,11 @@ def sizes_of(recipe: Recipe, **sizes: Any) -> list[Any]:
     return [*moved, peak_nbytes(ledger), state_nbytes(leaves, recipe), leaves.trained().elements]
 
 
-WAYS = [{**options, "optimizer_loop": loop} for options in OPTIONS for loop in IMPLEMENTATIONS[options["optimizer"]]]
+WAYS = [
+    {**options, "optimizer.implementation": loop}
+    for options in OPTIONS
+    for loop in IMPLEMENTATIONS[options["optimizer"]]
+]
 
 
 @pytest.mark.parametrize("options", WAYS, ids=label)
@@ -150,7 +153,9 @@ def test_an_update_of_arrays_and_symbols(options: dict[str, Any]) -> None:
 
 
 def test_the_kernel_of_8_bit_adam_has_no_scratch_and_moves_each_state_once() -> None:
-    loop, fused = (sizes_of(recipe_of(optimizer="adamw-8bit", optimizer_loop=each)) for each in ("loop", "fused"))
+    loop, fused = (
+        sizes_of(recipe_of(optimizer="adamw-8bit", **{"optimizer.implementation": each})) for each in ("loop", "fused")
+    )
     _, read, written, peak, states, elements = fused
     counters = 4 * leaves_of(spec_of(3, d_model=40, vocab_size=300, **{"feed_forward.d_ff": 200})).trained().tensors
     assert peak == 4 * elements < loop[3]
@@ -161,7 +166,7 @@ def test_the_kernel_of_8_bit_adam_has_no_scratch_and_moves_each_state_once() -> 
 @pytest.mark.parametrize("options", WAYS, ids=label)
 def test_the_update_does_not_grow_with_the_layers(options: dict[str, Any]) -> None:
     def length(n_layers: int) -> int:
-        leaves, tape = leaves_of(spec_of(n_layers)), Tape(precision_of(recipe_of(**options)))
+        leaves, tape = leaves_of(spec_of(n_layers)), Tape(recipe_of(**options).precision)
         update(tape, leaves, recipe_of(**options))
         return len(tape.events)
 

@@ -17,6 +17,7 @@ from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
+from trainledger.spec.precision import BF16
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -49,9 +50,10 @@ def gpt(layers: int, gather: str, **recipe: Any) -> Run:
         },
     )
     fields: dict[str, Any] = {"dropout": 0.1, "attention_dropout": 0.1, "attention": "math", **recipe}
-    told = Recipe(
-        seq_len=S, global_batch=B, micro_batch=B, steps=1, precision="bf16", master_weights=True, **fields
-    )  # fmt: skip
+    told = from_fields(Recipe, {
+        "seq_len": S, "global_batch": B, "micro_batch": B, "steps": 1, "precision": "bf16",
+        "precision.master_weights": True, **fields,
+    })  # fmt: skip
     layout = Layout(tensor=T, sequence_parallel=True, sequence_gather=gather)
     return Run(model=model, recipe=told, layout=layout, cluster=Cluster(count=T))
 
@@ -178,7 +180,7 @@ def test_latents_and_experts_read_what_is_gathered_once_for_a_branch(experts: di
             **experts,
         },
     )
-    recipe = Recipe(seq_len=16, global_batch=1, micro_batch=1, steps=1, precision="bf16")
+    recipe = Recipe(seq_len=16, global_batch=1, micro_batch=1, steps=1, precision=BF16())
     layout = Layout(tensor=2, sequence_parallel=True, sequence_gather="again")
     run = Run(model=model, recipe=recipe, layout=layout, cluster=Cluster(count=2))
     assert not list(run_problems(run))

@@ -91,7 +91,12 @@ def test_static_bytes_of_adamw_in_mixed_precision() -> None:
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("loop", ["fused", "loop"])
 def test_loops_written_out_by_hand_add_up_to_the_same(checkpointing: str, loop: str) -> None:
-    recipe = {"activation_checkpointing": checkpointing, "optimizer_loop": loop, "global_batch": 6, "micro_batch": 2}
+    recipe = {
+        "activation_checkpointing": checkpointing,
+        "optimizer.implementation": loop,
+        "global_batch": 6,
+        "micro_batch": 2,
+    }
     ledger = account(run("teach-1m", seq_len=64, **recipe))
     flat = Ledger(tuple(written_out(ledger.entries, 0)), ledger.resident, micro_batches=ledger.micro_batches)
     assert len(flat) == sum(each.times for each in ledger) > 2 * len(ledger)

@@ -34,7 +34,9 @@ def small(d_model: int = 128, seq_len: int = 128, batch: int = 4, **recipe: Any)
             "max_seq_len": seq_len,
         },
     )
-    return Run(model=spec, recipe=Recipe(seq_len=seq_len, global_batch=batch, steps=1, **recipe))
+    return Run(
+        model=spec, recipe=from_fields(Recipe, {"seq_len": seq_len, "global_batch": batch, "steps": 1, **recipe})
+    )
 
 
 def allocated(run: Run) -> int:
@@ -56,7 +58,7 @@ def allocated(run: Run) -> int:
 @pytest.mark.parametrize("loop", ["fused", "foreach", "loop"])
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_peak_in_fp32(loop: str, checkpointing: str) -> None:
-    run = small(optimizer="adamw", optimizer_loop=loop, activation_checkpointing=checkpointing)
+    run = small(optimizer="adamw", activation_checkpointing=checkpointing, **{"optimizer.implementation": loop})
     assert account(run).peak().nbytes == pytest.approx(allocated(run), rel=1e-4)
 
 

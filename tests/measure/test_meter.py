@@ -109,7 +109,10 @@ def metered_run(steps: int, **recipe: Any) -> tuple[Run, StepMeter]:
             "max_seq_len": 64,
         },
     )
-    run = Run(model=spec, recipe=Recipe(seq_len=64, global_batch=4, micro_batch=2, steps=steps, **recipe))
+    run = Run(
+        model=spec,
+        recipe=from_fields(Recipe, {"seq_len": 64, "global_batch": 4, "micro_batch": 2, "steps": steps, **recipe}),
+    )
     model, watch = build(run.model, run.recipe), StepMeter()
     state = TrainingState(run, Path(), torch.device("cpu"), model, build_optimizer(model, run.recipe))
     clock = PhaseClock(state.device, [watch])

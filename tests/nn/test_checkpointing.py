@@ -20,6 +20,7 @@ from trainledger.spec.recipe import Recipe
 from trainledger.spec.recompute import layer_runs, segment_size
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
+from trainledger.spec.savings import FromStart
 
 torch.set_num_threads(1)
 
@@ -46,15 +47,22 @@ GPT2 = {
 }
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"activation_checkpointing": "full"},
-    {"activation_checkpointing": "full", "recompute_every": 2},
-    {"activation_checkpointing": "full", "recompute_every": 9},
+    {"activation_checkpointing": "full", "activation_checkpointing.every": 2},
+    {"activation_checkpointing": "full", "activation_checkpointing.every": 9},
     {"activation_checkpointing": "segments"},
-    {"activation_checkpointing": "segments", "recompute_segment": 3},
-    {"activation_checkpointing": "segments", "recompute_segment": 99},
+    {"activation_checkpointing": "segments", "activation_checkpointing.n_blocks": 3},
+    {"activation_checkpointing": "segments", "activation_checkpointing.n_blocks": 99},
     {"activation_checkpointing": "from-start"},
     {"activation_checkpointing": "selective"},
-    {"activation_checkpointing": "selective", "recompute_keep": ("attention",), "recompute_every": 2},
-    {"activation_checkpointing": "selective", "recompute_keep": ("mm", "addmm", "bmm", "_softmax", "native_dropout")},
+    {
+        "activation_checkpointing": "selective",
+        "activation_checkpointing.keep": ("attention",),
+        "activation_checkpointing.every": 2,
+    },
+    {
+        "activation_checkpointing": "selective",
+        "activation_checkpointing.keep": ("mm", "addmm", "bmm", "_softmax", "native_dropout"),
+    },
     {"activation_checkpointing": "attention"},
     {"activation_checkpointing": "offload"},
 )
@@ -62,7 +70,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 def run_of(model: dict[str, Any], **recipe: Any) -> Run:
     batch = {"seq_len": 15, "global_batch": 2, "steps": 3}
-    return Run(model=from_fields(ModelSpec, model), recipe=Recipe(**{**batch, **recipe}))
+    return Run(model=from_fields(ModelSpec, model), recipe=from_fields(Recipe, {**batch, **recipe}))
 
 
 def trained(run: Run) -> tuple[Tensor, dict[str, Tensor | None]]:
@@ -71,7 +79,7 @@ def trained(run: Run) -> tuple[Tensor, dict[str, Tensor | None]]:
     initialize(model, seed=0)
     ids = torch.randint(50, (2, 16), generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
-    with torch.autocast("cpu", torch.bfloat16, enabled=run.recipe.precision == "bf16-mixed"):
+    with torch.autocast("cpu", torch.bfloat16, enabled=run.recipe.precision.kind == "bf16-mixed"):
         loss = next_token_loss(model(ids[:, :-1]), ids[:, 1:])
     loss.backward()
     return loss, {name: each.grad for name, each in model.named_parameters()}
@@ -135,7 +143,7 @@ def test_from_start_is_the_loop_by_hand() -> None:
         layer.zero_grad()
 
     count = 0
-    recipe = Recipe(seq_len=1, global_batch=1, steps=1, activation_checkpointing="from-start")
+    recipe = Recipe(seq_len=1, global_batch=1, steps=1, activation_checkpointing=FromStart())
     counted = [lambda x, _, layer=layer: run(layer, x) for layer in layers]
     run_layers(counted, [None] * 5, x0.clone().requires_grad_(), from_fields(ModelSpec, LLAMA), recipe).sum().backward()
     assert count == 5 + 5 * 6 // 2
@@ -153,16 +161,18 @@ def test_layer_runs_are_the_groups_of_every_layer() -> None:
         ):
             spec = from_fields(ModelSpec, {**LLAMA, "n_layers": n_layers, **window})
             for variant in VARIANTS:
-                recipe = Recipe(seq_len=1, global_batch=1, steps=1, **variant)
+                recipe = from_fields(Recipe, {"seq_len": 1, "global_batch": 1, "steps": 1, **variant})
                 runs = layer_runs(spec, recipe)
                 kinds = [kind for each in runs for kind in each.kinds * each.count]
                 assert kinds == [kind_of(spec, each) for each in range(n_layers)]
                 groups = [group for each in runs for group in each.groups * each.count]
                 assert sum(each.size for each in groups) == n_layers
                 again = [each.again for each in groups for _ in range(each.size)]
-                match recipe.activation_checkpointing:
+                match recipe.activation_checkpointing.kind:
                     case "full" | "selective":
-                        assert again == [(each + 1) % recipe.recompute_every == 0 for each in range(n_layers)]
+                        assert again == [
+                            (each + 1) % recipe.activation_checkpointing.every == 0 for each in range(n_layers)
+                        ]
                     case "segments":
                         size = segment_size(n_layers, recipe)
                         assert all(again)
@@ -174,7 +184,7 @@ def test_layer_runs_are_the_groups_of_every_layer() -> None:
 def test_a_thousand_layers_are_few_runs() -> None:
     spec = from_fields(ModelSpec, {**LLAMA, "n_layers": 10_000})
     for variant in VARIANTS:
-        runs = layer_runs(spec, Recipe(seq_len=1, global_batch=1, steps=1, **variant))
+        runs = layer_runs(spec, from_fields(Recipe, {"seq_len": 1, "global_batch": 1, "steps": 1, **variant}))
         assert sum(len(each.kinds) for each in runs) <= 201
 
 
@@ -201,20 +211,10 @@ def test_offloading_moves_what_blocks_keep_and_nothing_that_is_there_anyway(monk
     ("recipe", "sentence"),
     [
         (
-            {"recompute_every": 2},
-            "recipe.recompute_every = 2: belongs to activation_checkpointing full or selective, not to none; "
-            "nearest that works: 1",
-        ),
-        (
-            {"activation_checkpointing": "full", "recompute_segment": 2},
-            "recipe.recompute_segment = 2: belongs to activation_checkpointing segments, not to full; "
-            "nearest that works: none",
-        ),
-        (
-            {"activation_checkpointing": "selective", "recompute_keep": ("matmul",)},
-            "recipe.recompute_keep = 'matmul': must be of matmuls, attention, mm, addmm, bmm, _scaled_mm, "
-            "grouped_mm, _scaled_grouped_mm, all_to_all, silu, gelu, _softmax, native_layer_norm, native_dropout; "
-            "nearest that works: matmuls",
+            {"activation_checkpointing": "selective", "activation_checkpointing.keep": ("matmul",)},
+            "recipe.activation_checkpointing.keep = 'matmul': must be of matmuls, attention, mm, addmm, bmm, "
+            "_scaled_mm, grouped_mm, _scaled_grouped_mm, all_to_all, silu, gelu, _softmax, native_layer_norm, "
+            "native_dropout; nearest that works: matmuls",
         ),
         (
             {"activation_checkpointing": "from-start", "precision": "bf16-mixed"},

@@ -16,6 +16,7 @@ from trainledger.nn.init import initialize
 from trainledger.nn.lora import NF4, AdaptedLinear, adapt, codes_of, dequantize, draw, merge
 from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import Transformer, build
+from trainledger.spec.lora import Lora
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
@@ -49,14 +50,14 @@ IDS = torch.randint(50, (2, 16), generator=torch.Generator().manual_seed(0))
 
 
 def run_of(model: dict[str, Any], **recipe: Any) -> Run:
-    batch = {"seq_len": 15, "global_batch": 2, "steps": 3, "lora_rank": 3}
-    return Run(model=from_fields(ModelSpec, model), recipe=Recipe(**{**batch, **recipe}))
+    batch = {"seq_len": 15, "global_batch": 2, "steps": 3, "lora.rank": 3}
+    return Run(model=from_fields(ModelSpec, model), recipe=from_fields(Recipe, {**batch, **recipe}))
 
 
 def adapted(run: Run) -> Transformer:
     model = build(run.model, run.recipe)
     initialize(model, seed=0)
-    adapt(model, run.recipe)
+    adapt(model, run.recipe.lora)
     draw(model, seed=1)
     return model
 
@@ -81,7 +82,7 @@ def test_at_first_adapters_add_nothing(model: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("base_format", [None, "bf16", "int8", "nf4"])
 def test_merged_weights_do_what_weights_and_adapters_do(base_format: str | None) -> None:
-    model = adapted(run_of(GPT2, base_format=base_format)).eval()
+    model = adapted(run_of(GPT2, **{"lora.base_format": base_format})).eval()
     stir(model)
     with torch.no_grad():
         before = model(IDS)
@@ -100,7 +101,7 @@ def test_merged_weights_do_what_weights_and_adapters_do(base_format: str | None)
     ],
 )
 def test_adapters_learn_and_nothing_else(targets: tuple[str, ...], names: set[str]) -> None:
-    model = adapted(run_of(LLAMA, lora_targets=targets))
+    model = adapted(run_of(LLAMA, **{"lora.targets": targets}))
     stir(model)
     next_token_loss(model(IDS[:, :-1]), IDS[:, 1:]).backward()
     trained = {name for name, each in model.named_parameters() if each.requires_grad}
@@ -114,7 +115,7 @@ def test_gradients_are_those_of_the_whole_weight_through_the_adapter() -> None:
     """With W + s B A as one weight, dA = s B^T dW and dB = s dW A^T."""
     torch.manual_seed(0)
     frozen, x, towards = nn.Linear(6, 5), torch.randn(7, 6), torch.randn(7, 5)
-    layer = AdaptedLinear(frozen, run_of(LLAMA, lora_alpha=6.0).recipe, adapted=True)
+    layer = AdaptedLinear(frozen, Lora(rank=3, alpha=6.0), adapted=True)
     assert layer.lora_a is not None
     assert layer.lora_b is not None
     with torch.no_grad():
@@ -155,7 +156,7 @@ def test_zeros_stay_zeros() -> None:
         assert dequantize(list(codes_of(torch.zeros(3, 5), name)), name, 3, 5, torch.float32).abs().sum() == 0
 
 
-@pytest.mark.parametrize("recipe", [{}, {"base_format": "nf4", "lora_dropout": 0.2}, {"precision": "bf16-mixed"}])
+@pytest.mark.parametrize("recipe", [{}, {"lora.base_format": "nf4", "lora.dropout": 0.2}, {"precision": "bf16-mixed"}])
 def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Path) -> None:
     """Trained in one go or stopped and resumed: the same bits; the adapters moved and the base did not."""
     from safetensors.torch import load_file
@@ -169,8 +170,9 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
     table = {
         "model": {**{k: v for k, v in LLAMA.items() if v is not None}, "vocab_size": 257},
         "recipe": {
-            "seq_len": 16, "global_batch": 4, "micro_batch": 2, "steps": 4, "checkpoint_every": 2, "lora_rank": 2,
-            "warmup_steps": 1, "eval_sequences": 2, "keep_last": 4, "learning_rate": 0.01, **recipe,
+            "seq_len": 16, "global_batch": 4, "micro_batch": 2, "steps": 4, "checkpoints.every": 2, "lora.rank": 2,
+            "schedule.warmup_steps": 1, "evaluation.sequences": 2, "checkpoints.keep_last": 4, "learning_rate": 0.01,
+            **recipe,
         },
         "data": {"path": str(text), "tokenizer": "bytes", "validation_fraction": 0.2, "cache": str(tmp_path / "cache")},
         "cluster": {"backend": "cpu"},
@@ -202,13 +204,8 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
     [
         (
             {},
-            {"lora_rank": None, "base_format": "nf4"},
-            "recipe.base_format = 'nf4': needs lora_rank; nearest that works: none",
-        ),
-        (
-            {},
-            {"lora_targets": ("q_prj",)},
-            "recipe.lora_targets = 'q_prj': must be of linear, attention, mlp, q_proj, k_proj, v_proj, o_proj, "
+            {"lora.targets": ("q_prj",)},
+            "recipe.lora.targets = 'q_prj': must be of linear, attention, mlp, q_proj, k_proj, v_proj, o_proj, "
             "q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, gate_proj, up_proj, down_proj; "
             "nearest that works: q_proj",
         ),
@@ -220,12 +217,12 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
         (
             {"feed_forward": "experts", "feed_forward.n_experts": 4},
             {},
-            "recipe.lora_rank = 3: there are no adapters for experts (model.feed_forward); nearest that works: none",
+            "recipe.lora: there are no adapters for experts (model.feed_forward); nearest that works: none",
         ),
         (
             {"feed_forward.gated": False, "feed_forward.activation": "gelu"},
-            {"lora_targets": ("gate_proj",)},
-            "recipe.lora_targets = ['gate_proj']: names no linear layer of this model: q_proj, k_proj, v_proj, o_proj, "
+            {"lora.targets": ("gate_proj",)},
+            "recipe.lora.targets = ['gate_proj']: names no linear layer of this model: q_proj, k_proj, v_proj, o_proj, "
             "up_proj, down_proj; nearest that works: linear",
         ),
     ],

@@ -43,7 +43,7 @@ needs_a_compiler = pytest.mark.skipif(
 
 def run_of(model: dict[str, Any], **recipe: Any) -> Run:
     batch = {"seq_len": 12, "global_batch": 2, "steps": 3}
-    return Run(model=from_fields(ModelSpec, {**SIZES, **model}), recipe=Recipe(**{**batch, **recipe}))
+    return Run(model=from_fields(ModelSpec, {**SIZES, **model}), recipe=from_fields(Recipe, {**batch, **recipe}))
 
 
 def loss_and_gradients(run: Run, *, scale: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
@@ -56,7 +56,7 @@ def loss_and_gradients(run: Run, *, scale: float = 1.0) -> tuple[Tensor, dict[st
                 each.copy_(torch.linspace(-1, 1, each.numel()))
     generator = torch.Generator().manual_seed(1)
     inputs, targets = torch.randint(run.model.vocab_size, (2, 2, run.recipe.seq_len), generator=generator)
-    mixed = torch.autocast("cpu", torch.bfloat16, enabled=run.recipe.precision == "bf16-mixed")
+    mixed = torch.autocast("cpu", torch.bfloat16, enabled=run.recipe.precision.kind == "bf16-mixed")
     with mixed:
         loss = run_loss(model, inputs, targets, run.recipe)
     (scale * loss).backward()
@@ -73,7 +73,7 @@ def test_chunks_give_the_full_loss_and_its_gradients(
     head: dict[str, Any], kind: str, chunks: int, scale: float
 ) -> None:
     full, wanted = loss_and_gradients(run_of(head), scale=scale)
-    loss, found = loss_and_gradients(run_of(head, loss=kind, loss_chunks=chunks), scale=scale)
+    loss, found = loss_and_gradients(run_of(head, loss=kind, **{"loss.chunks": chunks}), scale=scale)
     torch.testing.assert_close(loss, full, atol=1e-6, rtol=1e-6)
     for name, gradient in wanted.items():
         torch.testing.assert_close(found[name], gradient, atol=2e-6, rtol=2e-5, msg=name)
@@ -84,7 +84,7 @@ def test_chunks_are_as_good_as_the_full_loss_under_autocast(kind: str) -> None:
     """In bf16 they differ by how sums are rounded: from fp32 no farther than a little more than the full loss is."""
     exact, true = loss_and_gradients(run_of({}))
     full, plain = loss_and_gradients(run_of({}, precision="bf16-mixed"))
-    loss, found = loss_and_gradients(run_of({}, precision="bf16-mixed", loss=kind, loss_chunks=4))
+    loss, found = loss_and_gradients(run_of({}, precision="bf16-mixed", loss=kind, **{"loss.chunks": 4}))
     assert (loss - exact).abs() <= 1.5 * (full - exact).abs() + 1e-4
     for name, gradient in true.items():
         wrong, usual = (found[name] - gradient).norm(), (plain[name] - gradient).norm()
@@ -105,8 +105,8 @@ def test_compiled_it_gives_the_full_loss_and_its_gradients(head: dict[str, Any])
 @pytest.mark.parametrize("upcast", [True, False])
 def test_compiled_it_is_as_good_as_the_full_loss_under_autocast(*, upcast: bool) -> None:
     exact, true = loss_and_gradients(run_of({}))
-    full, plain = loss_and_gradients(run_of({}, precision="bf16-mixed", loss_upcast=upcast))
-    loss, found = loss_and_gradients(run_of({}, precision="bf16-mixed", loss_upcast=upcast, loss="compiled"))
+    full, plain = loss_and_gradients(run_of({}, precision="bf16-mixed", **{"loss.upcast": upcast}))
+    loss, found = loss_and_gradients(run_of({}, precision="bf16-mixed", loss="compiled", **{"loss.upcast": upcast}))
     assert loss.dtype == torch.float32
     assert (loss - exact).abs() <= 1.5 * (full - exact).abs() + 1e-4
     for name, gradient in true.items():
@@ -117,7 +117,7 @@ def test_compiled_it_is_as_good_as_the_full_loss_under_autocast(*, upcast: bool)
 def test_the_loss_is_fp32_in_every_way() -> None:
     for kind in ("full", "chunked", "fused"):
         for upcast in (True, False):
-            run = run_of({}, precision="bf16-mixed", loss=kind, loss_chunks=4, loss_upcast=upcast)
+            run = run_of({}, precision="bf16-mixed", loss=kind, **{"loss.chunks": 4, "loss.upcast": upcast})
             assert loss_and_gradients(run)[0].dtype == torch.float32
 
 
@@ -133,7 +133,7 @@ def test_without_upcast_log_probabilities_are_rounded_as_the_logits_are() -> Non
 
 
 def test_an_evaluation_takes_no_gradients() -> None:
-    run = run_of({}, loss="fused", loss_chunks=4)
+    run = run_of({}, loss="fused", **{"loss.chunks": 4})
     model = build(run.model, run.recipe)
     initialize(model, seed=0)
     ids = torch.randint(61, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -145,12 +145,12 @@ def test_an_evaluation_takes_no_gradients() -> None:
     ("recipe", "sentence"),
     [
         (
-            {"loss": "chunked", "loss_chunks": 7},
-            "recipe.loss_chunks = 7: must divide the 24 tokens of a micro-batch; nearest that works: 6",
+            {"loss": "chunked", "loss.chunks": 7},
+            "recipe.loss.chunks = 7: must divide the 24 tokens of a micro-batch; nearest that works: 6",
         ),
         (
-            {"loss": "fused", "loss_chunks": 1000},
-            "recipe.loss_chunks = 1000: must divide the 24 tokens of a micro-batch; nearest that works: 24",
+            {"loss": "fused", "loss.chunks": 1000},
+            "recipe.loss.chunks = 1000: must divide the 24 tokens of a micro-batch; nearest that works: 24",
         ),
         (
             {"loss": "fused", "precision": "fp16-mixed"},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,12 +29,12 @@ SPEC = from_fields(
         "n_mtp_layers": 2,
     },
 )
-RECIPE = Recipe(seq_len=9, global_batch=2, steps=1, predict_ahead_loss=0.3)
+RECIPE = Recipe(seq_len=9, global_batch=2, steps=1, mtp_loss=0.3)
 
 
 def made(spec: ModelSpec = SPEC, **recipe: object) -> Transformer:
     torch.manual_seed(0)
-    return build(spec, replace(RECIPE, **recipe))
+    return build(spec, with_fields(RECIPE, recipe))
 
 
 def written_out(model: Transformer, ids_BT: Tensor) -> Tensor:

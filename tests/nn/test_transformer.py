@@ -151,7 +151,16 @@ def test_rotary_frequencies_by_hand():
 def test_checkpointing_changes_no_gradient(spec, attention, dropout):
     gradients, losses = [], []
     for checkpointing in ("none", "full"):
-        recipe = Recipe(seq_len=31, global_batch=2, steps=1, activation_checkpointing=checkpointing, dropout=dropout)
+        recipe = from_fields(
+            Recipe,
+            {
+                "seq_len": 31,
+                "global_batch": 2,
+                "steps": 1,
+                "activation_checkpointing": checkpointing,
+                "dropout": dropout,
+            },
+        )
         model = made(spec, attention=attention, dropout=dropout, checkpointing=recipe).train()
         torch.manual_seed(0)
         ids = ids_for(spec)

@@ -11,21 +11,22 @@ from planned_runs import ALONE, HERE, MESH, SHARDED, TOO_LARGE, Table, a_machine
 import trainledger as tl
 from trainledger.cli import main
 from trainledger.plan.advise import Advice, Advised
-from trainledger.plan.changes import EFFECTS, RESULT, SAME, Change, changes
-from trainledger.plan.compare import overrides
+from trainledger.plan.changes import EFFECTS, RESULT, SAME, Change, changes, made
 from trainledger.report.advise import document
 from trainledger.report.table import commands
 from trainledger.report.terminal import text
 from trainledger.spec.calibration import write_calibration
+from trainledger.spec.difference import overrides
 from trainledger.spec.problem import InvalidInput
 
 pytestmark = pytest.mark.search
 
 # Fields that leave the mathematics of a run as it is.
 _HARMLESS = {
-    "recipe.activation_checkpointing", "recipe.recompute_every", "recipe.recompute_segment", "recipe.micro_batch",
-    "recipe.attention", "recipe.compile", "recipe.loss", "recipe.loss_chunks", "recipe.optimizer_loop",
-    "recipe.checkpoint_async", "recipe.checkpoint_every",
+    "recipe.activation_checkpointing", "recipe.activation_checkpointing.every",
+    "recipe.activation_checkpointing.n_blocks", "recipe.micro_batch",
+    "recipe.attention", "recipe.compile", "recipe.loss", "recipe.loss.chunks", "recipe.optimizer.implementation",
+    "recipe.checkpoints.asynchronous", "recipe.checkpoints.every",
 }  # fmt: skip
 _SMALL_MESH: Table = {**MESH, "model": {"preset": "llama-3-8b", "n_layers": 8, "vocab_size": 128200}}
 TABLES = {"alone": ALONE, "sharded": SHARDED, "too large": TOO_LARGE}
@@ -259,15 +260,15 @@ def test_adapters_on_a_small_device_hear_of_smaller_frozen_weights() -> None:
     """QLoRA (Dettmers et al. 2023): what an 8B needs on a device of 24 GB."""
     table = {
         "model": {"preset": "llama-3.1-8b"},
-        "recipe": {"seq_len": 1024, "global_batch": 1, "steps": 10, "precision": "bf16-mixed", "lora_rank": 16},
+        "recipe": {"seq_len": 1024, "global_batch": 1, "steps": 10, "precision": "bf16-mixed", "lora.rank": 16},
         "cluster": {"device": "rtx-4090"},
     }
     advice = tl.advise(tl.load(table), any_result=True)
     assert advice.forecast.fits is False
     saving = {each.sets: each.smaller for each in advice.alone}
-    assert saving[("recipe.base_format=nf4",)] > saving[("recipe.base_format=int8",)] > 0
+    assert saving[("recipe.lora.base_format=nf4",)] > saving[("recipe.lora.base_format=int8",)] > 0
     assert advice.together[-1].fits
-    assert "recipe.lora_rank)" not in text(document(tl.advise(tl.load(table), together=0), most=3))
+    assert "recipe.lora.rank)" not in text(document(tl.advise(tl.load(table), together=0), most=3))
 
 
 def test_kernels_that_wait_and_whole_sends_are_advised_against() -> None:
@@ -346,23 +347,25 @@ def test_sharded_parameters_are_multiplied_in_8_bits_as_they_are_gathered() -> N
 
 
 def test_weights_are_cast_once_a_step_where_that_saves_time_or_not_where_it_saves_memory() -> None:
-    recipe = {"precision": "fp8-tensorwise", "master_weights": True, "micro_batch": 1, "seq_len": 2048}
+    recipe = {"precision": "fp8-tensorwise", "precision.master_weights": True, "micro_batch": 1, "seq_len": 2048}
     table: Table = {
         "model": {"preset": "llama-3-8b"}, "recipe": {"steps": 10, "global_batch": 128, **recipe},
         "layout": {"shard": 8, "zero": 1}, "cluster": {"device": "h200", "count": 8},
     }  # fmt: skip
-    once = next(each for each in tl.advise(tl.load(table)).alone if each.sets == ("recipe.fp8_weight_caching=true",))
+    once = next(
+        each for each in tl.advise(tl.load(table)).alone if each.sets == ("recipe.precision.weight_caching=true",)
+    )
     assert once.faster > 0.05
     assert once.smaller < 0
     assert once.effect == SAME
     assert "Transformer Engine" in once.cost
     _gives(table, once.sets, once)
     kept = tl.load(table, list(once.sets))
-    back = next(each for each in changes(kept) if each.fields == (("recipe.fp8_weight_caching", False),))
+    back = next(each for each in changes(kept) if each.fields == (("recipe.precision.weight_caching", False),))
     assert back.effect == SAME
-    in_fp32 = tl.load(table, [*once.sets, "recipe.master_weights=false"])
+    in_fp32 = tl.load(table, [*once.sets, "recipe.precision.master_weights=false"])
     (wide,) = (each for each in changes(in_fp32) if dict(each.fields).get("recipe.precision") == "bf16-mixed")
-    assert dict(wide.fields)["recipe.fp8_weight_caching"] is False
+    assert not made(in_fp32, wide).recipe.precision.weight_caching
 
 
 def test_compiling_says_where_memory_is_counted_as_before() -> None:

@@ -20,6 +20,7 @@ from trainledger.plan.placed import _fewer_than_devices
 from trainledger.plan.scaling_law import FixedSize, RatioLaw, laws
 from trainledger.predict.forecast import Forecast
 from trainledger.spec.kernels import kernels_of_capability
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 
@@ -95,7 +96,7 @@ def test_what_fits_is_about_the_largest_that_does():
     larger = family[family.nearest(1.06 * found.parameters)]
     assert 1.03 < parameters(larger).total / found.parameters < 1.1
     for saving in ("none", "selective", "full"):
-        recipe = replace(found.run.recipe, micro_batch=1, activation_checkpointing=saving)
+        recipe = with_fields(found.run.recipe, {"micro_batch": 1, "activation_checkpointing": saving})
         assert not scale.fits(replace(found.run, model=replace(larger, max_seq_len=4096), recipe=recipe))
 
 
@@ -135,9 +136,9 @@ def test_all_that_the_speed_needs_and_all_that_belongs_to_the_run_is_said():
         each.split("=") for each in re.findall(r"recipe\.(\w+=[^,.\s]+)[,.] ", shown.partition("A device needs")[0])
     )
     assert named == {"compile": "true"}
-    again = replace(found.run, recipe=Recipe(**result, compile=named["compile"] == "true"))
+    again = replace(found.run, recipe=from_fields(Recipe, {**result, "compile": named["compile"] == "true"}))
     assert tl.predict(again).total_seconds == found.forecast.total_seconds
-    assert tl.predict(replace(again, recipe=Recipe(**result))).total_seconds > found.forecast.total_seconds
+    assert tl.predict(replace(again, recipe=from_fields(Recipe, result))).total_seconds > found.forecast.total_seconds
     for note in found.forecast.notes:
         assert note[1:] in shown
     assert any("an interruption every" in each for each in found.forecast.notes)

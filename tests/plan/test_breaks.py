@@ -18,6 +18,7 @@ from trainledger.plan.limits import LIMITS, Limit, Limits, Reading, critical_bat
 from trainledger.plan.other_layouts import longer_model
 from trainledger.plan.sizes import AXES, grow
 from trainledger.report.breaks import figures
+from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -298,10 +299,12 @@ def test_what_the_run_does_already_is_no_remedy() -> None:
     failures = next(each for each in LIMITS if each.name == "failures")
     for asynchronous in (False, True):
         for every in (100, None):
-            recipe = replace(tl.load(ALONE).recipe, checkpoint_async=asynchronous, checkpoint_every=every)
+            recipe = with_fields(
+                tl.load(ALONE).recipe, {"checkpoints.asynchronous": asynchronous, "checkpoints.every": every}
+            )
             said = remedy(failures, replace(tl.load(ALONE), recipe=recipe))
             assert "faster storage" in said
-            assert ("recipe.checkpoint_async=true" in said) is not asynchronous
+            assert ("recipe.checkpoints.asynchronous=true" in said) is not asynchronous
             assert ("Daly's interval" in said) is (every is not None)
 
 

@@ -15,10 +15,11 @@ from planned_runs import ALONE, SHARDED
 import trainledger as tl
 from trainledger.cli import main
 from trainledger.document import signed
-from trainledger.plan.compare import as_override, compare, differences, overrides, reasons
+from trainledger.plan.compare import compare, reasons
 from trainledger.predict.forecast import Bar, Forecast, nanoseconds
 from trainledger.report.compare import about, document, figures
 from trainledger.report.terminal import text
+from trainledger.spec.difference import as_override, differences, overrides
 
 CHANGES = st.fixed_dictionaries(
     {},
@@ -117,7 +118,8 @@ def test_an_override_is_written_so_that_it_reads_back() -> None:
     other = tl.load(
         SHARDED,
         {
-            "recipe.micro_batch": "none", "recipe.recompute_keep": ["attention"], "recipe.compile": False,
+            "recipe.micro_batch": "none", "recipe.activation_checkpointing.keep": ["attention"],
+            "recipe.compile": False,
             "layout.reshard_after_forward": False, "recipe.learning_rate": 1e-5, "model.name": "x-1",
         },
     )  # fmt: skip

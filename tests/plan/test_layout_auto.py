@@ -82,7 +82,7 @@ def test_recomputation_that_is_written_is_kept_and_named_where_nothing_fits() ->
     table = {**GPT2, "model": {"preset": "llama-3-8b"}, "recipe": {**GPT2["recipe"], "seq_len": 8192,
              "precision": "bf16-sharded"}, "cluster": {"device": "a100-sxm-40gb", "count": 16}}  # fmt: skip
     given = {"layout.context": 1, "layout.tensor": 1, "layout.pipeline": 1}
-    assert load(table, given).recipe.activation_checkpointing != "none"
+    assert load(table, given).recipe.activation_checkpointing.kind != "none"
     with pytest.raises(InvalidInput, match="activation_checkpointing = 'none': too large are activations"):
         load(table, {**given, "recipe.activation_checkpointing": "none"})
 

@@ -59,7 +59,7 @@ def run_for(devices: int, model: dict[str, Any], **recipe: Any) -> Run:
 PATTERNS: list[tuple[dict[str, Any], dict[str, Any], int]] = [
     ({"preset": "mixtral-8x7b", "n_layers": 8, "feed_forward.every": 3}, {"seq_len": 512}, 8),
     ({"preset": "mixtral-8x7b", "n_layers": 8, "feed_forward.every": 2}, {"seq_len": 512}, 4),
-    ({"preset": "gpt2"}, {"seq_len": 512, "activation_checkpointing": "full", "recompute_every": 2}, 12),
+    ({"preset": "gpt2"}, {"seq_len": 512, "activation_checkpointing": "full", "activation_checkpointing.every": 2}, 12),
     ({"preset": "gemma-3-12b", "n_layers": 24}, {"seq_len": 2048}, 12),
 ]
 
@@ -102,10 +102,10 @@ def candidates(blocks: Blocks) -> Iterator[Run]:
     ("devices", "model", "recipe"),
     [
         (4, SMALL, {}), (4, EXPERTS, {}), (6, {**SMALL, "n_layers": 5}, {"global_batch": 6}),
-        (4, SMALL, {"loss": "chunked", "loss_chunks": 64}), (4, SMALL, {"optimizer": "adafactor"}),
+        (4, SMALL, {"loss": "chunked", "loss.chunks": 64}), (4, SMALL, {"optimizer": "adafactor"}),
         (4, SMALL, {"loss": "compiled"}),
         (4, SMALL, {"attention": "math"}), (2, {**SMALL, "n_mtp_layers": 1}, {}),
-        (4, SMALL, {"precision": "fp8-rowwise", "fp8_weight_caching": True}),
+        (4, SMALL, {"precision": "fp8-rowwise", "precision.weight_caching": True}),
         (4, SMALL, {"precision": "fp8-rowwise-sharded"}),
         (4, SMALL, {"activation_checkpointing": "segments"}), (8, {**SMALL, "n_layers": 3}, {"global_batch": 2}),
     ],
@@ -157,15 +157,15 @@ def bounded(run: Run, draws: int, seed: int, fixed: dict[str, Any]) -> Iterator[
 KINDS: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("llama-3-8b", 64, {"seq_len": 4096, "global_batch": 64}, {"context_kind": "ring"}),
     ("gpt2", 16, {"seq_len": 1024, "global_batch": 16, "precision": "bf16-mixed"}, {}),
-    ("gpt2-medium", 8, {"seq_len": 1024, "global_batch": 8, "precision": "bf16", "master_weights": True,
-                        "gradient_dtype": "fp32"}, {}),
+    ("gpt2-medium", 8, {"seq_len": 1024, "global_batch": 8, "precision": "bf16", "precision.master_weights": True,
+                        "precision.gradient_dtype": "fp32"}, {}),
     ("mixtral-8x7b", 16, {"seq_len": 1024, "global_batch": 16}, {"micro_batch": 1, "sequence_parallel": False}),
     ("deepseek-v2-lite", 8, {"seq_len": 1024, "global_batch": 8}, {"context": 1, "micro_batch": 2}),
     ("gemma-2-2b", 8, {"seq_len": 1024, "global_batch": 8, "attention": "flash"}, {"context": 1}),
     ("llama-3-8b", 16, {"seq_len": 1024, "global_batch": 32, "compile": True}, {"context": 1,
                                                                                "activation_checkpointing": "none"}),
     ("llama-3-8b", 16, {"seq_len": 1024, "global_batch": 64, "precision": "fp8-tensorwise",
-                        "fp8_weight_caching": True}, {"context": 1, "micro_batch": 1}),
+                        "precision.weight_caching": True}, {"context": 1, "micro_batch": 1}),
 ]  # fmt: skip
 
 

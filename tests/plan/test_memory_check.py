@@ -24,7 +24,7 @@ MODEL = from_fields(
 
 
 def run(**recipe):
-    return Run(model=MODEL, recipe=Recipe(**{"seq_len": 64, "global_batch": 12, "steps": 1, **recipe}))
+    return Run(model=MODEL, recipe=from_fields(Recipe, {"seq_len": 64, "global_batch": 12, "steps": 1, **recipe}))
 
 
 def peak(run):

@@ -9,6 +9,7 @@ import pytest
 from trainledger.ledger import rules_of_thumb as rules
 from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.optimizers.states import state_nbytes_of
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 
 with open(Path(__file__).parents[2] / "tools/published" / "worked_examples.csv", newline="", encoding="utf-8") as file:
@@ -63,8 +64,8 @@ def test_bytes_per_parameter_of_the_optimizers():
 # The account's own optimizer of each state recipe, where its parameters and gradients are fp32.
 SAME = {
     "fp32-adamw": {"optimizer": "adamw"}, "fp32-8bit-adamw": {"optimizer": "adamw-8bit"},
-    "fp32-amsgrad": {"optimizer": "adamw", "amsgrad": True}, "fp32-momentum": {"optimizer": "momentum"},
-    "fp32-centred-rmsprop": {"optimizer": "rmsprop", "rmsprop_momentum": 0.9, "rmsprop_centred": True},
+    "fp32-amsgrad": {"optimizer": "adamw", "optimizer.amsgrad": True}, "fp32-momentum": {"optimizer": "momentum"},
+    "fp32-centred-rmsprop": {"optimizer": "rmsprop", "optimizer.momentum": 0.9, "optimizer.centered": True},
     "fp32-lion": {"optimizer": "lion"}, "fp32-muon": {"optimizer": "muon"},
     "fp32-adafactor": {"optimizer": "adafactor"}, "fp32-sgd": {"optimizer": "sgd"},
 }  # fmt: skip
@@ -74,7 +75,7 @@ SAME = {
 def test_of_a_large_matrix_the_rule_is_nearly_what_the_account_says(name):
     """What each leaves out (block scales, rows and columns, step counters) is under 2 % of all."""
     leaf = Leaf("up_proj.weight", (8192, 8192))
-    recipe = Recipe(seq_len=8, global_batch=1, steps=1, **SAME[name])
+    recipe = from_fields(Recipe, {"seq_len": 8, "global_batch": 1, "steps": 1, **SAME[name]})
     counted = 8 + state_nbytes_of(leaf, recipe) / leaf.elements
     assert rules.STATES[name].bytes_per_parameter == pytest.approx(counted, rel=0.02)
     assert counted >= rules.STATES[name].bytes_per_parameter

@@ -67,11 +67,11 @@ def test_a_rule_that_does_not_speak_of_the_optimizer_is_left_out() -> None:
         ({"precision": "bf16-mixed"}, 4 + 4 + 8),
         ({"precision": "bf16-sharded"}, 4 + 4 + 8),
         ({"precision": "bf16"}, 2 + 2 + 4),
-        ({"precision": "bf16", "moment_dtype": "fp32"}, 2 + 2 + 8),
-        ({"precision": "bf16", "master_weights": True}, 2 + 2 + 4 + 8),
-        ({"precision": "bf16", "master_weights": True, "gradient_dtype": "fp32"}, 2 + 4 + 4 + 8),
-        ({"precision": "bf16-mixed", "lora_rank": 4}, 4 + 4 + 8),
-        ({"precision": "bf16", "lora_rank": 4}, 2 + 2 + 4),
+        ({"precision": "bf16", "precision.moment_dtype": "fp32"}, 2 + 2 + 8),
+        ({"precision": "bf16", "precision.master_weights": True}, 2 + 2 + 4 + 8),
+        ({"precision": "bf16", "precision.master_weights": True, "precision.gradient_dtype": "fp32"}, 2 + 4 + 4 + 8),
+        ({"precision": "bf16-mixed", "lora.rank": 4}, 4 + 4 + 8),
+        ({"precision": "bf16", "lora.rank": 4}, 2 + 2 + 4),
     ],
 )
 def test_static_state_is_what_the_account_holds_of_weights_gradients_and_moments(

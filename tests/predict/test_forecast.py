@@ -23,8 +23,10 @@ MODEL = from_fields(
 
 
 def run(price=None, count=1, **recipe):
-    fields = {"seq_len": 8, "global_batch": 4, "steps": 10, "eval_sequences": 8, **recipe}
-    return Run(model=MODEL, recipe=Recipe(**fields), cluster=Cluster(price_per_device_hour=price, count=count))
+    fields = {"seq_len": 8, "global_batch": 4, "steps": 10, "evaluation.sequences": 8, **recipe}
+    return Run(
+        model=MODEL, recipe=from_fields(Recipe, fields), cluster=Cluster(price_per_device_hour=price, count=count)
+    )
 
 
 def ledger(**fields):

@@ -21,7 +21,7 @@ from trainledger.predict.step import CAUSES
 from trainledger.spec.cluster import Cluster, Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.parts import from_fields
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.plain import from_plain, to_plain
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
@@ -77,13 +77,14 @@ def runs(draw: st.DrawFn, *, alone: bool = False) -> Run:
     )
     batch = draw(pick(1, 2))
     rounds = draw(pick(1, 2)) * max(4, spread.pipeline)
-    recipe = Recipe(
-        seq_len=draw(pick(512, 2048)), micro_batch=batch, global_batch=batch * rounds * spread.data_ranks,
-        steps=draw(st.integers(1, 10**6)), precision=draw(pick("bf16-mixed", "bf16", "bf16-sharded", "fp32")),
-        activation_checkpointing=draw(pick("none", "full", "selective")), compile=draw(st.booleans()),
-        eval_every=draw(pick(None, 100)), checkpoint_every=draw(pick(None, 1, 500)),
-        checkpoint_async=draw(st.booleans()), optimizer=draw(pick("adamw", "sgd")), launch_blocking=draw(st.booleans()),
-    )  # fmt: skip
+    recipe = from_fields(Recipe, {
+        "seq_len": draw(pick(512, 2048)), "micro_batch": batch, "global_batch": batch * rounds * spread.data_ranks,
+        "steps": draw(st.integers(1, 10**6)), "precision": draw(pick("bf16-mixed", "bf16", "bf16-sharded", "fp32")),
+        "activation_checkpointing": draw(pick("none", "full", "selective")), "compile": draw(st.booleans()),
+        "evaluation.every": draw(pick(None, 100)), "checkpoints.every": draw(pick(None, 1, 500)),
+        "checkpoints.asynchronous": draw(st.booleans()), "optimizer": draw(pick("adamw", "sgd")),
+        "launch_blocking": draw(st.booleans()),
+    })  # fmt: skip
     cluster = Cluster(
         device=draw(st.sampled_from(sorted(DEVICES))), count=spread.devices,
         price_per_device_hour=draw(pick(None, 2.0)), mtbf_device_hours=draw(pick(None, 50.0, 1e5)),
@@ -94,7 +95,7 @@ def runs(draw: st.DrawFn, *, alone: bool = False) -> Run:
     try:
         return validated(run)
     except InvalidInput:
-        return validated(replace(run, recipe=replace(recipe, precision="bf16-mixed", compile=False)))
+        return validated(replace(run, recipe=with_fields(recipe, {"precision": "bf16-mixed", "compile": False})))
 
 
 def told_of(run: Run, **changes: Any) -> Any:
@@ -230,9 +231,9 @@ def test_a_bottleneck_has_the_name_of_what_takes_most() -> None:
     assert named() == "compute"
     assert named(**{"cluster.device": "l4"}) == "memory-bound operations"
     assert named(**{"cluster.loader_tokens_per_second": 1000}) == "data"
-    assert named(**{"recipe.checkpoint_every": 1, "cluster.storage_bytes_per_second": "100MB"}) == "checkpoints"
-    assert named(**{"recipe.eval_every": 1, "recipe.eval_sequences": 10_000}) == "evaluation"
-    assert named(**{"cluster.mtbf_device_hours": 0.01, "recipe.checkpoint_every": 100}) == "failures"
+    assert named(**{"recipe.checkpoints.every": 1, "cluster.storage_bytes_per_second": "100MB"}) == "checkpoints"
+    assert named(**{"recipe.evaluation.every": 1, "recipe.evaluation.sequences": 10_000}) == "evaluation"
+    assert named(**{"cluster.mtbf_device_hours": 0.01, "recipe.checkpoints.every": 100}) == "failures"
 
 
 def test_llama_3_405b_keeps_more_than_nine_tenths_of_its_time() -> None:

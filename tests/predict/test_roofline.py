@@ -241,7 +241,9 @@ def test_every_precision_of_a_large_model_has_a_rate_on_a_device_that_has_them_a
             "max_seq_len": 16,
         },
     )
-    run = Run(model=model, recipe=Recipe(seq_len=16, global_batch=1, steps=1, precision=precision))
+    run = Run(
+        model=model, recipe=from_fields(Recipe, {"seq_len": 16, "global_batch": 1, "steps": 1, "precision": precision})
+    )
     ledger = account(run, backend="cuda")
     assert {each.dtype for each in ledger if each.kind in ("matmul", "attention")} == dtypes
     assert step_time(ledger, device("h100-sxm")).seconds

@@ -17,13 +17,14 @@ MODEL = from_fields(
 
 
 def run(count=1, layout=None, **recipe):
-    fields = {"seq_len": 8, "global_batch": 4, "steps": 10, "eval_sequences": 8, **recipe}
-    return Run(model=MODEL, recipe=Recipe(**fields), cluster=Cluster(count=count), layout=layout or Layout())
+    fields = {"seq_len": 8, "global_batch": 4, "steps": 10, "evaluation.sequences": 8, **recipe}
+    return Run(model=MODEL, recipe=from_fields(Recipe, fields), cluster=Cluster(count=count), layout=layout or Layout())
 
 
 def test_a_run_is_its_steps_its_evaluations_and_its_checkpoints():
     whole = run_time(
-        run(count=2, eval_every=4, checkpoint_every=5), 3.0, forward_seconds=1.0, checkpoint_nbytes=10_000,
+        run(count=2, **{"evaluation.every": 4, "checkpoints.every": 5}), 3.0, forward_seconds=1.0,
+        checkpoint_nbytes=10_000,
         conditions=Conditions(storage_bytes_per_second=5000.0),
     )  # fmt: skip
     # Evaluations after steps 4, 8 and 10, each of 8 sequences where a step's forward has 4; checkpoints after 5 and 10.
@@ -42,7 +43,7 @@ def test_a_run_is_its_steps_its_evaluations_and_its_checkpoints():
 
 def test_ranks_evaluate_whole_sequences():
     # 9 sequences on 4 ranks take as long as 12; a step's 4 take one second.
-    whole = run_time(run(count=4, layout=Layout(shard=4), eval_sequences=9), 3.0, forward_seconds=1.0)
+    whole = run_time(run(count=4, layout=Layout(shard=4), **{"evaluation.sequences": 9}), 3.0, forward_seconds=1.0)
     assert whole.parts["evaluation"] == 3.0
     assert whole.step_seconds == 3.0
 
@@ -72,14 +73,20 @@ def test_a_step_waits_for_tokens_that_come_too_slowly():
 def test_an_evaluation_waits_for_the_same_loader():
     # Three evaluations of 8 sequences, 64 tokens or 128 bytes: computed in 2 s, read in 4 s.
     for slow in (Conditions(loader_tokens_per_second=16.0), Conditions(storage_bytes_per_second=32.0)):
-        assert run_time(run(eval_every=4), 3.0, forward_seconds=1.0, conditions=slow).parts["evaluation"] == 3 * 4.0
+        assert (
+            run_time(run(**{"evaluation.every": 4}), 3.0, forward_seconds=1.0, conditions=slow).parts["evaluation"]
+            == 3 * 4.0
+        )
     enough = Conditions(loader_tokens_per_second=64.0, storage_bytes_per_second=128.0)
-    assert run_time(run(eval_every=4), 3.0, forward_seconds=1.0, conditions=enough).parts["evaluation"] == 3 * 2.0
+    assert (
+        run_time(run(**{"evaluation.every": 4}), 3.0, forward_seconds=1.0, conditions=enough).parts["evaluation"]
+        == 3 * 2.0
+    )
 
 
 def test_failures_cost_what_is_done_again_and_the_restarts():
     around = Conditions(mtbf_seconds=500.0, restart_seconds=7.0, storage_bytes_per_second=5000.0, compile_seconds=3.0)
-    whole = run_time(run(steps=100, checkpoint_every=10), 1.0, checkpoint_nbytes=10_000, conditions=around)
+    whole = run_time(run(steps=100, **{"checkpoints.every": 10}), 1.0, checkpoint_nbytes=10_000, conditions=around)
     # Ten intervals of 10 s, 2 s to save each; a restart takes 7 s, reading 2 s, and 3 s to compile again.
     mean = expected_seconds(100.0, 10.0, write=2.0, restart=12.0, mtbf=500.0)
     assert whole.parts["checkpoints"] == 20.0
@@ -97,10 +104,10 @@ def test_where_the_run_file_is_silent_checkpoints_are_written_as_often_as_costs_
     assert whole.parts["checkpoints"] == 228.0  # after every 44 of 10,000 steps, and at the end
     assert whole.notes[-1] == (
         "checkpoints are written every 44 steps (44 s), which loses least (Daly 2006): the run file does not say; "
-        "--set recipe.checkpoint_every=44"
+        "--set recipe.checkpoints.every=44"
     )
     others = [
-        run_time(run(steps=10_000, checkpoint_every=each), 1.0, checkpoint_nbytes=10_000,
+        run_time(run(steps=10_000, **{"checkpoints.every": each}), 1.0, checkpoint_nbytes=10_000,
                  conditions=around) for each in (5, 20, 90, 400)
     ]  # fmt: skip
     assert all(whole.total_seconds < each.total_seconds for each in others)
@@ -111,7 +118,7 @@ def test_where_the_run_file_is_silent_checkpoints_are_written_as_often_as_costs_
 def test_an_asynchronous_checkpoint_holds_the_run_up_for_its_copy_alone():
     around = Conditions(mtbf_seconds=1e6, storage_bytes_per_second=1e3, host_bytes_per_second=1e4)
     ways = [
-        run_time(run(steps=100, checkpoint_every=20, checkpoint_async=each), 1.0,
+        run_time(run(steps=100, **{"checkpoints.every": 20, "checkpoints.asynchronous": each}), 1.0,
                  checkpoint_nbytes=10_000, conditions=around) for each in (False, True)
     ]  # fmt: skip
     assert [each.parts["checkpoints"] for each in ways] == [50.0, 5.0]
@@ -119,14 +126,14 @@ def test_an_asynchronous_checkpoint_holds_the_run_up_for_its_copy_alone():
     mean = expected_seconds(100.0, 20.0, write=1.0, restart=19.0, mtbf=1e6)
     assert ways[1].parts["failures"] == pytest.approx(mean - 105.0)
     # A checkpoint each 4 s where one takes 10 s to write: the next waits.
-    often = run(steps=100, checkpoint_every=4, checkpoint_async=True)
+    often = run(steps=100, **{"checkpoints.every": 4, "checkpoints.asynchronous": True})
     held = run_time(often, 1.0, checkpoint_nbytes=10_000, conditions=around)
     assert held.parts["checkpoints"] == 25 * 6.0
 
 
 def test_a_run_that_fails_faster_than_it_saves_has_no_end():
     around = Conditions(mtbf_seconds=1.0, storage_bytes_per_second=1.0)
-    whole = run_time(run(steps=10**6, checkpoint_every=10**6), 1.0, checkpoint_nbytes=1, conditions=around)
+    whole = run_time(run(steps=10**6, **{"checkpoints.every": 10**6}), 1.0, checkpoint_nbytes=1, conditions=around)
     assert whole.total_seconds == float("inf")
 
 
@@ -139,7 +146,7 @@ def test_better_conditions_never_take_longer(step, mtbf, storage, every, steps):
         around = Conditions(**{"mtbf_seconds": mtbf, "restart_seconds": 60.0, "storage_bytes_per_second": storage,
                                "loader_tokens_per_second": 100.0, **better})  # fmt: skip
         return run_time(
-            run(steps=steps, checkpoint_every=every), step, forward_seconds=step / 3, checkpoint_nbytes=10**4,
+            run(steps=steps, **{"checkpoints.every": every}), step, forward_seconds=step / 3, checkpoint_nbytes=10**4,
             conditions=around,
         )  # fmt: skip
 

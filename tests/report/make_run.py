@@ -50,7 +50,8 @@ def tiny_run(**recipe) -> Run:
         },
     )
     return Run(
-        model=model, recipe=Recipe(**{"seq_len": 16, "global_batch": 4, "micro_batch": 2, "steps": STEPS, **recipe})
+        model=model,
+        recipe=from_fields(Recipe, {"seq_len": 16, "global_batch": 4, "micro_batch": 2, "steps": STEPS, **recipe}),
     )
 
 

@@ -22,9 +22,12 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "recipe.precision": ("fp32", "bf16", "bf16-sharded", "fp16-mixed", "fp8-tensorwise", "fp8-rowwise-sharded"),
     "recipe.attention": ("math", "flash", "efficient", "cudnn"), "recipe.compile": (True,),
     "recipe.activation_checkpointing": ("full", "segments", "selective", "attention", "offload"),
-    "recipe.loss": ("chunked", "fused", "compiled"), "recipe.loss_chunks": (3,), "recipe.master_weights": (True,),
-    "recipe.gradient_dtype": ("fp32",), "recipe.moment_dtype": ("bf16",), "recipe.fp8_weight_caching": (True,),
-    "recipe.lora_rank": (8,), "recipe.base_format": ("nf4", "int8"), "recipe.optimizer": ("sgd", "adafactor", "muon"),
+    "recipe.loss": ("chunked", "fused", "compiled"), "recipe.loss.chunks": (3,),
+    "recipe.precision.master_weights": (True,),
+    "recipe.precision.gradient_dtype": ("fp32",), "recipe.precision.moment_dtype": ("bf16",),
+    "recipe.precision.weight_caching": (True,),
+    "recipe.lora.rank": (8,), "recipe.lora.base_format": ("nf4", "int8"), "recipe.optimizer": ("sgd", "adafactor",
+    "muon"),
     "recipe.micro_batch": (1, 3, 7), "recipe.global_batch": (1, 7, 64), "recipe.seq_len": (100, 341, 2048),
     "cluster.count": (1, 2, 24),
 }  # fmt: skip
@@ -40,7 +43,7 @@ def written(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
         "cluster": {"device": "h100-sxm", "count": 8},
     }
     for field in draw(st.lists(st.sampled_from(sorted(FIELDS)), min_size=2, max_size=6, unique=True)):
-        section, name = field.split(".")
+        section, _, name = field.partition(".")
         table.setdefault(section, {})[name] = draw(st.sampled_from(FIELDS[field]))
     return table
 
@@ -61,11 +64,14 @@ def test_proposals_lead_to_a_run_that_obeys_all_rules(table: dict[str, dict[str,
             found = [each for each in error.problems if each.nearest is not None]
         if not found:
             return  # a sentence says what else there is to change
-        section, name = found[0].field.split(".")
-        nearest = found[0].nearest
-        table.setdefault(section, {})[name] = list(nearest) if isinstance(nearest, tuple) else nearest
-        if nearest == "none":
-            del table[section][name]
+        field, nearest = found[0].field, found[0].nearest
+        whole = " = " not in str(nearest)
+        if not whole:  # another kind of a part, which has the field
+            field, _, nearest = str(nearest).partition(" = ")
+        section, _, name = field.partition(".")
+        left = {path: each for path, each in table.get(section, {}).items() if not whole or f"{name}." not in path}
+        left[name] = list(nearest) if isinstance(nearest, tuple) else nearest
+        table[section] = {path: each for path, each in left.items() if (path, each) != (name, "none")}
     pytest.fail("\n".join(told))
 
 

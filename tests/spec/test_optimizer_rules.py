@@ -1,4 +1,4 @@
-"""What the optimizer's fields say against each other, with the nearest that works."""
+"""Each optimizer has its own fields, and what it has not is refused with the nearest that works."""
 
 from __future__ import annotations
 
@@ -6,46 +6,50 @@ from typing import Any
 
 import pytest
 
-from trainledger.spec.optimizers import IMPLEMENTATIONS, OPTIMIZER_LOOPS, OPTIMIZERS
+from trainledger.spec.optimizers import IMPLEMENTATIONS, OPTIMIZERS
+from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.rules.recipe import recipe_problems
+from trainledger.spec.runfile import parse
+
+MODEL = {
+    "vocab_size": 8, "d_model": 8, "n_layers": 1, "attention.n_heads": 2, "feed_forward.d_ff": 8, "max_seq_len": 8,
+}  # fmt: skip
 
 
 def recipe_of(**fields: Any) -> Recipe:
-    return Recipe(seq_len=8, global_batch=1, steps=1, **fields)
+    return parse({"model": MODEL, "recipe": {"seq_len": 8, "global_batch": 1, "steps": 1, "optimizer": fields}}).recipe
 
 
 REFUSED = {
-    "recipe.optimizer_loop = 'fused': torch has no fused RMSProp; nearest that works: foreach": {
-        "optimizer": "rmsprop", "optimizer_loop": "fused"},
-    "recipe.optimizer_loop = 'fused': torch has no fused Adafactor; nearest that works: loop": {
-        "optimizer": "adafactor", "optimizer_loop": "fused"},
-    "recipe.optimizer_loop = 'fused': there is no fused lion here; nearest that works: foreach": {
-        "optimizer": "lion", "optimizer_loop": "fused"},
-    "recipe.optimizer_loop = 'foreach': there is no foreach adamw-8bit here; nearest that works: loop": {
-        "optimizer": "adamw-8bit", "optimizer_loop": "foreach"},
-    "recipe.amsgrad = true: belongs to optimizer adamw and adam, not to lion; nearest that works: false": {
-        "optimizer": "lion", "amsgrad": True},
-    "recipe.rmsprop_centred = true: belongs to optimizer rmsprop, not to adamw; nearest that works: false": {
-        "rmsprop_centred": True},
-    "recipe.rmsprop_momentum = 0.9: belongs to optimizer rmsprop, not to sgd; nearest that works: 0.0": {
-        "optimizer": "sgd", "rmsprop_momentum": 0.9},
-    "recipe.beta1 = 0.0: without it nesterov is optimizer sgd; nearest that works: 0.9": {
-        "optimizer": "nesterov", "beta1": 0.0},
+    "recipe.optimizer.implementation = 'fused': must be one of foreach, loop": {
+        "kind": "rmsprop", "implementation": "fused"},
+    "recipe.optimizer.implementation = 'foreach': must be one of loop, fused": {
+        "kind": "adamw-8bit", "implementation": "foreach"},
+    "recipe.optimizer.amsgrad = true: belongs to adamw and adam, and recipe.optimizer is lion; nearest that works: "
+    "recipe.optimizer = adamw": {"kind": "lion", "amsgrad": True},
+    "recipe.optimizer.centered = true: belongs to rmsprop, and recipe.optimizer is adamw; nearest that works: "
+    "recipe.optimizer = rmsprop": {"centered": True},
+    "recipe.optimizer.momentum = 0.9: belongs to momentum, nesterov, rmsprop and muon, and recipe.optimizer is sgd; "
+    "nearest that works: recipe.optimizer = momentum": {"kind": "sgd", "momentum": 0.9},
+    "recipe.optimizer.momentum = 0: must be above 0": {"kind": "nesterov", "momentum": 0},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
 def test_what_is_refused(sentence: str) -> None:
-    assert [str(each) for each in recipe_problems(recipe_of(**REFUSED[sentence]))] == [sentence]
+    with pytest.raises(InvalidInput) as found:
+        recipe_of(**REFUSED[sentence])
+    assert str(found.value) == sentence
 
 
-def test_what_is_said_to_work_works() -> None:
-    for name in OPTIMIZERS:
-        assert not list(recipe_problems(recipe_of(optimizer=name)))
-        assert recipe_of(optimizer=name).optimizer_implementation == IMPLEMENTATIONS[name][0]
-        for loop in OPTIMIZER_LOOPS:
-            problems = list(recipe_problems(recipe_of(optimizer=name, optimizer_loop=loop)))
-            assert bool(problems) == (loop not in IMPLEMENTATIONS[name])
-            for each in problems:
-                assert not list(recipe_problems(recipe_of(optimizer=name, optimizer_loop=each.nearest)))
+def test_each_optimizer_runs_as_it_may() -> None:
+    for name, ways in IMPLEMENTATIONS.items():
+        assert recipe_of(kind=name).optimizer == OPTIMIZERS[name](implementation=ways[0])
+        for way in ways:
+            assert recipe_of(kind=name, implementation=way).optimizer.implementation == way
+
+
+def test_another_optimizer_keeps_what_was_chosen_of_the_shared_fields() -> None:
+    base = {"model": MODEL, "recipe": recipe_of(beta2=0.99, implementation="fused")}
+    lion = parse(base, ["recipe.optimizer=lion"]).recipe.optimizer
+    assert (lion.kind, lion.beta2, lion.implementation) == ("lion", 0.99, "foreach")

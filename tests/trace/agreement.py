@@ -15,7 +15,6 @@ from trainledger.ledger.memory.timeline import peak_host_nbytes
 from trainledger.ledger.step import account
 from trainledger.measure.step import rehearse
 from trainledger.spec.layers import rotary_modules, windows_of
-from trainledger.spec.precision import precision_of
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
@@ -126,7 +125,7 @@ def shared_nbytes(run: Run) -> int:
     the first layer's backward frees a little before its end. So do two scalars while micro-batches add up their losses.
     """
     spec, recipe = run.model, run.recipe
-    low = precision_of(recipe).low
+    low = recipe.precision.low
     angles = 2 * 2 * recipe.seq_len * (spec.rotary_size // 2) * len(rotary_modules(spec)) if low else 0
     per_mask = (spec.attention.n_heads if spec.positions.kind == "alibi" else 1) * recipe.seq_len**2 * (2 if low else 4)
     needed = (

@@ -113,12 +113,12 @@ def run_of_ours(case: Case) -> Run:
             **parts,
         },
     )
-    recipe = Recipe(
-        seq_len=case.tokens, global_batch=case.sequences, steps=1, grad_clip=None,
-        compile=case.compiled == "blocks" or case.selective,  # whose blocks then have checkpoints of their own
-        activation_checkpointing="selective" if case.selective else "full" if case.checkpointing else "none",
-        precision="bf16-mixed" if case.precision == "bf16" else "fp32", optimizer_loop="loop",
-    )  # fmt: skip
+    recipe = from_fields(Recipe, {
+        "seq_len": case.tokens, "global_batch": case.sequences, "steps": 1, "grad_clip": None,
+        "compile": case.compiled == "blocks" or case.selective,
+        "activation_checkpointing": "selective" if case.selective else "full" if case.checkpointing else "none",
+        "precision": "bf16-mixed" if case.precision == "bf16" else "fp32", "optimizer.implementation": "loop",
+    })  # fmt: skip
     return Run(model=spec, recipe=recipe)
 
 

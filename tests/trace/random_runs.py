@@ -76,19 +76,22 @@ def runs(draw: st.DrawFn) -> Run:
     micro_batch, grad_accum = draw(pick(1, 2, 3, 4)), draw(pick(1, 1, 2, 3))
     optimizer = draw(pick("adamw", "adam", "sgd", "momentum", "adagrad", "rmsprop"))  # all: test_optimizers.py
     seq_len = draw(pick(2, 3, 8, 17))
-    recipe = Recipe(
-        seq_len=seq_len,
-        global_batch=micro_batch * grad_accum,
-        micro_batch=micro_batch,
-        steps=3,
-        precision=draw(pick("fp32", "bf16-mixed")),
-        attention=draw(pick("sdpa", "math")),
-        activation_checkpointing=draw(pick("none", "full")),
-        dropout=draw(pick(0.0, 0.1)),
-        optimizer=optimizer,
-        optimizer_loop=draw(pick(*IMPLEMENTATIONS[optimizer])),
-        weight_decay=draw(pick(0.0, 0.1)),
-        grad_clip=draw(pick(None, 1.0)),
+    recipe = from_fields(
+        Recipe,
+        {
+            "seq_len": seq_len,
+            "global_batch": micro_batch * grad_accum,
+            "micro_batch": micro_batch,
+            "steps": 3,
+            "precision": draw(pick("fp32", "bf16-mixed")),
+            "attention": draw(pick("sdpa", "math")),
+            "activation_checkpointing": draw(pick("none", "full")),
+            "dropout": draw(pick(0.0, 0.1)),
+            "optimizer": optimizer,
+            "optimizer.implementation": draw(pick(*IMPLEMENTATIONS[optimizer])),
+            "optimizer.weight_decay": draw(pick(0.0, 0.1)),
+            "grad_clip": draw(pick(None, 1.0)),
+        },
     )
     return Run(model=draw(models(seq_len)), recipe=recipe)
 
@@ -105,7 +108,10 @@ def run_of(*, gpt2: bool = False, model: dict[str, object] | None = None, **reci
     }
     kind = {**GPT2, "tie_embeddings": True} if gpt2 else {**LLAMA, "attention.n_kv_heads": 2}
     batch = {"seq_len": 32, "global_batch": 4, "steps": 10}
-    return Run(model=from_fields(ModelSpec, {**sizes, **kind, **(model or {})}), recipe=Recipe(**{**batch, **recipe}))
+    return Run(
+        model=from_fields(ModelSpec, {**sizes, **kind, **(model or {})}),
+        recipe=from_fields(Recipe, {**batch, **recipe}),
+    )
 
 
 def one_wide(run: Run) -> bool:

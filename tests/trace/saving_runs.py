@@ -59,11 +59,11 @@ def saving_runs(draw: st.DrawFn, **recipe: Any) -> Run:
               for name, each in {**usual, **recipe}.items()}  # fmt: skip
     if chosen.get("activation_checkpointing") == "from-start" and chosen["precision"] == "bf16-mixed":
         chosen["precision"] = "bf16"
-    if chosen.get("loss_chunks") in ("half", "all"):
-        chosen["loss_chunks"] = micro_batch * seq_len // (2 if chosen["loss_chunks"] == "half" else 1)
+    if chosen.get("loss.chunks") in ("half", "all"):
+        chosen["loss.chunks"] = micro_batch * seq_len // (2 if chosen["loss.chunks"] == "half" else 1)
     model = draw(saving_models(seq_len))
     batch = {"seq_len": seq_len, "micro_batch": micro_batch, "global_batch": micro_batch * grad_accum, "steps": 3}
-    return Run(model=model, recipe=Recipe(**{**batch, **chosen}))
+    return Run(model=model, recipe=from_fields(Recipe, {**batch, **chosen}))
 
 
 def same_ledgers(run: Run, *, in_order: bool = True) -> tuple[Ledger, Ledger]:

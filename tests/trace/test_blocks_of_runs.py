@@ -26,12 +26,12 @@ def test_of_any_run_the_layers_multiply(run: Run, n_layers: int) -> None:
 
 
 SAVINGS = {
-    "every-other": {"activation_checkpointing": "full", "recompute_every": 2},
-    "segments": {"activation_checkpointing": "segments", "recompute_segment": 2},
-    "selective": {"activation_checkpointing": "selective", "recompute_keep": ("matmuls",)},
+    "every-other": {"activation_checkpointing": "full", "activation_checkpointing.every": 2},
+    "segments": {"activation_checkpointing": "segments", "activation_checkpointing.n_blocks": 2},
+    "selective": {"activation_checkpointing": "selective", "activation_checkpointing.keep": ("matmuls",)},
     "attention": {"activation_checkpointing": "attention", "attention": "math"},
     "offload": {"activation_checkpointing": "offload"},
-    "lora": {"lora_rank": 4},
+    "lora": {"lora.rank": 4},
     "chunked-loss": {"loss": "chunked"},
     "fp16": {"precision": "fp16-mixed"},
     "muon": {"optimizer": "muon"},

@@ -20,13 +20,15 @@ torch.set_num_threads(1)
 
 
 @examples(24)
-@given(saving_runs(activation_checkpointing="full", recompute_every=pick(1, 2, 3)))
+@given(saving_runs(activation_checkpointing="full", **{"activation_checkpointing.every": pick(1, 2, 3)}))
 def test_blocks(run: Run) -> None:
     same_ledgers(run)
 
 
 @examples(16)
-@given(saving_runs(activation_checkpointing="segments", recompute_segment=pick(None, 2, 3, 4, 9)))
+@given(
+    saving_runs(activation_checkpointing="segments", **{"activation_checkpointing.n_blocks": pick(None, 2, 3, 4, 9)})
+)
 def test_segments(run: Run) -> None:
     same_ledgers(run)
 
@@ -35,11 +37,10 @@ def test_segments(run: Run) -> None:
 @given(
     saving_runs(
         activation_checkpointing="selective",
-        recompute_keep=pick(
+        **{"activation_checkpointing.keep": pick(
             ("matmuls",), ("attention",), ("mm", "addmm"), ("bmm", "_softmax"), ("silu", "gelu", "native_layer_norm"),
             ("native_dropout", "matmuls"),
-        ),
-        recompute_every=pick(1, 1, 2),
+        ), "activation_checkpointing.every": pick(1, 1, 2)},
     )
 )  # fmt: skip
 def test_selected_operations(run: Run) -> None:
@@ -92,7 +93,7 @@ def test_each_way_saves_what_it_says() -> None:
     block = account(run_of(model=deep, activation_checkpointing="full"))
     root = account(run_of(model=deep, activation_checkpointing="segments"))
     start = account(run_of(model=deep, activation_checkpointing="from-start"))
-    second = account(run_of(model=deep, activation_checkpointing="full", recompute_every=2))
+    second = account(run_of(model=deep, activation_checkpointing="full", **{"activation_checkpointing.every": 2}))
     matmuls = account(run_of(model=deep, activation_checkpointing="selective"))
     every = (start, root, block, matmuls, plain)
     assert [each.kept_nbytes for each in every] == sorted(each.kept_nbytes for each in every)

@@ -14,7 +14,6 @@ from compiled_cases import Case, WithLoss, blocks_of, closed_form, run_of_ours, 
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.step import account
 from trainledger.spec.parts import with_fields
-from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 from trainledger.trace.step import trace
 from trainledger.train.precision import build_model
@@ -77,7 +76,11 @@ KINDS: dict[str, tuple[Run, dict[str, Any], dict[str, Any]]] = {
     "dropout": (GPT2, {}, {"dropout": 0.1}),
     "alibi": (GPT2, {"positions": "alibi"}, {}),
     "segments": (LLAMA, {"n_layers": 4}, {"activation_checkpointing": "segments"}),
-    "every other block": (LLAMA, {"n_layers": 4}, {"activation_checkpointing": "full", "recompute_every": 2}),
+    "every other block": (
+        LLAMA,
+        {"n_layers": 4},
+        {"activation_checkpointing": "full", "activation_checkpointing.every": 2},
+    ),
     "seven blocks": (GPT2, {"n_layers": 7}, {}),
     "latent attention": (LLAMA, LATENT, {}),
     "latent attention, wide values": (LLAMA, {**LATENT, "attention.v_head_dim": 48, "attention.q_rank": 96}, {}),
@@ -106,7 +109,7 @@ def compiled_step(run: Run) -> Ledger:
         block.compile()
     batch = tuple(torch.randint(0, run.model.vocab_size, (run.recipe.global_batch, run.recipe.seq_len)) for _ in "xy")
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    autocast = torch.bfloat16 if precision_of(run.recipe).copies == "autocast" else None
+    autocast = torch.bfloat16 if run.recipe.precision.copies == "autocast" else None
     return trace(model, batch, optimizer=optimizer, autocast=autocast)
 
 
@@ -131,6 +134,6 @@ def test_latent_attention_and_experts_keep_what_the_compiler_keeps(kind: str, pr
 def both(kind: str, precision: str, again: str) -> tuple[Ledger, Ledger]:
     """The closed form of a step with compiled blocks, and the trace of it."""
     run, model, recipe = KINDS[kind]
-    told = replace(run.recipe, **{"precision": precision, "activation_checkpointing": again, **recipe})
+    told = with_fields(run.recipe, {"precision": precision, "activation_checkpointing": again, **recipe})
     run = replace(run, model=with_fields(run.model, model), recipe=told)
     return account(run), compiled_step(run)

@@ -21,7 +21,7 @@ from trainledger.ledger.step import account
 from trainledger.measure.meter import AllocatorPeak
 from trainledger.nn.float8 import Float8Linear, use_float8
 from trainledger.nn.transformer import build
-from trainledger.spec.precision import precision_of
+from trainledger.spec.parts import with_fields
 from trainledger.spec.run import Run
 from trainledger.trace.step import trace
 
@@ -38,12 +38,12 @@ pytestmark = [
 def run_of(model: str, scaling: str, again: str) -> Run:
     case = Case(model, "blocks", checkpointing=again == "full", selective=again == "selective", tokens=128, width=128)
     run = run_of_ours(case)
-    return replace(run, recipe=replace(run.recipe, precision=f"fp8-{scaling}"))
+    return replace(run, recipe=with_fields(run.recipe, {"precision": f"fp8-{scaling}"}))
 
 
 def made(run: Run) -> WithLoss:
     """The model as the engine has it; its blocks are compiled, which the engine refuses in 8 bits."""
-    model, float8 = build(run.model, run.recipe), precision_of(run.recipe).float8
+    model, float8 = build(run.model, run.recipe), run.recipe.precision.float8
     assert float8 is not None
     use_float8(model, float8)
     with_loss = WithLoss(model).train()
@@ -146,7 +146,7 @@ def test_blocks_whose_weights_are_cast_once_keep_what_the_compiled_step_keeps(
 ) -> None:
     as_on_gpus(monkeypatch)
     run = run_of("llama", scaling, again)
-    run = replace(run, recipe=replace(run.recipe, fp8_weight_caching=True))
+    run = replace(run, recipe=with_fields(run.recipe, {"precision.weight_caching": True}))
     told, model = account(run), CastOnce(made(run))
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     traced = trace(model, tokens_of(run), optimizer=optimizer, autocast=torch.bfloat16)

@@ -18,7 +18,7 @@ from trainledger.ledger.step import account
 from trainledger.measure.meter import AllocatorPeak
 from trainledger.measure.step import rehearse
 from trainledger.nn.loss import run_loss
-from trainledger.spec.precision import precision_of
+from trainledger.spec.parts import with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.trace.step import trace
@@ -49,7 +49,7 @@ class WithLoss(nn.Module):
 
 def run_of(vocab_size: int, model: dict[str, Any] | None = None, **recipe: Any) -> Run:
     run = run_of_ours(Case("llama", "nothing", vocab_size=vocab_size))
-    told = replace(run.recipe, **{"loss": "compiled", **recipe})
+    told = with_fields(run.recipe, {"loss": "compiled", **recipe})
     return replace(run, model=replace(run.model, **(model or {})), recipe=told)
 
 
@@ -63,7 +63,7 @@ def made(run: Run) -> tuple[nn.Module, tuple[Tensor, ...], torch.optim.Optimizer
 
 def traced(run: Run, kernels: str = "cpu") -> Ledger:
     model, batch, optimizer = made(run)
-    mixed = torch.bfloat16 if precision_of(run.recipe).copies == "autocast" else None
+    mixed = torch.bfloat16 if run.recipe.precision.copies == "autocast" else None
     ledger = trace(model, batch, optimizer=optimizer, autocast=mixed, kernels=kernels)
     assert (ledger.notes, ledger.uncounted) == ((), ())
     return ledger
@@ -82,7 +82,7 @@ def same(run: Run, kernels: str = "cpu", *, near: float = 0.0) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
 @pytest.mark.parametrize("upcast", [True, False])
 def test_kept_and_peak_are_those_of_the_compiled_loss(vocab_size: int, precision: str, *, upcast: bool) -> None:
-    same(run_of(vocab_size, precision=precision, loss_upcast=upcast))
+    same(run_of(vocab_size, precision=precision, **{"loss.upcast": upcast}))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
@@ -138,7 +138,7 @@ def test_a_real_step_holds_as_much() -> None:
     torch._dynamo.reset()
 
     def forward() -> Tensor:
-        with autocast(precision_of(run.recipe), torch.device("cpu")):
+        with autocast(run.recipe.precision, torch.device("cpu")):
             loss: Tensor = model(*batch)
         return loss
 
@@ -158,7 +158,7 @@ def test_a_real_step_holds_as_much() -> None:
 def test_operation_by_operation_it_is_the_full_loss() -> None:
     run = run_of(64, precision="bf16")
     eager = replace(run, recipe=run.recipe.uncompiled)
-    assert eager.recipe.loss == "full"
+    assert eager.recipe.loss.kind == "full"
     told = rehearse(run)
     assert told.peak().nbytes == account(eager).peak().nbytes
     assert told.flops == account(eager).flops

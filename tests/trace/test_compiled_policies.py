@@ -80,7 +80,7 @@ POLICIES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 def agree(run: Run, precision: str, near: float, **recipe: Any) -> None:
     told = {**recipe, "precision": precision, "activation_checkpointing": "selective"}
-    run = replace(run, recipe=replace(run.recipe, **told))
+    run = replace(run, recipe=with_fields(run.recipe, told))
     predicted, compiled = account(run), compiled_step(run)
     assert predicted.notes == ()
     assert predicted.kept_nbytes == compiled.kept_nbytes
@@ -103,10 +103,10 @@ def test_other_blocks_keep_the_same(kind: str, precision: str) -> None:
 def test_other_policies_keep_the_same(policy: str, precision: str) -> None:
     name, model, keep = POLICIES[policy]
     run = run_of_ours(replace(SMALL, model=name))
-    agree(replace(run, model=with_fields(run.model, model)), precision, 0.05, recompute_keep=keep)
+    agree(replace(run, model=with_fields(run.model, model)), precision, 0.05, **{"activation_checkpointing.keep": keep})
 
 
 @pytest.mark.slow
 def test_every_other_block_runs_again() -> None:
     run = run_of_ours(replace(SMALL, layers=4))
-    agree(run, "bf16-mixed", NEAR, recompute_every=2)
+    agree(run, "bf16-mixed", NEAR, **{"activation_checkpointing.every": 2})

@@ -49,8 +49,8 @@ def runs(draw: st.DrawFn) -> Run:
     seq_len = draw(pick(5, 32, 33))
     return run_of(
         gpt2=True, seq_len=seq_len, model={"max_seq_len": 40, **fields}, precision="bf16-mixed", optimizer="sgd",
-        optimizer_loop="loop", grad_clip=None, global_batch=draw(pick(1, 3)),
-        activation_checkpointing=draw(pick("none", "full")),
+        grad_clip=None, global_batch=draw(pick(1, 3)), activation_checkpointing=draw(pick("none", "full")),
+        **{"optimizer.implementation": "loop"},
     )  # fmt: skip
 
 
@@ -90,9 +90,9 @@ def test_the_account_of_cudnn_is_the_trace_of_its_kernel(kv_heads: int) -> None:
         model={"max_seq_len": 40, "attention.n_heads": 4, "attention.n_kv_heads": kv_heads},
         optimizer="sgd",
         precision="bf16-mixed",
-        optimizer_loop="loop",
         grad_clip=None,
         global_batch=3,
+        **{"optimizer.implementation": "loop"},
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "scaled_dot_product_attention", as_on_hopper)

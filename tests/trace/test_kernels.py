@@ -57,10 +57,10 @@ def runs(draw: st.DrawFn) -> Run:
     optimizer = draw(pick("adamw", "sgd", "momentum"))
     return run_of(
         gpt2=not llama, seq_len=draw(pick(8, 32) if fields["attention.window"] else pick(5, 8, 32)),
-        model={"max_seq_len": 40, "attention.head_dim": 16, **fields},
-        precision=precision, attention=attention, optimizer=optimizer, global_batch=draw(pick(1, 3)),
-        optimizer_loop=draw(pick(*IMPLEMENTATIONS[optimizer])), grad_clip=draw(pick(None, 1.0)),
+        model={"max_seq_len": 40, "attention.head_dim": 16, **fields}, precision=precision, attention=attention,
+        optimizer=optimizer, global_batch=draw(pick(1, 3)), grad_clip=draw(pick(None, 1.0)),
         activation_checkpointing=draw(pick("none", "full")), dropout=draw(pick(0.0, 0.0, 0.1)),
+        **{"optimizer.implementation": draw(pick(*IMPLEMENTATIONS[optimizer]))},
     )  # fmt: skip
 
 

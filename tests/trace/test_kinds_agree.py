@@ -36,7 +36,7 @@ def run_from(case: Case) -> Run:
     spec = {name: value for name, value in case.items() if not name.startswith("recipe.")}
     recipe["global_batch"] = recipe["micro_batch"] * recipe.pop("accumulated", 1)
     spec["max_seq_len"] = recipe["seq_len"] + spec.pop("spare_positions", 0)
-    return Run(model=from_fields(ModelSpec, spec), recipe=Recipe(**{"steps": 3, **recipe}))
+    return Run(model=from_fields(ModelSpec, spec), recipe=from_fields(Recipe, {"steps": 3, **recipe}))
 
 
 def norms(random: Random) -> Case:
@@ -86,7 +86,8 @@ def blocks(random: Random) -> Case:
         "attention.head_dim": choice((2, 4)), "attention.bias": choice((True, False)),
         "feed_forward.d_ff": choice((7, 32)), "feed_forward.gated": gated, "feed_forward.bias": choice((True, False)),
         "feed_forward.activation": choice(activations), "spare_positions": choice((0, 3)), **ends(random),
-        **norms(random), **recipes(random, optimizer="adamw", optimizer_loop=choice(("fused", "loop"))),
+        **norms(random), **recipes(random, optimizer="adamw", **{"optimizer.implementation": choice(("fused",
+        "loop"))}),
     }  # fmt: skip
 
 
@@ -182,9 +183,11 @@ def experts(random: Random) -> Case:
         "feed_forward.router.scores": choice(ROUTER_SCORES), "feed_forward.router.bias": choice((True, False)),
         "feed_forward.router.normalize": choice((True, False)), "feed_forward.router.scale": choice((1.0, 2.5)),
         "feed_forward.router.correction": choice((True, False)),
-        **recipes(random, seq_len=seq_len, dropout=0.0, expert_dispatch="capacity" if capacity else "dropless",
-                  capacity_factor=capacity, load_balance_loss=choice((0.0, 0.01)), optimizer=choice(("sgd", "adamw")),
-                  optimizer_loop=choice(("fused", "loop")), grad_clip=choice((None, 1.0))),
+        **recipes(
+            random, seq_len=seq_len, dropout=0.0, expert_dispatch="capacity" if capacity else "dropless",
+            load_balance_loss=choice((0.0, 0.01)), optimizer=choice(("sgd", "adamw")), grad_clip=choice((None, 1.0)),
+            **{"expert_dispatch.factor": capacity, "optimizer.implementation": choice(("fused", "loop"))},
+        ),
     }  # fmt: skip
 
 
@@ -200,12 +203,15 @@ def precisions(random: Random) -> Case:
         **(GPT2 if gpt2 else LLAMA), "vocab_size": choice((17, 64, 301)), "d_model": choice((16, 48)),
         "n_layers": choice((1, 2, 3)), "attention.n_heads": 4, "attention.n_kv_heads": None if gpt2 else n_kv_heads,
         "attention.head_dim": width, "feed_forward.d_ff": choice((32, 80)), "tie_embeddings": choice((True, False)),
-        **recipes(random, micro_batch=choice((1, 2, 4)), accumulated=choice((1, 1, 2, 3)), seq_len=choice((16, 32)),
-                  precision=precision, fp8_weight_caching=precision in CACHING and choice((True, False)),
-                  master_weights=master, gradient_dtype=choice((None, "fp32")) if master else None,
-                  attention=choice(("sdpa", "math")), optimizer=choice(("adamw", "sgd")),
-                  optimizer_loop=choice(("fused", "foreach", "loop")), weight_decay=choice((0.0, 0.1)),
-                  grad_clip=choice((None, 1.0))),
+        **recipes(
+            random, micro_batch=choice((1, 2, 4)), accumulated=choice((1, 1, 2, 3)), seq_len=choice((16, 32)),
+            precision=precision, attention=choice(("sdpa", "math")), optimizer=choice(("adamw", "sgd")),
+            grad_clip=choice((None, 1.0)),
+            **{"optimizer.weight_decay": choice((0.0, 0.1)),
+            "precision.weight_caching": precision in CACHING and choice((True, False)),
+            "precision.master_weights": master, "precision.gradient_dtype": choice((None,
+            "fp32")) if master else None, "optimizer.implementation": choice(("fused", "foreach", "loop"))},
+        ),
     }  # fmt: skip
 
 
@@ -248,7 +254,7 @@ def test_matmuls_of_experts_and_in_8_bits_may_be_kept(precision: str, keep: tupl
         "feed_forward": "experts", "feed_forward.d_ff": 32, "feed_forward.n_experts": 4, "feed_forward.per_token": 2,
         "feed_forward.expert_d_ff": 16, "feed_forward.n_dense_layers": 1,
     }  # fmt: skip
-    recipe = {"precision": precision, "recompute_keep": keep, "activation_checkpointing": "selective"}
+    recipe = {"precision": precision, "activation_checkpointing.keep": keep, "activation_checkpointing": "selective"}
     case = {**LLAMA, **own, "recipe.seq_len": 16, "recipe.micro_batch": 2}
     predicted, _ = assert_agree(run_from(case | {f"recipe.{name}": value for name, value in recipe.items()}))
     kept = {each.name for each in predicted if each.kind == "matmul" and each.phase == "recompute"}
@@ -261,8 +267,8 @@ def test_two_rounds_of_recomputed_blocks_before_modules_ahead(layers: int) -> No
     case = {
         **LLAMA, "vocab_size": 64, "d_model": 32, "n_layers": layers, "attention.n_heads": 2, "feed_forward.d_ff": 64,
         "n_mtp_layers": 1, "tie_embeddings": True, "recipe.seq_len": 16, "recipe.micro_batch": 2,
-        "recipe.precision": "bf16", "recipe.master_weights": True, "recipe.activation_checkpointing": "full",
-        "recipe.recompute_every": layers // 2,
+        "recipe.precision": "bf16", "recipe.precision.master_weights": True, "recipe.activation_checkpointing": "full",
+        "recipe.activation_checkpointing.every": layers // 2,
     }  # fmt: skip
     assert_agree(run_from(case))
 
@@ -275,7 +281,12 @@ def test_real_tensors_leave_the_same_ledger(precision: str, master: bool) -> Non
     if "rowwise" in precision and torch.__version__ < (2, 12):
         pytest.skip("torch scales by row on a CPU since 2.12")
     wide = "fp32" if master else None
-    run = run_of(precision=precision, master_weights=master, gradient_dtype=wide, micro_batch=2, dropout=0.1)
+    run = run_of(
+        precision=precision,
+        micro_batch=2,
+        dropout=0.1,
+        **{"precision.master_weights": master, "precision.gradient_dtype": wide},
+    )
     predicted, measured = account(run), rehearse_really(run)
     same_totals(predicted, measured)
     assert predicted.peak().nbytes == measured.peak().nbytes

@@ -22,27 +22,29 @@ torch.set_num_threads(1)
 @examples(50)
 @given(
     saving_runs(
-        lora_rank=pick(1, 4),
-        lora_targets=pick(("linear",), ("q_proj", "v_proj"), ("down_proj",), ("k_proj", "up_proj")),
-        lora_dropout=pick(0.0, 0.1),
-        base_format=pick(None, "bf16", "int8", "nf4"),
         activation_checkpointing=pick("none", "none", "full", "selective", "attention", "offload"),
         loss=pick("full", "chunked", "fused"),
-        loss_chunks=2,
+        **{
+            "lora.rank": pick(1, 4),
+            "lora.targets": pick(("linear",), ("q_proj", "v_proj"), ("down_proj",), ("k_proj", "up_proj")),
+            "lora.dropout": pick(0.0, 0.1),
+            "lora.base_format": pick(None, "bf16", "int8", "nf4"),
+            "loss.chunks": 2,
+        },
     )
 )
 def test_adapters(run: Run) -> None:
-    predicted, _ = same_ledgers(run, in_order=run.recipe.activation_checkpointing != "offload")
+    predicted, _ = same_ledgers(run, in_order=run.recipe.activation_checkpointing.kind != "offload")
     assert dict(predicted.resident)["frozen weights"] > 0
 
 
 def test_frozen_weights_have_no_gradient_no_state_and_no_product_of_their_own() -> None:
     """FLOPs of linear layers: forward and the input's gradient instead of three products; more with recomputation."""
     deep = {"n_layers": 6, "vocab_size": 8}
-    run = run_of(model=deep, lora_rank=1)
+    run = run_of(model=deep, **{"lora.rank": 1})
     plain, adapted, again = (
         account(each)
-        for each in (run_of(model=deep), run, run_of(model=deep, lora_rank=1, activation_checkpointing="full"))
+        for each in (run_of(model=deep), run, run_of(model=deep, activation_checkpointing="full", **{"lora.rank": 1}))
     )
     tokens = run.recipe.tokens_per_step
     elements = parameters(run.model)
@@ -75,21 +77,23 @@ def test_bytes_of_a_large_frozen_weight() -> None:
 
 def test_sizes_as_arrays_and_the_work_does_not_grow_with_layers() -> None:
     numpy = pytest.importorskip("numpy")
-    few, many = (account(run_of(model={"n_layers": each}, lora_rank=2, base_format="nf4")) for each in (9, 900))
+    few, many = (
+        account(run_of(model={"n_layers": each}, **{"lora.rank": 2, "lora.base_format": "nf4"})) for each in (9, 900)
+    )
     assert len(few) == len(many)
     widths = numpy.array([64, 128])
-    both = account(run_of(model={"feed_forward.d_ff": widths}, lora_rank=2, base_format="nf4"))
+    both = account(run_of(model={"feed_forward.d_ff": widths}, **{"lora.rank": 2, "lora.base_format": "nf4"}))
     for at, each in enumerate(widths):
-        one = account(run_of(model={"feed_forward.d_ff": int(each)}, lora_rank=2, base_format="nf4"))
+        one = account(run_of(model={"feed_forward.d_ff": int(each)}, **{"lora.rank": 2, "lora.base_format": "nf4"}))
         assert both.total("flops")[at] == one.total("flops")
         assert dict(both.resident)["frozen weights"][at] == dict(one.resident)["frozen weights"]
 
 
-@pytest.mark.parametrize("recipe", [{"activation_checkpointing": "full"}, {"loss": "fused", "loss_chunks": 4}])
+@pytest.mark.parametrize("recipe", [{"activation_checkpointing": "full"}, {"loss": "fused", "loss.chunks": 4}])
 def test_symbols(recipe: dict[str, object]) -> None:
     sympy = pytest.importorskip("sympy")
     batch = sympy.Symbol("B", integer=True, positive=True)
-    formula = account(run_of(global_batch=batch, micro_batch=batch, lora_rank=2, **recipe))
+    formula = account(run_of(global_batch=batch, micro_batch=batch, **recipe, **{"lora.rank": 2}))
     for size in (4, 8):
-        one = account(run_of(global_batch=size, micro_batch=size, lora_rank=2, **recipe))
+        one = account(run_of(global_batch=size, micro_batch=size, **recipe, **{"lora.rank": 2}))
         assert formula.total("flops").subs(batch, size) == one.total("flops")

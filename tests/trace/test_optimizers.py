@@ -33,7 +33,6 @@ from trainledger.spec.layers import kind_of
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.optimizers import ACCOUNTED_ONLY, IMPLEMENTATIONS, OPTIMIZERS
 from trainledger.spec.parts import from_fields, with_fields
-from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.recipe import recipe_problems
 from trainledger.trace import trace
@@ -88,14 +87,14 @@ def recipes(draw: st.DrawFn, name: str, loop: str) -> Recipe:
     """An optimizer in one of its ways, with any of its options, with and without decay and clipping."""
     more: dict[str, Any] = {}
     if name in ("adam", "adamw"):
-        more = {"amsgrad": draw(st.booleans())}
+        more = {"optimizer.amsgrad": draw(st.booleans())}
     if name == "rmsprop":
-        more = {"rmsprop_momentum": draw(pick(0.0, 0.5)), "rmsprop_centred": draw(st.booleans())}
-    recipe = Recipe(
-        seq_len=8, global_batch=1, steps=3, optimizer=name, optimizer_loop=loop,
-        precision=draw(pick("fp32", "fp32", "bf16")), weight_decay=draw(pick(0.0, 0.1)),
-        grad_clip=draw(pick(None, 1.0)), **more,
-    )  # fmt: skip
+        more = {"optimizer.momentum": draw(pick(0.0, 0.5)), "optimizer.centered": draw(st.booleans())}
+    recipe = from_fields(Recipe, {
+        "seq_len": 8, "global_batch": 1, "steps": 3, "optimizer": name, "optimizer.implementation": loop,
+        "precision": draw(pick("fp32", "fp32", "bf16")), "optimizer.weight_decay": draw(pick(0.0, 0.1)),
+        "grad_clip": draw(pick(None, 1.0)), **more,
+    })  # fmt: skip
     assert not list(recipe_problems(recipe))
     return recipe
 
@@ -129,7 +128,10 @@ def test_closed_form_equals_what_torch_runs(
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_decay_of_8_bit_adam_frees_the_gradient_that_it_replaces(optimizer: str, precision: str) -> None:
     run = run_of(
-        optimizer=optimizer, optimizer_loop="loop", precision=precision, weight_decay=0.1, model={"d_model": 128}
+        optimizer=optimizer,
+        precision=precision,
+        model={"d_model": 128},
+        **{"optimizer.implementation": "loop", "optimizer.weight_decay": 0.1},
     )
     predicted = closed_form(leaves_of(run.model, run.recipe), run.recipe, foreach=False)
     traced = followed(run.model, run.recipe, foreach=False, frozen=False)
@@ -145,7 +147,7 @@ def relative(live: list[int]) -> list[int]:
 
 
 def closed_form(leaves: ModelLeaves, recipe: Recipe, foreach: bool) -> Ledger:
-    tape = Tape(precision_of(recipe))
+    tape = Tape(recipe.precision)
     held = []
     if recipe.grad_clip is not None:
         with tape.during("clip"):
@@ -159,7 +161,7 @@ def closed_form(leaves: ModelLeaves, recipe: Recipe, foreach: bool) -> Ledger:
 def followed(spec: ModelSpec, recipe: Recipe, foreach: bool, frozen: bool) -> Ledger:
     """One clipping and one step of the engine's optimizer on fake tensors."""
     with FakeTensorMode(), ZeroWhereUnknown():
-        model = parameters_alone(spec, DTYPES[precision_of(recipe).parameters])
+        model = parameters_alone(spec, DTYPES[recipe.precision.parameters])
         for name, each in model.named_parameters():
             each.requires_grad_(not (frozen and is_frozen(name)))
         optimizer = build_optimizer(model, recipe)
@@ -200,14 +202,16 @@ def parameters_alone(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_whole_step_with_each_optimizer(optimizer: str) -> None:
     for loop in built(optimizer):
-        run = run_of(optimizer=optimizer, optimizer_loop=loop, model={"d_model": 24, "attention.head_dim": 6})
+        run = run_of(
+            optimizer=optimizer, model={"d_model": 24, "attention.head_dim": 6}, **{"optimizer.implementation": loop}
+        )
         assert_agree(run)
 
 
 @pytest.mark.parametrize("optimizer", ["nesterov", "adafactor", "lion", "muon", "adamw-8bit"])
 def test_fake_steps_are_real_ones(optimizer: str) -> None:
     for loop in built(optimizer):
-        run = run_of(optimizer=optimizer, optimizer_loop=loop)
+        run = run_of(optimizer=optimizer, **{"optimizer.implementation": loop})
         fake, real = rehearse(run), rehearse_really(run)
         assert fake.resident == real.resident
         assert [replace(each, seconds=None) for each in fake] == [replace(each, seconds=None) for each in real]

@@ -132,7 +132,7 @@ def test_peak_and_flops_of_a_transformers_model(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("optimizer", ["fused", "foreach", "loop"])
 def test_our_own_model_through_the_public_door(optimizer: str) -> None:
-    run = run_of(optimizer_loop=optimizer, grad_clip=None)
+    run = run_of(grad_clip=None, **{"optimizer.implementation": optimizer})
     model = build(run.model, run.recipe)
     ids = torch.zeros(4, 32, dtype=torch.int64)
     ledger = trace(

@@ -19,7 +19,6 @@ from trainledger.api.load import load
 from trainledger.measure.meter import AllocatorPeak
 from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import build
-from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 from trainledger.train.optimizer import build_optimizer
 from trainledger.train.parallel import mesh_of, spread
@@ -33,7 +32,7 @@ def run_case(run: Run) -> dict[str, int]:
     model = build(run.model, run.recipe)
     for block in model.layers:
         block.compile()
-    model = spread(model, run.layout, mesh_of(run.layout), precision_of(run.recipe)).train()
+    model = spread(model, run.layout, mesh_of(run.layout), run.recipe.precision).train()
     optimizer = build_optimizer(model, run.recipe)
     batches = batches_of(run, 0, dist.get_rank())
 

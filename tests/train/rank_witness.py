@@ -26,7 +26,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainledger.api.load import load
 from trainledger.nn.float8 import use_float8
 from trainledger.nn.transformer import Transformer, build
-from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 from trainledger.train.optimizer import build_optimizer
 from trainledger.train.parallel import finish_gradients
@@ -131,7 +130,7 @@ class Witness(TorchDispatchMode):
 
 def model_of(run: Run) -> Transformer:
     """The whole model of a run, before it is spread; copies in low precision are FSDP2's to make."""
-    model, float8 = build(run.model, run.recipe), precision_of(run.recipe).float8
+    model, float8 = build(run.model, run.recipe), run.recipe.precision.float8
     if float8 is not None:
         use_float8(model, float8)
     return model
@@ -142,7 +141,7 @@ def run_case(run: Run, rank: int) -> dict[str, Any]:
     layout = run.layout
     torch.manual_seed(0)
     model: nn.Module = model_of(run)
-    model, again = spread_gathering(model, layout, precision_of(run.recipe))
+    model, again = spread_gathering(model, layout, run.recipe.precision)
     optimizer = build_optimizer(model, run.recipe)
     losses, peaks = [], []
     for step in range(4):

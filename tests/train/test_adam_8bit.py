@@ -67,7 +67,7 @@ def test_it_steps_as_the_reference_does(optimizer: str, shape: tuple[int, int]) 
     generator = torch.Generator().manual_seed(5)
     weight = nn.Parameter(torch.randn(shape, generator=generator))
     before = weight.detach().double().numpy()
-    recipe = tiny_run(optimizer=optimizer, learning_rate=0.01, weight_decay=0.1).recipe
+    recipe = tiny_run(optimizer=optimizer, learning_rate=0.01, **{"optimizer.weight_decay": 0.1}).recipe
     stepped = build_optimizer(holder(weight), recipe)
     gradients = [torch.randn(shape, generator=generator) * 10.0 ** (step - 3) for step in range(5)]
     for gradient in gradients:
@@ -80,7 +80,7 @@ def test_it_steps_as_the_reference_does(optimizer: str, shape: tuple[int, int]) 
     else:
         plain = nn.Parameter(torch.from_numpy(before).float())
         adam = torch.optim.AdamW if decoupled else torch.optim.Adam
-        exact = adam([plain], lr=0.01, betas=(0.9, 0.95), eps=recipe.epsilon, weight_decay=0.1)
+        exact = adam([plain], lr=0.01, betas=(0.9, 0.95), eps=recipe.optimizer.epsilon, weight_decay=0.1)
         for gradient in gradients:
             plain.grad = gradient
             exact.step()
@@ -116,7 +116,7 @@ def losses(optimizer: str, steps: int) -> list[float]:
     teacher, student = two_layers(), two_layers()
     x = torch.randn(256, 96)
     target = teacher(x).detach()
-    recipe = tiny_run(optimizer=optimizer, learning_rate=3e-3, weight_decay=0.0).recipe
+    recipe = tiny_run(optimizer=optimizer, learning_rate=3e-3, **{"optimizer.weight_decay": 0.0}).recipe
     stepped = build_optimizer(student, recipe)
     seen = []
     for _ in range(steps):

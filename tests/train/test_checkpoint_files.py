@@ -69,7 +69,7 @@ def test_with_every_checkpoint_damaged_the_run_starts_again(tmp_path: Path) -> N
 
 
 def test_the_newest_and_the_multiples_are_kept(tmp_path: Path) -> None:
-    run = tiny_run(steps=9, checkpoint_every=1, keep_last=2, keep_every=3)
+    run = tiny_run(steps=9, **{"checkpoints.every": 1, "checkpoints.keep_last": 2, "checkpoints.keep_every": 3})
     train(run, tmp_path, open_feed=CountingFeed)
     assert names(tmp_path) == ["step-00000003", "step-00000006", "step-00000008", "step-00000009"]
 
@@ -118,8 +118,8 @@ def test_the_manifest_says_size_and_sha256_of_each_file(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_a_sentence_and_the_old_checkpoints_stay(tmp_path: Path) -> None:
     """The kernel's own refusal: a limit on file size that the second process cannot go beyond."""
-    fields: dict[str, Any] = {"steps": 6, "checkpoint_every": 2, "model": {"vocab_size": 512}}
-    run = tiny_run(fields["model"], steps=6, checkpoint_every=2)
+    fields: dict[str, Any] = {"steps": 6, "checkpoints.every": 2, "model": {"vocab_size": 512}}
+    run = tiny_run(fields["model"], steps=6, **{"checkpoints.every": 2})
     last = train(run, tmp_path, open_feed=CountingFeed).checkpoint
     largest = (last / "model.safetensors").stat().st_size - 1
     for each in ("model.safetensors", "optimizer.safetensors"):

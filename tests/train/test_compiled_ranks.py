@@ -83,7 +83,7 @@ MORE: dict[str, Case] = {
     "fsdp, experts in balance": ({"shard": 2}, EXPERTS, {**SHARDED, "load_balance_loss": 0.01}),
     "fsdp, gpt2, kept": ({"shard": 2, "reshard_after_forward": False}, LAYERS, {}),
     "fsdp, two ahead": ({"shard": 2, "prefetch": 2}, {"n_layers": 5}, {}),
-    "fsdp, every other block": ({"shard": 2}, {"n_layers": 4}, {**AGAIN, "recompute_every": 2}),
+    "fsdp, every other block": ({"shard": 2}, {"n_layers": 4}, {**AGAIN, "activation_checkpointing.every": 2}),
     "fsdp, bf16": ({"shard": 2}, {}, MIXED),
     "fsdp, bf16, checkpointed": ({"shard": 2}, {}, {**AGAIN, **MIXED}),
     "fsdp, odd sizes": (
@@ -111,8 +111,16 @@ MORE: dict[str, Case] = {
     "fsdp, selective, fp32": ({"shard": 2}, {}, SELECTIVE),
     "fsdp, selective, bf16": ({"shard": 2}, {}, {**SELECTIVE, **MIXED}),
     "fsdp, selective, gpt2": ({"shard": 2}, LAYERS, {**SELECTIVE, **SHARDED}),
-    "fsdp, selective, attention alone": ({"shard": 2}, {}, {**SELECTIVE, **SHARDED, "recompute_keep": ["attention"]}),
-    "fsdp, selective, every other": ({"shard": 2}, {"n_layers": 4}, {**SELECTIVE, **SHARDED, "recompute_every": 2}),
+    "fsdp, selective, attention alone": (
+        {"shard": 2},
+        {},
+        {**SELECTIVE, **SHARDED, "activation_checkpointing.keep": ["attention"]},
+    ),
+    "fsdp, selective, every other": (
+        {"shard": 2},
+        {"n_layers": 4},
+        {**SELECTIVE, **SHARDED, "activation_checkpointing.every": 2},
+    ),
     "fsdp, selective, gathered once": ({"shard": 2, "reshard_after_forward": False}, {}, SELECTIVE),
     "fsdp, selective, two micro-batches": ({"shard": 2}, {}, {**SELECTIVE, "global_batch": 16}),
     "hybrid, selective": ({"shard": 2, "replicate": 2}, {}, {**SELECTIVE, "global_batch": 16}),
@@ -233,7 +241,7 @@ class Stage(nn.Module):
         super().__init__()
         (self.chunk,) = (each.chunk for each in rank_plan(run, stage).chunks)
         self.model = build(run.model, run.recipe)
-        self.loss = run.recipe.loss
+        self.loss = run.recipe.loss.kind
         self.own = range(self.chunk.first, self.chunk.first + self.chunk.count)
         self.model.layers = nn.ModuleList([self.model.layers[each] for each in self.own])
         for each in self.model.layers:

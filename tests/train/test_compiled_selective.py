@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.parts import from_fields
-from trainledger.spec.precision import precision_of
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.savings import Selective
 from trainledger.train.precision import refuse
 
 SPEC = from_fields(
@@ -31,7 +31,7 @@ SPEC = from_fields(
         "max_seq_len": 16,
     },
 )
-RECIPE = Recipe(seq_len=16, global_batch=2, steps=1, compile=True, activation_checkpointing="selective")
+RECIPE = Recipe(seq_len=16, global_batch=2, steps=1, compile=True, activation_checkpointing=Selective())
 IDS, TARGETS = (torch.randint(0, 64, (2, 16), generator=torch.Generator().manual_seed(each)) for each in (1, 2))
 
 
@@ -67,13 +67,13 @@ def same(some: dict[str, Tensor], others: dict[str, Tensor], **near: float) -> N
 
 
 def test_the_engine_takes_it() -> None:
-    refuse(precision_of(RECIPE), RECIPE)
+    refuse(RECIPE.precision, RECIPE)
 
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_block_s_own_checkpoint_makes_again_what_the_policy_does_not_keep(every: int) -> None:
-    selective = replace(RECIPE, recompute_every=every)
-    outside, none = replace(selective, compile=False), replace(RECIPE, activation_checkpointing="none")
+    selective = with_fields(RECIPE, {"activation_checkpointing.every": every})
+    outside, none = replace(selective, compile=False), with_fields(RECIPE, {"activation_checkpointing": "none"})
     counts = []
     for recipe in (selective, outside, none):
         with Products() as products:
@@ -93,4 +93,4 @@ def test_blocks_without_gradients_do_not_run_again() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_it_gives_the_same_gradients() -> None:
-    same(gradients(RECIPE, compiled=True), gradients(replace(RECIPE, activation_checkpointing="none")))
+    same(gradients(RECIPE, compiled=True), gradients(with_fields(RECIPE, {"activation_checkpointing": "none"})))

@@ -147,7 +147,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_from_a_terminal_ends_the_process_with_130(tmp_path: Path) -> None:
-    fields = json.dumps({"steps": 100000, "keep_last": 1, "checkpoint_every": 1000})
+    fields = json.dumps({"steps": 100000, "checkpoints.keep_last": 1, "checkpoints.every": 1000})
     command = [sys.executable, str(Path(__file__).with_name("train_tiny.py")), str(tmp_path), fields]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "metrics.jsonl"
@@ -172,7 +172,7 @@ def test_a_loss_that_is_no_number_ends_with_the_last_good_checkpoint(tmp_path: P
                     next(self.model.parameters()).fill_(float("nan"))
 
     with pytest.raises(Diverged) as caught:
-        train(tiny_run(checkpoint_every=3), tmp_path, open_feed=CountingFeed, observers=[Poison()])
+        train(tiny_run(**{"checkpoints.every": 3}), tmp_path, open_feed=CountingFeed, observers=[Poison()])
     sentence = str(caught.value)
     assert caught.value.exit_code == 3
     assert "Step 5 gave loss nan, gradient norm nan at learning rate" in sentence
@@ -195,7 +195,12 @@ def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
                     next(self.model.parameters())[0, 0] = float("inf")
 
     with pytest.raises(Diverged, match="Step 4 gave weights that are not finite"):
-        train(tiny_run(grad_clip=None, eval_every=None), tmp_path, open_feed=CountingFeed, observers=[Poison()])
+        train(
+            tiny_run(grad_clip=None, **{"evaluation.every": None}),
+            tmp_path,
+            open_feed=CountingFeed,
+            observers=[Poison()],
+        )
     assert [each.name for each in all_checkpoints(tmp_path)] == ["step-00000002"]
 
 
@@ -232,7 +237,7 @@ def test_observers_see_every_step_and_phase_in_order(tmp_path: Path) -> None:
             self.lines.append("stop")
 
     diary = Diary()
-    run = tiny_run(steps=2, micro_batch=2, checkpoint_every=None, warmup_steps=0)
+    run = tiny_run(steps=2, micro_batch=2, **{"checkpoints.every": None, "schedule.warmup_steps": 0})
     train(run, tmp_path, open_feed=CountingFeed, observers=[diary])
     # The optimizer's phase stands first as well: it is where gradients are let go, or buffers of them set to zero.
     phases = ["data", "optimizer", "forward", "backward", "forward", "backward", "clip", "optimizer"]
@@ -281,9 +286,9 @@ def test_several_devices_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_asynchronous_checkpoint_is_refused(tmp_path: Path) -> None:
-    rule = "checkpoint_async = true: is accounted for, but the engine waits until a checkpoint is written"
+    rule = "checkpoints.asynchronous = true: is accounted for, but the engine waits until a checkpoint is written"
     with pytest.raises(InvalidInput, match=rule):
-        train(tiny_run(checkpoint_async=True), tmp_path, open_feed=CountingFeed)
+        train(tiny_run(**{"checkpoints.asynchronous": True}), tmp_path, open_feed=CountingFeed)
 
 
 def test_kernels_that_are_to_wait_need_the_environment_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +318,9 @@ def test_memory_that_runs_out_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_run_that_diverged_says_so_and_what_makes_another_run(tmp_path: Path) -> None:
-    run = tiny_run(optimizer="sgd", learning_rate=1e30, grad_clip=None, checkpoint_every=None, eval_every=None)
+    run = tiny_run(
+        optimizer="sgd", learning_rate=1e30, grad_clip=None, **{"checkpoints.every": None, "evaluation.every": None}
+    )
     with pytest.raises(Diverged, match="there is no checkpoint yet"):
         train(run, tmp_path, open_feed=CountingFeed)
     with pytest.raises(InvalidInput, match=r"which failed: Step . gave .*smaller recipe\.learning_rate or another"):

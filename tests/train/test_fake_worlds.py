@@ -18,7 +18,6 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from trainledger.api.load import load
 from trainledger.ledger.ledger import Ledger
-from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 from trainledger.trace.distributed import trace_rank
 from trainledger.trace.distributed.local_shards import local
@@ -67,7 +66,7 @@ def program_of(run: Run) -> Callable[[], Callable[[], None]]:
         if run.recipe.compile:  # before it is spread, as torchtitan does
             for block in model.layers:
                 block.compile()
-        model, again = spread_gathering(model, layout, precision_of(run.recipe))
+        model, again = spread_gathering(model, layout, run.recipe.precision)
         optimizer = build_optimizer(model, run.recipe)
         shape = (run.device_batch, run.recipe.seq_len)
         batches = [

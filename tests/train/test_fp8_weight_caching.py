@@ -26,7 +26,7 @@ from trainledger.nn.float8 import Float8Linear
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.parts import from_fields
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -35,7 +35,7 @@ from trainledger.train.precision import autocast
 from trainledger.train.step import optimizer_step
 
 SCALINGS = ["tensorwise", pytest.param("rowwise", marks=ROWS)]
-CACHED = {"fp8_weight_caching": True, "micro_batch": 1}
+CACHED = {"precision.weight_caching": True, "micro_batch": 1}
 
 
 # By hand: a layer that casts its weight when it is told that a micro-batch is the first, and keeps both copies
@@ -125,7 +125,7 @@ def stepped(run: Run, *, hand: bool = False) -> tuple[nn.Module, list[Kept], Cou
 def test_a_step_with_kept_weights_ends_in_the_bits_of_one_without_and_of_one_by_hand(scaling: str) -> None:
     run = tiny_run(precision=f"fp8-{scaling}", micro_batch=1)
     plain, *_ = stepped(run)
-    cached, *_ = stepped(replace(run, recipe=replace(run.recipe, fp8_weight_caching=True)))
+    cached, *_ = stepped(replace(run, recipe=with_fields(run.recipe, {"precision.weight_caching": True})))
     hand, layers, _ = stepped(run, hand=True)
     assert [each.casts for each in layers] == [1] * 14  # of four micro-batches
     for one, *others in zip(plain.parameters(), cached.parameters(), hand.parameters(), strict=True):
@@ -140,7 +140,7 @@ def test_the_closed_form_scales_as_often_as_layers_by_hand(scaling: str) -> None
     # One scale serves both copies of a weight that is scaled as a whole; by hand it is looked for twice.
     twice = len(layers) if scaling == "tensorwise" else 0
     assert ran["amax"] - twice == times(account(run), "aminmax") == 4 * 14 * 4 + (28 - twice)
-    without = account(replace(run, recipe=replace(run.recipe, fp8_weight_caching=False)))
+    without = account(replace(run, recipe=with_fields(run.recipe, {"precision.weight_caching": False})))
     assert times(without, "aminmax") == 6 * 14 * 4
     kept = {id(each): each.nbytes for layer in layers for copy in layer.cache for each in copy}
     more = dict(account(run).resident)["buffers"] - dict(without.resident)["buffers"]
@@ -168,7 +168,7 @@ def test_what_is_kept_is_cast_anew_in_each_step_and_not_used_between_steps() -> 
     assert set(model.state_dict()) == set(plain.state_dict())  # a checkpoint has no copies
     plain.load_state_dict(model.state_dict())
     held_out = CountingFeed(run, CPU).validation()
-    precision = tl.spec.precision.precision_of(run.recipe)
+    precision = tl.spec.precision.run.recipe.precision
     assert evaluate(model, held_out, precision) == evaluate(plain, held_out, precision)
     inputs, _ = batches_of(run)[0]
     with autocast(precision, CPU):
@@ -201,11 +201,11 @@ def spread(draw: st.DrawFn) -> Run:
         tensor=tensor, pipeline=pipeline, shard=shard, zero=zero,
         schedule="interleaved" if interleaved else "1f1b", virtual_stages=2 if interleaved else 1,
     )  # fmt: skip
-    recipe = Recipe(
-        seq_len=32, micro_batch=1, global_batch=shard * pipeline * draw(st.sampled_from([1, 4])), steps=1,
-        precision=draw(st.sampled_from(["fp8-tensorwise", "fp8-rowwise", "fp8-block"])),
-        master_weights=draw(st.booleans()), fp8_weight_caching=True,
-    )  # fmt: skip
+    recipe = from_fields(Recipe, {
+        "seq_len": 32, "micro_batch": 1, "global_batch": shard * pipeline * draw(st.sampled_from([1, 4])), "steps": 1,
+        "precision": draw(st.sampled_from(["fp8-tensorwise", "fp8-rowwise", "fp8-block"])),
+        "precision.master_weights": draw(st.booleans()), "precision.weight_caching": True,
+    })  # fmt: skip
     return Run(model=spec, recipe=recipe, layout=layout, cluster=Cluster(count=layout.devices))
 
 
@@ -213,8 +213,8 @@ def spread(draw: st.DrawFn) -> Run:
 @given(spread())
 def test_ranks_hold_two_bytes_for_each_weight_of_a_linear_layer_and_cast_it_once(run: Run) -> None:
     assert not list(run_problems(run))
-    plain = replace(run, recipe=replace(run.recipe, fp8_weight_caching=False))
-    spec, layout, block = run.model, run.layout, run.recipe.precision == "fp8-block"
+    plain = replace(run, recipe=with_fields(run.recipe, {"precision.weight_caching": False}))
+    spec, layout, block = run.model, run.layout, run.recipe.precision.kind == "fp8-block"
     mlp = 3 * spec.d_model * spec.feed_forward.d_ff
     mlp = (
         mlp if spec.experts is None else spec.experts.n_experts * mlp if block else 0
@@ -241,7 +241,8 @@ def _is_cast_of_weights(entry: Any) -> bool:
 def test_more_micro_batches_cast_no_weight_again() -> None:
     def scaled(micro_batches: int, *, caching: bool) -> int:
         run = tiny_run(
-            precision="fp8-rowwise", micro_batch=1, global_batch=micro_batches, fp8_weight_caching=caching
+            precision="fp8-rowwise", micro_batch=1, global_batch=micro_batches,
+            **{"precision.weight_caching": caching},
         )  # fmt: skip
         return times(account(run), "aminmax")
 
@@ -260,29 +261,25 @@ def saying(sentence: str) -> Iterator[None]:
 
 
 def loaded(layout: dict[str, Any] | None = None, sets: Sequence[str] = (), **recipe: Any) -> Run:
-    given = {"seq_len": 32, "global_batch": 8, "micro_batch": 1, "steps": 1, "fp8_weight_caching": True, **recipe}
+    given = {"seq_len": 32, "global_batch": 8, "micro_batch": 1, "steps": 1, "precision.weight_caching": True, **recipe}
     count = (layout or {}).get("shard", 1)
     table = {"model": {"preset": "gpt2"}, "recipe": given, "layout": layout or {}, "cluster": {"count": count}}
     return tl.load(table, list(sets))
 
 
 def test_kept_weights_need_a_precision_in_8_bits() -> None:
-    with saying(
-        "recipe.fp8_weight_caching = true: is for weights that are cast to 8 bits, and precision bf16-mixed casts none "
-        "(fp8-tensorwise does)"
-    ):
-        loaded(precision="bf16-mixed")
-    with saying(
-        "recipe.fp8_weight_caching = true: keeps casts of whole weights, and precision fp8-rowwise-sharded casts the "
-        "copies that it gathers for each block; nearest that works: false"
-    ):
-        loaded(precision="fp8-rowwise-sharded")
-    assert loaded(precision="fp8-rowwise").recipe.fp8_weight_caching
+    for precision in ("bf16-mixed", "fp8-rowwise-sharded"):  # the second casts the copies that it gathers
+        with saying(
+            "recipe.precision.weight_caching = true: belongs to fp8-tensorwise, fp8-rowwise and fp8-block, and "
+            f"recipe.precision is {precision}; nearest that works: recipe.precision = fp8-tensorwise"
+        ):
+            loaded(precision=precision)
+    assert loaded(precision="fp8-rowwise").recipe.precision.weight_caching
 
 
 def test_sharded_parameters_are_not_kept_whole_in_8_bits() -> None:
     with saying(
-        "recipe.fp8_weight_caching = true: keeps whole weights in 8 bits, and parameters sharded at zero = 3 are "
+        "recipe.precision.weight_caching = true: keeps whole weights in 8 bits, and parameters sharded at zero = 3 are "
         "gathered for each use and let go (Transformer Engine keeps none with FSDP2 either); zero = 1 and 2 have them "
         "whole"
     ):

@@ -18,7 +18,7 @@ from trainledger.train.checkpoint import all_checkpoints, damage
 CHILD = Path(__file__).with_name("train_tiny.py")
 # 2.5 million parameters, 30 MB a checkpoint, one checkpoint a step: saving takes most of the time.
 BIG = {"vocab_size": 2048, "d_model": 256, "n_layers": 2, "feed_forward.d_ff": 704, "attention.n_heads": 4}
-FIELDS: dict[str, Any] = {"model": BIG, "checkpoint_every": 1, "eval_every": 5, "dropout": 0.1}
+FIELDS: dict[str, Any] = {"model": BIG, "checkpoints.every": 1, "evaluation.every": 5, "dropout": 0.1}
 
 
 def start(run_dir: Path, n_steps: int, *more: str) -> subprocess.Popen[str]:

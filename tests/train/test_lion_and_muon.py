@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trainledger.nn.init import initialize
 from trainledger.nn.transformer import Transformer, build
+from trainledger.spec.optimizers import Lion
 from trainledger.spec.run import Run
 from trainledger.train.optimizer import build_optimizer, set_learning_rate
 
@@ -29,7 +30,7 @@ def test_lion_is_its_formula(loop: str, decay: float) -> None:
     generator = torch.Generator().manual_seed(2)
     module = nn.Linear(12, 9)
     before = [each.detach().clone() for each in module.parameters()]
-    recipe = tiny_run(optimizer="lion", optimizer_loop=loop, weight_decay=decay, beta1=0.8, learning_rate=0.01).recipe
+    recipe = tiny_run(learning_rate=0.01, optimizer=Lion(weight_decay=decay, beta1=0.8, implementation=loop)).recipe
     optimizer = build_optimizer(module, recipe)
     gradients = [[torch.randn(each.shape, generator=generator) for each in before] for _ in range(6)]
     for step in gradients:
@@ -38,12 +39,12 @@ def test_lion_is_its_formula(loop: str, decay: float) -> None:
         optimizer.step()
     for at, weight in enumerate(module.parameters()):
         decays = decay if weight.ndim == 2 else 0.0
-        expected = lion(before[at], [step[at] for step in gradients], 0.01, 0.8, recipe.beta2, decays)
+        expected = lion(before[at], [step[at] for step in gradients], 0.01, 0.8, recipe.optimizer.beta2, decays)
         torch.testing.assert_close(weight.detach().double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def muon_run() -> Run:
-    return tiny_run(optimizer="muon", muon_momentum=0.9)
+    return tiny_run(optimizer="muon", **{"optimizer.momentum": 0.9})
 
 
 def model_of(run: Run) -> Transformer:
@@ -64,7 +65,7 @@ def test_muon_gets_the_hidden_matrices_and_adamw_the_rest() -> None:
     assert vectors == {name for name in names.values() if "norm" in name}
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1, 0.0]
     assert optimizer.param_groups[0]["momentum"] == 0.9
-    assert optimizer.param_groups[1]["betas"] == (run.recipe.beta1, run.recipe.beta2)
+    assert optimizer.param_groups[1]["betas"] == (run.recipe.optimizer.beta1, run.recipe.optimizer.beta2)
 
 
 def test_muon_with_adamw_does_what_the_two_do_apart() -> None:
@@ -80,7 +81,8 @@ def test_muon_with_adamw_does_what_the_two_do_apart() -> None:
     norms = [each for name, each in named.items() if "norm" in name]
     adamw = torch.optim.AdamW(
         [{"params": tables, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}],
-        lr=0.5, betas=(run.recipe.beta1, run.recipe.beta2), eps=run.recipe.epsilon, fused=True,
+        lr=0.5, betas=(run.recipe.optimizer.beta1, run.recipe.optimizer.beta2), eps=run.recipe.optimizer.epsilon,
+        fused=True,
     )  # fmt: skip
     set_learning_rate(optimizer, 0.5)
     generator = torch.Generator().manual_seed(7)

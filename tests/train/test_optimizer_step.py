@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trainledger.nn.init import initialize
 from trainledger.nn.transformer import Transformer, build
-from trainledger.spec.optimizers import ACCOUNTED_ONLY, IMPLEMENTATIONS
+from trainledger.spec.optimizers import ACCOUNTED_ONLY, IMPLEMENTATIONS, Momentum
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -67,7 +67,7 @@ def test_without_clipping_there_is_no_norm() -> None:
 
 def first_update(optimizer: str, gradient: Tensor, before: Tensor, decay: float, run: Run) -> Tensor:
     """The weight after the first step by the published formulas, in fp64 (all moments start at zero)."""
-    rate, epsilon, recipe = run.recipe.learning_rate, run.recipe.epsilon, run.recipe
+    rate, epsilon, recipe = run.recipe.learning_rate, run.recipe.optimizer.epsilon, run.recipe
     decayed = before * (1 - rate * decay)
     if optimizer in ("adamw", "adamw-8bit"):  # both bias-corrected moments of one step are the gradient and its square
         return decayed - rate * gradient / (gradient.abs() + epsilon)
@@ -81,11 +81,11 @@ def first_update(optimizer: str, gradient: Tensor, before: Tensor, decay: float,
     if optimizer in ("sgd", "momentum"):  # the first momentum is the gradient itself
         return before - rate * gradient
     if optimizer == "nesterov":
-        return before - rate * (1 + recipe.beta1) * gradient
+        return before - rate * (1 + recipe.optimizer.beta1) * gradient
     if optimizer == "adagrad":
         return before - rate * gradient / (gradient.abs() + epsilon)
     assert optimizer == "rmsprop"
-    return before - rate * gradient / ((1 - recipe.beta2) ** 0.5 * gradient.abs() + epsilon)
+    return before - rate * gradient / ((1 - recipe.optimizer.beta2) ** 0.5 * gradient.abs() + epsilon)
 
 
 def adafactors_first(gradient: Tensor, before: Tensor, decayed: Tensor, rate: float) -> Tensor:
@@ -108,7 +108,11 @@ WAYS = [each for each in ALL_WAYS if each not in ACCOUNTED_ONLY]
 
 @pytest.mark.parametrize(("optimizer", "loop"), WAYS)
 def test_the_first_update_is_the_formula(optimizer: str, loop: str) -> None:
-    run = tiny_run(optimizer=optimizer, optimizer_loop=loop, weight_decay=0.3, grad_clip=None, epsilon=1e-3)
+    run = tiny_run(
+        optimizer=optimizer,
+        grad_clip=None,
+        **{"optimizer.implementation": loop, "optimizer.weight_decay": 0.3, "optimizer.epsilon": 1e-3},
+    )
     before = {name: each.detach().double().clone() for name, each in model_of(run).named_parameters()}
     model, _ = one_step(run)
     for name, weight in model.named_parameters():
@@ -116,7 +120,7 @@ def test_the_first_update_is_the_formula(optimizer: str, loop: str) -> None:
         gradient = weight.grad.double()
         decay = 0.3 if weight.ndim >= 2 else 0.0
         if (optimizer, loop, decay) == ("nesterov", "foreach", 0.0):  # torch adds the momentum to the gradient in place
-            gradient = gradient / (1 + run.recipe.beta1)
+            gradient = gradient / (1 + run.recipe.optimizer.beta1)
         if optimizer == "muon" and for_muon(name, weight):
             follows_muon(weight, gradient, before[name], run)
             continue
@@ -127,12 +131,12 @@ def test_the_first_update_is_the_formula(optimizer: str, loop: str) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw-8bit", "adam-8bit"])
 def test_the_engine_says_what_it_cannot_run(optimizer: str) -> None:
-    run = tiny_run(optimizer=optimizer, optimizer_loop="fused")
+    run = tiny_run(optimizer=optimizer, **{"optimizer.implementation": "fused"})
     assert not list(run_problems(run))
     with pytest.raises(InvalidInput) as refused:
         one_step(run)
     rule = f"the engine has no fused {optimizer}, it is accounted for only; nearest that works: loop"
-    assert str(refused.value) == f"recipe.optimizer_loop = 'fused': {rule}"
+    assert str(refused.value) == f"recipe.optimizer.implementation = 'fused': {rule}"
 
 
 def follows_muon(weight: Tensor, gradient: Tensor, before: Tensor, run: Run) -> None:
@@ -150,7 +154,7 @@ def test_momentum_and_moments_accumulate_over_steps() -> None:
     weight = nn.Parameter(torch.tensor([[1.0, -2.0]]))
     holder = nn.Module()
     holder.weight = weight
-    recipe = tiny_run(optimizer="momentum", beta1=0.5, learning_rate=0.1, weight_decay=0.0).recipe
+    recipe = tiny_run(optimizer=Momentum(momentum=0.5, weight_decay=0.0), learning_rate=0.1).recipe
     optimizer = build_optimizer(holder, recipe)
     for _ in range(2):
         weight.grad = torch.tensor([[1.0, 2.0]])

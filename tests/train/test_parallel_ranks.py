@@ -66,7 +66,7 @@ TWO_MORE = {
     "tensor and sequence, gpt2": ({"tensor": 2, "sequence_parallel": True}, GPT2, {}),
     "gathered again, gpt2": ({"tensor": 2, "sequence_parallel": True, "sequence_gather": "again"}, GPT2, {}),
     "tensor, normed heads": ({"tensor": 2}, {"attention.qk_norm": "head"}, {}),
-    "fsdp, chunked loss": ({"shard": 2}, {}, {"loss": "chunked", "loss_chunks": 4}),
+    "fsdp, chunked loss": ({"shard": 2}, {}, {"loss": "chunked", "loss.chunks": 4}),
     "fsdp, shards in bf16": ({"shard": 2}, {}, {"precision": "bf16-sharded"}),
     "fsdp, experts": (
         {"shard": 2},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from trainledger.nn.float8 import DTYPES, Float8Linear, cast, product
 from trainledger.nn.init import initialize
 from trainledger.nn.loss import next_token_loss
 from trainledger.nn.transformer import Transformer
-from trainledger.spec.precision import PRECISIONS, RECIPES, Float8, precision_of
+from trainledger.spec.parts import with_fields
+from trainledger.spec.precision import PRECISIONS, Float8
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -33,8 +33,8 @@ from trainledger.train.step import Batch, optimizer_step
 
 CPU = torch.device("cpu")
 ROWS = pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch scales by row on a CPU since 2.12")
-MASTER = {"master_weights": True}
-MEGATRON = {**MASTER, "gradient_dtype": "fp32"}
+MASTER = {"precision.master_weights": True}
+MEGATRON = {**MASTER, "precision.gradient_dtype": "fp32"}
 WAYS: dict[str, dict[str, Any]] = {
     "tf32": {"precision": "tf32"},
     "bf16": {"precision": "bf16"},
@@ -48,7 +48,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "fp8-rowwise, master weights": {"precision": "fp8-rowwise", **MASTER, "optimizer": "momentum"},
     "fp8-tensorwise-sharded": {"precision": "fp8-tensorwise-sharded", "activation_checkpointing": "full"},
     "fp8-rowwise-sharded": {"precision": "fp8-rowwise-sharded", "micro_batch": 2},
-    "fp8-tensorwise, cached": {"precision": "fp8-tensorwise", "fp8_weight_caching": True, "micro_batch": 2},
+    "fp8-tensorwise, cached": {"precision": "fp8-tensorwise", "precision.weight_caching": True, "micro_batch": 2},
 }
 
 
@@ -90,7 +90,7 @@ def test_a_resumed_run_ends_in_the_same_bits(way: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", [pytest.param(each, marks=ROWS if "rowwise" in each else ()) for each in WAYS])
 def test_every_precision_learns_about_what_fp32_learns(way: str, tmp_path: Path) -> None:
     def last_loss(name: str, **fields: Any) -> float:
-        run = tiny_run(steps=12, eval_every=None, checkpoint_every=None, dropout=0.0, **fields)
+        run = tiny_run(steps=12, dropout=0.0, **fields, **{"evaluation.every": None, "checkpoints.every": None})
         loss = train(run, tmp_path / name, open_feed=CountingFeed).loss
         assert loss is not None
         return loss
@@ -104,7 +104,7 @@ def test_every_precision_learns_about_what_fp32_learns(way: str, tmp_path: Path)
     "precision", [pytest.param(each, marks=ROWS if "rowwise" in each else ()) for each in PRECISIONS]
 )
 def test_a_precision_is_trained_or_refused_in_a_sentence(precision: str) -> None:
-    run = tiny_run(precision=precision, master_weights=precision == "fp16")
+    run = tiny_run(precision=precision, **{"precision.master_weights": precision == "fp16"})
     assert not list(run_problems(run))
     if "block" in precision:
         nearest = precision.replace("block", "rowwise")
@@ -113,7 +113,7 @@ def test_a_precision_is_trained_or_refused_in_a_sentence(precision: str) -> None
         return
     model, optimizer = made(run)
     before = [each.detach().clone() for each in model.parameters()]
-    scaler = LossScaler(CPU) if precision_of(run.recipe).loss_scaling else None
+    scaler = LossScaler(CPU) if run.recipe.precision.loss_scaling else None
     assert optimizer_step(model, optimizer, batches_of(run), run.recipe, scaler=scaler).loss.isfinite()
     changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
     assert all(changed) or precision == "bf16"  # where small updates of ones round away
@@ -122,8 +122,11 @@ def test_a_precision_is_trained_or_refused_in_a_sentence(precision: str) -> None
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"precision": "bf16", "moment_dtype": "fp32"}, "recipe.moment_dtype = 'fp32'.*format of the weights: bf16"),
-        ({"precision": "bf16", **MASTER, "moment_dtype": "bf16"}, "nearest that works: fp32"),
+        (
+            {"precision": "bf16", "precision.moment_dtype": "fp32"},
+            "recipe.precision.moment_dtype = 'fp32'.*format of the weights: bf16",
+        ),
+        ({"precision": "bf16", **MASTER, "precision.moment_dtype": "bf16"}, "nearest that works: fp32"),
         ({"precision": "bf16-sharded", "compile": True}, "recipe.compile = true: is not built for.*bf16-sharded"),
         ({"precision": "fp8-rowwise", "compile": True}, "recipe.compile = true: is not built for.*fp8-rowwise"),
         ({"precision": "bf16-sharded", "loss": "chunked"}, "recipe.loss = 'chunked'.*nearest that works: full"),
@@ -153,12 +156,8 @@ def test_scales_by_row_that_a_torch_has_not_are_a_sentence(
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"precision": "fp16"}, "recipe.precision = 'fp16': fp16 parameters lose most updates to rounding; they need "
-         "recipe.master_weights = true; nearest that works: fp16-mixed"),
-        ({"precision": "bf16-mixed", **MASTER}, "recipe.master_weights = true: an fp32 master copy belongs to 16-bit "
-         "parameters; precision bf16-mixed keeps them in fp32; nearest that works: false"),
-        ({"precision": "bf16", "gradient_dtype": "fp32"}, "recipe.gradient_dtype = 'fp32': fp32 gradients of bf16 "
-         "parameters need fp32 weights to update: recipe.master_weights = true; nearest that works: none"),
+        ({"precision": "bf16", "precision.gradient_dtype": "fp32"}, "recipe.precision.gradient_dtype = 'fp32': belongs "
+         "to 16-bit parameters with an fp32 copy: recipe.precision.master_weights = true; nearest that works: none"),
         ({"precision": "fp8-rowwise", "seq_len": 15, "micro_batch": 1}, "recipe.seq_len = 15: products in 8 bits take "
          "multiples of 16, and a micro-batch has 15 tokens; nearest that works: 16"),
     ],
@@ -191,7 +190,7 @@ def test_8_bit_products_need_sizes_that_they_can_tile() -> None:
         ({"precision": "fp16", **MASTER}, "bf16-master-adamw"),
         ({"precision": "bf16", **MEGATRON}, "bf16-master-fp32-gradients-adamw"),
         ({"precision": "bf16"}, "bf16-adamw"),
-        ({"precision": "bf16", "moment_dtype": "fp32"}, "bf16-fp32-moments-adamw"),
+        ({"precision": "bf16", "precision.moment_dtype": "fp32"}, "bf16-fp32-moments-adamw"),
         ({"precision": "fp32", "optimizer": "momentum"}, "fp32-momentum"),
         ({"precision": "fp32", "optimizer": "sgd"}, "fp32-sgd"),
     ],
@@ -201,8 +200,8 @@ def test_bytes_per_parameter_are_those_of_the_rule_of_thumb(fields: dict[str, An
     ledger = account(run)
     resident = dict(ledger.resident)
     tensors = len(list(build_model(run.model, tiny_run().recipe).parameters()))
-    counters = 4 * tensors if run.recipe.optimizer == "adamw" else 0
-    scaling = 8 if precision_of(run.recipe).loss_scaling else 0
+    counters = 4 * tensors if run.recipe.optimizer.kind == "adamw" else 0
+    scaling = 8 if run.recipe.precision.loss_scaling else 0
     born = sum(nbytes * each.times for each in ledger for name, nbytes in each.allocated if name == "gradients")
     state = resident.get("optimizer state", 0) - counters - scaling
     nbytes = resident["parameters"] + state + born + resident.get("gradients", 0)
@@ -213,7 +212,7 @@ def test_bytes_per_parameter_are_those_of_the_rule_of_thumb(fields: dict[str, An
 
 
 def test_the_scaler_does_what_torch_s_own_does() -> None:
-    run = tiny_run(precision="fp16-mixed", grad_clip=None, weight_decay=0.0)
+    run = tiny_run(precision="fp16-mixed", grad_clip=None, **{"optimizer.weight_decay": 0.0})
     (ours, optimizer), (theirs, reference) = made(run), made(run)
     scaler, known = LossScaler(CPU), torch.amp.GradScaler("cpu", init_scale=2.0**22)
     scaler.scale.fill_(2.0**22)  # overflows for a step or two, and is fine then
@@ -267,11 +266,13 @@ def test_the_master_copy_steps_as_fp32_weights_would_with_the_same_gradients() -
     for each, gradient in zip(plain, gradients, strict=True):
         each.grad = gradient.float()
     groups = [
-        {"params": [each for each in plain if each.ndim >= 2], "weight_decay": run.recipe.weight_decay},
+        {"params": [each for each in plain if each.ndim >= 2], "weight_decay": run.recipe.optimizer.weight_decay},
         {"params": [each for each in plain if each.ndim < 2], "weight_decay": 0.0},
     ]
-    betas = (run.recipe.beta1, run.recipe.beta2)
-    torch.optim.AdamW(groups, lr=run.recipe.learning_rate, betas=betas, eps=run.recipe.epsilon, fused=True).step()
+    betas = (run.recipe.optimizer.beta1, run.recipe.optimizer.beta2)
+    torch.optim.AdamW(
+        groups, lr=run.recipe.learning_rate, betas=betas, eps=run.recipe.optimizer.epsilon, fused=True
+    ).step()
     optimizer_step(model, optimizer, batches_of(run), run.recipe)
     for each, master in zip(plain, optimizer.masters.values(), strict=True):
         assert torch.equal(each, master)
@@ -294,7 +295,9 @@ def test_fp32_buffers_add_up_what_bf16_would_round() -> None:
 
 def build_like(model: Transformer, run: Run) -> Transformer:
     """A model with the same weights, whose gradients stay where they come."""
-    other = build_model(run.model, replace(run.recipe, master_weights=False, gradient_dtype=None))
+    other = build_model(
+        run.model, with_fields(run.recipe, {"precision.master_weights": False, "precision.gradient_dtype": None})
+    )
     other.load_state_dict(model.state_dict())
     return other
 
@@ -305,7 +308,7 @@ def build_like(model: Transformer, run: Run) -> Transformer:
 def test_gathered_copies_compute_as_a_bf16_model_and_leave_fp32_behind() -> None:
     run = tiny_run({"tie_embeddings": True}, precision="bf16-sharded")
     model, _ = made(run)
-    low = build_model(run.model, replace(run.recipe, precision="bf16"))
+    low = build_model(run.model, with_fields(run.recipe, {"precision": "bf16"}))
     low.load_state_dict(model.state_dict())
     (ours,), (theirs,) = (gradients_of(each, batches_of(run)) for each in (model, low))
     for mine, other, parameter in zip(ours, theirs, model.parameters(), strict=True):
@@ -369,7 +372,7 @@ def test_zeros_are_cast_to_zeros() -> None:
 
 @ROWS
 def test_gradients_in_8_bits_are_near_those_in_full() -> None:
-    float8 = RECIPES["fp8-rowwise"].float8
+    float8 = PRECISIONS["fp8-rowwise"]().float8
     assert float8 is not None
     generator = torch.Generator().manual_seed(2)
     full = nn.Linear(32, 48)

@@ -32,7 +32,7 @@ def test_plain_lines_where_nobody_watches_a_terminal(tmp_path: Path, monkeypatch
 
 def test_few_lines_on_a_short_run(tmp_path: Path) -> None:
     stream = io.StringIO()
-    train(tiny_run(eval_every=None), tmp_path, open_feed=CountingFeed, observers=[Progress(stream=stream)])
+    train(tiny_run(**{"evaluation.every": None}), tmp_path, open_feed=CountingFeed, observers=[Progress(stream=stream)])
     assert not [each for each in stream.getvalue().splitlines() if "MFU" in each]
     assert len([each for each in stream.getvalue().splitlines() if "tokens/s" in each]) <= 1
 

@@ -10,7 +10,6 @@ from torch import nn
 
 from trainledger.nn.transformer import build
 from trainledger.spec.layout import Layout
-from trainledger.spec.precision import precision_of
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
 from trainledger.train.parallel import spread
@@ -28,14 +27,14 @@ from trainledger.train.parallel import spread
     ],
 )
 def test_what_no_model_is_spread_by_is_refused(fields: dict[str, Any], named: str) -> None:
-    precision = precision_of(Recipe(seq_len=8, global_batch=2, steps=1))
+    precision = Recipe(seq_len=8, global_batch=2, steps=1).precision
     mesh: Any = None  # nothing is asked of it before the layout is
     with pytest.raises(InvalidInput, match=named):
         spread(nn.Linear(2, 2), Layout(**fields), mesh, precision)
 
 
 def test_weights_cast_once_are_not_split_over_tensor_ranks() -> None:
-    run = tiny_run(precision="fp8-tensorwise", fp8_weight_caching=True)
+    run = tiny_run(precision="fp8-tensorwise", **{"precision.weight_caching": True})
     mesh: Any = None
-    with pytest.raises(InvalidInput, match="fp8_weight_caching = true: is not split over tensor ranks yet"):
-        spread(build(run.model, run.recipe), Layout(tensor=2), mesh, precision_of(run.recipe))
+    with pytest.raises(InvalidInput, match="weight_caching = true: is not split over tensor ranks yet"):
+        spread(build(run.model, run.recipe), Layout(tensor=2), mesh, run.recipe.precision)

@@ -51,13 +51,13 @@ def curve(run_dir: Path) -> list[dict[str, Any]]:
 
 CASES: dict[str, dict[str, Any]] = {
     **{f"{name}": {"optimizer": name} for name in OPTIMIZERS},
-    **{f"{name} foreach": {"optimizer": name, "optimizer_loop": "foreach"} for name in ("adamw", "momentum")},
+    **{f"{name} foreach": {"optimizer": name, "optimizer.implementation": "foreach"} for name in ("adamw", "momentum")},
     "accumulation": {"micro_batch": 1},
     "dropout": {"dropout": 0.3, "micro_batch": 2},
     "dropout and recomputation": {"dropout": 0.3, "activation_checkpointing": "full"},
     "bf16": {"precision": "bf16-mixed", "micro_batch": 2, "dropout": 0.1},
     "math attention": {"attention": "math", "schedule": "wsd"},
-    "no clipping, evaluated at every step": {"grad_clip": None, "eval_every": 1},
+    "no clipping, evaluated at every step": {"grad_clip": None, "evaluation.every": 1},
     "tied": {"model": {"tie_embeddings": True}},
     "gpt": {
         "model": {
@@ -85,8 +85,8 @@ def test_a_resumed_run_ends_in_the_same_bits(case: str, tmp_path: Path) -> None:
 
 
 def test_evaluation_does_not_disturb_training(tmp_path: Path) -> None:
-    often = train(tiny_run(dropout=0.3, eval_every=1), tmp_path / "often", open_feed=CountingFeed)
-    never = train(tiny_run(dropout=0.3, eval_every=None), tmp_path / "never", open_feed=CountingFeed)
+    often = train(tiny_run(dropout=0.3, **{"evaluation.every": 1}), tmp_path / "often", open_feed=CountingFeed)
+    never = train(tiny_run(dropout=0.3, **{"evaluation.every": None}), tmp_path / "never", open_feed=CountingFeed)
     assert sha(often) == sha(never)
 
 
@@ -101,7 +101,7 @@ def test_the_seed_changes_the_run(tmp_path: Path) -> None:
 
 def test_the_metrics_of_a_lost_session_are_cut_back(tmp_path: Path) -> None:
     """Steps after the last checkpoint are run again; the curve must show each of them once."""
-    run = tiny_run(checkpoint_every=2)
+    run = tiny_run(**{"checkpoints.every": 2})
     with pytest.raises(Interrupted):
         train(run, tmp_path, open_feed=CountingFeed, observers=[StopAfter(3)])
     metrics = tmp_path / "metrics.jsonl"
@@ -118,7 +118,7 @@ def test_the_metrics_of_a_lost_session_are_cut_back(tmp_path: Path) -> None:
 
 
 def test_the_run_learns(tmp_path: Path) -> None:
-    finished = train(tiny_run(steps=60, eval_every=None, global_batch=8), tmp_path, open_feed=CountingFeed)
+    finished = train(tiny_run(steps=60, global_batch=8, **{"evaluation.every": None}), tmp_path, open_feed=CountingFeed)
     assert finished.validation_loss is not None
     assert finished.unigram_entropy is not None
     assert finished.validation_loss < finished.unigram_entropy / 2

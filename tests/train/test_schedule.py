@@ -5,21 +5,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_run import SHORT
 
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import SCHEDULES, Recipe
 from trainledger.train.loop import learning_rate
 
 
 def rates(**fields: object) -> list[float]:
-    recipe = Recipe(seq_len=8, global_batch=1, learning_rate=1.0, **fields)  # type: ignore[arg-type]
+    recipe = from_fields(Recipe, {"seq_len": 8, "global_batch": 1, "learning_rate": 1.0, **fields})  # type: ignore[arg-type]
     return [learning_rate(recipe, step) for step in range(recipe.total_steps)]
 
 
 def test_warm_up_is_linear_and_reaches_the_peak_at_its_last_step() -> None:
-    assert rates(steps=8, warmup_steps=4, schedule="constant") == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
+    assert rates(steps=8, schedule="constant", **{"schedule.warmup_steps": 4}) == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
 
 
 def test_cosine_is_halfway_down_in_the_middle() -> None:
-    found = rates(steps=9, schedule="cosine", final_lr_ratio=0.2)
+    found = rates(steps=9, schedule="cosine", **{"schedule.final_ratio": 0.2})
     assert found[0] == 1
     assert found[4] == pytest.approx(0.6)
     assert found[8] == pytest.approx(0.2)
@@ -28,18 +29,18 @@ def test_cosine_is_halfway_down_in_the_middle() -> None:
 
 
 def test_linear_falls_by_equal_amounts() -> None:
-    assert rates(steps=5, schedule="linear", final_lr_ratio=0.0) == pytest.approx([1, 0.75, 0.5, 0.25, 0])
+    assert rates(steps=5, schedule="linear", **{"schedule.final_ratio": 0.0}) == pytest.approx([1, 0.75, 0.5, 0.25, 0])
 
 
 def test_wsd_stays_and_then_falls_over_the_last_share() -> None:
-    found = rates(steps=10, schedule="wsd", decay_fraction=0.4, final_lr_ratio=0.2)
+    found = rates(steps=10, schedule="wsd", **{"schedule.decay_fraction": 0.4, "schedule.final_ratio": 0.2})
     assert found == pytest.approx([1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
 
 
 @given(
     steps=st.integers(1, 400),
     warmup=st.integers(0, 400),
-    schedule=st.sampled_from(SCHEDULES),
+    schedule=st.sampled_from([*SCHEDULES]),
     final=st.floats(0, 1),
     decay=st.floats(0.001, 1),
 )
@@ -47,7 +48,11 @@ def test_every_schedule_rises_then_falls_and_ends_where_it_says(
     steps: int, warmup: int, schedule: str, final: float, decay: float
 ) -> None:
     warmup = min(warmup, steps)
-    found = rates(steps=steps, warmup_steps=warmup, schedule=schedule, final_lr_ratio=final, decay_fraction=decay)
+    found = rates(
+        steps=steps,
+        schedule=schedule,
+        **{"schedule.warmup_steps": warmup, "schedule.final_ratio": final, "schedule.decay_fraction": decay},
+    )
     top = max(warmup - 1, 0)
     assert found[top] == 1
     assert found[: top + 1] == sorted(found[: top + 1])

@@ -28,8 +28,8 @@ seq_len = 32
 global_batch = 4
 steps = 30
 learning_rate = 1e-2
-eval_sequences = 8
-checkpoint_every = 10
+evaluation.sequences = 8
+checkpoints.every = 10
 [data]
 path = "corpus/*.txt"
 """

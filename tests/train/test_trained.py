@@ -249,18 +249,18 @@ def losses(run_dir):
 
 def test_training_starts_from_imported_weights(imported, tmp_path):
     theirs, start = imported
-    run = tiny_run(initial_weights=str(start), steps=2, warmup_steps=0)
+    run = tiny_run(initial_weights=str(start), steps=2, **{"schedule.warmup_steps": 0})
     finished = train(run, tmp_path / "run", open_feed=CountingFeed, say=hush)
     (inputs_BT, targets_BT), *_ = next(CountingFeed(run, torch.device("cpu")).batches(0))
     with torch.no_grad():
         logits_BTV = theirs(inputs_BT).logits
     expected = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten()).item()
     assert losses(tmp_path / "run")[0] == pytest.approx(expected, abs=1e-5)
-    plain = train(tiny_run(steps=2, warmup_steps=0), tmp_path / "plain", open_feed=CountingFeed)
+    plain = train(tiny_run(steps=2, **{"schedule.warmup_steps": 0}), tmp_path / "plain", open_feed=CountingFeed)
     assert abs(losses(plain.run_dir)[0] - expected) > 0.1
     # A checkpoint and a run are starts as well.
     for number, source in enumerate((finished.checkpoint, finished.run_dir)):
-        again = tiny_run(initial_weights=str(source), steps=1, warmup_steps=0, learning_rate=1e-12)
+        again = tiny_run(initial_weights=str(source), steps=1, learning_rate=1e-12, **{"schedule.warmup_steps": 0})
         train(again, tmp_path / f"again-{number}", open_feed=CountingFeed)
         weights = load_trained(tmp_path / f"again-{number}", hush).model
         assert torch.allclose(weights.lm_head.weight, load_trained(finished.checkpoint, hush).model.lm_head.weight)

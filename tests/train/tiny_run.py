@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
-from trainledger.spec.recipe import Recipe
+from trainledger.spec.recipe import Checkpoints, Cosine, Evaluation, Recipe
 from trainledger.spec.run import Run
 from trainledger.train.step import Batch, derive
 
@@ -28,14 +27,14 @@ TINY = from_fields(
     },
 )
 SHORT = Recipe(
-    seq_len=16, global_batch=4, steps=6, learning_rate=1e-2, warmup_steps=2, checkpoint_every=2, eval_every=3,
-    eval_sequences=4, keep_last=3,
+    seq_len=16, global_batch=4, steps=6, learning_rate=1e-2, schedule=Cosine(warmup_steps=2),
+    checkpoints=Checkpoints(every=2, keep_last=3), evaluation=Evaluation(every=3, sequences=4),
 )  # fmt: skip
 
 
 def tiny_run(model: dict[str, Any] | None = None, **recipe: Any) -> Run:
     """The tiny run with some fields of its model and recipe replaced."""
-    return Run(model=with_fields(TINY, model or {}), recipe=replace(SHORT, **recipe))
+    return Run(model=with_fields(TINY, model or {}), recipe=with_fields(SHORT, recipe))
 
 
 class CountingFeed:
@@ -60,7 +59,7 @@ class CountingFeed:
 
     @property
     def validation_sequences(self) -> int:
-        return self.run.recipe.eval_sequences
+        return self.run.recipe.evaluation.sequences
 
     def batches(self, first_step: int) -> Iterator[Sequence[Batch]]:
         step, seed = first_step, derive(self.run.recipe.seed, "order of the data")
@@ -69,7 +68,7 @@ class CountingFeed:
             step += 1
 
     def validation(self) -> list[Batch]:
-        return self.micro_batches(self.sequences(1, self.run.recipe.eval_sequences))
+        return self.micro_batches(self.sequences(1, self.run.recipe.evaluation.sequences))
 
     def close(self) -> None:
         self.closed = True

@@ -7,10 +7,13 @@ from published_case import Case, Extra, Row, Source
 from trainledger import catalog
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
+from trainledger.spec.lora import Lora
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields, with_fields
+from trainledger.spec.precision import BF16
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
+from trainledger.spec.savings import ChunkedLoss
 from trainledger.units import GIB
 
 LITGPT = Source(
@@ -84,10 +87,11 @@ def litgpt_case(row: Row) -> Case:
         )
     length, batch = int(row["seq_len"]), int(row["micro_batch_per_device"])
     recipe = Recipe(
-        seq_len=length, micro_batch=batch, global_batch=int(row["global_batch_seqs"]), steps=1, precision="bf16",
-        attention="flash", loss="chunked", loss_chunks=_chunks(length * batch), lora_rank=8, lora_dropout=0.05,
+        seq_len=length, micro_batch=batch, global_batch=int(row["global_batch_seqs"]), steps=1, precision=BF16(),
+        attention="flash", loss=ChunkedLoss(chunks=_chunks(length * batch)),
+        lora=Lora(rank=8, dropout=0.05, targets=("q_proj", "v_proj"),
+        base_format="nf4" if "nf4" in row["model_family"] else None),
         grad_clip=None,
-        lora_targets=("q_proj", "v_proj"), base_format="nf4" if "nf4" in row["model_family"] else None,
     )  # fmt: skip
     run = Run(model=model, recipe=recipe, cluster=Cluster(device="a100-sxm-40gb"))
     return Case(row, LITGPT, run, catalog.device("a100-sxm-40gb"), lambda rank, peak: _frozen_inputs(run))
@@ -96,7 +100,7 @@ def litgpt_case(row: Row) -> Case:
 def _frozen_inputs(run: Run) -> tuple[Extra, ...]:
     """What bitsandbytes keeps for frozen products in 4 bits, and nobody reads: their inputs."""
     model, recipe = run.model, run.recipe
-    if recipe.base_format is None:
+    if recipe.lora.base_format is None:
         return ()
     norms = 2 if model.block == "serial" else 1
     width = (
@@ -123,11 +127,15 @@ def qwen_case(row: Row) -> Case:
         },
     )
     base = "nf4" if "Q-LoRA" in row["model_family"] else None
-    method = {"master_weights": True} if full else {"lora_rank": 64, "lora_dropout": 0.05, "base_format": base}
-    recipe = Recipe(
-        seq_len=int(row["seq_len"]), micro_batch=1, global_batch=int(row["global_batch_seqs"]), steps=1,
-        precision="bf16", attention="flash", activation_checkpointing="full", **method,
-    )  # fmt: skip
+    method = (
+        {"precision.master_weights": True}
+        if full
+        else {"lora.rank": 64, "lora.dropout": 0.05, "lora.base_format": base}
+    )
+    recipe = from_fields(Recipe, {
+        "seq_len": int(row["seq_len"]), "micro_batch": 1, "global_batch": int(row["global_batch_seqs"]), "steps": 1,
+        "precision": "bf16", "attention": "flash", "activation_checkpointing": "full", **method,
+    })  # fmt: skip
     layout = Layout(shard=devices, zero=3)
     run = Run(model=model, recipe=recipe, layout=layout, cluster=Cluster(device="a100-sxm-80gb", count=devices))
     return Case(row, QWEN, run, catalog.device("a100-sxm-80gb"))

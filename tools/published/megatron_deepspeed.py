@@ -177,13 +177,13 @@ def megatron_case(row: Row) -> Case:
         },
     )
     wide = row["precision"] == "bf16" and "02-28" in row["notes"]
-    recipe = Recipe(
-        seq_len=2048, micro_batch=batch, steps=1, precision=row["precision"], master_weights=True,
-        # A global batch that is not a whole number of micro-batches is cut down to one: micro-batches change no peak.
-        global_batch=max(1, int(row["global_batch_seqs"]) // (batch * data)) * batch * data,
-        gradient_dtype="fp32" if wide else None, attention="math", dropout=0.1, attention_dropout=0.1,
-        activation_checkpointing=row["activation_ckpt"],
-    )  # fmt: skip
+    recipe = from_fields(Recipe, {
+        "seq_len": 2048, "micro_batch": batch, "steps": 1, "precision": row["precision"],
+        "precision.master_weights": True,
+        "global_batch": max(1, int(row["global_batch_seqs"]) // (batch * data)) * batch * data,
+        "precision.gradient_dtype": "fp32" if wide else None, "attention": "math", "dropout": 0.1,
+        "attention_dropout": 0.1, "activation_checkpointing": row["activation_ckpt"],
+    })  # fmt: skip
     layout = Layout(shard=data, zero=1, tensor=tensor, pipeline=stages, stage_layers=_stage_layers(row))
     device = {"A100 SXM 80GB": "a100-sxm-80gb", "V100 SXM 32GB": "v100-sxm-32gb", "V100 SXM 16GB": "v100-sxm-16gb"}
     name = device[row["hardware"]]

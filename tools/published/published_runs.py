@@ -15,8 +15,10 @@ from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
+from trainledger.spec.precision import BF16Sharded
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
+from trainledger.spec.savings import Selective
 
 SOURCES: tuple[Source, ...] = (CHRONICLES, TR3M, TITAN, TITAN_FP8, LITGPT, QWEN)
 LEFT_OUT = (
@@ -84,8 +86,8 @@ def labels_beside(rows: list[Row]) -> Iterator[Case]:
     for batch, notes, title in labels:
         model = from_fields(ModelSpec, catalog.model("llama-2-70b"))
         recipe = Recipe(
-            seq_len=4096, micro_batch=int(batch), global_batch=64 * int(batch), steps=1, precision="bf16-sharded",
-            attention="flash", activation_checkpointing="selective",
+            seq_len=4096, micro_batch=int(batch), global_batch=64 * int(batch), steps=1, precision=BF16Sharded(),
+            attention="flash", activation_checkpointing=Selective(),
         )  # fmt: skip
         cluster = Cluster(device="a100-sxm-80gb", count=64)
         run = Run(model=model, recipe=recipe, layout=Layout(shard=64), cluster=cluster)

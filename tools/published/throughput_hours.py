@@ -20,7 +20,7 @@ from trainledger.predict.predict import predict, step_waterfall
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.parts import from_fields
+from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.units import SECONDS_PER_HOUR
@@ -73,7 +73,7 @@ def _recipe(row: Row, length: int, batch: int, total: int, **others: Any) -> Rec
         "seq_len": length, "micro_batch": batch, "global_batch": total, "tokens": int(row["tokens_total"]),
         "precision": "bf16-sharded", "attention": "flash", "activation_checkpointing": "none",
     }  # fmt: skip
-    return Recipe(**{**fields, **others})
+    return from_fields(Recipe, {**fields, **others})
 
 
 def _run(row: Row, model: ModelSpec, recipe: Recipe, layout: Layout, device: str, network: str) -> Run:
@@ -97,7 +97,8 @@ def _meta(row: Row) -> tuple[Run, str]:
     told = {**row, "seq_len": str(length)}
     recipe = _recipe(
         row, length, total * tensor // devices, total, attention="efficient" if first else "flash",
-        activation_checkpointing="selective", recompute_keep=("mm", "attention"), precision="bf16", master_weights=True,
+        activation_checkpointing="selective", precision="bf16",
+        **{"activation_checkpointing.keep": ("mm", "attention"), "precision.master_weights": True},
     )  # fmt: skip
     network = "hdr" if first else "roce-200"
     words = "InfiniBand or RoCE of 200 Gb/s for each GPU"
@@ -130,7 +131,7 @@ def _llama_3(row: Row) -> tuple[Run, str]:
     layout = Layout(shard=devices // tensor, tensor=tensor, **sequence_parallel(tensor))
     recipe = _recipe(
         row, 8192, 1024 * tensor // devices, 1024, activation_checkpointing="selective",
-        recompute_keep=("mm", "attention"),
+        **{"activation_checkpointing.keep": ("mm", "attention")},
     )  # fmt: skip
     told = (
         f"{devices:,} devices, tensor {tensor}, fully sharded over the rest, 8M tokens in a step, those of a data rank "
@@ -157,7 +158,8 @@ def _bloom(row: Row) -> tuple[Run, str]:
 def _bloomberg(row: Row) -> tuple[Run, str]:
     model = gpt({**row, "seq_len": "2048"}, positions="alibi", embedding_norm=True)
     recipe = _recipe(
-        row, 2048, 2, 2048, precision="bf16", master_weights=True, attention="math", activation_checkpointing="full",
+        row, 2048, 2, 2048, precision="bf16", attention="math", activation_checkpointing="full",
+        **{"precision.master_weights": True},
     )  # fmt: skip
     run = _run(row, model, recipe, Layout(replicate=4, shard=128), A100_40, "efa-v1")
     told = (
@@ -193,7 +195,9 @@ def _smol(row: Row) -> tuple[Run, str]:
     recipe = _recipe(row, 4096, 3, 576, compile=True)
     beside = ("gradients", "input-gradients")
     layout = Layout(shard=192, zero=1, tensor=2, **sequence_parallel(2), overlap=beside)
-    recipe = replace(recipe, precision="bf16", master_weights=True, gradient_dtype="fp32")
+    recipe = with_fields(
+        recipe, {"precision": "bf16", "precision.master_weights": True, "precision.gradient_dtype": "fp32"}
+    )
     run = _run(row, model, recipe, layout, H100, "efa-v2")
     told = (
         "nanotron: tensor 2 (gathered again, its tp_recompute_allgather; sums of inputs' gradients beside those of "
@@ -215,8 +219,8 @@ def _glm(row: Row) -> tuple[Run, str]:
         },
     )
     recipe = _recipe(
-        row, 2048, 1, 4224, precision="fp16", master_weights=True, attention="math", activation_checkpointing="full",
-        compile=True,
+        row, 2048, 1, 4224, precision="fp16", attention="math", activation_checkpointing="full", compile=True,
+        **{"precision.master_weights": True},
     )  # fmt: skip
     layers = (9, *(9,) * 6, 7)
     layout = Layout(shard=24, zero=1, tensor=4, pipeline=8, stage_layers=layers)
@@ -232,9 +236,10 @@ def _deepseek(row: Row) -> tuple[Run, str]:
         schedule="zero-bubble", overlap=("gradients", "parameters", "experts"),
     )  # fmt: skip
     recipe = _recipe(
-        row, 4096, 1, 15360, precision="fp8-block", master_weights=True, gradient_dtype="fp32", moment_dtype="bf16",
-        activation_checkpointing="selective", recompute_keep=("attention", "mm", "_scaled_mm", "_scaled_grouped_mm",
-                                                              "all_to_all"),
+        row, 4096, 1, 15360, precision="fp8-block", activation_checkpointing="selective",
+        **{"precision.master_weights": True, "precision.gradient_dtype": "fp32", "precision.moment_dtype": "bf16",
+        "activation_checkpointing.keep": ("attention", "mm", "_scaled_mm", "_scaled_grouped_mm",
+                                                              "all_to_all")},
     )  # fmt: skip
     told = (
         "its paper: 16 stages, 64 expert ranks over 8 nodes, ZeRO-1, no tensor ranks, products in 8 bits by block, "

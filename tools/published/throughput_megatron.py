@@ -21,6 +21,7 @@ from throughput_case import (
 )
 
 from trainledger.spec.layout import Layout
+from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 
 HDR_8 = (("network", "hdr"),)  # a 200 Gb/s adapter for each GPU
@@ -155,9 +156,9 @@ LLAMA_FP8 = TimeSource(
     network=NDR_8,
     assumed=(
         "as Megatron Core 0.8, linear layers in fp8 with a scale per tensor; virtual stages as the page says (VP)",
-        "weights are cast to 8 bits once a step and kept (Transformer Engine), told as fp8_weight_caching; gradients "
-        "in bf16 (--grad-reduce-in-bf16 of the repository's train_llama3_8b_h100_fp8.sh); parameters are gathered in "
-        "bf16, not in 8 bits (--fp8-param-gather)",
+        "weights are cast to 8 bits once a step and kept (Transformer Engine), told as precision.weight_caching; "
+        "gradients in bf16 (--grad-reduce-in-bf16 of the repository's train_llama3_8b_h100_fp8.sh); parameters are "
+        "gathered in bf16, not in 8 bits (--fp8-param-gather)",
         "the 70B has 128 sequences in a step (the page)",
     ),
 )
@@ -176,10 +177,11 @@ _SC21_RUNS = {
 def _recipe(row: Row, micro_batch: int, **others: object) -> Recipe:
     fields = {
         "seq_len": int(row["seq_len"]), "micro_batch": micro_batch, "global_batch": int(row["global_batch_seqs"]),
-        "steps": 1, "precision": row["precision"], "master_weights": True, "attention": "math", "dropout": 0.1,
+        "steps": 1, "precision": row["precision"], "precision.master_weights": True, "attention": "math",
+        "dropout": 0.1,
         "attention_dropout": 0.1, "activation_checkpointing": "full", "compile": True,
     }  # fmt: skip
-    return Recipe(**{**fields, **others})  # type: ignore[arg-type]
+    return from_fields(Recipe, {**fields, **others})  # type: ignore[arg-type]
 
 
 def _ranks(row: Row) -> tuple[int, int, int]:
@@ -250,7 +252,7 @@ def bigscience_case(row: Row) -> TimeCase | str:
 
 def _core_recipe(row: Row, micro_batch: int, **others: object) -> Recipe:
     plain = {"attention": "cudnn", "dropout": 0.0, "attention_dropout": 0.0, "activation_checkpointing": "none",
-             "gradient_dtype": "fp32"}  # fmt: skip
+             "precision.gradient_dtype": "fp32"}  # fmt: skip
     return _recipe(row, micro_batch, **{**plain, **others})
 
 
@@ -287,7 +289,9 @@ def llama_fp8_case(row: Row) -> TimeCase:
         stage_layers=split if uneven else None, overlap=_OVERLAPPED if tensor > 1 else _OVERLAPPED[:2],
     )  # fmt: skip
     told = {**row, "global_batch_seqs": row["global_batch_seqs"] or "128"}
-    recipe = _core_recipe(told, 1, precision="fp8-tensorwise", gradient_dtype=None, fp8_weight_caching=True)
+    recipe = _core_recipe(
+        told, 1, precision="fp8-tensorwise", **{"precision.gradient_dtype": None, "precision.weight_caching": True}
+    )
     return case(row, LLAMA_FP8, "h100-sxm", llama(row), recipe, layout, from_tokens)
 
 

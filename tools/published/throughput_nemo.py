@@ -160,14 +160,14 @@ def _recipe(row: Row) -> Recipe:
     early_340b = family == "Nemotron-340B" and container.startswith("24")
     long = row["source"] == "nemo-long" and container.startswith("24")
     flash = early_340b or long or (family == "GPT3-175B" and row["source"] == "dgxc")
-    return Recipe(
-        seq_len=int(row["seq_len"]), micro_batch=int(row["mbs"]), global_batch=int(row["gbs"]), steps=1,
-        precision="fp8-tensorwise" if eight_bits else "bf16", master_weights=True,
-        fp8_weight_caching=eight_bits and row["fsdp"] == "0",
-        gradient_dtype="fp32" if wide else None, dropout=dropout, attention_dropout=dropout,
-        attention="flash" if flash else "cudnn", compile=True,
-        activation_checkpointing="attention" if early_340b and row["source"] == "dgxc" else "none",
-    )  # fmt: skip
+    return from_fields(Recipe, {
+        "seq_len": int(row["seq_len"]), "micro_batch": int(row["mbs"]), "global_batch": int(row["gbs"]), "steps": 1,
+        "precision": "fp8-tensorwise" if eight_bits else "bf16", "precision.master_weights": True,
+        "precision.weight_caching": eight_bits and row["fsdp"] == "0",
+        "precision.gradient_dtype": "fp32" if wide else None, "dropout": dropout, "attention_dropout": dropout,
+        "attention": "flash" if flash else "cudnn", "compile": True,
+        "activation_checkpointing": "attention" if early_340b and row["source"] == "dgxc" else "none",
+    })  # fmt: skip
 
 
 def _layout(row: Row) -> Layout:

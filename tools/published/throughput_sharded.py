@@ -22,6 +22,7 @@ from torchtitan_runs import TITAN_PRECISIONS, titan_case
 
 from trainledger import catalog
 from trainledger.spec.layout import Layout
+from trainledger.spec.parts import from_fields
 from trainledger.spec.power import clock_share
 from trainledger.spec.recipe import Recipe
 
@@ -191,7 +192,7 @@ def _recipe(row: Row, batch: int, total: int, **others: object) -> Recipe:
         "precision": "bf16-sharded", "attention": "flash", "compile": row["compile"] == "1",
         "activation_checkpointing": row["activation_ckpt"] or "none",
     }  # fmt: skip
-    return Recipe(**{**fields, **others})  # type: ignore[arg-type]
+    return from_fields(Recipe, {**fields, **others})  # type: ignore[arg-type]
 
 
 def foundry_case(row: Row) -> TimeCase:
@@ -201,8 +202,8 @@ def foundry_case(row: Row) -> TimeCase:
     )  # fmt: skip
     fp8 = {"precision": "fp8-tensorwise-sharded", "compile": True} if row["precision"] == "fp8" else {}
     recipe = _recipe(
-        row, int(row["micro_batch_per_device"]), int(row["global_batch_seqs"]), attention="efficient",
-        loss_upcast=False, **fp8,
+        row, int(row["micro_batch_per_device"]), int(row["global_batch_seqs"]), attention="efficient", **fp8,
+        **{"loss.upcast": False},
     )  # fmt: skip
     return case(row, source, _device(row), gpt(row), recipe, layout, from_tokens)
 
@@ -236,7 +237,7 @@ def titan_time_case(row: Row) -> TimeCase | str:
         layout = Layout(shard=int(row["n_devices"]) // tensor, tensor=tensor, sequence_parallel=tensor > 1)
         batch, total = int(row["micro_batch_per_device"]), int(row["global_batch_seqs"])
     every = 2 if "selective layer" in row["notes"] else 1
-    kept = {"activation_checkpointing": "full", "recompute_every": 2} if every > 1 else {}
+    kept = {"activation_checkpointing": "full", "activation_checkpointing.every": 2} if every > 1 else {}
     if "async TP" in row["notes"] or "AsyncTP" in row["notes"]:
         layout = replace(layout, overlap=("gradients", "tensor"))
     recipe = _recipe(row, batch, total, precision=precision, **kept)
@@ -252,7 +253,10 @@ def fms_case(row: Row) -> TimeCase | str:
     split: dict[str, Any] = {"replicate": devices // 8, "shard": 8} if row["sharding"] == "hsdp" else {"shard": devices}
     kept = {}
     if row["activation_ckpt"] == "selective":
-        kept = {"activation_checkpointing": "full", "recompute_every": 3 if "A100" in row["hardware"] else 4}
+        kept = {
+            "activation_checkpointing": "full",
+            "activation_checkpointing.every": 3 if "A100" in row["hardware"] else 4,
+        }
     recipe = _recipe(row, int(row["micro_batch_per_device"]), int(row["global_batch_seqs"]), **kept)
     return case(row, FMS, _device(row), llama(row), recipe, Layout(**split), from_tokens)
 
@@ -264,16 +268,16 @@ def flash_case(row: Row) -> TimeCase:
     family, length = row["model_family"], int(row["seq_len"])
     kernel = "efficient" if "(FlashAttention)" in family else "flash" if "-2)" in family else "math"
     recipe = _recipe(
-        row, 16384 // length, 2**20 // length, precision="fp16", master_weights=True, attention=kernel,
-        compile=kernel != "math" or length <= FUSED_SOFTMAX_KEYS,
+        row, 16384 // length, 2**20 // length, precision="fp16", attention=kernel,
+        compile=kernel != "math" or length <= FUSED_SOFTMAX_KEYS, **{"precision.master_weights": True},
     )  # fmt: skip
     return case(row, FLASH, _device(row), gpt(row, vocab_multiple=8), recipe, Layout(replicate=8), from_palm_flops)
 
 
 def azure_case(row: Row) -> TimeCase:
     recipe = _recipe(
-        row, int(row["micro_batch_per_device"]), int(row["global_batch_seqs"]), precision="fp16", master_weights=True,
-        attention="math", compile=True, dropout=0.1, attention_dropout=0.1,
+        row, int(row["micro_batch_per_device"]), int(row["global_batch_seqs"]), precision="fp16", attention="math",
+        compile=True, dropout=0.1, attention_dropout=0.1, **{"precision.master_weights": True},
     )  # fmt: skip
     layout = Layout(shard=int(row["n_devices"]))
     return case(row, AZURE, _device(row), gpt(row), recipe, layout, from_hardware_flops)
@@ -294,7 +298,7 @@ def qwen_full_case(row: Row) -> TimeCase | str:
     if "Full" not in row["model_family"]:
         return "adapters over frozen weights: told with fine-tuning"
     model = llama(row, **{"attention.bias": True, "attention.output_bias": False})
-    recipe = _recipe(row, 1, int(row["global_batch_seqs"]), precision="bf16", master_weights=True)
+    recipe = _recipe(row, 1, int(row["global_batch_seqs"]), precision="bf16", **{"precision.master_weights": True})
     layout = Layout(shard=int(row["n_devices"]), zero=3)
     return case(row, QWEN_FULL, _device(row), model, recipe, layout, from_step)
 
@@ -328,8 +332,9 @@ def pythia_case(row: Row) -> TimeCase:
     model = gpt(row, block="parallel", positions="rope", tie_embeddings=False, **{"positions.dim": heads // 4})
     written_out = size in ((6, 512), (16, 2048))
     recipe = _recipe(
-        row, batch, int(row["global_batch_seqs"]), precision="fp16", master_weights=True, compile=written_out,
+        row, batch, int(row["global_batch_seqs"]), precision="fp16", compile=written_out,
         activation_checkpointing="full", attention="math" if written_out else "efficient",
+        **{"precision.master_weights": True},
     )  # fmt: skip
     layout = Layout(shard=int(row["n_devices"]) // tensor, zero=1, tensor=tensor)
     return case(row, PYTHIA, "a100-sxm-40gb", model, recipe, layout, from_tokens)

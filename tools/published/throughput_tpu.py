@@ -105,8 +105,9 @@ def tpu_case(row: Row) -> TimeCase | str:
         slice_chips = chips // slices
     slices = chips // slice_chips
     layout = Layout(replicate=slices, shard=slice_chips // tensor, tensor=tensor)
-    recipe = Recipe(
-        seq_len=2048, micro_batch=batch * tensor, global_batch=batch * chips, steps=1, precision="bf16-sharded",
-        attention="flash", activation_checkpointing="full" if again else "none", compile=True,
-    )  # fmt: skip
+    recipe = from_fields(Recipe, {
+        "seq_len": 2048, "micro_batch": batch * tensor, "global_batch": batch * chips, "steps": 1,
+        "precision": "bf16-sharded", "attention": "flash", "activation_checkpointing": "full" if again else "none",
+        "compile": True,
+    })  # fmt: skip
     return case(row, source, device, model, recipe, layout, from_palm_flops, devices_per_node=slice_chips)

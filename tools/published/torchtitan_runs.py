@@ -65,7 +65,7 @@ def fsdp_extras(run: Run, rank: RankAccount) -> tuple[Extra, ...]:
         found.append(Extra("flat gather buffer of embedding and head", 2 * outside, why))
         why = "foreach_reduce allocates them in the reduce-scatter stream"
         found.append(Extra("gradient shards", 4 * rank.ledger.parameters, why))
-    if run.recipe.loss == "full" and rank.last:  # compiled, it holds them until their gradient is there
+    if run.recipe.loss.kind == "full" and rank.last:  # compiled, it holds them until their gradient is there
         tokens = run.device_batch * run.recipe.seq_len // layout.context
         why = "let go before backward, and too small a block for the fp32 gradient of the logits"
         found.append(Extra("16-bit logits", 2 * tokens * model.padded_vocab // layout.tensor, why))
@@ -104,11 +104,11 @@ def titan_case(row: Row) -> Case:
         stage_layers=layers if uneven else None,
     )  # fmt: skip
     loss = "compiled" if row["id"] in LOSS_COMPILED else "full"
-    recipe = Recipe(
-        seq_len=length, micro_batch=batch, global_batch=local * data, steps=1, precision=precision,
-        attention="flash", activation_checkpointing=row["activation_ckpt"], compile=row["compile"] == "1",
-        loss="chunked" if "chunked cross entropy" in row["notes"] else loss,
-    )  # fmt: skip
+    recipe = from_fields(Recipe, {
+        "seq_len": length, "micro_batch": batch, "global_batch": local * data, "steps": 1, "precision": precision,
+        "attention": "flash", "activation_checkpointing": row["activation_ckpt"], "compile": row["compile"] == "1",
+        "loss": "chunked" if "chunked cross entropy" in row["notes"] else loss,
+    })  # fmt: skip
     named = [name for name in ("h200", "b200") if name.upper() in row["hardware"]]
     device = catalog.device(named[0] if named else "h100-sxm")
     if "96GB" in row["hardware"]:

@@ -255,7 +255,8 @@ def budget() -> Claim:
 # Facts of a step
 
 STEP = (
-    "rules gpt2 --set recipe.global_batch=4 --set recipe.micro_batch=1 --set recipe.beta2=0.999 --set cluster.device=l4"
+    "rules gpt2 --set recipe.global_batch=4 --set recipe.micro_batch=1 --set recipe.optimizer.beta2=0.999 "
+    "--set cluster.device=l4"
 )
 
 

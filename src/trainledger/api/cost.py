@@ -116,7 +116,7 @@ def why_impossible(plan: Plan) -> Problem | None:
     forecast = plan.forecast
     if forecast.impossible:
         rule = f"is missing, so {plan.run.cluster.count:,} devices cannot share this run: "
-        near = None if plan.run.recipe.lora_rank is not None else "layout=auto"
+        near = None if plan.run.recipe.lora is not None else "layout=auto"
         return Problem("layout", None, rule + "; ".join(forecast.impossible), near)
     if forecast.fits is not False or forecast.device_nbytes is None or forecast.usable_nbytes is None:
         return None

@@ -15,10 +15,10 @@ from typing import Any
 from trainledger.api.machine import THIS_MACHINE, kernels_of
 from trainledger.api.source import Overrides, by_field, config_notes, model_section, parsed
 from trainledger.ledger.model.parameters import parameters
-from trainledger.plan.compare import as_override
 from trainledger.spec import runfile
 from trainledger.spec.cluster import Cluster
-from trainledger.spec.precision import precision_of
+from trainledger.spec.difference import as_override
+from trainledger.spec.parts import field_at
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Origin, Run
 from trainledger.units import format_count
@@ -50,7 +50,7 @@ def run_of_model(named: str, overrides: Overrides, purpose: str = PLAN) -> Run:
     if small:
         recipe |= {"micro_batch": 1, "global_batch": 2 * cluster.count}
     # Frozen weights are not sharded.
-    if (small and cluster.count > 1) or (spread and "recipe.lora_rank" not in given):
+    if (small and cluster.count > 1) or (spread and not any(each.startswith("recipe.lora") for each in given)):
         recipe["precision"] = "bf16-sharded"
     table = {"model": section, "recipe": recipe, "layout": layout}
     run = parsed(table, overrides)
@@ -106,7 +106,7 @@ def _attention(run: Run, kernels: str) -> dict[str, Any]:
     """
     if not run.model.attention.custom_scores:
         return {}
-    return {"attention": "flash" if kernels != "cpu" and precision_of(run.recipe).low else "math"}
+    return {"attention": "flash" if kernels != "cpu" and run.recipe.precision.low else "math"}
 
 
 def _batch(run: Run) -> int:
@@ -162,5 +162,5 @@ def assumptions(run: Run) -> str:
 
 
 def _field(run: Run, named: str) -> Any:
-    section, _, name = named.partition(".")
-    return getattr(getattr(run, section), name)
+    section, _, path = named.partition(".")
+    return field_at(getattr(run, section), path)

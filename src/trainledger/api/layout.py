@@ -50,7 +50,7 @@ def _searched(run: Run, fixed: Mapping[str, Any], progress: Progress | None) -> 
         raise KeyboardInterrupt
     if found.simplest is None:
         why = why_no_layout(found, fixed, progress=progress)
-        more = " (trainledger layouts says all)" if run.recipe.lora_rank is None or run.cluster.count == 1 else ""
+        more = " (trainledger layouts says all)" if run.recipe.lora is None or run.cluster.count == 1 else ""
         raise InvalidInput([Problem("layout", "auto", f"{why.rule}{more}", why.nearest)])
     return found.simplest.run
 

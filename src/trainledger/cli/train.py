@@ -32,6 +32,17 @@ from trainledger.spec.template import commented
 from trainledger.units import format_count, format_seconds
 
 _LONGEST_SEQUENCE = 1024
+_WHY = {  # a new run file sets each of these fields
+    "model.preset": "a small model: it trains in minutes on a laptop",
+    "recipe.seq_len": "what the model takes, but at most 1,024: attention grows with its square",
+    "recipe.global_batch": "sequences in a step: few, so that a step is short on a CPU",
+    "recipe.steps": 'optimizer steps: enough to see the loss fall; tokens = "1B" says it in tokens',
+    "recipe.learning_rate": "above the default of large models: small ones learn faster at it",
+    "recipe.schedule.warmup_steps": "a tenth of the steps: Adam's moments settle before the rate is at its peak",
+    "recipe.evaluation.every": "the loss of held-out text four times; without it only at the end",
+    "recipe.checkpoints.every": "a killed run goes on from here (--resume); without it only at the end",
+    "data.tokenizer": "a vocabulary trained on the text; the default, bytes, makes sequences longer",
+}
 _MOST_NAMED = 6
 _PROMPT = "def read(self, path):\n"
 _DIR = option("--dir DIR", "where the runs are (runs)", default="runs")
@@ -60,13 +71,13 @@ def init(args: Namespace) -> Document:
             "global_batch": 16,
             "steps": 400,
             "learning_rate": 1e-3,
-            "warmup_steps": 40,
-            "eval_every": 100,
-            "checkpoint_every": 100,
+            "schedule": {"warmup_steps": 40},
+            "evaluation": {"every": 100},
+            "checkpoints": {"every": 100},
         },
         "data": {"tokenizer": "bpe"},
     }
-    _write_new(args.path, commented(start, base, every=args.all), force=args.force)
+    _write_new(args.path, commented(start, base, why=_WHY, every=args.all), force=args.force)
     return lines(f"wrote {args.path}; next: trainledger plan {args.path}", {"path": args.path, "preset": args.preset})
 
 
@@ -134,7 +145,7 @@ def _refuse_if_not_begun(run: Run, run_dir: Path) -> None:
     found = nearest_begun(run_dir.parent, run)
     if found is not None:
         path, fields = found
-        named = [f"{name} = {before!r} (now {now!r})" for name, (before, now) in list(fields.items())[:_MOST_NAMED]]
+        named = [f"{each.field} = {each.a!r} (now {each.b!r})" for each in fields[:_MOST_NAMED]]
         if len(fields) > _MOST_NAMED:
             named.append(f"{len(fields) - _MOST_NAMED} fields more")
         nearest = f"{path}, begun with {', '.join(named)}"

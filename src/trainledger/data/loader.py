@@ -145,7 +145,7 @@ def open_loader(run: Run, device: torch.device | str, *, progress: bool = True) 
     recipe = run.recipe
     return Loader(
         store, seed=recipe.seed, seq_len=recipe.seq_len, global_batch=recipe.global_batch,
-        micro_batch=run.device_batch, eval_sequences=recipe.eval_sequences, device=device,
+        micro_batch=run.device_batch, eval_sequences=recipe.evaluation.sequences, device=device,
     )  # fmt: skip
 
 

@@ -23,7 +23,6 @@ from trainledger.ledger.parallel.micro_batches import Work
 from trainledger.ledger.parallel.pipeline import in_flight, in_flight_by_chunk
 from trainledger.ledger.parallel.rank_plan import RankPlan, parts_of, rank_plan, shard_shape
 from trainledger.ledger.step import follow, resident_of
-from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 
 
@@ -222,7 +221,7 @@ class StaticMemory:
 
 def static_memory(rank: RankPlan, *, backend: str) -> StaticMemory:
     """What stands on a rank; at least so much is live at some moment of the step."""
-    precision = precision_of(rank.run.recipe)
+    precision = rank.run.recipe.precision
     tape = Tape(precision, backend)
     sizes = sizes_of(rank.run, backend)
     works = tuple(Work(tape, rank, sizes, each) for each in rank.chunks)

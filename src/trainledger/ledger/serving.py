@@ -27,7 +27,7 @@ from trainledger.spec.layers import windows_of
 from trainledger.spec.layout import Layout
 from trainledger.spec.lora import is_linear
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.precision import precision_of
+from trainledger.spec.precision import PRECISIONS
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
@@ -56,7 +56,7 @@ def serving_rank(run: Run, serving: Serving, *, backend: str = "cpu") -> RankPla
     spec = run.model.served
     recipe = Recipe(
         seq_len=serving.new_tokens, global_batch=serving.batch, micro_batch=serving.batch, steps=1,
-        precision=serving.compute, attention=_attention(run, backend, serving.compute),
+        precision=PRECISIONS[serving.compute](), attention=_attention(run, backend, serving.compute),
     )  # fmt: skip
     inner = Run(model=spec, recipe=recipe, layout=Layout(tensor=run.layout.tensor), cluster=run.cluster)
     found = list(serving.problems())
@@ -83,7 +83,7 @@ def account_serving(run: Run, serving: Serving, *, backend: str = "cpu", all_exp
     read that have a token, counted as the mean over even routes; ``all_experts`` counts every one, as a trace does.
     """
     rank = serving_rank(run, serving, backend=backend)
-    spec, precision = rank.run.model, precision_of(rank.run.recipe)
+    spec, precision = rank.run.model, rank.run.recipe.precision
     tape = Tape(precision, backend)
     cached_tokens = serving.context if serving.phase == "decode" else None
     sizes = replace(sizes_of(rank.run, backend), cache=serving.cache, cached_tokens=cached_tokens)

@@ -24,7 +24,6 @@ from trainledger.ledger.optimizers.update import clip, state_nbytes, update
 from trainledger.ledger.parallel.micro_batches import Work, run_micro_batches
 from trainledger.ledger.parallel.rank_plan import RankPlan, rank_plan
 from trainledger.ledger.parallel.reduction import bucket_nbytes, gather_updated, sum_norms, sum_tied_embedding
-from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 
 
@@ -47,7 +46,7 @@ def account(run: Run, *, backend: str = "cpu") -> Ledger:
 
 def follow(rank: RankPlan, *, backend: str) -> Ledger:
     """The ledger of one rank of a layout."""
-    run, precision = rank.run, precision_of(rank.run.recipe)
+    run, precision = rank.run, rank.run.recipe.precision
     recipe = run.recipe
     hooks, note = hooks_of(rank) if recipe.compile else ((), "")
     tape = Tape(precision, backend, hooks)
@@ -98,10 +97,11 @@ def follow(rank: RankPlan, *, backend: str) -> Ledger:
 
 def resident_of(rank: RankPlan, works: tuple[Work, ...], owned: ModelLeaves, tokens: Int) -> Amounts:
     """What a rank holds before a step of so many tokens, by category."""
-    recipe, precision = rank.run.recipe, precision_of(rank.run.recipe)
+    recipe, precision = rank.run.recipe, rank.run.recipe.precision
+    base_format = None if recipe.lora is None else recipe.lora.base_format
     resident = [
         ("parameters", sum(each.parameters_nbytes for each in works)),
-        ("frozen weights", frozen_nbytes(owned, recipe, precision.parameters)),
+        ("frozen weights", frozen_nbytes(owned, base_format, precision.parameters)),
         ("gradients", sum(each.buffers_nbytes for each in works)),
         ("optimizer state", state_nbytes(owned, recipe) + own_nbytes(owned, precision)),
         ("batch", 16 * tokens),

@@ -11,6 +11,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.recompute import LayerRun, group_size, layer_runs
 from trainledger.spec.run import Run
+from trainledger.spec.savings import Segments
 from trainledger.trace.blocks.extrapolate import MICRO_BATCHES, Counts, counted, proved, with_rounds
 from trainledger.trace.blocks.repeat_blocks import LEAST
 
@@ -62,8 +63,8 @@ def _shorter(run: Run, longest: LayerRun, rounds: int) -> Run | None:
     """The same run with so many of these rounds; None where its layers are then not the others of the model."""
     model: ModelSpec = replace(run.model, n_layers=run.model.n_layers - (longest.count - rounds) * len(longest.kinds))
     recipe: Recipe = run.recipe
-    if recipe.activation_checkpointing == "segments":
-        recipe = replace(recipe, recompute_segment=group_size(run.model, recipe))
+    if recipe.activation_checkpointing.kind == "segments":
+        recipe = replace(recipe, activation_checkpointing=Segments(n_blocks=group_size(run.model, recipe)))
     shorter = replace(run, model=model, recipe=recipe)
     wanted = [replace(each, count=rounds) if each == longest else each for each in layer_runs(run.model, run.recipe)]
     dense = 0 if model.experts is None else model.experts.n_dense_layers

@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainledger.ledger.ledger import Ledger
 from trainledger.measure.few_blocks import from_few_blocks
-from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 from trainledger.trace.fakes.kernels import kernels_of
 from trainledger.trace.fakes.results import results_of
@@ -44,7 +43,7 @@ def rehearse(run: Run, *, kernels: str = "cpu", blocks: str = "auto") -> Ledger:
 
 def rehearse_really(run: Run) -> Ledger:
     """The same step with real tensors and random tokens, recorded as it runs."""
-    refuse_products(precision_of(run.recipe), "cpu")
+    refuse_products(run.recipe.precision, "cpu")
     return metered_step(run, *_build(run), _batches(run), writer="measure", clocked=True)
 
 
@@ -86,7 +85,7 @@ def metered_step(
     recorder.resident([each for pair in batches for each in pair], "batch")
     recorder.resident(gradient_buffers(optimizer), "gradients")
     scaler = None
-    if precision_of(run.recipe).loss_scaling:
+    if run.recipe.precision.loss_scaling:
         scaler = LossScaler(batches[0][0].device, read=_as_if_finite)
         recorder.resident([scaler.scale, scaler.good_steps], "optimizer state")
     with recorder:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.recompute import groups_of
-from trainledger.spec.savings import keeper
+from trainledger.spec.savings import Selective, keeper
 
 Layer = Callable[..., Tensor]  # x, and what all layers of a kind share (angles, a mask), to x
 
@@ -32,12 +32,11 @@ def run_layers(
     if recipe is None or not torch.is_grad_enabled() or inside_of_blocks(recipe):
         return _in_turn(x_BTD, layers, shared)
     random = _draws(recipe)
-    if recipe.activation_checkpointing == "from-start":
+    kind = recipe.activation_checkpointing
+    if kind.kind == "from-start":
         return _from_start(x_BTD, layers, shared, random)
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": random}
-    if recipe.activation_checkpointing == "selective":
-        options["context_fn"] = partial(_contexts, recipe.recompute_keep)
-    with offloading(shared) if recipe.activation_checkpointing == "offload" else nullcontext():
+    options = _options(recipe)
+    with offloading(shared) if kind.kind == "offload" else nullcontext():
         for first, group in groups_of(spec, recipe):
             some, theirs = layers[first : first + group.size], shared[first : first + group.size]
             if group.again:
@@ -52,21 +51,27 @@ def inside_of_blocks(recipe: Recipe) -> bool:
 
     So torchtitan has it. From outside a compiled block is one operation, and there is nothing to choose from.
     """
-    return recipe.compile and recipe.activation_checkpointing == "selective"
+    return recipe.compile and recipe.activation_checkpointing.kind == "selective"
 
 
 def own_checkpoints(spec: ModelSpec, recipe: Recipe | None) -> list[dict[str, Any] | None]:
     """For each block of a model the options of its own checkpoint, None where it has none."""
     if recipe is None or not inside_of_blocks(recipe):
         return [None] * spec.n_layers
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": _draws(recipe)}
-    options["context_fn"] = partial(_contexts, recipe.recompute_keep)
+    options = _options(recipe)
     return [options if group.again else None for _, group in groups_of(spec, recipe)]
+
+
+def _options(recipe: Recipe) -> dict[str, Any]:
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": _draws(recipe)}
+    if isinstance(recipe.activation_checkpointing, Selective):
+        options["context_fn"] = partial(_contexts, recipe.activation_checkpointing.keep)
+    return options
 
 
 def _draws(recipe: Recipe) -> bool:
     """Whether blocks read the generator's state: without dropout there is nothing to keep for the second run."""
-    return recipe.dropout > 0 or recipe.attention_dropout > 0 or recipe.lora_dropout > 0
+    return recipe.dropout > 0 or recipe.attention_dropout > 0 or recipe.adapter_dropout > 0
 
 
 def _contexts(keep: tuple[str, ...]) -> Any:

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from trainledger.nn.init import fill
 from trainledger.nn.norm import compute_dtype
-from trainledger.spec.lora import is_linear, is_target
-from trainledger.spec.recipe import Recipe
+from trainledger.spec.lora import Lora, is_linear, is_target
 
 BLOCK = {"int8": 2048, "nf4": 64}
 SCALES_TOGETHER = 256
@@ -85,10 +84,10 @@ def _blocks(values: Tensor, size: int) -> Tensor:
 class AdaptedLinear(nn.Module):
     """A frozen linear layer, plus dropout(x) A^T B^T times alpha / R; without an adapter only frozen."""
 
-    def __init__(self, frozen: nn.Linear, recipe: Recipe, *, adapted: bool) -> None:
+    def __init__(self, frozen: nn.Linear, lora: Lora, *, adapted: bool) -> None:
         super().__init__()
         self.shape = frozen.weight.shape
-        self.base_format = recipe.base_format
+        self.base_format = lora.base_format
         self.weight = nn.Parameter(frozen.weight.detach(), requires_grad=False)
         self.scales: nn.Parameter | None = None
         self.scales_of_scales: nn.Parameter | None = None
@@ -96,15 +95,14 @@ class AdaptedLinear(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         if self.base_format is not None:
             self._store()
-        self.dropout = recipe.lora_dropout
+        self.dropout = lora.dropout
         self.lora_a: nn.Parameter | None = None
         self.lora_b: nn.Parameter | None = None
         if adapted:
-            assert recipe.lora_rank is not None
-            self.scale = recipe.lora_alpha / recipe.lora_rank
+            self.scale = lora.alpha / lora.rank
             options: dict[str, Any] = {"dtype": frozen.weight.dtype, "device": frozen.weight.device}
-            self.lora_a = nn.Parameter(torch.empty(recipe.lora_rank, self.shape[1], **options))
-            self.lora_b = nn.Parameter(torch.zeros(self.shape[0], recipe.lora_rank, **options))
+            self.lora_a = nn.Parameter(torch.empty(lora.rank, self.shape[1], **options))
+            self.lora_b = nn.Parameter(torch.zeros(self.shape[0], lora.rank, **options))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] to [..., O]."""
@@ -156,12 +154,12 @@ class _Frozen(torch.autograd.Function):
         return gradient @ ctx.layer.wide(gradient.dtype), None
 
 
-def adapt(model: nn.Module, recipe: Recipe) -> None:
-    """Freeze a model in place and put adapters beside the linear layers that the recipe names; nothing without a rank.
+def adapt(model: nn.Module, lora: Lora | None) -> None:
+    """Freeze a model in place and put adapters beside the linear layers that LoRA targets; nothing without it.
 
     ``lora_b`` is zero, so that the model computes what it did; ``lora_a`` is not yet drawn (`draw`).
     """
-    if recipe.lora_rank is None:
+    if lora is None:
         return
     for each in model.parameters():
         each.requires_grad_(False)
@@ -169,9 +167,7 @@ def adapt(model: nn.Module, recipe: Recipe) -> None:
         if isinstance(module, nn.Linear) and is_linear(f"{path}.weight"):
             name = path.rpartition(".")[2]
             parent = model.get_submodule(path.rpartition(".")[0])
-            setattr(
-                parent, name, AdaptedLinear(module, recipe, adapted=is_target(f"{path}.weight", recipe.lora_targets))
-            )
+            setattr(parent, name, AdaptedLinear(module, lora, adapted=is_target(f"{path}.weight", lora.targets)))
 
 
 def draw(model: nn.Module, *, seed: int) -> None:

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.savings import ChunkedLoss
 
 
 def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor, *, upcast: bool = True) -> Tensor:
@@ -40,10 +41,10 @@ def cross_entropy(logits_NV: Tensor, targets_N: Tensor, reduction: str, *, upcas
 
 def run_loss(model: nn.Module, inputs_BT: Tensor, targets_BT: Tensor, recipe: Recipe) -> Tensor:
     """The mean loss of a batch in the way that the recipe asks for."""
-    if not recipe.loss_in_chunks:
-        of_logits = compiled_loss() if recipe.loss == "compiled" else next_token_loss
+    if recipe.loss.chunks is None:
+        of_logits = compiled_loss() if recipe.loss.kind == "compiled" else next_token_loss
         # One expression, so that no name keeps the logits alive through backward.
-        return of_logits(model(inputs_BT), targets_BT, upcast=recipe.loss_upcast)
+        return of_logits(model(inputs_BT), targets_BT, upcast=recipe.loss.upcast)
     loss: Tensor = model(inputs_BT, targets_BT)
     return loss
 
@@ -62,11 +63,9 @@ class HeadLoss(nn.Module):
     of hidden states and head in forward already (Hsu et al. 2024, Liger Kernel, section 3.2), so nothing is made again.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, loss: ChunkedLoss) -> None:
         super().__init__()
-        self.kind = recipe.loss
-        self.chunks = recipe.loss_chunks
-        self.upcast = recipe.loss_upcast
+        self.kind, self.chunks, self.upcast = loss.kind, loss.chunks, loss.upcast
 
     def whole(self, x_BTD: Tensor, targets_BT: Tensor, head: nn.Module) -> Tensor:
         """The mean loss of hidden states [B, T, D] that ``head`` turns into logits."""

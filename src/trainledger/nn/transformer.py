@@ -26,6 +26,7 @@ from trainledger.spec.layers import LayerKind, angles_of, kind_of, local_angles,
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.positions import Learned
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.savings import ChunkedLoss
 
 
 class Dropout(nn.Module):
@@ -164,7 +165,7 @@ class Transformer(nn.Module):
         self.masks = Masks(spec, attention, attention_dropout)
         self.dropout = Dropout(dropout)
 
-        scores_again = checkpointing is not None and checkpointing.activation_checkpointing == "attention"
+        scores_again = checkpointing is not None and checkpointing.activation_checkpointing.kind == "attention"
 
         def block(kind: LayerKind) -> Block:
             made = Block(spec, kind, attention, dropout, attention_dropout, dispatching)
@@ -180,7 +181,7 @@ class Transformer(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
         self.mtp = None
         if spec.n_mtp_layers:
-            upcast = checkpointing is None or checkpointing.loss_upcast
+            upcast = checkpointing is None or checkpointing.loss.upcast
             self.mtp = MultiTokenPrediction(spec, lambda: block(kinds[-1]), weight=mtp_loss, upcast=upcast)
         self.loss = loss
 
@@ -236,7 +237,7 @@ class Transformer(nn.Module):
     def _run_mtp_block(self, block: nn.Module, x_BSD: Tensor) -> Tensor:
         recipe = self.checkpointing
         (shared,) = self.shared([self.spec.n_layers - 1], x_BSD, x_BSD.shape[1])
-        if recipe is None or recipe.activation_checkpointing != "full":
+        if recipe is None or recipe.activation_checkpointing.kind != "full":
             y_BSD: Tensor = block(x_BSD, shared)
             return y_BSD
         random = recipe.dropout > 0 or recipe.attention_dropout > 0
@@ -267,7 +268,7 @@ def build(spec: ModelSpec, recipe: Recipe) -> Transformer:
         dropout=recipe.dropout,
         attention_dropout=recipe.attention_dropout,
         checkpointing=recipe,
-        dispatching=Dispatching(recipe.expert_capacity, recipe.load_balance_loss),
-        mtp_loss=recipe.predict_ahead_loss,
-        loss=HeadLoss(recipe) if recipe.loss_in_chunks else None,
+        dispatching=Dispatching(recipe.expert_dispatch.factor, recipe.load_balance_loss),
+        mtp_loss=recipe.mtp_loss,
+        loss=HeadLoss(recipe.loss) if isinstance(recipe.loss, ChunkedLoss) else None,
     )

@@ -8,10 +8,10 @@ from functools import cache, partial
 from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.plan.changes import EFFECTS, RESULT, ROUNDING, SAME, Change, changes
-from trainledger.plan.compare import changed, overrides
 from trainledger.predict.forecast import Forecast
 from trainledger.predict.predict import predict
 from trainledger.predict.roofline import Machine
+from trainledger.spec.difference import changed, overrides
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.run import Run
 

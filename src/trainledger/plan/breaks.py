@@ -10,7 +10,6 @@ from typing import Any
 
 from trainledger.document import Answer
 from trainledger.frozen import frozen
-from trainledger.plan.compare import layout_overrides, overrides
 from trainledger.plan.limits import LIMITS, LOGITS, MEMORY, POSITIONS, Judge, Limit, Limits, Reading, comparison, remedy
 from trainledger.plan.other_layouts import ContextRanks, Planner, context_ranks, following, longer_model
 from trainledger.plan.sizes import AXES, grow
@@ -18,6 +17,7 @@ from trainledger.plan.sweep import Sweep, first_failing
 from trainledger.predict.predict import predict
 from trainledger.predict.roofline import Machine
 from trainledger.predict.run import too_few
+from trainledger.spec.difference import layout_overrides, overrides
 from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.rules.run import run_problems
@@ -309,6 +309,6 @@ def _of_limit(limit: Limit, reading: Reading, why: str, remedy: str) -> Break:
 
 def _not_spread(run: Run, why: str) -> Break:
     """What is broken already where devices without a layout cannot share a step."""
-    alone = run.recipe.lora_rank is not None
+    alone = run.recipe.lora is not None
     remedy = f"whole sequences for each, as {ONE_DEVICE}" if alone else "--set layout=auto looks for a layout"
     return Break(why=why, remedy=remedy)

@@ -15,7 +15,8 @@ from trainledger.ledger.parallel.rank_plan import rank_plan
 from trainledger.spec.layout import SCHEDULES, Layout, overlaps
 from trainledger.spec.lora import BASE_FORMATS
 from trainledger.spec.optimizers import IMPLEMENTATIONS
-from trainledger.spec.precision import CACHING, precision_of
+from trainledger.spec.parts import field_at, with_fields
+from trainledger.spec.precision import FP8Tensorwise
 from trainledger.spec.rules.layout import can_overlap
 from trainledger.spec.run import Run
 from trainledger.spec.savings import CHECKPOINTING, LOSSES
@@ -51,18 +52,18 @@ class Change:
 
 def value_of(run: Run, field: str) -> Any:
     """The value of a field by its name in a run file (``recipe.micro_batch``)."""
-    section, _, name = field.partition(".")
-    return getattr(getattr(run, section), name)
+    section, _, path = field.partition(".")
+    return field_at(getattr(run, section), path)
 
 
 def made(run: Run, change: Change) -> Run:
     """The run with a change made; whether it obeys the rules of the run file is not checked."""
+    sections: dict[str, dict[str, Any]] = {}
     for field, value in change.fields:
-        section, _, name = field.partition(".")
-        fields: dict[str, Any] = {name: value}
-        sections: dict[str, Any] = {section: replace(getattr(run, section), **fields)}
-        run = replace(run, **sections)
-    return run
+        section, _, path = field.partition(".")
+        sections.setdefault(section, {})[path] = value
+    new: dict[str, Any] = {section: with_fields(getattr(run, section), each) for section, each in sections.items()}
+    return replace(run, **new)
 
 
 def changes(run: Run, *, backend: str = "cuda") -> Iterator[Change]:
@@ -99,11 +100,12 @@ def memory_savings(run: Run) -> Iterator[Change]:
         yield _one("parameters gathered again in backward", "layout.reshard_after_forward", True, SAME)
     if run.device_batch > 1:
         yield _one("micro-batch 1", "recipe.micro_batch", 1, SAME)
-    if recipe.activation_checkpointing not in ("full", "from-start", "segments") or recipe.recompute_every > 1:
-        full = (("recipe.activation_checkpointing", "full"), ("recipe.recompute_every", 1))
+    again = recipe.activation_checkpointing
+    if again.kind not in ("full", "from-start", "segments") or again.every > 1:
+        full = (("recipe.activation_checkpointing", "full"), ("recipe.activation_checkpointing.every", 1))
         yield Change("full recomputation", full, SAME)
-    if not recipe.loss_in_chunks and layout.tensor == 1:
-        chunked = (("recipe.loss", "chunked"), ("recipe.loss_chunks", LOSS_CHUNKS))
+    if recipe.loss.chunks is None and layout.tensor == 1:
+        chunked = (("recipe.loss", "chunked"), ("recipe.loss.chunks", LOSS_CHUNKS))
         yield Change("loss in chunks", chunked, SAME)
 
 
@@ -115,10 +117,10 @@ def smaller_batches(run: Run) -> Iterator[Change]:
     for size in sizes[1:]:
         if size == sizes[-1] or 2 * size <= halves[-1]:
             halves.append(size)
-    for kind in dict.fromkeys((recipe.activation_checkpointing, "full")):
+    for kind in dict.fromkeys((recipe.activation_checkpointing.kind, "full")):
         for size in halves:
             wanted = (("recipe.micro_batch", size, batch),
-                      ("recipe.activation_checkpointing", kind, recipe.activation_checkpointing))  # fmt: skip
+                      ("recipe.activation_checkpointing", kind, recipe.activation_checkpointing.kind))  # fmt: skip
             fields = tuple((field, value) for field, value, now in wanted if value != now)
             if fields:
                 yield Change(f"micro-batches of {size}, recomputation {kind}", fields, ROUNDING)
@@ -129,27 +131,29 @@ def _one(what: str, field: str, value: Any, effect: str, cost: str = "") -> Chan
 
 
 def _recomputation(run: Run, backend: str) -> Iterator[Change]:
-    now, field = run.recipe.activation_checkpointing, "recipe.activation_checkpointing"
+    again, field = run.recipe.activation_checkpointing, "recipe.activation_checkpointing"
+    now = again.kind
     for kind in CHECKPOINTING:
         if kind != now and not (kind == "offload" and backend == "cpu"):  # it is on the host already
             timed = kind != "offload" or not run.layout.alone
             cost = "" if kind != "offload" else "room on the host"
             cost += "" if timed else "; its copies to the host are not timed"
             what = "keep all activations" if kind == "none" else f"activation checkpointing {kind}"
-            plain = (("recipe.recompute_every", 1), ("recipe.recompute_segment", None))
-            clear = tuple(each for each in plain if getattr(run.recipe, each[0].partition(".")[2]) != each[1])
+            clear = ((f"{field}.every", 1),) if again.every > 1 and kind in ("full", "selective") else ()
             yield Change(what, ((field, kind), *clear), SAME, cost, timed)
     for every in (2, 3, 4):
-        if now in ("none", "full", "selective") and not (now == "full" and run.recipe.recompute_every == every):
+        if now in ("none", "full", "selective") and not (now == "full" and again.every == every):
             what = f"recompute every {_ORDINALS[every]} block"
-            yield Change(what, ((field, "full"), ("recipe.recompute_every", every)), SAME)
+            yield Change(what, ((field, "full"), (f"{field}.every", every)), SAME)
 
 
 def _micro_batch(run: Run) -> Iterator[Change]:
     each_rank, now = run.recipe.global_batch // run.layout.data_ranks, run.device_batch
     recipe = run.recipe
     # Experts' places and their balance are counted in a micro-batch.
-    alone = run.model.experts is not None and (recipe.expert_capacity is not None or recipe.load_balance_loss > 0)
+    alone = run.model.experts is not None and (
+        recipe.expert_dispatch.kind == "capacity" or recipe.load_balance_loss > 0
+    )
     cost = "other draws of dropout" if recipe.dropout or recipe.attention_dropout else ""
     sizes = {size for k in (2, 4, 8) for size in (now * k, now // k)} | {1}
     for size in sorted(sizes):
@@ -160,7 +164,7 @@ def _micro_batch(run: Run) -> Iterator[Change]:
 def _kernels(run: Run, backend: str) -> Iterator[Change]:
     kernels = ["sdpa"]
     if backend != "cpu":
-        kernels += ["flash", "efficient"] if precision_of(run.recipe).low else ["efficient"]  # flash has no fp32
+        kernels += ["flash", "efficient"] if run.recipe.precision.low else ["efficient"]  # flash has no fp32
     for kernel in kernels:
         if kernel != run.recipe.attention:
             yield _one(f"attention by {kernel}", "recipe.attention", kernel, ROUNDING)
@@ -175,18 +179,20 @@ def _loss(run: Run) -> Iterator[Change]:
     tokens = run.device_batch * run.recipe.seq_len
     chunks = next((each for each in (8, 4, 16, 2) if tokens % each == 0), None)
     for kind in LOSSES:
-        whole = not replace(run.recipe, loss=kind).loss_in_chunks
-        if kind != run.recipe.loss and (whole or chunks is not None):
-            more = () if whole or chunks == run.recipe.loss_chunks else (("recipe.loss_chunks", chunks),)
+        whole = kind in ("full", "compiled")
+        if kind != run.recipe.loss.kind and (whole or chunks is not None):
+            more = (
+                () if whole or chunks == (run.recipe.loss.chunks or LOSS_CHUNKS) else (("recipe.loss.chunks", chunks),)
+            )
             what = "the loss of all logits at once" if kind == "full" else f"loss {kind}"
             cost = "compiles at every start" if kind == "compiled" else ""
             yield Change(what, (("recipe.loss", kind), *more), ROUNDING, cost)
-    if run.recipe.loss_upcast and precision_of(run.recipe).low:
-        yield _one("the loss in 16 bits", "recipe.loss_upcast", False, RESULT, "a coarser loss and gradient of it")
+    if run.recipe.loss.upcast and run.recipe.precision.low:
+        yield _one("the loss in 16 bits", "recipe.loss.upcast", False, RESULT, "a coarser loss and gradient of it")
 
 
 def _precision(run: Run, backend: str) -> Iterator[Change]:
-    now, field = run.recipe.precision, "recipe.precision"
+    now, field = run.recipe.precision.kind, "recipe.precision"
     wanted = ["bf16-mixed"]
     if backend != "cpu":
         gathered = "" if run.layout.alone else "-sharded"
@@ -195,22 +201,18 @@ def _precision(run: Run, backend: str) -> Iterator[Change]:
         wanted.insert(0, "tf32")
     if not run.layout.alone:
         wanted.insert(0, "bf16-sharded")
-    caching = "recipe.fp8_weight_caching"
-    if now in CACHING:
-        once = not run.recipe.fp8_weight_caching
+    if isinstance(run.recipe.precision, FP8Tensorwise):
+        once = not run.recipe.precision.weight_caching
         what = "cast weights to 8 bits once a step" if once else "cast weights to 8 bits before each matmul"
-        yield _one(what, caching, once, SAME, "a program that does so (Transformer Engine)" if once else "")
+        cost = "a program that does so (Transformer Engine)" if once else ""
+        yield _one(what, f"{field}.weight_caching", once, SAME, cost)
     for name in wanted:
-        if name != now and not run.recipe.master_weights:
-            cost = "coarser numbers: hold a short run's loss against the old one"
-            clear = ((caching, False),) if run.recipe.fp8_weight_caching and name not in CACHING else ()
-            yield Change(f"precision {name}", ((field, name), *clear), RESULT, cost)
-    if run.recipe.lora_rank is not None:
+        if name != now and not run.recipe.precision.master_weights:
+            yield _one(f"precision {name}", field, name, RESULT, "coarser numbers: compare a short run's loss")
+    if run.recipe.lora is not None:
         yield from _frozen(run)
-    megatron = (
-        (field, "bf16"), ("recipe.master_weights", True), ("recipe.gradient_dtype", "fp32"),
-    )  # fmt: skip
-    if not run.recipe.master_weights and now in ("bf16-mixed", "bf16-sharded", "fp32"):
+    megatron = ((field, "bf16"), (f"{field}.master_weights", True), (f"{field}.gradient_dtype", "fp32"))
+    if not run.recipe.precision.master_weights and now in ("bf16-mixed", "bf16-sharded", "fp32"):
         yield Change("bf16 weights with an fp32 master copy", megatron, RESULT, "norms and the stream in bf16 too")
 
 
@@ -218,31 +220,33 @@ def _frozen(run: Run) -> Iterator[Change]:
     """Smaller dtypes of the frozen weights."""
     recipe = run.recipe
     for format in BASE_FORMATS:
-        if format != recipe.base_format:
+        if recipe.lora is not None and format != recipe.lora.base_format:
             cost = "coarser frozen weights"
-            yield _one(f"frozen weights in {format}", "recipe.base_format", format, RESULT, cost)
-    if recipe.precision in ("fp32", "bf16-mixed"):
+            yield _one(f"frozen weights in {format}", "recipe.lora.base_format", format, RESULT, cost)
+    if recipe.precision.kind in ("fp32", "bf16-mixed"):
         yield _one("all in bf16, adapters too", "recipe.precision", "bf16", RESULT, "coarser adapters and moments")
 
 
 def _optimizer(run: Run) -> Iterator[Change]:
     recipe = run.recipe
-    fastest = IMPLEMENTATIONS[recipe.optimizer][0]
-    if "8bit" not in recipe.optimizer and recipe.optimizer_implementation != fastest:
-        yield _one(f"{fastest} optimizer", "recipe.optimizer_loop", fastest, ROUNDING)
-    if recipe.optimizer in ("adamw", "adam"):
-        fields = (("recipe.optimizer", f"{recipe.optimizer}-8bit"), ("recipe.optimizer_loop", None))
+    fastest = IMPLEMENTATIONS[recipe.optimizer.kind][0]
+    if "8bit" not in recipe.optimizer.kind and recipe.optimizer.implementation != fastest:
+        yield _one(f"{fastest} optimizer", "recipe.optimizer.implementation", fastest, ROUNDING)
+    if recipe.optimizer.kind in ("adamw", "adam"):
+        fields = (("recipe.optimizer", f"{recipe.optimizer.kind}-8bit"), ("recipe.optimizer.implementation", "loop"))
         yield Change("moments in 8 bits", fields, RESULT, "coarser moments")
-        if recipe.moment_dtype is None and precision_of(recipe).moments == "fp32":
-            yield _one("moments in bf16", "recipe.moment_dtype", "bf16", RESULT, "coarser moments")
+        if recipe.precision.moment_dtype is None and recipe.precision.moments == "fp32":
+            yield _one("moments in bf16", "recipe.precision.moment_dtype", "bf16", RESULT, "coarser moments")
 
 
 def _saving(run: Run) -> Iterator[Change]:
-    if not run.recipe.checkpoint_async:
-        yield _one("write checkpoints while steps go on", "recipe.checkpoint_async", True, SAME, "room on the host")
-    if run.recipe.checkpoint_every is not None:
+    if not run.recipe.checkpoints.asynchronous:
+        yield _one(
+            "write checkpoints while steps go on", "recipe.checkpoints.asynchronous", True, SAME, "room on the host"
+        )
+    if run.recipe.checkpoints.every is not None:
         what = "checkpoints at the interval that loses least (Daly 2006)"
-        yield _one(what, "recipe.checkpoint_every", None, SAME)
+        yield _one(what, "recipe.checkpoints.every", None, SAME)
 
 
 def _sizes(run: Run) -> Iterator[Change]:
@@ -297,14 +301,14 @@ def _sharding(run: Run) -> Iterator[Change]:
             other.append(("layout.sequence_gather", "kept"))
         yield Change(what, tuple(other), ROUNDING)
     # The second gather has the dtype of the matmuls.
-    precision = precision_of(run.recipe)
+    precision = run.recipe.precision
     effect = SAME if precision.stream == precision.compute else ROUNDING
     if layout.gathers_again:
         yield _one("keep gathered activations of tensor ranks for backward", "layout.sequence_gather", "kept", effect)
     elif layout.sequence_parallel:
         what = "gather activations of tensor ranks again in backward"
         yield _one(what, "layout.sequence_gather", "again", effect, "a program that does so (Megatron-LM)")
-    if layout.expert > 1 and layout.expert_send == "copies" and run.recipe.expert_capacity is None:
+    if layout.expert > 1 and layout.expert_send == "copies" and run.recipe.expert_dispatch.factor is None:
         what = "send tokens once to each node of their experts"
         yield _one(what, "layout.expert_send", "nodes", ROUNDING, "a program that does so (DeepEP)")
     yield from _overlap(run)

@@ -4,74 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.ledger.model.parameters import parameters
 from trainledger.predict.forecast import Forecast, nanoseconds
-from trainledger.spec import runfile
+from trainledger.spec.difference import Difference, differences
 from trainledger.spec.run import Run
-from trainledger.spec.setting import NONE
 
 AROUND = "around the tensors"
 # Of the whole time: seconds that are summed in another order differ by some 1e-15 of it.
 ROUNDING = 1e-12
-
-
-@frozen
-class Difference:
-    """One field of a run file in which two runs differ; None where it is absent."""
-
-    field: str
-    a: Any
-    b: Any
-
-
-def differences(a: Run, b: Run) -> tuple[Difference, ...]:
-    """Every field that differs, in the order of the run file."""
-    ours, theirs = runfile.flat(a), runfile.flat(b)
-    paths = dict.fromkeys([*ours, *theirs])
-    return tuple(
-        Difference(path, ours.get(path, NONE), theirs.get(path, NONE))
-        for path in paths
-        if ours.get(path, NONE) != theirs.get(path, NONE)
-    )
-
-
-def changed(run: Run, changes: Mapping[str, Any]) -> Run:
-    """The run after overrides (``{"recipe.micro_batch": 2}``); raises InvalidInput where it is none that works."""
-    return runfile.parse(runfile.resolved(run), changes)
-
-
-def as_override(field: str, value: Any) -> str:
-    """A change as ``--set`` takes it.
-
-    >>> as_override("layout.stage_layers", (2, 2)), as_override("recipe.compile", True)
-    ('layout.stage_layers=[2,2]', 'recipe.compile=true')
-    """
-    return f"{field}={_text(value)}"
-
-
-def overrides(a: Run, b: Run) -> tuple[str, ...]:
-    """What turns one run into the other, each as ``--set`` takes it."""
-    return tuple(as_override(each.field, each.b) for each in differences(a, b))
-
-
-def layout_overrides(a: Run, b: Run) -> tuple[str, ...]:
-    """Those of the overrides from one run to the other that spread it over devices."""
-    fields = ("layout.", "cluster.count", "recipe.micro_batch", "recipe.activation_checkpointing")
-    return tuple(each for each in overrides(a, b) if each.startswith(fields))
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return NONE
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple | list):
-        return "[" + ",".join(f'"{each}"' if isinstance(each, str) else _text(each) for each in value) + "]"
-    return str(value)
 
 
 @frozen

@@ -15,12 +15,12 @@ from trainledger.frozen import frozen
 from trainledger.ledger.model.parameters import parameters
 from trainledger.plan import sizes
 from trainledger.plan.changes import made, memory_savings, value_of
-from trainledger.plan.compare import as_override
 from trainledger.plan.family import family_of
 from trainledger.plan.memory_check import MemoryModel, MemoryUse, memory_model
 from trainledger.plan.sweep import Sweep, edge
 from trainledger.predict.predict import memory_of_device
 from trainledger.predict.roofline import Machine
+from trainledger.spec.difference import as_override
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.rules.recipe import recipe_problems
 from trainledger.spec.rules.run import memory_problems

@@ -147,7 +147,7 @@ def _passes(most: float, basis: str) -> Callable[[Run, Forecast | None, Limits],
 
 _KAPLAN = "McCandlish et al. 2018 (arXiv 1812.06162); Kaplan et al. 2020 (arXiv 2001.08361), figure 10"
 _SPREAD = ", more sharding; --set layout=auto finds a layout that fits, if there is one"
-_ASYNC = "recipe.checkpoint_async=true or "
+_ASYNC = "recipe.checkpoints.asynchronous=true or "
 _DALY = ", or checkpoints at Daly's interval (absent checkpoint_every)"
 _STEP = "the predicted step, and the acceptable share that was asked for"
 LIMITS = (
@@ -263,9 +263,9 @@ def remedy(limit: Limit, run: Run) -> str:
     """What to do where a limit is passed, without what the run does already or has no account of."""
     recipe, words = run.recipe, limit.remedy
     for each, useless in (
-        (_SPREAD, recipe.lora_rank is not None),
-        (_ASYNC, recipe.checkpoint_async),
-        (_DALY, recipe.checkpoint_every is None),
+        (_SPREAD, recipe.lora is not None),
+        (_ASYNC, recipe.checkpoints.asynchronous),
+        (_DALY, recipe.checkpoints.every is None),
     ):
         words = words.replace(each, "") if useless else words
     return words

@@ -10,10 +10,10 @@ from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import peak_nbytes
 from trainledger.ledger.ranks import account_of_stage, heaviest_stages
 from trainledger.plan.changes import made, smaller_batches
-from trainledger.plan.compare import as_override
 from trainledger.predict.predict import memory_of_device
 from trainledger.predict.roofline import Machine
 from trainledger.spec.cluster import Device
+from trainledger.spec.difference import as_override
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 from trainledger.units import format_nbytes

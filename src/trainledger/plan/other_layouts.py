@@ -10,10 +10,10 @@ from typing import Any
 
 from trainledger import catalog
 from trainledger.frozen import frozen
-from trainledger.plan.compare import layout_overrides
 from trainledger.plan.limits import Judge
 from trainledger.plan.sizes import grow, regrown, sequence_step, whole_batch, with_sequence
 from trainledger.plan.sweep import Sweep, last_holding
+from trainledger.spec.difference import layout_overrides
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import field_at, from_fields

@@ -15,8 +15,10 @@ from trainledger.predict.forecast import Forecast
 from trainledger.spec.cluster import Cluster, Device
 from trainledger.spec.layout import Layout
 from trainledger.spec.model import ModelSpec
+from trainledger.spec.precision import PRECISIONS
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.recompute import checkpointed
 from trainledger.spec.rules.run import memory_problems
 from trainledger.spec.run import Run
 
@@ -112,7 +114,7 @@ def _placed(run: Run, tokens_per_step: int, scale: MemoryModel) -> list[Run]:
     for layout in _layouts(run.cluster.count):
         found = []
         for saving in CHECKPOINTING:
-            recipe = replace(run.recipe, activation_checkpointing=saving)
+            recipe = checkpointed(run.recipe, saving)
             largest = _largest_batch(replace(run, recipe=recipe, layout=layout), tokens_per_step, scale)
             if largest is not None:
                 found.append(largest)
@@ -150,7 +152,7 @@ def _run(spec: ModelSpec, device: Device, count: int, dtype: str, seq_len: int, 
     if _batch(tokens_per_step, seq_len, 1) < count:
         batch = _fewer_than_devices(max(1.0, tokens_per_step / seq_len), count)  # of one sequence, however long it is
     recipe = Recipe(
-        seq_len=seq_len, global_batch=batch, micro_batch=1, steps=1, precision=precision, compile=True
+        seq_len=seq_len, global_batch=batch, micro_batch=1, steps=1, precision=PRECISIONS[precision](), compile=True
     )  # fmt: skip
     return Run(model=spec, recipe=recipe, cluster=Cluster(device=device.name, count=count))
 

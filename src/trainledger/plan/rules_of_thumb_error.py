@@ -9,7 +9,7 @@ from trainledger.frozen import frozen
 from trainledger.ledger import rules_of_thumb as thumb
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.parameters import parameters
-from trainledger.spec.precision import precision_of
+from trainledger.spec.optimizers import Adam, Adam8bit
 from trainledger.spec.run import Run
 
 
@@ -48,7 +48,7 @@ def rules_of_thumb(
     devices reach together at an ``mfu`` also how long the run takes.
     """
     rows = list(_rows(run, ledger, peak_nbytes))
-    if memory_nbytes is not None and run.recipe.optimizer in ("adamw", "adam"):
+    if memory_nbytes is not None and run.recipe.optimizer.kind in ("adamw", "adam"):
         by_rule = -(-thumb.static_nbytes(ledger.parameters, "fp32-adamw") // memory_nbytes)
         why = "as memory at the peak; assumes that it can be spread evenly"
         rows.append(
@@ -85,8 +85,8 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     kept = ledger.kept_nbytes
     attention = thumb.attention_flops_per_token(L, d, T)
     six = thumb.training_flops(count.active, 1)
-    frozen_too = "; N are those that are trained: frozen weights come on top" if recipe.lora_rank is not None else ""
-    idle = "; frozen weights need no gradient of their own: about 4 N" if recipe.lora_rank is not None else ""
+    frozen_too = "; N are those that are trained: frozen weights come on top" if recipe.lora is not None else ""
+    idle = "; frozen weights need no gradient of their own: about 4 N" if recipe.lora is not None else ""
     yield RuleOfThumb(
         "FLOPs per token", f"2 {n}, forward", "flops", thumb.forward_flops_per_token(count.active), forward,
         "no attention scores; counts the input embedding as a matmul",
@@ -106,9 +106,9 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
         thumb.activation_nbytes_napkin(L, run.device_batch, T, d), kept, "counts one tensor of each block",
     )  # fmt: skip
     static = dict(ledger.resident)
-    gradients = nbytes_in(N, precision_of(recipe).gradients)
+    gradients = nbytes_in(N, recipe.precision.gradients)
     states = static.get("parameters", 0) + gradients + static.get("optimizer state", 0)
-    if recipe.optimizer in ("adamw", "adam"):
+    if recipe.optimizer.kind in ("adamw", "adam"):
         yield RuleOfThumb(
             "static state", "16 N", "nbytes", thumb.static_nbytes(N, "fp32-adamw"), states,
             f"assumes 4 bytes of a parameter, 4 of its gradient and 8 of its moments; no step counters{frozen_too}",
@@ -146,8 +146,8 @@ def step_facts(run: Run, ledger: Ledger) -> tuple[StepFact, ...]:
 
 def _facts(run: Run, ledger: Ledger) -> Iterator[StepFact]:
     recipe = run.recipe
-    if recipe.optimizer in WITH_TWO_MOMENTS:
-        steps = tuple(thumb.averaging_steps(each) for each in (recipe.beta1, recipe.beta2))
+    if isinstance(recipe.optimizer, Adam | Adam8bit):
+        steps = tuple(thumb.averaging_steps(each) for each in (recipe.optimizer.beta1, recipe.optimizer.beta2))
         sentence = f"over {steps[0]:,.4g} and {steps[1]:,.4g} steps"
         yield StepFact("moments average", "1 / (1 - beta)", steps, sentence, thumb.ADAM)
     divided = ledger.filter(lambda each: each.phase == "forward" and each.path == "loss" and each.name == "div")

@@ -179,8 +179,8 @@ def _notes(run: Run, serving: Serving) -> list[str]:
     others = [each for each in ("replicate", "shard", "context", "pipeline", "expert") if getattr(run.layout, each) > 1]
     if others:
         notes.append(f"of the layout only tensor counts here; {', '.join(others)} left out")
-    if run.recipe.lora_rank is not None:
-        notes.append("assuming that adapters (recipe.lora_rank) are merged into the weights")
+    if run.recipe.lora is not None:
+        notes.append("assuming that adapters (recipe.lora.rank) are merged into the weights")
     if run.model.unserved:
         notes.append(run.model.unserved)
     if serving.phase == "prefill":

@@ -13,7 +13,7 @@ from trainledger.plan.family import Family
 from trainledger.plan.sweep import Sweep
 from trainledger.spec.layout import Layout
 from trainledger.spec.parts import with_fields
-from trainledger.spec.precision import TILE, precision_of
+from trainledger.spec.precision import TILE
 from trainledger.spec.problem import shown
 from trainledger.spec.reading import field_of
 from trainledger.spec.rules.run import memory_problems
@@ -81,9 +81,9 @@ def sequence_step(run: Run) -> int:
     step = 2 * layout.context if layout.context > 1 else 1
     if layout.sequence_parallel:
         step = lcm(step, layout.context * layout.tensor)
-    if precision_of(recipe).float8 is not None:
+    if recipe.precision.float8 is not None:
         step = lcm(step, TILE)
-    return lcm(step, recipe.loss_chunks) if recipe.loss_in_chunks else step
+    return lcm(step, recipe.loss.chunks or 1)
 
 
 def _sequence(run: Run, reach: int, keep_tokens: bool) -> Sweep:
@@ -126,7 +126,7 @@ def _batch(run: Run, reach: int) -> Sweep:
 def _width(run: Run, reach: int) -> Sweep:
     spec, layout = run.model, run.layout
     tensor, heads = layout.tensor, spec.attention.n_heads
-    tile = TILE if precision_of(run.recipe).float8 is not None else 1
+    tile = TILE if run.recipe.precision.float8 is not None else 1
     grows_kv = spec.kv_heads == heads
     more = lcm(tensor, 1 if grows_kv else spec.kv_heads)
     if layout.context > 1 and layout.context_kind == "all-to-all":

@@ -126,7 +126,7 @@ def forecast(
         limit = short_of_memory(memory.nbytes, memory.usable_nbytes, heaviest_rank.peak.by_category, who=who)
         if unspread:
             way = "a [layout] spreads it (--set layout=auto looks for one)"
-            way = way if run.recipe.lora_rank is None else ONE_DEVICE
+            way = way if run.recipe.lora is None else ONE_DEVICE
             limit = replace(limit, sentence=f"{limit.sentence}; {way}")
         facts["bottleneck"] = limit
     made = Forecast(**facts, basis=basis, notes=tuple(notes))
@@ -321,7 +321,7 @@ def _against_peak(
     napkin = training_flops(parameters(run.model).active, tokens) / (peak * run.cluster.count)
     bars = waterfall(napkin, whole.steps_seconds, step.causes, whole.parts, whole.total_seconds)
     if any(each.cause == BEYOND and each.nanoseconds < 0 for each in bars):
-        counted = "gradients of frozen weights" if run.recipe.lora_rank is not None else "the input embedding"
+        counted = "gradients of frozen weights" if run.recipe.lora is not None else "the input embedding"
         notes.append(f"6 N D counts {counted} as matmuls too, which is more than attention adds: its bar takes away")
     assert sum(each.nanoseconds for each in bars) == nanoseconds(whole.total_seconds)
     return {**facts, "waterfall": bars, "bottleneck": bottleneck(bars, mfu=facts["mfu"])}

@@ -219,11 +219,13 @@ def run_time(
     if forward_seconds is None:
         notes.append("evaluation is not in it: the step is not split by phase")
     else:
-        parts["evaluation"] = occasions(steps, recipe.eval_every) * _evaluation_seconds(run, forward_seconds, around)
+        parts["evaluation"] = occasions(steps, recipe.evaluation.every) * _evaluation_seconds(
+            run, forward_seconds, around
+        )
     parts["warm-up"] = warm_up_seconds + around.compile_seconds
     steps_seconds = steps * step_seconds
     work = steps_seconds + sum(parts.values()) - parts["warm-up"]
-    every, interruptions = recipe.checkpoint_every, None
+    every, interruptions = recipe.checkpoints.every, None
     write = _write_seconds(run, checkpoint_nbytes, around)
     if write is None:
         reason = "how fast the storage is, is not known (cluster.storage_bytes_per_second)"
@@ -284,7 +286,7 @@ def _arriving_seconds(run: Run, sequences: int, around: Conditions) -> float:
 
 def _evaluation_seconds(run: Run, forward_seconds: float, around: Conditions) -> float:
     """One evaluation: whole sequences on each data rank, as long as one of a step's forward takes or as it arrives."""
-    sequences, ranks = run.recipe.eval_sequences, run.layout.data_ranks
+    sequences, ranks = run.recipe.evaluation.sequences, run.layout.data_ranks
     computed = float(forward_seconds * ceil(sequences / ranks) * ranks / run.recipe.global_batch)
     return max(computed, _arriving_seconds(run, sequences, around))
 
@@ -297,7 +299,7 @@ def _write_seconds(run: Run, nbytes: int | None, around: Conditions) -> tuple[fl
     if nbytes is None or around.storage_bytes_per_second is None:
         return None
     whole = nbytes / around.storage_bytes_per_second
-    if not run.recipe.checkpoint_async or around.host_bytes_per_second is None:
+    if not run.recipe.checkpoints.asynchronous or around.host_bytes_per_second is None:
         return whole, whole
     return min(whole, nbytes / run.cluster.count / around.host_bytes_per_second), whole
 
@@ -316,14 +318,14 @@ def _best_every(pause: float, whole: float, mtbf_seconds: float, step_seconds: f
 def _checkpoints_note(run: Run, every: int, seconds: float) -> str:
     return (
         f"checkpoints are written every {every:,} steps ({format_seconds(seconds)}), which loses least (Daly 2006): "
-        f"the run file does not say; --set recipe.checkpoint_every={every}"
+        f"the run file does not say; --set recipe.checkpoints.every={every}"
     )
 
 
 def _assumed(run: Run) -> Iterator[str]:
     recipe, count = run.recipe, run.cluster.count
     if count > 1 and run.layout.alone:
-        why = SHARED if recipe.lora_rank is None else UNSPREAD
+        why = SHARED if recipe.lora is None else UNSPREAD
         yield f"assuming that {count:,} devices share the work without loss: {why}"
         if recipe.micro_batch is None and recipe.global_batch > 1:
             yield (

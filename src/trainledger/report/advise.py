@@ -8,12 +8,12 @@ from typing import Any
 from trainledger.document import Document, Figure, Item, Items, Section, notes, section, sections
 from trainledger.plan.advise import Advice, Advised, before_and_after
 from trainledger.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
-from trainledger.plan.compare import overrides
 from trainledger.report.heading import of_run
 from trainledger.report.plain_data import plain, run_data
 from trainledger.report.plan import impossible, on_one
 from trainledger.report.style import COLOURS, around, arranged, by_turns, mark
 from trainledger.report.table import commands, sentence
+from trainledger.spec.difference import overrides
 from trainledger.units import GIGA, format_nbytes, format_percent, format_seconds
 
 _COLOUR_OF = {SAME: COLOURS[0], ROUNDING: COLOURS[2], RESULT: COLOURS[5]}
@@ -63,7 +63,7 @@ def _remarks(advice: Advice) -> list[str]:
         lines.append(f"None of {advice.tried} changes that were predicted gains in {advice.goal}.")
     if advice.forecast.fits is False and not any(each.fits for each in (*advice.alone, *advice.together)):
         lines.append(_unfit(advice))
-    if advice.run.cluster.count > 1 and advice.run.recipe.lora_rank is None:
+    if advice.run.cluster.count > 1 and advice.run.recipe.lora is None:
         lines.append("These change a layout by a factor of two at a time; `trainledger layouts` searches all of them.")
     tail = f"{advice.tried} changes were predicted one by one; {advice.refused} more break a rule of the run file."
     basis = advice.forecast.basis.get("step_seconds")
@@ -75,9 +75,9 @@ def _unfit(advice: Advice) -> str:
     left = []
     if any(each.effect == RESULT for each in advice.alone) and all(each.effect != RESULT for each in advice.together):
         left.append("changes of what is trained, together (--any-result)")
-    if advice.run.recipe.lora_rank is None:
+    if advice.run.recipe.lora is None:
         left.append("more devices to shard over (trainledger layouts)")
-        left.append("adapters in place of all weights (recipe.lora_rank)")
+        left.append("adapters in place of all weights (recipe.lora)")
     ways = f"{', '.join(left)}, or " if left else ""
     return f"Nothing of this makes it fit: that takes {ways}a smaller model (trainledger fit)."
 

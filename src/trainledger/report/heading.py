@@ -27,7 +27,7 @@ def heading(run: Run, backend: str) -> str:
     where = cluster.device if cluster.count == 1 else f"{cluster.count:,} x {cluster.device}"
     kernels = ", with the kernels of a CPU" if backend == "cpu" else ""
     step = f"{counted(recipe.global_batch, 'sequence')} of {counted(recipe.seq_len, 'token')} a step"
-    return wrapped(f"{run.model.name} on {where}{kernels}: {step}, {recipe.precision}, {recipe.optimizer}")
+    return wrapped(f"{run.model.name} on {where}{kernels}: {step}, {recipe.precision.kind}, {recipe.optimizer.kind}")
 
 
 def model_line(model: ModelSpec, adapters: int | None = None) -> str:
@@ -57,8 +57,8 @@ def of_run(run: Run) -> tuple[str, ...]:
     sequences = counted(recipe.global_batch, "sequence")
     return (
         f"A step: {sequences} of {counted(recipe.seq_len, 'token')}{batches}",
-        f"{recipe.precision}, {recipe.optimizer} ({recipe.optimizer_implementation}), {recipe.attention} attention,"
-        f" activation checkpointing {recipe.activation_checkpointing}",
+        f"{recipe.precision.kind}, {recipe.optimizer.kind} ({recipe.optimizer.implementation}), {recipe.attention} "
+        f"attention, activation checkpointing {recipe.activation_checkpointing.kind}",
         *_devices(run),
     )
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainledger.document import Cell, Code, Document, Figure, Section, Table, notes, section, sections
-from trainledger.plan.compare import as_override
 from trainledger.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.predict.device_memory import TENSORS_ALONE
 from trainledger.report.plain_data import plain, run_data
 from trainledger.report.style import COLOURS, around, arranged, by_turns, mark
 from trainledger.report.table import pasted, sentence
+from trainledger.spec.difference import as_override
 from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.plain import to_plain
 from trainledger.units import GIGA, counted, format_count, format_nbytes, format_percent, format_seconds
@@ -104,7 +104,7 @@ def _row(each: ScoredLayout) -> tuple[Cell, ...]:
     return (
         each.seconds, each.mfu, each.device_nbytes, f"{layout.tensor}{' sp' if layout.sequence_parallel else ''}",
         context, pipeline, _experts(layout), f"{layout.replicate}x{layout.shard}", zero, str(recipe.micro_batch),
-        {"selective": "part"}.get(recipe.activation_checkpointing, recipe.activation_checkpointing),
+        {"selective": "part"}.get(recipe.activation_checkpointing.kind, recipe.activation_checkpointing.kind),
     )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def _layout_data(each: ScoredLayout) -> dict[str, Any]:
     recipe = each.run.recipe
     return {
         "layout": to_plain(each.run.layout), "micro_batch": recipe.micro_batch,
-        "activation_checkpointing": recipe.activation_checkpointing, "set": list(each.settings),
+        "activation_checkpointing": recipe.activation_checkpointing.kind, "set": list(each.settings),
         "step_seconds": each.seconds, **plain(each, less={ScoredLayout: ("run", "seconds")}),
     }  # fmt: skip
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from trainledger.document import Cell, Content, Document, Section, Table, notes, section, sections
 from trainledger.plan.affordable import Affordable, Iteration
-from trainledger.plan.compare import as_override
 from trainledger.plan.optimal import Choice, OffOptimum, Optimal, Repeated, Served
 from trainledger.plan.scaling_law import Between
 from trainledger.predict.device_memory import TENSORS_ALONE
@@ -17,8 +16,9 @@ from trainledger.report.optimal_figures import SHORT, besides, figures, short, s
 from trainledger.report.plain_data import plain
 from trainledger.report.plan import BASES
 from trainledger.report.table import sentence
+from trainledger.spec.difference import as_override
 from trainledger.spec.layout import Layout
-from trainledger.spec.parts import table_of
+from trainledger.spec.parts import chosen, field_at, table_of
 from trainledger.spec.recipe import Recipe
 from trainledger.units import (
     KILO,
@@ -189,9 +189,9 @@ def _affordable(answer: Optimal, found: Affordable) -> Section:
     lines += [
         f"d_model {spec.d_model}, {spec.n_layers} layers, {spec.attention.n_heads} heads ({spec.kv_heads} key-value), "
         f"d_ff {spec.feed_forward.d_ff}, vocabulary {spec.vocab_size:,}: {found.family}.",
-        f"{', '.join(changed) or 'one device'}; {recipe.precision}, micro-batch {recipe.micro_batch} of "
+        f"{', '.join(changed) or 'one device'}; {recipe.precision.kind}, micro-batch {recipe.micro_batch} of "
         f"{recipe.seq_len:,} tokens, {recipe.global_batch:,} sequences a step, recomputation "
-        f"{recipe.activation_checkpointing}{settings}. A device needs {memory}{alone}.",
+        f"{recipe.activation_checkpointing.kind}{settings}. A device needs {memory}{alone}.",
         *_affords(answer, found),
         *(sentence(each) for each in (found.note, *found.forecast.notes) if each),
     ]
@@ -203,11 +203,7 @@ def _affordable(answer: Optimal, found: Affordable) -> Section:
 
 def _settings(recipe: Recipe) -> list[str]:
     """What a recipe has other than its defaults and what is said in words, as ``--set`` takes it."""
-    return [
-        as_override(f"recipe.{each.name}", getattr(recipe, each.name))
-        for each in fields(recipe)
-        if each.name not in _IN_WORDS and getattr(recipe, each.name) != each.default
-    ]
+    return [as_override(f"recipe.{path}", value) for path, value in chosen(recipe).items() if path not in _IN_WORDS]
 
 
 def _affords(answer: Optimal, found: Affordable) -> Iterator[str]:
@@ -286,7 +282,7 @@ def _affordable_data(found: Affordable) -> dict[str, Any]:
         **{name: getattr(found.forecast, name) for name in ("mfu", "tokens_per_second", "step_seconds")},
         "basis": found.forecast.basis.get("step_seconds"),
         "model": table_of(spec),
-        "recipe": {name: getattr(recipe, name) for name in shown},
+        "recipe": {name: field_at(recipe, name) for name in shown},
         "layout": {name: plain(getattr(layout, name)) for name in changed},
         "memory_nbytes": found.memory.nbytes,
         "usable_nbytes": found.memory.usable_nbytes,

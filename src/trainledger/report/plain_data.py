@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from trainledger.ledger.ledger import Ledger
-from trainledger.plan.compare import as_override
+from trainledger.spec.difference import as_override
 from trainledger.spec.parts import field_at, table_of
 from trainledger.spec.run import Run
 

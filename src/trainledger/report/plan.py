@@ -84,7 +84,7 @@ def _of(plan: Plan) -> str:
 
 
 def _heading(plan: Plan) -> list[str]:
-    trained = None if plan.run.recipe.lora_rank is None else plan.ledger.parameters
+    trained = None if plan.run.recipe.lora is None else plan.ledger.parameters
     return [model_line(plan.run.model, trained), *of_run(plan.run)]
 
 
@@ -184,7 +184,7 @@ def _fits(plan: Plan) -> str:
 def impossible(run: Run, forecast: Forecast) -> str:
     """Why a run without a layout is not possible as it is planned, and what to do."""
     way = "--set layout=auto searches for one that is possible; until then"
-    if run.recipe.lora_rank is not None:
+    if run.recipe.lora is not None:
         way = f"No layout is searched for, as {ONE_DEVICE}:"
     return (
         f"without a [layout]: {'; '.join(forecast.impossible)}. {way} the whole run has no time and no cost, and "

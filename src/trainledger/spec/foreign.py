@@ -47,9 +47,10 @@ def _deepspeed(table: Mapping[str, Any]) -> Iterator[str]:
         yield f"recipe.global_batch={whole}"
     for name in ("bf16", "fp16"):
         if _at(table, name, "enabled") is True:
-            # DeepSpeed keeps 16-bit parameters and an fp32 copy of them with the optimizer.
+            # DeepSpeed keeps 16-bit parameters and an fp32 copy of them with the optimizer, as fp16 here always does.
             yield f"recipe.precision={name}"
-            yield "recipe.master_weights=true"
+            if name == "bf16":
+                yield "recipe.precision.master_weights=true"
 
 
 def _torchtitan(table: Mapping[str, Any]) -> Iterator[str]:

@@ -58,7 +58,7 @@ def explicit(section: Any) -> dict[str, Any]:
         if value is None:
             if each.default is not None:
                 table[each.name] = NONE
-        elif kinds_of(each) is not None:
+        elif type(value) in (kinds_of(each) or {}).values():
             table[each.name] = explicit(value)
         else:
             table[each.name] = list(value) if isinstance(value, tuple) else value
@@ -86,6 +86,24 @@ def _paths(section: Any, before: str) -> Iterator[tuple[str, Any]]:
             yield from _paths(value, f"{path}.")
 
 
+def chosen(section: Any, before: str = "") -> dict[str, Any]:
+    """The fields that are not as by default, by path; a part of another kind than by default has that as value.
+
+    >>> from trainledger.spec.positions import Linear, Rope
+    >>> chosen(Rope(dim=64, scaling=Linear(factor=2.0)))
+    {'dim': 64, 'scaling': 'linear', 'scaling.factor': 2.0}
+    """
+    found: dict[str, Any] = {}
+    for each in fields(section):
+        value, path = getattr(section, each.name), before + each.name
+        if kinds_of(each) is None or value is None:
+            found |= {path: value} if value != each.default else {}
+        else:
+            found |= {path: tag_of(value)} if tag_of(value) != tag_of(each.default) else {}
+            found |= chosen(value, f"{path}.")
+    return found
+
+
 def field_at(section: Any, path: str) -> Any:
     """The value at a path, a part as its kind; None where the parts that there are have no such field.
 
@@ -111,7 +129,8 @@ def from_fields(cls: type[T], given: Mapping[str, Any]) -> T:
 def with_fields(section: T, changes: Mapping[str, Any]) -> T:
     """The same section with other values at these paths, unchecked: sizes may be arrays or symbols.
 
-    A text in place of a part is a kind; the fields that it shares with the one before keep their values.
+    A text in place of a part is a kind; the fields that it shares with the one before keep their values, where those
+    are not the defaults of that.
 
     >>> from trainledger.spec.positions import Llama3, Rope
     >>> with_fields(Rope(scaling=Llama3(factor=8.0)), {"theta": 5e5, "scaling.factor": 4.0}).scaling.factor
@@ -139,7 +158,7 @@ def _built(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
 def merged(cls: type[Any], base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """A table of fields with those of another over it, part by part.
 
-    Another kind of a part keeps the fields that it shares with the one before. A key may be a path.
+    Another kind of a part keeps what was chosen of the fields that it shares with the one before. A key may be a path.
     """
     table = dict(base)
     known = _known(cls)
@@ -171,7 +190,9 @@ def _merged_part(each: Field[Any], before: object, value: Any) -> Any:
     if cls is None:
         return {**table, **value}
     if now not in (None, tag):
-        table = {name: one for name, one in table.items() if name in _known(cls)}
+        old = _known(kinds[tag]) if tag in kinds else {}
+        chosen = {name: one for name, one in table.items() if name not in old or one != old[name].default}
+        table = {name: one for name, one in chosen.items() if name in _known(cls)}
     return merged(cls, table, value)
 
 

@@ -1,4 +1,4 @@
-"""Precision as recipes: for each, the number format of every part of a training step.
+"""Precision: for each kind, the number format of every part of a training step.
 
 A format is a name in `trainledger.dtypes`. Nothing is computed here; ledger, engine and layouts read these records.
 """
@@ -6,11 +6,12 @@ A format is a name in `trainledger.dtypes`. Nothing is computed here; ledger, en
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
+from typing import ClassVar
 
 from trainledger.frozen import frozen
+from trainledger.spec.setting import setting
 
-COPIES = ("none", "autocast", "gathered")
+TILE = 16  # what every dim of a product in 8 bits must be a multiple of (torch._scaled_mm)
 
 
 @frozen
@@ -32,35 +33,69 @@ class Float8:
     caching: bool = False
 
 
-@frozen(kw_only=True)
+_TENSORWISE = Float8("tensorwise", "e4m3", "e5m2", "input")
+_ROWWISE = Float8("rowwise", "e4m3", "e4m3", "input")
+_BLOCK = Float8("block", "e4m3", "e4m3", "copy")
+
+
 class Precision:
     """Which number format each part of a training step has.
 
-    ``parameters``: as a device holds them (the shards, where they are sharded). ``compute``: what enters a matrix
-    product. ``copies``: how parameters come into that format: ``none`` (they have it), ``autocast`` (a copy of each
-    matrix, made at its first use and cached to the end of the forward; norms, embeddings and the residual stream
-    stay as the parameters are), ``gathered`` (a copy of every parameter, made before its block and kept for the
-    block's backward; all computation is in that format). ``gradients``: as they lie when the optimizer comes.
-    ``gradient_buffers``: whether they are buffers that exist all the time and are added to. ``reduction``: in which
-    gradients are summed over ranks. ``master``: format of the optimizer's own copy of the parameters, None without
-    one. ``moments``: format of the optimizer's states. ``loss_scaling``: whether the loss is scaled up and gradients
-    down again, with a step skipped where they overflow. ``float8``: how linear layers of the blocks use 8 bits.
-    ``rate``: the matmul rate where it is not that of ``compute`` (tf32).
+    ``weights``: the parameters' where the optimizer has no copy of its own. ``compute``: what enters a matrix product;
+    ``rate`` is the matmul rate where it is another (tf32). ``copied``: how weights come into the format of a product:
+    ``none`` (they have it), ``autocast`` (a copy of each matrix, made at its first use and cached to the end of the
+    forward; norms, embeddings and the residual stream stay as the parameters are), ``gathered`` (a copy of every
+    parameter, made before its block and kept for the block's backward; all computation is in that format).
+    ``scaled``: how linear layers of the blocks use 8 bits.
     """
 
-    name: str
-    title: str
-    parameters: str
-    compute: str
-    gradients: str
-    moments: str
-    reduction: str
-    copies: str = "none"
-    gradient_buffers: bool = False
-    master: str | None = None
-    loss_scaling: bool = False
-    float8: Float8 | None = None
-    rate: str | None = None
+    kind: ClassVar[str]
+    compute: ClassVar[str]
+    weights: ClassVar[str] = "fp32"
+    copied: ClassVar[str] = "none"
+    rate: ClassVar[str | None] = None
+    scaled: ClassVar[Float8 | None] = None
+
+    # Fields of the kinds that have the choice.
+    moment_dtype: str | None = None
+    gradient_dtype: str | None = None
+    master_weights: bool = False
+    weight_caching: bool = False
+
+    @property
+    def parameters(self) -> str:
+        """Format of the parameters as a device has them (of the shards, where they are sharded)."""
+        return self.compute if self.master_weights else self.weights
+
+    @property
+    def copies(self) -> str:
+        """How parameters come into the format of a product: none, autocast or gathered."""
+        return "none" if self.master_weights else self.copied
+
+    @property
+    def gradients(self) -> str:
+        """Format of the gradients when the optimizer reads them, in which ranks add them up too."""
+        return self.gradient_dtype or self.parameters
+
+    @property
+    def gradient_buffers(self) -> bool:
+        """Whether gradients are added to buffers that exist all the time (Megatron-LM's main_grad)."""
+        return self.gradients != self.parameters
+
+    @property
+    def master(self) -> str | None:
+        """Format of the optimizer's own copy of the parameters; None without one."""
+        return "fp32" if self.master_weights else None
+
+    @property
+    def moments(self) -> str:
+        """Format of the optimizer's states, which torch.optim keeps in that of the weights that it updates."""
+        return self.moment_dtype or self.updated
+
+    @property
+    def loss_scaling(self) -> bool:
+        """Whether the loss is scaled up and gradients down again, with a step skipped where they overflow."""
+        return self.compute == "fp16"
 
     @property
     def low(self) -> bool:
@@ -88,108 +123,162 @@ class Precision:
         return self.master or self.gradients
 
     @property
+    def float8(self) -> Float8 | None:
+        """How linear layers of the blocks use 8 bits; None where they do not."""
+        return replace(self.scaled, caching=True) if self.scaled and self.weight_caching else self.scaled
+
+    @property
     def cached(self) -> Float8 | None:
         """How the weights are in 8 bits that are cast once a step; None where none are."""
-        return self.float8 if self.float8 is not None and self.float8.caching else None
+        return self.float8 if self.weight_caching else None
 
     @property
     def peak(self) -> str:
         """The dtype of most matrix products, in the catalog's words."""
-        return self.float8.forward if self.float8 is not None else self.rate or self.compute
+        return self.scaled.forward if self.scaled is not None else self.rate or self.compute
 
 
-def _mixed(name: str, title: str, compute: str, float8: Float8 | None = None) -> Precision:
-    """Autocast over fp32 parameters (Micikevicius et al. 2018, Mixed Precision Training, arXiv 1710.03740)."""
-    return Precision(
-        name=name, title=title, parameters="fp32", compute=compute, gradients="fp32", moments="fp32",
-        reduction="fp32", copies="autocast", loss_scaling=compute == "fp16", float8=float8,
+@frozen(kw_only=True)
+class _Weights(Precision):
+    """What every kind has."""
+
+    moment_dtype: str | None = setting(
+        "format of the optimizer's moments; absent = that of the weights it updates",
+        quantity="text", default=None, choices=("fp32", "bf16"),
     )  # fmt: skip
 
 
-def _throughout(name: str, title: str, format: str, **more: str) -> Precision:
-    """One format for everything; torch.optim keeps its states in the parameters' format."""
-    return Precision(
-        name=name, title=title, parameters=format, compute=format, gradients=format, moments=format, reduction=format,
-        loss_scaling=format == "fp16", rate=more.get("rate"),
+@frozen(kw_only=True)
+class _Half(_Weights):
+    """What parameters in 16 bits have."""
+
+    gradient_dtype: str | None = setting(
+        "fp32 = gradients of 16-bit parameters are added up in fp32 buffers; absent = in the parameters' format",
+        quantity="text", default=None, choices=("fp32",),
     )  # fmt: skip
 
 
-def _sharded(name: str, title: str, float8: Float8 | None = None) -> Precision:
-    """FSDP2's MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32), as torchtitan has it by default.
+@frozen(kw_only=True)
+class _Master(_Half):
+    """Parameters in 16 bits, or those that may be."""
 
-    With ``float8`` the 8-bit products read the gathered copies (torchtitan's Float8Linear recipes).
-    """
-    return Precision(
-        name=name, title=title, parameters="fp32", compute="bf16", gradients="fp32", moments="fp32", reduction="fp32",
-        copies="gathered", float8=float8,
+    master_weights: bool = setting(
+        "parameters in 16 bits, an fp32 copy of them with the optimizer (Rajbhandari et al. 2020, ZeRO, section 3.1)",
+        quantity="flag", default=False,
     )  # fmt: skip
 
 
-_TENSORWISE = Float8("tensorwise", "e4m3", "e5m2", "input")
-_ROWWISE = Float8("rowwise", "e4m3", "e4m3", "input")
-_BLOCK = Float8("block", "e4m3", "e4m3", "copy")
-RECIPES = {
-    each.name: each
-    for each in (
-        _throughout("fp32", "fp32 throughout", "fp32"),
-        _throughout("tf32", "fp32 with matrix products in tf32", "fp32", rate="tf32"),
-        _throughout("bf16", "parameters, gradients and moments in bf16", "bf16"),
-        _throughout("fp16", "parameters and gradients in fp16, loss scaled", "fp16"),
-        _mixed("bf16-mixed", "bf16 autocast over fp32 parameters", "bf16"),
-        _mixed("fp16-mixed", "fp16 autocast over fp32 parameters, loss scaled", "fp16"),
-        _sharded("bf16-sharded", "fp32 shards gathered in bf16, gradients reduced in fp32"),
-        _mixed("fp8-tensorwise", "fp8 linear layers with a scale per tensor, else bf16 autocast", "bf16", _TENSORWISE),
-        _mixed("fp8-rowwise", "fp8 linear layers with a scale per row, else bf16 autocast", "bf16", _ROWWISE),
-        _mixed("fp8-block", "fp8 linear layers with a scale per block, else bf16 autocast", "bf16", _BLOCK),
-        _sharded("fp8-tensorwise-sharded", "bf16-sharded with fp8 linear layers, a scale per tensor", _TENSORWISE),
-        _sharded("fp8-rowwise-sharded", "bf16-sharded with fp8 linear layers, a scale per row", _ROWWISE),
-        _sharded("fp8-block-sharded", "bf16-sharded with fp8 linear layers, a scale per block", _BLOCK),
-    )
-}  # fmt: skip
-PRECISIONS = tuple(RECIPES)
-CACHING = tuple(each.name for each in RECIPES.values() if each.float8 is not None and each.copies != "gathered")
-MASTER_OF = ("bf16", "fp16", "fp8-tensorwise", "fp8-rowwise", "fp8-block")
+@frozen(kw_only=True)
+class FP32(_Weights):
+    """fp32 throughout."""
+
+    kind = compute = "fp32"
 
 
-class Formats(Protocol):
-    """The fields of a recipe that say its number formats."""
+@frozen(kw_only=True)
+class TF32(_Weights):
+    """fp32 with matrix products in tf32."""
 
-    @property
-    def precision(self) -> str: ...
-    @property
-    def master_weights(self) -> bool: ...
-    @property
-    def gradient_dtype(self) -> str | None: ...
-    @property
-    def moment_dtype(self) -> str | None: ...
-    @property
-    def fp8_weight_caching(self) -> bool: ...
+    kind = rate = "tf32"
+    compute = "fp32"
 
 
-def precision_of(recipe: Formats) -> Precision:
-    """The formats of a recipe.
+@frozen(kw_only=True)
+class BF16(_Master):
+    """Parameters, gradients and moments in bf16.
 
-    With ``master_weights`` the parameters are in the compute format and the optimizer steps an fp32 copy of them
-    (Rajbhandari et al. 2020, ZeRO, section 3.1); ``gradient_dtype`` fp32 adds gradients up in fp32 buffers
-    (Megatron-LM's main_grad); ``moment_dtype`` changes the optimizer's states alone.
-
-    >>> from types import SimpleNamespace as R
-    >>> megatron = precision_of(R(precision="bf16", master_weights=True, gradient_dtype="fp32", moment_dtype=None))
+    >>> megatron = BF16(master_weights=True, gradient_dtype="fp32")
     >>> megatron.parameters, megatron.gradients, megatron.master, megatron.moments
     ('bf16', 'fp32', 'fp32', 'fp32')
     """
-    precision = RECIPES[recipe.precision]
-    if recipe.master_weights:
-        held = precision.compute
-        precision = replace(
-            precision, parameters=held, gradients=held, reduction=held, copies="none", master="fp32", moments="fp32"
-        )
-    wide = recipe.gradient_dtype
-    if wide is not None and wide != precision.gradients:
-        precision = replace(precision, gradients=wide, reduction=wide, gradient_buffers=True)
-    if precision.float8 is not None and recipe.fp8_weight_caching:
-        precision = replace(precision, float8=replace(precision.float8, caching=True))
-    return precision if recipe.moment_dtype is None else replace(precision, moments=recipe.moment_dtype)
+
+    kind = compute = weights = "bf16"
 
 
-TILE = 16  # what every dim of a product in 8 bits must be a multiple of (torch._scaled_mm)
+@frozen(kw_only=True)
+class FP16(_Half):
+    """Parameters and gradients in fp16, loss scaled; most updates would be lost to rounding but for the fp32 copy."""
+
+    kind = compute = weights = "fp16"
+    master_weights = True
+
+
+@frozen(kw_only=True)
+class BF16Mixed(_Weights):
+    """bf16 autocast over fp32 parameters (Micikevicius et al. 2018, Mixed Precision Training, arXiv 1710.03740)."""
+
+    kind, compute, copied = "bf16-mixed", "bf16", "autocast"
+
+
+@frozen(kw_only=True)
+class FP16Mixed(_Weights):
+    """fp16 autocast over fp32 parameters, loss scaled."""
+
+    kind, compute, copied = "fp16-mixed", "fp16", "autocast"
+
+
+@frozen(kw_only=True)
+class BF16Sharded(_Weights):
+    """fp32 shards gathered in bf16, gradients reduced in fp32.
+
+    FSDP2's MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32), as torchtitan has it by default.
+    """
+
+    kind, compute, copied = "bf16-sharded", "bf16", "gathered"
+
+
+@frozen(kw_only=True)
+class FP8Tensorwise(_Master):
+    """fp8 linear layers with a scale per tensor, else bf16 autocast."""
+
+    kind, compute, copied, scaled = "fp8-tensorwise", "bf16", "autocast", _TENSORWISE
+
+    weight_caching: bool = setting(
+        "weights are cast once a step and kept in 8 bits, as they are and transposed, for all its micro-batches "
+        "(Transformer Engine's is_first_microbatch), instead of before each product",
+        quantity="flag", default=False,
+    )  # fmt: skip
+
+
+@frozen(kw_only=True)
+class FP8Rowwise(FP8Tensorwise):
+    """fp8 linear layers with a scale per row, else bf16 autocast."""
+
+    kind, scaled = "fp8-rowwise", _ROWWISE
+
+
+@frozen(kw_only=True)
+class FP8Block(FP8Tensorwise):
+    """fp8 linear layers with a scale per block, else bf16 autocast."""
+
+    kind, scaled = "fp8-block", _BLOCK
+
+
+@frozen(kw_only=True)
+class FP8TensorwiseSharded(BF16Sharded):
+    """bf16-sharded whose gathered copies linear layers read in fp8, a scale per tensor (torchtitan's Float8Linear)."""
+
+    kind, scaled = "fp8-tensorwise-sharded", _TENSORWISE
+
+
+@frozen(kw_only=True)
+class FP8RowwiseSharded(BF16Sharded):
+    """bf16-sharded with fp8 linear layers, a scale per row."""
+
+    kind, scaled = "fp8-rowwise-sharded", _ROWWISE
+
+
+@frozen(kw_only=True)
+class FP8BlockSharded(BF16Sharded):
+    """bf16-sharded with fp8 linear layers, a scale per block."""
+
+    kind, scaled = "fp8-block-sharded", _BLOCK
+
+
+PRECISIONS: dict[str, type[Precision]] = {
+    each.kind: each
+    for each in (
+        FP32, TF32, BF16, FP16, BF16Mixed, FP16Mixed, BF16Sharded, FP8Tensorwise, FP8Rowwise, FP8Block,
+        FP8TensorwiseSharded, FP8RowwiseSharded, FP8BlockSharded,
+    )
+}  # fmt: skip

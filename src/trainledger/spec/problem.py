@@ -129,5 +129,9 @@ def nearest_text(wanted: str, known: Iterable[str]) -> str | None:
         return by_lower[longer[0]]
     but_for_numbers = re.sub(r"\d+", "0", lower)
     numbered = [each for each in by_lower if re.sub(r"\d+", "0", each) == but_for_numbers]
-    close = [min(numbered, key=off)] if numbered else get_close_matches(lower, by_lower, n=1, cutoff=0.6)
+    close = (
+        [min(numbered, key=off)]
+        if numbered
+        else get_close_matches(lower, by_lower, n=1, cutoff=0.6 if len(lower) > 2 else 0.8)
+    )
     return by_lower[close[0]] if close else None

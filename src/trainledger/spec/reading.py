@@ -31,7 +31,7 @@ class Reader:
         for name, value in table.items():
             if name in known:
                 self._value(f"{at}.{name}", known[name], value, values)
-            else:
+            elif name == KIND or getattr(cls, name, MISSING) != value:  # what is always so in a kind may be said
                 self._stranger(at, name, value, cls)
         for name, each in known.items():
             if each.default is not MISSING or name in values:
@@ -65,14 +65,14 @@ class Reader:
         if not isinstance(value, Mapping):
             one = f", or one of {', '.join(kinds)}" if len(kinds) > 1 else ""
             raise Broken(f"must be a table of fields{one}")
-        tag = value.get(KIND, first_kind(each))
-        if tag not in kinds:
+        tag = value.get(KIND, first_kind(each)) if len(kinds) > 1 else ""
+        try:
+            tag = read_value(each, tag) if len(kinds) > 1 else tag
+        except Broken as broken:
             self.guessed |= {each.name, KIND}
-            rule = f"must be one of {', '.join(kinds)}"
-            near = nearest_text(tag, kinds) if isinstance(tag, str) else None
-            self.problems.append(Problem(path, tag, rule, near))
+            self.problems.append(Problem(path, tag, broken.rule, broken.nearest))
             tag = first_kind(each)
-        inner = {str(name): one for name, one in value.items() if name != KIND}
+        inner = {str(name): one for name, one in value.items() if name != KIND or len(kinds) == 1}
         values[each.name] = self.read(path, kinds[tag], inner)
 
     def _stranger(self, at: str, name: str, value: Any, cls: type[Any]) -> None:
@@ -82,7 +82,7 @@ class Reader:
             self.problems.append(Problem(path, value, rule, "auto = true in [layout]"))
             return
         if owners := self._kinds_that_have(at, name):
-            rule = f"belongs to {' and '.join(owners)}, and {at} is {getattr(cls, KIND, 'none')}"
+            rule = f"belongs to {_enumerated(owners)}, and {at} is {getattr(cls, KIND, 'none')}"
             self.problems.append(Problem(path, value, rule, f"{at} = {owners[0]}"))
             return
         nearest = nearest_path(self.sections, f"{at.partition('.')[0]}.{name}")
@@ -100,6 +100,10 @@ class Reader:
             found = [each for one in ([cls] if not kinds else kinds.values()) for each in fields(one)]
             kinds = next((kinds_of(each) or {} for each in found if each.name == part), {})
         return [tag for tag, one in kinds.items() if name in {each.name for each in fields(one)}]
+
+
+def _enumerated(words: list[str]) -> str:
+    return " and ".join([*([", ".join(words[:-1])] if words[:-1] else []), words[-1]])
 
 
 def field_of(sections: Sections, path: str) -> Field[Any] | None:

@@ -7,6 +7,8 @@ inputs and the activations of one segment; s = sqrt(L) keeps the least.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, replace
+from functools import cache
 from itertools import pairwise
 from math import isqrt, lcm
 from typing import Any
@@ -17,6 +19,7 @@ from trainledger.spec.lora import ATTENTION, is_target
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.savings import CHECKPOINTING, Checkpointing, Segments
 
 
 @frozen
@@ -36,24 +39,41 @@ class LayerRun:
     count: Any
 
 
+def checkpointed(recipe: Recipe, kind: str) -> Recipe:
+    """A recipe with another kind of activation checkpointing, which keeps what it shares with the one before."""
+    if recipe.activation_checkpointing.kind == kind:
+        return recipe
+    return replace(recipe, activation_checkpointing=_as_kind(recipe.activation_checkpointing, kind))
+
+
+@cache
+def _as_kind(now: Checkpointing, kind: str) -> Checkpointing:
+    cls: Any = CHECKPOINTING[kind]
+    known = {each.name for each in fields(cls)}
+    again: Checkpointing = cls(**{name: value for name, value in vars(now).items() if name in known})
+    return again
+
+
 def segment_size(n_layers: int, recipe: Recipe) -> int:
     """Blocks in one recomputed segment: given, or the whole number nearest to sqrt(n_layers).
 
     >>> from trainledger.spec.recipe import Recipe
-    >>> segment_size(32, Recipe(seq_len=1, global_batch=1, steps=1, activation_checkpointing="segments"))
+    >>> segment_size(32, Recipe(seq_len=1, global_batch=1, steps=1, activation_checkpointing=Segments()))
     6
     """
-    if recipe.recompute_segment is not None:
-        return recipe.recompute_segment
+    again = recipe.activation_checkpointing
+    if isinstance(again, Segments) and again.n_blocks is not None:
+        return again.n_blocks
     root = isqrt(n_layers)
     return root + 1 if n_layers - root * root > root else root
 
 
 def is_again(recipe: Recipe, group: int) -> bool:
     """Whether the group with this number, counted from 0, is recomputed."""
-    if recipe.activation_checkpointing in ("full", "selective"):
-        return (group + 1) % recipe.recompute_every == 0
-    return recipe.activation_checkpointing == "segments"
+    again = recipe.activation_checkpointing
+    if again.kind in ("full", "selective"):
+        return (group + 1) % again.every == 0
+    return again.kind == "segments"
 
 
 def kinds_that_learn(spec: ModelSpec, recipe: Recipe) -> set[LayerKind]:
@@ -63,15 +83,18 @@ def kinds_that_learn(spec: ModelSpec, recipe: Recipe) -> set[LayerKind]:
     """
     runs = layer_runs(spec, recipe)
     kinds = [kind for each in runs for kind in each.kinds]
-    whole_again = recipe.activation_checkpointing in ("full", "segments", "selective") and runs[0].groups[0].again
-    before = any(is_target(f"self_attn.{each}.weight", recipe.lora_targets) for each in ATTENTION if each != "o_proj")
-    return set(kinds if recipe.lora_rank is None or before or whole_again else kinds[1:])
+    whole_again = recipe.activation_checkpointing.kind in ("full", "segments", "selective") and runs[0].groups[0].again
+    if recipe.lora is None or whole_again:
+        return set(kinds)
+    targets = recipe.lora.targets
+    before = any(is_target(f"self_attn.{each}.weight", targets) for each in ATTENTION if each != "o_proj")
+    return set(kinds if before else kinds[1:])
 
 
 def kinds_again(spec: ModelSpec, recipe: Recipe) -> set[LayerKind]:
     """The kinds of layers of which something is made again in backward."""
     runs = layer_runs(spec, recipe)
-    if recipe.activation_checkpointing in ("attention", "from-start"):
+    if recipe.activation_checkpointing.kind in ("attention", "from-start"):
         return {kind for each in runs for kind in each.kinds}
     found: set[LayerKind] = set()
     for each in runs:
@@ -84,7 +107,7 @@ def kinds_again(spec: ModelSpec, recipe: Recipe) -> set[LayerKind]:
 
 def group_size(spec: ModelSpec, recipe: Recipe) -> int:
     """Blocks in one group."""
-    return segment_size(spec.n_layers, recipe) if recipe.activation_checkpointing == "segments" else 1
+    return segment_size(spec.n_layers, recipe) if recipe.activation_checkpointing.kind == "segments" else 1
 
 
 def groups_of(spec: ModelSpec, recipe: Recipe) -> Iterator[tuple[int, Group]]:
@@ -104,7 +127,7 @@ def layer_runs(spec: ModelSpec, recipe: Recipe | None) -> tuple[LayerRun, ...]:
     >>> from trainledger.spec.feed_forward import Dense
     >>> sizes = {"vocab_size": 8, "d_model": 8, "max_seq_len": 8, "n_layers": 14}
     >>> spec = ModelSpec(attention=MultiHead(n_heads=2), feed_forward=Dense(d_ff=8), **sizes)
-    >>> recipe = Recipe(seq_len=8, global_batch=1, steps=1, activation_checkpointing="segments", recompute_segment=4)
+    >>> recipe = Recipe(seq_len=8, global_batch=1, steps=1, activation_checkpointing=Segments(n_blocks=4))
     >>> for run in layer_runs(spec, recipe):
     ...     print([each.size for each in run.groups], run.count)
     [4] 3
@@ -115,7 +138,7 @@ def layer_runs(spec: ModelSpec, recipe: Recipe | None) -> tuple[LayerRun, ...]:
     runs = _runs(spec, recipe)
     # Of what is not kept, the first round's input and the last one's output live on: a loop cannot say so.
     # The first of frozen blocks with adapters alone gives no gradient on.
-    apart = recipe.activation_checkpointing in ("offload", "from-start") or recipe.lora_rank is not None
+    apart = recipe.activation_checkpointing.kind in ("offload", "from-start") or recipe.lora is not None
     return _ends_apart(runs) if apart else runs
 
 
@@ -134,12 +157,11 @@ def _rounds(run: LayerRun, *counts: Any) -> Iterator[LayerRun]:
 
 
 def _runs(spec: ModelSpec, recipe: Recipe) -> tuple[LayerRun, ...]:
-    several = recipe.activation_checkpointing == "segments"
-    every = recipe.recompute_every if recipe.activation_checkpointing in ("full", "selective") else 1
-    if not several and every == 1:
+    every = recipe.activation_checkpointing.every
+    if recipe.activation_checkpointing.kind != "segments" and every == 1:
         return tuple(_alike(each, is_again(recipe, 0)) for each in segments(spec))
     if not isinstance(spec.n_layers, int):
-        rule = f"n_layers must be one number for {recipe.activation_checkpointing} in groups, not many or a symbol"
+        rule = f"n_layers must be one number for {recipe.activation_checkpointing.kind} in groups, not many or a symbol"
         raise InvalidInput([Problem("model.n_layers", None, rule)])
     size, dense = group_size(spec, recipe), spec.experts.n_dense_layers if spec.experts is not None else 0
     groups = lcm(period_of(spec), size) // size

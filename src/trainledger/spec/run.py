@@ -54,7 +54,7 @@ class Run:
         axes = ("replicate", "shard", "context", "tensor", "pipeline", "expert")
         spread = [f"{each} {getattr(layout, each)}" for each in axes if getattr(layout, each) != getattr(usual, each)]
         said = [
-            f"{recipe.global_batch} x {recipe.seq_len} tokens a step", recipe.precision, recipe.optimizer,
+            f"{recipe.global_batch} x {recipe.seq_len} tokens a step", recipe.precision.kind, recipe.optimizer.kind,
             *(["layout auto"] if layout.auto else []), *spread, f"{self.cluster.count} x {self.cluster.device}",
         ]  # fmt: skip
         return f"Run({self.model.name}: {', '.join(said)})"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, ClassVar
 
-LOSSES = ("full", "chunked", "fused", "compiled")
-CHECKPOINTING = ("none", "full", "segments", "from-start", "selective", "attention", "offload")
+from trainledger.frozen import frozen
+from trainledger.spec.setting import setting
+
 # What selective recomputation may keep: operations by PyTorch's names, all_to_all for what experts send, and two known
 # choices. ``matmuls`` is torchtitan's policy: fused attention, and every second matrix product, also of those in 8 bits
 # (torchao's are mm to a policy). ``attention`` is the fused kernel alone.
@@ -44,3 +46,127 @@ def keeper(keep: tuple[str, ...]) -> Callable[[str], bool]:
         return name in names
 
     return kept
+
+
+def _every() -> Any:
+    return setting("every n-th block is recomputed, the others keep all", default=1, at_least=1, at_most=1000)
+
+
+class Checkpointing:
+    """What is run again in backward instead of kept (Chen et al. 2016, arXiv 1604.06174)."""
+
+    kind: ClassVar[str]
+    every: int = 1
+
+
+@frozen(kw_only=True)
+class KeepAll(Checkpointing):
+    """Nothing: all activations are kept."""
+
+    kind = "none"
+
+
+@frozen(kw_only=True)
+class Full(Checkpointing):
+    """Every block, from its input."""
+
+    kind = "full"
+
+    every: int = _every()
+
+
+@frozen(kw_only=True)
+class Segments(Checkpointing):
+    """Several blocks together."""
+
+    kind = "segments"
+
+    n_blocks: int | None = setting(
+        "blocks in a segment; absent = about the root of n_layers", default=None, at_least=1, at_most=10**5
+    )
+
+
+@frozen(kw_only=True)
+class FromStart(Checkpointing):
+    """The input of each block, from the embedding on."""
+
+    kind = "from-start"
+
+
+@frozen(kw_only=True)
+class Selective(Checkpointing):
+    """Every block but for some operations, whose outputs are kept (torch's selective activation checkpointing)."""
+
+    kind = "selective"
+
+    every: int = _every()
+    keep: tuple[str, ...] = setting(
+        "operations whose outputs are kept, by PyTorch's name; matmuls = attention and every second matrix product; "
+        "attention = the fused kernel",
+        quantity="texts", default=("matmuls",),
+    )  # fmt: skip
+
+
+@frozen(kw_only=True)
+class AttentionOnly(Checkpointing):
+    """Scores, softmax and mixture (Korthikanti et al. 2022, arXiv 2205.05198)."""
+
+    kind = "attention"
+
+
+@frozen(kw_only=True)
+class Offload(Checkpointing):
+    """Nothing, but what is kept goes to host memory."""
+
+    kind = "offload"
+
+
+CHECKPOINTING: dict[str, type[Checkpointing]] = {
+    each.kind: each for each in (KeepAll, Full, Segments, FromStart, Selective, AttentionOnly, Offload)
+}
+
+
+class _AllLogits:
+    chunks: int | None = None  # kinds in which head and loss go through a part of the tokens at a time have this field
+
+
+@frozen(kw_only=True)
+class Loss(_AllLogits):
+    """What every kind of loss has."""
+
+    kind: ClassVar[str]
+
+    upcast: bool = setting("the loss reads logits in fp32, whatever their format", quantity="flag", default=True)
+
+
+@frozen(kw_only=True)
+class FullLoss(Loss):
+    """All logits at once."""
+
+    kind = "full"
+
+
+@frozen(kw_only=True)
+class ChunkedLoss(Loss):
+    """A part of the tokens at a time; backward computes the logits again."""
+
+    kind = "chunked"
+
+    chunks: int = setting("chunks of the tokens of a micro-batch", default=8, at_least=1, at_most=10**6)
+
+
+@frozen(kw_only=True)
+class FusedLoss(ChunkedLoss):
+    """A part of the tokens at a time, with the gradients computed in forward."""
+
+    kind = "fused"
+
+
+@frozen(kw_only=True)
+class CompiledLoss(Loss):
+    """torch.compile of the loss of all logits."""
+
+    kind = "compiled"
+
+
+LOSSES: dict[str, type[Loss]] = {each.kind: each for each in (FullLoss, ChunkedLoss, FusedLoss, CompiledLoss)}

@@ -73,7 +73,7 @@ def read_value(each: Field[Any], value: Any) -> Any:
         return None
     if quantity == "texts" and value in ([], ()) and may_be_none(each):
         raise Broken(f'must name at least one, or be "{NONE}"', NONE)
-    if quantity in ("flag", "text", "texts"):
+    if quantity in ("flag", "text", "texts", "part"):
         return _READ[quantity](value, choices)
     if quantity == "counts":
         return _counts(rule, value)
@@ -198,5 +198,6 @@ _READ: dict[str, Callable[[Any, Any], Any]] = {
     "number": lambda value, _: _number(parse_number, value),
     "flag": _flag,
     "text": _text,
+    "part": _text,  # its kind
     "texts": _texts,
 }

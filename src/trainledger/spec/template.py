@@ -24,13 +24,18 @@ _ABOUT = {
 
 
 def commented(
-    table: Mapping[str, Mapping[str, Any]], base: Mapping[str, Any] | None = None, *, every: bool = False
+    table: Mapping[str, Mapping[str, Any]],
+    base: Mapping[str, Any] | None = None,
+    *,
+    why: Mapping[str, str] | None = None,
+    every: bool = False,
 ) -> str:
-    """A run file with the given fields, each with what it means.
+    """A run file with the given fields, each with ``why`` it has its value (by path), or with what it means.
 
     With ``every`` it has all fields, the others as comments that show their default; ``base`` holds the model fields
     that a preset stands for, which are shown as the model's defaults.
     """
+    why = why or {}
     lines = ["# A run file of trainledger: what differs from the defaults."]
     if every:
         lines = ["# A run file of trainledger. Lines that begin with # are not read: they show", "# the defaults."]
@@ -41,43 +46,74 @@ def commented(
             continue
         lines += ["", f"# {_ABOUT[section]}", f"[{section}]"]
         if section == "model" and "preset" in given:
-            lines.append(_line("preset", given["preset"]))
+            lines.extend(_commented(_line("preset", given["preset"]), why.get("model.preset", "")))
         own = {name: each for name, each in given.items() if name != "preset"}
         defaults = merged(cls, {}, base if section == "model" and base else {})
-        lines.extend(_fields(cls, merged(cls, {}, own), defaults, "", every=every))
+        reasons = {path.removeprefix(f"{section}."): each for path, each in why.items()}
+        lines.extend(_fields(cls, merged(cls, {}, own), defaults, "", reasons, every=every))
     return "\n".join(lines) + "\n"
 
 
 def _fields(
-    cls: type[Any], given: Mapping[str, Any], base: Mapping[str, Any], before: str, *, every: bool
+    cls: type[Any],
+    given: Mapping[str, Any],
+    base: Mapping[str, Any],
+    before: str,
+    why: Mapping[str, str],
+    *,
+    every: bool,
 ) -> Iterator[str]:
     for each in fields(cls):
         kinds, ours, theirs = kinds_of(each), given.get(each.name), base.get(each.name)
+        path = before + each.name
         if kinds is not None and isinstance(ours or theirs or each.default, str | None):
             if every:
-                yield from _field(f"{before}{each.name}", each, None, each.default)
+                yield from _field(path, each, None, each.default, _kinds_said(each))
         elif kinds is not None:
             mine = ours if isinstance(ours, Mapping) else {}
             default: Mapping[str, Any] = {} if each.default is MISSING else explicit(each.default)
             default = theirs if isinstance(theirs, Mapping) else default
             kind = mine.get(KIND) or default.get(KIND) or first_kind(each)
             if len(kinds) > 1 and (every or KIND in mine):
-                yield from _field(f"{before}{each.name}.{KIND}", each, mine.get(KIND), kind)
-            yield from _fields(kinds[kind], mine, default, f"{before}{each.name}.", every=every)
+                said = why.get(path, "") or (_kinds_said(each, kind) if every else "")
+                yield from _field(f"{path}.{KIND}", each, mine.get(KIND), kind, said)
+            yield from _fields(kinds[kind], mine, default, f"{path}.", why, every=every)
         elif every or each.name in given:
-            yield from _field(f"{before}{each.name}", each, ours, base.get(each.name, each.default))
+            yield from _field(path, each, ours, base.get(each.name, each.default), why.get(path, ""))
 
 
-def _field(path: str, each: Field[Any], value: Any, default: Any) -> Iterator[str]:
+def _kinds_said(part: Field[Any], shown: str | None = None) -> str:
+    """The kinds of a part that its doc does not name, or that have fields which the one that is shown has not."""
+    kinds = kinds_of(part) or {}
+    own = {each.name for each in fields(kinds[shown])} if shown is not None else set()
+    said = []
+    for tag, kind in kinds.items():
+        more = ", ".join(each.name for each in fields(kind) if each.name not in own)
+        if more or tag not in rule_of(part)["doc"]:
+            said.append(f"{tag} ({more})" if tag and more else tag or more)
+    return f"{'a table of' if len(kinds) == 1 else 'kinds:'} {', '.join(said)}" if said else ""
+
+
+def _field(path: str, each: Field[Any], value: Any, default: Any, said: str = "") -> Iterator[str]:
     """``name = value  # what it means``, commented out where no value is given."""
     rule = rule_of(each)
     doc = rule["doc"]
-    if rule["choices"] and not all(choice in doc for choice in rule["choices"]):
+    if kinds_of(each) is not None:
+        doc = "; ".join(filter(None, (doc, said))) if value is None else said or doc
+    elif said:
+        doc = said
+    elif rule["choices"] and not all(choice in doc for choice in rule["choices"]):
         doc += f" ({', '.join(rule['choices'])})"
     if value is not None:
         line = _line(path, value)
     else:
         line = f"# {path} = " if default is MISSING else "# " + _line(path, default)
+    yield from _commented(line, doc)
+
+
+def _commented(line: str, doc: str) -> Iterator[str]:
+    if not doc:
+        yield line
     room = _WIDTH - max(_COLUMN, len(line) + 1) - len("# ")
     if room < _NARROWEST:
         yield line

@@ -16,7 +16,6 @@ from trainledger.durable import write_atomically
 from trainledger.nn.init import initialize
 from trainledger.nn.lora import adapt, draw
 from trainledger.nn.transformer import Transformer
-from trainledger.spec.precision import precision_of
 from trainledger.spec.problem import InvalidInput, Problem, printable
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import digest
@@ -54,13 +53,13 @@ def train(
         raise InvalidInput([Problem("cluster.count", run.cluster.count, "the engine trains on one device so far", 1)])
     if not run.layout.alone:
         raise InvalidInput([Problem("layout", None, "takes several devices, and the engine trains on one so far")])
-    if run.recipe.checkpoint_async:
+    if run.recipe.checkpoints.asynchronous:
         rule = "is accounted for, but the engine waits until a checkpoint is written"
-        raise InvalidInput([Problem("recipe.checkpoint_async", True, rule, False)])
-    refuse(precision_of(run.recipe), run.recipe)
+        raise InvalidInput([Problem("recipe.checkpoints.asynchronous", True, rule, False)])
+    refuse(run.recipe.precision, run.recipe)
     device = find_device(run.cluster.backend)
     refuse_launches(run.recipe, str(device))
-    refuse_products(precision_of(run.recipe), device.type)
+    refuse_products(run.recipe.precision, device.type)
     with locked(run_dir):
         begun = begin_or_match(run_dir, run)
         earlier = read_state(run_dir)
@@ -98,10 +97,10 @@ def _prepare(run: Run, run_dir: Path, device: torch.device, feed: Feed, *, resum
         else:
             initial_weights = start_from(run, model, say)
     with device:  # only now, so that frozen weights are stored in their format as they begin
-        adapt(model, run.recipe)
+        adapt(model, run.recipe.lora)
     draw(model, seed=derive(run.recipe.seed, "adapters"))
     optimizer = build_optimizer(model, run.recipe)
-    scaler = LossScaler(device) if precision_of(run.recipe).loss_scaling else None
+    scaler = LossScaler(device) if run.recipe.precision.loss_scaling else None
     state = TrainingState(run, run_dir, device, model, optimizer, scaler)
     state.initial_weights = initial_weights
     if path is None:
@@ -143,7 +142,7 @@ def _compile(model: Transformer) -> None:
 @contextmanager
 def _arithmetic(run: Run, device: torch.device) -> Iterator[None]:
     """The process-wide switches under which a run's numbers come out the same each time."""
-    set_fp32_products(precision_of(run.recipe))
+    set_fp32_products(run.recipe.precision)
     if device.type == "cpu":
         keep_freed_memory()
     if not (run.recipe.compiles and device.type == "cpu"):

@@ -14,8 +14,8 @@ from torch import nn
 
 from trainledger.durable import is_full
 from trainledger.nn.loss import next_token_loss
-from trainledger.spec.precision import Precision, precision_of
-from trainledger.spec.recipe import Recipe
+from trainledger.spec.precision import Precision
+from trainledger.spec.recipe import Cosine, Linear, Recipe, WarmupStableDecay
 from trainledger.spec.runfile import digest
 from trainledger.train import checkpoint
 from trainledger.train.metrics import Metrics
@@ -87,9 +87,9 @@ class TrainingLoop:
             self.one_step(batches)
             last = state.step == recipe.total_steps
             # Evaluation first: a checkpoint of a step then always comes with the evaluation of that step.
-            if last or due(state.step, recipe.eval_every):
+            if last or due(state.step, recipe.evaluation.every):
                 self.evaluate()
-            if last or due(state.step, recipe.checkpoint_every):
+            if last or due(state.step, recipe.checkpoints.every):
                 self.save()
             if requests.signum is not None and not last:
                 self.save()
@@ -105,7 +105,7 @@ class TrainingLoop:
                 each.meters(number) for each in self.observers
             )
         rate = learning_rate(recipe, index)
-        random = recipe.dropout or recipe.attention_dropout or recipe.lora_dropout
+        random = recipe.dropout or recipe.attention_dropout or recipe.adapter_dropout
         seeds = dropout_seeds(recipe.seed, index, state.run.grad_accum) if random else None
         started = time.perf_counter()
         with ExitStack() as stack:
@@ -137,7 +137,7 @@ class TrainingLoop:
         state = self.state
         self.clock.exact = True
         with self.clock("evaluation"):
-            state.validation_loss = evaluate(state.model, self.feed.validation(), precision_of(self.recipe))
+            state.validation_loss = evaluate(state.model, self.feed.validation(), self.recipe.precision)
         phases = self.clock.take()
         state.seconds += phases["evaluation"]
         record = EvaluationRecord(state.step, state.validation_loss, state.unigram_entropy, phases)
@@ -160,7 +160,7 @@ class TrainingLoop:
                 facts["loss_scale"] = state.scaler.facts()
             self.metrics.sync()
             path = checkpoint.save(state.run_dir, state.step, state.model, state.optimizer, facts)
-            checkpoint.prune(state.run_dir, recipe.keep_last, recipe.keep_every)
+            checkpoint.prune(state.run_dir, recipe.checkpoints.keep_last, recipe.checkpoints.keep_every)
         self.saved_step = state.step
         phases = self.clock.take()
         state.seconds += phases["checkpoint"]
@@ -249,21 +249,23 @@ def learning_rate(recipe: Recipe, step: int) -> float:
     """The learning rate of the step with index ``step`` (the first is 0).
 
     Linear warm-up reaches the peak at index ``warmup_steps - 1``; from there the rate goes to
-    ``final_lr_ratio`` of the peak at the last step: along a half cosine (Loshchilov and Hutter 2017, without
+    ``final_ratio`` of the peak at the last step: along a half cosine (Loshchilov and Hutter 2017, without
     restarts), a line, or (``wsd``, Hu et al. 2024, section 4) flat and then a line over the last ``decay_fraction``.
 
-    >>> recipe = Recipe(seq_len=8, global_batch=1, steps=11, learning_rate=1.0, schedule="linear", final_lr_ratio=0.0)
+    >>> schedule = Linear(final_ratio=0.0)
+    >>> recipe = Recipe(seq_len=8, global_batch=1, steps=11, learning_rate=1.0, schedule=schedule)
     >>> [round(learning_rate(recipe, k), 3) for k in (0, 5, 10)]
     [1.0, 0.5, 0.0]
     """
     peak, last = recipe.learning_rate, recipe.total_steps - 1
-    if step < recipe.warmup_steps:
-        return peak * (step + 1) / recipe.warmup_steps
-    if recipe.schedule == "constant":
+    schedule = recipe.schedule
+    if step < schedule.warmup_steps:
+        return peak * (step + 1) / schedule.warmup_steps
+    if not isinstance(schedule, Linear):
         return peak
-    top = max(recipe.warmup_steps - 1, 0)  # the last index at the peak
-    if recipe.schedule == "wsd":
-        top = max(top, last - round(recipe.decay_fraction * recipe.total_steps))
+    top = max(schedule.warmup_steps - 1, 0)  # the last index at the peak
+    if isinstance(schedule, WarmupStableDecay):
+        top = max(top, last - round(schedule.decay_fraction * recipe.total_steps))
     progress = min(max(step - top, 0) / max(last - top, 1), 1.0)
-    height = (1 + math.cos(math.pi * progress)) / 2 if recipe.schedule == "cosine" else 1 - progress
-    return peak * (recipe.final_lr_ratio + (1 - recipe.final_lr_ratio) * height)
+    height = (1 + math.cos(math.pi * progress)) / 2 if isinstance(schedule, Cosine) else 1 - progress
+    return peak * (schedule.final_ratio + (1 - schedule.final_ratio) * height)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon
 
+from trainledger.spec import optimizers
 from trainledger.spec.optimizers import ACCOUNTED_ONLY, IMPLEMENTATIONS
-from trainledger.spec.precision import precision_of
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
 from trainledger.train.adam_8bit import Adam8bit
@@ -62,61 +62,53 @@ def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer over a model's parameters.
 
     ``fused``, ``foreach`` or ``loop`` is passed on explicitly, because torch's own default depends on the device
-    and each of them needs different memory. ``momentum`` and ``nesterov`` are SGD with ``beta1`` as momentum;
-    RMSProp's smoothing is ``beta2``; the decay of AdamW, Lion, Muon and Adafactor is decoupled (Loshchilov and
-    Hutter 2019), that of the others L2. Adafactor has its own decay of the second moment and its own epsilons: torch's
-    defaults (Shazeer and Stern 2018). With master weights it steps copies of the parameters. Raises `InvalidInput` for
-    what is accounted for and not built.
+    and each of them needs different memory. RMSProp's smoothing is ``beta2``; the decay of AdamW, Lion, Muon and
+    Adafactor is decoupled (Loshchilov and Hutter 2019), that of the others L2. With master weights it steps copies of
+    the parameters. Raises `InvalidInput` for what is accounted for and not built.
     """
-    way = recipe.optimizer_implementation
-    if (recipe.optimizer, way) in ACCOUNTED_ONLY:
-        rule = f"the engine has no {way} {recipe.optimizer}, it is accounted for only"
-        raise InvalidInput([Problem("recipe.optimizer_loop", way, rule, IMPLEMENTATIONS[recipe.optimizer][0])])
-    precision = precision_of(recipe)
-    if precision.master is None:
+    kind, way = recipe.optimizer.kind, recipe.optimizer.implementation
+    if (kind, way) in ACCOUNTED_ONLY:
+        rule = f"the engine has no {way} {kind}, it is accounted for only"
+        raise InvalidInput([Problem("recipe.optimizer.implementation", way, rule, IMPLEMENTATIONS[kind][0])])
+    if recipe.precision.master is None:
         return _optimizer_of(model, recipe)
-    return MasterWeights(model, lambda masters: _optimizer_of(masters, recipe), buffers=precision.gradient_buffers)
+    buffers = recipe.precision.gradient_buffers
+    return MasterWeights(model, lambda masters: _optimizer_of(masters, recipe), buffers=buffers)
 
 
 def _optimizer_of(model: nn.Module | Named, recipe: Recipe) -> torch.optim.Optimizer:
-    loop = _LOOPS[recipe.optimizer_implementation]
-    rate, betas, epsilon, decay = (
-        recipe.learning_rate,
-        (recipe.beta1, recipe.beta2),
-        recipe.epsilon,
-        recipe.weight_decay,
-    )
-    if recipe.optimizer == "muon":
+    chosen, rate = recipe.optimizer, recipe.learning_rate
+    loop, decay = _LOOPS[chosen.implementation], chosen.weight_decay
+    if isinstance(chosen, optimizers.Muon):
         return MuonWithAdamW(
             parameter_groups(model, decay, among=for_muon),
             parameter_groups(model, decay, among=lambda name, each: not for_muon(name, each)),
-            lr=rate, momentum=recipe.muon_momentum, betas=betas, eps=epsilon, **loop,
+            lr=rate, momentum=chosen.momentum, betas=(chosen.beta1, chosen.beta2), eps=chosen.epsilon, **loop,
         )  # fmt: skip
     groups = parameter_groups(model, decay)
-    match recipe.optimizer:
-        case "adamw":
-            return AdamW(groups, lr=rate, betas=betas, eps=epsilon, amsgrad=recipe.amsgrad, **loop)
-        case "adam":
-            return torch.optim.Adam(groups, lr=rate, betas=betas, eps=epsilon, amsgrad=recipe.amsgrad, **loop)
-        case "adamw-8bit" | "adam-8bit":
-            return Adam8bit(groups, lr=rate, betas=betas, eps=epsilon, decoupled=recipe.optimizer == "adamw-8bit")
-        case "sgd":
+    match chosen:
+        case optimizers.Adam(beta1=beta1, beta2=beta2, epsilon=epsilon, amsgrad=amsgrad):
+            adam = AdamW if chosen.kind == "adamw" else torch.optim.Adam
+            return adam(groups, lr=rate, betas=(beta1, beta2), eps=epsilon, amsgrad=amsgrad, **loop)
+        case optimizers.Adam8bit(beta1=beta1, beta2=beta2, epsilon=epsilon):
+            decoupled = chosen.kind == "adamw-8bit"
+            return Adam8bit(groups, lr=rate, betas=(beta1, beta2), eps=epsilon, decoupled=decoupled)
+        case optimizers.SGD():
             return torch.optim.SGD(groups, lr=rate, **loop)
-        case "momentum" | "nesterov":
-            nesterov = recipe.optimizer == "nesterov"
-            return torch.optim.SGD(groups, lr=rate, momentum=recipe.beta1, nesterov=nesterov, **loop)
-        case "adagrad":
+        case optimizers.Momentum(momentum=momentum):
+            nesterov = chosen.kind == "nesterov"
+            return torch.optim.SGD(groups, lr=rate, momentum=momentum, nesterov=nesterov, **loop)
+        case optimizers.Adagrad(epsilon=epsilon):
             return torch.optim.Adagrad(groups, lr=rate, eps=epsilon, **loop)
-        case "rmsprop":
+        case optimizers.RMSProp(beta2=beta2, epsilon=epsilon):
             return torch.optim.RMSprop(
-                groups, lr=rate, alpha=recipe.beta2, eps=epsilon, momentum=recipe.rmsprop_momentum,
-                centered=recipe.rmsprop_centred, **loop,
-            )  # fmt: skip
-        case "adafactor":
+                groups, lr=rate, alpha=beta2, eps=epsilon, momentum=chosen.momentum, centered=chosen.centered, **loop
+            )
+        case optimizers.Adafactor():
             return torch.optim.Adafactor(groups, lr=rate, foreach=loop["foreach"])
-        case "lion":
-            return Lion(groups, lr=rate, betas=betas, **loop)
-    raise AssertionError(f"spec.recipe knows an optimizer that the engine does not: {recipe.optimizer}")
+        case optimizers.Lion(beta1=beta1, beta2=beta2):
+            return Lion(groups, lr=rate, betas=(beta1, beta2), **loop)
+    raise AssertionError(f"spec.optimizers knows an optimizer that the engine does not: {chosen.kind}")
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -84,7 +84,7 @@ def shard(model: nn.Module, layout: Layout, mesh: DeviceMesh, precision: Precisi
     """
     policy = MixedPrecisionPolicy()
     if precision.copies == "gathered":
-        policy = MixedPrecisionPolicy(TORCH[precision.compute], TORCH[precision.reduction])
+        policy = MixedPrecisionPolicy(TORCH[precision.compute], TORCH[precision.gradients])
     groups = mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]
     for block in model.layers:  # type: ignore[union-attr]
         fully_shard(block, mesh=groups, reshard_after_forward=layout.reshards, mp_policy=policy)
@@ -115,7 +115,7 @@ def refuse_to_split(model: nn.Module, precision: Precision) -> None:
         if given != plain
     ]
     if precision.cached is not None:
-        problems.append(Problem("recipe.fp8_weight_caching", True, "is not split over tensor ranks yet", False))
+        problems.append(Problem("recipe.precision.weight_caching", True, "is not split over tensor ranks yet", False))
     if problems:
         raise InvalidInput(problems)
 

@@ -12,7 +12,7 @@ from trainledger.nn.float8 import use_float8
 from trainledger.nn.lora import adapt
 from trainledger.nn.transformer import Transformer, build
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.precision import Precision, precision_of
+from trainledger.spec.precision import Precision
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.recipe import Recipe
 
@@ -26,12 +26,12 @@ def build_model(spec: ModelSpec, recipe: Recipe, *, adapted: bool = True) -> Tra
 
     Raises `InvalidInput` where the engine cannot train in this precision.
     """
-    precision = precision_of(recipe)
+    precision = recipe.precision
     refuse(precision, recipe)
     model = build(spec, recipe)
     hold_in(model, TORCH[precision.parameters])
     if adapted:
-        adapt(model, recipe)
+        adapt(model, recipe.lora)
     if precision.float8 is not None:
         use_float8(model, precision.float8)
     if precision.copies == "gathered":  # last: copies go into the modules that multiply
@@ -44,8 +44,8 @@ def refuse_products(precision: Precision, device: str) -> None:
     rowwise = precision.float8 is not None and precision.float8.scaling == "rowwise"
     if rowwise and device == "cpu" and torch.__version__ < "2.12":
         rule = f"torch {torch.__version__} multiplies with a scale per row on GPUs only; torch 2.12 does so on CPUs too"
-        nearest = precision.name.replace("rowwise", "tensorwise")
-        raise InvalidInput([Problem("recipe.precision", precision.name, rule, nearest)])
+        nearest = precision.kind.replace("rowwise", "tensorwise")
+        raise InvalidInput([Problem("recipe.precision", precision.kind, rule, nearest)])
 
 
 def refuse(precision: Precision, recipe: Recipe) -> None:
@@ -53,16 +53,16 @@ def refuse(precision: Precision, recipe: Recipe) -> None:
     found: list[Problem] = []
     if precision.float8 is not None and precision.float8.scaling == "block":
         rule = "is accounted for, but no product with scales by block is built here; the engine does not train it"
-        found.append(Problem("recipe.precision", precision.name, rule, precision.name.replace("block", "rowwise")))
+        found.append(Problem("recipe.precision", precision.kind, rule, precision.kind.replace("block", "rowwise")))
     if precision.moments != precision.updated:
         rule = f"is accounted for, but torch.optim keeps its states in the format of the weights: {precision.updated}"
-        found.append(Problem("recipe.moment_dtype", precision.moments, rule, precision.updated))
+        found.append(Problem("recipe.precision.moment_dtype", precision.moments, rule, precision.updated))
     if recipe.compile and (precision.copies == "gathered" or precision.float8 is not None):
-        rule = f"is not built for precision {precision.name}, which puts other tensors or products into the blocks"
+        rule = f"is not built for precision {precision.kind}, which puts other tensors or products into the blocks"
         found.append(Problem("recipe.compile", True, rule, False))
-    if precision.copies == "gathered" and recipe.loss_in_chunks:
-        rule = f"is not built for precision {precision.name}: the head's copy is gone when its logits are made again"
-        found.append(Problem("recipe.loss", recipe.loss, rule, "full"))
+    if precision.copies == "gathered" and recipe.loss.chunks is not None:
+        rule = f"is not built for precision {precision.kind}: the head's copy is gone when its logits are made again"
+        found.append(Problem("recipe.loss", recipe.loss.kind, rule, "full"))
     if found:
         raise InvalidInput(found)
 

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from trainledger.durable import held, write_atomically, write_json
+from trainledger.spec.difference import Difference, differences
 from trainledger.spec.problem import InvalidInput, Problem, shown
 from trainledger.spec.run import Run
-from trainledger.spec.runfile import flat, read, to_toml
+from trainledger.spec.runfile import read, to_toml
 from trainledger.train.checkpoint import all_checkpoints, checkpoints_dir, is_checkpoint
 
 STATES = ("running", "finished", "interrupted", "failed")
@@ -50,19 +51,18 @@ def is_begun(run_dir: Path) -> bool:
     return (run_dir / "state.json").exists() or bool(all_checkpoints(run_dir))
 
 
-def differences(begun: Run, given: Run) -> dict[str, tuple[Any, Any]]:
-    """Each field in which two runs differ, with its value in both."""
-    before, now = _fields(begun), _fields(given)
-    return {name: (before[name], now[name]) for name in now if before[name] != now[name]}
+def changes(begun: Run, given: Run) -> list[Difference]:
+    """Each field in which two runs differ; where this machine keeps its token stores makes no other run."""
+    return [each for each in differences(begun, given) if each.field != "data.cache"]
 
 
-def nearest_begun(folder: Path, run: Run) -> tuple[Path, dict[str, tuple[Any, Any]]] | None:
+def nearest_begun(folder: Path, run: Run) -> tuple[Path, list[Difference]] | None:
     """The begun run in a folder that differs from ``run`` in the fewest fields, and those; None where there is none."""
     found = []
     for each in sorted(folder.iterdir()) if folder.is_dir() else ():
         if (each / "run.toml").is_file() and is_begun(each):
             with suppress(InvalidInput):
-                found.append((each, differences(read(each / "run.toml"), run)))
+                found.append((each, changes(read(each / "run.toml"), run)))
     return min(found, key=lambda pair: len(pair[1]), default=None)
 
 
@@ -76,19 +76,11 @@ def begin_or_match(run_dir: Path, run: Run) -> bool:
         write_atomically(path, to_toml(run))
         return False
     problems = [
-        Problem(name, given, "is not what the run was begun with", begun)
-        for name, (begun, given) in differences(read(path), run).items()
+        Problem(each.field, each.b, "is not what the run was begun with", each.a) for each in changes(read(path), run)
     ]
     if problems:
         raise InvalidInput(problems, f"{path} holds another run")
     return True
-
-
-def _fields(run: Run) -> dict[str, Any]:
-    """Every field that makes a run what it is; where this machine keeps its token stores does not."""
-    fields = flat(run)
-    del fields["data.cache"]
-    return fields
 
 
 def write_state(run_dir: Path, state: str, **facts: object) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from trainledger.nn.float8 import weights_cast_once
 from trainledger.nn.loss import run_loss, weighing
-from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 from trainledger.train.mixed_precision import LossScaler, MasterWeights, stepped
@@ -95,7 +94,7 @@ def optimizer_step(
     with ExitStack() as stack:
         with clock("optimizer"):
             optimizer.zero_grad(set_to_none=True)
-            if recipe.fp8_weight_caching:
+            if recipe.precision.weight_caching:
                 stack.enter_context(weights_cast_once(model))
         for index, batch in enumerate(batches):
             if seeds is not None:
@@ -137,7 +136,7 @@ def _forward_backward(
     inputs_BT, targets_BT = batch
     with clock("forward"):
         scale = None if scaler is None else scaler.scale
-        with autocast(precision_of(recipe), inputs_BT.device), weighing(scale, n_batches):
+        with autocast(recipe.precision, inputs_BT.device), weighing(scale, n_batches):
             loss = run_loss(model, inputs_BT, targets_BT, recipe)
             if n_batches > 1:
                 loss = loss / n_batches

@@ -200,7 +200,7 @@ def _run_and_checkpoint(path: Path, say: Callable[[str], None]) -> tuple[Path, P
 
 def _of_run(run_dir: Path, checkpoint: Path) -> Trained:
     run = read(run_dir / RUN_FILE)
-    if run.recipe.lora_rank is not None:
+    if run.recipe.lora is not None:
         model = with_adapters_merged(run.model, run.recipe, checkpoint / FILE)
     else:
         model = read_weights(run.model, checkpoint / FILE)

@@ -126,6 +126,6 @@ def sizes_of(run: Run, backend: str) -> Sizes:
     recipe = run.recipe
     return Sizes(
         run.model, run.device_batch, recipe.seq_len, recipe.attention, recipe.dropout, recipe.attention_dropout,
-        backend, recipe.expert_capacity, recipe.load_balance_loss > 0, run.layout,
-        recipe.activation_checkpointing == "attention",
+        backend, recipe.expert_dispatch.factor, recipe.load_balance_loss > 0, run.layout,
+        recipe.activation_checkpointing.kind == "attention",
     )  # fmt: skip

@@ -17,7 +17,7 @@ from trainledger.ledger.memory.compiled_graph import Operation, Values, once
 from trainledger.ledger.memory.compiled_kernels import Kernels
 from trainledger.ledger.memory.compiled_schedule import Kernel, Schedule, on_demand
 from trainledger.ledger.parallel.rank_plan import RankPlan
-from trainledger.spec.precision import precision_of
+from trainledger.spec.savings import Selective
 
 STATES = {"_scaled_dot_product_flash_attention_for_cpu": 5056, "native_dropout": 8}  # a CPU's generator, a seed
 COVERED = ("none", "full", "segments", "selective")
@@ -26,21 +26,21 @@ WHOLE = ("matmuls", "attention", "mm", "addmm", "bmm", "_scaled_mm", "grouped_mm
 
 def uncovered(rank: RankPlan) -> str:
     """A sentence for a run with compiled blocks whose memory is accounted as eager; empty where it is not."""
-    recipe, layout, precision = rank.run.recipe, rank.layout, precision_of(rank.run.recipe)
-    checkpointing = recipe.activation_checkpointing
+    recipe, layout, precision = rank.run.recipe, rank.layout, rank.run.recipe.precision
+    again = recipe.activation_checkpointing
     if not is_one(layout.expert):
         why = "expert ranks, whose tokens are counted while they run"
-    elif checkpointing == "selective" and (apart := [each for each in recipe.recompute_keep if each not in WHOLE]):
-        why = f'recompute_keep = "{apart[0]}", which it takes apart'
-    elif checkpointing not in COVERED or (checkpointing == "segments" and rank.gathers):
-        why = f'activation_checkpointing = "{checkpointing}"'
+    elif isinstance(again, Selective) and (apart := [each for each in again.keep if each not in WHOLE]):
+        why = f'activation_checkpointing.keep = "{apart[0]}", which it takes apart'
+    elif again.kind not in COVERED or (again.kind == "segments" and rank.gathers):
+        why = f'activation_checkpointing = "{again.kind}"'
     elif precision.float8 is not None and precision.float8.scaling == "block":
-        why = f"precision {precision.name}"
+        why = f"precision {precision.kind}"
     elif precision.float8 is not None and precision.cached is None and not is_one(layout.tensor):
         # Published peaks of such runs (torchtitan, 405B) are 4 to 15 % above even the eager account.
-        why = f"precision {precision.name} over tensor ranks"
+        why = f"precision {precision.kind} over tensor ranks"
     elif precision.copies == "gathered" and not rank.gathers:
-        why = f"precision {precision.name} of parameters that are not sharded"
+        why = f"precision {precision.kind} of parameters that are not sharded"
     else:
         return ""
     return f"compiled memory is told as eager: what a compiler keeps and frees is not followed for {why}"
@@ -48,12 +48,12 @@ def uncovered(rank: RankPlan) -> str:
 
 def unwitnessed(rank: RankPlan) -> str:
     """A sentence for a run whose compiled memory follows the rules where no compiled program was compared with them."""
-    layout, spec, precision = rank.layout, rank.run.model, precision_of(rank.run.recipe)
+    layout, spec, precision = rank.layout, rank.run.model, rank.run.recipe.precision
     split = not is_one(layout.tensor)
     what = {
         'sequence_gather = "again"': layout.gathers_again,
         "context ranks": not is_one(layout.context),
-        f"precision {precision.name} over tensor ranks": precision.float8 is not None and split,
+        f"precision {precision.kind} over tensor ranks": precision.float8 is not None and split,
         "latent attention over tensor ranks": spec.latent is not None and split,
         "experts over tensor ranks": spec.experts is not None and split,
     }
@@ -66,7 +66,7 @@ def hooks_of(rank: RankPlan) -> tuple[tuple[Hook, ...], str]:
     as_eager = uncovered(rank)
     if as_eager:
         return (Kernels(),), as_eager
-    inside = rank.run.recipe.activation_checkpointing == "selective"
+    inside = rank.run.recipe.activation_checkpointing.kind == "selective"
     return (Kernels(), Lifetimes(inside=inside)), unwitnessed(rank)
 
 

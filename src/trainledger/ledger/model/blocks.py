@@ -19,6 +19,7 @@ from trainledger.ledger.ops.norms import norm
 from trainledger.ledger.parallel.tensor import enter, leave
 from trainledger.spec.layers import angles_of
 from trainledger.spec.recipe import Recipe
+from trainledger.spec.savings import Selective
 
 # The norms before and behind each of the two branches of a serial block.
 NORMS: dict[str, tuple[tuple[str | None, str | None], tuple[str | None, str | None]]] = {
@@ -108,14 +109,15 @@ def run_layers(
 
     first = [x]  # no name here keeps it alive while the blocks run
     del x
-    if recipe.activation_checkpointing == "offload":
+    again = recipe.activation_checkpointing
+    if again.kind == "offload":
         shared = [*chain(*angles.values()), *(each for each in masks.values() if each is not None)]
         with tape.hooked(Offload(tape, shared)):
             return _run_groups(tape, leaves, first.pop(), run_of, ())
-    if recipe.activation_checkpointing == "from-start":
+    if again.kind == "from-start":
         rounds = [one for each in leaves.segments for one in each.rounds("layers")]
         return recompute_from_input(tape, rounds, first.pop(), lambda x, blocks: run_of(blocks)(x))
-    keep = recipe.recompute_keep if recipe.activation_checkpointing == "selective" else ()
+    keep = again.keep if isinstance(again, Selective) else ()
     return _run_groups(tape, leaves, first.pop(), run_of, keep)
 
 

@@ -42,7 +42,7 @@ def forward(
         logits = head(tape, sizes, leaves, x, rows)
         op.drop_copies(leaves.outside)
         # A model that takes its loss itself, chunk by chunk, ends with that.
-        return logits if recipe.loss_in_chunks else tape.model_output(logits)
+        return logits if recipe.loss.chunks is not None else tape.model_output(logits)
 
     if leaves.head is None:
         x = hidden(tape, sizes, leaves, ids, recipe, received)
@@ -52,10 +52,10 @@ def forward(
     # No name here keeps the hidden states alive while the loss is taken.
     if is_one(sizes.layout.tensor):
         value = loss(tape, recipe, hidden(tape, sizes, leaves, ids, recipe, received), logits_of, trained, ids)
-        return tape.model_output(value) if recipe.loss_in_chunks else value
+        return value if recipe.loss.chunks is None else tape.model_output(value)
     logits = logits_of(_entered(tape, sizes, hidden(tape, sizes, leaves, ids, recipe, received)), sizes.rows)
     with tape.at("loss"):
-        return vocab_parallel_loss(tape, sizes, logits, ids, upcast=recipe.loss_upcast)
+        return vocab_parallel_loss(tape, sizes, logits, ids, upcast=recipe.loss.upcast)
 
 
 def _entered(tape: Tape, sizes: Sizes, x: Array) -> Array:

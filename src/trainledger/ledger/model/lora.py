@@ -16,14 +16,13 @@ from trainledger.ledger.core.tape import Tape
 from trainledger.ledger.entry import Int
 from trainledger.ledger.ops import operations as op
 from trainledger.ledger.ops.float8 import float8_linear
-from trainledger.spec.lora import BLOCKS_OF, is_linear, is_target
-from trainledger.spec.recipe import Recipe
+from trainledger.spec.lora import BLOCKS_OF, Lora, is_linear, is_target
 
 CODES = {"bf16": "bf16", "int8": "int8", "nf4": "uint8"}  # the format that a weight's codes are held in
 
 
-def adapt(named: dict[str, Leaf], recipe: Recipe) -> dict[str, Leaf]:
-    """The parameters of a block or of what stands around the blocks: frozen, with adapters where a recipe has them."""
+def adapt(named: dict[str, Leaf], lora: Lora) -> dict[str, Leaf]:
+    """The parameters of a block or of what stands around the blocks: frozen, with adapters on the targets."""
     found: dict[str, Leaf] = {}
     for name, leaf in named.items():
         leaf.trained = False
@@ -34,29 +33,27 @@ def adapt(named: dict[str, Leaf], recipe: Recipe) -> dict[str, Leaf]:
         last = what == "bias" or f"{module}.bias" not in named
         weight = named[f"{module}.weight"]
         a = b = None
-        if last and is_target(name, recipe.lora_targets):
-            assert recipe.lora_rank is not None
+        if last and is_target(name, lora.targets):
             d_out, d_in = weight.shape
-            a = found[f"{module}.lora_a"] = Leaf(f"{module}.lora_a", (recipe.lora_rank, d_in))
-            b = found[f"{module}.lora_b"] = Leaf(f"{module}.lora_b", (d_out, recipe.lora_rank))
+            a = found[f"{module}.lora_a"] = Leaf(f"{module}.lora_a", (lora.rank, d_in))
+            b = found[f"{module}.lora_b"] = Leaf(f"{module}.lora_b", (d_out, lora.rank))
         if last:
-            weight.linear = partial(linear, recipe=recipe, a=a, b=b)
+            weight.linear = partial(linear, lora=lora, a=a, b=b)
     return found
 
 
 def linear(
     tape: Tape, x: Array, w: Leaf, bias: Leaf | None, rows: Int, d_in: Int, d_out: Int, *,
-    recipe: Recipe, a: Leaf | None, b: Leaf | None,
+    lora: Lora, a: Leaf | None, b: Leaf | None,
 ) -> Array:  # fmt: skip
     """A frozen linear layer, plus what its adapter adds: dropout(x) A B times alpha / R."""
     x = op.cast(tape, x, tape.compute_dtype)
-    y = _frozen(tape, x, w, bias, rows, d_in, d_out, recipe)
+    y = _frozen(tape, x, w, bias, rows, d_in, d_out, lora.base_format)
     if a is None or b is None:
         return y
-    rank = recipe.lora_rank
-    z = op.dropout(tape, x, recipe.lora_dropout)
-    low = op.linear(tape, z, a, None, rows, d_in, rank)
-    whole = op.linear(tape, low, b, None, rows, rank, d_out)
+    z = op.dropout(tape, x, lora.dropout)
+    low = op.linear(tape, z, a, None, rows, d_in, lora.rank)
+    whole = op.linear(tape, low, b, None, rows, lora.rank, d_out)
     del low
     added = op.times_number(tape, whole)
     del whole
@@ -64,10 +61,10 @@ def linear(
 
 
 def _frozen(
-    tape: Tape, x: Array, w: Leaf, bias: Leaf | None, rows: Int, d_in: Int, d_out: Int, recipe: Recipe
+    tape: Tape, x: Array, w: Leaf, bias: Leaf | None, rows: Int, d_in: Int, d_out: Int, base_format: str | None
 ) -> Array:
     """The product with a weight that gets no gradient, made wide for each use where it is stored otherwise."""
-    if recipe.base_format is None:
+    if base_format is None:
         way, w.linear = w.linear, float8_linear if w.float8 else None
         try:
             return op.linear(tape, x, w, bias, rows, d_in, d_out)
@@ -75,8 +72,8 @@ def _frozen(
             w.linear = way
     dtype = tape.compute_dtype
     # The codes and their scales, read as so many elements of the codes' format.
-    codes = CODES[recipe.base_format]
-    stored = Array(base_nbytes(w.elements, recipe.base_format) // nbytes_in(1, codes), codes, None)
+    codes = CODES[base_format]
+    stored = Array(base_nbytes(w.elements, base_format) // nbytes_in(1, codes), codes, None)
 
     def wide() -> Array:
         return tape.pointwise("dequantize", stored, elements=d_out * d_in, dtype=dtype)
@@ -101,13 +98,13 @@ def base_nbytes(elements: Int, base_format: str) -> Int:
     return BLOCK_FORMATS[BLOCKS_OF[base_format]].nbytes_for(elements)
 
 
-def frozen_nbytes(leaves: ModelLeaves, recipe: Recipe, dtype: str) -> Int:
-    """Bytes of all frozen parameters, those of linear layers in the recipe's ``base_format``, the rest in ``dtype``."""
+def frozen_nbytes(leaves: ModelLeaves, base_format: str | None, dtype: str) -> Int:
+    """Bytes of all frozen parameters: linear layers in ``base_format`` where it is given, the rest in ``dtype``."""
 
     def nbytes(pattern: Iterable[Leaf]) -> Int:
         return sum(
-            base_nbytes(each.elements, recipe.base_format)
-            if recipe.base_format is not None and each.linear is not None
+            base_nbytes(each.elements, base_format)
+            if base_format is not None and each.linear is not None
             else nbytes_in(each.elements, dtype)
             for each in pattern
             if not each.trained

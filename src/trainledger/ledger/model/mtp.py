@@ -69,7 +69,7 @@ def _module(
             x = op.linear(tape, joined, own["eh_proj.weight"], None, sizes.rows, 2 * D, D)
         del joined
     theirs = shared(sizes, own.kind)
-    return checkpointed(tape, run, x) if recipe.activation_checkpointing == "full" else run(x)
+    return checkpointed(tape, run, x) if recipe.activation_checkpointing.kind == "full" else run(x)
 
 
 def _loss(
@@ -83,4 +83,4 @@ def _loss(
         with tape.at(f"{PATH}.loss"):
             if not is_one(sizes.B) and not is_one(sizes.T):  # else the slice of targets is a view of one dim
                 (targets,) = tape.emit("clone", "copy", reads=[targets], makes=[(sizes.rows, "int64")])
-            return cross_entropy(tape, logits, targets, upcast=recipe.loss_upcast)
+            return cross_entropy(tape, logits, targets, upcast=recipe.loss.upcast)

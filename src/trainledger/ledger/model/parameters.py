@@ -22,7 +22,6 @@ from trainledger.ledger.model.lora import adapt
 from trainledger.spec.layers import LayerKind, last_kind, segments
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.positions import Learned
-from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.recompute import LayerRun, layer_runs
 
@@ -217,7 +216,7 @@ def trained_parameters(spec: ModelSpec, recipe: Recipe) -> Int:
     """Elements that a recipe trains: all of the model's, or those of its adapters.
 
     >>> from trainledger.api.load import load
-    >>> recipe = {"seq_len": 8, "global_batch": 1, "steps": 1, "lora_rank": 16}
+    >>> recipe = {"seq_len": 8, "global_batch": 1, "steps": 1, "lora.rank": 16}
     >>> run = load({"model": {"preset": "llama-3-8b"}, "recipe": recipe})
     >>> trained_parameters(run.model, run.recipe)
     41943040
@@ -270,7 +269,7 @@ def _segment(spec: ModelSpec, recipe: Recipe | None, run: LayerRun, *, at_start:
 
     # A block with a norm before its branches reads the stream as the final norm does; others do not. Nor do recomputed
     # blocks, which keep it, where the final norm does not, because it widens it first.
-    widens = recipe is not None and spec.norm.kind == "rmsnorm" and precision_of(recipe).stream != "fp32"
+    widens = recipe is not None and spec.norm.kind == "rmsnorm" and recipe.precision.stream != "fp32"
     kept_unlike = spec.norm_place in ("post", "after-add") or (widens and any(each.again for each in run.groups))
     alone = at_end and kept_unlike and not is_one(run.count)
     last = blocks() if alone else ()
@@ -282,4 +281,4 @@ def _segment(spec: ModelSpec, recipe: Recipe | None, run: LayerRun, *, at_start:
 
 def _leaves(named: Iterable[tuple[str, Shape]], recipe: Recipe | None) -> dict[str, Leaf]:
     leaves = {name: Leaf(name, shape) for name, shape in named}
-    return adapt(leaves, recipe) if recipe is not None and recipe.lora_rank is not None else leaves
+    return leaves if recipe is None or recipe.lora is None else adapt(leaves, recipe.lora)

@@ -23,22 +23,22 @@ Head = Callable[[Array, Int], Array]  # hidden states and how many tokens they a
 def loss(tape: Tape, recipe: Recipe, x: Array, head: Head, trained: list[Leaf], ids: Array) -> Array:
     """Mean cross entropy in fp32 of normed hidden states; ``trained`` are the head's own parameters that learn."""
     rows = ids.elements
-    if not recipe.loss_in_chunks:
-        of_logits = compiled_cross_entropy if recipe.loss == "compiled" else cross_entropy
+    chunks = recipe.loss.chunks
+    if chunks is None:
+        of_logits = compiled_cross_entropy if recipe.loss.kind == "compiled" else cross_entropy
         logits = head(x, rows)
         del x
         with tape.at("loss"):
-            return of_logits(tape, logits, ids, upcast=recipe.loss_upcast)
-    chunks = recipe.loss_chunks
+            return of_logits(tape, logits, ids, upcast=recipe.loss.upcast)
 
     def part(x: Array) -> Array:
         targets = Array(rows // chunks, "int64", None)
         with tape.holding("logits and loss"):
             logits = head(x, rows // chunks)
             with tape.at("loss"):
-                return cross_entropy(tape, logits, targets, upcast=recipe.loss_upcast)
+                return cross_entropy(tape, logits, targets, upcast=recipe.loss.upcast)
 
-    if recipe.loss == "fused":
+    if recipe.loss.kind == "fused":
         return _fused(tape, x, part, trained, chunks)
     return _chunked(tape, x, part, chunks)
 

@@ -12,7 +12,6 @@ from trainledger.ledger.core.graph import Leaf
 from trainledger.ledger.core.leaves import ModelLeaves
 from trainledger.ledger.entry import Int
 from trainledger.ledger.optimizers.update_rules import RULES, for_muon, moments_of
-from trainledger.spec.precision import precision_of
 from trainledger.spec.recipe import Recipe
 
 # 8-bit Adam: elements that share a scale (bitsandbytes since 0.44; 2,048 in Dettmers et al. 2022, section 2.2), and
@@ -36,7 +35,7 @@ class State:
 
 def rule_of(leaf: Leaf, recipe: Recipe) -> str:
     """The optimizer that updates a parameter: the recipe's, but AdamW for what Muon leaves to it."""
-    return "adamw" if recipe.optimizer == "muon" and not for_muon(leaf) else recipe.optimizer
+    return "adamw" if recipe.optimizer.kind == "muon" and not for_muon(leaf) else recipe.optimizer.kind
 
 
 def states_of(leaf: Leaf, recipe: Recipe, *, shape: tuple[Int, ...] | None = None) -> tuple[State, ...]:
@@ -46,15 +45,16 @@ def states_of(leaf: Leaf, recipe: Recipe, *, shape: tuple[Int, ...] | None = Non
     ``shape`` is that of a shard of the parameter, where only a shard is updated here. Sizes may be arrays or symbols;
     of 8-bit moments arrays get what each element gets alone, symbols stand for large tensors.
 
+    >>> from trainledger.spec.optimizers import Adafactor
     >>> from trainledger.spec.recipe import Recipe
-    >>> recipe = Recipe(seq_len=8, global_batch=1, steps=1, optimizer="adafactor")
+    >>> recipe = Recipe(seq_len=8, global_batch=1, steps=1, optimizer=Adafactor())
     >>> [(each.name, each.shape) for each in states_of(Leaf("up_proj.weight", (64, 32)), recipe)]
     [('step', ()), ('row_var', (64, 1)), ('col_var', (1, 32))]
     """
     if not leaf.trained:
         return ()
     shape = leaf.shape if shape is None else shape
-    rule, moments = rule_of(leaf, recipe), precision_of(recipe).moments
+    rule, moments = rule_of(leaf, recipe), recipe.precision.moments
     counter = (State("step", (), "fp32"),) if RULES[rule].counts_steps else ()
     if rule == "adafactor":
         return (*counter, *_factored(shape, moments))

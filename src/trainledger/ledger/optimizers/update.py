@@ -33,7 +33,7 @@ def update(tape: Tape, leaves: ModelLeaves, recipe: Recipe) -> None:
 
 def _update(tape: Tape, group: Group, recipe: Recipe) -> None:
     """By the rule's lines, or as an optimizer does that is more than lines."""
-    way = recipe.optimizer_implementation
+    way = recipe.optimizer.implementation
     if group.rule == "muon":
         muon(tape, group, recipe)
     elif group.rule in ("adam-8bit", "adamw-8bit"):

@@ -39,14 +39,14 @@ def for_muon(leaf: Leaf) -> bool:
 def groups_of(leaves: ModelLeaves, recipe: Recipe) -> tuple[Group, ...]:
     """Matrices with decay, vectors without, as the engine groups them; Muon's matrices before both. None is empty."""
     whole = leaves.trained()
-    rule = "adamw" if recipe.optimizer == "muon" else recipe.optimizer
-    rest = whole.among(lambda leaf: not for_muon(leaf)) if recipe.optimizer == "muon" else whole
+    rule = "adamw" if recipe.optimizer.kind == "muon" else recipe.optimizer.kind
+    rest = whole.among(lambda leaf: not for_muon(leaf)) if recipe.optimizer.kind == "muon" else whole
     groups = [
-        Group(rest.among(lambda leaf: leaf.decayed).runs, rule, recipe.weight_decay),
+        Group(rest.among(lambda leaf: leaf.decayed).runs, rule, recipe.optimizer.weight_decay),
         Group(rest.among(lambda leaf: not leaf.decayed).runs, rule, 0.0),
     ]
-    if recipe.optimizer == "muon":
-        groups.insert(0, Group(whole.among(for_muon).runs, "muon", recipe.weight_decay))
+    if recipe.optimizer.kind == "muon":
+        groups.insert(0, Group(whole.among(for_muon).runs, "muon", recipe.optimizer.weight_decay))
     return tuple(each for each in groups if not each.empty)
 
 
@@ -173,16 +173,16 @@ RULES = {
         decay
         mul_ m
         addcmul_ m g g
-        rmsprop_centred: lerp_ m g
-        rmsprop_centred: fresh = addcmul m m m
-        rmsprop_centred: sqrt_ fresh
-        not-rmsprop_centred: fresh = sqrt m
+        centered: lerp_ m g
+        centered: fresh = addcmul m m m
+        centered: sqrt_ fresh
+        not-centered: fresh = sqrt m
         root = fresh
         add_ fresh
-        rmsprop_momentum: mul_ m
-        rmsprop_momentum: addcdiv_ m g root
-        rmsprop_momentum: add_ w m
-        not-rmsprop_momentum: addcdiv_ w g root
+        momentum: mul_ m
+        momentum: addcdiv_ m g root
+        momentum: add_ w m
+        not-momentum: addcdiv_ w g root
         """,
         ("square_avg",),
         counts_steps=True,
@@ -220,11 +220,11 @@ UPDATE_FLOPS_PER_PARAMETER = {name: rule.flops for name, rule in RULES.items()} 
 def moments_of(rule: str, recipe: Recipe) -> tuple[str, ...]:
     """The states of parameter size that an optimizer of torch.optim's kind keeps."""
     names = RULES[rule].moments
-    if rule in ("adam", "adamw") and recipe.amsgrad:
+    if recipe.optimizer.amsgrad:
         names += ("max_exp_avg_sq",)
     if rule == "rmsprop":
-        names += ("momentum_buffer",) if recipe.rmsprop_momentum else ()
-        names += ("grad_avg",) if recipe.rmsprop_centred else ()
+        names += ("momentum_buffer",) if recipe.optimizer.momentum else ()
+        names += ("grad_avg",) if recipe.optimizer.centered else ()
     return names
 
 
@@ -270,8 +270,8 @@ def run_lines(tape: Tape, group: Group, recipe: Recipe, way: str, arrays: dict[s
         return tape.pointwise(prefix + name, *reads, dtype=widest(*reads))
 
     options = {
-        "decayed": group.decay, "amsgrad": recipe.amsgrad, "rmsprop_momentum": recipe.rmsprop_momentum,
-        "rmsprop_centred": recipe.rmsprop_centred,
+        "decayed": group.decay, "amsgrad": recipe.optimizer.amsgrad, "momentum": recipe.optimizer.momentum,
+        "centered": recipe.optimizer.centered,
     }  # fmt: skip
     for words in _words(rule.lines, frozenset((way, *(name for name, has in options.items() if has)))):
         name, *rest = words

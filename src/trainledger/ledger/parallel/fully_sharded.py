@@ -201,19 +201,19 @@ class FullySharded(Hook):
                 if not arrived:
                     continue
                 if is_one(part.group.ranks):  # experts that are on one rank only
-                    makes = [(part.own, precision.reduction)]
+                    makes = [(part.own, precision.gradients)]
                     (own,) = tape.emit("copy_", "copy", reads=arrived, makes=makes)
                     arrived.clear()
                     self._keep(part, own)
                     del own
                     continue
-                makes = [(part.padded * several(part.group.ranks), precision.reduction)]
+                makes = [(part.padded * several(part.group.ranks), precision.gradients)]
                 (flat,) = tape.emit("chunk_cat", "copy", reads=arrived, makes=makes, category=COMMUNICATION)
                 last = arrived[-1]  # FSDP2's foreach_reduce names it to its end
                 arrived.clear()
-                nbytes = Array(part.padded, precision.reduction, None).nbytes
+                nbytes = Array(part.padded, precision.gradients, None).nbytes
                 (own,) = tape.collective(
-                    "reduce_scatter", part.group, nbytes, reads=[flat], makes=[(part.own, precision.reduction)],
+                    "reduce_scatter", part.group, nbytes, reads=[flat], makes=[(part.own, precision.gradients)],
                     overlap="compute", category=COMMUNICATION,
                 )  # fmt: skip
                 self.reduced.append(flat)
@@ -223,10 +223,8 @@ class FullySharded(Hook):
 
     def _keep(self, part: Part, own: Array) -> None:
         """This rank's piece of the gradient, summed over the replicas too, is kept or added to what is there."""
-        tape, precision = self.tape, self.tape.precision
+        tape = self.tape
         tape.all_reduce(self.rank.replicas, own, overlap="compute")
-        if precision.gradients != precision.reduction:
-            own = tape.cast(own, precision.gradients)
         if part.gradient is None:
             part.gradient = own.of("gradients").of_each_round()
         else:

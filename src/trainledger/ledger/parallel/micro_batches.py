@@ -44,7 +44,7 @@ class Work:
         precision, layout = self.tape.precision, self.rank.layout
         interleaved = len(self.rank.chunks) > 1
         once = self.rank.gathers and layout.pipeline > 1 and not layout.reshards
-        widened = once and precision.reduction != precision.arriving
+        widened = once and precision.gradients != precision.arriving
         self.buffered = interleaved or widened or (precision.gradient_buffers and not sharded)
         for leaf in self.leaves.every():
             if self.rank.gathers:

@@ -23,7 +23,7 @@ from trainledger.ledger.step import follow
 from trainledger.plan.layouts.grid import Shape, runs_of
 from trainledger.predict.clock import Clock
 from trainledger.spec.layout import Layout, overlaps
-from trainledger.spec.precision import precision_of
+from trainledger.spec.recompute import checkpointed
 from trainledger.spec.run import Run
 
 _SHARING = ("shard", "shard x context", "replicate", "shard / expert", "shard x context / expert")
@@ -121,7 +121,7 @@ def block_costs(run: Run, shapes: Sequence[Shape], clock: Clock, *, gathers: boo
     blocks = [len(each.blocks) for each in leaves.segments]
     counts = [each.count for each in leaves.segments]
     sizes = sizes_of(rank.run, backend)
-    stream = nbytes_in(sizes.stream_rows * sizes.spec.d_model, precision_of(local.recipe).stream)
+    stream = nbytes_in(sizes.stream_rows * sizes.spec.d_model, local.recipe.precision.stream)
     which = _main_segments(runs_of(run), blocks, counts)
     hidden = ("tensor",) if overlaps(run.layout, "tensor") else ()
     segments = shapes[0].checkpointing == "segments"
@@ -161,7 +161,7 @@ def _with_arrays(run: Run, shapes: Sequence[Shape], gathers: bool) -> Run:
 
     first = shapes[0]
     expert = sizes("expert")
-    layout, recipe = Layout(prefetch=run.layout.prefetch), replace(run.recipe)
+    layout, recipe = Layout(prefetch=run.layout.prefetch), replace(checkpointed(run.recipe, first.checkpointing))
     # Experts of a rank that shares among several; how many it shares among is known apart (`plan.layouts.states`).
     vars(layout).update(
         tensor=sizes("tensor"), sequence_parallel=first.sequence_parallel,
@@ -170,9 +170,7 @@ def _with_arrays(run: Run, shapes: Sequence[Shape], gathers: bool) -> Run:
         zero=3 if gathers else 1, overlap=run.layout.overlap,
     )  # fmt: skip
     micro_batch = sizes("micro_batch")
-    vars(recipe).update(
-        micro_batch=micro_batch, global_batch=micro_batch * layout.shard, activation_checkpointing=first.checkpointing
-    )
+    vars(recipe).update(micro_batch=micro_batch, global_batch=micro_batch * layout.shard)
     return _Once(model=run.model, recipe=recipe, layout=layout, cluster=run.cluster, data=run.data)
 
 

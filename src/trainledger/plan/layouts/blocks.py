@@ -41,7 +41,7 @@ class Constraints:
         if wrong:
             raise InvalidInput(wrong)
         # The rules have nothing to say of one micro-batch.
-        self.plain = replace(_PLAIN, checkpointing=one.activation_checkpointing, micro_batch=one.global_batch)
+        self.plain = replace(_PLAIN, checkpointing=one.activation_checkpointing.kind, micro_batch=one.global_batch)
         self._of_shape, self.stages, self.batch = cache(self._problem), cache(self._stages), cache(self._batch)
         self.rounds, self.experts, self.zero_mode = cache(self._rounds), cache(self._experts), cache(self._zero_mode)
 

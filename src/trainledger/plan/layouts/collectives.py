@@ -23,7 +23,6 @@ from trainledger.plan.layouts.stages import Pipelines
 from trainledger.predict.clock import BUFFERING, Clock
 from trainledger.predict.collective import placement
 from trainledger.spec.layout import Layout, overlaps
-from trainledger.spec.precision import precision_of
 from trainledger.spec.run import Run
 
 ZERO3_KEEPS = ZERO_MODES.index((3, False))
@@ -126,7 +125,7 @@ class Collectives:
         import numpy as np
 
         self.clock, self.block, self.ways, self.states = clock, block, ways, states
-        precision = precision_of(clock.run.recipe)
+        precision = clock.run.recipe.precision
         self.gradient_nbytes, self.parameter_nbytes = (
             nbytes_in(8, each) / 8 for each in (precision.gradients, precision.parameters)
         )
@@ -196,7 +195,7 @@ def accumulation_seconds(run: Run, clock: Clock, backend: str, zero_mode: int, *
     Read off the ledger of one stage. 0 where blocks reduce every time, and a rank adds up small pieces only; ``alone``
     says that there is no pipeline.
     """
-    if zero_mode == ZERO3_RESHARDS or (alone and zero_mode > 1) or run.recipe.lora_rank is not None:
+    if zero_mode == ZERO3_RESHARDS or (alone and zero_mode > 1) or run.recipe.lora is not None:
         return 0.0
     zero, reshard = ZERO_MODES[zero_mode]
     layout = Layout(

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from trainledger.frozen import frozen
-from trainledger.plan.compare import as_override
 from trainledger.plan.layouts.blocks import Blocks, Constraints
 from trainledger.plan.layouts.grid import CHECKPOINTING, SENDING, Shape, Sharding, Stages, divisors, grid_of, run_of
 from trainledger.plan.layouts.result import Layouts
 from trainledger.plan.layouts.search import BY_ACCOUNT, NO_NETWORK, ON_TOP_OF_STATES, STATES_ALONE
+from trainledger.spec.difference import as_override
 from trainledger.spec.layout import SCHEDULES
 from trainledger.spec.lora import ONE_DEVICE
 from trainledger.spec.problem import InvalidInput
@@ -48,7 +48,7 @@ def diagnose(found: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], boo
     there is no account over several devices, and nothing to name.
     """
     run, devices = found.run, found.devices
-    if run.recipe.lora_rank is not None and devices > 1:
+    if run.recipe.lora is not None and devices > 1:
         return Diagnosis(ONE_DEVICE, ())
     if found.allowed:
         return Diagnosis(_memory(found), tuple(_more(devices, fits, least_devices)))
@@ -78,7 +78,7 @@ def diagnose(found: Layouts, fixed: Mapping[str, Any], fits: Callable[[int], boo
 
 def _plainly(run: Run, devices: int) -> str:
     """What is wrong where nothing but states is sharded, whatever the batch."""
-    shape = Shape(1, False, 1, "ring", 1, 1, run.recipe.activation_checkpointing)
+    shape = Shape(1, False, 1, "ring", 1, 1, run.recipe.activation_checkpointing.kind)
     recipe = replace(run.recipe, global_batch=devices)
     plain = run_of(replace(run, recipe=recipe), shape, Stages(1, "1f1b", 1, None), Sharding(1, devices, 1))
     return next((f"{each.field} {each.rule}" for each in run_problems(plain)), "")

@@ -13,9 +13,10 @@ from typing import Any
 
 from trainledger.frozen import frozen
 from trainledger.spec.layout import MOST_CHUNKS, SCHEDULES, Layout, overlaps
+from trainledger.spec.parts import KIND
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text
 from trainledger.spec.recipe import Recipe
-from trainledger.spec.recompute import layer_runs
+from trainledger.spec.recompute import checkpointed, layer_runs
 from trainledger.spec.rules.layout import can_overlap
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
@@ -132,7 +133,7 @@ def grid_of(run: Run, devices: int, fixed: Mapping[str, Any]) -> Grid:
     if unknown:
         rule = f"is not searched; what can be fixed is {', '.join(FIELDS)}"
         raise InvalidInput([Problem(each, fixed[each], rule, nearest_text(each, FIELDS)) for each in unknown])
-    own = fixed.get("activation_checkpointing", run.recipe.activation_checkpointing)
+    own = fixed.get("activation_checkpointing", run.recipe.activation_checkpointing.kind)
     if own == "from-start":
         rule = "is not searched: what a layer costs depends on how many layers of its stage come before it"
         raise InvalidInput([Problem("recipe.activation_checkpointing", own, rule, "full")])
@@ -142,7 +143,7 @@ def grid_of(run: Run, devices: int, fixed: Mapping[str, Any]) -> Grid:
         raise InvalidInput(problems)
     changed = (name for name in SENDING if getattr(layout, name) != getattr(run.layout, name))
     chosen_sending = tuple(name for name in changed if name not in fixed)
-    run = replace(run, recipe=replace(run.recipe, activation_checkpointing=own), layout=layout)
+    run = replace(run, recipe=checkpointed(run.recipe, own), layout=layout)
     return Grid(run, devices, dict(fixed), tuple(dict.fromkeys((*CHECKPOINTING, own))), chosen_sending)
 
 
@@ -172,7 +173,7 @@ def _sending(run: Run, fixed: Mapping[str, Any]) -> Layout:
     if run.model.experts is None:
         return layout
     usual = Layout()
-    if "expert_send" not in fixed and run.recipe.expert_capacity is None:
+    if "expert_send" not in fixed and run.recipe.expert_dispatch.kind == "dropless":
         layout = replace(layout, expert_send="nodes")
     if "overlap" not in fixed and layout.overlap == usual.overlap and not run.recipe.launch_blocking:
         layout = replace(layout, overlap=(*(usual.overlap or ()), "experts"))
@@ -182,9 +183,9 @@ def _sending(run: Run, fixed: Mapping[str, Any]) -> Layout:
 def runs_of(run: Run) -> list[int]:
     """How many layers each run of alike ones has, alike in all the ways of recomputing that a grid of the run has."""
     edges = {0}
-    for again in (*CHECKPOINTING, run.recipe.activation_checkpointing):
-        recipe = replace(run.recipe, activation_checkpointing=again)
-        edges |= set(accumulate(each.count * len(each.kinds) for each in layer_runs(run.model, recipe)))
+    for again in (*CHECKPOINTING, run.recipe.activation_checkpointing.kind):
+        runs = layer_runs(run.model, checkpointed(run.recipe, again))
+        edges |= set(accumulate(each.count * len(each.kinds) for each in runs))
     return [until - at for at, until in pairwise(sorted(edges))]
 
 
@@ -206,7 +207,8 @@ def fixed_by(run: Run, written: Collection[str] = ()) -> dict[str, Any]:
         known = {each.name: each.default for each in fields(part)}
         said = {name: getattr(part, name) for name in names if name in known}
         chosen = {name for name, value in said.items() if f"{section}.{name}" in written and value is not None}
-        found |= {name: value for name, value in said.items() if value != known[name] or name in chosen}
+        of_run = ((name, value) for name, value in said.items() if value != known[name] or name in chosen)
+        found |= {name: getattr(value, KIND, value) for name, value in of_run}
     return found
 
 
@@ -227,7 +229,7 @@ def run_of(run: Run, shape: Shape, stages: Stages, sharding: Sharding) -> Run:
         layout = replace(layout, sequence_gather=run.layout.sequence_gather)
     if layout.expert > 1 and run.layout.expert_send != layout.expert_send:
         layout = replace(layout, expert_send=run.layout.expert_send)
-    recipe = replace(run.recipe, micro_batch=shape.micro_batch, activation_checkpointing=shape.checkpointing)
+    recipe = replace(checkpointed(run.recipe, shape.checkpointing), micro_batch=shape.micro_batch)
     found = replace(run, layout=layout, recipe=recipe, cluster=replace(run.cluster, count=layout.devices))
     overlap = run.layout.overlap
     if overlap == layout.overlap:

@@ -7,8 +7,9 @@ from dataclasses import fields
 
 from trainledger.document import Answer
 from trainledger.frozen import frozen
-from trainledger.plan.compare import as_override
+from trainledger.spec.difference import as_override
 from trainledger.spec.layout import overlaps
+from trainledger.spec.parts import table_of
 from trainledger.spec.run import Run
 from trainledger.spec.setting import NONE
 from trainledger.units import format_count, format_nbytes, format_seconds
@@ -53,7 +54,7 @@ class ScoredLayout:
         """The layout as overrides for ``--set``."""
         run = self.run
         found = [as_override(f"layout.{name}", value) for name, value in _changed(run)]
-        again = run.recipe.activation_checkpointing
+        again = run.recipe.activation_checkpointing.kind
         return (*found, f"recipe.micro_batch={run.recipe.micro_batch}", f"recipe.activation_checkpointing={again}")
 
     @property
@@ -135,7 +136,8 @@ def as_toml(run: Run) -> str:
     lines = ["[layout]", *(f"{name} = {_quoted(value)}" for name, value in _changed(run))]
     if run.recipe.micro_batch is not None:
         lines += ["", "[recipe]", f"micro_batch = {run.recipe.micro_batch}"]
-        lines += [f'activation_checkpointing = "{run.recipe.activation_checkpointing}"']
+        again = table_of(run.recipe.activation_checkpointing)
+        lines += [f"activation_checkpointing.{name} = {_quoted(value)}" for name, value in again.items()]
     return "\n".join(lines)
 
 

@@ -27,6 +27,7 @@ from trainledger.predict.step import basis_of
 from trainledger.predict.stream_ops import UPDATE
 from trainledger.spec.cluster import Device
 from trainledger.spec.layout import Layout
+from trainledger.spec.parts import with_fields
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 
@@ -128,7 +129,7 @@ def _costs(run: Run, machine: Device, backend: str) -> Costs:
         raise InvalidInput([Problem("cluster.device", run.cluster.device, rule)])
     clock = Clock(run, machine, fabric, unreachable=float("inf"))
     # Of casts to 8 bits once a step a bound has none: they are of what a rank computes with, not of what it updates.
-    one = replace(run.recipe, micro_batch=1, global_batch=1, fp8_weight_caching=False)
+    one = with_fields(run.recipe, {"micro_batch": 1, "global_batch": 1, "precision.weight_caching": False})
     alone = replace(run, layout=Layout(), recipe=one)
     try:
         update_seconds = _update_seconds(account(alone, backend=backend), clock)

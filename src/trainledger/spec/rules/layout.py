@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from math import gcd
 
 from trainledger.spec.layout import MOST_CHUNKS, OVERLAPS, Layout, overlaps
-from trainledger.spec.precision import precision_of
 from trainledger.spec.problem import Problem, nearest_text
 from trainledger.spec.rules.model import nearest_divisor
 from trainledger.spec.rules.tensor import tensor_problems
@@ -118,7 +117,7 @@ def _expert_send(run: Run) -> Iterator[Problem]:
     rule = ""
     if run.layout.expert == 1:
         rule = "needs layout.expert above 1"
-    elif run.recipe.expert_capacity is not None:
+    elif run.recipe.expert_dispatch.kind == "capacity":
         rule = "sends every token to its experts, which recipe.expert_dispatch = 'capacity' does not"
     if rule:
         yield Problem("layout.expert_send", run.layout.expert_send, rule, "copies")
@@ -173,12 +172,14 @@ def _pipeline(run: Run) -> Iterator[Problem]:
 
 
 def _sequence_gather(run: Run) -> Iterator[Problem]:
-    layout, float8 = run.layout, precision_of(run.recipe).float8
+    layout, float8 = run.layout, run.recipe.precision.float8
     rule = ""
     if not layout.sequence_parallel:
         rule = "is for what sequence-parallel ranks gather; it needs layout.sequence_parallel"
     elif float8 is not None and float8.scaling == "block":
-        rule = f"products of precision {run.recipe.precision} keep copies of their own in 8 bits of what was gathered"
+        rule = (
+            f"products of precision {run.recipe.precision.kind} keep copies of their own in 8 bits of what was gathered"
+        )
     if rule:
         yield Problem("layout.sequence_gather", layout.sequence_gather, rule, "kept")
 
@@ -225,7 +226,7 @@ def _context(run: Run) -> Iterator[Problem]:
             yield Problem("layout.context", ranks, rule, nearest_divisor(gcd(heads, recipe.seq_len), ranks))
     spec = run.model
     windows = spec.attention.window is not None or spec.positions.kind == "alibi"
-    if not precision_of(recipe).low and (windows or spec.attention.custom_scores):
+    if not recipe.precision.low and (windows or spec.attention.custom_scores):
         has = spec.attention.custom_scores or "windows or ALiBi"
         rule = f"in fp32 no kernel between context ranks has {has}"
         yield Problem("layout.context", ranks, rule, 1)
@@ -253,17 +254,17 @@ def _expert(run: Run) -> Iterator[Problem]:
 
 
 def _sharding(run: Run) -> Iterator[Problem]:
-    layout, again = run.layout, run.recipe.activation_checkpointing
+    layout, again = run.layout, run.recipe.activation_checkpointing.kind
     if layout.zero == 3 and layout.shard_ranks > 1 and again in ("segments", "from-start"):
         rule = "several blocks that run again together are not accounted for with sharded parameters (zero = 3)"
         yield Problem("recipe.activation_checkpointing", again, rule, "full")
-    if run.recipe.fp8_weight_caching and layout.zero == 3 and layout.shard_ranks > 1:
+    if run.recipe.precision.weight_caching and layout.zero == 3 and layout.shard_ranks > 1:
         rule = "keeps whole weights in 8 bits, and parameters sharded at zero = 3 are gathered for each use and let go "
         rule += "(Transformer Engine keeps none with FSDP2 either); zero = 1 and 2 have them whole"
-        yield Problem("recipe.fp8_weight_caching", True, rule, False)
-    if run.recipe.optimizer in ("adafactor", "muon") and layout.shard_ranks > 1:
+        yield Problem("recipe.precision.weight_caching", True, rule, False)
+    if run.recipe.optimizer.kind in ("adafactor", "muon") and layout.shard_ranks > 1:
         rule = "works on whole matrices, and sharded ranks have pieces of them (replicate, tensor and pipeline do not)"
-        yield Problem("recipe.optimizer", run.recipe.optimizer, rule, "adamw")
+        yield Problem("recipe.optimizer", run.recipe.optimizer.kind, rule, "adamw")
     if layout.zero != 3 and layout.reshard_after_forward is not None:
         rule = f"parameters are whole at zero = {layout.zero}"
         yield Problem("layout.reshard_after_forward", layout.reshard_after_forward, rule, "none")

@@ -7,7 +7,7 @@ from math import gcd
 
 from trainledger.spec.lora import ATTENTION, MLP, is_target
 from trainledger.spec.model import ModelSpec
-from trainledger.spec.precision import TILE, precision_of
+from trainledger.spec.precision import TILE
 from trainledger.spec.problem import Problem
 from trainledger.spec.rules.layout import layout_problems
 from trainledger.spec.rules.model import model_problems
@@ -40,9 +40,10 @@ def memory_problems(run: Run) -> Iterator[Problem]:
 def _loss(run: Run) -> Iterator[Problem]:
     recipe = run.recipe
     tokens = run.device_batch * recipe.seq_len
-    if recipe.loss_in_chunks and tokens % recipe.loss_chunks:
+    chunks = recipe.loss.chunks
+    if chunks is not None and tokens % chunks:
         rule = f"must divide the {tokens} tokens of a micro-batch"
-        yield Problem("recipe.loss_chunks", recipe.loss_chunks, rule, _divisor_near(tokens, recipe.loss_chunks))
+        yield Problem("recipe.loss.chunks", chunks, rule, _divisor_near(tokens, chunks))
 
 
 def _divisor_near(whole: int, wanted: int) -> int:
@@ -57,7 +58,7 @@ def _divisor_near(whole: int, wanted: int) -> int:
 def _tiles(run: Run) -> Iterator[Problem]:
     """Sizes that no product in 8 bits takes."""
     spec, recipe = run.model, run.recipe
-    if precision_of(recipe).float8 is None:
+    if recipe.precision.float8 is None:
         return
     rule = f"products in 8 bits take multiples of {TILE}"
     widths = {"d_model": spec.d_model, "feed_forward.d_ff": spec.feed_forward.d_ff}
@@ -86,13 +87,13 @@ def _experts(run: Run) -> Iterator[Problem]:
     """What the recipe's choices for experts and multi-token prediction say against the model and each other."""
     spec, recipe = run.model, run.recipe
     if spec.experts is None:
-        if recipe.expert_dispatch != "dropless":
-            yield Problem("recipe.expert_dispatch", recipe.expert_dispatch, "the model has no experts", "dropless")
+        if recipe.expert_dispatch.kind != "dropless":
+            yield Problem("recipe.expert_dispatch", recipe.expert_dispatch.kind, "the model has no experts", "dropless")
         if recipe.load_balance_loss:
             yield Problem("recipe.load_balance_loss", recipe.load_balance_loss, "the model has no experts", 0)
-    if recipe.capacity_factor is not None and recipe.expert_dispatch != "capacity":
-        rule = f"{recipe.expert_dispatch} experts take all tokens they are sent"
-        yield Problem("recipe.capacity_factor", recipe.capacity_factor, rule, "none")
+    if recipe.expert_dispatch.factor is not None and recipe.expert_dispatch.kind != "capacity":
+        rule = f"{recipe.expert_dispatch.kind} experts take all tokens they are sent"
+        yield Problem("recipe.expert_dispatch.factor", recipe.expert_dispatch.factor, rule, "none")
     if spec.n_mtp_layers and recipe.seq_len < spec.least_seq_len:
         rule = f"must be at least n_mtp_layers + 2, so that the last of {spec.n_mtp_layers} modules has a token"
         yield Problem("recipe.seq_len", recipe.seq_len, rule, spec.least_seq_len)
@@ -111,22 +112,20 @@ def _experts(run: Run) -> Iterator[Problem]:
 
 def _adapters(run: Run) -> Iterator[Problem]:
     """What they say against the model and the layout of a run."""
-    recipe, spec = run.recipe, run.model
-    if recipe.lora_rank is None:
+    lora, spec = run.recipe.lora, run.model
+    if lora is None:
         return
     if spec.experts is not None:
-        yield Problem(
-            "recipe.lora_rank", recipe.lora_rank, "there are no adapters for experts (model.feed_forward)", "none"
-        )
-    elif not any(is_target(each, recipe.lora_targets) for each in _linear_layers(spec)):
+        yield Problem("recipe.lora", None, "there are no adapters for experts (model.feed_forward)", "none")
+    elif not any(is_target(each, lora.targets) for each in _linear_layers(spec)):
         rule = f"names no linear layer of this model: {', '.join(each.split('.')[1] for each in _linear_layers(spec))}"
-        yield Problem("recipe.lora_targets", list(recipe.lora_targets), rule, "linear")
+        yield Problem("recipe.lora.targets", list(lora.targets), rule, "linear")
     if spec.n_mtp_layers:
-        yield Problem("recipe.lora_rank", recipe.lora_rank, "there are no adapters for prediction modules", "none")
+        yield Problem("recipe.lora", None, "there are no adapters for prediction modules", "none")
     axes = ("replicate", "shard", "context", "tensor", "pipeline")
     if any(getattr(run.layout, each) != 1 for each in axes):
         rule = "is accounted for on one device only: leave [layout] out, or train all weights with none"
-        yield Problem("recipe.lora_rank", recipe.lora_rank, rule, "none")
+        yield Problem("recipe.lora", None, rule, "none")
 
 
 def _linear_layers(spec: ModelSpec) -> list[str]:

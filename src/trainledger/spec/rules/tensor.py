@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainledger.spec.precision import TILE, precision_of
+from trainledger.spec.precision import TILE
 from trainledger.spec.problem import Problem
 from trainledger.spec.run import Run
 
@@ -21,11 +21,11 @@ def tensor_problems(run: Run) -> Iterator[Problem]:
     rule = _broken(run, ranks)
     if rule:
         yield Problem("layout.tensor", ranks, rule, _nearest(run, ranks))
-    if run.recipe.loss != "full":
+    if run.recipe.loss.kind != "full":
         rule = "tensor ranks take the loss of all logits at once, each of its own columns"
-        if run.recipe.loss == "compiled":
+        if run.recipe.loss.kind == "compiled":
             rule = "tensor ranks take the loss of their own columns each, which is not followed through a compiler"
-        yield Problem("recipe.loss", run.recipe.loss, rule, "full")
+        yield Problem("recipe.loss", run.recipe.loss.kind, rule, "full")
     if spec.attention.qk_norm == "width":
         yield Problem("layout.tensor", ranks, "norms over the width of all heads (qk_norm) cannot be split by heads", 1)
 
@@ -47,7 +47,7 @@ def _broken(run: Run, ranks: int) -> str:
     tokens = run.rank_tokens
     if run.layout.sequence_parallel and tokens % ranks:
         return f"sequence parallelism splits the {tokens} tokens of a rank, so it must divide them"
-    return "" if precision_of(run.recipe).float8 is None else _untiled(run, ranks)
+    return "" if run.recipe.precision.float8 is None else _untiled(run, ranks)
 
 
 def _untiled(run: Run, ranks: int) -> str:
