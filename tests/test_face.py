@@ -165,7 +165,7 @@ def test_a_traceback_ends_with_the_sentence_alone() -> None:
     done = fresh("""
 import pickle, trainledger as tl
 try:
-    tl.plan("gpt2", {"cluster.device": "h100", "cluster.count": 0})
+    tl.plan("gpt2", device="h100", count=0)
 except tl.InvalidInput as error:
     raise pickle.loads(pickle.dumps(error))
 """)

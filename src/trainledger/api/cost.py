@@ -12,6 +12,7 @@ from trainledger import catalog
 from trainledger.api.defaults import is_one_step
 from trainledger.api.load import Progress, Source, checked_model, resolve
 from trainledger.api.machine import kernels_of, machine_of
+from trainledger.api.source import also
 from trainledger.ledger import step
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.model.parameters import ParameterCount
@@ -94,15 +95,18 @@ def plan(
     run: Source,
     overrides: Overrides = (),
     *,
+    device: str | None = None,
+    count: int | str | None = None,
     mfu: float | str = 0.5,
     convention: str = "dense",
     progress: Progress | None = None,
 ) -> Plan:
     """All that can be said of a run before it starts; raises `InvalidInput`.
 
-    ``mfu`` is for the napkin's days, and ``convention`` (of `ledger.conventions`) says how model FLOPs are counted.
+    ``device`` and ``count`` are short for the overrides cluster.device and cluster.count. ``mfu`` is for the napkin's
+    days, and ``convention`` (of `ledger.conventions`) says how model FLOPs are counted.
     """
-    run = resolve(run, overrides, progress=progress)
+    run = resolve(run, also(overrides, {"cluster.device": device, "cluster.count": count}), progress=progress)
     made = make_plan(run, machine_of(run), backend=kernels_of(run), mfu=mfu)
     if convention != made.convention:
         made = counted_by(made, convention)
