@@ -120,7 +120,6 @@ _BLOOM_NAMES = Names(
 ALIBIS = (
     GPT.like(
         "bloom",
-        "BloomForCausalLM",
         keys={
             "n_layers": "n_layer",
             "attention.n_heads": "n_head",

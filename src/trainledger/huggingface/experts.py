@@ -113,7 +113,6 @@ _DEEPSEEK = _SPARSE.like(
 EXPERTS = (
     _SPARSE.like(
         "mixtral",
-        "MixtralForCausalLM",
         keys=HEAD | {"feed_forward.n_experts": "num_local_experts"},
         defaults={
             "attention.n_kv_heads": 8,
@@ -132,7 +131,6 @@ EXPERTS = (
     ),
     _SPARSE.like(
         "qwen2_moe",
-        "Qwen2MoeForCausalLM",
         keys=HEAD | _QWEN | {"attention.bias": "qkv_bias"},
         always={"attention.output_bias": False, "feed_forward.shared_gate": True},
         defaults={
@@ -152,7 +150,6 @@ EXPERTS = (
     ),
     _SPARSE.like(
         "qwen3_moe",
-        "Qwen3MoeForCausalLM",
         keys=HEAD | BIAS | _QWEN,
         always={"attention.qk_norm": "head"},
         defaults={
@@ -171,7 +168,6 @@ EXPERTS = (
     ),
     _SPARSE.like(
         "olmoe",
-        "OlmoeForCausalLM",
         keys=BIAS | _NORMALIZE,
         always={"attention.qk_norm": "width"},
         defaults={"norm.eps": 1e-5, "feed_forward.n_experts": 64, "feed_forward.per_token": 8},
@@ -180,7 +176,6 @@ EXPERTS = (
     ),
     _DEEPSEEK.like(
         "deepseek_v2",
-        "DeepseekV2ForCausalLM",
         keys=BIASES,
         always={"positions.interleaved": True, "feed_forward.router.normalize": False},
         defaults={
@@ -225,7 +220,6 @@ EXPERTS = (
     ),
     _SPARSE.like(
         "gpt_oss",
-        "GptOssForCausalLM",
         keys=HEAD | BIAS | {"feed_forward.activation": None, "feed_forward.n_experts": "num_local_experts"},
         always={
             "feed_forward.activation": "clamped_swish",

@@ -168,12 +168,15 @@ class Family:
     def like(self, model_type: str, *architectures: str, **changes: Any) -> Family:
         """A family that differs from this one: mappings are added to (None removes a key), the rest is replaced.
 
+        Its architecture is named as transformers usually does where none is given.
+
         >>> one = Family("one", keys={"d_model": "hidden_size", "norm.eps": "eps"}, window=4)
-        >>> two = one.like("two", "TwoForCausalLM", keys={"norm.eps": None, "n_layers": "num_hidden_layers"})
-        >>> two.keys, two.window
-        ({'d_model': 'hidden_size', 'n_layers': 'num_hidden_layers'}, 4)
+        >>> two = one.like("two_moe", keys={"norm.eps": None, "n_layers": "num_hidden_layers"})
+        >>> two.keys, two.window, two.architectures
+        ({'d_model': 'hidden_size', 'n_layers': 'num_hidden_layers'}, 4, ('TwoMoeForCausalLM',))
         """
         for name in ("keys", "always", "defaults", "switches", "constants", "allowed", "values", "aliases"):
             both = {**getattr(self, name), **changes.get(name, {})}
             changes[name] = {each: value for each, value in both.items() if value is not None or name == "defaults"}
-        return replace(self, model_type=model_type, architectures=architectures, **changes)
+        usual = "".join(word.capitalize() for word in model_type.split("_")) + "ForCausalLM"
+        return replace(self, model_type=model_type, architectures=architectures or (usual,), **changes)

@@ -141,7 +141,6 @@ GPTS = (
     ),
     GPT.like(
         "phi",
-        "PhiForCausalLM",
         keys=_KV_HEADS,
         always=BIASED | {"head_bias": True, "block": "parallel"},
         defaults={"attention.n_kv_heads": None},
@@ -158,7 +157,6 @@ GPTS = (
     ),
     GPT.like(
         "starcoder2",
-        "Starcoder2ForCausalLM",
         keys=_KV_HEADS | {"attention.head_dim": "head_dim", "norm.eps": "norm_epsilon"},
         defaults={"attention.n_kv_heads": 2, "attention.head_dim": None, "tie_embeddings": True},
         switches={"use_bias": Switch(True, BIASED, NO_BIASES)},

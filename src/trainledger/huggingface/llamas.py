@@ -68,7 +68,6 @@ def _read_cohere2(reading: Reading) -> None:
 
 _GEMMA = ROTARY.like(
     "gemma",
-    "GemmaForCausalLM",
     keys=HEAD | BIAS,
     always={"norm.plus_one": True},
     defaults={
@@ -84,7 +83,6 @@ _GEMMA = ROTARY.like(
 )
 _GEMMA2 = _GEMMA.like(
     "gemma2",
-    "Gemma2ForCausalLM",
     keys=pairs(
         "feed_forward.activation=hidden_activation logit_softcap=final_logit_softcapping "
         "attention.softcap=attn_logit_softcapping"
@@ -119,7 +117,6 @@ _GEMMA3 = _GEMMA2.like(
 )
 _OLMO2 = ROTARY.like(
     "olmo2",
-    "Olmo2ForCausalLM",
     keys=BIAS,
     always={"norm_place": "post", "attention.qk_norm": "width"},
     defaults={"norm.eps": 1e-5},
@@ -127,7 +124,6 @@ _OLMO2 = ROTARY.like(
 )
 _GLM = ROTARY.like(
     "glm",
-    "GlmForCausalLM",
     keys=HEAD | BIAS,
     always={"positions.interleaved": True, "attention.output_bias": False},
     defaults={"attention.n_kv_heads": 2, "attention.head_dim": 128, "attention.bias": True, "norm.eps": 1.5625e-7},
@@ -136,7 +132,6 @@ _GLM = ROTARY.like(
 )
 _COHERE = ROTARY.like(
     "cohere",
-    "CohereForCausalLM",
     keys=BIAS | {"norm.eps": "layer_norm_eps", "logit_scale": "logit_scale"},
     always={"norm": "layernorm", "block": "parallel", "positions.interleaved": True},
     defaults={"norm.eps": 1e-5, "logit_scale": 0.0625, "tie_embeddings": True},
@@ -153,12 +148,9 @@ LLAMAS = (
         allowed={"rope_interleaved": (False, None)},
         divides=True,
     ),
-    ROTARY.like(
-        "mistral", "MistralForCausalLM", keys=HEAD, defaults={"attention.n_kv_heads": 8}, windows="all", window=4096
-    ),
+    ROTARY.like("mistral", keys=HEAD, defaults={"attention.n_kv_heads": 8}, windows="all", window=4096),
     ROTARY.like(
         "qwen2",
-        "Qwen2ForCausalLM",
         keys=HEAD,
         always={"attention.bias": True, "attention.output_bias": False},
         defaults={"attention.n_kv_heads": 32},
@@ -168,7 +160,6 @@ LLAMAS = (
     ),
     ROTARY.like(
         "qwen3",
-        "Qwen3ForCausalLM",
         keys=HEAD | BIAS,
         always={"attention.qk_norm": "head"},
         defaults={"attention.n_kv_heads": 32, "attention.head_dim": 128},
@@ -181,7 +172,6 @@ LLAMAS = (
     _GEMMA3,
     ROTARY.like(
         "phi3",
-        "Phi3ForCausalLM",
         keys=HEAD,
         defaults={"norm.eps": 1e-5},
         allowed={"attention_bias": (False,)},
@@ -199,15 +189,7 @@ LLAMAS = (
         allowed={"clip_qkv": (None,)},
     ),
     _OLMO2,
-    _OLMO2.like(
-        "olmo3",
-        "Olmo3ForCausalLM",
-        allowed={"clip_qkv": None},
-        windows=4,
-        window=4096,
-        theta=500000.0,
-        local_theta=500000.0,
-    ),
+    _OLMO2.like("olmo3", allowed={"clip_qkv": None}, windows=4, window=4096, theta=500000.0, local_theta=500000.0),
     ROTARY.like(
         "smollm3",
         "SmolLM3ForCausalLM",
@@ -221,7 +203,6 @@ LLAMAS = (
     ),
     ROTARY.like(
         "arcee",
-        "ArceeForCausalLM",
         keys=HEAD | BIASES,
         always={"feed_forward.gated": False},
         defaults={"norm.eps": 1e-5, "feed_forward.activation": "relu2"},
@@ -229,7 +210,6 @@ LLAMAS = (
     ),
     ROTARY.like(
         "seed_oss",
-        "SeedOssForCausalLM",
         keys=HEAD | BIASES | {"attention.output_bias": "attention_out_bias"},
         defaults={
             "attention.n_kv_heads": 8,
@@ -242,7 +222,6 @@ LLAMAS = (
     _GLM,
     _GLM.like(
         "glm4",
-        "Glm4ForCausalLM",
         always={"norm_place": "sandwich"},
         names=Names(
             gate_up="mlp.gate_up_proj",
@@ -255,7 +234,6 @@ LLAMAS = (
     _COHERE,
     _COHERE.like(
         "cohere2",
-        "Cohere2ForCausalLM",
         allowed={"order_of_interleaved_layers": ("local_attn_first",)},
         ignored=("head_dim",),  # always width / heads, whatever it says
         reads=("sliding_window_pattern",),
