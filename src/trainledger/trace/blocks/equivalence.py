@@ -52,13 +52,7 @@ class Equivalence:
 
     def tensors(self, one: Tensor, other: Tensor, blocks: _Pair) -> bool:
         """Whether two parameters or buffers are alike, and each its block's own or the same for both."""
-        if type(one) is not type(other) or one.requires_grad != other.requires_grad:
-            return False
-        if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
-            return False
-        if one.layout != other.layout or (one.layout == torch.strided and one.stride() != other.stride()):
-            return False
-        if self._settings.get(id(one)) != self._settings.get(id(other)):
+        if _facts(one) != _facts(other) or self._settings.get(id(one)) != self._settings.get(id(other)):
             return False
         if not self._is_own(one, blocks.one) or not self._is_own(other, blocks.other):
             return one is other
@@ -192,6 +186,11 @@ class _Pair:
 
 def _tensors_of(module: nn.Module) -> list[Tensor]:
     return [each for each in (*module._parameters.values(), *module._buffers.values()) if each is not None]
+
+
+def _facts(tensor: Tensor) -> tuple[Any, ...]:
+    stride = tensor.stride() if tensor.layout == torch.strided else ()
+    return type(tensor), tensor.requires_grad, tensor.shape, tensor.dtype, tensor.device, tensor.layout, stride
 
 
 def _hooks(tensor: Tensor, name: str) -> Iterable[Any]:

@@ -138,8 +138,7 @@ class Runs:
                 read=read, written=written, dtype=dtypes[0] if dtypes else "", line=work.line,
                 basis="assumed" if recomputed else "exact", source=SOURCE,
             )  # fmt: skip
-            recorder.events.append(event)
-            self._set_origins(event, len(recorder.events) - 1)
+            self._append(event)
 
         if recomputed:
             note([], "recompute", recomputed, 0, 0)
@@ -195,13 +194,15 @@ class Runs:
 
     def _leftover(self) -> None:
         """What was allocated for no call at all, as a result that nothing is written to."""
-        events = self._recorder.events
-        made = self._claim(len(events))
+        made = self._claim(len(self._recorder.events))
         if made:
             phase = self._recorder.phases.of_operation(made)
             path = self._recorder.attribution.path(phase)
-            events.append(Event(made, name="empty_strided", path=path, phase=phase, kind="allocate", source=SOURCE))
-            self._set_origins(events[-1], len(events) - 1)
+            self._append(Event(made, name="empty_strided", path=path, phase=phase, kind="allocate", source=SOURCE))
+
+    def _append(self, event: Event) -> None:
+        self._recorder.events.append(event)
+        self._set_origins(event, len(self._recorder.events) - 1)
 
     def _set_origins(self, event: Event, at: int) -> None:
         for each in event.allocated:

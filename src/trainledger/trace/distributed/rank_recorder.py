@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from trainledger.ledger.core.record import Event, Origin, Storage
-from trainledger.ledger.ledger import Ledger
 from trainledger.trace.distributed.collectives import Collective, collective_of
 from trainledger.trace.distributed.local_shards import communication_marked, local
 from trainledger.trace.operators.table import operator_of
@@ -72,41 +70,31 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
     def _path(self) -> str:
         return self.attribution.path(self.phases.current) if self._unit_path is None else self._unit_path
 
-    # Local parts
-
     local = staticmethod(local)
-
-    def ledger(self, *, tokens: int, writer: str, tensors: bool = False) -> Ledger:
-        """As in `Recorder`; parameters count the elements of this rank's shards."""
-        own = sum(local(each).numel() for each in self._root.parameters() if each.requires_grad)
-        return replace(super().ledger(tokens=tokens, writer=writer, tensors=tensors), parameters=own)
 
     # Memory that grows and shrinks
 
     def _resize(self, resize: Callable[..., Any], storage: Any, size: int) -> Any:
         """FSDP2 frees what it has gathered by making its storage empty, and makes it large again."""
         done = resize(storage, size)
-        self._resized(storage)
+        known = self.storages.live.get(storage._cdata)
+        if known is None or known.nbytes != storage.nbytes():
+            if known is not None:
+                self.storages.free(storage._cdata)
+            if storage.nbytes():
+                self._grown(storage)
         return done
 
-    def _resized(self, storage: Any) -> None:
-        key = storage._cdata
-        known = self.storages.live.get(key)
-        if known is not None and known.nbytes == storage.nbytes():
-            return
-        if known is not None:
-            self.storages.free(key)
-        if storage.nbytes():
-            made = Storage(storage.nbytes(), self.phases.current, COMMUNICATION if self._communicating else "scratch")
-            path = self._path()
-            made.origin = Origin("resize_", (storage.nbytes(),), "uint8", path, "", len(self.events))
-            self.storages.watch(storage, made)
-            self.events.append(
-                Event(
-                    [made], name="resize_", path=path, phase=self.phases.current, kind="allocate",
-                    source="torch.UntypedStorage.resize_", line=self.attribution.line(),
-                )
-            )  # fmt: skip
+    def _grown(self, storage: Any) -> None:
+        made = Storage(storage.nbytes(), self.phases.current, COMMUNICATION if self._communicating else "scratch")
+        made.origin = Origin("resize_", (storage.nbytes(),), "uint8", self._path(), "", len(self.events))
+        self.storages.watch(storage, made)
+        source, line = "torch.UntypedStorage.resize_", self.attribution.line()
+        self._note([made], name="resize_", kind="allocate", source=source, line=line)
+
+    def _note(self, made: list[Storage], **facts: Any) -> None:
+        """Record what FSDP2 does without an operation."""
+        self.events.append(Event(made, path=self._path(), phase=self.phases.current, **facts))
 
     # Operations
 
@@ -175,9 +163,4 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
     def _copied_in(self, pieces: Any) -> None:
         """This rank's own piece goes into the buffer that is gathered into."""
         moved = sum(each.nbytes for each in tensors_in(pieces))
-        self.events.append(
-            Event(
-                [], name="all_gather_copy_in", path=self._path(), phase=self.phases.current, kind="copy",
-                read=moved, written=moved, source=_GATHER_COPY_IN,
-            )
-        )  # fmt: skip
+        self._note([], name="all_gather_copy_in", kind="copy", read=moved, written=moved, source=_GATHER_COPY_IN)

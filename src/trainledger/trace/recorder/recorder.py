@@ -364,7 +364,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Ledger(
             entries=tuple(each.entry() for each in self.events),
             resident=amounts((each, 1) for each in self.storages.there_before),
-            parameters=sum(each.numel() for each in self._root.parameters() if each.requires_grad),
+            parameters=sum(self.local(each).numel() for each in self._root.parameters() if each.requires_grad),
             tokens=tokens,
             micro_batches=max(1, self.phases.micro_batches),
             uncounted=tuple(sorted(self.uncounted.items())),
