@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -170,22 +170,18 @@ def _record(
     """Record a step on fake tensors; with a ``forward`` of the model identical blocks may be multiplied."""
     mode = mode_of(model) or FakeTensorMode()
     assumed = AssumedValues(MOST_ASSUMED)
-    with ExitStack() as stack:
-        enter = stack.enter_context
-        enter(quiet_fake_errors())
-        enter(mode)
-        enter(on_fake(model, optimizers, mode))
-        enter(kernels_of(kernels))
+    with quiet_fake_errors(), mode, on_fake(model, optimizers, mode), kernels_of(kernels):
         inputs = _Inputs(*fake_batch((given.batch, given.label), mode))
+        fakes = tensors_in([inputs.batch, inputs.label])
 
         def run(rounds: int, *, tensors: bool = False) -> Ledger:
             assumed.clear()
             stateless = "" if first_step else _states_made(model, optimizers)
             model.zero_grad(set_to_none=True)
-            for each in tensors_in([inputs.batch, inputs.label]):
+            for each in fakes:
                 each.grad = None
             recorder = Recorder(model, optimizers, lines=Lines(), find_phases=find_phases, kernels=kernels)
-            recorder.resident(tensors_in([inputs.batch, inputs.label]), "batch")
+            recorder.resident(fakes, "batch")
             recorder.storages.replaced_by_fake(tensors_in([given.batch, given.label]))
             with (
                 ZeroWhereUnknown(lambda: recorder.phases.current == "optimizer", assumed.add, results_of(kernels)),
@@ -201,9 +197,7 @@ def _record(
             if stateless:
                 recorder.notes.append(stateless)
             recorder.notes += assumed.notes()
-            tokens = next(
-                (each.numel() for each in tensors_in([inputs.batch, inputs.label]) if not each.is_floating_point()), 0
-            )
+            tokens = next((each.numel() for each in fakes if not each.is_floating_point()), 0)
             ledger = recorder.ledger(tokens=tokens, writer="trace", tensors=tensors)
             ledger = replace(ledger, micro_batches=1) if find_phases else ledger
             model.zero_grad(set_to_none=True)

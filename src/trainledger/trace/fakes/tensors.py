@@ -169,7 +169,11 @@ def restored(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> I
             yield
     finally:
         for container, contents in before.values():
-            _put_back(container, contents)
+            if isinstance(container, list):
+                container[:] = contents
+            else:
+                container.clear()
+                container.update(contents)
 
 
 def _remember(container: Any, before: dict[int, tuple[Any, Any]], depth: int) -> None:
@@ -180,11 +184,3 @@ def _remember(container: Any, before: dict[int, tuple[Any, Any]], depth: int) ->
     for each in container.values() if isinstance(container, dict) else container:
         if isinstance(each, (dict, list, set)):
             _remember(each, before, depth + 1)
-
-
-def _put_back(container: Any, contents: Any) -> None:
-    if isinstance(container, list):
-        container[:] = contents
-    else:
-        container.clear()
-        container.update(contents)
