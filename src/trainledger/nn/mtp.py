@@ -62,14 +62,15 @@ class MultiTokenPrediction(nn.ModuleList):
         The first module says of token t, whose hidden state it reads beside the embedding of t + 1, what t + 2 is; each
         further one looks one token further. ``run`` runs a block.
         """
-        x_BTD = h_BTD
-        losses = []
+        return with_loss(h_BTD, self._total(h_BTD, e_BTD, ids_BT, head, run) * (self.weight / len(self)))
+
+    def _total(self, h_BTD: Tensor, e_BTD: Tensor, ids_BT: Tensor, head: nn.Module, run: Run) -> Tensor:
+        total: Tensor | None = None
         for ahead, module in enumerate(self, start=1):
             each: Any = module
             n_tokens = ids_BT.shape[1] - 1 - ahead
-            x_BTD = each(x_BTD[:, :n_tokens], e_BTD[:, ahead : ahead + n_tokens], run)
-            losses.append(each.loss(each.norm(x_BTD), ids_BT[:, ahead + 1 :], head))
-        total = losses[0]
-        for loss in losses[1:]:
-            total = total + loss
-        return with_loss(h_BTD, total * (self.weight / len(self)))
+            h_BTD = each(h_BTD[:, :n_tokens], e_BTD[:, ahead : ahead + n_tokens], run)
+            loss = each.loss(each.norm(h_BTD), ids_BT[:, ahead + 1 :], head)
+            total = loss if total is None else total + loss
+        assert total is not None, "there is no module"
+        return total
