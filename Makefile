@@ -8,9 +8,9 @@ run:            ## forecast, train, sample and reconcile a small run (about six 
 	@./install all
 	@.venv/bin/trainledger demo
 
-test:           ## unit tests, searches and tests with torch, in two processes of one thread each
+test:           ## unit tests, sweeps and tests with torch, in two processes of one thread each
 	@./install dev
-	@$(PYTEST) --cost unit,search,torch
+	@$(PYTEST) --cost unit,sweep,torch
 
 test-all:       ## every test: also agreement over matrices, published figures, processes killed, and what takes minutes
 	@./install dev

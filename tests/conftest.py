@@ -47,7 +47,7 @@ def _closed_form_of_this_torch():
 
 # What a test costs: unit tests need no torch and run in `./check`; those of agreement, published figures and processes
 # run in `make test-all`.
-COSTS = ("unit", "search", "torch", "agreement", "published", "process")
+COSTS = ("unit", "sweep", "torch", "agreement", "published", "process")
 _NEEDS_TORCH = re.compile(
     r"^\s*(?:import torch|from torch|from trainledger\.(?:trace|nn|train|measure|annotate|data)\b)"
     r"|importorskip\(.torch",

@@ -10,6 +10,8 @@ import pytest
 
 from trainledger.cli import main
 
+pytestmark = pytest.mark.sweep
+
 COURSE = (Path(__file__).parent.parent / "docs" / "learn.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"    \$ trainledger (.*)\n((?:    .*\n)+)", COURSE.replace("\\\n", " "))
 

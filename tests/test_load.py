@@ -16,7 +16,7 @@ from trainledger.cli import main
 from trainledger.regression.target import Target, ledger_of_run
 from trainledger.spec.calibration import Calibration, KernelTime, write_calibration
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.sweep
 
 CONFIG = {
     "model_type": "llama", "vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

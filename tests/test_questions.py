@@ -12,7 +12,7 @@ import trainledger as tl
 from trainledger.spec import runfile
 from trainledger.spec.parts import from_fields, with_fields
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.sweep
 
 SPREAD = {
     "model": {"preset": "teach-10m"},

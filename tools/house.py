@@ -14,6 +14,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -59,7 +60,8 @@ def imports_of(path: Path) -> Iterator[tuple[str, str]]:
             yield from ((f"{node.module}.{each.name}", how) for each in node.names)
 
 
-def own_imports() -> list[Import]:
+@cache
+def own_imports() -> tuple[Import, ...]:
     """Every import of one file of the package by another."""
     modules = {module_of(each): each for each in files()}
     found = []
@@ -68,7 +70,7 @@ def own_imports() -> list[Import]:
             target = name if name in modules else name.rpartition(".")[0]
             if target in modules and target != module and name.split(".")[0] == PACKAGE:
                 found.append(Import(module, target, when))
-    return found
+    return tuple(found)
 
 
 def circles(edges: list[tuple[str, str]]) -> list[list[str]]:

@@ -12,7 +12,7 @@ import pytest
 from trainledger.cli import main
 from trainledger.report.plain_data import SECTIONS
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.sweep
 
 TINY = ["--set", "model.d_model=256", "--set", "model.n_layers=4", "--set", "model.vocab_size=2048",
         "--set", "model.attention.n_heads=4", "--set", "model.feed_forward.d_ff=1024",

@@ -8,6 +8,8 @@ import pytest
 
 from trainledger.cli import main
 
+pytestmark = pytest.mark.sweep
+
 MONEY = ["optimal", "--money", "100k", "--family", "none", "--json"]
 
 

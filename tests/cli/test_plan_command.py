@@ -10,7 +10,7 @@ from trainledger.api.load import load
 from trainledger.cli import main
 from trainledger.spec.problem import InvalidInput
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.sweep
 
 L4 = ["--set", "cluster.device=l4"]
 

@@ -10,7 +10,7 @@ from trainledger.cli import main
 from trainledger.cli.asking import while_searching, while_waiting
 from trainledger.units import format_count
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.sweep
 
 RUN = {
     "model": {"preset": "gpt2"},

@@ -9,6 +9,8 @@ import pytest
 
 from trainledger.cli import main
 
+pytestmark = pytest.mark.sweep
+
 RUN = """
 [model]
 vocab_size = 512

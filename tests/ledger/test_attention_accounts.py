@@ -22,6 +22,8 @@ from trainledger.spec.problem import InvalidInput
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.sweep
+
 HEADS: dict[str, Any] = {"attention.n_heads": 4, "attention.n_kv_heads": 2, "attention.head_dim": 8}
 LATENT: dict[str, Any] = {
     "attention.n_heads": 4,

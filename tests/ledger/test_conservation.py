@@ -28,6 +28,8 @@ from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.sweep
+
 
 def pick(*values: Any) -> st.SearchStrategy[Any]:
     return st.sampled_from(values)

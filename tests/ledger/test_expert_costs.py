@@ -21,6 +21,8 @@ from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.sweep
+
 SPEC = from_fields(
     ModelSpec,
     {

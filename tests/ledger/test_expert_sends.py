@@ -23,6 +23,8 @@ from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.sweep
+
 D, T, K = 256, 512, 2
 SPEC = from_fields(
     ModelSpec,

@@ -22,7 +22,7 @@ from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.sweep
 
 SPEC = model("llama-3-8b", n_layers=8)
 

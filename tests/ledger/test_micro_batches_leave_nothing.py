@@ -14,6 +14,8 @@ from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.sweep
+
 MODEL = from_fields(
     ModelSpec,
     {

@@ -19,7 +19,7 @@ from trainledger.spec.calibration import write_calibration
 from trainledger.spec.difference import overrides
 from trainledger.spec.problem import InvalidInput
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.sweep
 
 # Fields that leave the mathematics of a run as it is.
 _HARMLESS = {

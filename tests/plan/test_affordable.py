@@ -24,7 +24,7 @@ from trainledger.spec.parts import from_fields, with_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.rules.run import run_problems
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.sweep
 
 LAWS = laws()
 DEVICE = tl.device("h100-sxm")

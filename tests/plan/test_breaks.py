@@ -23,7 +23,7 @@ from trainledger.spec.problem import InvalidInput
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.sweep
 
 RUNS = {"alone": ALONE, "sharded": SHARDED, "mesh": MESH}
 

@@ -13,7 +13,7 @@ from trainledger.cli import main
 from trainledger.report.plain_data import SECTIONS
 from trainledger.spec.setting import NONE
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.sweep
 
 ON = ["--device", "a100-sxm-80gb"]
 ANSWERS = {

@@ -15,7 +15,7 @@ from trainledger.plan.layouts.grid import divisors, fixed_by
 from trainledger.spec import runfile
 from trainledger.spec.problem import InvalidInput
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.sweep
 
 GPT2: dict[str, Any] = {
     "model": {"preset": "gpt2"}, "recipe": {"seq_len": 1024, "global_batch": 16, "steps": 1},

@@ -17,7 +17,7 @@ from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.sweep
 
 
 def allowed(run: Run, devices: int, fixed: dict[str, Any]) -> bool:

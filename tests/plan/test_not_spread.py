@@ -18,7 +18,7 @@ from trainledger.spec.layout import Layout
 from trainledger.spec.rules.run import run_problems
 from trainledger.units import format_nbytes
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.sweep
 
 A100 = {"device": "a100-sxm-80gb", "price_per_device_hour": 2.0}
 OF_THE_RUN = ("total_seconds", "days", "device_hours", "money", "kwh", "co2_kg", "goodput", "interruptions")

@@ -21,7 +21,7 @@ from trainledger.plan.sweep import Sweep, edge
 from trainledger.report.fit import document
 from trainledger.spec.rules.run import run_problems
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.sweep
 
 MODEL = {
     "vocab_size": 4096,

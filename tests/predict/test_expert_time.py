@@ -27,6 +27,8 @@ from trainledger.spec.links import Fabric, Link
 from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 
+pytestmark = pytest.mark.sweep
+
 EXPERTS = {
     **MODEL,
     "feed_forward": "experts",

@@ -286,7 +286,7 @@ def test_wrong_servings_are_sentences():
 
 
 def test_examples():
-    for each in (module, serve, cache_rules):
+    for each in (serve, cache_rules):
         failed, tried = doctest.testmod(each)
         assert (failed, tried > 0) == (0, True)
 

@@ -20,6 +20,8 @@ from trainledger.predict.stream_ops import StreamOp, Timed, schedule_of, without
 from trainledger.predict.streams import Span, Streams, rank_seconds
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.sweep
+
 BESIDE = ["gradients", "input-gradients"]
 LAYOUTS: list[dict[str, Any]] = [
     {"tensor": 4},

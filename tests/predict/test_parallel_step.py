@@ -20,6 +20,8 @@ from trainledger.spec.cluster import Device
 from trainledger.spec.links import Fabric, Link
 from trainledger.spec.run import Run
 
+pytestmark = pytest.mark.sweep
+
 MODEL = {
     "vocab_size": 4096,
     "d_model": 512,

@@ -29,6 +29,8 @@ from trainledger.spec.rules.run import run_problems
 from trainledger.spec.run import Run
 from trainledger.spec.runfile import validated
 
+pytestmark = pytest.mark.sweep
+
 SOME = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 DEVICES = {name: catalog.device(name) for name in ("h100-sxm", "a100-sxm-80gb", "l4", "b300")}
 

@@ -9,7 +9,7 @@ import pytest
 from trainledger.cli import main
 from trainledger.predict.device_memory import TENSORS_ALONE
 
-pytestmark = pytest.mark.search
+pytestmark = pytest.mark.sweep
 
 ALONE = TENSORS_ALONE[0].upper() + TENSORS_ALONE[1:]
 RECIPE = ["--set", "recipe.global_batch=64", "--set", "recipe.micro_batch=1", "--set", "layout.shard=8"]

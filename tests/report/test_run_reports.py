@@ -20,6 +20,8 @@ from trainledger.report.memory import memory_timeline
 from trainledger.report.reconciliation import figures, html, loss_curve, table_of, write_html
 from trainledger.report.record import FILES, read_run
 
+pytestmark = pytest.mark.sweep
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
