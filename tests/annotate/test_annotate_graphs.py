@@ -280,7 +280,7 @@ def test_other_memory_that_grows_is_not_the_graphs() -> None:
 
 def test_too_few_steps_are_said() -> None:
     notes = {count: " ".join(annotate(lambda count=count: train(model(), count)).notes) for count in (2, 3, 4)}
-    assert "too few steps to judge: 2; a graph that is kept alive shows from 4 on, a sync" in notes[2]
+    assert "too few steps to judge: 2; a graph kept alive is found from 4 on, a sync" in notes[2]
     assert "too few steps to judge: 3" in notes[3]
     assert "too few" not in notes[4]
     assert "synchronization" not in notes[3]

@@ -137,7 +137,7 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
         annotate(PROGRAMS / "planted.py", device="tpu")
     with pytest.raises(InvalidInput, match="steps = 0: must be at least 1"):
         annotate(PROGRAMS / "planted.py", steps=0)
-    with pytest.raises(InvalidInput, match="is no function written in Python"):
+    with pytest.raises(InvalidInput, match="is not written in Python"):
         annotate(print)
     with pytest.raises(InvalidInput, match="makes them itself"):
         annotate(lambda x: x, [1], fake=True)

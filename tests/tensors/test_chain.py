@@ -282,7 +282,7 @@ def test_names_of_arguments_are_those_of_torch(named, plain):
     ("fp32[4,8]", "flatten(1,0)", "begins at dim 1, behind its end at dim 0; nearest that works: flatten(0, 1)"),
     ("fp32[4,8]", "contiguous(channels_last)", "channels_last is an order of 4 dims, and fp32[4, 8] has 2"),
     ("fp32[4,8]", "to(nvfp4)", "nvfp4 has no bytes of its own for each element"),
-    ("fp32[4,8]", "to(5)", "takes a dtype, a device or a memory format, and 5 is none"),
+    ("fp32[4,8]", "to(5)", "takes a dtype, a device or a memory format, not 5"),
     ("fp32[4,8]", "transpose(a=0)", "has no argument a; it is transpose(dim0, dim1)"),
     ("fp32[4,8]", "unsqueeze", "lacks dim; it is unsqueeze(dim)"),
     ("fp32[4,8]", "unsqueeze(0,dim=1)", "has one argument twice; it is unsqueeze(dim)"),

@@ -92,7 +92,7 @@ def _check(device: str | None, steps: int | None, fake: bool, program: object, a
     if steps is not None and steps < 1:
         problems.append(Problem("steps", steps, "must be at least 1", 1))
     if fake and callable(program) and arguments:
-        rule = "a function that runs on fake tensors makes them itself; take no arguments, and build the model inside"
+        rule = "a function on fake tensors creates its own: give it no arguments, and build the model inside"
         problems.append(Problem("arguments", None, rule))
     if problems:
         raise InvalidInput(problems)
@@ -104,7 +104,7 @@ def _file_of(function: Callable[..., object]) -> str:
         function = function.func
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
-        rule = "is no function written in Python, so that it has no lines; wrap it into one"
+        rule = "is not written in Python and has no lines; wrap it in a Python function"
         raise InvalidInput([Problem("program", repr(function), rule)])
     return str(code.co_filename)
 
@@ -180,7 +180,7 @@ def _run(request: _Request, program: Callable[[], object], on_error: OnError | N
         if each:
             note(each)
     if not runs.counted:
-        note("lines were not counted: a debugger or a coverage tool follows them already")
+        note("runs of lines were not counted: a debugger or coverage tool already traces them")
     found, uncounted = findings(watcher, files, steps.holder, ending), sorted(recorder.uncounted.items())
     return Annotation(
         script=files.name(files.script), files=tuple(_files(_Seen(watcher, files, runs, ends))), findings=found,
@@ -196,12 +196,12 @@ def too_few_steps(steps: int) -> str:
     """What so few optimizer steps cannot show; "" for none or enough.
 
     >>> too_few_steps(2)
-    'too few steps to judge: 2; a graph that is kept alive shows from 4 on, a synchronization in the loop from 3 on'
+    'too few steps to judge: 2; a graph kept alive is found from 4 on, a synchronization in a loop from 3 on'
     """
     if not 0 < steps < FEWEST_LOOKS:
         return ""
-    sentence = f"too few steps to judge: {steps}; a graph that is kept alive shows from {FEWEST_LOOKS} on"
-    return sentence + (f", a synchronization in the loop from {FEWEST_READS} on" if steps < FEWEST_READS else "")
+    sentence = f"too few steps to judge: {steps}; a graph kept alive is found from {FEWEST_LOOKS} on"
+    return sentence + (f", a synchronization in a loop from {FEWEST_READS} on" if steps < FEWEST_READS else "")
 
 
 def without_cuda(sentence: str, device: str | None) -> str:
@@ -213,7 +213,7 @@ def without_cuda(sentence: str, device: str | None) -> str:
 
 def _eager(note: Callable[[str], None]) -> Callable[..., Any]:
     def compile(model: Any = None, **options: Any) -> Any:
-        note("torch.compile was left out: operations are shown as they run one by one, before fusion")
+        note("torch.compile was left out: operations run one by one, before fusion")
         return model if model is not None else lambda each: each
 
     return compile
@@ -286,6 +286,6 @@ def _marks(line: LineAccount) -> list[Mark]:
     marks += copies.values()
     if line.ran_backward is not None and line.ran_backward.operations:
         ran = line.ran_backward
-        what = f"ran {format_flops(ran.flops)} of {counted(len(line.ran_lines - {''}), 'line')}, shown there"
+        what = f"ran {format_flops(ran.flops)} for {counted(len(line.ran_lines - {''}), 'line')}, shown at those lines"
         marks.append(Mark(BACKWARD, what, ran.operations, ran.allocated))
     return marks

@@ -66,6 +66,11 @@ class Copy:
         return called(self.expression)
 
     @property
+    def by(self) -> str:
+        """What copies, for a sentence."""
+        return f"`{self.expression}`" if self.expression else self.call or "it"
+
+    @property
     def asked(self) -> bool:
         """Whether the words of the line say that it copies."""
         return self.call in _ASKED

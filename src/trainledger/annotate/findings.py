@@ -18,8 +18,20 @@ FEWEST_READS = 3
 # What is a view where the elements lie in order, and says nothing of a copy where they do not. Products copy too, but
 # few can be written so that they do not.
 _REORDERING = ("reshape", "flatten", "reshape_as", "ravel", "unflatten", "rearrange", "view", "")
-
-
+_BEFORE_TRANSPOSING = (
+    "reshape before transposing, or pass the transposed view to an operation that takes strides (matmul, bmm, sums); "
+    "if the copy is needed, write .contiguous()"
+)
+_OF_MATMUL = "keep the operand in the order that the matmul needs; scaled_dot_product_attention takes any strides"
+_IN_ORDER = {
+    "contiguous": "leave it out if the next operation takes strides (matmul, sums, pointwise)",
+    "einsum": "order the dims of the operands so that the summed ones are adjacent",
+    **dict.fromkeys(("@", "matmul", "bmm"), _OF_MATMUL),
+}
+_FACTORIES = tuple(
+    f".{each}("
+    for each in ("zeros", "ones", "randn", "rand", "arange", "full", "empty", "randint", "tensor", "eye", "linspace")
+)
 _GRAPH = "graph kept alive"
 _LONGEST_NAME = 40
 
@@ -38,7 +50,7 @@ def findings(watcher: Watcher, files: Files, holder: Holder | None, ending: Endi
     weighed = Weighed(watcher)
     found = [
         *_forgotten(watcher), *_graphs(watcher, holder), *_syncs(watcher, files), *_upcasts(watcher, weighed),
-        *_copies(watcher, files, weighed), *_broadcasts(watcher, weighed), *_round_trips(watcher, weighed),
+        *_copies(watcher, weighed), *_broadcasts(watcher, weighed), *_round_trips(watcher, weighed),
         *_loop_graphs(watcher, weighed, ending), *_forwards(watcher, weighed, ending),
     ]  # fmt: skip
     found.sort(key=lambda each: (each.weight != PROBLEM, -each.nbytes, -each.times))
@@ -53,7 +65,7 @@ def _forgotten(watcher: Watcher) -> Iterator[Finding]:
         yield Finding(
             "forgotten zero_grad", each.line,
             f"gradients of one step are added to those of the step before, {counted(each.times, 'time')}",
-            f"the step at {each.step_line} has used them, nothing cleared them, and it uses the sum",
+            f"the step at {each.step_line} used them, nothing cleared them, and the next step uses the sum",
             f"{clear} after the step, or before the first backward of the next",
             times=each.times, nbytes=each.nbytes * each.times,
         )  # fmt: skip
@@ -65,19 +77,14 @@ def _graphs(watcher: Watcher, holder: Holder | None) -> Iterator[Finding]:
         return
     made = next((record.origin.line for record, _ in held.tensors if record.origin is not None), "")
     grown = _grown(watcher)
+    what, line = f"the graphs of {held.spans} past steps are still alive", made
     if holder is not None:
-        line = holder.line or made
-        what = (
-            f"the graphs of {held.spans} past steps are still alive: `{holder.name}` ({holder.kind}) holds tensors of "
-            "them"
-        )
-    else:
-        what, line = f"the graphs of {held.spans} past steps are still alive", made
+        what, line = f"{what}: `{holder.name}` ({holder.kind}) holds their tensors", holder.line or made
     of = f", made at {made}" if made and made != line else ""
     yield Finding(
         _GRAPH, line, what,
         f"a tensor with a grad_fn keeps all nodes it was computed by{of}, and tensors that no backward has released: "
-        f"{format_nbytes(grown) if grown > 0 else 'few bytes, but nodes'} more with each step",
+        f"{format_nbytes(grown) if grown > 0 else 'nodes of few bytes'} more with each step",
         _without_graph(holder, all(ref.numel() == 1 for _, each in held.tensors if (ref := each()) is not None)),
         times=held.spans, nbytes=max(0, grown) * held.spans,
     )  # fmt: skip
@@ -88,7 +95,7 @@ def _without_graph(holder: Holder | None, numbers: bool) -> str:
     added = holder.added if holder is not None and len(holder.added) <= _LONGEST_NAME else ""
     kept = f"`{added}.detach()`" if added.replace(".", "").replace("_", "").isalnum() else "`.detach()` of it"
     into = f" in `{holder.name}`" if holder is not None else ""
-    return f"keep {kept}{into}" + (", or read numbers with .item() once in a while" if numbers else "")
+    return f"keep {kept}{into}" + (", or read numbers with .item() every few steps" if numbers else "")
 
 
 def _loop_graphs(watcher: Watcher, weighed: Weighed, ending: Ending) -> Iterator[Finding]:
@@ -103,7 +110,7 @@ def _loop_graphs(watcher: Watcher, weighed: Weighed, ending: Ending) -> Iterator
             f"at {each.loop}, and no backward uses them{'' if done else ' before the program ended'}",
             "a tensor with a grad_fn keeps all nodes it was computed by, and the tensors that they save: "
             f"at least {format_nbytes(each.each)} more with each iteration",
-            f"run what is only evaluated under torch.no_grad(), or {_without_graph(holder, each.scalars)}",
+            f"run evaluation under torch.no_grad(), or {_without_graph(holder, each.scalars)}",
             times=each.iterations, nbytes=each.nbytes, weight=PROBLEM if done else REMARK,
         )  # fmt: skip
 
@@ -117,26 +124,30 @@ def _forwards(watcher: Watcher, weighed: Weighed, ending: Ending) -> Iterator[Fi
             "unused graph", each.line,
             f"a forward of {counted(each.operations, 'matmul or attention call')} and {format_flops(each.flops)} "
             "records a graph, and no backward uses it",
-            f"what its nodes save stays until the graph goes: {format_nbytes(each.grown)} more live after the last "
-            "of them than before the first",
-            "run what is only evaluated under torch.no_grad(), or torch.inference_mode()",
+            f"its nodes save tensors until the graph is freed: {format_nbytes(each.grown)} more are live after the "
+            "last node than before the first",
+            "run evaluation under torch.no_grad() or torch.inference_mode()",
             times=each.operations, nbytes=each.grown, weight=REMARK,
         )  # fmt: skip
 
 
+def _of(copy: Copy, kind: str, what: str, why: str, instead: str, weight: str = PROBLEM) -> Finding:
+    """A finding of copies at one expression, which ``what`` begins with."""
+    return Finding(
+        kind, copy.line, f"{copy.by} {what}", why, instead, copy.times, copy.nbytes, weight, copy.expression
+    )  # fmt: skip
+
+
 def _round_trips(watcher: Watcher, weighed: Weighed) -> Iterator[Finding]:
     for each in watcher.conversions.round_trips.values():
-        if each.nbytes < weighed.copied:
-            continue
-        by = f"`{each.expression}`" if each.expression else "it"
-        yield Finding(
-            "conversion back and forth", each.line,
-            f"{by} turns {each.to}{each.shape} into {each.source_dtype} and back: "
-            f"{format_nbytes(each.nbytes)} in two copies, {counted(each.times, 'time')}",
-            f"every value of {each.to} is one of {each.source_dtype} too: it comes back as it was",
-            f"keep it in {each.to}",
-            times=each.times, nbytes=each.nbytes, expression=each.expression,
-        )  # fmt: skip
+        if each.nbytes >= weighed.copied:
+            yield _of(
+                each, "conversion back and forth",
+                f"turns {each.to}{each.shape} into {each.source_dtype} and back: {format_nbytes(each.nbytes)} in two "
+                f"copies, {counted(each.times, 'time')}",
+                f"every value of {each.to} is exact in {each.source_dtype}, so the result is unchanged",
+                f"keep it in {each.to}",
+            )  # fmt: skip
 
 
 def _grown(watcher: Watcher) -> int:
@@ -160,111 +171,73 @@ def _syncs(watcher: Watcher, files: Files) -> Iterator[Finding]:
         if not lasting:
             continue
         how = f"{each.times:,} times" + (f", in {each.steps} of {counted(steps, 'step')}" if steps else "")
-        why = "the program waits there until all that is queued on the device is done"
+        why = "the program waits there until the device has finished all queued work"
         if not accelerated:
-            why += "; on this CPU it only reads, on an accelerator it waits"
+            why += "; on this CPU it only reads the value"
         yield Finding(
             "synchronization in a loop", each.caller_line, f"{each.what} {how}", why,
-            "keep the tensor (detached) and read it every so many steps, or compare and count on the device",
+            "keep the tensor (detached) and read it every few steps, or compare and count on the device",
             times=each.times, expression=each.what,
         )  # fmt: skip
 
 
 def _upcasts(watcher: Watcher, weighed: Weighed) -> Iterator[Finding]:
     for each in watcher.conversions.upcasts.values():
-        if not each.of_loss or each.nbytes < weighed.live * each.times:
-            continue
-        one = each.nbytes // each.times
-        by = f"`{each.expression}`" if each.expression else "it"
-        yield Finding(
-            "fp32 copy of logits", each.line,
-            f"{by} writes {each.source} out in fp32: {format_nbytes(one)}, {counted(each.times, 'time')}",
-            "it goes to the loss, whose softmax and gradient take as much again",
-            "take the loss over pieces of the tokens, each turned into fp32 alone and checkpointed, or a fused "
-            "linear cross-entropy",
-            times=each.times, nbytes=each.nbytes, expression=each.expression,
-        )  # fmt: skip
+        if each.of_loss and each.nbytes >= weighed.live * each.times:
+            one = format_nbytes(each.nbytes // each.times)
+            yield _of(
+                each, "fp32 copy of logits",
+                f"writes {each.source} out in fp32: {one}, {counted(each.times, 'time')}",
+                "the loss reads it, and its softmax and gradient need as much again",
+                "compute the loss over chunks of tokens, each converted to fp32 and checkpointed, or use a fused "
+                "linear cross-entropy",
+            )  # fmt: skip
 
 
-def _copies(watcher: Watcher, files: Files, weighed: Weighed) -> Iterator[Finding]:
+def _copies(watcher: Watcher, weighed: Weighed) -> Iterator[Finding]:
     for line, account in watcher.account.lines.items():
-        if not line:
-            continue
         for (why, expression, inside, backward), copy in account.copies.items():
-            if backward or inside or copy.nbytes < weighed.copied or not copy.largest:
+            if not line or backward or inside or copy.nbytes < weighed.copied or not copy.largest:
                 continue
             if why == NON_CONTIGUOUS:
-                yield _not_in_order(line, expression, copy)
+                yield _not_in_order(copy)
             elif why == EXPANDED or (why == REPEATED and copy.largest >= 2 * copy.source_nbytes):
                 if copy.largest >= weighed.live:
-                    yield _written_out(line, expression, copy)
-            elif why == DEVICE and copy.times >= FEWEST_READS and _made_there(expression):
-                yield Finding(
-                    "made on the host", line, f"`{expression}` moves {_amount(copy)} to the device",
-                    "it is made in host memory first and copied", "make it there: pass device= to what makes it",
-                    times=copy.times, nbytes=copy.nbytes, expression=expression,
+                    yield _of(
+                        copy, "broadcast written out",
+                        f"writes {_amount(copy)}, from a tensor of {format_nbytes(copy.source_nbytes)}",
+                        f"{copy.source} is repeated in memory",
+                        "let it broadcast: expand() is free, and pointwise operations and matmul take it as it is",
+                    )  # fmt: skip
+            elif why == DEVICE and copy.times >= FEWEST_READS and any(each in expression for each in _FACTORIES):
+                yield _of(
+                    copy, "made on the host", f"moves {_amount(copy)} to the device",
+                    "it is created in host memory and copied", "create it on the device: pass device= to that call",
                 )  # fmt: skip
 
 
-def _not_in_order(line: str, expression: str, copy: Copy) -> Finding:
-    by = f"`{expression}`" if expression else copy.call or "it"
+def _not_in_order(copy: Copy) -> Finding:
     remark = copy.asked or copy.call not in _REORDERING
-    instead = {
-        "contiguous": "leave it out where the next operation takes strides (matmul, sums, pointwise)",
-        "einsum": "reorder the operands' dims so that those summed over lie together, or keep them so from the start",
-        **dict.fromkeys(
-            ("@", "matmul", "bmm"),
-            "keep the operand in the order that the product needs; scaled_dot_product_attention takes any strides",
-        ),
-    }.get(
-        copy.call,
-        "reshape before the dims are turned, or hand the turned view to an operation that takes strides (matmul, "
-        "bmm, sums); where the copy is needed, .contiguous() says so",
-    )
-    return Finding(
-        "copy" if copy.asked else "hidden copy", line,
-        f"{by} copies {_amount(copy)}",
-        f"{copy.source} has strides {list(copy.source_stride)}: its elements do not lie in the order that is asked for",
-        instead, times=copy.times, nbytes=copy.nbytes, weight=REMARK if remark else PROBLEM, expression=expression,
-    )  # fmt: skip
-
-
-def _written_out(line: str, expression: str, copy: Copy) -> Finding:
-    by = f"`{expression}`" if expression else copy.call or "it"
-    return Finding(
-        "broadcast written out", line, f"{by} writes {_amount(copy)}, of {format_nbytes(copy.source_nbytes)} there are",
-        f"{copy.source} is repeated in memory",
-        "let it broadcast: expand() is free, and pointwise operations and matmul take it as it is",
-        times=copy.times, nbytes=copy.nbytes, expression=expression,
+    return _of(
+        copy, "copy" if copy.asked else "hidden copy", f"copies {_amount(copy)}",
+        f"{copy.source} has strides {list(copy.source_stride)}: its elements are not in the requested order",
+        _IN_ORDER.get(copy.call, _BEFORE_TRANSPOSING), REMARK if remark else PROBLEM,
     )  # fmt: skip
 
 
 def _broadcasts(watcher: Watcher, weighed: Weighed) -> Iterator[Finding]:
     for each in watcher.broadcasts.values():
-        if each.largest < 25 * weighed.live:  # a quarter of all there is
-            continue
-        sources = " and ".join(map(str, each.sources))
-        yield Finding(
-            "broadcast written out", each.line,
-            f"`{each.expression}` makes {each.shape} of {sources}: {format_nbytes(each.largest)}, "
-            f"{counted(each.times, 'time')}",
-            "each element of both is combined with each of the other before anything is summed",
-            "write it as a product (matmul, einsum, torch.cdist), or in pieces",
-            times=each.times, nbytes=each.nbytes, expression=each.expression,
-        )  # fmt: skip
+        if each.largest >= 25 * weighed.live:  # a quarter of all there is
+            yield _of(
+                each, "broadcast written out",
+                f"makes {each.shape} of {' and '.join(map(str, each.sources))}: {format_nbytes(each.largest)}, "
+                f"{counted(each.times, 'time')}",
+                "all pairs of elements are computed before they are summed",
+                "write it as a matmul (einsum, torch.cdist), or compute it in chunks",
+            )  # fmt: skip
 
 
 def _amount(copy: Copy) -> str:
     if copy.times == 1:
         return f"{format_nbytes(copy.nbytes)}, once"
     return f"{format_nbytes(copy.largest)}, {copy.times:,} times: {format_nbytes(copy.nbytes)}"
-
-
-_FACTORIES = tuple(
-    f".{each}("
-    for each in ("zeros", "ones", "randn", "rand", "arange", "full", "empty", "randint", "tensor", "eye", "linspace")
-)
-
-
-def _made_there(expression: str) -> bool:
-    return any(each in expression for each in _FACTORIES)

@@ -116,7 +116,7 @@ def measure_machine(
     if disturbed:
         notes.append(
             f"other processes kept the machine busy: {len(disturbed)} of {len(timings)} kernels have no undisturbed "
-            "sample and stand here with their fastest calls; measure again on a quiet machine"
+            "sample and are given by their fastest calls; measure again on a quiet machine"
         )
     return Calibration(
         title=title(device),

@@ -9,7 +9,9 @@ import ast
 import hashlib
 import os
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
@@ -101,17 +103,15 @@ def summarize(ledger: Ledger, *, root: Path, by_line: bool = True) -> Summary:
     }
     places = _Places(sources, by_line)
     for each in ledger.entries:
-        label = operation(each)
-        places.add(
-            each.line, each.path, each.phase, flops=each.flops * each.times, kept=(label, each.kept * each.times)
-        )
+        there = places.at(each.line, each.path, each.phase)
+        there.flops += int(each.flops * each.times)
+        there.kept[operation(each)] += int(each.kept * each.times)
     for life in ledger.tensors:
         if life.category == "parameters" and by_line:
             module, _, name = life.name.rpartition(".")
-            path = _of_all_blocks(module, by_line)
-            places.add("", f"{path}.{name}".lstrip("."), "", parameters=prod(life.shape))
+            places.at("", f"{_of_all_blocks(module, by_line)}.{name}".lstrip("."), "").parameters += prod(life.shape)
         elif life.born >= 0 and life.lives(at):
-            places.add(life.line, life.path, life.phase, peak=life.nbytes)
+            places.at(life.line, life.path, life.phase).peak += life.nbytes
     return Summary(
         totals={name: int(amount) for name, amount in totals.items()},
         peak={name: int(nbytes) for name, nbytes in live.items()},
@@ -138,66 +138,53 @@ def _collectives(entries: Iterable[Entry]) -> dict[str, Collectives]:
         if each.kind == "collective":
             kind = f"{each.name} over {each.group}" if each.group else each.name
             before = found.get(kind, Collectives(0, 0))
-            count, payload = before.count + each.times, before.payload + each.payload * each.times
-            found[kind] = Collectives(int(count), int(payload))
+            payload = before.payload + each.payload * each.times
+            found[kind] = Collectives(int(before.count + each.times), int(payload))
     return dict(sorted(found.items()))
 
 
+@dataclass(slots=True)
+class _Amounts:
+    parameters: int = 0
+    flops: int = 0
+    peak: int = 0
+    kept: Counter[str] = field(default_factory=Counter)
+    lines: set[int] = field(default_factory=set)
+
+
 class _Places:
-    """Collects amounts by place."""
+    """Collects amounts by place: file and function, and the text of the line."""
 
     def __init__(self, sources: Sources, by_line: bool) -> None:
         self._sources = sources
         self._by_line = by_line
-        self._flops: dict[tuple[str, str], int] = {}
-        self._parameters: dict[tuple[str, str], int] = {}
-        self._peak: dict[tuple[str, str], int] = {}
-        self._kept: dict[tuple[str, str], dict[str, int]] = {}
-        self._lines: dict[tuple[str, str], set[int]] = {}
-        self._found: dict[str, tuple[str, str]] = {}
+        self._amounts: defaultdict[tuple[str, str], _Amounts] = defaultdict(_Amounts)
+        self._place_of: dict[str, tuple[str, str]] = {}
 
-    def add(
-        self,
-        line: str,
-        path: str,
-        phase: str,
-        *,
-        parameters: int = 0,
-        flops: int = 0,
-        peak: int = 0,
-        kept: tuple[str, int] = ("", 0),
-    ) -> None:
-        """More of some amounts at the place of a line, or of a path where there is none."""
-        place = self._place(line, path, phase)
-        for amounts, amount in ((self._parameters, parameters), (self._flops, flops), (self._peak, peak)):
-            amounts[place] = amounts.get(place, 0) + int(amount)
-        if kept[1]:
-            there = self._kept.setdefault(place, {})
-            there[kept[0]] = there.get(kept[0], 0) + int(kept[1])
-
-    def _place(self, line: str, path: str, phase: str) -> tuple[str, str]:
+    def at(self, line: str, path: str, phase: str) -> _Amounts:
+        """The amounts at the place of a line, or of a path where no line is known."""
         if not (line and self._by_line):
-            return _of_all_blocks(path, self._by_line) or phase, ""
-        if line not in self._found:
-            self._found[line] = place = self._sources.place(line)
+            return self._amounts[_of_all_blocks(path, self._by_line) or phase, ""]
+        if line not in self._place_of:
+            self._place_of[line] = place = self._sources.place(line)
             if place[1]:
-                self._lines.setdefault(place, set()).add(int(line.rpartition(":")[2]))
-        return self._found[line]
+                self._amounts[place].lines.add(int(line.rpartition(":")[2]))
+        return self._amounts[self._place_of[line]]
 
     def found(self, micro_batches: int) -> tuple[Place, ...]:
         """The places where anything arises, by file and function, and in the order of their lines."""
         places = []
-        for place, flops in self._flops.items():
-            kept = tuple((name, nbytes // micro_batches) for name, nbytes in sorted(self._kept.get(place, {}).items()))
-            parameters, peak = self._parameters[place], self._peak[place]
-            if parameters or flops or peak or kept:
-                places.append(Place(*place, parameters, flops, peak, kept, tuple(sorted(self._lines.get(place, ())))))
+        for place, each in self._amounts.items():
+            kept = tuple((name, nbytes // micro_batches) for name, nbytes in sorted(each.kept.items()) if nbytes)
+            if each.parameters or each.flops or each.peak or kept:
+                lines = tuple(sorted(each.lines))
+                places.append(Place(*place, each.parameters, each.flops, each.peak, kept, lines))
         return tuple(sorted(places, key=lambda each: (each.where, each.lines, each.text)))
 
     def functions(self) -> dict[str, str]:
         """The project's functions among the places, each with the marks of its lines as they are now."""
         functions = {}
-        for where in sorted({where for where, text in self._flops if text}):
+        for where in sorted({where for where, text in self._amounts if text}):
             name, _, function = where.partition(" ")
             if function and self._sources.is_own(name):
                 functions[where] = " ".join(mark for mark, _ in self._sources.file(name).marks(function))

@@ -15,10 +15,10 @@ COLUMNS = ("line", "runs", "FLOP", "read", "write", "alloc", "alive", "F/B")
 _GAP = Listed(("...", *("" for _ in COLUMNS[1:])), "")
 _STEPS = ((EXA, "E"), (PETA, "P"), (TERA, "T"), (GIGA, "G"), (MEGA, "M"), (KILO, "k"))
 LEGEND = (
-    "FLOPs, and bytes read, written and newly allocated, of all runs of a line together; alive: bytes that it made and "
-    "that are there when it is done for the last time; F/B: FLOPs per byte read and written. back: the same of what "
-    "autograd ran for the line in backward passes, again: of what it recomputed there. Each operation "
-    "counts at one line, so that the lines sum to the total."
+    "FLOP, read, write and alloc: FLOPs, and bytes read, written and newly allocated, over all runs of a line. alive: "
+    "bytes that the line made and that are live after its last run. F/B: FLOPs per byte read and written. back: what "
+    "autograd ran for the line in backward; again: what it recomputed there. Each operation counts at one line, so the "
+    "lines sum to the total."
 )
 
 

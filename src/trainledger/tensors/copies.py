@@ -76,7 +76,7 @@ def _format(word: Any) -> tuple[str, int] | None:
         return None
     itemsize = itemsize_of(name)
     if itemsize is None:
-        raise CannotApply(f"{name} has no bytes of its own for each element, and torch no such dtype")
+        raise CannotApply(f"an element of {name} has no address of its own, and torch has no such dtype")
     return name, itemsize
 
 
@@ -111,7 +111,7 @@ def suggested_format(tensor: Strided) -> str:
 def _format_word(word: Any) -> str:
     found = _FORMAT_WORDS.get(word) if isinstance(word, str) else None
     if found is None:
-        raise CannotApply(f"takes a memory format, and {word!r} is none", "channels_last")
+        raise CannotApply(f"takes a memory format, not {word!r}", "channels_last")
     return found
 
 
@@ -123,7 +123,7 @@ def contiguous(tensor: Strided, memory_format: Any = "contiguous_format") -> Out
     if tensor.in_format(name):
         return tensor, "same", "already so"
     order = "one after the other in row-major order" if name == "contiguous" else f"in the order of {name}"
-    return fresh(tensor, tensor.shape, stride, "copy", f"its elements do not lie {order}")
+    return fresh(tensor, tensor.shape, stride, "copy", f"its elements are not {order}")
 
 
 def clone(tensor: Strided, memory_format: Any = "preserve_format") -> Outcome:
@@ -151,7 +151,7 @@ def _to(tensor: Strided, words: Sequence[Any]) -> Outcome:
         elif isinstance(word, str) and word in _FORMAT_WORDS:
             order = _FORMAT_WORDS[word]
         else:
-            raise CannotApply(f"takes a dtype, a device or a memory format, and {word!r} is none", "to(bfloat16)")
+            raise CannotApply(f"takes a dtype, a device or a memory format, not {word!r}", "to(bfloat16)")
     reasons = []
     if dtype[0] != tensor.dtype:
         reasons.append(f"{tensor.dtype} becomes {dtype[0]}, another number of bits for each element")
@@ -159,7 +159,7 @@ def _to(tensor: Strided, words: Sequence[Any]) -> Outcome:
         reasons.append(f"from {tensor.device or 'cpu'} to {device}")
     stride = _memory_format(tensor, order)
     if order not in ("preserve", suggested_format(tensor)):
-        reasons.append(f"its strides do not say {order}")
+        reasons.append(f"its strides are not those of {order}")
     if not reasons:
         late = order == "contiguous" and not tensor.contiguous
         return tensor, "same", "torch assumes it is; contiguous() copies" if late else "already so"
@@ -171,7 +171,7 @@ def view_or_dtype(tensor: Strided, *what: Any) -> Outcome:
     if len(what) == 1 and isinstance(what[0], str):
         found = _format(what[0])
         if found is None:
-            raise CannotApply(f"takes sizes or a dtype, and {what[0]!r} is neither", "view(float16)")
+            raise CannotApply(f"takes sizes or a dtype, not {what[0]!r}", "view(float16)")
         return view_dtype(tensor, *found)
     return view(tensor, *what)
 
@@ -207,7 +207,7 @@ def repeat(tensor: Strided, *times: Any) -> Outcome:
         rule = f"says how often for {len(many)} dims, and {tensor.title} has {len(tensor.shape)}"
         raise CannotApply(rule, list_text((*ones, *many)))
     if any(each < 0 for each in many):
-        raise CannotApply("repeats below 0 times", list_text([max(each, 0) for each in many]))
+        raise CannotApply("repeats a negative number of times", list_text([max(each, 0) for each in many]))
     have = ((1,) * (len(many) - len(tensor.shape)), tensor.shape)
     shape = tuple(size * often for size, often in zip((*have[0], *have[1]), many, strict=True))
     return fresh(tensor, shape, row_major(shape), "copy", "repeat always copies; expand uses stride 0")
@@ -221,7 +221,7 @@ def tile(tensor: Strided, *times: Any) -> Outcome:
 def repeat_interleave(tensor: Strided, repeats: Any, dim: Any = None) -> Outcome:
     often = whole(repeats)
     if often < 0:
-        raise CannotApply("repeats below 0 times", "0")
+        raise CannotApply("repeats a negative number of times", "0")
     if dim is None:
         shape: tuple[int, ...] = (tensor.elements * often,)
     else:
@@ -277,7 +277,7 @@ def elementwise(name: str) -> Operation:
         if not takes_number and number != 1:
             raise CannotApply("takes no number")
         if isinstance(number, bool) or not isinstance(number, int | float):
-            raise CannotApply(f"takes a number, and {number!r} is none")
+            raise CannotApply(f"takes a number, not {number!r}")
         dtype = tensor.dtype
         if (dtype in FORMATS and FORMATS[dtype].nbytes == 1 and plain != "abs") or (
             dtype == "bool" and plain in ("relu", "neg", "abs", "sub")

@@ -36,7 +36,7 @@ def over(tensor: Strided, shape: Sequence[int], stride: Sequence[int], why: str,
 
 def whole(value: Any, what: str = "takes whole numbers") -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise CannotApply(f"{what}, and {value!r} is none")
+        raise CannotApply(f"{what}, not {value!r}")
     return int(value)
 
 
