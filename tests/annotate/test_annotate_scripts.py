@@ -139,7 +139,7 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
         annotate(PROGRAMS / "planted.py", steps=0)
     with pytest.raises(InvalidInput, match="is not written in Python"):
         annotate(print)
-    with pytest.raises(InvalidInput, match="makes them itself"):
+    with pytest.raises(InvalidInput, match="on fake tensors creates its own"):
         annotate(lambda x: x, [1], fake=True)
 
 

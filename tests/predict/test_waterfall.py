@@ -5,8 +5,8 @@ from trainledger.document import Document, Section
 from trainledger.predict.forecast import BEYOND, NAPKIN, RUN_CAUSES, UNEXPLAINED, Bar, nanoseconds, waterfall
 from trainledger.predict.step import CAUSES
 from trainledger.report.plan import bars as bars_of
+from trainledger.report.plan_figures import waterfall as figure
 from trainledger.report.terminal import text as written
-from trainledger.report.time_figures import waterfall as figure
 
 
 def text(bars):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainledger.predict.streams import Span
-from trainledger.report.time_figures import step_timeline
+from trainledger.report.plan_figures import step_timeline
 
 SPANS = [
     Span("layers.*", "compute", 0.0, 2e-3, "forward"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainledger.report.style import above_bars, around, arranged, by_turns, folded, height_of, mark, titled, untitled
+from trainledger.report.style import around, arranged, bar_figure, by_turns, folded, mark, titled, untitled
 
 
 def test_a_title_adds_its_own_room_and_takes_it_away_again() -> None:
@@ -30,15 +30,14 @@ def test_the_words_of_a_line_stand_where_there_is_room(at: float, side: str) -> 
     assert (layout["shapes"][1]["y0"], layout["annotations"][1]["yref"]) == (3.0, "y2")
 
 
-def test_names_above_bars_keep_what_was_said_before_and_rows_their_height() -> None:
-    layout = arranged(height=height_of(2))
-    layout["xaxis"]["range"] = [0.0, 1.0]
-    mark(layout, "v", 0.5, "a line")
-    above_bars(layout, ["one", "two"])
-    assert [each["text"] for each in layout["annotations"]] == ["a line", "one", "two"]
-    assert [each["y"] for each in layout["annotations"][1:]] == [0, 1]
-    inside = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
-    assert inside == 2 * (height_of(8) - height_of(7))
+def test_names_above_bars_keep_the_words_of_lines_and_rows_their_height() -> None:
+    few, more = (bar_figure("", "GB", [f"row {each}" for each in range(rows)], [])["layout"] for rows in (2, 3))
+    few["xaxis"]["range"] = [0.0, 1.0]
+    mark(few, "v", 0.5, "a line")
+    assert [each["text"] for each in few["annotations"]] == ["row 0", "row 1", "a line"]
+    assert [each["y"] for each in few["annotations"][:2]] == [0, 1]
+    inside = few["height"] - few["margin"]["t"] - few["margin"]["b"]
+    assert inside == 2 * (more["height"] - few["height"])
 
 
 def test_an_axis_has_room_on_both_sides_and_no_bytes_below_nothing() -> None:

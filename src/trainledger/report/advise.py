@@ -11,7 +11,7 @@ from trainledger.plan.changes import EFFECTS, RESULT, ROUNDING, SAME
 from trainledger.report.heading import of_run
 from trainledger.report.plain_data import plain, run_data
 from trainledger.report.plan import impossible, on_one
-from trainledger.report.style import COLOURS, around, arranged, by_turns, mark
+from trainledger.report.style import COLOURS, arranged, by_turns, mark_usable, points
 from trainledger.report.table import commands, sentence
 from trainledger.spec.difference import overrides
 from trainledger.units import GIGA, format_nbytes, format_percent, format_seconds
@@ -152,44 +152,32 @@ def _change_data(each: Advised) -> dict[str, Any]:
 def figures(advice: Advice, title: str) -> dict[str, Figure]:
     """Time against memory of every change that helps, numbered, and the path of those together."""
     drawn = [each for each in advice.alone if each.seconds[1] is not None and each.nbytes[1] is not None]
-    points = sorted(drawn, key=lambda each: each.effect == RESULT)  # as the text has them
-    if not points:
+    listed = sorted(drawn, key=lambda each: each.effect == RESULT)  # as the text has them
+    if not listed:
         return {}
-    scale, unit = _unit(max(each.seconds[0] or 0.0 for each in points))
+    scale, unit = _unit(max(each.seconds[0] or 0.0 for each in listed))
     data = []
     for effect, meaning in EFFECTS.items():
-        of_effect = [(number, each) for number, each in enumerate(points, 1) if each.effect == effect]
+        of_effect = [(number, each) for number, each in enumerate(listed, 1) if each.effect == effect]
         if of_effect:
             data.append(_markers(meaning, of_effect, _COLOUR_OF[effect], scale, unit))
-    start, first = points[0].nbytes[0] or 0, points[0].seconds[0] or 0.0
+    start, first = listed[0].nbytes[0] or 0, listed[0].seconds[0] or 0.0
     way = [each for each in advice.together if each.seconds[1] is not None and each.nbytes[1] is not None]
     if way:
         x = [start / GIGA, *((each.nbytes[1] or 0) / GIGA for each in way)]
         y = [first / scale, *((each.seconds[1] or 0.0) / scale for each in way)]
         texts = ["as planned", *(" ".join(f"--set {one}" for one in each.sets) for each in way)]
-        data.append(
-            {
-                "type": "scatter", "mode": "lines+markers", "name": "together, in order", "x": x, "y": y, "text": texts,
-                "line": {"color": "#999999", "dash": "dot"}, "marker": {"size": 6, "color": "#999999"},
-                "hovertemplate": "%{text}<extra></extra>",
-            }
-        )  # fmt: skip
-    data.append(
-        {
-            "type": "scatter", "mode": "markers", "name": "as planned", "x": [start / GIGA], "y": [first / scale],
-            "marker": {"size": 15, "symbol": "star", "color": "#000000"},
-            "hovertemplate": "as planned<extra></extra>",
-        }
-    )  # fmt: skip
+        style = {"line": {"color": "#999999", "dash": "dot"}, "marker": {"size": 6, "color": "#999999"}}
+        hover = "%{text}<extra></extra>"
+        data.append(points("together, in order", x, y, "lines+markers", text=texts, **style, hovertemplate=hover))
+    star, hover = {"size": 15, "symbol": "star", "color": "#000000"}, "as planned<extra></extra>"
+    data.append(points("as planned", [start / GIGA], [first / scale], marker=star, hovertemplate=hover))
     layout = arranged(
         title, "memory of the heaviest device (GB)", f"time ({unit})", height=450, hovermode="closest",
-        meta={"key": [each.what for each in points]},
+        meta={"key": [each.what for each in listed]},
     )  # fmt: skip
-    memory = [(each.nbytes[1] or 0) / GIGA for each in (*points, *way)] + [start / GIGA]
-    if advice.forecast.usable_nbytes is not None:
-        usable = advice.forecast.usable_nbytes / GIGA
-        layout["xaxis"] |= {"range": around([*memory, usable])}
-        mark(layout, "v", usable, f"{format_nbytes(advice.forecast.usable_nbytes)} usable")
+    memory = [start / GIGA, *((each.nbytes[1] or 0) / GIGA for each in (*listed, *way))]
+    mark_usable(layout, advice.forecast.usable_nbytes, memory)
     return {title: {"data": data, "layout": layout}}
 
 
@@ -197,17 +185,16 @@ def _markers(
     name: str, numbered: Sequence[tuple[int, Advised]], colour: str, scale: float, unit: str
 ) -> dict[str, object]:
     found = [each for _, each in numbered]
-    return {
-        "type": "scatter", "mode": "markers+text", "name": name, "cliponaxis": False,
-        "text": [f"{number}" for number, _ in numbered],
-        "textposition": by_turns(number for number, _ in numbered),
-        "x": [(each.nbytes[1] or 0) / GIGA for each in found],
-        "y": [(each.seconds[1] or 0.0) / scale for each in found],
-        "customdata": [[each.what, " ".join(f"--set {one}" for one in each.sets)] for each in found],
-        "marker": {"size": 11, "color": colour, "line": {"width": 1, "color": "white"}},
-        "hovertemplate": f"<b>%{{customdata[0]}}</b><br>%{{customdata[1]}}<br>%{{y:.4g}} {unit}, %{{x:.4g}} GB"
-                         "<extra></extra>",
-    }  # fmt: skip
+    x = [(each.nbytes[1] or 0) / GIGA for each in found]
+    y = [(each.seconds[1] or 0.0) / scale for each in found]
+    amounts = f"%{{y:.4g}} {unit}, %{{x:.4g}} GB"
+    return points(
+        name, x, y, "markers+text", cliponaxis=False, text=[f"{number}" for number, _ in numbered],
+        textposition=by_turns(number for number, _ in numbered),
+        customdata=[[each.what, " ".join(f"--set {one}" for one in each.sets)] for each in found],
+        marker={"size": 11, "color": colour, "line": {"width": 1, "color": "white"}},
+        hovertemplate=f"<b>%{{customdata[0]}}</b><br>%{{customdata[1]}}<br>{amounts}<extra></extra>",
+    )  # fmt: skip
 
 
 def _unit(seconds: float) -> tuple[float, str]:

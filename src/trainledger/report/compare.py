@@ -20,8 +20,8 @@ from trainledger.document import (
 )
 from trainledger.plan.compare import ROUNDING, Comparison, Part, Row, reasons
 from trainledger.report.heading import of_run
-from trainledger.report.plain_data import plain, run_data
-from trainledger.report.style import COLOURS, above_bars, around, arranged, folded, height_of, mark
+from trainledger.report.plain_data import named, plain, run_data
+from trainledger.report.style import COLOURS, around, bar_figure, bars, folded, mark
 from trainledger.report.table import sentence
 from trainledger.units import GIGA, counted, format_nbytes, format_percent
 
@@ -75,10 +75,9 @@ def _row(each: Row) -> tuple[Cell, ...]:
 
 
 def _split(title: str, parts: tuple[Part, ...], unit: str) -> Section:
-    whole = Part("in all", sum(each.a for each in parts), sum(each.b for each in parts))
     rows = tuple(
         (each.name, signed(each.a, unit).lstrip("+"), signed(each.b, unit).lstrip("+"), signed(each.difference, unit))
-        for each in (*(each for each in parts if each.a or each.b), whole)
+        for each in (*(each for each in parts if each.a or each.b), _whole(parts))
     )
     return section(title, Table(title, ("", "a", "b", "b - a"), rows, align="lrrr"))
 
@@ -148,13 +147,11 @@ def _data(found: Comparison) -> dict[str, Any]:
 
 
 def _parts_data(parts: tuple[Part, ...]) -> dict[str, Any]:
-    whole = Part("", sum(each.a for each in parts), sum(each.b for each in parts))
-    return {
-        "parts": plain(parts, more={Part: ("difference",)}),
-        "a": whole.a,
-        "b": whole.b,
-        "difference": whole.difference,
-    }
+    return {"parts": plain(parts, more={Part: ("difference",)}), **named(_whole(parts), "a b difference")}
+
+
+def _whole(parts: tuple[Part, ...]) -> Part:
+    return Part("in all", sum(each.a for each in parts), sum(each.b for each in parts))
 
 
 def figures(found: Comparison, names: Sequence[str] = _NAMES) -> dict[str, Figure]:
@@ -207,17 +204,12 @@ def about(found: Comparison, names: Sequence[str] = _NAMES) -> list[str]:
 
 
 def _bars(title: str, unit: str, parts: tuple[Part, ...], names: Sequence[str], scale: float) -> Figure:
-    whole = Part("in all", sum(each.a for each in parts), sum(each.b for each in parts))
-    shown = [*(each for each in parts if each.a or each.b), whole]
+    shown = [*(each for each in parts if each.a or each.b), _whole(parts)]
+    rows, differences = [each.name for each in shown], [each.difference * scale for each in shown]
+    hover = f"%{{y}}: %{{x:.4g}} {unit}<br>b - a: %{{customdata:+.4g}} {unit}<extra></extra>"
     data = [
-        {
-            "type": "bar", "orientation": "h", "name": folded(f"{letter}: {name}"), "y": [each.name for each in shown],
-            "x": [getattr(each, letter) * scale for each in shown], "marker": {"color": COLOURS[at]},
-            "customdata": [each.difference * scale for each in shown],
-            "hovertemplate": f"%{{y}}: %{{x:.4g}} {unit}<br>b - a: %{{customdata:+.4g}} {unit}<extra></extra>",
-        }
+        bars(folded(f"{letter}: {name}"), rows, [getattr(each, letter) * scale for each in shown], COLOURS[at], hover,
+             customdata=differences)
         for at, (letter, name) in enumerate(zip("ab", names, strict=True))
     ]  # fmt: skip
-    layout = arranged(title, unit, height=height_of(len(shown)), barmode="group")
-    above_bars(layout, [each.name for each in shown])
-    return {"data": data, "layout": layout}
+    return bar_figure(title, unit, rows, data, barmode="group")

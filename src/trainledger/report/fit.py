@@ -13,7 +13,7 @@ from trainledger.predict.device_memory import TENSORS_ALONE
 from trainledger.report.heading import model_line, of_run
 from trainledger.report.memory import COLOUR_OF
 from trainledger.report.plain_data import plain, run_data
-from trainledger.report.style import COLOURS, GREY, above_bars, around, arranged, height_of, mark
+from trainledger.report.style import COLOURS, GREY, bar_figure, bars, mark_usable
 from trainledger.report.table import sentence
 from trainledger.spec.run import Run
 from trainledger.units import GIGA, counted, format_count, format_nbytes
@@ -203,31 +203,21 @@ def _memory_figure(fit: Fit, uses: dict[str, MemoryUse]) -> Figure:
     parts = {name: [each.by_category.get(name, 0) for each in uses.values()] for name in categories}
     parts["outside the tensors"] = [each.nbytes - each.peak_nbytes for each in uses.values()]
     data = [
-        {
-            "type": "bar", "orientation": "h", "name": name, "y": list(uses), "x": [each / GIGA for each in nbytes],
-            "marker": {"color": COLOUR_OF.get(name, GREY)},
-            "hovertemplate": "%{x:.2f} GB of " + name + "<extra>%{y}</extra>",
-        }
+        bars(name, list(uses), [each / GIGA for each in nbytes], COLOUR_OF.get(name, GREY),
+             "%{x:.2f} GB of " + name + "<extra>%{y}</extra>")
         for name, nbytes in parts.items()
         if any(nbytes)
     ]  # fmt: skip
-    usable = fit.memory.usable_nbytes / GIGA
     title = f"{fit.run.model.name} on {fit.run.cluster.count:,} x {fit.run.cluster.device}: at the peak"
-    layout = arranged(title, "memory of the heaviest device (GB)", height=height_of(len(uses)), barmode="stack")
-    layout["legend"] |= {"traceorder": "normal"}
-    layout["xaxis"] |= {"range": around([0.0, usable, *(each.nbytes / GIGA for each in uses.values())])}
-    mark(layout, "v", usable, f"{format_nbytes(fit.memory.usable_nbytes)} usable")
-    above_bars(layout, uses)
-    return {"data": data, "layout": layout}
+    figure = bar_figure(title, "memory of the heaviest device (GB)", uses, data, barmode="stack")
+    figure["layout"]["legend"] |= {"traceorder": "normal"}
+    mark_usable(figure["layout"], fit.memory.usable_nbytes, [0.0, *(each.nbytes / GIGA for each in uses.values())])
+    return figure
 
 
 def _sizes_figure(question: str, names: list[str], sizes: list[int]) -> Figure:
     texts = [_thing(question, size) if size else "none fits" for size in sizes]
-    bar = {
-        "type": "bar", "orientation": "h", "y": names, "x": sizes, "text": texts, "textposition": "auto",
-        "textangle": 0, "marker": {"color": COLOURS[0]}, "hovertemplate": "%{text}<extra>%{y}</extra>",
-    }  # fmt: skip
     unit = "parameters" if question == "model" else f"{_THINGS[question]}s"
-    layout = arranged(QUESTIONS[question], unit, height=height_of(len(names)))
-    above_bars(layout, names)
-    return {"data": [bar], "layout": layout}
+    style = {"text": texts, "textposition": "auto", "textangle": 0, "showlegend": False}
+    data = bars("", names, sizes, COLOURS[0], "%{text}<extra>%{y}</extra>", **style)
+    return bar_figure(QUESTIONS[question], unit, names, [data])

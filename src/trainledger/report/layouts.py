@@ -10,12 +10,12 @@ from trainledger.document import Cell, Code, Document, Figure, Section, Table, n
 from trainledger.plan.layouts.result import AS_QUICK, Gap, Layouts, Rejected, ScoredLayout
 from trainledger.predict.device_memory import TENSORS_ALONE
 from trainledger.report.plain_data import plain, run_data
-from trainledger.report.style import COLOURS, around, arranged, by_turns, mark
+from trainledger.report.style import COLOURS, arranged, by_turns, mark_usable, points
 from trainledger.report.table import pasted, sentence
 from trainledger.spec.difference import as_override
 from trainledger.spec.layout import Layout, overlaps
 from trainledger.spec.plain import to_plain
-from trainledger.units import GIGA, counted, format_count, format_nbytes, format_percent, format_seconds
+from trainledger.units import GIGA, counted, format_count, format_percent, format_seconds
 
 _SHOWN = 12  # reasons that are listed
 _COLUMNS = ("step", "MFU", "memory", "TP", "CP", "PP", "EP", "DP", "Z", "B", "recompute")
@@ -239,17 +239,12 @@ def figures(found: Layouts) -> dict[str, Figure]:
         "step (seconds)", meta={"key": [each.title for each in found.pareto]},
     )  # fmt: skip
     memory = [each.device_nbytes / GIGA for each in (*found.ranked, *found.pareto)]
-    if found.usable_nbytes is not None:
-        usable = found.usable_nbytes / GIGA
-        layout["xaxis"] |= {"range": around([*memory, usable])}
-        mark(layout, "v", usable, f"{format_nbytes(found.usable_nbytes)} usable")
+    mark_usable(layout, found.usable_nbytes, memory)
     return {"Step time against memory": {"data": data, "layout": layout}}
 
 
 def _points(name: str, some: Sequence[ScoredLayout], colour: str, mode: str) -> dict[str, Any]:
-    return {
-        "type": "scatter", "mode": mode, "name": name, "x": [each.device_nbytes / GIGA for each in some],
-        "y": [each.seconds for each in some], "customdata": [each.title for each in some], "cliponaxis": False,
-        "marker": {"color": colour, "size": 8}, "line": {"color": colour},
-        "hovertemplate": "%{customdata}<br>%{y:.4g} s, %{x:.4g} GB<extra></extra>",
-    }  # fmt: skip
+    x, y = [each.device_nbytes / GIGA for each in some], [each.seconds for each in some]
+    style = {"marker": {"color": colour, "size": 8}, "line": {"color": colour}, "cliponaxis": False}
+    hover = "%{customdata}<br>%{y:.4g} s, %{x:.4g} GB<extra></extra>"
+    return points(name, x, y, mode, customdata=[each.title for each in some], **style, hovertemplate=hover)

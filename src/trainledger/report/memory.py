@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
 from math import prod
+from typing import Any
 
 from trainledger.document import Figure
 from trainledger.ledger.entry import CATEGORIES, HOST, Entry
 from trainledger.ledger.ledger import Ledger
 from trainledger.ledger.memory.timeline import Moment, timeline
 from trainledger.report.peak import place, tensors_at_peak
-from trainledger.report.style import COLOURS, DARK, GREY, above_bars, arranged, folded, height_of, line, mark
+from trainledger.report.style import COLOURS, DARK, GREY, arranged, bar_figure, bars, folded, line, mark, points
 from trainledger.units import GIGA, KILO, MEGA, format_nbytes
 
 COLOUR_OF = dict(zip(CATEGORIES, COLOURS, strict=True))
@@ -59,24 +60,17 @@ def memory_lanes(sides: Sequence[tuple[str, Ledger]], usable_nbytes: int | None 
         axis = str(at + 1) if at else ""
         axes = {"xaxis": f"x{axis}", "yaxis": f"y{axis}"}
         for category, nbytes in lane.live.items():
-            data.append(
-                {
-                    "type": "scatter", "mode": "lines", "name": category, "legendgroup": category,
-                    "showlegend": category not in shown, "stackgroup": name, "x": lane.x,
-                    "y": [each / scale for each in nbytes], **axes,
-                    "line": {"width": 0.5, "color": COLOUR_OF.get(category, GREY), "shape": lane.shape},
-                    "hovertemplate": f"%{{y:.4f}} {unit}",
-                }
-            )  # fmt: skip
-            shown.add(category)
-        data.append(
-            {
-                "type": "scatter", "mode": "lines", "name": "all", "showlegend": False, "x": lane.x,
-                "y": [each / scale for each in lane.totals], "text": lane.texts, **axes,
-                "line": {"width": 1.0, "color": DARK, "shape": lane.shape},
-                "hovertemplate": f"%{{y:.4f}} {unit}<br>%{{text}}",
+            style: dict[str, Any] = {
+                "line": {"width": 0.5, "color": COLOUR_OF.get(category, GREY), "shape": lane.shape},
+                **axes,
             }
-        )  # fmt: skip
+            style |= {"legendgroup": category, "showlegend": category not in shown, "stackgroup": name}
+            y, hover = [each / scale for each in nbytes], f"%{{y:.4f}} {unit}"
+            data.append(points(category, lane.x, y, "lines", **style, hovertemplate=hover))
+            shown.add(category)
+        style = {"line": {"width": 1.0, "color": DARK, "shape": lane.shape}, "showlegend": False, **axes}
+        y, hover = [each / scale for each in lane.totals], f"%{{y:.4f}} {unit}<br>%{{text}}"
+        data.append(points("all", lane.x, y, "lines", text=lane.texts, **style, hovertemplate=hover))
         highs, lows = 1 - at / len(lanes), 1 - (at + 1) / len(lanes)
         layout[f"yaxis{axis}"] = {
             "title": {"text": f"{name} ({unit})"}, "domain": [lows + gap / 2, highs - gap / 2], "range": [0, top],
@@ -127,31 +121,21 @@ def peak_figure(ledger: Ledger, top: int = 20) -> Figure | None:
     labels = [each.label for each in shown]
     data = []
     for category in CATEGORIES:
-        bars = [(at, each) for at, each in enumerate(shown) if each.category == category]
-        if bars:
-            data.append(
-                {
-                    "type": "bar", "orientation": "h", "name": category, "marker": {"color": COLOUR_OF[category]},
-                    "x": [each.nbytes / scale for _, each in bars], "y": [at for at, _ in bars],
-                    "text": [escape(each.sentence) for _, each in bars], "textposition": "none",
-                    "hovertemplate": f"%{{x:.4f}} {unit}<br>%{{text}}<extra></extra>",
-                }
-            )  # fmt: skip
+        found = [(at, each) for at, each in enumerate(shown) if each.category == category]
+        if found:
+            sizes, texts = [each.nbytes / scale for _, each in found], [escape(each.sentence) for _, each in found]
+            more = {"text": texts, "textposition": "none"}
+            hover = f"%{{x:.4f}} {unit}<br>%{{text}}<extra></extra>"
+            data.append(bars(category, [at for at, _ in found], sizes, COLOUR_OF[category], hover, **more))
     left = peak.nbytes - sum(each.nbytes for each in shown)
     if left:
         labels.append(f"{sum(each.count for each in rest):,} others" if rest else "not listed one by one")
-        data.append(
-            {
-                "type": "bar", "orientation": "h", "name": "the rest", "marker": {"color": "#dddddd"},
-                "x": [left / scale], "y": [len(shown)], "hovertemplate": f"%{{x:.4f}} {unit}<extra></extra>",
-            }
-        )  # fmt: skip
-    layout = arranged(
-        x=f"{unit} at the peak of {format_nbytes(peak.nbytes)}", height=height_of(len(labels)), barmode="stack",
-    )  # fmt: skip
-    layout["legend"] |= {"traceorder": "normal"}
-    above_bars(layout, (escape(each) for each in labels))
-    return {"data": data, "layout": layout}
+        hover = f"%{{x:.4f}} {unit}<extra></extra>"
+        data.append(bars("the rest", [len(shown)], [left / scale], "#dddddd", hover))
+    x = f"{unit} at the peak of {format_nbytes(peak.nbytes)}"
+    figure = bar_figure("", x, map(escape, labels), data, barmode="stack")
+    figure["layout"]["legend"] |= {"traceorder": "normal"}
+    return figure
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import exp, log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainledger.document import Figure
 from trainledger.plan.optimal import Optimal
 from trainledger.plan.scaling_law import LossLaw
-from trainledger.report.style import COLOURS, DARK, arranged
+from trainledger.report.style import COLOURS, DARK, arranged, points
 from trainledger.units import format_count
 
 SHORT = {
@@ -31,11 +31,9 @@ def figures(answer: Optimal) -> dict[str, Figure]:
 def _markers(answer: Optimal, along: Callable[[Point], float]) -> Iterator[dict[str, object]]:
     """A larger, hollow point for each model that was asked for besides, at the place that ``along`` says."""
     for at, (name, each) in enumerate(besides(answer)):
-        yield {
-            "type": "scatter", "mode": "markers", "name": name, "x": [along(each)], "y": [each.loss],
-            "marker": {"color": DARK, "size": 14, "symbol": f"{_SYMBOLS[at]}-open", "line": {"width": 2}},
-            "hovertemplate": f"{name}: {size_of(each)}, loss %{{y:.3f}}<extra></extra>",
-        }  # fmt: skip
+        marker = {"color": DARK, "size": 14, "symbol": f"{_SYMBOLS[at]}-open", "line": {"width": 2}}
+        hover = f"{name}: {size_of(each)}, loss %{{y:.3f}}<extra></extra>"
+        yield points(name, [along(each)], [each.loss], marker=marker, hovertemplate=hover)
 
 
 def _iso_flop(answer: Optimal) -> Figure:
@@ -46,13 +44,9 @@ def _iso_flop(answer: Optimal) -> Figure:
     for at, each in enumerate(answer.choices):
         size = each.parameters.value
         if sizes[0] <= size <= sizes[-1]:
-            data.append(
-                {
-                    "type": "scatter", "mode": "markers", "name": SHORT.get(each.law.name, each.law.name), "x": [size],
-                    "y": [law.loss(size, flops / (6 * size))],
-                    "marker": {"color": COLOURS[(at + 1) % len(COLOURS)], "size": 11, "symbol": _SYMBOLS[at]},
-                }
-            )  # fmt: skip
+            marker = {"color": COLOURS[(at + 1) % len(COLOURS)], "size": 11, "symbol": _SYMBOLS[at]}
+            name, loss = SHORT.get(each.law.name, each.law.name), law.loss(size, flops / (6 * size))
+            data.append(points(name, [size], [loss], marker=marker))
     data += _markers(answer, lambda each: each.parameters)
     layout = arranged(f"One budget: {flops:.3g} FLOP", "parameters", "loss (nats per token)")
     layout["xaxis"] |= {"type": "log", "dtick": 1}
@@ -65,12 +59,7 @@ def _frontier(answer: Optimal) -> Figure:
     best = [law.parameters(each).value for each in budgets]
     data = _band(law, best, [each / (6 * n) for each, n in zip(budgets, best, strict=True)], budgets)
     least = law.loss(best[20], flops / (6 * best[20]))
-    data.append(
-        {
-            "type": "scatter", "mode": "markers", "name": "this budget", "x": [flops], "y": [least],
-            "marker": {"color": COLOURS[1], "size": 10},
-        }
-    )  # fmt: skip
+    data.append(points("this budget", [flops], [least], marker={"color": COLOURS[1], "size": 10}))
     data += _markers(answer, lambda each: 6 * each.parameters * each.tokens)
     layout = arranged("What more compute is worth", "training FLOPs (6 N D)", "loss (nats per token)")
     layout["xaxis"] |= {"type": "log", "dtick": 1}
@@ -83,20 +72,16 @@ def _band(law: LossLaw, parameters: list[float], tokens: list[float], along: lis
     lines: list[dict[str, object]] = []
     low, high = [each.low for each in found], [each.high for each in found]
     if all(each is not None for each in low):
-        lines.append(
-            {
-                "type": "scatter", "mode": "lines", "name": found[0].means, "x": [*along, *reversed(along)],
-                "y": [*high, *reversed(low)], "fill": "toself", "fillcolor": "rgba(0,114,178,0.18)",
-                "line": {"width": 0}, "hoverinfo": "skip",
-            }
-        )  # fmt: skip
-    lines.append(
-        {
-            "type": "scatter", "mode": "lines", "name": law.title, "x": along, "y": [each.value for each in found],
-            "line": {"color": COLOURS[0], "width": 2},
+        filled: dict[str, Any] = {
+            "fill": "toself",
+            "fillcolor": "rgba(0,114,178,0.18)",
+            "line": {"width": 0},
+            "hoverinfo": "skip",
         }
-    )  # fmt: skip
-    return lines
+        around = ([*along, *reversed(along)], [*high, *reversed(low)])
+        lines.append(points(found[0].means, *around, "lines", **filled))
+    losses = [each.value for each in found]
+    return [*lines, points(law.title, along, losses, "lines", line={"color": COLOURS[0], "width": 2})]
 
 
 def besides(answer: Optimal) -> Iterator[tuple[str, Point]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Any
+
+from trainledger.document import Figure
+from trainledger.units import GIGA, format_nbytes
 
 # Okabe and Ito's colours, which people with any colour vision tell apart.
 COLOURS = (
@@ -101,26 +104,35 @@ def folded(text: str, width: int = 40) -> str:
     return "<br>".join(wrap(text, width, break_long_words=False, break_on_hyphens=False))
 
 
-def height_of(bars: int) -> int:
-    """The height of a figure of so many rows of bars with their names above them."""
-    return _MARGINS["t"] + _MARGINS["b"] + _ROW * bars
+def points(name: str, x: Sequence[Any], y: Sequence[Any], mode: str = "markers", **options: Any) -> dict[str, Any]:
+    """Points or lines of one name, as Plotly takes them."""
+    return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, **options}
 
 
-def above_bars(layout: dict[str, Any], names: Iterable[str]) -> None:
-    """Puts the names of bars that lie one below the other above each bar, where long ones have the whole width."""
+def bars(name: str, rows: Sequence[Any], values: Sequence[Any], colour: str, hover: str, **more: Any) -> dict[str, Any]:
+    """Horizontal bars of one name and colour, by the names or the numbers of their rows."""
+    shown = {"marker": {"color": colour}, "hovertemplate": hover}
+    return {"type": "bar", "orientation": "h", "name": name, "y": rows, "x": values, **shown, **more}
+
+
+def bar_figure(title: str, x: str, names: Iterable[str], data: Sequence[dict[str, Any]], **options: Any) -> Figure:
+    """Horizontal bars under their names; ``x`` names the axis with its unit, ``options`` are of the layout."""
+    names = list(names)
+    layout = arranged(title, x, height=_MARGINS["t"] + _MARGINS["b"] + _ROW * len(names), **options)
+    # Above each bar a long name has the whole width.
     layout["yaxis"] |= {"autorange": "reversed", "showticklabels": False, "showgrid": False, "zeroline": False}
     layout["bargap"] = layout["waterfallgap"] = 0.55
     layout["margin"] |= {"l": 10}
-    layout["annotations"] = [
-        *layout.get("annotations", ()),
-        *(
-            {
-                "x": 0, "xref": "paper", "xanchor": "left", "y": at, "yref": "y", "yanchor": "bottom", "yshift": 11,
-                "text": name, "showarrow": False,
-            }
-            for at, name in enumerate(names)
-        ),
-    ]  # fmt: skip
+    place = {"x": 0, "xref": "paper", "xanchor": "left", "yref": "y", "yanchor": "bottom", "yshift": 11}
+    layout["annotations"] = [{**place, "y": at, "text": name, "showarrow": False} for at, name in enumerate(names)]
+    return {"data": list(data), "layout": layout}
+
+
+def mark_usable(layout: dict[str, Any], nbytes: int | None, memory: Iterable[float]) -> None:
+    """Marks usable memory, where it is known, on an axis in GB that shows it and all of ``memory``."""
+    if nbytes is not None:
+        layout["xaxis"] |= {"range": around([*memory, nbytes / GIGA])}
+        mark(layout, "v", nbytes / GIGA, f"{format_nbytes(nbytes)} usable")
 
 
 def by_turns(numbers: Iterable[int]) -> list[str]:

@@ -73,7 +73,7 @@ def svg(figure: Figure) -> str | None:
 
 
 def _names(figure: Figure) -> list[str]:
-    """The names of the rows from the top, which `style.above_bars` puts above them."""
+    """The names of the rows from the top, which `style.bar_figure` puts above them."""
     above = [each for each in figure["layout"].get("annotations", ()) if each.get("yref") == "y" and "yshift" in each]
     if above:
         return [str(each["text"]) for each in sorted(above, key=lambda each: float(each["y"]))]
