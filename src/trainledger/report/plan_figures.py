@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from trainledger.document import Figure
 from trainledger.ledger.ranks import RankAccount
 from trainledger.plan.plan import Plan
+from trainledger.predict.forecast import NAPKIN, Bar
 from trainledger.predict.parallel_step import spans
 from trainledger.predict.predict import heaviest
 from trainledger.predict.streams import Span
-from trainledger.predict.forecast import NAPKIN, Bar
 from trainledger.report.memory import memory_timeline
 from trainledger.report.style import COLOURS, around, arranged, bar_figure
 from trainledger.units import format_percent, format_seconds
