@@ -111,7 +111,8 @@ def test_a_long_prompt_is_bound_by_compute_and_costs_as_training_forward():
     run = run_of("llama-3-8b")
     answer = tl.inference(run, phase="prefill", context=8192)
     assert answer.time.limit == "compute"
-    training = account(replace(run, recipe=replace(run.recipe, seq_len=8192, precision="bf16", attention="flash")),
+    training = account(replace(run, recipe=with_fields(run.recipe, {"seq_len": 8192, "precision": "bf16",
+    "attention": "flash"})),
                        backend="cuda")  # fmt: skip
     forward = training.filter(lambda each: each.phase == "forward").matmul_flops
     logits = 2 * run.model.d_model * run.model.vocab_size

@@ -180,7 +180,7 @@ def _notes(run: Run, serving: Serving) -> list[str]:
     if others:
         notes.append(f"of the layout only tensor counts here; {', '.join(others)} left out")
     if run.recipe.lora is not None:
-        notes.append("assuming that adapters (recipe.lora.rank) are merged into the weights")
+        notes.append("assuming that adapters (recipe.lora) are merged into the weights")
     if run.model.unserved:
         notes.append(run.model.unserved)
     if serving.phase == "prefill":
