@@ -133,11 +133,13 @@ def saving_runs(draw: st.DrawFn) -> Run:
     attention = draw(pick("sdpa", "flash"))
     formats = ("bf16", "fp16", "bf16-mixed", "fp16-mixed", "bf16-sharded")
     precision = draw(pick(*(formats if attention == "flash" else ("fp32", *formats))))
+    loss = draw(pick("full", "chunked", "compiled")) if run.layout.tensor == 1 else "full"
     recipe = with_fields(run.recipe, {
-        "precision": precision, "precision.master_weights": precision in ("bf16", "fp16") and draw(st.booleans()),
+        "precision": precision,
+        "precision.master_weights": draw(st.booleans()) if precision == "bf16" else None,
         "attention": attention, "dropout": draw(pick(0.0, 0.1)),
         "activation_checkpointing": draw(pick("none", "full", "attention", "selective", "offload", "segments")),
-        "loss": draw(pick("full", "chunked", "compiled")) if run.layout.tensor == 1 else "full", "loss.chunks": 2,
+        "loss": loss, "loss.chunks": 2 if loss == "chunked" else None,
         "compile": draw(st.booleans()),
     })  # fmt: skip
     return replace(run, recipe=recipe)

@@ -150,7 +150,7 @@ def _built(cls: type[Any], table: Mapping[str, Any]) -> dict[str, Any]:
         if kinds is not None and isinstance(value, Mapping):
             inner = {key: one for key, one in value.items() if key != KIND}
             fields[name] = from_fields(kinds[value.get(KIND, first_kind(known[name]))], inner)
-        elif name in known or value != getattr(cls, name, None):
+        elif name in known or value not in (None, getattr(cls, name, None)):
             fields[name] = value
     return fields
 
