@@ -117,7 +117,8 @@ def test_compiled_it_is_as_good_as_the_full_loss_under_autocast(*, upcast: bool)
 def test_the_loss_is_fp32_in_every_way() -> None:
     for kind in ("full", "chunked", "fused"):
         for upcast in (True, False):
-            run = run_of({}, precision="bf16-mixed", loss=kind, **{"loss.chunks": 4, "loss.upcast": upcast})
+            chunks = {} if kind == "full" else {"loss.chunks": 4}
+            run = run_of({}, precision="bf16-mixed", loss=kind, **chunks, **{"loss.upcast": upcast})
             assert loss_and_gradients(run)[0].dtype == torch.float32
 
 
@@ -154,7 +155,7 @@ def test_an_evaluation_takes_no_gradients() -> None:
         ),
         (
             {"loss": "fused", "precision": "fp16-mixed"},
-            "recipe.loss = 'fused': takes gradients in forward, which precision fp16-mixed scales or gathers "
+            "recipe.loss = 'fused': computes gradients in forward, which precision fp16-mixed scales or gathers "
             "afterwards; nearest that works: chunked",
         ),
     ],

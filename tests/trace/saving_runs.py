@@ -13,6 +13,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import from_fields
 from trainledger.spec.recipe import Recipe
 from trainledger.spec.run import Run
+from trainledger.spec.savings import CHECKPOINTING, LOSSES
 
 
 @st.composite
@@ -61,6 +62,12 @@ def saving_runs(draw: st.DrawFn, **recipe: Any) -> Run:
         chosen["precision"] = "bf16"
     if chosen.get("loss.chunks") in ("half", "all"):
         chosen["loss.chunks"] = micro_batch * seq_len // (2 if chosen["loss.chunks"] == "half" else 1)
+    kinds = {"loss": LOSSES, "activation_checkpointing": CHECKPOINTING}
+    for path in [each for each in chosen if each.partition(".")[0] in kinds and "." in each]:
+        part, _, field = path.partition(".")
+        kind = kinds[part][chosen[part]] if part in chosen else next(iter(kinds[part].values()))
+        if field not in kind.__dataclass_fields__:
+            del chosen[path]
     model = draw(saving_models(seq_len))
     batch = {"seq_len": seq_len, "micro_batch": micro_batch, "global_batch": micro_batch * grad_accum, "steps": 3}
     return Run(model=model, recipe=from_fields(Recipe, {**batch, **chosen}))
