@@ -217,7 +217,8 @@ def test_a_run_goes_on_where_it_was_stopped(recipe: dict[str, Any], tmp_path: Pa
         (
             {"feed_forward": "experts", "feed_forward.n_experts": 4},
             {},
-            "recipe.lora: there are no adapters for experts (model.feed_forward); nearest that works: none",
+            "recipe.lora.rank = 3: there are no adapters for experts (model.feed_forward): train all weights with "
+            "recipe.lora = none",
         ),
         (
             {"feed_forward.gated": False, "feed_forward.activation": "gelu"},

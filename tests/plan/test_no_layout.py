@@ -84,7 +84,7 @@ def test_a_fixed_value_that_is_in_the_way_is_named_with_the_nearest_to_it(
 
 def test_adapters_have_no_account_over_several_devices_and_nothing_is_named_in_its_place() -> None:
     run = run_for(4, SMALL, precision="bf16-mixed", **{"lora.rank": 4})
-    rule = "found no layout that fits 4 x h100-sxm: adapters (recipe.lora.rank) are accounted for on one device only"
+    rule = "found no layout that fits 4 x h100-sxm: adapters (recipe.lora) are accounted for on one device only"
     for fixed in ({}, {"tensor": 2}):
         assert str(why(run, fixed)) == f"layout: {rule}"
     with pytest.raises(InvalidInput) as answer:

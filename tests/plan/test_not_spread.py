@@ -204,7 +204,7 @@ def test_adapters_are_sent_to_no_layout() -> None:
     recipe = {"global_batch": 8, "precision": "bf16", "lora.rank": 8}
     large, small = run_of("llama-3-70b", 8, **recipe), run_of("gpt2", 8, **recipe)
     few = run_of("llama-3-70b", 8, **{**recipe, "global_batch": 4})
-    why = "adapters (recipe.lora.rank) are accounted for on one device only"
+    why = "adapters (recipe.lora) are accounted for on one device only"
     assert any(each.endswith(why) for each in tl.predict(small).notes if "without loss" in each)
     assert not any("without loss" in each for each in tl.predict(large).notes)
     texts = [str(plan(each)) for each in (large, small, few)]

@@ -18,7 +18,7 @@ class Lora:
     """Adapters that are trained while the weights are frozen (Hu et al. 2021, arXiv 2106.09685)."""
 
     rank: int = setting("rank of the adapters", at_least=1, at_most=10**6)
-    alpha: float = setting("what adapters add is multiplied by this over rank", quantity="number", default=16.0)
+    alpha: float = setting("the adapters' output is multiplied by alpha / rank", quantity="number", default=16.0)
     targets: tuple[str, ...] = setting(
         "linear layers with adapters: linear (all in the blocks), attention, mlp, or names such as q_proj",
         quantity="texts", default=("linear",),

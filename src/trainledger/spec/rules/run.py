@@ -116,16 +116,18 @@ def _adapters(run: Run) -> Iterator[Problem]:
     if lora is None:
         return
     if spec.experts is not None:
-        yield Problem("recipe.lora", None, "there are no adapters for experts (model.feed_forward)", "none")
+        rule = "there are no adapters for experts (model.feed_forward): train all weights with recipe.lora = none"
+        yield Problem("recipe.lora.rank", lora.rank, rule)
     elif not any(is_target(each, lora.targets) for each in _linear_layers(spec)):
         rule = f"names no linear layer of this model: {', '.join(each.split('.')[1] for each in _linear_layers(spec))}"
         yield Problem("recipe.lora.targets", list(lora.targets), rule, "linear")
     if spec.n_mtp_layers:
-        yield Problem("recipe.lora", None, "there are no adapters for prediction modules", "none")
+        rule = "there are no adapters for modules of multi-token prediction: train all weights with recipe.lora = none"
+        yield Problem("recipe.lora.rank", lora.rank, rule)
     axes = ("replicate", "shard", "context", "tensor", "pipeline")
     if any(getattr(run.layout, each) != 1 for each in axes):
-        rule = "is accounted for on one device only: leave [layout] out, or train all weights with none"
-        yield Problem("recipe.lora", None, rule, "none")
+        rule = "is accounted for on one device only: leave [layout] out, or train all weights with recipe.lora = none"
+        yield Problem("recipe.lora.rank", lora.rank, rule)
 
 
 def _linear_layers(spec: ModelSpec) -> list[str]:
