@@ -164,7 +164,7 @@ def test_the_demo_does_all_of_it(run_file: Path, capsys: pytest.CaptureFixture[s
         "What it will cost",
         "Training it",
         "What the model writes",
-        "What was forecast, and what happened",
+        "Forecast and measurement",
     ):
         assert heading in said
     assert "def read(self, path):" in said

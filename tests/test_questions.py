@@ -37,7 +37,9 @@ def changed(fields: dict[str, Any]) -> tl.Run:
     run = tl.load(SPREAD)
     for path, value in fields.items():
         section, _, name = path.partition(".")
-        run = replace(run, **{section: with_fields(getattr(run, section), {name: value})})
+        part = getattr(run, section)
+        part = with_fields(part, {name: value}) if "." in name else replace(part, **{name: value})
+        run = replace(run, **{section: part})
     return run
 
 

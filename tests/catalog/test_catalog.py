@@ -282,3 +282,11 @@ def test_names_are_found_in_upper_case_as_well():
 def test_a_name_is_never_a_path(name):
     with pytest.raises(InvalidInput):
         catalog.device(name)
+
+
+def test_a_device_file_without_a_needed_key_is_named_with_the_key(tmp_path, monkeypatch):
+    (tmp_path / "devices").mkdir()
+    (tmp_path / "devices" / "toy.toml").write_text('title = "Toy"\nmemory = "80GB"\n', encoding="utf-8")
+    monkeypatch.setattr(catalog, "_HERE", str(tmp_path))
+    with pytest.raises(InvalidInput, match=r"catalog/devices/toy.toml has no peak, no memory_bandwidth, no link"):
+        catalog.device("toy")

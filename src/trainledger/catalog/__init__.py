@@ -20,6 +20,10 @@ from trainledger.units import counted, format_nbytes, parse_nbytes
 
 _HERE = os.path.dirname(__file__)
 
+_NEEDED = {
+    "devices": ("title", "peak", "memory", "memory_bandwidth", "link", "source", "date", "unverified"),
+    "links": ("title", "bandwidth", "share", "hardware", "source", "date", "unverified"),
+}
 _MOST_LISTED = 40  # names in a message
 _HUB_NAMES = {
     # last part of a Hugging Face hub id, in lower case, to the catalog's name where they differ
@@ -331,4 +335,8 @@ def _names(kind: str) -> list[str]:
 def _entry(kind: str, name: str, field: str) -> dict[str, Any]:
     name = known_as(name, _names(kind), field)  # looked up in the listing, so that it can never be a path
     with open(os.path.join(_HERE, kind, f"{name}.toml"), "rb") as file:
-        return tomllib.load(file)
+        entry = tomllib.load(file)
+    missing = [each for each in _NEEDED.get(kind, ()) if each not in entry]
+    if missing:
+        raise InvalidInput([Problem(field, name, f"catalog/{kind}/{name}.toml has no {', no '.join(missing)}")])
+    return entry
