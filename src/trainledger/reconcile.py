@@ -97,7 +97,7 @@ class Reconciliation(Answer, report="reconciliation"):
 
 
 def reconcile(predicted: Forecast | Ledger, measured: Measured | Ledger) -> Reconciliation:
-    """Every quantity of a run on both sides; ledgers are taken for the quantities they hold."""
+    """Each predicted quantity of a run against its measurement; a ledger stands for the quantities it holds."""
     before = predicted if isinstance(predicted, Forecast) else Forecast(**summary(predicted))
     after = measured if isinstance(measured, Measured) else Measured(**summary(measured))
     return Reconciliation(tuple(_rows(before, after)), after.device or before.device, before.notes + after.notes)

@@ -146,7 +146,7 @@ def test_the_note_behind_a_long_name_of_a_figure_has_a_line_of_its_own(tmp_path:
     from trainledger.report import plot
 
     where = str(tmp_path / ("a" * 60 + ".png"))
-    names = ["Where 7.366 days go", "Memory of the heaviest device over one step (it does NOT fit)"]
+    names = ["Where 7.366 days go", "Memory of the peak rank over one step (it does NOT fit)"]
     told = plot.written({where: names[0], f"{where[:-4]}-2.png": names[1]}).splitlines()
     assert told[::2] == [f"Written to {where}", f"Written to {where[:-4]}-2.png"]
     assert told[1::2] == [f"({each})" for each in names]

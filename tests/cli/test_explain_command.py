@@ -128,4 +128,4 @@ def test_time_of_a_layout_names_its_collectives(capsys: pytest.CaptureFixture[st
     parts = json.loads(told(capsys, *words, "--json"))["parts"]
     sent = next(each for each in parts if each["title"].startswith("communication"))
     assert sent["seconds"] == pytest.approx(sum(each["seconds"] for each in sent["lines"]))
-    assert "communication of such a rank" not in told(capsys, "explain", "time", "gpt2", "--device", "h100-sxm")
+    assert "communication of that rank" not in told(capsys, "explain", "time", "gpt2", "--device", "h100-sxm")

@@ -103,7 +103,7 @@ def test_fit_of_a_model_in_80_columns(capsys):
     assert "As it is, every rank needs" in out
     assert "too much: " in out
     assert "+ loss in chunks: --set recipe.activation_checkpointing=full --set" in out
-    assert "Models are the family of gpt2: heads of 64" in out
+    assert "Models are scaled from gpt2: heads of 64" in out
     assert narrow(out)
 
 

@@ -88,7 +88,7 @@ def test_a_rate_that_is_not_known_is_a_sentence(capsys):
     (("dtype", "1e-8x"), "value = '1e-8x': is neither a number (write it like 1e-8, 0.1 or 65504) nor a "),
     (("dtype", "fp8", "1", "2"), "value = '2': is a second number; one is shown at a time"),
     (("dtype", "bfloat17"), "nearest that works: bfloat16"),
-    (("dtype", "1", "--format", "bool"), "--format = 'bool': is no floating-point format that is known"),
+    (("dtype", "1", "--format", "bool"), "--format = 'bool': is not a known floating-point format"),
     (("dtype", "1e999"), "must be a finite number that fp64 holds; nearest that works: 1.7976931348623157e+308"),
     (("dtype", "-inf"), "must be a finite number that fp64 holds; nearest that works: -1.7976931348623157e+308"),
     (("dtype", "1e-400"), "is too small for fp64 and would be read as zero; nearest that works: 5e-324"),
@@ -103,7 +103,7 @@ def test_a_rate_that_is_not_known_is_a_sentence(capsys):
     (("einsum", "b (h d) -> b h d", "2,8", "h=2", "--device", "l4"), "--device = 'l4': bounds the time of a product"),
     (("einsum", "b (h d) -> b h d", "2,8", "h=3"), "splits dim 1 by 3, and fp32[2, 8] has 8 there; nearest that works: "
                                                    "h=2"),
-    (("einsum", "ij,jk->ik", "4,8"), "has 2 operands, and 1 shapes are given"),
+    (("einsum", "ij,jk->ik", "4,8"), "has 2 operands, but 1 shape given"),
     (("einsum", "ij,jk->ik", "4,8", "8,2", "--device", "h101"), "--device = 'h101': is not in the catalog"),
     (("einsum", "ij,jk->ik", "4,8", "8,x"), "shape 2 = '8,x': has dims that are no whole numbers"),
 ])  # fmt: skip
@@ -120,7 +120,9 @@ def test_a_chain_that_fails_shows_the_steps_before(capsys):
     assert "1 transpose fp32[8,4] [1,8] no A view 2 view fails" in plain
     assert "1 transpose 17 of A 68" in plain
     assert "| 3 | 7 | 11 |" in plain
-    assert err.startswith("step 2, view: fp32[8, 4] with strides [1, 8] has no strides as [32]: dims 0 and 1 would be ")
+    assert err.startswith(
+        "step 2, view: fp32[8, 4] with strides [1, 8] cannot be viewed as [32]: dims 0 and 1 would be "
+    )
     assert err.rstrip().endswith("nearest that works: reshape(32), a copy of 128 bytes")
     code, out, err = call(capsys, "tensor", "float32[4,8]", "transpose", "view", "--at", "1,2", "--json")
     told = json.loads(out)

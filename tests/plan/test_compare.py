@@ -205,7 +205,7 @@ def test_figures_go_to_a_file_and_json_stays_json(tmp_path: Path, capsys: pytest
     out, err = capsys.readouterr()
     assert json.loads(out)["time_of"] == "one step"
     assert err.endswith(f"Written to {where}\n")
-    assert "Memory of the heaviest device" in where.read_text()
+    assert "Memory of the peak rank" in where.read_text()
 
 
 def test_nothing_to_compare_with_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,7 +208,7 @@ def test_collectives_are_named_with_their_part_of_the_time(capsys: pytest.Captur
     words = ["plan", "llama-3-8b", "--phase", "decode", "--batch", "4", "--device", "a100-sxm-80gb"]
     assert main([*words, "--count", "8", "--set", "layout.tensor=8"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "everything else fused into them, and 65 all-reduces and 1 all-gather between tensor ranks: " in said
+    assert "all other operations fused into them, and 65 all-reduces and 1 all-gather between tensor ranks: " in said
     assert said.count("65 all-reduces and 1 all-gather between tensor ranks") == 2
     assert main([*words, "--count", "8", "--set", "layout.tensor=8", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)

@@ -103,8 +103,8 @@ def test_where_the_run_file_is_silent_checkpoints_are_written_as_often_as_costs_
     assert whole.checkpoint_every == round(daly(1.0, 1000.0)) == 44
     assert whole.parts["checkpoints"] == 228.0  # after every 44 of 10,000 steps, and at the end
     assert whole.notes[-1] == (
-        "checkpoints are written every 44 steps (44 s), which loses least (Daly 2006): the run file does not say; "
-        "--set recipe.checkpoints.every=44"
+        "assuming checkpoints every 44 steps (44 s), the interval that costs least time (Daly 2006); "
+        "--set recipe.checkpoints.every=44 makes it explicit"
     )
     others = [
         run_time(run(steps=10_000, **{"checkpoints.every": each}), 1.0, checkpoint_nbytes=10_000,

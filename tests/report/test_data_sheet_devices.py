@@ -29,7 +29,7 @@ def test_memory_says_where_nothing_around_the_tensors_is_counted(
     on = ["gpt2", "--device", device, "--count", "8"]
     plan = said(capsys, "plan", *on, *RECIPE)
     assert (ALONE in plan) is not known
-    assert (" GB of tensors alone on the heaviest device, of " in plan) is not known
+    assert (" GB of tensors alone on the peak rank, of " in plan) is not known
     assert ("Outside the tensors (" in plan) is known
     assert (ALONE in said(capsys, "fit", *on, *RECIPE)) is not known
     serving = said(capsys, "plan", "gpt2", "--device", device, "--phase", "decode", "--context", "512")

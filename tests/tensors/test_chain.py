@@ -211,7 +211,7 @@ def test_the_example_of_the_issue():
     told = chain(read_tensor("float32[4,8]"), ["transpose", "view"])
     assert [(each.kind, each.result.stride) for each in told.steps] == [("view", (1, 8))]
     assert str(told.failure) == (
-        "step 2, view: fp32[8, 4] with strides [1, 8] has no strides as [32]: dims 0 and 1 would be merged into one, "
+        "step 2, view: fp32[8, 4] with strides [1, 8] cannot be viewed as [32]: dims 0 and 1 would be merged into one, "
         "for which dim 0 would need stride 32, and it has stride 1; "
         "nearest that works: reshape(32), a copy of 128 bytes"
     )
@@ -351,7 +351,7 @@ def test_a_drawing_says_the_place_of_every_element(shape, data):
     order = data.draw(st.permutations(range(len(shape))))
     x = torch.arange(torch.Size(shape).numel()).reshape(shape).permute(order)
     drawn = chain(read_tensor(f"int64[{','.join(map(str, shape))}]"), [f"permute{tuple(order)}"]).result.drawing()
-    boxes, _, grid = drawn.partition("the tensor, each element by its place in the storage\n")
+    boxes, _, grid = drawn.partition("the tensor, each element by its index in the storage\n")
     lines = [line for line in grid.splitlines() if not line.startswith("[")]
     assert [int(each) for line in lines for each in line.split()] == x.flatten().tolist()
     inside = [

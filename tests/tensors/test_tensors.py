@@ -153,7 +153,7 @@ def test_elementwise_products_and_sums():
 
 
 @pytest.mark.parametrize(("equation", "shapes", "sentence"), [
-    ("ij,jk->ik", [(4, 8)], "equation = 'ij,jk->ik': has 2 operands, and 1 shapes are given"),
+    ("ij,jk->ik", [(4, 8)], "equation = 'ij,jk->ik': has 2 operands, but 1 shape given"),
     ("ij,jk->ik", [(4, 8), (7, 2)], "shape 2 = '7,2': has j = 7, and shape 1 has j = 8; nearest that works: 8,2"),
     ("ij->ijk", [(4, 8)], "has k in the result but in no operand; nearest that works: ij->ij"),
     ("ij->ii", [(4, 8)], "has i twice in the result; nearest that works: ij->i"),
@@ -178,7 +178,7 @@ def test_wrong_equations_are_sentences(equation, shapes, sentence):
     ("float32", "must be a format and a shape in brackets; nearest that works: float32[4,8]"),
     ("float32 4 8", "must be a format and a shape in brackets; nearest that works: float32[4,8]"),
     ("blah", "must be a format and a shape in brackets; nearest that works: float32[4,8]"),
-    ("float33[4]", "is no number format that is known"),
+    ("float33[4]", "is not a known number format"),
     ("flaot32[4]", "nearest that works: float32"),
     ("fp32[4,a]", "has dims that are no whole numbers of elements; write it like 4,8 ('a' is none)"),
     ("fp32[4,-8]", "has a dim below 0; nearest that works: 4,8"),

@@ -83,7 +83,7 @@ def _graphs(watcher: Watcher, holder: Holder | None) -> Iterator[Finding]:
     of = f", made at {made}" if made and made != line else ""
     yield Finding(
         _GRAPH, line, what,
-        f"a tensor with a grad_fn keeps all nodes it was computed by{of}, and tensors that no backward has released: "
+        f"a tensor with a grad_fn keeps its whole graph alive{of}, and the tensors that no backward has freed: "
         f"{format_nbytes(grown) if grown > 0 else 'nodes of few bytes'} more with each step",
         _without_graph(holder, all(ref.numel() == 1 for _, each in held.tensors if (ref := each()) is not None)),
         times=held.spans, nbytes=max(0, grown) * held.spans,
@@ -108,7 +108,7 @@ def _loop_graphs(watcher: Watcher, weighed: Weighed, ending: Ending) -> Iterator
             _GRAPH, holder.line or each.loop,
             f"`{holder.name}` ({holder.kind}) holds the graphs of {counted(each.iterations, 'iteration')} of the loop "
             f"at {each.loop}, and no backward uses them{'' if done else ' before the program ended'}",
-            "a tensor with a grad_fn keeps all nodes it was computed by, and the tensors that they save: "
+            "a tensor with a grad_fn keeps its whole graph alive, and the tensors saved in it: "
             f"at least {format_nbytes(each.each)} more with each iteration",
             f"run evaluation under torch.no_grad(), or {_without_graph(holder, each.scalars)}",
             times=each.iterations, nbytes=each.nbytes, weight=PROBLEM if done else REMARK,

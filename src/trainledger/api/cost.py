@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def account(run: Source, overrides: Overrides = (), *, backend: str | None = None) -> Ledger:
-    """The closed-form ledger of one optimizer step of a rank: of a layout, of its first stage.
+    """The closed-form ledger of one optimizer step of one rank, in a pipeline one of the first stage.
 
     ``backend`` (of `spec.kernels.KERNELS`) says whose kernels run; absent, those of the run's device. Raises
     `InvalidInput` where the run's fields contradict each other; runs whose sizes are arrays or symbols are not checked
@@ -62,9 +62,10 @@ def _counted(run: Source, overrides: Overrides) -> Run:
 
 
 def parameters(spec: ModelSpec) -> ParameterCount:
-    """The parameters of a model by component (`ledger.model.parameters`), whose fields agree with each other.
+    """The number of parameters of a model, by component (`ledger.model.parameters`).
 
-    Raises `InvalidInput` where they do not; a model whose sizes are arrays or symbols is not checked.
+    Raises `InvalidInput` where fields of the model contradict each other; a model whose sizes are arrays or symbols
+    is not checked.
 
     >>> from trainledger.api.load import model
     >>> parameters(model("gpt2")).total
@@ -77,7 +78,7 @@ def parameters(spec: ModelSpec) -> ParameterCount:
 
 
 def predict(run: Source, overrides: Overrides = (), *, progress: Progress | None = None) -> Forecast:
-    """What a run will cost, from its closed-form ledger and its machine: steps, times, memory, MFU, where time goes.
+    """The forecast of a run, from its closed-form ledger and its machine: steps, times, memory and MFU.
 
     Raises `InvalidInput` where a field breaks a rule of the run file, as `trainledger.load` does.
     """
@@ -101,7 +102,7 @@ def plan(
     convention: str = "dense",
     progress: Progress | None = None,
 ) -> Plan:
-    """All that can be said of a run before it starts; raises `InvalidInput`.
+    """FLOPs, memory, times, MFU and bottleneck of a run before it starts, in closed form; raises `InvalidInput`.
 
     ``device`` and ``count`` are short for the overrides cluster.device and cluster.count. ``mfu`` is for the napkin's
     days, and ``convention`` (of `ledger.conventions`) says how model FLOPs are counted.
@@ -141,7 +142,7 @@ def compare(a: Source, b: Source, overrides: Overrides = (), *, progress: Progre
 
 
 def on_device(ledger: Ledger, device: Device | str) -> OnDevice:
-    """What a traced step would hold and take on a device of the catalog (`predict.step`).
+    """The memory and time of a traced step on a device of the catalog (`predict.step`).
 
     Collectives of a rank are named in the notes and not timed. Raises `InvalidInput`.
     """

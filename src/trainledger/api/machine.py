@@ -17,7 +17,7 @@ THIS_MACHINE = "this-machine"
 
 
 def machine_of(run: Run) -> Device | Calibration | None:
-    """What predicts the times of a run: a device of the catalog, or the calibration of this machine.
+    """The machine whose rates predict the times of a run: a catalog device, or the calibration of this machine.
 
     None where this machine was not measured yet; with backend ``auto`` an accelerator's calibration comes
     before the processor's. Raises `InvalidInput` where the device is unknown.
@@ -38,7 +38,7 @@ def machine_of(run: Run) -> Device | Calibration | None:
 
 
 def device_of(run: Run) -> Device | None:
-    """The machine of a run as a device: peaks, memory, bandwidth; as `machine_of` in all else."""
+    """The machine of a run as a `Device` (peaks, memory, bandwidth), selected as in `machine_of`."""
     machine = machine_of(run)
     if machine is None or isinstance(machine, Device):
         return machine

@@ -51,12 +51,12 @@ def layouts(
     why: bool = True,
     progress: Progress | None = None,
 ) -> Layouts:
-    """The quickest layouts of a run on its cluster, or on so many ``devices`` of a kind (`trainledger.plan.layouts`).
+    """The layouts of a run with the shortest steps, on its cluster or on ``devices`` and ``device`` instead.
 
     The layout, micro-batch and activation checkpointing of the run are searched for; ``fixed`` gives some of them a
-    value (``{"tensor": 8}``). ``keep`` are ranked, accounted for at most ``limit_seconds`` long; ``progress`` hears
-    what is done, how much of it and of how much. Where no layout is allowed, the notes say why and what else would do,
-    unless ``why`` is off. Raises `InvalidInput`.
+    value (``{"tensor": 8}``). ``keep`` are ranked, the full accounts take at most ``limit_seconds``; ``progress`` is
+    called with the phase, how much of it is done, and its total. Where no layout is allowed, the notes say why and
+    which change allows one, unless ``why`` is off. Raises `InvalidInput`.
     """
     more = {"cluster.count": devices, "cluster.device": device, "layout.auto": True}
     run = resolve(run, also(overrides, more), purpose=defaults.SEARCH, search=False)
@@ -86,7 +86,7 @@ def breaks(
     say: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
 ) -> Breaks:
-    """What breaks first, second and third when one size of a run grows (`trainledger.plan.breaks`).
+    """The first three limits that a run meets as one of its sizes grows (`trainledger.plan.breaks`).
 
     ``along`` are axes of `trainledger.plan.sizes.AXES` (None: all). ``exposed`` is the share of a step that
     communication, or a pipeline's bubble, may take; ``lost`` that of a run that checkpoints and failures may take;
@@ -193,7 +193,7 @@ def inference(
     compute: str | None = None,
     quantized: str = "linear",
 ) -> Inference:
-    """One forward of the run's model, served on its device: ``prefill`` of a prompt or ``decode`` of one more token.
+    """Memory and time of one forward in serving: ``prefill`` of a prompt or ``decode`` of one more token.
 
     ``context`` is recipe.seq_len where it is not given, ``compute`` bf16 (fp16 where the device has no bf16), and
     ``weights`` and ``cache`` (`spec.serving`) are as ``compute``. With ``layout.auto`` it takes the fewest tensor ranks

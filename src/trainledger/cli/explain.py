@@ -72,7 +72,7 @@ def _time(args: Namespace, run: Run) -> Document:
         raise InvalidInput([Problem("--stage", args.stage, rule, 0)])
     machine = machine_of(run)
     if machine is None:
-        rule = "was not measured yet (trainledger measure machine does it, once), so there are no times to explain"
+        rule = "was not measured yet, so there are no times to explain; run `trainledger measure machine` once"
         raise InvalidInput([Problem("cluster.device", run.cluster.device, rule)])
     tensors = leaves_of(run.model, run.recipe).trained().tensors
     step = layout_time(run, accounts(run, backend=kernels_of(run)), machine, tensors=tensors)

@@ -29,8 +29,8 @@ SOURCES = {
     "reduction": "one per element",
     "update": "update_rules.RULES: operations in the optimizer's definition",
 }
-ROOFLINE = "the larger of FLOPs over their rate and bytes over theirs (predict.roofline)"
-LINKS = "the fastest way that a library has over these links (predict.collective)"
+ROOFLINE = "the larger of FLOPs / FLOP/s and bytes / bytes/s (predict.roofline)"
+LINKS = "the fastest algorithm of the library over these links (predict.collective)"
 KEPT = "what autograd saves for the backward of the operation, each piece of memory once"
 
 
@@ -87,7 +87,7 @@ def memory(found: Symbolic) -> tuple[Part, ...]:
     A step of several micro-batches has one of them alive at once, a rank of a pipeline those in flight.
     """
     resident = tuple(
-        _line(found, category, nbytes, "exact", "there in every step: ledger.step")
+        _line(found, category, nbytes, "exact", "alive in every step: ledger.step")
         for category, nbytes in found.ledger.resident
     )
     kept = _grouped(
@@ -133,14 +133,14 @@ def peak_moment(found: Symbolic) -> Any:
 
 # How a cause of a step's seconds is defined (`predict.step.CAUSES`).
 CAUSES = {
-    "ideal": "the model's own FLOPs, dense, over the peak of its matmuls' format",
-    "recomputation": "all operations of the forward that backward runs again",
-    "kernel efficiency": "what matmuls and attention take beyond the ideal; less than nothing where kernels skip more",
-    "memory-bound operations": "what all other operations take to move their bytes",
-    "launch overhead": "what operations take however small, and waiting for the program",
-    "exposed communication": "what the step would be shorter by if links took no time",
-    "pipeline bubble": "what the slowest path is longer than the mean device computes",
-    "stragglers": "what slow nodes add",
+    "ideal": "model FLOPs, attention counted dense, over the peak FLOP/s of the matmuls' dtype",
+    "recomputation": "forward operations that run again in backward",
+    "kernel efficiency": "time of matmuls and attention beyond the ideal; negative where kernels skip masked pairs",
+    "memory-bound operations": "time in which all other operations move their bytes",
+    "launch overhead": "fixed time of each operation, and time that the device waits for the program",
+    "exposed communication": "time that the step would save if communication took none",
+    "pipeline bubble": "time of the slowest path beyond the mean compute time of a device",
+    "stragglers": "time that slow nodes add",
 }
 
 
@@ -192,7 +192,7 @@ def _messages(step: StepTime) -> Iterator[Part]:
         over = "between stages" if name in ("send", "recv") else f"{group}, {ranks} ranks"
         lines.append(Line(f"{phase} {name}, {over}", "times x time of one", numbers, seconds, step.basis, LINKS))
     if lines:
-        title = "communication of such a rank, whether or not it shows"
+        title = "communication of that rank, exposed and hidden"
         yield Part(title, tuple(lines), sum(each.value for each in lines))
 
 

@@ -25,7 +25,7 @@ MEANINGS = {
     "T": "tokens in a sequence (recipe.seq_len)",
     "S": "longest sequence (model.max_seq_len)",
     "V": "rows of the embedding (model.vocab_size, padded)",
-    "L": "blocks (model.n_layers)",
+    "L": "layers (model.n_layers)",
     "D": "hidden size (model.d_model)",
     "F": "inner size of the MLP (model.feed_forward.d_ff)",
     "H": "query heads (model.attention.n_heads)",

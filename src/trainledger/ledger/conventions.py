@@ -86,8 +86,8 @@ CONVENTIONS = {
     for each in (
         Convention("6nd", "6 N", thumb.KAPLAN, _six_n),
         Convention("6nd+attention", "6 N + 12 L H K T", thumb.PALM, _six_n_and_attention),
-        Convention("dense", "products of forward and backward, every query against every key", thumb.PALM, _dense),
-        Convention("causal", "the same, of attention only the pairs that the mask leaves", DAO_2, _causal),
+        Convention("dense", "matmuls of forward and backward, every query against every key", thumb.PALM, _dense),
+        Convention("causal", "the same, but only the unmasked query-key pairs of attention", DAO_2, _causal),
         Convention("kernels", "what the kernels run: recomputation too, flash kernels without masked pairs",
                    "Dao et al. 2022, FlashAttention (arXiv 2205.14135)", _kernels),
     )

@@ -29,10 +29,10 @@ Amounts = tuple[tuple[str, Int], ...]  # (category, nbytes) pairs
 
 @frozen
 class Entry:
-    """One operation: what it computes, moves, keeps, and what it does to memory.
+    """One operation of a step: its FLOPs, bytes moved, bytes kept, and memory allocated and freed.
 
-    ``flops`` counts 2 per multiply-add and 1 per element of pointwise work; ``model_flops`` is its part in
-    the model's own cost (matmuls and attention of forward and backward, recomputation left out).
+    ``flops`` counts 2 per multiply-add and 1 per element of pointwise work; ``model_flops`` are those that
+    count as model FLOPs (matmuls and attention of forward and backward, without recomputation).
     ``kept`` are bytes it creates that a later phase reads; ``scratch`` lives only while it runs.
     ``allocated`` and ``freed`` move the live bytes by category: allocated before it runs, freed after.
     ``dtype`` is the format a matmul's inputs have, which decides the peak it runs against, and ``shape`` its sizes

@@ -26,7 +26,7 @@ from trainledger.units import GIB
 
 @frozen
 class Ledger:
-    """The entries of one optimizer step of one device, in the order they run.
+    """The entries of one optimizer step of one device, in the order in which they run.
 
     ``resident`` is what is live before the step, by category; ``uncounted`` lists what has no rule, with
     how often it ran; ``parameters`` are distinct trained elements; ``tokens`` pass through in the step.

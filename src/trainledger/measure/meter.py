@@ -103,9 +103,9 @@ class Meter:
 def meter(
     model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None
 ) -> Iterator[Meter]:
-    """Record anybody's training step as it runs: ``with meter(model, optimizer) as m: ...``, then ``m.ledger``.
+    """A context that records a training step as it runs: ``with meter(model, optimizer) as m: ...``, then ``m.ledger``.
 
-    Forward and backward are told apart by who runs an operation, the optimizer's step by its hooks. Start
+    Forward and backward are distinguished by what runs an operation, the optimizer's step by its hooks. Start
     with gradients set to None, as those that are there already are not followed. Code under torch.compile
     runs eagerly inside.
     """

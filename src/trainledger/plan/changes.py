@@ -136,7 +136,7 @@ def _recomputation(run: Run, backend: str) -> Iterator[Change]:
     for kind in CHECKPOINTING:
         if kind != now and not (kind == "offload" and backend == "cpu"):  # it is on the host already
             timed = kind != "offload" or not run.layout.alone
-            cost = "" if kind != "offload" else "room on the host"
+            cost = "" if kind != "offload" else "needs host memory"
             cost += "" if timed else "; its copies to the host are not timed"
             what = "keep all activations" if kind == "none" else f"activation checkpointing {kind}"
             clear = ((f"{field}.every", 1),) if again.every > 1 and kind in ("full", "selective") else ()
@@ -188,7 +188,9 @@ def _loss(run: Run) -> Iterator[Change]:
             cost = "compiles at every start" if kind == "compiled" else ""
             yield Change(what, (("recipe.loss", kind), *more), ROUNDING, cost)
     if run.recipe.loss.upcast and run.recipe.precision.low:
-        yield _one("the loss in 16 bits", "recipe.loss.upcast", False, RESULT, "a coarser loss and gradient of it")
+        yield _one(
+            "the loss in 16 bits", "recipe.loss.upcast", False, RESULT, "rounds the loss and its gradient to 16 bits"
+        )
 
 
 def _precision(run: Run, backend: str) -> Iterator[Change]:
@@ -242,7 +244,7 @@ def _optimizer(run: Run) -> Iterator[Change]:
 def _saving(run: Run) -> Iterator[Change]:
     if not run.recipe.checkpoints.asynchronous:
         yield _one(
-            "write checkpoints while steps go on", "recipe.checkpoints.asynchronous", True, SAME, "room on the host"
+            "write checkpoints asynchronously", "recipe.checkpoints.asynchronous", True, SAME, "needs host memory"
         )
     if run.recipe.checkpoints.every is not None:
         what = "checkpoints at the interval that loses least (Daly 2006)"

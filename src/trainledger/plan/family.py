@@ -53,7 +53,7 @@ class Family(Sequence[ModelSpec]):
         """What the members have in common."""
         base = self.base
         return (
-            f"the family of {base.name}: heads of {base.head_size}, "
+            f"scaled from {base.name}: heads of {base.head_size}, "
             f"d_ff {base.feed_forward.d_ff / base.d_model:.3g} x d_model, "
             f"{_kv_words(base)}, d_model / n_layers within a quarter of its {base.d_model / base.n_layers:.0f}"
         )

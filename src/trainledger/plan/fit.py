@@ -173,7 +173,7 @@ def _longest_sequence(run: Run, memory: MemoryModel) -> Found:
     note = f"in steps of {unit} tokens"
     found = _found("sequence", sizes.sequences(run), memory, lambda each: each.recipe.seq_len, note)
     if found.size is not None and found.size > run.model.max_seq_len:
-        note = f"{found.note}; memory alone: the model is made for {run.model.max_seq_len:,}"
+        note = f"{found.note}; by memory alone: model.max_seq_len is {run.model.max_seq_len:,}"
         return replace(found, note=note)
     return found
 

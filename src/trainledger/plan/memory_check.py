@@ -108,7 +108,7 @@ class MemoryModel:
 def memory_model(machine: Machine | None, *, backend: str) -> MemoryModel:
     """The memory of a catalog device or a measured machine; raises InvalidInput where it is not known."""
     if machine is None:
-        rule = "was not measured yet, so its memory is not known (trainledger measure machine does it, once)"
+        rule = "was not measured yet, so its memory is not known; run `trainledger measure machine` once"
         raise InvalidInput([Problem("cluster.device", "this-machine", rule, "h100-sxm")])
     usable = machine.memory_nbytes
     if isinstance(machine, Device) and machine.usable_nbytes is not None:

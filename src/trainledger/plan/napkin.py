@@ -80,7 +80,7 @@ def napkin(
     price: Any = None,
     dtype: str | None = None,
 ) -> Napkin:
-    """Solve for the one of params, tokens, count, days and mfu that is not given; `InvalidInput` otherwise.
+    """Days, FLOPs and bytes of a run by 6 N D, solved for the one of params, tokens, count, days, mfu not given.
 
     Values are numbers or text ("70B", "15T", "2w", "50%"); tokens may be "20x", that many per parameter.
     Days alone is solved when no other is left out. ``price`` is money per device-hour.

@@ -78,7 +78,7 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     )  # fmt: skip
     yield RuleOfThumb(
         "parameters", "12 d^2 L", "count", blocks, count.total - count.outside,
-        "the blocks alone; assumes the same of them, and no norms and biases",
+        "layers alone; the same assumptions, and no norms or biases",
     )  # fmt: skip
     flops = ledger.by("phase", "model_flops")
     per_token, forward = sum(flops.values()) / ledger.tokens, flops.get("forward", 0) / ledger.tokens
@@ -94,7 +94,7 @@ def _rows(run: Run, ledger: Ledger, peak_nbytes: int) -> Iterator[RuleOfThumb]:
     yield RuleOfThumb("FLOPs per token", f"6 {n}", "flops", six, per_token, f"no attention scores{idle}")
     yield RuleOfThumb(
         "FLOPs per token", f"6 {n} + 12 L d T", "flops", six + attention, per_token,
-        f"counts the input embedding as a matmul; heads as wide as d_model together{idle}",
+        f"counts the input embedding as a matmul; assumes n_heads x head size = d_model{idle}",
     )  # fmt: skip
     yield RuleOfThumb(
         "kept for backward", "L B T d (34 + 5 H T / d)", "nbytes",

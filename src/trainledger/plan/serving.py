@@ -205,7 +205,7 @@ def _memory(run: Run, ledger: Ledger, machine: Machine | None) -> DeviceMemory |
 def _time(run: Run, ledger: Ledger, machine: Machine | None, notes: list[str]) -> ServingTime | None:
     """The bound and the expectation; None with a note where a rate is not known."""
     if machine is None:
-        notes.append("no times: this machine was not measured yet (trainledger measure machine does it, once)")
+        notes.append("no times: this machine was not measured yet; run `trainledger measure machine` once")
         return None
     try:
         return _times(run, ledger, machine)

@@ -168,19 +168,19 @@ def waterfall(
 
 COMPUTE = (NAPKIN, BEYOND, "kernel efficiency")
 _SAYS = {
-    "compute": "computes matrix products and attention",
-    "recomputation": "runs parts of forward a second time",
-    "memory-bound operations": "moves bytes between device memory and kernels that compute little",
-    "launch overhead": "waits for the program to start the next operation",
-    "exposed communication": "waits for other devices, with nothing to compute meanwhile",
-    "pipeline bubble": "waits for other stages of the pipeline",
-    "stragglers": "waits for the slowest device",
-    "data": "waits for tokens",
-    "evaluation": "evaluates",
-    "checkpoints": "writes checkpoints",
-    "failures": "is lost to interruptions: repeated work and restarts",
+    "compute": "goes to matmuls and attention",
+    "recomputation": "goes to recomputation in backward",
+    "memory-bound operations": "goes to memory-bound operations",
+    "launch overhead": "goes to waiting for the program to launch the next kernel",
+    "exposed communication": "goes to communication that no compute hides",
+    "pipeline bubble": "goes to waiting for other pipeline stages",
+    "stragglers": "goes to waiting for the slowest device",
+    "data": "goes to waiting for training data",
+    "evaluation": "goes to evaluation",
+    "checkpoints": "goes to writing checkpoints",
+    "failures": "goes to interruptions: repeated work and restarts",
     "warm-up": "goes to the first steps, which are slower",
-    "unexplained": "has no cause that is known",
+    "unexplained": "has no known cause",
 }
 
 

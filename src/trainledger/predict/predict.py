@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 COMPUTED = ("forward", "recompute", "backward", "clip", "optimizer")
 NO_MACHINE = (
-    "no step time and no MFU: this machine was not measured yet (trainledger measure machine does it, once); "
-    "cluster.device names one of the catalog"
+    "no step time and no MFU: this machine was not measured yet; run `trainledger measure machine` once, "
+    "or set cluster.device to a device of the catalog"
 )
 CUDNN_FIRST = (
     "sdpa selects cuDNN's attention on this device where cuDNN is newer than 9.15 (PyTorch 2.11 and later for "

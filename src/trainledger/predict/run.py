@@ -317,8 +317,8 @@ def _best_every(pause: float, whole: float, mtbf_seconds: float, step_seconds: f
 
 def _checkpoints_note(run: Run, every: int, seconds: float) -> str:
     return (
-        f"checkpoints are written every {every:,} steps ({format_seconds(seconds)}), which loses least (Daly 2006): "
-        f"the run file does not say; --set recipe.checkpoints.every={every}"
+        f"assuming checkpoints every {every:,} steps ({format_seconds(seconds)}), the interval that costs "
+        f"least time (Daly 2006); --set recipe.checkpoints.every={every} makes it explicit"
     )
 
 

@@ -33,7 +33,7 @@ class StepTime:
 
     ``seconds`` is None where a rate is unknown, and ``notes`` says which. ``basis`` is ``bound`` for peaks of
     a data sheet (no run is faster) and ``assumed`` for a roofline on measured rates. ``causes`` (CAUSES) sum to the
-    seconds: ``ideal`` is the model's own FLOPs (dense convention) over the peak of the matmuls' dtype. ``messages`` are
+    seconds: ``ideal`` is model FLOPs (dense convention) over the peak of the matmuls' dtype. ``messages`` are
     the collectives of the ranks that compute longest, whether or not anything overlaps them.
     """
 
@@ -95,7 +95,7 @@ def basis_of(machine: Machine) -> tuple[str, list[str]]:
         return "assumed", [f"roofline on the rates measured on {machine.date}", *machine.notes]
     if machine.efficiency is None:
         return "bound", [f"peaks of {machine.title}'s data sheet: no run is faster, most are slower"]
-    shares = f"shares of {machine.title}'s data sheet that its calibration of {machine.efficiency.date} says"
+    shares = f"rates are fitted shares of {machine.title}'s data sheet (catalog, {machine.efficiency.date})"
     if machine.clock != 1.0:
         clock = format_percent(machine.clock)
         shares += f", at {clock} of its clock under a limit of {machine.power_watts:g} W (assumed)"
@@ -138,7 +138,7 @@ def host_seconds(entry: Entry, machine: Machine) -> Real | None:
 
 
 def ideal_seconds(ledger: Ledger, machine: Machine, dtype: str) -> Real:
-    """The model's own FLOPs over the peak of a dtype, that of most matmuls of a step; raises NoRate."""
+    """Model FLOPs over the peak of a dtype, that of most matmuls of a step; raises NoRate."""
     flops = ledger.model_flops
     return 0.0 if is_zero(flops) else flops / peak_rate(machine, dtype)
 

@@ -29,7 +29,7 @@ def document(advice: Advice, *, most: int = 10) -> Document:
         sections=sections(
             (*_as_it_is(advice), f"Ranked by gain in {advice.goal}."),
             _ranked("Changes that leave the result as it is", same, most),
-            _ranked("Changes of WHAT IS TRAINED: compare a short run with the old one first", other, most),
+            _ranked("Changes of THE TRAINING RESULT: compare the loss of a short run first", other, most),
             _together(advice),
             notes(_remarks(advice)),
         ),
@@ -90,7 +90,7 @@ def _as_it_is(advice: Advice) -> list[str]:
     if forecast.step_seconds is not None:
         parts.append(f"{format_seconds(forecast.step_seconds)} a step{on_one(advice.run, forecast)}")
     if forecast.device_nbytes is not None:
-        memory = f"{format_nbytes(forecast.device_nbytes)} on the heaviest device"
+        memory = f"{format_nbytes(forecast.device_nbytes)} on the peak rank"
         if forecast.usable_nbytes is not None:
             fits = "which fits in" if forecast.fits else "which does NOT fit in"
             memory += f", {fits} {format_nbytes(forecast.usable_nbytes)} of usable memory"
@@ -173,7 +173,7 @@ def figures(advice: Advice, title: str) -> dict[str, Figure]:
     star, hover = {"size": 15, "symbol": "star", "color": "#000000"}, "as planned<extra></extra>"
     data.append(points("as planned", [start / GIGA], [first / scale], marker=star, hovertemplate=hover))
     layout = arranged(
-        title, "memory of the heaviest device (GB)", f"time ({unit})", height=450, hovermode="closest",
+        title, "memory of the peak rank (GB)", f"time ({unit})", height=450, hovermode="closest",
         meta={"key": [each.what for each in listed]},
     )  # fmt: skip
     memory = [start / GIGA, *((each.nbytes[1] or 0) / GIGA for each in (*listed, *way))]

@@ -38,7 +38,7 @@ def document(found: Breaks) -> Document:
             *already,
             *(_along(each, "nothing else" if found.already else "nothing") for each in found.along),
             section("What to do", (sentence(f"{name}: {each}") for name, each in remedies.items())),
-            sentence(f"Not judged, as it is not known: {'; '.join(missing)}") if missing else None,
+            sentence(f"Not checked, since unknown: {'; '.join(missing)}") if missing else None,
         ),
         about=(*of_run(found.run), *(f"Broken already, as planned: {_broken(each)}." for each in found.already)),
         data=lambda: _data(found),
@@ -77,7 +77,7 @@ def _along(each: Along, nothing: str) -> Section:
 def _layout(each: Along) -> list[str]:
     """The layout at the largest value, where it is not the planned one."""
     sets = " ".join(f"--set {one}" for one in each.layout)
-    return [sentence(f"at {each.reached:,} the search takes {sets}")] if sets else []
+    return [sentence(f"at {each.reached:,} the search selects {sets}")] if sets else []
 
 
 def _cure(each: Break, cure: ContextRanks) -> str:

@@ -38,7 +38,7 @@ def document(found: Comparison, *, names: Sequence[str] = _NAMES) -> Document:
             Table("fields", ("field", "a", "b"), fields),
             Table("costs", ("", "a", "b", "b - a", ""), tuple(map(_row, found.rows)), align="lrrrr"),
             _split(f"Time of {found.of}", found.times, "nanoseconds") if found.times else None,
-            _split("Memory of the heaviest device", found.memory, "nbytes") if found.memory else None,
+            _split("Memory of the peak rank", found.memory, "nbytes") if found.memory else None,
             map(sentence, _sentences(found)),
         ]
     return Document(
@@ -88,7 +88,7 @@ def _sentences(found: Comparison) -> Iterator[str]:
     if found.times:
         yield _why(found.of, "takes", ("less", "longer", "long"), found.times, "nanoseconds")
     if found.memory:
-        yield _why("the heaviest device", "needs", ("less", "more", "much"), found.memory, "nbytes")
+        yield _why("the peak rank", "needs", ("less", "more", "much"), found.memory, "nbytes")
     for letter, forecast in zip("ab", (a, b), strict=True):
         if forecast.impossible:
             why = f"{letter} is impossible without a [layout]: {'; '.join(forecast.impossible)}"
@@ -165,7 +165,7 @@ def figures(found: Comparison, names: Sequence[str] = _NAMES) -> dict[str, Figur
         )
         drawn[f"Time of {found.of}"] = _bars(f"Time of {found.of}", unit, found.times, names, _NANO / scale)
     if found.memory:
-        title = "Memory of the heaviest device"
+        title = "Memory of the peak rank"
         drawn[title] = _bars(title, "GB", found.memory, names, 1 / GIGA)
         _draw_devices(drawn[title], found)
     return drawn
@@ -198,7 +198,7 @@ def about(found: Comparison, names: Sequence[str] = _NAMES) -> list[str]:
             fits = "fits" if forecast.fits else "does NOT fit"
             needs = format_nbytes(forecast.device_nbytes)
             lines.append(
-                f"{letter} {fits}: {needs} on its heaviest device, of {format_nbytes(forecast.usable_nbytes)} usable"
+                f"{letter} {fits}: {needs} on its peak rank, of {format_nbytes(forecast.usable_nbytes)} usable"
             )
     return lines
 

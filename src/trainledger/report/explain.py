@@ -57,7 +57,7 @@ def time_document(
 ) -> Document:
     """A step by cause, its roofline by kind of operation, and its ``top`` longest operations."""
     shown, others = longest(parts[1:], top)
-    ranks = f"Of {run.layout.devices:,} devices: operations are those of a rank of the slowest stage."
+    ranks = f"The run has {run.layout.devices:,} devices; these are the operations of one rank of the slowest stage."
     return Document(
         title=f"time of {run.model.name}",
         sections=sections(

@@ -209,7 +209,7 @@ def _memory_figure(fit: Fit, uses: dict[str, MemoryUse]) -> Figure:
         if any(nbytes)
     ]  # fmt: skip
     title = f"{fit.run.model.name} on {fit.run.cluster.count:,} x {fit.run.cluster.device}: at the peak"
-    figure = bar_figure(title, "memory of the heaviest device (GB)", uses, data, barmode="stack")
+    figure = bar_figure(title, "memory of the peak rank (GB)", uses, data, barmode="stack")
     figure["layout"]["legend"] |= {"traceorder": "normal"}
     mark_usable(figure["layout"], fit.memory.usable_nbytes, [0.0, *(each.nbytes / GIGA for each in uses.values())])
     return figure

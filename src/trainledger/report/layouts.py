@@ -70,8 +70,8 @@ def about(found: Layouts) -> list[str]:
     recipe = found.run.recipe
     batch = f"{counted(recipe.global_batch, 'sequence')} of {counted(recipe.seq_len, 'token')} a step"
     return [
-        f"{found.run.model.name} on {found.devices:,} x {found.device}: {batch}, {recipe.precision}, "
-        f"{recipe.optimizer}",
+        f"{found.run.model.name} on {found.devices:,} x {found.device}: {batch}, {recipe.precision.kind}, "
+        f"{recipe.optimizer.kind}",
         f"{found.searched:,} layouts; {found.allowed:,} obey the rules, {found.fitting:,} of these may fit",
     ]
 
@@ -127,7 +127,7 @@ def _of_experts(found: Layouts) -> Iterator[str]:
     yield from said
     if said:
         yield (
-            "Unless the run says otherwise the search takes these, the quickest in nearly every layout; "
+            "Unless the run says otherwise the search selects these, the quickest in nearly every layout; "
             "--fix expert_send=copies and --fix overlap=gradients search the others."
         )
 
@@ -235,7 +235,7 @@ def figures(found: Layouts) -> dict[str, Figure]:
     numbers = range(1, len(found.pareto) + 1)
     data[1] |= {"text": [f"{each}" for each in numbers], "textposition": by_turns(numbers)}
     layout = arranged(
-        f"{found.run.model.name} on {found.devices:,} x {found.device}", "memory of the heaviest device (GB)",
+        f"{found.run.model.name} on {found.devices:,} x {found.device}", "memory of the peak rank (GB)",
         "step (seconds)", meta={"key": [each.title for each in found.pareto]},
     )  # fmt: skip
     memory = [each.device_nbytes / GIGA for each in (*found.ranked, *found.pareto)]

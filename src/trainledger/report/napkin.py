@@ -23,7 +23,7 @@ def document(answer: Napkin) -> Document:
         sections=sections(
             (*answer.remarks[:impossible], headline(answer)),
             Table("formulas", ("", "formula", "with its numbers"), rows, align="lll"),
-            section("Static state: parameters, gradients, optimizer; before any activation", _static(answer)),
+            section("Static memory: parameters, gradients and optimizer state, without activations", _static(answer)),
             (peak, *answer.remarks[impossible:]),
             section("Sources", _sources(answer)),
         ),

@@ -120,7 +120,7 @@ def _off(answer: Optimal) -> Section:
     columns = ("D/N", "N", "D", "loss", "above best", "more compute")
     found = Table("off the optimum", columns, tuple(rows), align="rrrrrr")
     meaning = "more compute: than the least compute that reaches the same loss."
-    return section("Off the optimum with the same budget (by the law of the losses)", found, meaning)
+    return section("Off the optimum with the same budget (losses by the loss law)", found, meaning)
 
 
 def _off_row(each: OffOptimum, before: str = "") -> tuple[Cell, ...]:

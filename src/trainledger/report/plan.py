@@ -133,10 +133,12 @@ def _memory_of_ranks(plan: Plan) -> Section:
     )  # fmt: skip
     lines = [
         "States: parameters, gradients and optimizer state. Comm.: gathered parameters and buffers of reductions. In "
-        "flight: micro-batches whose activations a rank holds at once."
+        "flight: micro-batches whose activations a rank keeps at once."
     ]
     if len(stages) > len(shown):
-        lines.append(f"Of {len(stages)} stages the first, the heaviest between and the last; --json has all.")
+        lines.append(
+            f"Shown are the first, the last and the middle stage of highest peak of {len(stages)}; --json has all."
+        )
     lines += device_lines(plan.device_memory, plan.forecast.peak_nbytes or 0, plan.memory_nbytes)
     return section("Memory of the distinct ranks", table, lines)
 
@@ -168,12 +170,12 @@ def _costs(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _fits(plan: Plan) -> str:
-    """Whether the heaviest device holds the run; empty where one of the two is not known."""
+    """Whether the run fits the peak rank; empty where one of the two is not known."""
     forecast = plan.forecast
     if forecast.device_nbytes is None or forecast.usable_nbytes is None:
         return ""
     fits = "fits" if forecast.fits else "does NOT fit"
-    device = "on the heaviest device" if plan.ranks else "on one device with the whole model"
+    device = "on the peak rank" if plan.ranks else "on one device with the whole model"
     if plan.run.layout.alone and plan.run.cluster.count > 1:
         device = f"on {ALONE}"
     tensors = " of tensors alone" if forecast.basis.get("device_nbytes") == "bound" else ""
@@ -263,7 +265,7 @@ def _energy(plan: Plan, kwh: float) -> str:
 
 
 def _work(plan: Plan) -> str:
-    """The FLOPs of a step: model FLOPs, and those that run."""
+    """The FLOPs of a step: model FLOPs and hardware FLOPs."""
     forecast = plan.forecast
     products = {kind: forecast.flops.get(kind, 0) for kind in ("matmul", "attention")}
     run = sum(products.values())
@@ -271,7 +273,7 @@ def _work(plan: Plan) -> str:
     text = f"{format_flops(forecast.model_flops or 0)} of model FLOPs per step{convention}"
     if run:
         shares = ", ".join(f"{kind} {format_percent(each / run)}" for kind, each in products.items() if each)
-        text += f"; {format_flops(run)} run ({shares})"
+        text += f"; {format_flops(run)} of hardware FLOPs ({shares})"
     return text
 
 

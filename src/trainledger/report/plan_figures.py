@@ -38,7 +38,7 @@ def figures(plan: Plan) -> dict[str, Figure]:
     usable = plan.memory_nbytes if forecast.usable_nbytes is None else forecast.usable_nbytes
     memory = memory_timeline(heaviest(plan.ledger, plan.ranks).ledger, None, usable)
     if memory is not None:
-        device = " of the heaviest device" if plan.ranks else ""
+        device = " of the peak rank" if plan.ranks else ""
         drawn[f"Memory{device} over one step{unfit}"] = memory
     if plan.machine is not None and forecast.step_seconds is not None:
         one = RankAccount(0, 0, 1, plan.run.model.n_layers, True, True, 1, plan.ledger)

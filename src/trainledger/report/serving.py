@@ -127,11 +127,11 @@ def _time(found: Inference) -> Iterator[str]:
     rates = "the data sheet" if sheet else "the measured rates"
     link_seconds = format_seconds(time.bound_seconds_by_limit["links"])
     links = f", and {_between(found)}: {link_seconds} of it" if found.collectives else ""
-    yield f"This counts matmuls and attention at {rates}, with everything else fused into them{links}."
+    yield f"This bound has matmuls and attention at {rates} and all other operations fused into them{links}."
     expected, between = found.expected_tokens_per_second, time.expected_link_seconds
     if time.expected_seconds is not None and expected is not None:
         yield (
-            f"Expected, every operation a kernel of its own at the rates of the calibration: "
+            f"Expected with one kernel for each operation, at calibrated rates: "
             f"{format_seconds(time.expected_seconds)}, {_rate(expected)} tokens/s"
             + (f"; {_between(found)} take {format_seconds(between)} of it" if between else "")
             + "."

@@ -93,7 +93,7 @@ def _chain(one: Chain) -> Iterator[Content]:
 
 
 def _written(one: Chain) -> str:
-    end = "lies over the storage of the first" if one.shares else "has a storage of its own"
+    end = "shares the storage of the first" if one.shares else "has a storage of its own"
     return f"Copies and results write {one.written_nbytes:,} bytes; the last tensor {end}." if one.steps else ""
 
 

@@ -45,7 +45,7 @@ def document(store: TokenStore, seq_len: int, *, verified: bool = False, first_b
 
 def _remarks(data: dict[str, Any]) -> Iterator[str]:
     entropy = data["unigram_entropy_nats"]
-    yield f"Knowing only the frequency of each token gives a loss of {entropy:.4f} nats on the validation tokens."
+    yield f"A model that knows only token frequencies has a loss of {entropy:.4f} nats on the validation tokens."
     yield f"{data['shards']} shards of {data['dtype']} in {data['directory']}"
     if data["repaired_documents"]:
         count, first = data["repaired_documents"], data["first_repaired"]

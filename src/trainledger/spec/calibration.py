@@ -55,7 +55,7 @@ class KernelTime:
 
 @frozen(kw_only=True)
 class Calibration:
-    """The speed of one machine as measured: kernels by kind and size, overhead, memory, storage.
+    """The measured rates of one machine: kernels by kind and size, overhead, memory and storage.
 
     ``operation_seconds`` is the overhead of an operation of a training step, Python included; ``update_seconds`` the
     overhead of a call of the optimizer, ``update_tensor_seconds`` of each of its tensors. ``fresh_bytes_per_second`` is

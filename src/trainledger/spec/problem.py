@@ -16,8 +16,8 @@ class Problem:
     """One thing wrong with one field: what it was, the rule it breaks, and the nearest value that works.
 
     ``value`` None says that the field was not given; ``nearest`` None says that no value is known to work.
-    ``where`` is the file it stands in where that is not the one that the person named; without a ``field``, what is
-    wrong as a whole.
+    ``where`` is the file of the field, if that is not the file that the caller named; without a ``field``, it names
+    the whole input that is wrong.
 
     >>> print(Problem("model.attention.n_heads", 7, "must divide d_model = 64", 8))
     model.attention.n_heads = 7: must divide d_model = 64; nearest that works: 8
@@ -41,7 +41,7 @@ class Problem:
 
 
 class InvalidInput(ValueError):  # noqa: N818
-    """Every problem found in an input; the command line prints each and exits with code 2."""
+    """The error of an invalid input, with every problem found; the command line prints each and exits with code 2."""
 
     def __init__(self, problems: list[Problem], where: str = "") -> None:
         self.problems = tuple(problems)

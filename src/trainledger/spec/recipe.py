@@ -109,7 +109,7 @@ class Checkpoints:
 
 @frozen(kw_only=True)
 class Recipe:
-    """Batch, precision, optimizer, schedule, and how often things happen.
+    """Batch, precision, optimizer and schedule of a run, and its intervals of evaluation and checkpoints.
 
     >>> recipe = Recipe(seq_len=1024, global_batch=8, steps=100, optimizer=AdamW(beta2=0.98))
     >>> recipe.precision.kind, recipe.tokens_per_step

@@ -30,7 +30,7 @@ class Origin:
 
 @frozen(kw_only=True)
 class Run:
-    """Model, recipe, layout, cluster and data of one run, and its origin, which makes no run another."""
+    """Model, recipe, layout, cluster and data of one run; ``origin`` is ignored when runs are compared."""
 
     model: ModelSpec
     recipe: Recipe

@@ -72,8 +72,8 @@ def chain(tensor: Tensor, operations: str | Iterable[str]) -> Chain:
     >>> print(chain(read_tensor("float32[4,8]"), "transpose reshape(32)"))
     fp32[4, 8], stride [8, 1], offset 0
       transpose: fp32[8, 4], stride [1, 8], offset 0: view, free: dims 0 and 1 are swapped; the elements stay in place
-      reshape(32): fp32[32], stride [1], offset 0: copy, 128 B: fp32[8, 4] with strides [1, 8] has no strides as [32]: \
-dims 0 and 1 would be merged into one, for which dim 0 would need stride 32, and it has stride 1
+      reshape(32): fp32[32], stride [1], offset 0: copy, 128 B: fp32[8, 4] with strides [1, 8] cannot be viewed as [32]\
+: dims 0 and 1 would be merged into one, for which dim 0 would need stride 32, and it has stride 1
     """
     calls = read_chain(operations)
     one = start = start_of(tensor)

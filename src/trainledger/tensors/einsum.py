@@ -10,6 +10,7 @@ from operator import mul
 from trainledger.dtypes import nbytes_in
 from trainledger.frozen import frozen
 from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.units import counted
 
 MOST_OPERANDS = 10  # every order is tried: 3^operands pairs of groups
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -167,7 +168,7 @@ def _check(equation: str, inputs: Sequence[Indices], output: Indices) -> None:
 
 def _sizes(equation: str, inputs: Sequence[Indices], shapes: Sequence[Sequence[int]]) -> dict[str, int]:
     if len(inputs) != len(shapes):
-        rule = f"has {len(inputs)} operands, and {len(shapes)} shapes are given"
+        rule = f"has {counted(len(inputs), 'operand')}, but {counted(len(shapes), 'shape')} given"
         raise InvalidInput([Problem("equation", equation, rule)])
     sizes: dict[str, int] = {}
     said: dict[str, str] = {}

@@ -50,7 +50,7 @@ def inspect(tensor: torch.Tensor, /) -> Strided | Composite: ...
 @overload
 def inspect(tensor: torch.Tensor, second: torch.Tensor, /, *more: torch.Tensor) -> Chain: ...
 def inspect(tensor: torch.Tensor, /, *more: torch.Tensor) -> Strided | Composite | Chain:
-    """Where the elements of a tensor lie; of several tensors also which lies over the storage of one before.
+    """Shape, strides and storage of a tensor; of several tensors, also which are views of an earlier one.
 
     A `Strided` has shape, dtype, strides and offset (elements), storage and addresses (bytes), contiguity, device,
     whether gradients are wanted, and what it is a view of. Sparse, nested and distributed tensors are a `Composite` of

@@ -93,8 +93,8 @@ def known_format(name: str, field: str = "dtype", *, floating: bool = False) -> 
     if plain in known:
         return plain
     near = nearest_text(plain, [*known, *(each for each, meant in ALIASES.items() if meant in known)])
-    rule = "is no floating-point format" if floating else "is no number format"
-    raise InvalidInput([Problem(field, name, f"{rule} that is known ({', '.join(known)})", near)])
+    rule = "is not a known floating-point format" if floating else "is not a known number format"
+    raise InvalidInput([Problem(field, name, f"{rule} ({', '.join(known)})", near)])
 
 
 def read_number(text: str, field: str = "value") -> float:

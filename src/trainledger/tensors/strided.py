@@ -187,13 +187,13 @@ class Strided:
         """The storage as boxes, and which of them each element is; a sentence where it holds more than ``most``.
 
         >>> print(Strided("fp32", 4, (3, 2), (1, 3), 0, 24).drawing())
-        the storage, 6 elements of 4 bytes in the order of memory: above a box its
-        place, in it the number of the tensor's element, counted row by row
+        the storage, 6 elements of 4 bytes in memory order: above each box its
+        index, in it the number of the tensor's element, counted row by row
            0    1    2    3    4    5
         +----+----+----+----+----+----+
         |  0 |  2 |  4 |  1 |  3 |  5 |
         +----+----+----+----+----+----+
-        the tensor, each element by its place in the storage
+        the tensor, each element by its index in the storage
           0  3
           1  4
           2  5
@@ -294,8 +294,8 @@ def _boxes(tensor: Strided, size: int, places: list[int]) -> list[str]:
     text = {place: _numbers(numbers) for place, numbers in inside.items()}
     wide = max(2, len(str(size - 1)), *map(len, text.values())) + 2
     row = min(_row_of(tensor, size), (WIDTH - 1) // (wide + 1))
-    lines = [f"the storage, {size} elements of {tensor.itemsize} bytes in the order of memory: above a box its",
-             "place, in it the number of the tensor's element, counted row by row"]  # fmt: skip
+    lines = [f"the storage, {size} elements of {tensor.itemsize} bytes in memory order: above each box its",
+             "index, in it the number of the tensor's element, counted row by row"]  # fmt: skip
     for start in range(0, size, row):
         here = range(start, min(start + row, size))
         rule = "+" + "+".join("-" * wide for _ in here) + "+"
@@ -326,10 +326,10 @@ def _row_of(tensor: Strided, size: int) -> int:
 def _grid(tensor: Strided, places: list[int]) -> list[str]:
     """The place of each element, rows below each other; dims before the last two as an index."""
     if len(tensor.shape) < 2:
-        return ["the tensor, each element by its place in the storage", *_folded(places)]
+        return ["the tensor, each element by its index in the storage", *_folded(places)]
     rows, columns = tensor.shape[-2:]
     wide = max(len(str(each)) for each in places)
-    lines = ["the tensor, each element by its place in the storage"]
+    lines = ["the tensor, each element by its index in the storage"]
     if columns * (wide + 2) > WIDTH:
         return [*lines, *_folded(places)]
     block = rows * columns

@@ -156,11 +156,11 @@ def why_no_view(tensor: Strided, shape: Sequence[int]) -> str:
                 )
             needed = step * (behind // run)
             return (
-                f"{tensor.title} with strides {list_text(tensor.stride)} has no strides as {list_text(shape)}: dims "
+                f"{tensor.title} with strides {list_text(tensor.stride)} cannot be viewed as {list_text(shape)}: dims "
                 f"{before} and {dim} would be merged into one, for which dim {before} would need stride {needed:,}, "
                 f"and it has stride {tensor.stride[before]:,}"
             )
-    return f"{tensor.title} with strides {list_text(tensor.stride)} has no strides as {list_text(shape)}"
+    return f"{tensor.title} with strides {list_text(tensor.stride)} cannot be viewed as {list_text(shape)}"
 
 
 def copy_instead(tensor: Strided, shape: Sequence[int]) -> str:

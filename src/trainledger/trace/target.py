@@ -32,7 +32,7 @@ _A_LOSS = "--loss cross_entropy --label int64[8,2048], --loss mean, or --loss pa
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """A step that is a function of the user's own, with all that it changes: what ``package.module:build`` may give.
+    """A training step as a function, with its models and optimizers: what ``package.module:build`` may return.
 
     ``run`` is called with the inputs and does everything: forward, backward, the optimizers' steps.
     """

@@ -21,7 +21,7 @@ AS_QUICK = 1.03  # times are known to about 5 %: what takes this much longer is 
 class ScoredLayout:
     """A layout and what it comes to; ``run`` is the run with it, to be planned or stored.
 
-    ``seconds`` of a step and ``device_nbytes`` (everything that the heaviest device holds) are those of its account,
+    ``seconds`` of a step and ``device_nbytes`` (all memory of the peak rank) are those of its account,
     ``bound_seconds`` and ``bound_nbytes`` what the search took them to be at least. ``mfu`` is by the dense convention.
     """
 

@@ -41,7 +41,7 @@ class World:
 
 @contextmanager
 def fake_world(world_size: int, rank: int = 0) -> Iterator[World]:
-    """What runs inside is rank ``rank`` of ``world_size``: collectives do nothing, and tensors are fake.
+    """A context in which code runs as rank ``rank`` of ``world_size``: collectives do nothing, and tensors are fake.
 
     A program for torchrun runs as it is: ``init_process_group`` with any backend, ``init_device_mesh("cuda", ...)``,
     ``fully_shard``, ``parallelize_module``, ``DistributedDataParallel``, pipeline stages. RANK, WORLD_SIZE,

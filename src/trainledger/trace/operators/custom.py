@@ -52,10 +52,10 @@ CUSTOM: dict[str, Operator] = {}  # by the operator's name with its library
 
 
 def cost_rule(operator: str | OpOverload | OpOverloadPacket, *, kind: str = "matmul") -> Callable[[Rule], Rule]:
-    """Say how many FLOPs an operator does: a decorator of a function of its arguments and ``out``, its result.
+    """A decorator that registers the FLOPs of an operator: a function of its arguments and its result, ``out``.
 
     ``operator`` is one of ``torch.ops`` or its name (``"my_lib::attention"``); ``kind`` one of the kinds of an entry.
-    FLOPs of kinds ``matmul`` and ``attention`` are the model's own, others are not. A later rule replaces an
+    FLOPs of kinds ``matmul`` and ``attention`` are model FLOPs, others are not. A later rule replaces an
     earlier one. A formula registered with ``torch.utils.flop_counter.register_flop_formula`` needs no second rule.
     Raises ValueError for a kind that is none, for what names no operator, and, when the operator runs, where the rule
     gives anything but a whole number from zero on: the trace then ends there and its ``partial`` says so.
