@@ -235,7 +235,7 @@ def test_modules_are_refused_with_the_names_of_their_fields(project: Path, capsy
         ("model_a:build", "model_z:build", "targets.a.module = 'budget_model_z:build': no module 'budget_model_z'"),
         ("model_a:build", "model_a:bild", "has no 'bild'; nearest that works: build"),
         ("fp32[2,4]", "fp32[2,5]", "targets.a.input"),
-        ("fp32[2,4]", "fp33[2,4]", "targets.a.input = 'fp33': is not a known number format"),
+        ("fp32[2,4]", "fp33[2,4]", "targets.a.input = 'fp33': is not a number format that torch knows"),
         ("sum", "summ", "targets.a.loss = 'summ'"),
         ("sum", "sum', step = 'adamq", "targets.a.step = 'adamq'"),
     ):

@@ -228,7 +228,7 @@ def test_names_that_are_none() -> None:
     ("texts", "sentence"),
     [
         (["int64"], "must be a format and a shape in brackets, with or without a name in front; nearest that works"),
-        (["int46[2]"], "is no number format that torch knows; nearest that works: int64"),
+        (["int46[2]"], "is not a number format that torch knows; nearest that works: int64"),
         (["int64[2,x]"], "has a dim that is no whole number (x)"),
         (["int64[2,-1]"], "has a dim that is no whole number (-1)"),
         (["int64[2]", "y=int64[2]"], "must all have names or none"),

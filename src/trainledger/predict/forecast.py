@@ -49,7 +49,7 @@ class Forecast:
 
     Names are those of `ledger.measured.Measured`. What could not be predicted is None, and ``notes`` says why.
     ``basis`` names that of each quantity: exact, bound, assumed or measured. ``peak_nbytes`` is of the tensors of the
-    heaviest device, ``device_nbytes`` all that it holds, of ``usable_nbytes`` that it has. ``waterfall`` leads from
+    peak rank, ``device_nbytes`` all that it holds, of ``usable_nbytes`` that it has. ``waterfall`` leads from
     6 N D at the peak to ``total_seconds``; ``step_causes`` split a step (`predict.step.CAUSES`). ``goodput`` is
     the share of the time that goes to steps that are kept. ``kwh`` is at the devices' rated power times
     ``cluster.power_share`` and the power usage effectiveness. ``impossible`` says why several devices without a layout

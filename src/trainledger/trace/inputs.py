@@ -36,7 +36,7 @@ def dtype_named(name: str, field: str) -> torch.dtype:
             raise InvalidInput([Problem(field, name, rule, "int8" if "int" in plain else "uint8")])
         return found
     known = [*_SHORT, *(str(each).removeprefix("torch.") for each in DTYPE_NAMES)]
-    raise InvalidInput([Problem(field, name, "is no number format that torch knows", nearest_text(plain, known))])
+    raise InvalidInput([Problem(field, name, "is not a number format that torch knows", nearest_text(plain, known))])
 
 
 def floating_dtype_named(name: str, field: str) -> torch.dtype:
