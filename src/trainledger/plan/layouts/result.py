@@ -46,7 +46,7 @@ class ScoredLayout:
     def title(self) -> str:
         """The layout in words, defaults left out."""
         recipe = self.run.recipe
-        again = f"recompute {recipe.activation_checkpointing}"
+        again = f"recompute {recipe.activation_checkpointing.kind}"
         return ", ".join([*_said(self.run), f"micro_batch {recipe.micro_batch}", again])
 
     @property
