@@ -48,11 +48,9 @@ def test_every_schedule_rises_then_falls_and_ends_where_it_says(
     steps: int, warmup: int, schedule: str, final: float, decay: float
 ) -> None:
     warmup = min(warmup, steps)
-    found = rates(
-        steps=steps,
-        schedule=schedule,
-        **{"schedule.warmup_steps": warmup, "schedule.final_ratio": final, "schedule.decay_fraction": decay},
-    )
+    fields = {"final_ratio": final, "decay_fraction": decay}
+    own = {f"schedule.{name}": value for name, value in fields.items() if hasattr(SCHEDULES[schedule](), name)}
+    found = rates(steps=steps, schedule=schedule, **{"schedule.warmup_steps": warmup, **own})
     top = max(warmup - 1, 0)
     assert found[top] == 1
     assert found[: top + 1] == sorted(found[: top + 1])
