@@ -38,15 +38,15 @@ def for_muon(leaf: Leaf) -> bool:
 
 def groups_of(leaves: ModelLeaves, recipe: Recipe) -> tuple[Group, ...]:
     """Matrices with decay, vectors without, as the engine groups them; Muon's matrices before both. None is empty."""
-    whole = leaves.trained()
-    rule = "adamw" if recipe.optimizer.kind == "muon" else recipe.optimizer.kind
-    rest = whole.among(lambda leaf: not for_muon(leaf)) if recipe.optimizer.kind == "muon" else whole
-    groups = [
-        Group(rest.among(lambda leaf: leaf.decayed).runs, rule, recipe.optimizer.weight_decay),
+    rest, rule, decay = leaves.trained(), recipe.optimizer.kind, recipe.optimizer.weight_decay
+    groups = []
+    if rule == "muon":
+        groups = [Group(rest.among(for_muon).runs, rule, decay)]
+        rest, rule = rest.among(lambda leaf: not for_muon(leaf)), "adamw"
+    groups += [
+        Group(rest.among(lambda leaf: leaf.decayed).runs, rule, decay),
         Group(rest.among(lambda leaf: not leaf.decayed).runs, rule, 0.0),
     ]
-    if recipe.optimizer.kind == "muon":
-        groups.insert(0, Group(whole.among(for_muon).runs, "muon", recipe.optimizer.weight_decay))
     return tuple(each for each in groups if not each.empty)
 
 
