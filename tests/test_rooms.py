@@ -47,11 +47,24 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "pytest_plugin": (EVERYTHING, False),
     "api": (EVERYTHING, False),
     "closed_loop": (EVERYTHING, True),
+    "web": ({*PREDICT, "catalog", "plan", "explain", "huggingface", "tensors", "report", "api"}, False),
     "cli": (EVERYTHING, False),
     "__init__": (EVERYTHING, False),
     "__main__": (EVERYTHING, False),
 }
-HEAVY = {"torch", "numpy", "rich", "plotly", "tokenizers", "safetensors", "pyarrow", "zstandard", "sympy"}
+HEAVY = {
+    "torch",
+    "numpy",
+    "rich",
+    "plotly",
+    "tokenizers",
+    "safetensors",
+    "pyarrow",
+    "zstandard",
+    "sympy",
+    "fastapi",
+    "uvicorn",
+}
 LIGHT_ROOMS = (
     "units", "dtypes", "spec", "huggingface", "catalog", "ledger", "predict", "plan", "regression", "pytest_plugin",
     "api", "__init__",

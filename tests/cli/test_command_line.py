@@ -13,7 +13,8 @@ import pytest
 from trainledger import __version__
 from trainledger.api.load import load
 from trainledger.cli import COMMANDS, main, verb_of
-from trainledger.cli.asking import error_json, lines
+from trainledger.cli.asking import lines
+from trainledger.report.plain_data import error_json
 from trainledger.report.show import show
 from trainledger.spec.problem import InvalidInput, Problem
 

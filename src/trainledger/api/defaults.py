@@ -18,6 +18,7 @@ from trainledger.ledger.model.parameters import parameters
 from trainledger.spec import runfile
 from trainledger.spec.cluster import Cluster
 from trainledger.spec.difference import as_override
+from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import field_at
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Origin, Run
@@ -31,10 +32,10 @@ TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, arXiv 2203.15556
 PLAN, SEARCH, FIT, SERVE = "plan", "search", "fit", "serve"  # what the run is for
 
 
-def run_of_model(named: str, overrides: Overrides, purpose: str = PLAN) -> Run:
-    """A model of the catalog or of a config.json under the recipe that its purpose assumes; raises `InvalidInput`.
+def run_of_model(named: str | ModelSpec, overrides: Overrides, purpose: str = PLAN) -> Run:
+    """A model of the catalog, of a config.json or made by hand, under the recipe that its purpose assumes.
 
-    Its layout may be left to be searched for (``layout.auto``).
+    Its layout may be left to be searched for (``layout.auto``). Raises `InvalidInput`.
     """
     given = by_field(overrides)
     section, fields = model_section(named)
@@ -62,10 +63,10 @@ def run_of_model(named: str, overrides: Overrides, purpose: str = PLAN) -> Run:
         run = parsed(table, overrides)
     assumed = [f"recipe.{name}" for name in recipe] + [f"layout.{name}" for name in layout if name != "auto"]
     origin = Origin(
-        source=named,
+        source=named.name if isinstance(named, ModelSpec) else named,
         explicit=runfile.written({}, overrides) | {f"model.{name}" for name in section},
         assumed=tuple(each for each in assumed if each not in given),
-        notes=config_notes(named) if named.endswith(".json") else (),
+        notes=config_notes(named) if isinstance(named, str) and named.endswith(".json") else (),
     )
     return replace(run, origin=origin)
 

@@ -17,7 +17,7 @@ from trainledger.spec.parts import explicit
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Origin, Run
 
-Source = str | os.PathLike[str] | Mapping[str, Any] | Run
+Source = str | os.PathLike[str] | Mapping[str, Any] | ModelSpec | Run
 Progress = Callable[[str, int, int], None]
 
 
@@ -26,10 +26,11 @@ def load(
 ) -> Run:
     """The run in a TOML file, a dict of sections or another run, after overrides (``{"recipe.micro_batch": 2}``).
 
-    A model's name of the catalog, or a Hugging Face config.json, is a run under a default recipe (`api.defaults`): a
-    warning says which, and ``origin`` of the run keeps what was given and what was assumed. A layout that is to be
-    found (``layout = "auto"``, or a named model on several devices) is searched for, but for ``search=False``;
-    ``progress`` hears of the search as in `questions.layouts`. Raises `InvalidInput` with every problem found.
+    A model's name of the catalog, a Hugging Face config.json, or a `ModelSpec` is a run under a default recipe
+    (`api.defaults`): a warning says which, and ``origin`` of the run keeps what was given and what was assumed. A
+    layout that is to be found (``layout = "auto"``, or a model alone on several devices) is searched for, but for
+    ``search=False``; ``progress`` hears of the search as in `questions.layouts`. Raises `InvalidInput` with every
+    problem found.
 
     >>> run = load({"model": {"preset": "gpt2"}, "recipe": {"seq_len": 1024, "global_batch": 8, "tokens": "1B"}})
     >>> run.model.n_layers, run.recipe.total_steps
@@ -53,6 +54,9 @@ def resolve(
 ) -> Run:
     """As `load`, without its warning; ``purpose`` is what a named model is asked about (`api.defaults`)."""
     given = listed(overrides)
+    if isinstance(source, ModelSpec):
+        run = defaults.run_of_model(source, given, purpose)
+        return _found(run, run.origin.explicit, search, progress)
     if isinstance(source, str | os.PathLike):
         named = os.fsdecode(source)
         refuse_code(named)
@@ -74,7 +78,7 @@ def resolve(
     if isinstance(source, Mapping):
         written = runfile.written(source, given)
         return _found(replace(parsed(source, given), origin=Origin(explicit=written)), written, search, progress)
-    rule = "must be a run file, a model of the catalog, a config.json, a dict of sections or a Run"
+    rule = "must be a run file, a model of the catalog, a config.json, a ModelSpec, a dict of sections or a Run"
     rule = f"{rule}, not {type(source).__name__}"
     if type(source).__name__ == "Ledger":
         rule += "; trainledger.on_device says what the step of a ledger takes"

@@ -10,7 +10,8 @@ from typing import Any
 from trainledger import catalog
 from trainledger.api.machine import THIS_MACHINE
 from trainledger.spec import runfile
-from trainledger.spec.parts import explicit
+from trainledger.spec.model import ModelSpec
+from trainledger.spec.parts import explicit, fields_of
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.spec.run import Run
 
@@ -47,8 +48,10 @@ def refuse_code(named: str) -> None:
     raise InvalidInput([Problem("RUN", named, rule, near)])
 
 
-def model_section(named: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """The ``[model]`` section of a model that is named alone, and its fields."""
+def model_section(named: str | ModelSpec) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """The ``[model]`` section of a model that is given alone, and its fields."""
+    if isinstance(named, ModelSpec):
+        return explicit(named), fields_of(named)
     if named.endswith(".json"):
         return {"config": named}, config_fields(named)
     return {"preset": named}, catalog.model(named)

@@ -15,9 +15,10 @@ from importlib import import_module
 
 from trainledger import __version__
 from trainledger.cli.arguments import DISK_FULL, EXIT_CODES, FAILED, INTERRUPTED, NO_READER, WRONG_INPUT, Outcome, Verb
-from trainledger.cli.asking import error_json, lines, say, while_waiting
+from trainledger.cli.asking import lines, say, while_waiting
 from trainledger.document import Answer
 from trainledger.durable import is_full
+from trainledger.report.plain_data import error_json
 from trainledger.report.show import show
 from trainledger.report.table import wrapped
 from trainledger.spec.problem import InvalidInput, Problem, nearest_text, printable, shown
@@ -36,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "fit": ("Plan", "the largest, longest and fewest that fits", "search"),
     "optimal": ("Plan", "the best model and data for a budget", "search"),
     "catalog": ("Plan", "the models and devices that are known", "numbers"),
+    "serve": ("Plan", "the calculators as a page", "serve"),
     "trace": ("Your code", "the account of a step of real modules, on fake tensors", "code"),
     "annotate": ("Your code", "run a script and print what each line costs", "code"),
     "lock": ("Your code", "write what targets cost into trainledger.lock", "budgets"),
@@ -54,8 +56,10 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "reconcile": ("Measure", "forecast and measurement, with the unexplained rest", "measure"),
     "runs": ("Measure", "the runs so far", "measure"),
 }
-_EXTRAS = {"plotly": "web", "kaleido": "web", "transformers": ""} | dict.fromkeys(
-    ("torch", "tokenizers", "safetensors", "tensorboard", "zstandard", "pyarrow"), "train"
+_EXTRAS = (
+    dict.fromkeys(("plotly", "kaleido", "fastapi", "uvicorn"), "web")
+    | {"transformers": ""}
+    | dict.fromkeys(("torch", "tokenizers", "safetensors", "tensorboard", "zstandard", "pyarrow"), "train")
 )
 
 

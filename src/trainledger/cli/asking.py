@@ -12,7 +12,7 @@ from trainledger.api.load import load_file, resolve
 from trainledger.cli.arguments import options
 from trainledger.document import Code, Document, Section
 from trainledger.report.table import wrapped
-from trainledger.spec.problem import InvalidInput, printable, shown
+from trainledger.spec.problem import printable
 
 if TYPE_CHECKING:
     from trainledger.spec.run import Run
@@ -73,29 +73,3 @@ def while_searching() -> Callable[[str, int, int], None]:
 def lines(text: str, data: Mapping[str, Any]) -> Document:
     """Lines of text as they are, and what JSON has instead."""
     return Document("", (Section("", (Code(text),)),) if text else (), data=lambda: data)
-
-
-def error_json(error: InvalidInput) -> dict[str, Any]:
-    """What is wrong, for programs: every problem with what its sentence is made of."""
-    problems = [
-        {
-            "field": each.field,
-            "value": _plain(each.value),
-            "rule": each.rule,
-            "nearest": _plain(each.nearest),
-            "sentence": str(each),
-            "where": each.where or error.where,
-        }
-        for each in error.problems
-    ]
-    return {"error": problems, "where": error.where}
-
-
-def _plain(value: object) -> object:
-    """A value as JSON has it, or in words: an input may be any object."""
-
-    def plain(one: object) -> object:
-        huge = isinstance(one, int) and one.bit_length() > 200  # more digits than Python writes
-        return one if one is None or (isinstance(one, int | float | str) and not huge) else shown(one)
-
-    return [plain(each) for each in value] if isinstance(value, list | tuple) else plain(value)

@@ -102,7 +102,7 @@ def parts(document: Document) -> Iterator[str]:
 def _part(part: Part) -> str:
     match part:
         case Table():
-            return _table(part)
+            return table_html(part)
         case Facts():
             return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(said)}</dd>' for name, said in part.pairs)}</dl>"
         case Text():
@@ -116,14 +116,15 @@ def _part(part: Part) -> str:
         case Terms():
             columns = (part.title, shown(part.total, part.unit), "basis", "formula", "source")
             rows = tuple((each.what, each.value, each.basis, each.formula, each.source) for each in part.terms)
-            return _table(Table("", columns, rows, units=("", part.unit), align="lrlll"))
+            return table_html(Table("", columns, rows, units=("", part.unit), align="lrlll"))
         case Listing():
             return _listing(part)
         case Code():
             return f"<pre>{escape(part.text)}</pre>"
 
 
-def _table(part: Table) -> str:
+def table_html(part: Table) -> str:
+    """A table with its numbers to the right."""
     classes = [' class="number"' if each == "r" else "" for each in part.sides]
 
     def row(cells: Sequence[str], tag: str) -> str:

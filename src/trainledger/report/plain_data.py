@@ -11,6 +11,7 @@ from typing import Any
 from trainledger.ledger.ledger import Ledger
 from trainledger.spec.difference import as_override
 from trainledger.spec.parts import field_at, table_of
+from trainledger.spec.problem import InvalidInput, shown
 from trainledger.spec.run import Run
 
 SECTIONS = ("model", "recipe", "layout", "cluster")
@@ -57,3 +58,29 @@ def run_data(run: Run) -> dict[str, Any]:
     fields = (each.partition(".") for each in run.origin.assumed)
     assumed = [as_override(f"{at}.{name}", field_at(getattr(run, at), name)) for at, _, name in fields]
     return {**sections, "assumed": assumed}
+
+
+def error_json(error: InvalidInput) -> dict[str, Any]:
+    """What is wrong, for programs: every problem with what its sentence is made of."""
+    problems = [
+        {
+            "field": each.field,
+            "value": _plain(each.value),
+            "rule": each.rule,
+            "nearest": _plain(each.nearest),
+            "sentence": str(each),
+            "where": each.where or error.where,
+        }
+        for each in error.problems
+    ]
+    return {"error": problems, "where": error.where}
+
+
+def _plain(value: object) -> object:
+    """A value as JSON has it, or in words: an input may be any object."""
+
+    def plain(one: object) -> object:
+        huge = isinstance(one, int) and one.bit_length() > 200  # more digits than Python writes
+        return one if one is None or (isinstance(one, int | float | str) and not huge) else shown(one)
+
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else plain(value)

@@ -28,7 +28,7 @@ class _Bar:
     label: str = ""
 
 
-def svg(figure: Figure) -> str | None:
+def svg(figure: Figure, width: int = 960) -> str | None:
     """The figure as one SVG element; None where it has anything but horizontal bars from zero or a waterfall."""
     data, layout = figure["data"], figure["layout"]
     if not data or any(

@@ -1,0 +1,178 @@
+"""Every way to ask a calculator: its answer as data, its view as a page shows it, and the exercise.
+
+Everything that goes in is text by name and everything that comes out is plain JSON, so that a server and a worker in
+the browser ask alike.
+"""
+
+from __future__ import annotations
+
+import random
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainledger.document import Document, Section
+from trainledger.report.html import parts, table_html
+from trainledger.report.svg import svg
+from trainledger.spec.plain import finite
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.units import (
+    NotAQuantity,
+    format_percent,
+    parse_amount,
+    parse_nbytes,
+    parse_number,
+    parse_seconds,
+)
+from trainledger.web.calculator import Calculator, Headline, Progress, Reply
+from trainledger.web.calculators import CALCULATORS
+from trainledger.web.field import Field, Query, place, read_query
+
+_CLOSE = 0.05  # relative: an answer of an exercise that is right
+_NEAR = 2.0  # a factor: the right order of magnitude
+_PARSERS = {
+    "nbytes": parse_nbytes, "seconds": parse_seconds, "share": parse_number, "ratio": parse_number,
+}  # fmt: skip
+
+
+def _silent(what: str, done: int, of: int) -> None:
+    """Nobody looks on."""
+
+
+def listing() -> list[dict[str, Any]]:
+    """The calculators with their fields, presets and slider stops: all that a page needs to draw its forms."""
+    return [
+        {
+            "name": each.name, "title": each.title, "question": each.question, "needs": list(each.needs),
+            "patient": each.patient, "presets": {title: dict(query) for title, query in each.presets.items()},
+            "fields": [_field_data(field) for field in each.fields],
+        }
+        for each in CALCULATORS.values()
+    ]  # fmt: skip
+
+
+def _field_data(field: Field) -> dict[str, Any]:
+    return {
+        "name": field.name, "title": field.title, "default": field.default, "about": field.about,
+        "stops": list(field.stops), "choices": [list(each) for each in field.choices], "long": field.long,
+        "longest": field.longest, "group": field.group, "strict": field.strict,
+    }  # fmt: skip
+
+
+def answer(name: str, given: Mapping[str, str], progress: Progress = _silent) -> dict[str, Any]:
+    """The answer as data: ``data`` is what the command line's ``--json`` has; raises `InvalidInput`.
+
+    >>> found = answer("time", {"params": "70B", "tokens": "15T", "mfu": "50%"})
+    >>> round(found["data"]["days"], 1), found["headlines"][0]["text"]
+    (143.9, '143.9')
+    """
+    calculator, query, reply = _asked(name, given, progress)
+    made: dict[str, Any] = finite(
+        {
+            "calculator": calculator.name, "query": dict(query.given), "verdict": reply.verdict, "tone": reply.tone,
+            "headlines": [_headline_data(each) for each in reply.headlines],
+            "data": dict(reply.document.data()), "figures": {each.title: each.figure for each in reply.drawings},
+            "notes": list(reply.notes), "paste": _paste(reply),
+        }
+    )  # fmt: skip
+    return made
+
+
+def view(name: str, given: Mapping[str, str], width: int = 960, progress: Progress = _silent) -> dict[str, Any]:
+    """The answer as a page shows it: headlines, sections as HTML, drawings as SVG of ``width`` pixels with tables."""
+    _, query, reply = _asked(name, given, progress)
+    return {
+        "verdict": reply.verdict, "tone": reply.tone, "notes": list(reply.notes), "paste": _paste(reply),
+        "headlines": [_headline_data(each) for each in reply.headlines],
+        "sections": [_section_data(each) for each in reply.document.sections],
+        "drawings": [
+            {"title": each.title, "svg": svg(each.figure, width), "table": table_html(each.table)}
+            for each in reply.drawings
+        ],
+        "fields": {name: _value_data(query.fields[name], text) for name, text in _texts(query, reply).items()},
+    }  # fmt: skip
+
+
+def check(name: str, given: Mapping[str, str], of: str, guess: str) -> dict[str, Any]:
+    """Whether a guess of one headline is right, within 5 %; raises `InvalidInput` where it is no such number.
+
+    >>> check("time", {"params": "70B", "tokens": "15T", "mfu": "50%"}, "days", "140")["right"]
+    True
+    """
+    _, _, reply = _asked(name, given, _silent)
+    asked = {each.name: each for each in reply.headlines if each.asked and each.value}
+    if of not in asked:
+        rule = f"is no number that is asked for; there are: {', '.join(asked)}"
+        raise InvalidInput([Problem("of", of, rule, nearest_text(of, asked))])
+    right = asked[of]
+    ratio = _guessed(guess, right) / float(right.value or 1)
+    close, near = abs(ratio - 1) <= _CLOSE, 1 / _NEAR <= ratio <= _NEAR
+    said = f"{guess} is {format_percent(ratio - 1, signed=True)} off" if near else f"{guess} is {ratio:.3g} times that"
+    said = f"Right: it is {right.text}" if close else f"{'Close' if near else 'No'}: it is {right.text}, and {said}"
+    return {"right": close, "near": near, "ratio": ratio, "said": f"{said}.", "headline": _headline_data(right)}
+
+
+def exercise(name: str, seed: int) -> dict[str, Any]:
+    """A query for an exercise: the default one with some sliders elsewhere, the same for the same seed.
+
+    >>> exercise("time", 1) == exercise("time", 1)
+    True
+    """
+    drawn = random.Random(seed)
+    calculator = _calculator(name)
+    sliders = [each for each in calculator.fields if each.stops and each.default]
+    query = dict(drawn.choice(list(calculator.presets.values()) or [{}]))
+    for field in drawn.sample(sliders, min(2, len(sliders))):
+        at = place(field, query.get(field.name, field.default))
+        near = field.stops[max(0, at - 6) : at + 7]
+        query[field.name] = drawn.choice(near)
+    return {"query": query}
+
+
+def _calculator(name: str) -> Calculator:
+    if name not in CALCULATORS:
+        near = nearest_text(name, CALCULATORS)
+        raise InvalidInput([Problem("calculator", name, f"is none of {', '.join(CALCULATORS)}", near)])
+    return CALCULATORS[name]
+
+
+def _asked(name: str, given: Mapping[str, str], progress: Progress) -> tuple[Calculator, Query, Reply]:
+    calculator = _calculator(name)
+    query = read_query(calculator.fields, given, any_of_run=calculator.any_of_run)
+    return calculator, query, calculator.reply(query, progress)
+
+
+def _guessed(guess: str, right: Headline) -> float:
+    parse = _PARSERS.get(right.unit, parse_amount)
+    try:
+        return float(parse(guess.removesuffix(right.text.lstrip("0123456789.,")) or guess))
+    except NotAQuantity as error:
+        raise InvalidInput([Problem("guess", guess, error.rule, error.nearest)]) from None
+
+
+def _headline_data(each: Headline) -> dict[str, Any]:
+    return {
+        "name": each.name, "title": each.title, "text": each.text, "value": finite(each.value), "unit": each.unit,
+        "formula": each.formula, "basis": each.basis, "source": each.source, "asked": each.asked,
+    }  # fmt: skip
+
+
+def _section_data(each: Section) -> dict[str, str]:
+    return {"title": each.title, "html": "".join(parts(Document("", (Section("", each.parts),))))}
+
+
+def _texts(query: Query, reply: Reply) -> dict[str, str]:
+    return {name: reply.values.get(name, query[name]) for name in query.fields}
+
+
+def _value_data(field: Field, text: str) -> dict[str, Any]:
+    return {"text": text, "at": place(field, text) if field.stops else 0}
+
+
+def _paste(reply: Reply) -> dict[str, str]:
+    texts = {"command": _command(reply.words), "run_file": reply.run_file, "python": reply.python}
+    return {name: text for name, text in texts.items() if text}
+
+
+def _command(words: Sequence[str]) -> str:
+    return shlex.join(("trainledger", *words)) if words else ""

@@ -1,0 +1,6 @@
+"""The calculators, by name: first those of the lesson, then those of the planner."""
+
+from trainledger.web.calculator import Calculator
+from trainledger.web.calculators.time import TIME
+
+CALCULATORS: dict[str, Calculator] = {each.name: each for each in (TIME,)}

@@ -1,0 +1,153 @@
+"""A field of a calculator: what it is called, what a slider or a list offers for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from trainledger.frozen import frozen
+from trainledger.spec.problem import InvalidInput, Problem, nearest_text
+from trainledger.spec.reading import field_of
+from trainledger.spec.runfile import SECTIONS
+from trainledger.spec.setting import rule_of
+from trainledger.units import NotAQuantity, parse_amount, parse_nbytes, parse_number, parse_seconds
+
+_READERS = (parse_number, parse_amount, parse_seconds, parse_nbytes)
+_SERIES = ("1", "1.2", "1.5", "2", "2.5", "3", "4", "5", "6", "8")
+LONG = 20_000  # characters of a pasted file
+
+
+@frozen(kw_only=True)
+class Field:
+    """One input. ``name`` is its key in the query; one with a dot is the field of a run (``recipe.micro_batch``).
+
+    ``default`` is the text that is meant where the query has none; an empty one is not given. A slider goes through
+    ``stops``; ``choices`` are values and what a list shows for them; where ``strict``, no other value is allowed.
+    ``long`` texts have several lines. ``group`` is the heading that it stands under.
+    """
+
+    name: str
+    title: str
+    default: str = ""
+    about: str = ""
+    stops: tuple[str, ...] = ()
+    choices: tuple[tuple[str, str], ...] = ()
+    strict: bool = False
+    long: bool = False
+    group: str = ""
+
+    @property
+    def longest(self) -> int:
+        """Characters that a value may have."""
+        return LONG if self.long else 300
+
+
+def of_run(name: str, title: str, **more: object) -> Field:
+    """The field of a run, with its meaning as the run file's reader has it.
+
+    >>> of_run("recipe.micro_batch", "micro-batch").about[:24]
+    'sequences in one forward'
+    """
+    found = field_of(SECTIONS, name)
+    assert found is not None, name
+    about: str = rule_of(found).get("doc", "")
+    return Field(**{"name": name, "title": title, "about": about, **more})  # type: ignore[arg-type]
+
+
+def one_of(names: Iterable[str], **titles: str) -> tuple[tuple[str, str], ...]:
+    """Choices by name, shown as they are or under a title of their own.
+
+    >>> one_of(["bf16", "fp8"], fp8="8 bits")
+    (('bf16', 'bf16'), ('fp8', '8 bits'))
+    """
+    return tuple((each, titles.get(each, each)) for each in names)
+
+
+def rising(low: str, high: str, units: Iterable[str] = ("", "k", "M", "B", "T")) -> tuple[str, ...]:
+    """About ten stops for each power of ten between two texts, each written as a person would.
+
+    >>> rising("800M", "2B")
+    ('800M', '1B', '1.2B', '1.5B', '2B')
+    """
+    names = list(units)
+    every = [
+        f"{float(step) * 10**power:g}{unit}" for unit in names for power in range(3) for step in _SERIES
+        if float(step) * 10**power == int(float(step) * 10**power) or not power
+    ]  # fmt: skip
+    return tuple(every[every.index(low) : every.index(high) + 1])
+
+
+def powers(low: int, high: int) -> tuple[str, ...]:
+    """Powers of two.
+
+    >>> powers(1, 8)
+    ('1', '2', '4', '8')
+    """
+    return tuple(str(2**each) for each in range(low.bit_length() - 1, high.bit_length()))
+
+
+def place(field: Field, text: str) -> int:
+    """Where a text stands among the stops of its field: at the last that is not above it; 0 where it is no quantity.
+
+    >>> place(Field(name="n", title="", stops=("1k", "2k", "5k")), "3000")
+    1
+    """
+    if text in field.stops:
+        return field.stops.index(text)
+    for reader in _READERS:
+        try:
+            value = reader(text)
+            stops = [reader(each) for each in field.stops]
+        except NotAQuantity:
+            continue
+        return max((at for at, each in enumerate(stops) if each <= value), default=0)
+    return 0
+
+
+@frozen
+class Query:
+    """What a person asks of a calculator: the texts of the fields that are given, and the defaults of the others."""
+
+    given: Mapping[str, str]
+    fields: Mapping[str, Field]
+
+    def __getitem__(self, name: str) -> str:
+        """The text of a field, its default where it is not given."""
+        return self.given[name] if name in self.given else self.fields[name].default
+
+    def get(self, name: str) -> str | None:
+        """The text of a field, or None where it has none."""
+        return self[name] or None
+
+    def chosen(self, *names: str) -> dict[str, str]:
+        """The texts of those fields that have one, for a function whose arguments have these names."""
+        return {name: text for name in names if (text := self[name])}
+
+    @property
+    def overrides(self) -> dict[str, str]:
+        """The fields of a run that have a text, by path."""
+        own = {name: each.default for name, each in self.fields.items() if "." in name}
+        texts = own | {name: text for name, text in self.given.items() if "." in name}
+        return {name: text for name, text in texts.items() if text}
+
+
+def read_query(fields: Iterable[Field], given: Mapping[str, str], *, any_of_run: bool = False) -> Query:
+    """The query of texts by name; raises `InvalidInput` for a name that is unknown and a text that is too long.
+
+    ``any_of_run`` allows every field of a run file, also those that the calculator has no slider for.
+    """
+    known = {each.name: each for each in fields}
+    problems = []
+    for name, text in given.items():
+        field = known.get(name)
+        if field is None and not (any_of_run and field_of(SECTIONS, name) is not None):
+            near = nearest_text(name, known)
+            problems.append(Problem(name[:60], None, "is no field of this calculator", near))
+        longest = Field(name=name, title="").longest if field is None else field.longest
+        if len(text) > longest:
+            problems.append(Problem(name[:60], text, f"must have at most {longest:,} characters"))
+        elif field is not None and field.strict and text and text not in (names := [each for each, _ in field.choices]):
+            rule = f"must be one of {', '.join(names)}"
+            problems.append(Problem(name, text, rule, nearest_text(text, names)))
+    if problems:
+        raise InvalidInput(problems)
+    return Query(dict(given), known)

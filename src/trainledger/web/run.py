@@ -1,0 +1,83 @@
+"""The run that a query is about: a model of the catalog, a pasted config.json, or a pasted run file; never a path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from trainledger import catalog
+from trainledger.api.load import Source
+from trainledger.huggingface import model_from_hf
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.run import Run
+from trainledger.spec.runfile import parse_toml, to_toml
+from trainledger.web.field import Field, Query, of_run, one_of, powers
+
+RUN, CONFIG, FILE = "run", "config", "file"
+_PATHS = ("model.config", "data.path", "data.cache")
+
+MODEL = Field(
+    name=RUN, title="model", default="llama-3-8b", group="Model", about="a model of the catalog",
+    choices=one_of(catalog.model_names()),
+)  # fmt: skip
+PASTED = (
+    Field(name=CONFIG, title="config.json", long=True, group="Model", about="of a Hugging Face model, pasted"),
+    Field(name=FILE, title="run file", long=True, group="Model", about="TOML, pasted: model, recipe, layout, cluster"),
+)
+CLUSTER = (
+    of_run("cluster.device", "device", default="h100-sxm", group="Cluster",
+           choices=one_of(catalog.device_names())),
+    of_run("cluster.count", "devices", default="1", group="Cluster", stops=powers(1, 16384)),
+)  # fmt: skip
+
+
+def source_of(query: Query) -> Source:
+    """What `trainledger.load` takes for this query; raises `InvalidInput`."""
+    _refuse_paths(query.overrides)
+    if text := query[FILE]:
+        table = parse_toml(text, "run file")
+        model = table.get("model")
+        _refuse_paths({f"model.{each}": "" for each in model} if isinstance(model, Mapping) else {})
+        return table
+    if text := query[CONFIG]:
+        return model_from_hf(_config(text))
+    return catalog.known_as(query[RUN], catalog.model_names(), RUN)
+
+
+def _config(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        said = "is nested too deeply" if isinstance(error, RecursionError) else f"is not JSON: {error}"
+        raise InvalidInput([Problem(CONFIG, None, said)]) from None
+    if not isinstance(found, dict):
+        raise InvalidInput([Problem(CONFIG, None, "must be an object, such as that in a model's config.json")])
+    return found
+
+
+def _refuse_paths(overrides: Mapping[str, str]) -> None:
+    """A query comes from anywhere: no file is opened for it."""
+    rule = "is a path, and no file is read for a query; paste the file"
+    if named := [each for each in _PATHS if each in overrides]:
+        raise InvalidInput([Problem(each, None, rule) for each in named])
+
+
+def words_of(verb: str, query: Query, *more: str) -> tuple[str, ...]:
+    """The command line that asks the same of a run; a pasted file is named as the file that it would be."""
+    named = "run.toml" if query[FILE] else "config.json" if query[CONFIG] else query[RUN]
+    settings = [word for name, text in query.overrides.items() for word in ("--set", f"{name}={text}")]
+    return (verb, named, *more, *settings)
+
+
+def python_of(function: str, query: Query, **options: str) -> str:
+    """The lines of Python that ask the same of a run."""
+    named = '"run.toml"' if query[FILE] else '"config.json"' if query[CONFIG] else repr(query[RUN])
+    settings = ", ".join(f'"{name}": "{text}"' for name, text in query.overrides.items())
+    more = "".join(f", {name}={text!r}" for name, text in options.items())
+    return f"import trainledger as tl\n\nprint(tl.{function}({named}, {{{settings}}}{more}))"
+
+
+def run_file_of(run: Run) -> str:
+    """The whole run as TOML, every field written out."""
+    return to_toml(run)

@@ -1,0 +1,65 @@
+"""Every way to ask a calculator, without a server."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import trainledger as tl
+from trainledger.spec.problem import InvalidInput
+from trainledger.web import answers
+from trainledger.web.calculators import CALCULATORS
+
+EACH = sorted(CALCULATORS)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_the_default_query_and_each_preset_are_answered_with_formulas_and_tables(name: str) -> None:
+    calculator = CALCULATORS[name]
+    for query in ({}, *calculator.presets.values()):
+        seen = answers.view(name, query)
+        assert seen["verdict"]
+        for each in seen["headlines"]:
+            assert each["formula"], each
+            assert each["basis"], each
+            assert each["source"], each
+        for each in seen["drawings"]:
+            assert each["svg"].startswith("<svg")
+            assert "<table" in each["table"]
+        json.dumps(seen, allow_nan=False)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_an_unknown_field_and_a_long_text_are_refused_in_sentences(name: str) -> None:
+    with pytest.raises(InvalidInput, match="is no field of this calculator"):
+        answers.view(name, {"nonsense": "1"})
+    field = next(each for each in CALCULATORS[name].fields if not each.long)
+    with pytest.raises(InvalidInput, match="at most 300 characters"):
+        answers.view(name, {field.name: "9" * 301})
+
+
+def test_the_answer_is_that_of_the_question_in_python() -> None:
+    found = answers.answer("time", {"params": "70B", "tokens": "15T", "mfu": "50%", "count": "1024"})
+    napkin = tl.napkin(params="70B", tokens="15T", device="h100-sxm", count=1024, mfu=0.5)
+    assert found["data"]["days"] == napkin.days
+
+
+def test_an_unknown_calculator_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InvalidInput, match="nearest that works: time"):
+        answers.view("tim", {})
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = "import sys, trainledger.web.answers; print(*{each.split('.')[0] for each in sys.modules})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "numpy", "fastapi", "rich", "plotly"} & set(found)
+
+
+def test_an_exercise_says_right_close_and_wrong() -> None:
+    query = {"params": "70B", "tokens": "15T", "mfu": "50%", "count": "1024"}  # 143.9 days
+    assert answers.check("time", query, "days", "144")["said"] == "Right: it is 143.9."
+    assert answers.check("time", query, "days", "100")["said"] == "Close: it is 143.9, and 100 is -30.5 % off."
+    assert not answers.check("time", query, "days", "5")["near"]
+    with pytest.raises(InvalidInput, match="is not an amount"):
+        answers.check("time", query, "days", "soon")
