@@ -47,7 +47,7 @@ ROOMS: dict[str, tuple[set[str] | None, bool]] = {
     "pytest_plugin": (EVERYTHING, False),
     "api": (EVERYTHING, False),
     "closed_loop": (EVERYTHING, True),
-    "web": ({*PREDICT, "catalog", "plan", "explain", "huggingface", "tensors", "report", "api"}, False),
+    "web": ({*PREDICT, "catalog", "plan", "explain", "huggingface", "tensors", "report", "api", "reconcile"}, False),
     "cli": (EVERYTHING, False),
     "__init__": (EVERYTHING, False),
     "__main__": (EVERYTHING, False),

@@ -17,7 +17,8 @@ EACH = sorted(CALCULATORS)
 @pytest.mark.parametrize("name", EACH)
 def test_the_default_query_and_each_preset_are_answered_with_formulas_and_tables(name: str) -> None:
     calculator = CALCULATORS[name]
-    for query in ({}, *calculator.presets.values()):
+    presets = () if calculator.patient else calculator.presets.values()  # those have tests of their own
+    for query in ({}, *presets):
         seen = answers.view(name, query)
         assert seen["verdict"]
         for each in seen["headlines"]:

@@ -28,6 +28,7 @@ from trainledger.web.calculator import Calculator, Headline, Progress, Reply
 from trainledger.web.calculators import CALCULATORS
 from trainledger.web.field import Field, Query, place, read_query
 
+Calculators = Mapping[str, Calculator]
 _CLOSE = 0.05  # relative: an answer of an exercise that is right
 _NEAR = 2.0  # a factor: the right order of magnitude
 _PARSERS = {
@@ -39,7 +40,7 @@ def _silent(what: str, done: int, of: int) -> None:
     """Nobody looks on."""
 
 
-def listing() -> list[dict[str, Any]]:
+def listing(calculators: Calculators = CALCULATORS) -> list[dict[str, Any]]:
     """The calculators with their fields, presets and slider stops: all that a page needs to draw its forms."""
     return [
         {
@@ -47,7 +48,7 @@ def listing() -> list[dict[str, Any]]:
             "patient": each.patient, "presets": {title: dict(query) for title, query in each.presets.items()},
             "fields": [_field_data(field) for field in each.fields],
         }
-        for each in CALCULATORS.values()
+        for each in calculators.values()
     ]  # fmt: skip
 
 
@@ -59,14 +60,16 @@ def _field_data(field: Field) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def answer(name: str, given: Mapping[str, str], progress: Progress = _silent) -> dict[str, Any]:
+def answer(
+    name: str, given: Mapping[str, str], progress: Progress = _silent, calculators: Calculators = CALCULATORS
+) -> dict[str, Any]:
     """The answer as data: ``data`` is what the command line's ``--json`` has; raises `InvalidInput`.
 
     >>> found = answer("time", {"params": "70B", "tokens": "15T", "mfu": "50%"})
     >>> round(found["data"]["days"], 1), found["headlines"][0]["text"]
     (143.9, '143.9')
     """
-    calculator, query, reply = _asked(name, given, progress)
+    calculator, query, reply = _asked(calculators, name, given, progress)
     made: dict[str, Any] = finite(
         {
             "calculator": calculator.name, "query": dict(query.given), "verdict": reply.verdict, "tone": reply.tone,
@@ -78,9 +81,12 @@ def answer(name: str, given: Mapping[str, str], progress: Progress = _silent) ->
     return made
 
 
-def view(name: str, given: Mapping[str, str], width: int = 960, progress: Progress = _silent) -> dict[str, Any]:
+def view(
+    name: str, given: Mapping[str, str], width: int = 960, progress: Progress = _silent,
+    calculators: Calculators = CALCULATORS,
+) -> dict[str, Any]:  # fmt: skip
     """The answer as a page shows it: headlines, sections as HTML, drawings as SVG of ``width`` pixels with tables."""
-    _, query, reply = _asked(name, given, progress)
+    _, query, reply = _asked(calculators, name, given, progress)
     return {
         "verdict": reply.verdict, "tone": reply.tone, "notes": list(reply.notes), "paste": _paste(reply),
         "headlines": [_headline_data(each) for each in reply.headlines],
@@ -90,16 +96,20 @@ def view(name: str, given: Mapping[str, str], width: int = 960, progress: Progre
             for each in reply.drawings
         ],
         "fields": {name: _value_data(query.fields[name], text) for name, text in _texts(query, reply).items()},
+        "choices": {name: [list(each) for each in found] for name, found in (reply.choices or {}).items()},
+        "again_seconds": reply.again_seconds,
     }  # fmt: skip
 
 
-def check(name: str, given: Mapping[str, str], of: str, guess: str) -> dict[str, Any]:
+def check(
+    name: str, given: Mapping[str, str], of: str, guess: str, calculators: Calculators = CALCULATORS
+) -> dict[str, Any]:
     """Whether a guess of one headline is right, within 5 %; raises `InvalidInput` where it is no such number.
 
     >>> check("time", {"params": "70B", "tokens": "15T", "mfu": "50%"}, "days", "140")["right"]
     True
     """
-    _, _, reply = _asked(name, given, _silent)
+    _, _, reply = _asked(calculators, name, given, _silent)
     asked = {each.name: each for each in reply.headlines if each.asked and each.value}
     if of not in asked:
         rule = f"is no number that is asked for; there are: {', '.join(asked)}"
@@ -112,14 +122,14 @@ def check(name: str, given: Mapping[str, str], of: str, guess: str) -> dict[str,
     return {"right": close, "near": near, "ratio": ratio, "said": f"{said}.", "headline": _headline_data(right)}
 
 
-def exercise(name: str, seed: int) -> dict[str, Any]:
+def exercise(name: str, seed: int, calculators: Calculators = CALCULATORS) -> dict[str, Any]:
     """A query for an exercise: the default one with some sliders elsewhere, the same for the same seed.
 
     >>> exercise("time", 1) == exercise("time", 1)
     True
     """
     drawn = random.Random(seed)
-    calculator = _calculator(name)
+    calculator = _calculator(calculators, name)
     sliders = [each for each in calculator.fields if each.stops and each.default]
     query = dict(drawn.choice(list(calculator.presets.values()) or [{}]))
     for field in drawn.sample(sliders, min(2, len(sliders))):
@@ -129,15 +139,17 @@ def exercise(name: str, seed: int) -> dict[str, Any]:
     return {"query": query}
 
 
-def _calculator(name: str) -> Calculator:
-    if name not in CALCULATORS:
-        near = nearest_text(name, CALCULATORS)
-        raise InvalidInput([Problem("calculator", name, f"is none of {', '.join(CALCULATORS)}", near)])
-    return CALCULATORS[name]
+def _calculator(calculators: Calculators, name: str) -> Calculator:
+    if name not in calculators:
+        near = nearest_text(name, calculators)
+        raise InvalidInput([Problem("calculator", name, f"is none of {', '.join(calculators)}", near)])
+    return calculators[name]
 
 
-def _asked(name: str, given: Mapping[str, str], progress: Progress) -> tuple[Calculator, Query, Reply]:
-    calculator = _calculator(name)
+def _asked(
+    calculators: Calculators, name: str, given: Mapping[str, str], progress: Progress
+) -> tuple[Calculator, Query, Reply]:
+    calculator = _calculator(calculators, name)
     query = read_query(calculator.fields, given, any_of_run=calculator.any_of_run)
     return calculator, query, calculator.reply(query, progress)
 

@@ -49,7 +49,8 @@ class Reply:
     """The answer of a calculator: a verdict, headlines, the document of the answer, drawings, and what to paste.
 
     ``values`` are the texts of fields that the query leaves open and the answer decides, such as the sizes of a
-    preset. ``words`` are those of the command line after ``trainledger``; ``python`` and ``run_file`` say the same.
+    preset; ``choices`` replace those of fields. ``words`` are those of the command line after ``trainledger``;
+    ``python`` and ``run_file`` say the same. Where ``again_seconds`` is set, the answer changes by itself: ask again.
     """
 
     document: Document
@@ -58,10 +59,12 @@ class Reply:
     tone: str = UNKNOWN
     drawings: tuple[Drawing, ...] = ()
     values: Mapping[str, str]
+    choices: Mapping[str, tuple[tuple[str, str], ...]] | None = None
     words: tuple[str, ...] = ()
     python: str = ""
     run_file: str = ""
     notes: tuple[str, ...] = ()
+    again_seconds: float | None = None
 
 
 @frozen(kw_only=True)

@@ -1,6 +1,8 @@
 """The calculators, by name: first those of the lesson, then those of the planner."""
 
 from trainledger.web.calculator import Calculator
+from trainledger.web.calculators.breaks import BREAKS
+from trainledger.web.calculators.layouts import LAYOUTS
 from trainledger.web.calculators.time import TIME
 
-CALCULATORS: dict[str, Calculator] = {each.name: each for each in (TIME,)}
+CALCULATORS: dict[str, Calculator] = {each.name: each for each in (TIME, LAYOUTS, BREAKS)}

@@ -1,0 +1,118 @@
+"""What breaks first: one size of a run grows, and the limits are met in this order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import trainledger as tl
+from trainledger.document import Table
+from trainledger.plan.breaks import Break, Breaks
+from trainledger.plan.sizes import AXES
+from trainledger.web.calculator import BAD, GOOD, UNKNOWN, Calculator, Drawing, Headline, Progress, Reply
+from trainledger.web.field import Field, Query, of_run, one_of, powers
+from trainledger.web.run import CLUSTER, MODEL, PASTED, python_of, source_of, words_of
+
+_OPTIONS = ("reach", "exposed", "lost", "unique_tokens")
+_SHARES = ("5%", "10%", "15%", "20%", "25%", "30%", "40%", "50%")
+
+
+def _reply(query: Query, progress: Progress) -> Reply:
+    options: dict[str, str] = query.chosen(*_OPTIONS)
+    if axis := query.get("along"):
+        options["along"] = axis
+    keep = query["keep"] == "tokens"
+
+    def say(what: str) -> None:
+        progress(what, AXES.index(what) if what in AXES else 0, len(AXES))
+
+    found = tl.breaks(source_of(query), query.overrides, say=say, keep_tokens=keep, progress=progress, **options)
+    document = found.document()
+    flags = [word for name, text in options.items() for word in (f"--{name.replace('_', '-')}", text)]
+    tables = [table for name, table in document.tables.items() if name in AXES]
+    return Reply(
+        document=document,
+        headlines=tuple(_headlines(found)),
+        verdict=_verdict(found),
+        tone=BAD if found.already else GOOD if any(each.breaks for each in found.along) else UNKNOWN,
+        drawings=tuple(
+            Drawing(title=title, figure=each, table=_joined(tables)) for title, each in document.figures().items()
+        ),
+        values={},
+        words=words_of("breaks", query, *flags, *(() if keep else ("--keep-batch",))),
+        python=python_of("breaks", query, **options),
+    )
+
+
+def _verdict(found: Breaks) -> str:
+    """What is broken as planned, or the nearest limit of all."""
+    if found.already:
+        return f"Broken as planned: {', '.join(each.limit for each in found.already)}."
+    first = [each for along in found.along for each in along.breaks]
+    if not first:
+        return f"Nothing breaks along {', '.join(each.axis for each in found.along)}, as far as it was looked at."
+    nearest = min(first, key=lambda each: each.factor)
+    return f"{nearest.limit} breaks first: {nearest.field} = {nearest.breaks:,}, {nearest.factor:.3g} times the plan."
+
+
+def _headlines(found: Breaks) -> list[Headline]:
+    """The first limit along each axis, and the size that still works."""
+    firsts = [(each, each.breaks[0]) for each in found.along if each.breaks]
+    return [
+        Headline(
+            name=each.axis, title=f"{each.axis}: {first.limit}", value=first.holds or None, unit="integer",
+            said="" if first.holds else "not even as planned", formula=_formula(first), basis=first.basis,
+            source=first.source, asked=bool(first.holds),
+        )
+        for each, first in firsts
+    ]  # fmt: skip
+
+
+def _formula(first: Break) -> str:
+    return f"the largest {first.field} that works; at {first.breaks:,}: {first.why}"
+
+
+def _joined(tables: list[Table]) -> Table:
+    """The limits of all axes in one table."""
+    columns = ("size", *tables[0].columns)
+    rows = tuple((table.name, *row) for table in tables for row in table.rows)
+    return Table("limits", columns, rows, units=("", *tables[0].units), align=f"l{tables[0].align}")
+
+
+BREAKS = Calculator(
+    name="breaks",
+    title="What breaks first",
+    question="One size of a run grows: which limit is met first, second, third, and at which value?",
+    fields=(
+        replace(MODEL, default="llama-3.1-8b"),
+        *PASTED,
+        CLUSTER[0],
+        replace(CLUSTER[1], default="8"),
+        of_run("layout.shard", "shard (ZeRO-3, FSDP) ranks", default="8", group="Layout", stops=powers(1, 1024)),
+        of_run("layout.tensor", "tensor ranks", group="Layout", stops=powers(1, 16)),
+        of_run("layout.pipeline", "pipeline stages", group="Layout", stops=powers(1, 64)),
+        of_run("recipe.seq_len", "sequence length", default="4096", group="Recipe", stops=powers(256, 131072)),
+        of_run("recipe.global_batch", "sequences of a step", default="256", group="Recipe", stops=powers(1, 16384)),
+        of_run("recipe.micro_batch", "micro-batch", default="1", group="Recipe", stops=powers(1, 128)),
+        of_run("recipe.precision", "precision", default="bf16-sharded", group="Recipe",
+               choices=one_of(["bf16-sharded", "bf16-mixed", "bf16", "fp32"])),
+        of_run("recipe.activation_checkpointing", "activation checkpointing", default="full", group="Recipe",
+               choices=one_of(["none", "selective", "full"])),
+        Field(name="along", title="what grows", default="sequence", group="Question",
+              choices=one_of(["", *AXES], **{"": "each size in turn"})),
+        Field(name="keep", title="longer sequences keep", default="tokens", group="Question", strict=True,
+              choices=(("tokens", "the tokens of a step"), ("batch", "the sequences of a step"))),
+        Field(name="reach", title="up to times the plan", default="64", group="Question", stops=powers(2, 1024)),
+        Field(name="exposed", title="most exposed communication", default="20%", group="Question", stops=_SHARES),
+        Field(name="lost", title="most lost to failures", default="10%", group="Question", stops=_SHARES),
+        Field(name="unique_tokens", title="tokens in the dataset", group="Question", about='such as "15T"'),
+    ),
+    reply=_reply,
+    presets={
+        "A longer context": {},
+        "A deeper model": {"along": "depth"},
+        "More devices": {"along": "devices", "cluster.device": "a100-sxm-80gb"},
+        "Each size of GPT-2 XL": {"run": "gpt2-xl", "recipe.seq_len": "1024", "along": ""},
+    },
+    any_of_run=True,
+    patient=True,
+)  # fmt: skip

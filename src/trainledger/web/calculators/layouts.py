@@ -1,0 +1,181 @@
+"""Layouts: the quickest ways to spread a run over a cluster, and the step and the memory of the one that is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import trainledger as tl
+from trainledger.document import Document, Section, Table, Text
+from trainledger.plan.layouts.grid import FIELDS, KNOWN
+from trainledger.plan.layouts.result import Layouts, ScoredLayout
+from trainledger.plan.plan import Plan
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.spec.runfile import value_of
+from trainledger.units import format_nbytes, format_seconds
+from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline, Progress, Reply
+from trainledger.web.field import Field, Query, of_run, one_of, powers
+from trainledger.web.run import CLUSTER, MODEL, PASTED, python_of, run_file_of, source_of, words_of
+
+MOST_DEVICES = 16_384  # a search over more takes a minute
+SECONDS = 5  # for full accounts of the best
+_KEPT = 10  # searches, and layouts of one
+_OF_RECIPE = ("micro_batch", "activation_checkpointing")
+_FIXABLE = {f"{'recipe' if each in _OF_RECIPE else 'layout'}.{each}": each for each in FIELDS}
+_FOUND: dict[frozenset[tuple[str, str]], Layouts] = {}  # to choose another layout asks for no other search
+
+
+def _reply(query: Query, progress: Progress) -> Reply:
+    fixed = {_FIXABLE[path]: text for path, text in query.overrides.items() if path in _FIXABLE}
+    free = replace(query, given={name: text for name, text in query.given.items() if name not in _FIXABLE})
+    found = _found(query, free, fixed, progress)
+    flags = [word for name, text in fixed.items() for word in ("--fix", f"{name}={text}")]
+    more: dict[str, Any] = {"fixed": _values(fixed)} if fixed else {}
+    made = Reply(
+        document=found.document(), values={}, words=words_of("layouts", free, *flags),
+        python=python_of("layouts", free, **more), notes=found.notes,
+    )  # fmt: skip
+    if found.best is None:
+        none = f"No layout of {found.run.model.name} fits {found.devices:,} x {found.device}."
+        return replace(made, verdict=none, tone=BAD)
+    chosen = _chosen(found, query["choose"])
+    plan = tl.plan(chosen.run)
+    table = found.document().tables["ranked"]
+    drawn = [Drawing(title=title, figure=each, table=table) for title, each in found.document().figures().items()]
+    return replace(
+        made,
+        document=_with_chosen(found, chosen, plan),
+        headlines=_headlines(found, chosen, plan),
+        verdict=f"{chosen.title}: {format_seconds(chosen.seconds)} a step",
+        tone=GOOD,
+        drawings=(*drawn, *_of_chosen(plan)),
+        run_file=run_file_of(chosen.run),
+    )
+
+
+def _found(query: Query, free: Query, fixed: dict[str, str], progress: Progress) -> Layouts:
+    """The search of a query, whichever of its layouts is chosen."""
+    key = frozenset((name, query[name]) for name in query.fields if name != "choose") | {*query.overrides.items()}
+    if key in _FOUND:
+        return _FOUND[key]
+    count = query["cluster.count"]
+    if count.isdigit() and int(count) > MOST_DEVICES:
+        rule = f"must be at most {MOST_DEVICES:,} here; trainledger layouts searches more"
+        raise InvalidInput([Problem("cluster.count", count, rule, MOST_DEVICES)])
+    found = tl.layouts(
+        source_of(query), free.overrides, fixed=_values(fixed), keep=_KEPT, limit_seconds=SECONDS, progress=progress
+    )
+    if not found.interrupted:
+        while len(_FOUND) >= _KEPT:
+            del _FOUND[next(iter(_FOUND))]
+        _FOUND[key] = found
+    return found
+
+
+def _values(fixed: dict[str, str]) -> dict[str, Any]:
+    return {name: value_of(KNOWN[name], text) for name, text in fixed.items()}
+
+
+def _chosen(found: Layouts, text: str) -> ScoredLayout:
+    """The ranked layout of a number, counted from 1; the simplest of the quick ones where none is given."""
+    if not text:
+        return found.simplest or found.ranked[0]
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= len(found.ranked)):
+        near = len(found.ranked) if text.isascii() and text.isdigit() and int(text) else 1
+        raise InvalidInput([Problem("choose", text, f"must be a number of 1 to {len(found.ranked)}", near)])
+    return found.ranked[int(text) - 1]
+
+
+def _headlines(found: Layouts, chosen: ScoredLayout, plan: Plan) -> tuple[Headline, ...]:
+    forecast = plan.forecast
+    causes = " + ".join(
+        f"{format_seconds(each.seconds)} {each.cause}" for each in forecast.waterfall if each.nanoseconds
+    )
+    step = Headline(
+        name="seconds", title="step", value=chosen.seconds, unit="seconds", basis=found.basis, asked=True,
+        formula=causes or "the slowest rank's operations on its streams", source="predict.parallel_step",
+    )  # fmt: skip
+    parts = " + ".join(f"{format_nbytes(each)} {name}" for name, each in forecast.peak_by_category.items() if each)
+    outside = format_nbytes(chosen.device_nbytes - chosen.peak_nbytes)
+    memory = Headline(
+        name="device_nbytes", title="memory of the peak rank", value=chosen.device_nbytes, unit="nbytes",
+        basis=forecast.basis.get("device_nbytes", "exact"), formula=f"{parts} + {outside} outside of the tensors",
+        source="ledger.memory.timeline: live bytes at each operation; predict.device_memory",
+    )  # fmt: skip
+    found_lines = [step, memory]
+    if chosen.mfu is not None and forecast.model_flops and forecast.peak_flops_per_second:
+        rate = f"({chosen.seconds:.4g} s x {found.devices:,} x {forecast.peak_flops_per_second:.4g} FLOP/s)"
+        found_lines.append(
+            Headline(
+                name="mfu", title="MFU", value=chosen.mfu, unit="share", basis=found.basis, asked=True,
+                formula=f"model FLOPs / (step x devices x peak) = {forecast.model_flops:.4g} / {rate}",
+                source="Chowdhery et al. 2022, PaLM (arXiv 2204.02311), appendix B; attention counted dense",
+            )
+        )  # fmt: skip
+    searched = Headline(
+        name="searched", title="layouts searched", value=found.searched, unit="integer", basis="exact",
+        formula=f"{found.searched:,} in the grid, {found.allowed:,} obey the rules, {found.fitting:,} may fit, "
+                f"{found.accounted:,} accounted for in full",
+        source="plan.layouts: every layout has a bound of its time and its memory",
+    )  # fmt: skip
+    return (*found_lines, searched)
+
+
+def _with_chosen(found: Layouts, chosen: ScoredLayout, plan: Plan) -> Document:
+    """The document of the search, with the memory of the chosen layout's ranks and its plan among the data."""
+    made, own = found.document(), plan.document()
+    memory = own.tables["memory"]
+    of_ranks = Section(f"Memory of the ranks of {chosen.title}", (memory, Text((", ".join(chosen.settings),))))
+    return replace(made, sections=(of_ranks, *made.sections), data=lambda: {**made.data(), "chosen": dict(own.data())})
+
+
+def _of_chosen(plan: Plan) -> list[Drawing]:
+    """Where the time of the chosen layout's step goes, its memory, and its timeline."""
+    document = plan.document()
+    causes = tuple((each.cause, each.seconds, each.seconds / (plan.forecast.step_seconds or 1))
+                   for each in plan.forecast.waterfall if each.nanoseconds)  # fmt: skip
+    time = Table("time", ("cause", "seconds", "share"), causes, units=("", "seconds", "share"))
+    memory = document.tables["memory"]
+    return [
+        Drawing(title=title, figure=each, table=memory if title.startswith("Memory") else time)
+        for title, each in document.figures().items()
+    ]
+
+
+def _axis(name: str, title: str, most: int = 64) -> Field:
+    return of_run(name, title, group="Fix some of it", choices=one_of(["", *powers(1, most)], **{"": "any"}))
+
+
+LAYOUTS = Calculator(
+    name="layouts",
+    title="Layouts",
+    question="How is a run spread over a cluster: which layout is the quickest, and which fit at all?",
+    fields=(
+        MODEL,
+        *PASTED,
+        CLUSTER[0],
+        replace(CLUSTER[1], default="64"),
+        of_run("recipe.seq_len", "sequence length", stops=powers(512, 131072), group="Recipe"),
+        of_run("recipe.global_batch", "sequences of a step", stops=powers(1, 16384), group="Recipe"),
+        of_run("recipe.precision", "precision", group="Recipe",
+               choices=one_of(["", "bf16-sharded", "bf16-mixed", "bf16", "fp32"], **{"": "the default recipe's"})),
+        _axis("layout.tensor", "tensor ranks", 16),
+        _axis("layout.pipeline", "pipeline stages"),
+        _axis("layout.context", "context ranks", 16),
+        _axis("layout.expert", "expert ranks"),
+        of_run("recipe.activation_checkpointing", "activation checkpointing", group="Fix some of it",
+               choices=one_of(["", "none", "selective", "full"], **{"": "any"})),
+        Field(name="choose", title="show layout", group="Result", stops=tuple(map(str, range(1, _KEPT + 1))),
+              about="number of a ranked layout, to see its step and its memory; empty: the simplest of the quick ones"),
+    ),
+    reply=_reply,
+    presets={
+        "Llama 3 8B on 64 H100": {"cluster.count": "64"},
+        "Llama 3.1 405B on 2,048 H100": {"run": "llama-3.1-405b", "cluster.count": "2048"},
+        "Mixtral 8x7B on 128 H100": {"run": "mixtral-8x7b", "cluster.count": "128"},
+        "GPT-2 XL on 8 A100": {"run": "gpt2-xl", "cluster.device": "a100-sxm-80gb", "cluster.count": "8"},
+    },
+    any_of_run=True,
+    needs=("numpy",),
+    patient=True,
+)  # fmt: skip

@@ -1,0 +1,27 @@
+"""What breaks first, on the page and on the command line."""
+
+import json
+
+import pytest
+
+from trainledger.cli import main
+from trainledger.web import answers
+from trainledger.web.calculators.breaks import BREAKS
+
+pytestmark = pytest.mark.sweep
+
+
+@pytest.mark.parametrize("title", [each for each in BREAKS.presets if BREAKS.presets[each].get("along") != ""])
+def test_the_command_to_paste_gives_the_same_limits(title: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answers.answer("breaks", BREAKS.presets[title])
+    main([*found["paste"]["command"].split()[1:], "--json"])
+    assert json.loads(capsys.readouterr().out)["along"] == found["data"]["along"]
+
+
+def test_each_size_has_its_headline_and_its_rows() -> None:
+    query = {"run": "gpt2", "recipe.seq_len": "512", "recipe.global_batch": "64", "along": "", "reach": "8"}
+    seen = answers.view("breaks", query)
+    broken = {each["name"] for each in seen["headlines"]}
+    assert {"sequence"} <= broken
+    table = seen["drawings"][0]["table"]
+    assert all(f"<td>{name}</td>" in table for name in broken)
