@@ -98,8 +98,6 @@ def test_a_run_file_that_cannot_be_written_is_named(
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc here")
 @pytest.mark.parametrize("words", [["init", "/proc/x.toml"], ["plan", "gpt2", "--plot", "/proc/x.html"]])
 def test_where_the_system_takes_no_file_the_file_is_named(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    if words[0] == "plan":
-        pytest.importorskip("plotly")
     assert main(words) == 2
     err = capsys.readouterr().err
     assert f"= '{words[-1]}': cannot be written: " in err

@@ -179,7 +179,6 @@ def test_a_light_start(verb):
 
 
 def test_the_figures_of_optimal(capsys, tmp_path):
-    pytest.importorskip("plotly")
     where = tmp_path / "out.html"
     code, _, err = call(capsys, *OPTIMAL, "--family", "none", "--plot", str(where))
     assert code == 0

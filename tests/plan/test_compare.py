@@ -198,7 +198,6 @@ def test_models_alone_are_compared_by_one_step(capsys: pytest.CaptureFixture[str
 
 
 def test_figures_go_to_a_file_and_json_stays_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("plotly")
     where = tmp_path / "beside.html"
     words = ["compare", "gpt2", "gpt2-medium", "--set", "cluster.device=l4", "--json", "--plot", str(where)]
     assert main(words) == 0

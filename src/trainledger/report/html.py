@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
-from importlib.util import find_spec
 from itertools import zip_longest
-from pathlib import Path
 
 from trainledger.document import (
     Bars,
@@ -24,14 +21,13 @@ from trainledger.document import (
     shown,
     signed,
 )
-from trainledger.report.style import COLOURS, key_of, untitled
+from trainledger.report.style import COLOURS, key_of, titled, untitled
 from trainledger.report.svg import svg
-from trainledger.spec.plain import finite
 from trainledger.units import format_percent
 
-NO_PLOTLY = "Figures need the web extra: pip install 'trainledger[web]'"
-# Nothing may be fetched, whatever stands in the data: the policy tells the browser.
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+# Nothing is fetched and no script runs, whatever stands in the data: the policy tells the browser.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_NARROW = 380  # pixels of a drawing for a telephone
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -52,37 +48,15 @@ table.source { font: 13px/1.35 ui-monospace, monospace; }
 table.source :is(td, th) { padding: 0 .5rem; text-align: right; border-bottom: 0; }
 table.source .code { text-align: left; white-space: pre; } tr.found td { background: #fdf0e0; }
 table.source tr.mark td { color: #0072B2; text-align: left; white-space: normal; padding-left: 4rem; }
-figure { margin: 0; } figcaption { color: #555; font-size: .85rem; } .note { color: #555; margin: .4rem 0; }
+figure { margin: 0; } .narrow { display: none; }
+@media (max-width: 600px) { .broad { display: none; } .narrow { display: block; } }
+figcaption { color: #555; font-size: .85rem; } .note { color: #555; margin: .4rem 0; }
 """
 _NOTEBOOK = """
 .trainledger table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 .trainledger :is(th, td) { text-align: left; padding: .2rem .6rem; white-space: nowrap; }
 .trainledger .number { text-align: right; } .trainledger .note { opacity: .7; } .trainledger .bar { height: .8rem; }
 .trainledger dl { display: grid; grid-template-columns: 8rem 1fr; } .trainledger dd { margin: 0; }
-"""
-# Nothing is sent either: Plotly's own tool bar has a button that uploads a chart to its maker's server.
-CONFIG = {
-    "responsive": True, "displaylogo": False, "plotlyServerURL": "", "showSendToCloud": False,
-    "modeBarButtonsToRemove": [
-        "sendDataToCloud", "sendChartToCloud", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d",
-    ],
-}  # fmt: skip
-# A legend takes as many lines as the width of the page needs, and the figure grows by them: its plot stays as high as
-# it was. On a telephone there is no tool bar to stand on it, and a finger that drags moves the page.
-_SCRIPT = """
-const read = (name) => JSON.parse(document.getElementById(name).textContent);
-read("figures").forEach(({data, layout}, at) => {
-  const box = document.getElementById("figure-" + at), narrow = box.clientWidth < 600;
-  if (narrow) {
-    layout.margin.r = 14;
-    layout.font.size = 11;
-    layout.dragmode = false;
-  }
-  Plotly.newPlot(box, data, layout, {...read("config"), displayModeBar: narrow ? false : "hover"}).then(() => {
-    const legend = box.querySelector(".legend .bg");
-    if (legend) Plotly.relayout(box, {height: layout.height + legend.getBBox().height});
-  });
-});
 """
 
 
@@ -171,10 +145,7 @@ def _bars(part: Bars) -> str:
 
 
 def page(title: str, parts: Iterable[str], drawn: Mapping[str, Figure]) -> str:
-    """A page that opens offline: parts of HTML, then figures under their titles (or a sentence without plotly)."""
-    drawings = {name: svg(each) for name, each in drawn.items()}  # bars need no scripts; all else is Plotly's
-    interactive = [name for name, each in drawings.items() if each is None]
-    plotly = plotly_js() if interactive else None
+    """A page that opens offline and has no scripts: parts of HTML, then figures under their titles."""
     lines = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
@@ -182,38 +153,23 @@ def page(title: str, parts: Iterable[str], drawn: Mapping[str, Figure]) -> str:
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>",
         *parts,
     ]
-    if interactive and plotly is None:
-        lines.append(f'<p class="note">{escape(NO_PLOTLY)}</p>')
     for name, figure in drawn.items():
-        if drawings[name] is None and plotly is None:
-            continue
         own = figure["layout"].get("title", {}).get("text") or name
         heading = "" if own == title else f"<h2>{escape(own)}</h2>"
-        named = "".join(f"<li>{escape(each)}</li>" for each in key_of(figure["layout"]))
-        key = f"<figcaption><ol>{named}</ol></figcaption>" if named else ""
-        drawing = drawings[name] or f'<div id="figure-{interactive.index(name)}"></div>'
-        lines.append(f"{heading}<figure>{drawing}{key}</figure>")
-    if plotly is not None:
-        lines.append(f"<script>{plotly}</script>")
-        without_titles = [drawn[name] | {"layout": untitled(drawn[name]["layout"])} for name in interactive]
-        for name, content in (("figures", without_titles), ("config", CONFIG)):
-            lines.append(f'<script type="application/json" id="{name}">{_embedded(content)}</script>')
-        lines.append(f"<script>{_SCRIPT}</script>")
+        lines.append(f"{heading}{drawing(own, figure)}")
     return "\n".join([*lines, "</body></html>\n"])
 
 
-def plotly_js() -> str | None:
-    """The text of plotly.js from the plotly package, or None where it is not installed."""
-    found = find_spec("plotly")
-    if found is None or found.origin is None:
-        return None
-    path = Path(found.origin).parent / "package_data" / "plotly.min.js"
-    return path.read_text(encoding="utf-8") if path.exists() else None
+def drawing(name: str, figure: Figure) -> str:
+    """A figure for a page, drawn for a screen and for a telephone (a style shows one), with what its numbers name.
 
-
-def _embedded(content: object) -> str:
-    """JSON that cannot end the script element it stands in, and that every browser reads."""
-    return json.dumps(finite(content), allow_nan=False).replace("<", "\\u003c")
+    The classes of its colours are those of `svg.paint.RULES`.
+    """
+    named = figure | {"layout": titled(untitled(figure["layout"]), name)}
+    sizes = (("broad", svg(named)), ("narrow", svg(named, _NARROW)))
+    drawings = "".join(f'<div class="{which}">{each}</div>' for which, each in sizes)
+    key = "".join(f"<li>{escape(each)}</li>" for each in key_of(figure["layout"]))
+    return f"<figure>{drawings}{f'<figcaption><ol>{key}</ol></figcaption>' if key else ''}</figure>"
 
 
 def paragraphs(sentences: Sequence[str]) -> list[str]:

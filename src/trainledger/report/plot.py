@@ -10,35 +10,34 @@ from textwrap import wrap
 from typing import Any
 
 from trainledger.document import Figure
-from trainledger.report.html import NO_PLOTLY, page, paragraphs, plotly_js
+from trainledger.report.html import page, paragraphs
 from trainledger.report.style import key_of, titled, untitled
+from trainledger.report.svg import WIDTH, standalone
 from trainledger.report.table import WIDTH as COLUMNS
 from trainledger.report.table import wrapped
 from trainledger.spec.plain import check_target, finite, replace_file
 from trainledger.spec.problem import InvalidInput, Problem
 
 SUFFIXES = (".html", ".png", ".svg")
-WIDTH, HEIGHT = 960, 420  # pixels of an image where the figure says no height
+HEIGHT = 420  # pixels of an image where the figure says no height
 _LEGEND_LINE = 20  # pixels
 _LINE, _SMALL = 16, {"size": 12}  # pixels of a line of the key below a figure, and its letters
 _NO_KALEIDO = (
-    "an image needs kaleido, and a Chromium, Chrome or Edge for it to drive: pip install 'trainledger[web]'; "
-    "the suffix .html needs neither"
+    "a PNG needs kaleido, and a Chromium, Chrome or Edge for it to drive: pip install 'trainledger[web]'; "
+    "the suffixes .html and .svg need neither"
 )
-_NO_BROWSER = "an image is drawn by a Chromium, Chrome or Edge, and none was found; install one, or take .html"
+_NO_BROWSER = "a PNG is drawn by a Chromium, Chrome or Edge, and none was found; install one, or take .html or .svg"
 
 
 def check_plot(path: str | os.PathLike[str], field: str = "--plot") -> None:
-    """Raise InvalidInput unless `write_plot` can write there: its suffix, its directory, and what draws an image."""
+    """Raise InvalidInput unless `write_plot` can write there: its suffix, its directory, and what draws a PNG."""
     where = os.fspath(path)
     stem, suffix = os.path.splitext(where)
     if suffix.lower() not in SUFFIXES:
         rule = f"the suffix says what is written, and must be one of {', '.join(SUFFIXES)}"
         raise InvalidInput([Problem(field, where, rule, f"{stem or 'figure'}.html")])
     check_target(where, field)
-    if plotly_js() is None:
-        raise InvalidInput([Problem(field, where, NO_PLOTLY[:1].lower() + NO_PLOTLY[1:])])
-    if suffix.lower() != ".html" and find_spec("kaleido") is None:
+    if suffix.lower() == ".png" and find_spec("kaleido") is None:
         raise InvalidInput([Problem(field, where, _NO_KALEIDO, f"{stem}.html")])
 
 
@@ -53,7 +52,7 @@ def write_plot(
     """Write figures, by title, to out.html (nothing fetched), or one by one to out.png, out-2.png and so on, or .svg.
 
     ``about`` are sentences that a page has above them. The sentence that says what was written (`written`). Raises
-    InvalidInput as `check_plot` does, and where there is no browser to draw an image.
+    InvalidInput as `check_plot` does, and where there is no browser to draw a PNG.
 
     >>> write_plot({}, "out.gif", title="a run")
     Traceback (most recent call last):
@@ -72,7 +71,10 @@ def write_plot(
     files = {where if at == 1 else f"{stem}-{at}{ending}": name for at, name in enumerate(figures, 1)}
     for each in files:
         check_target(each, field)
-    images = {file: _image(name, figures[name], suffix[1:], where, field) for file, name in files.items()}
+    images = {
+        file: standalone(figures[name], name).encode() if suffix == ".svg" else _png(name, figures[name], where, field)
+        for file, name in files.items()
+    }
     for file, image in images.items():
         replace_file(file, image)
     return written(files)
@@ -93,7 +95,7 @@ def written(files: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _image(name: str, figure: Figure, suffix: str, where: str, field: str) -> bytes:
+def _png(name: str, figure: Figure, where: str, field: str) -> bytes:
     """A figure as kaleido draws it in a headless browser, without asking the network."""
     import logging
 
@@ -104,7 +106,7 @@ def _image(name: str, figure: Figure, suffix: str, where: str, field: str) -> by
     logging.getLogger("choreographer").setLevel(logging.CRITICAL)
     drawn = _on_white(name, figure)
     options: dict[str, Any] = {
-        "format": suffix, "width": drawn["layout"].get("width", WIDTH), "scale": 2 if suffix == "png" else 1,
+        "format": "png", "width": drawn["layout"].get("width", WIDTH), "scale": 2,
         "height": drawn["layout"].get("height", HEIGHT),
     }  # fmt: skip
     try:
@@ -113,7 +115,9 @@ def _image(name: str, figure: Figure, suffix: str, where: str, field: str) -> by
         raise InvalidInput([Problem(field, where, _NO_BROWSER)]) from None
     except (BrowserClosedError, BrowserFailedError, TimeoutError) as error:
         found = str(error).strip().split("\n")[0] or type(error).__name__
-        raise InvalidInput([Problem(field, where, f"the browser did not draw it: {found}; .html needs none")]) from None
+        raise InvalidInput(
+            [Problem(field, where, f"the browser did not draw it: {found}; .html and .svg need none")]
+        ) from None
     return image
 
 

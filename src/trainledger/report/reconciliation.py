@@ -91,7 +91,7 @@ def write_html(record: RunRecord, path: str | os.PathLike[str]) -> None:
 
 
 def html(record: RunRecord) -> str:
-    """The report of a run as a page; without plotly it has the table and a sentence instead of the figures."""
+    """The report of a run as a page: its table and its figures."""
     made, rows = document(record), record.reconciliation
     facts = [rows.device, record.measured.date, str(record.state.get("state", "")), str(record.path)]
     if record.measured.torch_version:
