@@ -7,9 +7,9 @@ a whole run assume 20 tokens for each parameter. Every field that is assumed is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import log2
+from math import log2, prod
 from typing import Any
 
 from trainledger.api.machine import THIS_MACHINE, kernels_of
@@ -22,7 +22,7 @@ from trainledger.spec.model import ModelSpec
 from trainledger.spec.parts import field_at
 from trainledger.spec.problem import InvalidInput
 from trainledger.spec.run import Origin, Run
-from trainledger.units import format_count
+from trainledger.units import NotAQuantity, format_count, parse_count
 
 BATCH_TOKENS = 2**22  # of a model without a run file, about as many as published runs of large models begin with
 # Models that take longer sequences are trained on them at the end alone, and fewer layouts hold those (Llama 3,
@@ -136,6 +136,39 @@ def with_length(run: Run) -> Run:
     return replace(
         run, recipe=replace(run.recipe, steps=None, tokens=tokens), origin=replace(origin, assumed=assumed)
     )  # fmt: skip
+
+
+def sharded(named: str, overrides: Sequence[str]) -> tuple[str, ...]:
+    """What spreads a named model over its devices without a search, as ``--set`` takes it, the given overrides last.
+
+    What the given axes of the layout leave of the devices shards parameters, gradients and optimizer state (FSDP); a
+    micro-batch is one sequence, and each replica has as many as make a step of about `BATCH_TOKENS`, at least one.
+    Raises `InvalidInput`.
+
+    >>> sharded("llama-3-8b", ["cluster.device=h100-sxm", "cluster.count=64", "layout.tensor=8"])[1:5]
+    ('recipe.precision=bf16-sharded', 'recipe.micro_batch=1', 'layout.shard=8', 'recipe.global_batch=512')
+    """
+    given = by_field(overrides)
+    free = [each for each in overrides if not each.startswith("layout")]
+    run = run_of_model(named, [*free, "layout.auto=true"])
+    replicate, *others = (_size(given.get(f"layout.{name}")) for name in ("replicate", "tensor", "pipeline", "context"))
+    shard, micro_batch = max(1, run.cluster.count // (replicate * prod(others))), run.recipe.micro_batch or 1
+    replicas = shard * replicate * micro_batch
+    global_batch = max(1, run.recipe.global_batch // replicas) * replicas
+    made = {
+        each: _field(run, each) for each in run.origin.assumed if each not in ("recipe.steps", "recipe.global_batch")
+    }
+    made = {name: getattr(each, "kind", each) for name, each in made.items()}
+    made |= {"recipe.micro_batch": micro_batch, "layout.shard": shard, "recipe.global_batch": global_batch}
+    return *(as_override(name, each) for name, each in made.items() if name not in given), *overrides
+
+
+def _size(given: Any) -> int:
+    """The size of an axis that is given; 1 where it is not, or is none, which reading the run refuses."""
+    try:
+        return max(1, 1 if given is None else parse_count(str(given)))
+    except NotAQuantity:
+        return 1
 
 
 def is_one_step(run: Run) -> bool:

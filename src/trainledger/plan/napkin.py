@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import ceil
 from typing import Any
 
@@ -10,10 +11,12 @@ from trainledger.document import Answer
 from trainledger.frozen import frozen
 from trainledger.ledger import rules_of_thumb as rules
 from trainledger.plan.quantity import LARGEST, SMALLEST, parse_days, read, read_mfu, read_peak
+from trainledger.predict.forecast import NAPKIN, Bar, nanoseconds
 from trainledger.spec.calibration import find_calibration, to_device
 from trainledger.spec.cluster import Device
 from trainledger.spec.problem import InvalidInput, Problem
 from trainledger.units import (
+    KILO,
     SECONDS_PER_DAY,
     SECONDS_PER_HOUR,
     NotAQuantity,
@@ -25,6 +28,7 @@ from trainledger.units import (
 )
 
 UNKNOWNS = ("params", "tokens", "count", "days", "mfu")
+BELOW_THE_PEAK = "what the MFU leaves of the peak"
 HIGHEST_PUBLISHED_MFU = 0.72  # of the collected published runs: FlashAttention-2 (arXiv 2307.08691), table 1
 
 
@@ -43,7 +47,8 @@ class Napkin(Answer, report="napkin"):
     """What five numbers say about a training run; ``solved`` names the one that followed from the others.
 
     ``count`` is whole devices; ``count_exact`` is what the equation gives. ``static_nbytes`` and
-    ``devices_for_static`` are by precision recipe (`rules_of_thumb.STATES`), before any activation.
+    ``devices_for_static`` are by precision recipe (`rules_of_thumb.STATES`), before any activation. ``kwh`` is the
+    energy of the devices at their rated power; None where that is not known.
     """
 
     params: int
@@ -61,8 +66,20 @@ class Napkin(Answer, report="napkin"):
     static_nbytes: dict[str, int]
     devices_for_static: dict[str, int] | None
     money: float | None
+    kwh: float | None
     formulas: tuple[Formula, ...]
     remarks: tuple[str, ...]
+
+    @property
+    def waterfall(self) -> tuple[Bar, ...]:
+        """The run's time as bars: 6 N D at the whole peak, and what the MFU adds.
+
+        >>> one = napkin(params="70B", tokens="15T", device="h100-sxm", count=1024, mfu=0.5)
+        >>> [round(each.seconds / 86400, 2) for each in one.waterfall]
+        [71.96, 71.96]
+        """
+        whole, at_peak = nanoseconds(self.days * SECONDS_PER_DAY), nanoseconds(self.days * SECONDS_PER_DAY * self.mfu)
+        return Bar(NAPKIN, at_peak), Bar(BELOW_THE_PEAK, whole - at_peak)
 
     def __repr__(self) -> str:
         """The five numbers in one line."""
@@ -155,13 +172,17 @@ def _answer(
     flops = rules.training_flops(params, tokens)
     hours = exact * days * SECONDS_PER_DAY / SECONDS_PER_HOUR
     static = {name: rules.static_nbytes(params, name) for name in rules.STATES}
-    memory = chip.memory_nbytes
+    memory, watts = chip.memory_nbytes, chip.power_watts
+    kwh = None if watts is None else hours * watts / KILO
     fit = {name: -(-nbytes // memory) for name, nbytes in static.items()} if memory else None
     return Napkin(
         params=params, tokens=tokens, count=numbers["count"], count_exact=exact, days=days, mfu=mfu, device=chip,
         dtype=dtype, peak_flops_per_second=peak, solved=solved, flops=flops, device_hours=hours,
-        static_nbytes=static, devices_for_static=fit, money=None if price is None else price * hours,
-        formulas=tuple(_formulas(solved, params, tokens, exact, days, mfu, peak, flops, hours, price, per_parameter)),
+        static_nbytes=static, devices_for_static=fit, money=None if price is None else price * hours, kwh=kwh,
+        formulas=(
+            *_formulas(solved, params, tokens, exact, days, mfu, peak, flops, hours, price, per_parameter),
+            *_energy(hours, watts, kwh),
+        ),
         remarks=tuple(_remarks(numbers, chip, dtype, fit)),
     )  # fmt: skip
 
@@ -196,6 +217,12 @@ def _formulas(
     optimal = rules.RULES["compute_optimal_tokens"]
     found.append(Formula("tokens_per_parameter", "D / N", f"{d} / {n} = {short(tokens / params)}", optimal.source))
     return found
+
+
+def _energy(hours: float, watts: float | None, kwh: float | None) -> Iterator[Formula]:
+    if watts is not None and kwh is not None:
+        spent = f"{short(hours)} x {short(watts)} W / {KILO} = {short(kwh)} kWh"
+        yield Formula("kwh", "device-hours x rated power", spent, "arithmetic")
 
 
 def _remarks(numbers: dict[str, Any], chip: Device, dtype: str, fit: dict[str, int] | None) -> list[str]:

@@ -10,7 +10,7 @@ from trainledger.ledger.rules_of_thumb import STATES
 from trainledger.plan.napkin import Napkin, headline
 from trainledger.units import format_flops_per_second, format_gigabytes, format_nbytes
 
-_NAMES = {"flops": "FLOPs", "device_hours": "device-hours", "tokens_per_parameter": "tokens/parameter"}
+_NAMES = {"flops": "FLOPs", "device_hours": "device-hours", "tokens_per_parameter": "tokens/parameter", "kwh": "energy"}
 
 
 def document(answer: Napkin) -> Document:
@@ -65,6 +65,7 @@ def _data(answer: Napkin) -> dict[str, Any]:
         "days",
         "device_hours",
         "money",
+        "kwh",
         "static_nbytes",
         "devices_for_static",
     )

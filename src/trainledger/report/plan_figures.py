@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainledger.document import Figure
+from trainledger.document import Figure, Table
 from trainledger.ledger.ranks import RankAccount
 from trainledger.plan.plan import Plan
 from trainledger.predict.forecast import NAPKIN, Bar
@@ -72,6 +72,14 @@ def waterfall(bars: Sequence[Bar], title: str) -> Figure:
     figure = bar_figure(title, unit, names, [data])
     figure["layout"]["xaxis"] |= {"range": around([0.0, 1.1 * _highest(bars) / 10**9 / scale]) if total else None}
     return figure
+
+
+def waterfall_table(bars: Sequence[Bar]) -> Table:
+    """The causes of a time with their seconds and shares of the whole; those that are nothing are left out."""
+    whole = sum(each.seconds for each in bars)
+    rows = [(each.cause, each.seconds, each.seconds / whole) for each in bars if each.nanoseconds]
+    columns, units = ("cause", "time", "share"), ("", "seconds", "share")
+    return Table("time", columns, (*rows, ("in all", whole, 1.0)), units=units, align="lrr")
 
 
 def _highest(bars: Sequence[Bar]) -> int:

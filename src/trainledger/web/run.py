@@ -34,11 +34,11 @@ CLUSTER = (
 
 def source_of(query: Query) -> Source:
     """What `trainledger.load` takes for this query; raises `InvalidInput`."""
-    _refuse_paths(query.overrides)
+    refuse_paths(query.overrides)
     if text := query[FILE]:
         table = parse_toml(text, "run file")
         model = table.get("model")
-        _refuse_paths({f"model.{each}": "" for each in model} if isinstance(model, Mapping) else {})
+        refuse_paths({f"model.{each}": "" for each in model} if isinstance(model, Mapping) else {})
         return table
     if text := query[CONFIG]:
         return model_from_hf(_config(text))
@@ -56,7 +56,7 @@ def _config(text: str) -> dict[str, Any]:
     return found
 
 
-def _refuse_paths(overrides: Mapping[str, str]) -> None:
+def refuse_paths(overrides: Mapping[str, str]) -> None:
     """A query comes from anywhere: no file is opened for it."""
     rule = "is a path, and no file is read for a query; paste the file"
     if named := [each for each in _PATHS if each in overrides]:

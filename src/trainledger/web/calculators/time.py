@@ -1,40 +1,65 @@
-"""Training time: parameters, tokens, devices, days and MFU, any one of which follows from the other four."""
+"""Training time: parameters, tokens, devices, days and MFU, any one of which follows from the other four.
+
+The MFU is given, or predicted for a model of the catalog that is spread over the devices without a search.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import trainledger as tl
 from trainledger import catalog
-from trainledger.document import Table
-from trainledger.plan.napkin import UNKNOWNS, Napkin, headline, why_impossible
-from trainledger.report.style import COLOURS, bar_figure, bars
+from trainledger.api.cost import why_impossible as why_it_cannot_run
+from trainledger.api.defaults import sharded
+from trainledger.ledger.rules_of_thumb import RULES
+from trainledger.plan.napkin import UNKNOWNS, Napkin, headline, short, why_impossible
+from trainledger.plan.plan import Plan
+from trainledger.predict.forecast import Bar, Forecast
+from trainledger.report.plan_figures import waterfall, waterfall_table
+from trainledger.spec.cluster import Device
+from trainledger.spec.problem import InvalidInput, Problem
+from trainledger.units import KILO, format_count, format_percent, format_seconds
 from trainledger.web.calculator import BAD, GOOD, Calculator, Drawing, Headline, Progress, Reply
-from trainledger.web.field import Field, Query, one_of, powers, rising
+from trainledger.web.field import Field, Query, of_run, one_of, powers, rising
+from trainledger.web.run import MODEL, RUN, refuse_paths
 
+GIVEN, PREDICTED = "given", "predicted"
 _TITLES = {"params": "parameters", "tokens": "tokens", "count": "devices", "days": "days", "mfu": "MFU"}
 _SOLVED = tuple((each, _TITLES[each]) for each in ("days", "count", "tokens", "params", "mfu"))
 _SHOWN = {
     "flops": ("FLOPs of the run", "flops"), "params": ("parameters", "count"), "tokens": ("tokens", "count"),
     "count": ("devices", "integer"), "days": ("days", "amount"), "mfu": ("MFU", "share"),
-    "device_hours": ("device-hours", "amount"), "money": ("money", "amount"),
-    "tokens_per_parameter": ("tokens per parameter", "ratio"),
+    "device_hours": ("device-hours", "amount"), "money": ("money", "amount"), "kwh": ("energy (kWh)", "amount"),
+    "tokens_per_parameter": ("tokens per parameter", "amount"),
 }  # fmt: skip
 _DAYS = tuple(f"{each:g}" for each in (0.1, 0.25, 0.5, 1, 2, 3, 5, 7, 10, 14, 21, 30, 45, 60, 90, 120, 180, 270, 365))
+_LAYOUT = "Layout of a predicted MFU"
+_WHERE = "Where the time goes"
 
 
 def _reply(query: Query, progress: Progress) -> Reply:
+    return _predicted(query) if query["mfu_from"] == PREDICTED else _given(query)
+
+
+def _given(query: Query) -> Reply:
+    """The napkin, solved for the one that is not given."""
+    if query.overrides:
+        name, text = next(iter(query.overrides.items()))
+        rule = f"is a field of a run, which only a predicted MFU has: choose mfu_from = {PREDICTED}"
+        raise InvalidInput([Problem(name, text, rule)])
     solved = query["solve"]
     words = query.chosen(*(name for name in (*UNKNOWNS, "price", "dtype") if name != solved))
     answer = tl.napkin(device=query["device"], **words)
     problem = why_impossible(answer)
     flags = [word for name, text in ({"device": query["device"]} | words).items() for word in (f"--{name}", text)]
     arguments = ", ".join(f"{name}={text!r}" for name, text in ({"device": query["device"]} | words).items())
-    table = _where_time_goes(answer)
     return Reply(
         document=answer.document(),
-        headlines=tuple(_headlines(answer)),
+        headlines=tuple(_of_napkin(answer)),
         verdict=headline(answer) if problem is None else str(problem),
         tone=GOOD if problem is None else BAD,
-        drawings=(Drawing(title="Where the days go", figure=_figure(table), table=table),),
+        drawings=(_drawing(answer.waterfall),),
         values={solved: f"{getattr(answer, solved):.6g}"},
         words=("napkin", *flags),
         python=f"import trainledger as tl\n\nprint(tl.napkin({arguments}))",
@@ -42,7 +67,123 @@ def _reply(query: Query, progress: Progress) -> Reply:
     )
 
 
-def _headlines(answer: Napkin) -> list[Headline]:
+def _predicted(query: Query) -> Reply:
+    """The plan of a model of the catalog: its MFU, its days, and the causes between 6 N D and those."""
+    if query["solve"] != "days":
+        rule = "is of a given MFU: that of a prediction depends on the model and the devices, and days follow from it"
+        raise InvalidInput([Problem("solve", query["solve"], rule, "days")])
+    if query["dtype"]:
+        rule = "is of a given MFU: that of a prediction is against the peak of recipe.precision"
+        raise InvalidInput([Problem("dtype", query["dtype"], rule)])
+    refuse_paths(query.overrides)
+    named = catalog.known_as(query[RUN], catalog.model_names(), RUN)
+    texts = {"cluster.device": "device", "cluster.count": "count", "recipe.tokens": "tokens"}
+    own = {path: query[name] for path, name in texts.items()}
+    if query["price"]:
+        own["cluster.price_per_device_hour"] = query["price"]
+    overrides = sharded(named, [f"{path}={text}" for path, text in (own | query.overrides).items()])
+    made = tl.plan(named, overrides)
+    forecast, problem = made.forecast, why_it_cannot_run(made)
+    flags = [word for each in overrides for word in ("--set", each)]
+    values = {"params": format_count(_napkin(made).params)}
+    if forecast.mfu is not None and forecast.days is not None:
+        values |= {"days": f"{forecast.days:.6g}", "mfu": format_percent(forecast.mfu)}
+    return Reply(
+        document=made.document(),
+        headlines=tuple(_of_plan(made)),
+        verdict=_verdict(made) if problem is None else str(problem),
+        tone=GOOD if problem is None else BAD,
+        drawings=(_drawing(forecast.waterfall),) if forecast.waterfall else (),
+        values=values,
+        words=("plan", named, *flags),
+        python=f"import trainledger as tl\n\nprint(tl.plan({named!r}, {list(overrides)!r}))",
+        notes=(_laid_out(made), *forecast.notes),
+    )
+
+
+def _verdict(made: Plan) -> str:
+    forecast, run = made.forecast, made.run
+    if forecast.total_seconds is None or forecast.mfu is None:
+        return "no time is known"
+    devices = f"{run.cluster.count:,} x {run.cluster.device}"
+    mfu = f"a predicted MFU of {format_percent(forecast.mfu)}"
+    return f"{run.model.name} on {devices} at {mfu}: {format_seconds(forecast.total_seconds)}"
+
+
+def _laid_out(made: Plan) -> str:
+    """How the model is spread, as nobody searched for that."""
+    layout, recipe = made.run.layout, made.run.recipe
+    axes = {
+        "sharded over": layout.shard, "replicated": layout.replicate, "tensor ranks": layout.tensor,
+        "pipeline stages": layout.pipeline, "context ranks": layout.context,
+    }  # fmt: skip
+    parts = [f"{name} {size:,}" for name, size in axes.items() if size > 1] or ["alone on one device"]
+    batch = f"{recipe.global_batch:,} sequences of {recipe.seq_len:,} tokens in a step"
+    return f"No layout is searched for: {', '.join(parts)}; {batch}, {recipe.precision.kind}."
+
+
+def _napkin(made: Plan) -> Napkin:
+    """The same run as a napkin at the predicted MFU, for the formulas that both have."""
+    run, forecast = made.run, made.forecast
+    tokens = run.recipe.total_steps * run.recipe.tokens_per_step
+    price = run.cluster.price_per_device_hour
+    active = tl.parameters(run.model).active
+    return tl.napkin(
+        params=active, tokens=tokens, count=run.cluster.count, mfu=forecast.mfu or 1, device=run.cluster.device,
+        price=price, dtype=forecast.matmul_dtype or None,
+    )  # fmt: skip
+
+
+def _of_plan(made: Plan) -> Iterator[Headline]:
+    forecast, count = made.forecast, made.run.cluster.count
+    if forecast.days is None or forecast.device_hours is None or forecast.mfu is None:
+        return
+    basis = forecast.basis["total_seconds"]
+    run_seconds = f"{made.run.recipe.total_steps:,} steps x {short(forecast.run_step_seconds or 0)} s"
+    lost = sum(forecast.seconds_by_phase.get(each, 0.0) for each in ("evaluation", "checkpoint", "failures", "warm-up"))
+    more = f"evaluation, checkpoints and failures {short(lost)} s"
+    yield Headline(
+        name="days", title="days", value=forecast.days, unit="amount", asked=True, basis=basis,
+        formula=f"steps x seconds of a step + the rest = ({run_seconds} + {more}) / 86400 s = {short(forecast.days)}",
+        source="closed-form ledger of a step, timed by the device's rates",
+    )  # fmt: skip
+    yield _of_mfu(forecast, made.run.layout.devices, basis)
+    hours = forecast.device_hours
+    yield Headline(
+        name="device_hours", title="device-hours", value=hours, unit="amount", basis=basis,
+        formula=f"devices x days x 24 = {count} x {short(forecast.days)} x 24 = {short(hours)}", source="arithmetic",
+    )  # fmt: skip
+    price = made.run.cluster.price_per_device_hour
+    if forecast.money is not None and price is not None:
+        yield Headline(
+            name="money", title="money", value=forecast.money, unit="amount", basis=basis, source="arithmetic",
+            formula=f"device-hours x price = {short(hours)} x {short(price)} = {short(forecast.money)}",
+        )  # fmt: skip
+    if forecast.kwh is not None and isinstance(made.machine, Device) and made.machine.power_watts is not None:
+        cluster = made.run.cluster
+        factors = [("power_share", cluster.power_share), ("PUE", cluster.power_usage_effectiveness)]
+        names = "".join(f" x {name}" for name, share in factors if share is not None)
+        shares = "".join(f" x {share:g}" for _, share in factors if share is not None)
+        numbers = f"{short(hours)} x {short(made.machine.power_watts)} W{shares} / {KILO} = {short(forecast.kwh)} kWh"
+        yield Headline(
+            name="kwh", title="energy (kWh)", value=forecast.kwh, unit="amount", basis="assumed", source="arithmetic",
+            formula=f"device-hours x rated power{names} = {numbers}",
+        )  # fmt: skip
+    yield next(each for each in _of_napkin(_napkin(made)) if each.name == "flops")
+
+
+def _of_mfu(forecast: Forecast, devices: int, basis: str) -> Headline:
+    flops, seconds = short(forecast.model_flops or 0), short(forecast.step_seconds or 0)
+    peak = short(forecast.peak_flops_per_second or 0)
+    return Headline(
+        name="mfu", title="MFU", value=forecast.mfu, unit="share", basis=basis, asked=True,
+        formula="model FLOPs of a step / (seconds x devices x peak) = "
+                f"{flops} / ({seconds} s x {devices} x {peak}) = {format_percent(forecast.mfu or 0)}",
+        source=RULES["training_seconds"].source,
+    )  # fmt: skip
+
+
+def _of_napkin(answer: Napkin) -> list[Headline]:
     found = []
     for each in answer.formulas:
         title, unit = _SHOWN[each.name]
@@ -54,21 +195,12 @@ def _headlines(answer: Napkin) -> list[Headline]:
                 source=each.source, asked=each.name in ("flops", answer.solved),
             )
         )  # fmt: skip
-    order = [answer.solved, "device_hours", "money", "flops"]
+    order = [answer.solved, "device_hours", "money", "kwh", "flops"]
     return sorted(found, key=lambda each: order.index(each.name) if each.name in order else len(order))
 
 
-def _where_time_goes(answer: Napkin) -> Table:
-    """The days at the peak, and those beyond it."""
-    ideal = answer.days * answer.mfu
-    rows = (("6 N D at the peak", ideal, answer.mfu), ("beyond the peak", answer.days - ideal, 1 - answer.mfu))
-    return Table("days", ("", "days", "share"), rows, units=("", "amount", "share"))
-
-
-def _figure(table: Table) -> dict[str, object]:
-    names = [str(name) for name, _, _ in table.rows]
-    data = bars("days", names, [days for _, days, _ in table.rows], COLOURS[0], "%{y}: %{x:.4g} days<extra></extra>")
-    return bar_figure("", "days", names, [data | {"showlegend": False}])
+def _drawing(bars: tuple[Bar, ...]) -> Drawing:
+    return Drawing(title=_WHERE, figure=waterfall(bars, _WHERE), table=waterfall_table(bars))
 
 
 TIME = Calculator(
@@ -78,7 +210,11 @@ TIME = Calculator(
     fields=(
         Field(name="solve", title="solve for", default="days", choices=_SOLVED, strict=True,
               about="the one of five numbers that follows from the other four"),
-        Field(name="params", title="parameters N", default="8B", stops=rising("1M", "10T"), about="active parameters"),
+        Field(name="mfu_from", title="MFU is", default=GIVEN, strict=True,
+              choices=one_of((GIVEN, PREDICTED), predicted="predicted for a model of the catalog"),
+              about="given below, or predicted: how well a model of the catalog uses these devices"),
+        Field(name="params", title="parameters N", default="8B", stops=rising("1M", "10T"),
+              about="active parameters; of a predicted MFU those of the model"),
         Field(name="tokens", title="tokens D", default="15T", stops=rising("1M", "100T"),
               about='tokens trained on; "20x" is 20 for each parameter'),
         Field(name="device", title="device", default="h100-sxm", choices=one_of(catalog.device_names())),
@@ -89,12 +225,29 @@ TIME = Calculator(
         Field(name="price", title="price per device-hour", stops=tuple(f"{each / 10:g}" for each in range(5, 101))),
         Field(name="dtype", title="dtype", about="whose peak counts; empty: bf16 where the device has it",
               choices=one_of(("", "bf16", "fp16", "fp8", "fp32"))),
+        replace(MODEL, group=_LAYOUT, about="the model whose MFU is predicted"),
+        of_run("layout.tensor", "tensor ranks", stops=powers(1, 64), group=_LAYOUT),
+        of_run("layout.pipeline", "pipeline stages", stops=powers(1, 64), group=_LAYOUT),
+        of_run("layout.replicate", "replicas", stops=powers(1, 1024), group=_LAYOUT),
+        of_run("recipe.micro_batch", "micro-batch", stops=powers(1, 64), group=_LAYOUT),
+        of_run("recipe.global_batch", "global batch", stops=powers(1, 65536), group=_LAYOUT),
+        of_run("recipe.seq_len", "sequence length", stops=powers(128, 131072), group=_LAYOUT),
+        of_run("recipe.activation_checkpointing", "activation checkpointing", group=_LAYOUT,
+               choices=one_of(("", "none", "selective", "full"))),
     ),
     reply=_reply,
     presets={
         "Llama 3 8B": {"params": "8.03B", "tokens": "15T", "device": "h100-sxm", "count": "1024", "mfu": "40%"},
+        "Llama 3 8B, its MFU predicted": {
+            "mfu_from": PREDICTED, "run": "llama-3-8b", "tokens": "15T", "device": "h100-sxm", "count": "1024",
+        },
+        "Llama 3 70B on 512 H200, predicted": {
+            "mfu_from": PREDICTED, "run": "llama-3-70b", "tokens": "15T", "device": "h200", "count": "512",
+            "recipe.activation_checkpointing": "full",
+        },
         "Llama 3.1 405B": {"params": "405B", "tokens": "15.6T", "count": "16384", "mfu": "40%"},
         "GPT-2 XL on 8 A100": {"params": "1.5B", "tokens": "30B", "device": "a100-sxm-80gb", "count": "8"},
         "What can 32 devices train in 2 weeks?": {"solve": "params", "tokens": "20x", "count": "32", "days": "14"},
     },
+    any_of_run=True,
 )  # fmt: skip

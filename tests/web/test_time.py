@@ -1,0 +1,90 @@
+"""Training time: the numbers of the command line, given and predicted MFU, and the waterfall from the napkin down."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainledger.cli import main
+from trainledger.spec.problem import InvalidInput
+from trainledger.web import answers
+from trainledger.web.calculators.time import TIME
+
+PREDICTED = {"mfu_from": "predicted", "run": "gpt2-xl", "tokens": "30B", "device": "a100-sxm-80gb", "count": "8"}
+QUERIES = [
+    *TIME.presets.values(),
+    {"solve": "mfu", "days": "2w", "price": "2.5"},
+    {"solve": "count", "params": "70B", "days": "90"},
+    {"solve": "tokens", "params": "1e9", "days": "12h", "dtype": "fp8"},
+    PREDICTED | {"price": "1.8"},
+    PREDICTED | {"layout.replicate": "2", "recipe.micro_batch": "4", "recipe.global_batch": "64"},
+]
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=str)
+def test_it_is_what_the_command_line_says(query: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = answers.answer("time", query)
+    words = shlex.split(found["paste"]["command"])
+    assert main([*words[1:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found["data"]))
+    values = {each["name"]: each["value"] for each in found["headlines"]}
+    same = set(values) & set(found["data"])
+    assert {"days", "mfu", "flops"} & same or words[1] == "plan"
+    assert {name: found["data"][name] for name in same} == {name: values[name] for name in same}
+
+
+def test_the_bars_of_a_predicted_run_lead_from_the_napkin_to_its_days() -> None:
+    view = answers.view("time", PREDICTED)
+    assert "6 N D at the peak" in view["drawings"][0]["table"]
+    assert "exposed communication" in view["drawings"][0]["table"]
+    assert "sharded over 8" in view["notes"][0]
+    assert view["fields"]["mfu"]["text"].endswith("%")
+    found = answers.answer("time", PREDICTED)
+    bars = found["figures"]["Where the time goes"]["data"][0]
+    assert sum(bars["x"][:-1]) == pytest.approx(bars["x"][-1])
+    days = next(each["value"] for each in found["headlines"] if each["name"] == "days")
+    assert bars["x"][-1] == pytest.approx(days)
+
+
+@given(days=st.floats(0.1, 1000), mfu=st.floats(0.01, 1))
+def test_what_follows_from_four_numbers_leads_back_to_the_fifth(days: float, mfu: float) -> None:
+    query = {"params": "7B", "days": repr(days), "mfu": repr(mfu), "solve": "tokens"}
+    tokens = str(answers.answer("time", query)["data"]["tokens"])
+    back = answers.answer("time", {"params": "7B", "tokens": tokens, "mfu": repr(mfu)})["data"]["days"]
+    assert back == pytest.approx(days, rel=1e-6)
+
+
+def test_an_impossible_run_is_an_answer_and_not_an_error() -> None:
+    view = answers.view("time", {"solve": "mfu", "days": "1"})
+    assert view["tone"] == "bad"
+    assert "of the peak of the devices" in view["verdict"]
+    too_large = answers.view("time", {"mfu_from": "predicted", "run": "llama-3-70b", "count": "8"})
+    assert too_large["tone"] == "bad"
+    assert "does not fit" in too_large["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ({"params": "many"}, "params = 'many': is not a count; write it like 4096"),
+        ({"device": "h101"}, "device = 'h101': is not in the catalog"),
+        ({"mfu": "140%"}, "mfu = '140%': is a share of the peak"),
+        ({"recipe.micro_batch": "2"}, "is a field of a run, which only a predicted MFU has"),
+        (PREDICTED | {"solve": "params"}, "solve = 'params': is of a given MFU"),
+        (PREDICTED | {"dtype": "fp8"}, "dtype = 'fp8': is of a given MFU"),
+        (PREDICTED | {"run": "gpt3000"}, "run = 'gpt3000'"),
+        (
+            PREDICTED | {"layout.tensor": "3"},
+            "layout.tensor = 3: must divide model.attention.n_heads = 25; nearest that works: 1",
+        ),
+        (PREDICTED | {"data.path": "/etc/passwd"}, "is a path, and no file is read for a query"),
+    ],
+)
+def test_wrong_input_is_a_sentence(query: dict[str, str], sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        answers.view("time", query)
+    assert sentence in str(caught.value)
