@@ -95,7 +95,7 @@ def view(
             {"title": each.title, "svg": svg(each.figure, width), "table": table_html(each.table)}
             for each in reply.drawings
         ],
-        "fields": {name: _value_data(query.fields[name], text) for name, text in _texts(query, reply).items()},
+        "fields": {name: _value_data(query.fields[name], query[name], text) for name, text in _texts(query, reply)},
         "choices": {name: [list(each) for each in found] for name, found in (reply.choices or {}).items()},
         "again_seconds": reply.again_seconds,
     }  # fmt: skip
@@ -173,12 +173,13 @@ def _section_data(each: Section) -> dict[str, str]:
     return {"title": each.title, "html": "".join(parts(Document("", (Section("", each.parts),))))}
 
 
-def _texts(query: Query, reply: Reply) -> dict[str, str]:
-    return {name: reply.values.get(name, query[name]) for name in query.fields}
+def _texts(query: Query, reply: Reply) -> list[tuple[str, str]]:
+    return [(name, reply.values.get(name, query[name])) for name in query.fields]
 
 
-def _value_data(field: Field, text: str) -> dict[str, Any]:
-    return {"text": text, "at": place(field, text) if field.stops else 0}
+def _value_data(field: Field, asked: str, text: str) -> dict[str, Any]:
+    """What a field shows; it ``follows`` where the answer has another text than the one that was asked for."""
+    return {"text": text, "at": place(field, text) if field.stops else 0, "follows": bool(asked) and text != asked}
 
 
 def _paste(reply: Reply) -> dict[str, str]:

@@ -14,7 +14,7 @@ from trainledger.report.plain_data import error_json
 from trainledger.spec.problem import InvalidInput
 from trainledger.web import answers
 
-_KINDS = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript"}
+_KINDS = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 def page_files() -> dict[str, bytes]:

@@ -1,0 +1,77 @@
+// The answer: a verdict, headlines that open their formulas, drawings, and the sections of the document.
+import { byId, element, keep, put, reachable } from "./element.js";
+import { drawing, redraw } from "./drawing.js";
+
+const TONES = { good: "✓", bad: "✕", unknown: "–" };
+const SAID = { good: "Yes: ", bad: "No: ", unknown: "" };
+const BASES = { exact: "●", bound: "◐", assumed: "○", measured: "◆" };
+
+/** The empty parts of an answer, in the order in which they are read. */
+export function drawAnswer(root) {
+  const parts = {
+    verdict: element("p", { class: "verdict", id: "verdict" }),
+    tools: element("div", { class: "tools", id: "tools" }),
+    exercise: element("div", { id: "exercise" }),
+    body: element("div", { class: "body" }),
+    headlines: element("div", { class: "headlines", role: "group", "aria-label": "Numbers" }),
+    notes: element("ul", { class: "notes", "aria-label": "Notes" }),
+    drawings: element("div", { class: "drawings" }),
+    sections: element("div", { class: "sections" }),
+    terminal: element("div", { class: "terminal", hidden: true }),
+  };
+  parts.verdict.append(element("span", { class: "tone", "aria-hidden": "true" }), element("span", { class: "unseen" }), element("span", { class: "said" }));
+  parts.terminal.append(element("h2", { text: "The same from a terminal" }), element("pre", { tabindex: "0" }, element("code")));
+  parts.body.append(parts.headlines, parts.notes, parts.drawings, parts.sections, parts.terminal);
+  byId("loading")?.remove();
+  root.append(parts.tools, parts.verdict, parts.exercise, parts.body);
+  return parts;
+}
+
+/** Shows an answer in the parts; whatever has not changed is left alone. */
+export function showAnswer(parts, view) {
+  const [tone, spoken, said] = parts.verdict.children;
+  parts.verdict.className = `verdict ${view.tone}`;
+  put(tone, TONES[view.tone] ?? "");
+  put(spoken, SAID[view.tone] ?? "");
+  put(said, view.verdict);
+  keep(parts.headlines, view.headlines, (each) => each.name, card, fill);
+  keep(parts.notes, view.notes, (each) => each, () => element("li"), (child, each) => put(child, each));
+  parts.notes.hidden = !view.notes.length;
+  keep(parts.drawings, view.drawings, (each) => each.title, drawing, redraw);
+  keep(parts.sections, view.sections, sectionKey, fold, unfold);
+  parts.terminal.hidden = !view.paste.command;
+  put(parts.terminal.querySelector("code"), view.paste.command ?? "");
+}
+
+function card() {
+  const text = element("span", { class: "number" });
+  const title = element("span", { class: "title" });
+  const basis = element("span", { class: "basis" });
+  const formula = element("code", { class: "formula" });
+  const source = element("p", { class: "source" });
+  return element("details", { class: "headline" }, element("summary", {}, title, text, basis), formula, source);
+}
+
+function fill(child, each) {
+  const [title, text, basis] = child.firstChild.children;
+  put(title, each.title);
+  put(text, each.text);
+  put(basis, `${BASES[each.basis] ?? "○"} ${each.basis}`);
+  basis.dataset.basis = each.basis;
+  put(child.querySelector(".formula"), each.formula);
+  put(child.querySelector(".source"), each.source);
+}
+
+const sectionKey = (each, at) => each.title || `part ${at}`;
+
+function fold(each) {
+  const body = element("div", { class: "document" });
+  return each.title
+    ? element("details", { class: "section" }, element("summary", {}, element("h2", { text: each.title })), body)
+    : element("div", { class: "section" }, body);
+}
+
+function unfold(child, each) {
+  const body = child.querySelector(".document");
+  if (put(body, each.html, "innerHTML")) reachable(body, each.title);
+}

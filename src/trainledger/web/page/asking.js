@@ -1,0 +1,49 @@
+// One question in flight and one that waits, the newest: a drag that is faster than its answers leaves no queue.
+
+const LATE = 300; // milliseconds after which a reader wants to know that something goes on
+
+export class Asking {
+  /** `ask(question, how)` gives a promise; `shown`, `refused` and `working` (null: no more) hear of it. */
+  constructor(ask, { shown, refused, working }) {
+    Object.assign(this, { ask, shown, refused, working, flying: null, waiting: null });
+  }
+
+  want(question) {
+    this.waiting = question;
+    if (!this.flying) this.#next();
+    else if (this.flying.late) this.flying.stop.abort();
+  }
+
+  cancel() {
+    this.waiting = null;
+    this.flying?.stop.abort();
+  }
+
+  async #next() {
+    const question = this.waiting;
+    const flying = { stop: new AbortController(), late: false };
+    this.waiting = null;
+    this.flying = flying;
+    const slow = (what) => {
+      flying.late = true;
+      this.working(what);
+    };
+    const timer = setTimeout(() => slow({ what: "", done: 0, of: 0 }), LATE);
+    let outcome;
+    try {
+      const answer = await this.ask(question, {
+        signal: flying.stop.signal,
+        working: (what) => flying.late && slow(what),
+      });
+      outcome = () => this.shown(question, answer);
+    } catch (error) {
+      const stopped = flying.stop.signal.aborted;
+      outcome = () => (stopped && this.waiting ? undefined : this.refused(question, stopped ? null : error));
+    }
+    clearTimeout(timer);
+    this.flying = null;
+    if (flying.late) this.working(null);
+    outcome();
+    if (this.waiting && !this.flying) this.#next();
+  }
+}

@@ -1,0 +1,76 @@
+// What can be pasted elsewhere: the same question as a command line, a run file, a link, JSON, or Python.
+import { element } from "./element.js";
+
+const KINDS = { command: "Command line", run_file: "Run file", python: "Python" };
+
+/** The menu; `texts()` gives what the answer has for pasting, `json()` promises the answer, `say(text)` is heard. */
+export function copyMenu({ texts, json, say }) {
+  const list = element("div", { class: "menu", id: "copies", role: "menu", "aria-label": "Copy as", hidden: true });
+  const button = element("button", {
+    type: "button", class: "button", id: "copy", "aria-haspopup": "menu", "aria-expanded": "false",
+    "aria-controls": "copies", text: "Copy as",
+  });
+  const box = element("div", { class: "copying" }, button, list);
+  const items = () => [...list.children];
+
+  const open = () => {
+    const own = Object.entries(KINDS).filter(([name]) => texts()[name]);
+    const kinds = [
+      ...own.map(([name, title]) => [title, () => texts()[name]]),
+      ["Link", () => location.href],
+      ["JSON", async () => JSON.stringify(await json(), null, 2)],
+    ];
+    list.replaceChildren(...kinds.map(([title, text]) => item(title, text)));
+    list.hidden = false;
+    button.setAttribute("aria-expanded", "true");
+    items()[0].focus();
+  };
+  const close = (back = true) => {
+    if (list.hidden) return;
+    list.hidden = true;
+    button.setAttribute("aria-expanded", "false");
+    if (back) button.focus();
+  };
+  const item = (title, text) =>
+    element("button", {
+      type: "button", role: "menuitem", tabindex: "-1", text: title,
+      onclick: async () => {
+        close();
+        try {
+          await copied(await text());
+          say(`${title} copied`);
+        } catch (error) {
+          say(`${title} could not be copied: ${error.message}`);
+        }
+      },
+    });
+
+  button.addEventListener("click", () => (list.hidden ? open() : close()));
+  box.addEventListener("focusout", (event) => !box.contains(event.relatedTarget) && close(false));
+  list.addEventListener("keydown", (event) => {
+    const every = items(), at = every.indexOf(document.activeElement), last = every.length - 1;
+    const to = {
+      ArrowDown: at === last ? 0 : at + 1, ArrowUp: at === 0 ? last : at - 1, Home: 0, End: last,
+    }[event.key];
+    if (to !== undefined) {
+      event.preventDefault();
+      every[to].focus();
+    } else if (event.key === "Escape") {
+      close();
+    }
+  });
+  return box;
+}
+
+/** Puts a text on the clipboard; where the browser keeps that for secure pages, by the older way. */
+async function copied(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = element("textarea", { class: "unseen", "aria-hidden": "true" });
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  if (!done) throw new Error("the browser does not allow it");
+  return undefined;
+}

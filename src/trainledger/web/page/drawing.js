@@ -1,0 +1,51 @@
+// A drawing with the table of what it shows beside it, and the sentence of the mark under the pointer.
+import { element, put, reachable } from "./element.js";
+
+/** An empty figure with its switch between drawing and table. */
+export function drawing(each) {
+  const picture = element("div", { class: "picture" });
+  const table = element("div", { class: "document", hidden: true });
+  const toggle = element("button", {
+    type: "button", class: "quiet", "aria-pressed": "false", text: "Table",
+    onclick: () => {
+      table.hidden = !table.hidden;
+      toggle.setAttribute("aria-pressed", String(!table.hidden));
+    },
+  });
+  const head = element("figcaption", {}, element("h2", { text: each.title }), toggle);
+  const figure = element("figure", { class: "drawing" }, head, picture, table);
+  toggle.setAttribute("aria-label", `Table of: ${each.title}`);
+  hover(picture);
+  return figure;
+}
+
+/** Puts the newest picture and table in. */
+export function redraw(figure, each) {
+  const [, picture, table] = figure.children;
+  if (put(picture, each.svg ?? "", "innerHTML")) {
+    picture.firstElementChild?.setAttribute("role", "img");
+    picture.firstElementChild?.setAttribute("aria-label", `${each.title}; its numbers are in the table`);
+    for (const title of picture.querySelectorAll("title")) {
+      title.parentElement.dataset.said = title.textContent;
+      title.remove(); // our own box shows it at once, also under a finger
+    }
+  }
+  if (put(table, each.table, "innerHTML")) reachable(table, each.title);
+}
+
+function hover(picture) {
+  const box = element("div", { class: "hover", "aria-hidden": "true", hidden: true });
+  const over = (event) => {
+    const mark = event.target.closest?.("[data-said]");
+    box.hidden = !mark || !picture.contains(mark);
+    if (box.hidden) return;
+    if (!box.isConnected) document.body.append(box);
+    put(box, mark.dataset.said);
+    box.style.setProperty("left", `${event.clientX}px`);
+    box.style.setProperty("top", `${event.clientY}px`);
+    box.classList.toggle("leftwards", event.clientX > innerWidth / 2);
+  };
+  picture.addEventListener("pointermove", over);
+  picture.addEventListener("pointerdown", over);
+  picture.addEventListener("pointerleave", () => (box.hidden = true));
+}

@@ -1,0 +1,49 @@
+// Elements of the page, and lists of them that keep what is already there.
+
+/** An element with properties (`class`, `text`, `on...` and attributes) and children. */
+export function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name === "text") made.textContent = value;
+    else if (value === true) made.setAttribute(name, "");
+    else if (value !== false && value !== undefined && value !== null) made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+/** Sets text, markup or an attribute only where it is another one: what has not changed keeps focus and selection. */
+export function put(node, content, how = "textContent") {
+  if (node.given === undefined) node.given = {};
+  if (node.given[how] === content) return false;
+  node.given[how] = content;
+  node[how] = content;
+  return true;
+}
+
+/** Children of `parent`, one for each item by `key`: kept where there is one already, made where not, in this order. */
+export function keep(parent, items, key, make, update) {
+  const before = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  items.forEach((item, at) => {
+    const name = key(item, at);
+    const child = before.get(name) ?? make(item, at);
+    child.dataset.key = name;
+    before.delete(name);
+    if (parent.children[at] !== child) parent.insertBefore(child, parent.children[at] ?? null);
+    update(child, item, at);
+  });
+  for (const child of before.values()) child.remove();
+}
+
+/** The element of the page with this id. */
+export const byId = (id) => document.getElementById(id);
+
+/** What scrolls sideways can be scrolled with the keyboard too. */
+export function reachable(root, title) {
+  for (const each of root.querySelectorAll(".wide, pre")) {
+    each.tabIndex = 0;
+    each.setAttribute("role", "group");
+    each.setAttribute("aria-label", title || "Table");
+  }
+}

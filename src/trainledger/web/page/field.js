@@ -1,0 +1,134 @@
+// One field: its label and help, a slider and a text, a list, or room for a pasted file, and what is wrong with it.
+import { combobox } from "./combobox.js";
+import { byId, element } from "./element.js";
+
+/** The control of a field; `changed(text, settled)` hears of each step, settled where the reader let go. */
+export function control(field, changed) {
+  const id = `field-${field.name}`;
+  const describedby = `${id}-about ${id}-problem`;
+  const parts = { texts: [], slider: null };
+  const input = (event) => changed(event.target.value, false);
+  const settled = (event) => changed(event.target.value, true);
+  const listens = (made) => {
+    made.addEventListener("input", input);
+    made.addEventListener("change", settled);
+    return made;
+  };
+
+  const label = element("label", { for: id, text: field.title });
+  const about = element("p", { class: "about", id: `${id}-about`, text: field.about, hidden: true });
+  const help = element("button", {
+    type: "button", class: "help", "aria-expanded": "false", "aria-controls": about.id, text: "?",
+    "aria-label": `What is ${field.title}?`,
+    onclick: () => {
+      about.hidden = !about.hidden;
+      help.setAttribute("aria-expanded", String(!about.hidden));
+    },
+  });
+  const back = element("button", {
+    type: "button", class: "back", hidden: true, onclick: () => changed(field.default, true, true),
+    title: `back to ${field.default || "not given"}`, "aria-label": `${field.title}: back to ${field.default || "not given"}`,
+  }, "↺");
+  const note = element("span", { class: "follows", text: "follows", hidden: true });
+  const problem = element("p", { class: "problem", id: `${id}-problem`, hidden: true });
+  const head = element("div", { class: "head" }, label, ...(field.about ? [help] : []), note, back);
+  const box = element("div", { class: "field", "data-field": field.name }, head, about);
+
+  const text = field.long
+    ? pasted(field, id, describedby, listens, changed)
+    : field.strict
+      ? listed(field, id, describedby, listens)
+      : field.choices.length
+        ? sought(field, id, describedby, listens, changed)
+        : { main: listens(typed(id, describedby)) };
+  const main = text.main;
+  if (field.stops.length) {
+    const most = field.stops.length - 1;
+    parts.slider = element("input", {
+      type: "range", min: 0, max: most, step: 1, class: "slider", "aria-label": `${field.title}, slider`,
+      "aria-describedby": describedby,
+    });
+    const step = (isSettled) => {
+      main.value = field.stops[parts.slider.value];
+      parts.slider.setAttribute("aria-valuetext", main.value);
+      changed(main.value, isSettled);
+    };
+    parts.slider.addEventListener("input", () => step(false));
+    parts.slider.addEventListener("change", () => step(true));
+    box.append(element("div", { class: "both" }, parts.slider, text.box ?? main));
+  } else {
+    box.append(text.box ?? main);
+  }
+  box.append(problem);
+
+  return {
+    box,
+    name: field.name,
+    /** Shows a text and its place among the stops; `follows` where the answer decides it. */
+    show({ text: said, at, follows }, isGiven, hidden) {
+      const value = hidden && follows ? "" : said;
+      if (main.value !== value && (document.activeElement !== main || follows || main.dataset.quiet)) main.value = value;
+      if (parts.slider && at !== undefined && document.activeElement !== main) {
+        if (!hidden || !follows) parts.slider.value = at;
+        parts.slider.setAttribute("aria-valuetext", value);
+      }
+      main.readOnly = Boolean(follows);
+      if (parts.slider) parts.slider.disabled = Boolean(follows);
+      note.hidden = !follows;
+      box.classList.toggle("decided", Boolean(follows) || (!isGiven && said !== field.default));
+      back.hidden = !isGiven;
+    },
+    /** Shows a problem, or none; `take(text)` puts in the nearest value that works. */
+    wrong(each, take) {
+      main.setAttribute("aria-invalid", String(Boolean(each)));
+      problem.hidden = !each;
+      problem.replaceChildren(...(each ? told(each, take) : []));
+      if (each) text.opened?.();
+    },
+  };
+}
+
+/** A problem as a sentence, with a button for the nearest value that works. */
+export function told(each, take) {
+  const said = element("span", { text: each.sentence });
+  if (each.nearest === null || each.nearest === undefined || each.nearest === "" || !take) return [said];
+  const button = element("button", { type: "button", class: "nearest", onclick: () => take(String(each.nearest)) });
+  button.append("use ", element("b", { text: String(each.nearest) }));
+  return [said, " ", button];
+}
+
+const typed = (id, describedby) =>
+  element("input", {
+    type: "text", class: "text", id, spellcheck: "false", autocapitalize: "off", autocomplete: "off",
+    placeholder: "not given", "aria-describedby": describedby,
+  });
+
+function listed(field, id, describedby, listens) {
+  const options = field.choices.map(([value, title]) => element("option", { value, text: title || value || "not given" }));
+  return { main: listens(element("select", { id, class: "text", "aria-describedby": describedby }, ...options)) };
+}
+
+function sought(field, id, describedby, listens, changed) {
+  const { box, input } = combobox({ id, choices: field.choices, describedby, chosen: (text) => changed(text, true) });
+  input.placeholder = "not given";
+  return { main: listens(input), box };
+}
+
+function pasted(field, id, describedby, listens, changed) {
+  const area = listens(element("textarea", {
+    id, class: "text", rows: 7, maxlength: field.longest, spellcheck: "false", "aria-describedby": describedby,
+    placeholder: "paste it here",
+  }));
+  const file = element("input", {
+    type: "file", class: "file", "aria-label": `${field.title} from a file`,
+    onchange: async () => {
+      area.value = (await file.files[0]?.text()) ?? "";
+      changed(area.value, true);
+    },
+  });
+  const fold = element("details", { class: "paste" }, element("summary", { text: `paste a ${field.title}` }), area, file);
+  return { main: area, box: fold, opened: () => (fold.open = true) };
+}
+
+/** Moves the focus to a field. */
+export const focusOn = (name) => byId(`field-${name}`)?.focus();

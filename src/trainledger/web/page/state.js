@@ -1,0 +1,73 @@
+// What the page asks, as it stands in the address: only what differs from the defaults.
+
+const OWN = ["calculator", "exercise"];
+
+/** The state that an address says: a calculator of the listing, what is given, and the number of an exercise. */
+export function stateOf(search, listing) {
+  const said = new URLSearchParams(search);
+  const calculator = listing.find((each) => each.name === said.get("calculator")) ?? listing[0];
+  const given = {};
+  for (const [name, text] of said) if (!OWN.includes(name)) given[name] = text;
+  const exercise = /^\d{1,9}$/.test(said.get("exercise") ?? "") ? said.get("exercise") : null;
+  return { calculator, given, exercise };
+}
+
+/** The address of a state, relative to the page. */
+export function addressOf({ calculator, given, exercise }) {
+  const said = new URLSearchParams({ calculator: calculator.name });
+  if (exercise) said.set("exercise", exercise);
+  else for (const [name, text] of Object.entries(given)) said.set(name, text);
+  return `?${said}`;
+}
+
+/** What is given, without what is the default anyway. */
+export function different(calculator, given) {
+  const defaults = new Map(calculator.fields.map((each) => [each.name, each.default]));
+  return Object.fromEntries(Object.entries(given).filter(([name, text]) => text !== (defaults.get(name) ?? "")));
+}
+
+const AGAIN = 300; // milliseconds between two addresses of a drag: browsers refuse hundreds in a row
+const SAME = 800; // milliseconds in which another key press on the same field is the same change
+
+/** The browser's history as undo and redo: one entry for each change, however many steps a drag has. */
+export class Trail {
+  constructor() {
+    this.at = history.state?.at ?? 0;
+    this.last = this.at;
+    this.open = null;
+    history.replaceState({ at: this.at }, "", location.href);
+  }
+
+  /** A field, or anything else by name, has changed; `settled` where the reader let go of it. */
+  moved(address, name, settled) {
+    const now = performance.now();
+    const goesOn = this.open?.name === name && (!this.open.settled || now - this.open.settled < SAME);
+    if (!goesOn) {
+      this.write();
+      history.pushState({ at: ++this.at }, "", address);
+      this.last = this.at;
+    } else if (settled) {
+      this.write(address);
+    } else {
+      this.latest = address;
+      this.timer ??= setTimeout(() => this.write(), AGAIN);
+    }
+    this.open = { name, settled: settled && now };
+  }
+
+  /** Writes the address that a drag has reached. */
+  write(address = this.latest) {
+    clearTimeout(this.timer);
+    this.timer = this.latest = undefined;
+    if (address !== undefined) history.replaceState({ at: this.at }, "", address);
+  }
+
+  /** The browser went to another entry. */
+  went(event) {
+    clearTimeout(this.timer);
+    this.timer = this.latest = undefined;
+    this.at = event.state?.at ?? 0;
+    this.last = Math.max(this.last, this.at);
+    this.open = null;
+  }
+}

@@ -1,0 +1,36 @@
+// Light or dark as the reader chose it before, else as the system has it; set before the first paint.
+(() => {
+  const stored = () => {
+    try {
+      return localStorage.getItem("theme");
+    } catch {
+      return null; // storage is not allowed
+    }
+  };
+  const store = (theme) => {
+    try {
+      localStorage.setItem("theme", theme);
+    } catch {
+      // the choice lasts as long as the page
+    }
+  };
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const root = document.documentElement;
+  const now = () => root.dataset.theme || (system.matches ? "dark" : "light");
+  if (["light", "dark"].includes(stored())) root.dataset.theme = stored();
+
+  addEventListener("DOMContentLoaded", () => {
+    const button = document.getElementById("theme");
+    const name = () => {
+      button.textContent = now() === "dark" ? "Light" : "Dark";
+      button.setAttribute("aria-label", `${button.textContent} colours`);
+    };
+    button.addEventListener("click", () => {
+      root.dataset.theme = now() === "dark" ? "light" : "dark";
+      store(root.dataset.theme);
+      name();
+    });
+    system.addEventListener("change", name);
+    name();
+  });
+})();
